@@ -1,0 +1,455 @@
+"""Leases, sets and restores, by what reaches the devices, the journal and the clients."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zeusd.core.world import GPU0, GPU1, World
+from zeus_ipc.messages import Control
+from zeusd.core.policy import GpuRule, SitePolicy
+
+
+@pytest.fixture
+def world() -> World:
+    return World(limits_mw=(300_000, 300_000))
+
+
+def debts(world: World) -> list[str]:
+    return [key for key in world.journal if key.startswith("debt/")]
+
+
+def test_a_set_takes_the_lease_and_a_release_puts_the_limit_back(world: World) -> None:
+    process = world.connect(1)
+    assert world.set_power(1, 200) == {}
+    assert world.limit_w() == 200
+    assert process in world.watched
+    (lease,) = world.call(1, "leases")["result"]["leases"]
+    assert (lease["gpu"], lease["control"], lease["pid"]) == (GPU0, "power_limit", process.pid)
+    assert world.call(1, "release")["result"] == {"released": 1}
+    assert world.limit_w() == 300
+    assert not world.watched
+    assert not debts(world)
+    assert world.call(1, "leases")["result"]["leases"] == []
+
+
+def test_the_death_of_the_holder_restores_all_its_controls_and_no_others(world: World) -> None:
+    holder = world.connect(1)
+    world.connect(2)
+    world.set_power(1, 150)
+    world.call(1, "set_gpu_clocks", gpus=[GPU0, GPU1], min_mhz=900, max_mhz=1000)
+    world.set_power(2, 200, GPU1)
+    world.writes.clear()
+    world.kill(holder)
+    assert world.limit_w(GPU0) == 300
+    assert world.limit_w(GPU1) == 200
+    assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
+    assert world.values[(GPU1, Control.GPU_CLOCKS)] == ()
+    assert len(world.writes) == 3
+    assert debts(world) == [f"debt/{GPU1}/power_limit"]
+
+
+def test_a_second_process_is_told_who_holds_the_lease(world: World) -> None:
+    holder = world.connect(1, uid=1234)
+    world.connect(2)
+    world.set_power(1, 200)
+    world.advance(5)
+    error = world.set_power(2, 250)["error"]
+    assert error["code"] == "lease_held"
+    assert str(holder.pid) in error["message"]
+    assert "1234" in error["message"]
+    assert "5 s" in error["message"]
+    assert world.limit_w() == 200
+
+
+def test_a_second_connection_of_the_holder_may_set(world: World) -> None:
+    world.connect(1, pid=50)
+    world.connect(2, pid=50)
+    world.set_power(1, 200)
+    assert world.set_power(2, 250) == {}
+    assert world.limit_w() == 250
+
+
+def test_a_closed_connection_does_not_end_the_lease(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.apply(world.core.peer_closed(world.now_ns, 1))
+    assert world.limit_w() == 200
+    world.kill(process)
+    assert world.limit_w() == 300
+
+
+def test_goodbye_releases_only_what_that_client_took(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200, client="a")
+    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000, client="b")
+    assert world.call(1, "goodbye", client="b")["result"] == {"released": 1}
+    assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
+    assert world.limit_w() == 200
+
+
+def test_the_journal_holds_the_intent_before_the_device_is_written(world: World) -> None:
+    world.connect(1)
+    world.hold = True
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world._device(world.held.pop(0))  # the reading before the first write
+    assert world.limit_w() == 300
+    entry = world.journal[f"debt/{GPU0}/power_limit"]
+    assert entry["target"] == [300_000]
+    assert entry["values"] == [[300_000], [200_000]]
+
+
+def test_nothing_is_written_when_the_journal_fails(world: World) -> None:
+    world.connect(1)
+    world.journal_broken = True
+    assert world.set_power(1, 200)["error"]["code"] == "journal_failed"
+    assert world.writes == []
+    world.journal_broken = False
+    assert world.call(1, "leases")["result"]["leases"] == []
+
+
+@pytest.mark.parametrize("watts", [99, 301])
+def test_a_limit_outside_the_range_is_refused_without_a_device_call(
+    world: World, watts: int
+) -> None:
+    world.connect(1)
+    error = world.set_power(1, watts)["error"]
+    assert error["code"] == "out_of_range"
+    assert "100 to 300 W" in error["message"]
+    assert world.writes == []
+
+
+def test_clocks_whose_minimum_is_above_their_maximum_are_refused(world: World) -> None:
+    world.connect(1)
+    reply = world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=1000, max_mhz=900)
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "out_of_range"
+
+
+def test_a_refused_set_leaves_no_lease_behind(world: World) -> None:
+    world.connect(1)
+    world.faults[(GPU0, Control.POWER_LIMIT)] = 4
+    error = world.set_power(1, 200)["error"]
+    assert error["code"] == "permission_denied"
+    assert error["nvml_code"] == 4
+    assert not debts(world)
+    assert not world.watched
+    world.faults.clear()
+    world.connect(2)
+    assert world.set_power(2, 250) == {}
+
+
+def test_after_an_unclear_failure_the_value_counts_as_written(world: World) -> None:
+    process = world.connect(1)
+    world.faults[(GPU0, Control.POWER_LIMIT)] = 999
+    assert world.set_power(1, 200)["error"]["code"] == "nvml_error"
+    world.faults.clear()
+    world.values[(GPU0, Control.POWER_LIMIT)] = (200_000,)  # the driver did it after all
+    world.kill(process)
+    assert world.limit_w() == 300
+
+
+def test_several_gpus_in_one_message_have_results_of_their_own(world: World) -> None:
+    world.connect(1)
+    world.faults[(GPU1, None)] = 15
+    reply = world.call(1, "set_power_limit", gpus=[GPU0, GPU1, "GPU-none"], power_limit_mw=200_000)
+    gpus = reply["result"]["gpus"]
+    assert gpus[GPU0] == {}
+    assert gpus[GPU1]["error"]["code"] == "gpu_lost"
+    assert gpus["GPU-none"]["error"]["code"] == "unknown_gpu"
+
+
+def test_a_failed_restore_is_retried_with_growing_pauses_and_blocks_nothing_else(
+    world: World,
+) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200, GPU0)
+    world.set_power(1, 200, GPU1)
+    world.faults[(GPU0, Control.POWER_LIMIT)] = 15
+    world.kill(process)
+    assert world.limit_w(GPU1) == 300
+    assert world.limit_w(GPU0) == 200
+    world.connect(2)
+    assert world.set_power(2, 250)["error"]["code"] == "restore_pending"
+    world.advance(0.6)
+    pauses = [fields["retry_in_s"] for fields in world.events("restore_failed")]
+    assert pauses == [0.5, 1.0]
+    assert f"debt/{GPU0}/power_limit" in world.journal
+    world.faults.clear()
+    world.advance(1.1)
+    assert world.limit_w(GPU0) == 300
+    assert not debts(world)
+    assert world.set_power(2, 250) == {}
+
+
+def test_a_set_that_arrives_during_a_restore_waits_for_it(world: World) -> None:
+    process = world.connect(1)
+    world.connect(2)
+    world.set_power(1, 200)
+    world.hold = True
+    world.kill(process)
+    request = world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    assert world.answer(2, request) is None
+    world.run_held()
+    assert [value for _, _, value in world.writes] == [(200_000,), (300_000,), (150_000,)]
+    assert world.answer(2, request) is not None
+
+
+def test_a_limit_lowered_outside_before_the_first_set_is_where_it_goes_back_to(
+    world: World,
+) -> None:
+    process = world.connect(1)
+    world.values[(GPU0, Control.POWER_LIMIT)] = (250_000,)  # nvidia-smi -pl 250
+    assert world.set_power(1, 200) == {}
+    world.kill(process)
+    assert world.limit_w() == 250
+    assert world.events("outside_change")[0]["result"] == "adopted"
+    world.connect(2)
+    assert "100 to 250 W" in world.set_power(2, 300)["error"]["message"]
+    gpu = world.call(2, "hello")["result"]["gpus"][0]
+    assert gpu["power_limit_site_mw"] == 250_000
+
+
+def test_a_value_above_what_someone_just_allowed_is_refused(world: World) -> None:
+    world.connect(1)
+    world.values[(GPU0, Control.POWER_LIMIT)] = (250_000,)
+    error = world.set_power(1, 300)["error"]
+    assert error["code"] == "out_of_range"
+    assert world.limit_w() == 250
+    assert not debts(world)
+
+
+def test_a_limit_set_outside_during_a_lease_is_kept(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.values[(GPU0, Control.POWER_LIMIT)] = (275_000,)
+    world.writes.clear()
+    world.kill(process)
+    assert world.limit_w() == 275
+    assert world.writes == []
+    assert world.events("outside_change")[0]["result"] == "kept"
+
+
+def test_a_configured_maximum_is_the_target_and_the_ceiling() -> None:
+    policy = SitePolicy(rules=(GpuRule("Test*", power_limit_mw=220_000, gpu_clocks_mhz=(0, 1200)),))
+    world = World(policy)
+    process = world.connect(1)
+    assert "100 to 220 W" in world.set_power(1, 300)["error"]["message"]
+    world.set_power(1, 150)
+    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.kill(process)
+    assert world.limit_w() == 220
+    assert world.values[(GPU0, Control.GPU_CLOCKS)] == (0, 1200)
+
+
+@pytest.mark.parametrize(("restore", "watts"), [("device-max", 300), ("device-default", 280)])
+def test_the_other_restore_policies(restore: str, watts: int) -> None:
+    world = World(SitePolicy(restore_power=restore), limits_mw=(260_000,))  # type: ignore[arg-type]
+    process = world.connect(1)
+    world.set_power(1, 290)
+    world.kill(process)
+    assert world.limit_w() == watts
+
+
+def test_reset_goes_back_and_keeps_the_lease(world: World) -> None:
+    world.connect(1)
+    world.connect(2)
+    world.set_power(1, 200)
+    assert world.call(1, "reset", gpus=[GPU0], control="power_limit")["result"]["gpus"] == {
+        GPU0: {}
+    }
+    assert world.limit_w() == 300
+    assert world.set_power(2, 250)["error"]["code"] == "lease_held"
+
+
+def test_acquire_takes_all_controls_of_a_gpu_or_none(world: World) -> None:
+    world.connect(1)
+    world.connect(2)
+    world.call(2, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    reply = world.call(1, "acquire", gpus=[GPU0, GPU1], controls=["power_limit", "gpu_clocks"])
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_held"
+    assert reply["result"]["gpus"][GPU1] == {}
+    held = {(one["gpu"], one["control"]) for one in world.call(1, "leases")["result"]["leases"]}
+    assert (GPU0, "power_limit") not in held
+    assert {(GPU1, "power_limit"), (GPU1, "gpu_clocks")} <= held
+    assert world.writes == [(GPU0, Control.GPU_CLOCKS, (900, 1000))]
+
+
+def test_of_queued_sets_that_nobody_waits_for_only_the_newest_is_applied(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 290)
+    world.hold = True
+    for watts in (280, 270, 260, 250):
+        world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=watts * 1000, block=False)
+    world.run_held()
+    assert [value[0] for _, _, value in world.writes] == [290_000, 280_000, 250_000]
+    assert len(world.replies[1]) == 1
+
+
+def test_failures_nobody_waited_for_come_with_the_next_reply_once(world: World) -> None:
+    world.connect(1)
+    for _ in range(3):
+        world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=1_000, block=False)
+    reply = world.call(1, "heartbeat")
+    assert reply["deferred"]["count"] == 3
+    assert reply["deferred"]["last"]["code"] == "out_of_range"
+    assert "deferred" not in world.call(1, "heartbeat")
+
+
+def test_a_stale_request_is_dropped(world: World) -> None:
+    world.connect(1)
+    reply = world.call(
+        1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000, deadline_ns=world.now_ns - 1
+    )
+    assert reply["error"]["code"] == "deadline_exceeded"
+    assert world.writes == []
+
+
+def test_a_set_whose_deadline_passes_while_it_waits_is_not_applied(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 290)
+    world.hold = True
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=280_000)
+    second = world.ask(
+        1,
+        "set_power_limit",
+        gpus=[GPU0],
+        power_limit_mw=200_000,
+        deadline_ns=world.now_ns + 1_000_000,
+    )
+    assert world.core.next_deadline_ns() == world.now_ns + 1_000_000
+    world.advance(0.01)
+    reply = world.answer(1, second)
+    assert reply is not None
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "deadline_exceeded"
+    world.run_held()
+    assert [value[0] for _, _, value in world.writes] == [290_000, 280_000]
+
+
+def test_a_gpu_that_does_not_answer_costs_the_others_nothing(world: World) -> None:
+    world.connect(1)
+    world.hold = True
+    request = world.ask(1, "energy", gpus=[GPU0, GPU1], deadline_ns=world.now_ns + 1_000_000_000)
+    stuck = next(call for call in world.held if call.gpu == GPU0)
+    world.held.remove(stuck)
+    world.run_held()
+    assert world.answer(1, request) is None
+    world.advance(1.1)
+    reply = world.answer(1, request)
+    assert reply is not None
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "deadline_exceeded"
+    assert reply["result"]["gpus"][GPU1]["energy_mj"] == 5
+
+
+def test_requests_of_one_connection_are_bounded(world: World) -> None:
+    world.connect(1)
+    world.hold = True
+    ids = [world.ask(1, "energy", gpus=[GPU0]) for _ in range(65)]
+    reply = world.answer(1, ids[-1])
+    assert reply is not None
+    assert reply["error"]["code"] == "overloaded"
+    assert world.answer(1, ids[0]) is None
+
+
+def test_sets_waiting_for_one_control_are_bounded(world: World) -> None:
+    world.connect(1)
+    world.hold = True
+    ids = [world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000) for _ in range(40)]
+    reply = world.answer(1, ids[-1])
+    assert reply is not None
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "overloaded"
+
+
+def test_a_restarted_daemon_keeps_live_leases_and_restores_dead_ones() -> None:
+    world = World(limits_mw=(300_000, 300_000))
+    alive = world.connect(1)
+    world.connect(2)
+    world.set_power(1, 200, GPU0)
+    world.set_power(2, 150, GPU1)
+    world.start_core(alive={alive})
+    assert world.limit_w(GPU0) == 200
+    assert world.limit_w(GPU1) == 300
+    world.connect(1)
+    assert world.set_power(1, 210, GPU0) == {}
+    world.kill(alive)
+    assert world.limit_w(GPU0) == 300
+
+
+def test_a_restarted_daemon_remembers_what_it_saw_first() -> None:
+    world = World(limits_mw=(250_000,))
+    process = world.connect(1)
+    world.set_power(1, 150)
+    world.start_core(alive={process})  # the limit is 150 W at this moment
+    world.kill(process)
+    assert world.limit_w() == 250
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_crash_between_journal_and_device_ends_at_the_target(written: bool) -> None:
+    world = World()
+    world.connect(1)
+    world.set_power(1, 200)
+    world.hold = True
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    if written:
+        world.values[(GPU0, Control.POWER_LIMIT)] = (150_000,)
+    world.hold = False
+    world.start_core(alive=set())
+    assert world.limit_w() == 300
+
+
+def test_stop_restores_everything_and_accepts_nothing_new(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.hold = True
+    world.apply(world.core.stop(world.now_ns))
+    assert not world.core.settled
+    assert world.set_power(1, 250)["error"]["code"] == "shutting_down"
+    world.run_held()
+    assert world.core.settled
+    assert world.core.owed == []
+    assert world.limit_w() == 300
+
+
+def test_a_release_while_a_set_is_under_way_waits_and_then_restores(world: World) -> None:
+    world.connect(1)
+    world.hold = True
+    first = world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    second = world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    release = world.ask(1, "release")
+    assert world.answer(1, release) is None
+    world.run_held()
+    for request in (first, second):
+        reply = world.answer(1, request)
+        assert reply is not None
+        assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_expired"
+    assert world.answer(1, release)["result"] == {"released": 1}  # type: ignore[index]
+    assert world.limit_w() == 300
+    assert not debts(world)
+
+
+def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World) -> None:
+    process = world.connect(1)
+    world.hold = True
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    world.kill(process)
+    world.run_held()
+    assert world.writes == []
+    assert not debts(world)
+    assert not world.watched
+
+
+def test_the_audit_trail_names_old_and_new_value_and_who(world: World) -> None:
+    process = world.connect(1, uid=4711)
+    world.set_power(1, 200)
+    (change,) = world.events("set")
+    assert change == {
+        "gpu": GPU0,
+        "control": "power_limit",
+        "old": "300 W",
+        "new": "200 W",
+        "pid": process.pid,
+        "uid": 4711,
+        "result": "ok",
+    }
+    world.call(1, "release")
+    (restore,) = world.events("restore")
+    assert (restore["old"], restore["new"], restore["reason"]) == ("200 W", "300 W", "released")

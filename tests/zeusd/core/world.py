@@ -1,0 +1,211 @@
+"""A small world around the core: devices, journal and replies as plain data, time by hand."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import Control, GpuInfo, GpuSupport, request_adapter
+from zeusd.core.core import Core
+from zeusd.core.effects import (
+    Effect,
+    Forget,
+    Note,
+    Put,
+    Read,
+    Reading,
+    Reply,
+    Unwatch,
+    Watch,
+    Write,
+)
+from zeusd.core.model import ControlValue, Debt, Failure, GpuFacts, Peer, Process, nvml_failure
+from zeusd.core.policy import SitePolicy
+
+GPU0, GPU1 = "GPU-0000", "GPU-1111"
+
+
+def facts(uuid: str, index: int, power_limit_mw: int = 300_000) -> GpuFacts:
+    info = GpuInfo(
+        uuid=uuid,
+        index=index,
+        pci_address=f"00000000:0{index}:00.0",
+        name="Test GPU",
+        architecture=7,
+        memory_mib=1024,
+        power_limit_min_mw=100_000,
+        power_limit_max_mw=300_000,
+        power_limit_default_mw=280_000,
+        power_limit_site_mw=None,
+        mig_enabled=False,
+        supports=GpuSupport(
+            power_limit=True,
+            gpu_clocks=True,
+            memory_clocks=True,
+            persistence_mode=True,
+            energy_counter=True,
+            power_instant=True,
+            power_average=True,
+        ),
+    )
+    return GpuFacts(info, power_limit_mw, False)
+
+
+class World:
+    """Drives a core. Device calls run at once, unless `hold` is set.
+
+    Attributes:
+        values: What each device control holds.
+        writes: Every value written to a device, in order.
+        journal: The journal's entries.
+        faults: NVML codes by (gpu, control or None for all), returned by writes instead.
+        hold: Keep device calls back until `run_held`.
+    """
+
+    def __init__(self, policy: SitePolicy | None = None, limits_mw: tuple[int, ...] = (300_000,)):
+        self.now_ns = 1_000_000_000
+        self.policy = policy or SitePolicy()
+        self.values: dict[tuple[str, Control], ControlValue] = {}
+        self.writes: list[tuple[str, Control, ControlValue]] = []
+        self.journal: dict[str, dict[str, Any]] = {}
+        self.watched: dict[Process, int] = {}
+        self.replies: dict[int, list[dict[str, Any]]] = {}
+        self.notes: list[Note] = []
+        self.faults: dict[tuple[str, Control | None], int] = {}
+        self.journal_broken = False
+        self.hold = False
+        self.held: list[Read | Write] = []
+        self.limits_mw = limits_mw
+        self._ids = itertools.count(1)
+        for uuid, limit_mw in zip((GPU0, GPU1), limits_mw, strict=False):
+            self.values[(uuid, Control.POWER_LIMIT)] = (limit_mw,)
+            self.values[(uuid, Control.PERSISTENCE_MODE)] = (0,)
+            self.values[(uuid, Control.GPU_CLOCKS)] = ()
+            self.values[(uuid, Control.MEMORY_CLOCKS)] = ()
+        self.core = self.start_core(alive=set())
+
+    def start_core(self, alive: set[Process]) -> Core:
+        """A new daemon on the same devices and the same journal."""
+        self.core = Core(self.policy, daemon_version="test")
+        self.held.clear()
+        self.watched.clear()
+        baselines = {
+            key: tuple(entry["value"])
+            for key, entry in self.journal.items()
+            if key.startswith("baseline/")
+        }
+        debts = [
+            Debt.from_json(entry) for key, entry in self.journal.items() if key.startswith("debt/")
+        ]
+        self.core.recover(baselines, debts, alive)
+        found = [
+            facts(uuid, index, self.values[(uuid, Control.POWER_LIMIT)][0])
+            for index, uuid in enumerate((GPU0, GPU1)[: len(self.limits_mw)])
+        ]
+        self.apply(self.core.gpus_found(self.now_ns, "1.0", found))
+        return self.core
+
+    def connect(self, conn: int, pid: int | None = None, uid: int = 1000) -> Process:
+        process = Process(pid if pid is not None else conn, 77)
+        self.apply(self.core.peer_opened(self.now_ns, Peer(conn, process, uid, uid)))
+        return process
+
+    def ask(self, conn: int, op: str, **arguments: Any) -> int:
+        """Sends a request; returns its id."""
+        request_id = next(self._ids)
+        message = {"v": 1, "id": request_id, "op": op, **arguments}
+        request = request_adapter.validate_python(message)
+        self.apply(self.core.request(self.now_ns, conn, request))
+        return request_id
+
+    def answer(self, conn: int, request_id: int) -> dict[str, Any] | None:
+        """The reply to a request, if there is one."""
+        for body in self.replies.get(conn, []):
+            if body["id"] == request_id:
+                return body
+        return None
+
+    def call(self, conn: int, op: str, **arguments: Any) -> dict[str, Any]:
+        """Sends a request and returns its reply."""
+        reply = self.answer(conn, self.ask(conn, op, **arguments))
+        assert reply is not None, f"no reply to {op}"
+        return reply
+
+    def set_power(self, conn: int, watts: int, gpu: str = GPU0, **more: Any) -> dict[str, Any]:
+        """Sets a power limit; the GPU's result."""
+        reply = self.call(conn, "set_power_limit", gpus=[gpu], power_limit_mw=watts * 1000, **more)
+        if "error" in reply:
+            return reply
+        result: dict[str, Any] = reply["result"]["gpus"][gpu]
+        return result
+
+    def limit_w(self, gpu: str = GPU0) -> float:
+        return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
+
+    def advance(self, seconds: float) -> None:
+        self.now_ns += int(seconds * 1e9)
+        self.apply(self.core.tick(self.now_ns))
+
+    def kill(self, process: Process) -> None:
+        assert process in self.watched, "nobody watches this process"
+        self.apply(self.core.process_gone(self.now_ns, process))
+
+    def run_held(self) -> None:
+        """Carries out what was kept back, and what follows from it."""
+        while self.held:
+            self._device(self.held.pop(0))
+
+    def events(self, name: str) -> list[dict[str, Any]]:
+        return [note.fields for note in self.notes if note.event == name]
+
+    # ---------------------------------------------------------------------------------- effects
+
+    def apply(self, effects: list[Effect]) -> None:
+        for effect in effects:
+            if isinstance(effect, Reply):
+                self.replies.setdefault(effect.conn, []).append(effect.body)
+            elif isinstance(effect, Write):
+                if self.journal_broken:
+                    failure = Failure(ErrorCode.JOURNAL_FAILED, "the disk is full")
+                    self.apply(self.core.device_done(self.now_ns, effect.ticket, failure))
+                    continue
+                self.journal[effect.key] = effect.entry
+                self._submit(effect)
+            elif isinstance(effect, Read):
+                self._submit(effect)
+            elif isinstance(effect, Put):
+                self.journal[effect.key] = effect.entry
+            elif isinstance(effect, Forget):
+                self.journal.pop(effect.key, None)
+            elif isinstance(effect, Watch):
+                self.watched[effect.process] = self.watched.get(effect.process, 0) + 1
+            elif isinstance(effect, Unwatch):
+                self.watched[effect.process] -= 1
+                if not self.watched[effect.process]:
+                    del self.watched[effect.process]
+            else:
+                self.notes.append(effect)
+
+    def _submit(self, call: Read | Write) -> None:
+        if self.hold:
+            self.held.append(call)
+        else:
+            self._device(call)
+
+    def _device(self, call: Read | Write) -> None:
+        control = call.control
+        code = self.faults.get((call.gpu, control), self.faults.get((call.gpu, None)))
+        result: object = None
+        if isinstance(call, Write):
+            if code is None:
+                self.values[(call.gpu, call.control)] = call.value
+                self.writes.append((call.gpu, call.control, call.value))
+            else:
+                result = nvml_failure("setting", call.gpu, code)
+        elif call.reading is Reading.CONTROL:
+            assert control is not None
+            result = self.values[(call.gpu, control)]
+        else:
+            result = {"t_ns": self.now_ns, "energy_mj": 5}
+        self.apply(self.core.device_done(self.now_ns, call.ticket, result))

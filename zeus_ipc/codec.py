@@ -1,0 +1,46 @@
+"""Bytes to maps and back, with every size bounded before memory is spent on it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import msgpack
+
+
+class DecodeError(ValueError):
+    """The bytes are not one bounded msgpack map."""
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One message as bytes. Thread-safe: a packer holds state, so each call makes its own."""
+    return cast("bytes", msgpack.packb(message, use_bin_type=True))
+
+
+def decode_request(data: bytes | memoryview) -> dict[str, Any]:
+    """The map in a request. Bounds follow the largest valid request, not the largest message.
+
+    Raises:
+        DecodeError: not msgpack, not a map, or beyond a bound.
+    """
+    return _decode(data, max_str_len=256, max_array_len=64, max_map_len=32)
+
+
+def decode_reply(data: bytes | memoryview) -> dict[str, Any]:
+    """The map in a reply. Replies come from the daemon and are bounded by its message size.
+
+    Raises:
+        DecodeError: not msgpack, or not a map.
+    """
+    return _decode(data, max_str_len=65536, max_array_len=65536, max_map_len=4096)
+
+
+def _decode(data: bytes | memoryview, **bounds: int) -> dict[str, Any]:
+    try:
+        value = msgpack.unpackb(
+            data, raw=False, strict_map_key=True, max_bin_len=0, max_ext_len=0, **bounds
+        )
+    except Exception as error:  # noqa: BLE001 - msgpack raises five unrelated types on bad input
+        raise DecodeError(f"not a valid message: {type(error).__name__}") from None
+    if not isinstance(value, dict):
+        raise DecodeError("not a valid message: the top level is not a map")
+    return value

@@ -1,0 +1,265 @@
+"""Every error that crosses the wire or the client raises, in one small tree.
+
+An error has a stable `code` (the strings of `ErrorCode`), a message of one sentence that says what
+to do, and, where NVML refused, NVML's own return code. `to_wire` and `from_wire` turn an exception
+into the wire's form and back, so both sides agree by construction.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class ErrorCode:
+    """The stable codes. They are part of the protocol: never renamed, only added."""
+
+    BAD_REQUEST = "bad_request"
+    UNSUPPORTED_VERSION = "unsupported_version"
+    UNKNOWN_OPERATION = "unknown_operation"
+    DEADLINE_EXCEEDED = "deadline_exceeded"
+    PERMISSION_DENIED = "permission_denied"
+    LEASE_HELD = "lease_held"
+    LEASE_EXPIRED = "lease_expired"
+    RESTORE_PENDING = "restore_pending"
+    UNKNOWN_GPU = "unknown_gpu"
+    OUT_OF_RANGE = "out_of_range"
+    NOT_SUPPORTED = "not_supported"
+    NVML_ERROR = "nvml_error"
+    GPU_LOST = "gpu_lost"
+    OVERLOADED = "overloaded"
+    SHUTTING_DOWN = "shutting_down"
+    JOURNAL_FAILED = "journal_failed"
+    INTERNAL = "internal"
+    # Raised by the client itself, never sent.
+    UNAVAILABLE = "unavailable"
+    ACCESS_REFUSED = "access_refused"
+    TIMEOUT = "timeout"
+    SEVERAL_GPUS = "several_gpus"
+    DEFERRED = "deferred"
+
+
+class ZeusIpcError(Exception):
+    """Base of all errors of this package.
+
+    Attributes:
+        code: Stable code, one of `ErrorCode`.
+        message: One sentence: what failed, on which GPU, why, and what to do.
+        gpu: UUID of the GPU concerned, if one is.
+        nvml_code: NVML's return code where NVML refused (`nvmlReturn_t`), else None.
+        details: Further facts by name, such as who holds a lease.
+    """
+
+    code: str = ErrorCode.INTERNAL
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        code: str | None = None,
+        gpu: str | None = None,
+        nvml_code: int | None = None,
+        details: dict[str, Any] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.message = message
+        if code is not None:
+            self.code = code
+        self.gpu = gpu
+        self.nvml_code = nvml_code
+        self.details: dict[str, Any] = details or {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (type(self), self.message, self.__dict__)
+
+
+def _rebuild(cls: type[ZeusIpcError], message: str, state: dict[str, Any]) -> ZeusIpcError:
+    error = cls.__new__(cls)
+    Exception.__init__(error, message)
+    error.__dict__.update(state)
+    return error
+
+
+class RequestRejected(ZeusIpcError):
+    """The daemon could not read the request, or does not speak it."""
+
+    code = ErrorCode.BAD_REQUEST
+
+
+class VersionMismatch(RequestRejected):
+    """Client and daemon share no protocol version."""
+
+    code = ErrorCode.UNSUPPORTED_VERSION
+
+
+class DeadlineExceeded(ZeusIpcError):
+    """The daemon dropped the request because its deadline passed before it could be applied."""
+
+    code = ErrorCode.DEADLINE_EXCEEDED
+
+
+class PermissionRefused(ZeusIpcError):
+    """The site's policy, or the driver, does not let this user make the change."""
+
+    code = ErrorCode.PERMISSION_DENIED
+
+
+class LeaseHeld(ZeusIpcError):
+    """Another process holds the lease on this control. `details` says which and since when."""
+
+    code = ErrorCode.LEASE_HELD
+
+
+class LeaseExpired(ZeusIpcError):
+    """This process held the lease and lost it; nothing is re-applied until it acquires it anew."""
+
+    code = ErrorCode.LEASE_EXPIRED
+
+
+class RestorePending(ZeusIpcError):
+    """An earlier holder's change could not be put back yet; zeusd keeps trying."""
+
+    code = ErrorCode.RESTORE_PENDING
+
+
+class UnknownGpu(ZeusIpcError):
+    """No GPU of this UUID is on the node."""
+
+    code = ErrorCode.UNKNOWN_GPU
+
+
+class OutOfRange(ZeusIpcError):
+    """The value lies outside what the GPU, or the site, allows."""
+
+    code = ErrorCode.OUT_OF_RANGE
+
+
+class NotSupported(ZeusIpcError):
+    """The GPU or its driver does not offer this control or reading."""
+
+    code = ErrorCode.NOT_SUPPORTED
+
+
+class NvmlFailure(ZeusIpcError):
+    """NVML returned an error that no other class names; see `nvml_code`."""
+
+    code = ErrorCode.NVML_ERROR
+
+
+class GpuLost(NvmlFailure):
+    """The GPU fell off the bus or needs a reset (NVML 15 or 16)."""
+
+    code = ErrorCode.GPU_LOST
+
+
+class DaemonOverloaded(ZeusIpcError):
+    """A queue in the daemon is full; the request was not applied."""
+
+    code = ErrorCode.OVERLOADED
+
+
+class DaemonShuttingDown(ZeusIpcError):
+    """The daemon is stopping and accepts no more changes."""
+
+    code = ErrorCode.SHUTTING_DOWN
+
+
+class JournalFailed(ZeusIpcError):
+    """The intent could not be written to disk, so the change was not made."""
+
+    code = ErrorCode.JOURNAL_FAILED
+
+
+class DaemonUnavailable(ZeusIpcError):
+    """No daemon answers at the socket."""
+
+    code = ErrorCode.UNAVAILABLE
+
+
+class AccessRefused(DaemonUnavailable):
+    """The socket exists, but this user may not connect to it."""
+
+    code = ErrorCode.ACCESS_REFUSED
+
+
+class RequestTimeout(DaemonUnavailable):
+    """The daemon accepted the connection but did not answer in time."""
+
+    code = ErrorCode.TIMEOUT
+
+
+class SeveralGpusFailed(ZeusIpcError):
+    """A request for several GPUs failed on some.
+
+    Attributes:
+        errors: The error of each GPU that failed, by UUID. GPUs not named here succeeded.
+    """
+
+    code = ErrorCode.SEVERAL_GPUS
+
+    def __init__(self, errors: dict[str, ZeusIpcError]) -> None:
+        first = next(iter(errors.values()))
+        super().__init__(f"{len(errors)} GPUs failed; the first: {first.message}")
+        self.errors = errors
+
+
+class DeferredSetFailed(ZeusIpcError):
+    """Sets sent with `block=False` failed earlier.
+
+    Attributes:
+        count: How many failed since the last report.
+        last: The error of the newest one.
+    """
+
+    code = ErrorCode.DEFERRED
+
+    def __init__(self, count: int, last: ZeusIpcError) -> None:
+        super().__init__(f"{count} set(s) sent without waiting failed; the newest: {last.message}")
+        self.count = count
+        self.last = last
+
+
+_BY_CODE: dict[str, type[ZeusIpcError]] = {
+    cls.code: cls
+    for cls in (
+        RequestRejected,
+        VersionMismatch,
+        DeadlineExceeded,
+        PermissionRefused,
+        LeaseHeld,
+        LeaseExpired,
+        RestorePending,
+        UnknownGpu,
+        OutOfRange,
+        NotSupported,
+        NvmlFailure,
+        GpuLost,
+        DaemonOverloaded,
+        DaemonShuttingDown,
+        JournalFailed,
+    )
+}
+
+
+def to_wire(error: ZeusIpcError) -> dict[str, Any]:
+    """The error as the map that a reply carries under `error` (see `messages.ErrorBody`)."""
+    body: dict[str, Any] = {"code": error.code, "message": error.message}
+    if error.gpu is not None:
+        body["gpu"] = error.gpu
+    if error.nvml_code is not None:
+        body["nvml_code"] = error.nvml_code
+    if error.details:
+        body["details"] = error.details
+    return body
+
+
+def from_wire(body: dict[str, Any]) -> ZeusIpcError:
+    """The exception for a reply's `error` map. An unknown code keeps its name in `code`."""
+    code = str(body.get("code", ErrorCode.INTERNAL))
+    cls = _BY_CODE.get(code, ZeusIpcError)
+    return cls(
+        str(body.get("message", code)),
+        code=code,
+        gpu=body.get("gpu"),
+        nvml_code=body.get("nvml_code"),
+        details=body.get("details"),
+    )

@@ -1,0 +1,367 @@
+"""The protocol between a client and zeusd: every message, every field, its unit and its meaning.
+
+One message is one msgpack map. A client sends a `Request`; the daemon answers with one reply that
+carries the same `id`: `{"v": 1, "id": 7, "result": {...}}` or `{"v": 1, "id": 7, "error": {...}}`
+(see `ErrorBody`). A set with `block=False` gets no reply; what failed of it is counted and told in
+the field `deferred` of the next reply on that connection (see `Deferred`).
+
+Units: milliwatts, millijoules, megahertz, degrees Celsius, and nanoseconds of CLOCK_MONOTONIC,
+which client and daemon share because they run on one node. A GPU is named by its NVML UUID.
+Fields that a reader does not know are ignored. Who is asking is never in a message: the daemon asks
+the kernel.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+
+PROTOCOL_VERSION = 1
+"""The version this code speaks. A daemon answers an unknown one by naming those it speaks."""
+
+MAX_REQUEST_BYTES = 16 * 1024
+"""Largest request. libzmq drops a connection that sends a longer frame."""
+
+Uuid = Annotated[str, Field(min_length=1, max_length=96)]
+"""NVML UUID of a whole GPU, such as `GPU-1f2e...`."""
+
+Gpus = Annotated[list[Uuid], Field(min_length=1, max_length=64)]
+"""GPUs that the request is for. Each gets a result of its own."""
+
+MegaHertz = Annotated[int, Field(ge=0, le=100_000)]
+MilliWatts = Annotated[int, Field(ge=1, le=100_000_000)]
+
+
+class Control(str, Enum):
+    """What can be changed on a GPU, each under a lease of its own."""
+
+    POWER_LIMIT = "power_limit"
+    GPU_CLOCKS = "gpu_clocks"
+    MEMORY_CLOCKS = "memory_clocks"
+    PERSISTENCE_MODE = "persistence_mode"
+
+
+ControlName = Annotated[Control, Field(strict=False)]
+"""A control by its name: strict validation alone would ask for the enum member."""
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+
+
+# --------------------------------------------------------------------------------------------
+# Requests
+
+
+class _Request(_Message):
+    """What every request carries."""
+
+    v: int = PROTOCOL_VERSION
+    """Protocol version."""
+    id: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    """Chosen by the client; the reply repeats it."""
+    deadline_ns: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    """CLOCK_MONOTONIC time after which the request must not be applied any more; 0 for none."""
+    client: Annotated[str, Field(max_length=32)] = ""
+    """Names one client object within its process, so that `goodbye` gives back only its leases.
+    It is no identity: leases belong to the process."""
+
+
+class Hello(_Request):
+    """Asks what the daemon is and which GPUs the node has. Result: `NodeInfo`."""
+
+    op: Literal["hello"] = "hello"
+    client_version: Annotated[str, Field(max_length=64)] = ""
+
+
+class GetState(_Request):
+    """Reads the present state of GPUs. Result: `{"gpus": {uuid: GpuState | {"error": ...}}}`."""
+
+    op: Literal["state"] = "state"
+    gpus: Gpus
+
+
+class GetEnergy(_Request):
+    """Reads the energy counters. Result: `{"gpus": {uuid: EnergyReading | {"error": ...}}}`."""
+
+    op: Literal["energy"] = "energy"
+    gpus: Gpus
+
+
+class GetPower(_Request):
+    """Reads the power sensors. Result: `{"gpus": {uuid: PowerReading | {"error": ...}}}`."""
+
+    op: Literal["power"] = "power"
+    gpus: Gpus
+
+
+class GetClocks(_Request):
+    """Reads the clocks a GPU can be locked to. Result: `{"gpus": {uuid: SupportedClocks}}`."""
+
+    op: Literal["clocks"] = "clocks"
+    gpus: Gpus
+
+
+class _SetRequest(_Request):
+    """Changes one control of each GPU, taking its lease first if nobody holds it.
+
+    Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+    """
+
+    gpus: Gpus
+    block: bool = True
+    """Whether the reply waits for the change. Without, no reply is sent; of several queued for one
+    control only the newest is applied."""
+
+
+class SetPowerLimit(_SetRequest):
+    """Sets the power limit."""
+
+    op: Literal["set_power_limit"] = "set_power_limit"
+    power_limit_mw: MilliWatts
+
+
+class SetGpuClocks(_SetRequest):
+    """Locks the graphics (SM) clock to a range."""
+
+    op: Literal["set_gpu_clocks"] = "set_gpu_clocks"
+    min_mhz: MegaHertz
+    max_mhz: MegaHertz
+
+
+class SetMemoryClocks(_SetRequest):
+    """Locks the memory clock to a range."""
+
+    op: Literal["set_memory_clocks"] = "set_memory_clocks"
+    min_mhz: MegaHertz
+    max_mhz: MegaHertz
+
+
+class SetPersistenceMode(_SetRequest):
+    """Turns persistence mode on or off."""
+
+    op: Literal["set_persistence_mode"] = "set_persistence_mode"
+    enabled: bool
+
+
+class Reset(_SetRequest):
+    """Puts one control back to its restore target; the lease stays. Result as for a set."""
+
+    op: Literal["reset"] = "reset"
+    control: ControlName
+
+
+class Acquire(_Request):
+    """Takes leases without changing anything. Result as for a set.
+
+    The holder is the process that the kernel says is at the other end of the connection.
+    """
+
+    op: Literal["acquire"] = "acquire"
+    gpus: Gpus
+    controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
+
+
+class Release(_Request):
+    """Puts controls back to their restore target and gives their leases back.
+
+    Result: `{"released": count}`, sent when the targets are written or their writing has failed
+    (a failed one is retried by the daemon). Releasing what is not held is no error.
+    """
+
+    op: Literal["release"] = "release"
+    gpus: Annotated[list[Uuid], Field(max_length=64)] = []
+    """Empty: all GPUs."""
+    controls: Annotated[list[ControlName], Field(max_length=8)] = []
+    """Empty: all controls."""
+
+
+class ListLeases(_Request):
+    """Lists the node's leases. Result: `{"leases": [LeaseInfo, ...]}`."""
+
+    op: Literal["leases"] = "leases"
+
+
+class Heartbeat(_Request):
+    """Says that the application is alive. Result: `{"leases": how many its process holds}`."""
+
+    op: Literal["heartbeat"] = "heartbeat"
+
+
+class Goodbye(_Request):
+    """Releases what this client object took, as the last thing it does. Result as for `Release`."""
+
+    op: Literal["goodbye"] = "goodbye"
+
+
+SetRequest = SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
+ReadRequest = GetState | GetEnergy | GetPower | GetClocks
+Request = Hello | ReadRequest | SetRequest | Acquire | Release | ListLeases | Heartbeat | Goodbye
+
+request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
+"""Validates a decoded map into the request class that its `op` names."""
+
+OPERATIONS: tuple[str, ...] = (
+    "hello",
+    "state",
+    "energy",
+    "power",
+    "clocks",
+    "set_power_limit",
+    "set_gpu_clocks",
+    "set_memory_clocks",
+    "set_persistence_mode",
+    "reset",
+    "acquire",
+    "release",
+    "leases",
+    "heartbeat",
+    "goodbye",
+)
+
+
+# --------------------------------------------------------------------------------------------
+# Replies
+
+
+class ErrorBody(_Message):
+    """What a reply carries under `error`, for the whole request or for one GPU."""
+
+    code: str
+    """Stable code, see `zeus_ipc.errors.ErrorCode`."""
+    message: str
+    """One sentence for a person: what failed, why, and what to do."""
+    gpu: str | None = None
+    nvml_code: int | None = None
+    """NVML's return code where NVML refused."""
+    details: dict[str, Any] = {}
+
+
+class Deferred(_Message):
+    """What a reply carries under `deferred` when sets with `block=False` have failed since."""
+
+    count: int
+    last: ErrorBody
+
+
+class GpuSupport(_Message):
+    """What a GPU is known to offer. A set on an unsupported control answers `not_supported`."""
+
+    power_limit: bool
+    gpu_clocks: bool
+    memory_clocks: bool
+    persistence_mode: bool
+    energy_counter: bool
+    power_instant: bool
+    power_average: bool
+
+
+class GpuInfo(_Message):
+    """What does not change about a GPU while the daemon holds it."""
+
+    uuid: str
+    index: int
+    """NVML index on this node: PCI bus order, without CUDA_VISIBLE_DEVICES."""
+    pci_address: str
+    """`00000000:07:00.0`: domain, bus, device, function."""
+    name: str
+    architecture: int
+    """NVML's number: 4 Pascal, 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
+    memory_mib: int
+    power_limit_min_mw: int | None
+    """Smallest and largest limit the device takes, and the vendor's default; None: unsupported."""
+    power_limit_max_mw: int | None
+    power_limit_default_mw: int | None
+    power_limit_site_mw: int | None
+    """The most a client may set: the site's maximum. By default a restore goes back to it too."""
+    mig_enabled: bool
+    supports: GpuSupport
+
+
+class NodeInfo(_Message):
+    """Result of `hello`."""
+
+    protocol: int
+    """The version in use on this connection."""
+    protocols: list[int]
+    """All versions the daemon speaks."""
+    daemon_version: str
+    driver_version: str | None
+    """None while no driver is loaded; the daemon goes on trying."""
+    simulated: str | None
+    """Socket of the simulated devices, where work is submitted to them; None on real ones."""
+    gpus: list[GpuInfo]
+    """In the order of their NVML index."""
+
+
+class GpuState(_Message):
+    """Result of `state` for one GPU. None: the GPU does not offer the reading."""
+
+    t_ns: int
+    power_limit_mw: int | None
+    """The limit that software requested."""
+    enforced_power_limit_mw: int | None
+    """The limit in force: the smallest of software's, the board's and the thermal one."""
+    gpu_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    locked_gpu_clocks_mhz: list[int] | None
+    """[min, max] as zeusd last locked them; None: unlocked, as far as zeusd knows. NVML cannot
+    tell what others locked."""
+    locked_memory_clocks_mhz: list[int] | None
+    persistence_mode: bool | None
+    power_mw: int | None
+    energy_mj: int | None
+    temperature_c: int | None
+    throttle_reasons: int | None
+    """Bits of nvmlClocksEventReasons."""
+
+
+class EnergyReading(_Message):
+    """Result of `energy` for one GPU."""
+
+    t_ns: int
+    """When the counter was read."""
+    energy_mj: int
+    """Cumulative energy since the driver was loaded. It moves in ticks of 20 to 100 ms."""
+
+
+class PowerReading(_Message):
+    """Result of `power` for one GPU. None: not offered by this GPU."""
+
+    t_ns: int
+    instant_mw: int | None
+    average_mw: int | None
+    """Mean of the last second."""
+    memory_average_mw: int | None
+
+
+class SupportedClocks(_Message):
+    """Result of `clocks` for one GPU."""
+
+    memory_mhz: list[int]
+    """Descending."""
+    gpu_mhz: dict[str, list[int]]
+    """Graphics clocks, descending, by memory clock (a decimal string)."""
+
+
+class LeaseInfo(_Message):
+    """One lease."""
+
+    gpu: str
+    control: ControlName
+    pid: int
+    uid: int
+    since_ns: int
+    """CLOCK_MONOTONIC time at which it was taken."""
+    value: list[int] | None
+    """What was last written under it, as in the journal; None: nothing yet."""
+    restoring: bool
+    """The holder is gone, and the control is not back yet."""
+
+
+class LeaseList(_Message):
+    """Result of `leases`."""
+
+    leases: list[LeaseInfo]

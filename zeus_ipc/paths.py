@@ -1,0 +1,15 @@
+"""Where the daemon listens."""
+
+from __future__ import annotations
+
+import os
+
+SOCKET_ENV = "ZEUSD_SOCK_PATH"
+DEFAULT_SOCKET_PATH = "/run/zeusd/zeusd.sock"
+
+
+def socket_path(explicit: str | os.PathLike[str] | None = None) -> str:
+    """The daemon's socket: `explicit`, else `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`."""
+    if explicit is not None:
+        return os.fspath(explicit)
+    return os.environ.get(SOCKET_ENV) or DEFAULT_SOCKET_PATH

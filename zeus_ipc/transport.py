@@ -1,0 +1,296 @@
+"""Carries requests of one process to the daemon and brings the replies back.
+
+One `ZmqTransport` is one DEALER connection. It is shared by threads, and it survives the daemon's
+restarts and `fork`: a child never touches the socket it inherited, and opens its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import socket as raw_socket
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+import zmq
+
+from zeus_ipc.codec import DecodeError, decode_reply, encode
+from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
+
+_QUANTUM_MS = 2
+"""How long a thread that waits for a reply keeps the socket from other threads."""
+
+_RECONNECT_MS = 10
+
+_GRACE_NS = 100_000_000
+"""A request's deadline is the daemon's; its answer that the deadline is over needs time too."""
+
+
+class Transport(Protocol):
+    """How a client reaches a node."""
+
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Sends a request and waits for its reply. Fills in `id` and `deadline_ns`."""
+
+    def send(self, message: dict[str, Any], timeout_s: float) -> None:
+        """Sends a request that gets no reply."""
+
+    def close(self) -> None:
+        """Ends the connection."""
+
+    @property
+    def used(self) -> bool:
+        """Whether this process has anything to say goodbye for."""
+
+
+class _FairLock:
+    """A lock that threads get in the order in which they asked."""
+
+    def __init__(self) -> None:
+        self._guard = threading.Lock()
+        self._held = False
+        self._queue: deque[threading.Lock] = deque()
+
+    def __enter__(self) -> None:
+        self._guard.acquire()
+        if not self._held:
+            self._held = True
+            self._guard.release()
+            return
+        mine = threading.Lock()
+        mine.acquire()
+        self._queue.append(mine)
+        self._guard.release()
+        mine.acquire()
+
+    def __exit__(self, *exc: object) -> None:
+        with self._guard:
+            if self._queue:
+                self._queue.popleft().release()
+            else:
+                self._held = False
+
+
+class _Connection:
+    """The sockets of one process. Never used in another."""
+
+    def __init__(self, path: str) -> None:
+        self.lock = _FairLock()
+        self.replies: dict[int, dict[str, Any] | None] = {}
+        self.lost = 0
+        self.context = zmq.Context(io_threads=1)
+        self.dealer = self.context.socket(zmq.DEALER)
+        for option, value in (
+            (zmq.IMMEDIATE, 1),
+            (zmq.LINGER, 0),
+            (zmq.SNDHWM, 64),
+            (zmq.RCVHWM, 1000),
+            (zmq.RCVTIMEO, _QUANTUM_MS),
+            (zmq.SNDTIMEO, _QUANTUM_MS),
+            (zmq.RECONNECT_IVL, _RECONNECT_MS),
+            (zmq.RECONNECT_IVL_MAX, 200),
+        ):
+            self.dealer.setsockopt(option, value)
+        self.monitor = self.dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+        self.dealer.connect(f"ipc://{path}")
+
+    def check_lost(self) -> int:
+        """How often the connection was lost so far. Call with the lock held."""
+        while int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+            self.monitor.recv_multipart(zmq.NOBLOCK)
+            self.lost += 1
+        return self.lost
+
+    def close(self) -> None:
+        self.dealer.disable_monitor()
+        self.context.destroy(linger=0)
+
+
+class ZmqTransport:
+    """The way to a daemon's socket.
+
+    A request whose connection is lost before the reply came is sent again once there is a new
+    connection: all operations may be repeated without harm.
+
+    Args:
+        path: The daemon's Unix socket.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._ids = itertools.count(1)
+        self._guard = threading.Lock()
+        self._connection: _Connection | None = None
+        self._inherited: list[_Connection] = []
+        self._closed = False
+        _living.add(self)
+
+    @property
+    def used(self) -> bool:
+        """Whether this process has connected."""
+        return self._connection is not None
+
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """Sends a request and waits for its reply.
+
+        Args:
+            message: All of the request but `id` and `deadline_ns`.
+            timeout_s: Seconds to wait, for the connection and for the reply together.
+
+        Raises:
+            DaemonUnavailable: Nobody listens, or the daemon did not answer in time.
+        """
+        connection = self._connection or self._connect()
+        request_id = message["id"] = next(self._ids)
+        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
+        data = encode(message)
+        replies = connection.replies
+        replies[request_id] = None
+        sent_at = -1
+        try:
+            while True:
+                with connection.lock:
+                    reply = replies[request_id]
+                    if reply is not None:
+                        return reply
+                    if sent_at < 0 and self._try_send(connection, data):
+                        sent_at = connection.lost
+                    if sent_at >= 0:
+                        self._receive(connection, request_id)
+                        reply = replies[request_id]
+                        if reply is not None:
+                            return reply
+                    if connection.check_lost() > sent_at >= 0:
+                        sent_at = -1
+                self._check_time(deadline_ns + _GRACE_NS, sent_at >= 0, timeout_s)
+        finally:
+            replies.pop(request_id, None)
+
+    def send(self, message: dict[str, Any], timeout_s: float) -> None:
+        """Sends a request that gets no reply. Does not wait once there is a connection.
+
+        Raises:
+            DaemonUnavailable: There is none within `timeout_s`.
+        """
+        connection = self._connection or self._connect()
+        message["id"] = next(self._ids)
+        deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
+        data = encode(message)
+        while True:
+            with connection.lock:
+                if self._try_send(connection, data):
+                    return
+            self._check_time(deadline_ns, False, timeout_s)
+
+    def close(self) -> None:
+        """Ends the connection. Only in the process that opened it is there one to end."""
+        with self._guard:
+            self._closed = True
+            connection, self._connection = self._connection, None
+        if connection is not None:
+            with connection.lock:
+                connection.close()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _connect(self) -> _Connection:
+        with self._guard:
+            if self._closed:
+                raise DaemonUnavailable("this client was closed; make a new one")
+            if self._connection is None:
+                _diagnose(self._path)
+                self._connection = _Connection(self._path)
+            return self._connection
+
+    def _after_fork(self) -> None:
+        """In a child: the inherited socket would hang or mute whoever touched it."""
+        self._guard = threading.Lock()
+        if self._connection is not None:
+            self._inherited.append(self._connection)
+            self._connection = None
+
+    @staticmethod
+    def _try_send(connection: _Connection, data: bytes) -> bool:
+        try:
+            connection.dealer.send(data)
+        except zmq.Again:
+            return False
+        return True
+
+    @staticmethod
+    def _receive(connection: _Connection, request_id: int) -> None:
+        """Takes replies until ours is among them or the quantum is over. Lock held."""
+        replies = connection.replies
+        try:
+            while replies[request_id] is None:
+                reply = decode_reply(connection.dealer.recv())
+                other = reply.get("id")
+                if other in replies:
+                    replies[other] = reply
+        except zmq.Again:
+            return
+        except DecodeError as error:
+            raise DaemonUnavailable(
+                f"what answers is not zeusd ({error}); check the socket's path"
+            ) from None
+
+    def _check_time(self, deadline_ns: int, sent: bool, timeout_s: float) -> None:
+        if time.monotonic_ns() < deadline_ns:
+            return
+        if not sent:
+            _diagnose(self._path)
+        raise RequestTimeout(
+            f"zeusd at {self._path} did not answer within {timeout_s:g} s; look at its log "
+            "(journalctl -u zeusd)"
+        )
+
+
+def _diagnose(path: str) -> None:
+    """Says why nobody can be reached at `path`, if that can be told."""
+    with raw_socket.socket(raw_socket.AF_UNIX, raw_socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(path)
+        except FileNotFoundError:
+            raise DaemonUnavailable(
+                f"no zeusd listens at {path}: there is no such socket; start zeusd, or name its "
+                "socket in ZEUSD_SOCK_PATH"
+            ) from None
+        except ConnectionRefusedError:
+            raise DaemonUnavailable(
+                f"no zeusd listens at {path}: the socket was left behind by one that ended; "
+                "start zeusd"
+            ) from None
+        except PermissionError:
+            raise AccessRefused(
+                f"you may not connect to zeusd at {path}; ask to become a member of the group "
+                "that owns the socket"
+            ) from None
+        except OSError as error:
+            if error.errno in (errno.EAGAIN, errno.ETIMEDOUT) or isinstance(error, TimeoutError):
+                return
+            raise DaemonUnavailable(
+                f"cannot connect to zeusd at {path}: {error.strerror or error}"
+            ) from None
+
+
+_living: weakref.WeakSet[ZmqTransport] = weakref.WeakSet()
+
+
+def _each_living() -> Iterator[ZmqTransport]:
+    yield from list(_living)
+
+
+def _after_fork_in_child() -> None:
+    for transport in _each_living():
+        with contextlib.suppress(Exception):
+            transport._after_fork()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)

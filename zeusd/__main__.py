@@ -1,0 +1,5 @@
+"""`python -m zeusd`."""
+
+from zeusd.cli import main
+
+main()

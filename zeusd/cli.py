@@ -1,0 +1,93 @@
+"""The command `zeusd`."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import click
+
+from zeus_ipc import __version__
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="zeusd")
+def main() -> None:
+    """The node daemon: sets power limits and clocks for unprivileged training jobs, and puts them
+    back when a job ends.
+    """
+
+
+@main.command()
+@click.option("--config", "config_path", metavar="FILE", help="Configuration, TOML.")
+@click.option("--socket", metavar="PATH", help="Where to listen.  [default: /run/zeusd/zeusd.sock]")
+@click.option("--socket-mode", metavar="OCTAL", help="Permissions of the socket.  [default: 0660]")
+@click.option("--socket-group", metavar="GROUP", help="Group that owns the socket.")
+@click.option("--state-dir", metavar="DIR", help="Journal.  [default: /run/zeusd/state]")
+@click.option("--simulate", metavar="SPEC", help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40.")
+@click.option("--nvml-library", metavar="PATH", help="The libnvidia-ml to load.")
+@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
+@click.option("--log-format", type=click.Choice(["auto", "json", "text"]))
+@click.option("--front-seed", type=int, hidden=True)
+def serve(config_path: str | None, front_seed: int | None, **options: str | None) -> None:
+    """Run the daemon in the foreground until SIGTERM or SIGINT.
+
+    Options given here win over the configuration file. Without a driver it starts all the same,
+    answers with no GPUs, and tries again every few seconds.
+    """
+    from pydantic import ValidationError
+
+    from zeusd import logs
+    from zeusd.config import Config, ConfigError, load
+    from zeusd.main import serve as run
+
+    try:
+        config = load(config_path) if config_path is not None else Config()
+        config = _override(config, options)
+    except ConfigError as error:
+        raise SystemExit(f"zeusd: {error}") from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        name = str(fault["loc"][-1]).replace("_", "-")
+        raise SystemExit(f"zeusd: --{name}: {fault['msg']}") from None
+    logs.configure(config.log.level, config.log.format)
+    sys.exit(run(config, front_seed))
+
+
+@main.command("check-config")
+@click.argument("file")
+def check_config(file: str) -> None:
+    """Say whether FILE is a configuration that zeusd would take, and which line is wrong if not."""
+    from zeusd.config import ConfigError, load
+
+    try:
+        load(file)
+    except ConfigError as error:
+        raise SystemExit(str(error)) from None
+    click.echo(f"{file}: ok")
+
+
+_PLACES = {
+    "socket": ("daemon", "socket"),
+    "socket_mode": ("daemon", "socket_mode"),
+    "socket_group": ("daemon", "socket_group"),
+    "state_dir": ("daemon", "state_dir"),
+    "simulate": ("nvml", "simulate"),
+    "nvml_library": ("nvml", "library"),
+    "log_level": ("log", "level"),
+    "log_format": ("log", "format"),
+}
+
+
+def _override(config: Any, options: dict[str, str | None]) -> Any:
+    """The configuration with what the command line says instead."""
+    data = config.model_dump()
+    for name, value in options.items():
+        if value is not None:
+            section, key = _PLACES[name]
+            data[section][key] = value
+    return type(config).model_validate(data)
+
+
+if __name__ == "__main__":
+    main()

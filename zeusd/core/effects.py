@@ -1,0 +1,98 @@
+"""What the core asks the ring to do, in order.
+
+The ring carries effects out one after another and never reorders them. Device calls (`Read`,
+`Write`) run on the GPU's worker and come back as `Core.device_done(ticket, ...)`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, TypeAlias
+
+from zeus_ipc.messages import Control
+from zeusd.core.model import ControlValue, Process
+
+
+class Reading(Enum):
+    """What a `Read` reads."""
+
+    STATE = "state"
+    ENERGY = "energy"
+    POWER = "power"
+    CLOCKS = "clocks"
+    CONTROL = "control"
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """Send this reply. `body` lacks only the protocol version."""
+
+    conn: int
+    body: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """Read from a GPU. `control` says which one when `reading` is CONTROL."""
+
+    ticket: int
+    gpu: str
+    reading: Reading
+    control: Control | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Write a control, after `entry` is durable in the journal under `key`.
+
+    If the journal fails the device is not touched and the ticket comes back with that failure.
+    """
+
+    ticket: int
+    gpu: str
+    control: Control
+    value: ControlValue
+    key: str
+    entry: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Put:
+    """Make a journal entry durable that no device write depends on."""
+
+    key: str
+    entry: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Delete a journal entry: nothing is owed under this key any more."""
+
+    key: str
+
+
+@dataclass(frozen=True, slots=True)
+class Watch:
+    """Report the death of this process, which now holds a lease."""
+
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class Unwatch:
+    """The process holds no lease any more."""
+
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Write a record to the log; the audit trail is made of these."""
+
+    event: str
+    fields: dict[str, Any] = field(default_factory=dict)
+    warning: bool = False
+
+
+Effect: TypeAlias = Reply | Read | Write | Put | Forget | Watch | Unwatch | Note

@@ -1,0 +1,93 @@
+"""What the site wants: what goes back to what, and how far a client may go."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from zeus_ipc.messages import Control
+from zeusd.core.model import UNLOCKED, ControlValue, GpuFacts
+
+RestorePower = Literal["site-max", "device-max", "device-default"]
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRule:
+    """What an administrator configured for the GPUs that `match` names.
+
+    Attributes:
+        match: Shell pattern, held against the GPU's UUID and its product name.
+        power_limit_mw: The site's maximum.
+        gpu_clocks_mhz: Range that the graphics clock goes back to; None: unlocked.
+        memory_clocks_mhz: The same for the memory clock.
+    """
+
+    match: str
+    power_limit_mw: int | None = None
+    gpu_clocks_mhz: tuple[int, int] | None = None
+    memory_clocks_mhz: tuple[int, int] | None = None
+
+    def applies(self, facts: GpuFacts) -> bool:
+        """Whether the rule is about this GPU."""
+        return fnmatchcase(facts.info.uuid, self.match) or fnmatchcase(facts.info.name, self.match)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a control goes back to. `pinned`: by configuration, so outside changes do not move it.
+
+    `highest_mw` is the most a client may set, for power limits.
+    """
+
+    value: ControlValue
+    pinned: bool
+    highest_mw: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SitePolicy:
+    """The site's configuration as the core needs it. The first rule that applies counts."""
+
+    restore_power: RestorePower = "site-max"
+    rules: tuple[GpuRule, ...] = field(default=())
+
+    def target(
+        self, control: Control, facts: GpuFacts, baseline: ControlValue | None
+    ) -> Target | None:
+        """The restore target of one control, or None if the GPU does not have the control.
+
+        Args:
+            control: Which control.
+            facts: The GPU as it was found.
+            baseline: The value it had when zeusd first saw it in this boot, if that is known.
+        """
+        rule = next((rule for rule in self.rules if rule.applies(facts)), None)
+        if control is Control.POWER_LIMIT:
+            return self._power_target(facts, baseline, rule)
+        if control is Control.PERSISTENCE_MODE:
+            if facts.persistence_mode is None:
+                return None
+            return Target(baseline or (int(facts.persistence_mode),), pinned=False)
+        clocks = None
+        if rule is not None:
+            graphics = control is Control.GPU_CLOCKS
+            clocks = rule.gpu_clocks_mhz if graphics else rule.memory_clocks_mhz
+        return Target(clocks if clocks is not None else UNLOCKED, pinned=clocks is not None)
+
+    def _power_target(
+        self, facts: GpuFacts, baseline: ControlValue | None, rule: GpuRule | None
+    ) -> Target | None:
+        info = facts.info
+        low, high = info.power_limit_min_mw, info.power_limit_max_mw
+        if low is None or high is None or facts.power_limit_mw is None:
+            return None
+        if rule is not None and rule.power_limit_mw is not None:
+            site = min(max(rule.power_limit_mw, low), high)
+            return Target((site,), pinned=True, highest_mw=site)
+        if self.restore_power == "device-max":
+            return Target((high,), pinned=True, highest_mw=high)
+        if self.restore_power == "device-default" and info.power_limit_default_mw is not None:
+            return Target((info.power_limit_default_mw,), pinned=True, highest_mw=high)
+        value = baseline or (facts.power_limit_mw,)
+        return Target(value, pinned=False, highest_mw=value[0])

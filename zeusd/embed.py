@@ -1,0 +1,195 @@
+"""The engine inside a training process, where no daemon runs.
+
+The same core, journal and workers as in zeusd, without its socket: reading needs no root, setting
+needs CAP_SYS_ADMIN. What it owes is put back when the process ends in order; after a kill, by the
+next embedded engine or zeusd that starts on the node.
+"""
+
+from __future__ import annotations
+
+import atexit
+import itertools
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from zeus_ipc import __version__
+from zeus_ipc.client import Client
+from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
+from zeus_ipc.messages import request_adapter
+from zeusd.core.core import Core
+from zeusd.core.model import Peer
+from zeusd.core.policy import SitePolicy
+from zeusd.nodes import Node, real_node
+from zeusd.ring.engine import Engine
+from zeusd.ring.journal import (
+    EMBEDDED_PREFIX,
+    EMBEDDED_STATE_DIR,
+    Journal,
+    JournalError,
+    boot_id,
+)
+from zeusd.ring.processes import own_process
+from zeusd.ring.reactor import Reactor
+
+STATE_DIR_ENV = "ZEUSD_STATE_DIR"
+_CONNECTION = 1
+_STOP_S = 5.0
+
+
+def connect(node: Node | None = None, *, state_dir: str | None = None) -> Client:
+    """A client of an engine in this process.
+
+    Args:
+        node: The devices; None: this machine's.
+        state_dir: Where the journal is kept; None: `$ZEUSD_STATE_DIR`, else `/run/zeusd/embedded`
+            for root and a folder of the user's otherwise.
+
+    Raises:
+        DaemonUnavailable: There are no devices to be had; the message says why.
+    """
+    return Client(transport=EmbeddedTransport(node or real_node(), state_dir or _state_dir()))
+
+
+def _state_dir() -> str:
+    configured = os.environ.get(STATE_DIR_ENV)
+    if configured:
+        return configured
+    if os.geteuid() == 0:
+        return EMBEDDED_STATE_DIR
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime and os.access(runtime, os.W_OK):
+        return str(Path(runtime, "zeusd"))
+    return str(Path(tempfile.gettempdir(), f"zeusd-{os.geteuid()}"))
+
+
+class EmbeddedTransport:
+    """Carries requests to an engine on a thread of this process.
+
+    After `fork` the child has no such thread: its first request starts an engine of its own.
+    """
+
+    def __init__(self, node: Node, state_dir: str) -> None:
+        self._node = node
+        self._state_dir = state_dir
+        self._ids = itertools.count(1)
+        self._guard = threading.Lock()
+        self._running: _Running | None = _Running(node, state_dir)
+        self._closed = False
+        atexit.register(self.close)
+        os.register_at_fork(after_in_child=self._forget)
+
+    @property
+    def used(self) -> bool:
+        """Whether this process has an engine."""
+        return self._running is not None
+
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        """See `zeus_ipc.transport.Transport`."""
+        request_id = message["id"] = next(self._ids)
+        message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
+        return self._engine().ask(message, request_id, timeout_s)
+
+    def send(self, message: dict[str, Any], timeout_s: float) -> None:
+        """See `zeus_ipc.transport.Transport`."""
+        message["id"] = next(self._ids)
+        message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
+        self._engine().tell(message)
+
+    def close(self) -> None:
+        """Puts everything back and ends the engine."""
+        atexit.unregister(self.close)
+        with self._guard:
+            self._closed = True
+            running, self._running = self._running, None
+        if running is not None:
+            running.close()
+
+    def _engine(self) -> _Running:
+        with self._guard:
+            if self._closed:
+                raise DaemonUnavailable("this client was closed; make a new one")
+            if self._running is None:
+                self._running = _Running(self._node, self._state_dir)
+            return self._running
+
+    def _forget(self) -> None:
+        self._guard = threading.Lock()
+        self._running = None
+
+
+class _Running:
+    """One engine and its thread."""
+
+    def __init__(self, node: Node, state_dir: str) -> None:
+        self._reactor = Reactor()
+        self._replies: dict[int, tuple[threading.Event, list[dict[str, Any]]]] = {}
+        boot = boot_id()
+        self._journal = Journal(state_dir, f"{EMBEDDED_PREFIX}{os.getpid()}-{id(self):x}", boot)
+        self._engine = Engine(
+            core=Core(SitePolicy(), daemon_version=__version__, simulated=node.device_socket),
+            reactor=self._reactor,
+            nvml=node.nvml,
+            journal=self._journal,
+            reply=self._reply,
+            boot=boot,
+            orphan_directories=(state_dir,),
+        )
+        try:
+            self._engine.start()
+        except JournalError as error:
+            raise DaemonUnavailable(str(error)) from None
+        process = own_process()
+        self._engine.peer_opened(
+            Peer(_CONNECTION, process, os.geteuid(), os.getegid()), os.pidfd_open(process.pid)
+        )
+        self._thread = threading.Thread(target=self._engine.run, name="zeusd-engine", daemon=True)
+        self._thread.start()
+        self._engine.finder.first_attempt_over.wait(30.0)
+        failure = self._engine.finder.error
+        if failure is not None:
+            self.close()
+            raise DaemonUnavailable(
+                f"no zeusd runs here, and this process cannot reach the GPUs itself: {failure}",
+                nvml_code=failure.code,
+            )
+
+    def ask(self, message: dict[str, Any], request_id: int, timeout_s: float) -> dict[str, Any]:
+        answered, box = self._replies[request_id] = threading.Event(), []
+        try:
+            self.tell(message)
+            if not answered.wait(timeout_s + 0.1):
+                raise RequestTimeout(
+                    f"the GPUs did not answer within {timeout_s:g} s; the driver may be stuck"
+                )
+            return box[0]
+        finally:
+            self._replies.pop(request_id, None)
+
+    def tell(self, message: dict[str, Any]) -> None:
+        try:
+            request = request_adapter.validate_python(message)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            where = ".".join(str(part) for part in fault["loc"][1:])
+            raise RequestRejected(f"the request is not valid: {where}: {fault['msg']}") from None
+        self._reactor.post(lambda: self._engine.request(_CONNECTION, request))
+
+    def close(self) -> None:
+        self._reactor.post(lambda: self._engine.stop(_STOP_S, then=self._reactor.stop))
+        self._thread.join(_STOP_S + 1.0)
+        settled = self._journal.empty
+        self._engine.close()
+        if settled:
+            self._journal.delete()
+
+    def _reply(self, conn: int, body: dict[str, Any]) -> None:
+        waiting = self._replies.get(body["id"])
+        if waiting is not None:
+            waiting[1].append(body)
+            waiting[0].set()

@@ -1,0 +1,1 @@
+"""The unprivileged process that speaks ZeroMQ, and may die of it."""

@@ -1,0 +1,318 @@
+"""The ROUTER socket: learns who each peer is, lets valid requests through, sends replies back.
+
+libzmq can be aborted by whoever may connect, so nothing here is worth keeping: the front holds no
+lease, no secret and no privilege, and is started again when it dies.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import struct
+from dataclasses import dataclass
+from typing import Any
+
+import zmq
+from pydantic import ValidationError
+from zmq.utils.monitor import recv_monitor_message
+
+from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION, request_adapter
+from zeusd.ring import link as wire
+
+log = logging.getLogger(__name__)
+
+_CREDENTIALS = struct.Struct("3i")
+_DRAIN = 10_000
+
+
+@dataclass(slots=True)
+class _Connection:
+    number: int
+    routing_id: bytes
+    fd: int
+    address: str
+
+
+class Front:
+    """Serves one ROUTER socket on a listening descriptor, and one link to zeusd's core.
+
+    Args:
+        listen_fd: Bound, listening Unix stream socket.
+        link: The front's end of the link.
+        max_connections_per_user: Connections of one user beyond this are closed at once.
+    """
+
+    def __init__(self, listen_fd: int, link: socket.socket, max_connections_per_user: int) -> None:
+        self._link = link
+        self._receiver = wire.Receiver(link)
+        self._max_per_user = max_connections_per_user
+        self._context = zmq.Context(io_threads=1)
+        self._router = self._context.socket(zmq.ROUTER)
+        for option, value in (
+            (zmq.MAXMSGSIZE, MAX_REQUEST_BYTES),
+            (zmq.RCVHWM, 100),
+            (zmq.SNDHWM, 100),
+            (zmq.LINGER, 0),
+            (zmq.HANDSHAKE_IVL, 1000),
+            (zmq.ROUTER_MANDATORY, 0),
+            (zmq.ROUTER_HANDOVER, 0),
+            (zmq.USE_FD, os.dup(listen_fd)),
+        ):
+            self._router.setsockopt(option, value)
+        self._monitor = self._router.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        )
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._by_id: dict[bytes, _Connection] = {}
+        self._by_fd: dict[int, _Connection] = {}
+        self._by_number: dict[int, _Connection] = {}
+        self._next_number = 1
+        self._uid_of_fd: dict[int, int] = {}
+        self._count_of_uid: dict[int, int] = {}
+        self._router.bind("ipc:///zeusd")
+
+    def run(self) -> None:
+        """Serves until the core closes the link."""
+        router, link, monitor = self._router, self._link, self._monitor
+        link_fd = link.fileno()
+        epoll = select.epoll()
+        for fd in (link_fd, int(router.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD))):
+            epoll.register(fd, select.EPOLLIN)
+        link_ready = False
+        while True:
+            busy = False
+            if link_ready:
+                if not self._from_core():
+                    return
+                link_ready = False
+            if _readable(monitor):
+                self._drain_monitor()
+            for _ in range(32):
+                if not _readable(router):
+                    break
+                self._from_client()
+                busy = True
+            # libzmq's descriptors tell of changes only: ask both sockets once more before waiting.
+            if _readable(monitor):
+                busy = True
+            for fd, _ in epoll.poll(0 if busy else -1):
+                if fd == link_fd:
+                    link_ready = True
+
+    def close(self) -> None:
+        """Closes everything without waiting."""
+        self._router.disable_monitor()
+        self._context.destroy(linger=0)
+        self._link.close()
+
+    # ------------------------------------------------------------------------------ from clients
+
+    def _from_client(self) -> None:
+        router = self._router
+        try:
+            routing_id = router.recv(zmq.NOBLOCK)
+            if not router.getsockopt(zmq.RCVMORE):
+                return
+            frame = router.recv(zmq.NOBLOCK, copy=False)
+        except zmq.Again:
+            return
+        connection = self._identify(routing_id, frame)
+        if router.getsockopt(zmq.RCVMORE):
+            self._refuse_multipart(frame)
+            return
+        if connection is None:
+            return
+        data = frame.bytes
+        error = _find_fault(data)
+        if error is None:
+            self._link.send(wire.HEADER.pack(wire.REQUEST, connection.number) + data)
+        else:
+            self._send(connection, encode(error))
+
+    def _identify(self, routing_id: bytes, frame: zmq.Frame) -> _Connection | None:
+        """The connection a message came on, by what the kernel said when it was accepted."""
+        address = _property(frame, "Peer-Address")
+        connection = self._by_id.get(routing_id)
+        if connection is not None and connection.address == address:
+            return connection
+        # A connection's end is told before the first message of the next one on its descriptor.
+        self._drain_monitor()
+        fd = int(frame.get(zmq.SRCFD))
+        if connection is not None and routing_id in self._by_id:
+            log.warning("routing id was taken over", extra={"event": "routing_id_reused"})
+            self._kick_fd(fd)
+            return None
+        if _property(frame, "Identity") or not address:
+            # Our clients never choose routing ids; those who do can take another's place.
+            self._kick_fd(fd)
+            return None
+        old = self._by_fd.get(fd)
+        if old is not None:
+            self._forget(old)
+        number = self._next_number
+        self._next_number += 1
+        connection = _Connection(number, routing_id, fd, address)
+        try:
+            socket.send_fds(self._link, [wire.HEADER.pack(wire.OPEN, number)], [fd])
+        except OSError as error:
+            log.info("connection ended at once: %s", error, extra={"event": "peer_gone"})
+            return None
+        self._by_id[routing_id] = self._by_fd[fd] = self._by_number[number] = connection
+        return connection
+
+    def _refuse_multipart(self, frame: zmq.Frame) -> None:
+        self._kick_fd(int(frame.get(zmq.SRCFD)))
+        for _ in range(_DRAIN):
+            if not self._router.getsockopt(zmq.RCVMORE):
+                return
+            try:
+                self._router.recv(zmq.NOBLOCK)
+            except zmq.Again:
+                return
+
+    def _send(self, connection: _Connection, data: bytes) -> None:
+        try:
+            self._router.send(connection.routing_id, zmq.SNDMORE | zmq.NOBLOCK)
+            self._router.send(data, zmq.NOBLOCK)
+        except zmq.ZMQError as error:
+            log.info("reply dropped: %s", error, extra={"event": "reply_dropped"})
+
+    # -------------------------------------------------------------------------------- from core
+
+    def _from_core(self) -> bool:
+        """Passes on what the core says; False when it has closed the link."""
+        for _ in range(32):
+            try:
+                message = self._receiver.receive()
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if message is None:
+                return False
+            kind, number, body, _ = message
+            connection = self._by_number.get(number)
+            if connection is None:
+                continue
+            if kind == wire.REPLY:
+                self._send(connection, body)
+            elif kind == wire.KICK:
+                self._kick_fd(connection.fd)
+        return True
+
+    # ------------------------------------------------------------------------------- connections
+
+    def _drain_monitor(self) -> None:
+        while _readable(self._monitor):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            fd = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._accepted(fd)
+            else:
+                self._disconnected(fd)
+
+    def _accepted(self, fd: int) -> None:
+        self._disconnected(fd)
+        try:
+            uid = _uid_of(fd)
+        except OSError:
+            return  # gone already
+        self._uid_of_fd[fd] = uid
+        count = self._count_of_uid.get(uid, 0) + 1
+        self._count_of_uid[uid] = count
+        if count > self._max_per_user:
+            log.warning(
+                "user %d has over %d connections",
+                uid,
+                self._max_per_user,
+                extra={"event": "too_many_connections", "uid": uid},
+            )
+            self._kick_fd(fd)
+
+    def _disconnected(self, fd: int) -> None:
+        uid = self._uid_of_fd.pop(fd, None)
+        if uid is not None:
+            self._count_of_uid[uid] -= 1
+            if self._count_of_uid[uid] == 0:
+                del self._count_of_uid[uid]
+        connection = self._by_fd.get(fd)
+        if connection is not None:
+            self._forget(connection)
+
+    def _forget(self, connection: _Connection) -> None:
+        self._by_fd.pop(connection.fd, None)
+        self._by_id.pop(connection.routing_id, None)
+        self._by_number.pop(connection.number, None)
+        self._link.send(wire.HEADER.pack(wire.CLOSE, connection.number))
+
+    def _kick_fd(self, fd: int) -> None:
+        """libzmq has no call for it: ending the stream makes it drop the peer."""
+        try:
+            with socket.socket(fileno=os.dup(fd)) as stream:
+                stream.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            log.info("peer was gone already: %s", error, extra={"event": "peer_gone"})
+
+
+def _readable(socket_: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket_.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
+
+def _uid_of(fd: int) -> int:
+    with socket.socket(fileno=os.dup(fd)) as stream:
+        raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    return int(_CREDENTIALS.unpack(raw)[1])
+
+
+def _property(frame: zmq.Frame, name: str) -> str:
+    try:
+        return str(frame.get(name))
+    except zmq.ZMQError:
+        return ""
+
+
+def _find_fault(data: bytes) -> dict[str, Any] | None:
+    """The error reply for a request that must not reach the core; None if it may."""
+    try:
+        message = decode_request(data)
+    except DecodeError as error:
+        return _error(0, ErrorCode.BAD_REQUEST, f"{error}; a request is one msgpack map")
+    request_id = message.get("id")
+    if not isinstance(request_id, int) or isinstance(request_id, bool) or request_id < 0:
+        return _error(0, ErrorCode.BAD_REQUEST, "the request has no usable id; send an integer")
+    if message.get("v") != PROTOCOL_VERSION:
+        return _error(
+            request_id,
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"protocol version {message.get('v')!r} is not spoken here; this zeusd speaks "
+            f"{PROTOCOL_VERSION}; use client and daemon of matching releases",
+            protocols=[PROTOCOL_VERSION],
+        )
+    if message.get("op") not in OPERATIONS:
+        return _error(
+            request_id,
+            ErrorCode.UNKNOWN_OPERATION,
+            f"unknown operation {message.get('op')!r}; this zeusd knows: {', '.join(OPERATIONS)}",
+            operations=list(OPERATIONS),
+        )
+    try:
+        request_adapter.validate_python(message)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False, include_context=False)[:3]
+        text = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc'][1:])}: {fault['msg']}"
+            for fault in faults
+        )
+        return _error(request_id, ErrorCode.BAD_REQUEST, f"the request is not valid: {text}")
+    return None
+
+
+def _error(request_id: int, code: str, message: str, **details: Any) -> dict[str, Any]:
+    error: dict[str, Any] = {"code": code, "message": message}
+    if details:
+        error["details"] = details
+    return {"v": PROTOCOL_VERSION, "id": request_id, "error": error}

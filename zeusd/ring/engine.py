@@ -1,0 +1,247 @@
+"""Core, journal, workers and devices, turning on one reactor: a node without its socket.
+
+`zeusd serve` puts a socket in front of it (`zeusd.main`); a process without a daemon embeds it
+(`zeusd.embed`).
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import PROTOCOL_VERSION, Request
+from zeusd.core.core import Core
+from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reply, Unwatch, Watch, Write
+from zeusd.core.model import ControlValue, Debt, Failure, GpuFacts, Peer, Process
+from zeusd.nvml.api import Handle, Nvml
+from zeusd.ring.devices import DeviceFinder
+from zeusd.ring.journal import Journal, orphans
+from zeusd.ring.processes import ProcessWatch, open_process
+from zeusd.ring.reactor import Reactor
+from zeusd.ring.workers import GpuWorker
+
+log = logging.getLogger(__name__)
+audit = logging.getLogger("zeusd.audit")
+
+
+class Engine:
+    """Carries out what the core decides, and tells it what happened.
+
+    All methods but `close` belong to the reactor's thread.
+
+    Args:
+        core: The rules.
+        reactor: The loop.
+        nvml: The devices.
+        journal: Where debts are kept; opened by `start`.
+        reply: Takes a connection and a complete reply, to send or to drop.
+        boot: Name of the present boot.
+        orphan_directories: Where embedded engines leave journals; what they owe is taken over.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        reactor: Reactor,
+        nvml: Nvml,
+        journal: Journal,
+        reply: Callable[[int, dict[str, Any]], None],
+        boot: str,
+        orphan_directories: Sequence[str] = (),
+    ) -> None:
+        self.core = core
+        self._reactor = reactor
+        self._nvml = nvml
+        self._journal = journal
+        self._reply = reply
+        self._boot = boot
+        self._orphan_directories = orphan_directories
+        self._workers: dict[str, GpuWorker] = {}
+        self._processes = ProcessWatch(reactor, self._process_gone)
+        self._recovered: list[Process] = []
+        self._peers: dict[int, Process] = {}
+        self.finder = DeviceFinder(nvml, self._found_on_thread)
+
+    # -------------------------------------------------------------------------------- lifecycle
+
+    def start(self) -> None:
+        """Takes the journal and begins to look for GPUs.
+
+        Raises:
+            JournalError: The journal cannot be used.
+        """
+        entries = self._journal.open()
+        for directory in self._orphan_directories:
+            for orphan, owed in orphans(directory, self._boot):
+                for key, entry in owed.items():
+                    if key not in entries:
+                        self._journal.put(key, entry)
+                        entries[key] = entry
+                orphan.delete()
+        self._recover(entries)
+        self.finder.start()
+
+    def run(self) -> None:
+        """Turns the reactor until it is stopped."""
+        self._reactor.run(self.core.next_deadline_ns, self._on_time)
+
+    def stop(self, timeout_s: float, then: Callable[[], None]) -> None:
+        """Puts everything back, then calls `then`; after `timeout_s` at the latest.
+
+        What could not be put back by then stays in the journal.
+        """
+        give_up_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        self.apply(self.core.stop(time.monotonic_ns()))
+
+        def check() -> None:
+            late = time.monotonic_ns() > give_up_ns
+            if not self.core.settled and not late:
+                self._reactor.call_later(0.002, check)
+                return
+            for gpu, control in self.core.owed:
+                log.error(
+                    "stopping although %s of %s could not be put back; it is in the journal",
+                    control.value,
+                    gpu,
+                    extra={"event": "restore_abandoned", "gpu": gpu, "control": control.value},
+                )
+            then()
+
+        check()
+
+    def close(self) -> None:
+        """Frees threads and files. The reactor must have stopped."""
+        self.finder.stop()
+        for worker in self._workers.values():
+            worker.stop()
+        self._processes.close()
+        self._journal.close()
+
+    # ----------------------------------------------------------------------------------- events
+
+    def peer_opened(self, peer: Peer, pidfd: int) -> None:
+        """A client connected. Takes over the pidfd."""
+        self._processes.attach(peer.process, pidfd)
+        self._peers[peer.conn] = peer.process
+        self.apply(self.core.peer_opened(time.monotonic_ns(), peer))
+
+    def peer_closed(self, conn: int) -> None:
+        """A connection ended."""
+        process = self._peers.pop(conn, None)
+        self.apply(self.core.peer_closed(time.monotonic_ns(), conn))
+        if process is not None:
+            self._processes.detach(process)
+
+    def all_peers_closed(self) -> None:
+        """Every connection ended at once."""
+        for conn in list(self._peers):
+            self.peer_closed(conn)
+
+    def request(self, conn: int, request: Request) -> None:
+        """A client asked for something."""
+        self.apply(self.core.request(time.monotonic_ns(), conn, request))
+
+    # --------------------------------------------------------------------------------- internals
+
+    def apply(self, effects: Iterable[Effect]) -> None:
+        """Carries out effects, in order."""
+        for effect in effects:
+            match effect:
+                case Reply():
+                    self._reply(effect.conn, {"v": PROTOCOL_VERSION, **effect.body})
+                case Read():
+                    self._call(effect)
+                case Write():
+                    self._write(effect)
+                case Put():
+                    self._keep_journal(self._journal.put, effect.key, effect.entry)
+                case Forget():
+                    self._keep_journal(self._journal.forget, effect.key)
+                case Watch():
+                    self._processes.watch(effect.process)
+                case Unwatch():
+                    self._processes.unwatch(effect.process)
+                case Note():
+                    level = logging.WARNING if effect.warning else logging.INFO
+                    audit.log(level, effect.event, extra={"event": effect.event, **effect.fields})
+
+    def _write(self, write: Write) -> None:
+        try:
+            self._journal.put(write.key, write.entry)
+        except OSError as error:
+            failure = Failure(
+                ErrorCode.JOURNAL_FAILED,
+                f"{write.control.value} of {write.gpu} was not changed, because the intent could "
+                f"not be written to {self._journal.path} ({error.strerror}); free space there",
+            )
+            self._reactor.post(lambda: self._device_done(write.ticket, failure))
+        else:
+            self._call(write)
+
+    def _keep_journal(self, action: Callable[..., None], *args: Any) -> None:
+        try:
+            action(*args)
+        except OSError as error:
+            log.error(
+                "cannot write the journal %s: %s",
+                self._journal.path,
+                error.strerror,
+                extra={"event": "journal_failed"},
+            )
+
+    def _call(self, call: Read | Write) -> None:
+        self._workers[call.gpu].submit(call)
+
+    def _done_on_thread(self, ticket: int, result: object) -> None:
+        self._reactor.post(lambda: self._device_done(ticket, result))
+
+    def _device_done(self, ticket: int, result: object) -> None:
+        self.apply(self.core.device_done(time.monotonic_ns(), ticket, result))
+
+    def _process_gone(self, process: Process) -> None:
+        self.apply(self.core.process_gone(time.monotonic_ns(), process))
+
+    def _on_time(self) -> None:
+        self.apply(self.core.tick(time.monotonic_ns()))
+
+    def _found_on_thread(
+        self, driver_version: str | None, found: list[tuple[GpuFacts, Handle]]
+    ) -> None:
+        self._reactor.post(lambda: self._found(driver_version, found))
+
+    def _found(self, driver_version: str | None, found: list[tuple[GpuFacts, Handle]]) -> None:
+        for facts, handle in found:
+            uuid = facts.info.uuid
+            if uuid not in self._workers:
+                self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done_on_thread)
+        self.apply(
+            self.core.gpus_found(time.monotonic_ns(), driver_version, [facts for facts, _ in found])
+        )
+        for process in self._recovered:
+            self._processes.detach(process)
+        self._recovered.clear()
+
+    def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
+        baselines: dict[str, ControlValue] = {}
+        debts: list[Debt] = []
+        for key, entry in entries.items():
+            try:
+                if key.startswith("baseline/"):
+                    baselines[key] = tuple(int(part) for part in entry["value"])
+                elif key.startswith("debt/"):
+                    debts.append(Debt.from_json(entry))
+            except (KeyError, ValueError, TypeError):
+                log.error(
+                    "journal entry %s cannot be read and is ignored",
+                    key,
+                    extra={"event": "journal_bad_entry", "key": key},
+                )
+        for process in {debt.holder for debt in debts}:
+            pidfd = open_process(process)
+            if pidfd is not None:
+                self._processes.attach(process, pidfd)
+                self._recovered.append(process)
+        self.core.recover(baselines, debts, set(self._recovered))

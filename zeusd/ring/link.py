@@ -1,0 +1,59 @@
+"""What front and ring say to each other over their SOCK_SEQPACKET socketpair.
+
+One message is one kernel message: a kind, a connection number, a body. The front sends OPEN (with
+the connection's descriptor, so that the ring asks the kernel itself who the peer is), REQUEST (the
+client's bytes, found valid) and CLOSE; the ring sends REPLY (the bytes for the client) and KICK.
+Neither believes more of the other than it must: the ring decodes and validates again.
+"""
+
+from __future__ import annotations
+
+import array
+import socket
+import struct
+
+OPEN, REQUEST, CLOSE, REPLY, KICK = b"O", b"R", b"C", b"P", b"K"
+
+MAX_BYTES = 256 * 1024
+"""Largest message on the link; replies that list many clocks are the largest."""
+
+HEADER = struct.Struct("=cI")
+HEADER_SIZE = HEADER.size
+
+_FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
+_FD_SPACE = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
+
+
+def pair() -> tuple[socket.socket, socket.socket]:
+    """A new link: the ring's end and the front's."""
+    ring, front = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    for end in (ring, front):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_BYTES)
+    return ring, front
+
+
+class Receiver:
+    """Takes messages off a link without allocating a buffer for each."""
+
+    def __init__(self, link: socket.socket) -> None:
+        self._link = link
+        self._buffer = bytearray(MAX_BYTES)
+        self._view = memoryview(self._buffer)
+
+    def receive(self) -> tuple[bytes, int, bytes, int | None] | None:
+        """The next message, without waiting: `(kind, connection, body, descriptor or None)`.
+
+        None at the end of the link, or after a message that breaks its form.
+
+        Raises:
+            BlockingIOError: There is none at the moment.
+        """
+        size, ancillary, flags, _ = self._link.recvmsg_into([self._buffer], _FD_SPACE, _FLAGS)
+        fds = array.array("i")
+        for level, kind, data in ancillary:
+            if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+                fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        if size < HEADER_SIZE or flags & socket.MSG_TRUNC:
+            return None
+        kind, conn = HEADER.unpack_from(self._buffer)
+        return kind, conn, bytes(self._view[HEADER_SIZE:size]), fds[0] if fds else None

@@ -1,0 +1,130 @@
+"""The listening socket: never over a live daemon's, always over a dead one's."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import grp
+import os
+import socket
+import stat
+from pathlib import Path
+
+BACKLOG = 4096
+MAX_PATH = 107
+
+
+class ListenError(Exception):
+    """The socket cannot be opened: one sentence that says why and what to do."""
+
+
+class Listener:
+    """A bound, listening Unix socket, and the lock that says its path is ours.
+
+    Nobody can connect before mode and owner are right: they are set between bind and listen.
+
+    Args:
+        path: Where to listen.
+        mode: Permission bits of the socket.
+        group: Name or number of the group that owns it; None leaves it alone.
+    """
+
+    def __init__(self, path: str, mode: int, group: str | None) -> None:
+        self.path = path
+        if len(os.fsencode(path)) > MAX_PATH:
+            raise ListenError(
+                f"the socket path {path} is longer than {MAX_PATH} bytes; choose a shorter one "
+                "with --socket"
+            )
+        gid = _group_id(group)
+        try:
+            Path(path).parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+            self._lock_fd = os.open(
+                f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
+            )
+        except OSError as error:
+            raise ListenError(
+                f"cannot listen at {path} ({error.strerror}); run zeusd as root, or choose a path "
+                "you may write with --socket"
+            ) from None
+        try:
+            self.socket = self._open(mode, gid)
+        except BaseException:
+            os.close(self._lock_fd)
+            raise
+
+    def close(self) -> None:
+        """Stops listening and removes the path."""
+        with contextlib.suppress(OSError):
+            os.unlink(self.path)
+        self.socket.close()
+        os.close(self._lock_fd)
+
+    def _open(self, mode: int, gid: int) -> socket.socket:
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise self._taken() from None
+        self._remove_stale()
+        listening = socket.socket(
+            socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
+        )
+        try:
+            old_umask = os.umask(0o777 & ~mode)
+            try:
+                listening.bind(self.path)
+            finally:
+                os.umask(old_umask)
+            if gid >= 0:
+                os.chown(self.path, -1, gid)
+            listening.listen(BACKLOG)
+        except OSError as error:
+            listening.close()
+            raise ListenError(
+                f"cannot listen at {self.path} ({error.strerror}); check --socket and "
+                "--socket-group"
+            ) from None
+        return listening
+
+    def _remove_stale(self) -> None:
+        try:
+            found = os.lstat(self.path)
+        except FileNotFoundError:
+            return
+        if not stat.S_ISSOCK(found.st_mode):
+            raise ListenError(
+                f"{self.path} exists and is not a socket; remove it, or choose another path with "
+                "--socket"
+            )
+        # Someone may listen there without our lock, such as a socket that systemd holds.
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(self.path)
+            except (ConnectionRefusedError, FileNotFoundError):
+                pass
+            except OSError:
+                raise self._taken() from None
+            else:
+                raise self._taken()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self.path)
+
+    def _taken(self) -> ListenError:
+        return ListenError(
+            f"another daemon listens at {self.path}; stop it, or choose another path with --socket"
+        )
+
+
+def _group_id(group: str | None) -> int:
+    if group is None:
+        return -1
+    if group.isdigit():
+        return int(group)
+    try:
+        return grp.getgrnam(group).gr_gid
+    except KeyError:
+        raise ListenError(
+            f"the group {group} does not exist; create it (groupadd --system {group}) or choose "
+            "another with --socket-group"
+        ) from None

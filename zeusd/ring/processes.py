@@ -1,0 +1,165 @@
+"""Which process is at the other end of a socket, and when it dies: both told by the kernel."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import socket
+import struct
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+from zeusd.core.model import Process
+from zeusd.ring.reactor import Reactor
+
+_SO_PEERPIDFD = 77
+_CREDENTIALS = struct.Struct("3i")
+
+
+class NoSuchPeer(Exception):
+    """The peer cannot be identified: it is gone, or lives in a foreign pid namespace."""
+
+
+@lru_cache(maxsize=1)
+def _pidfd_inodes_are_unique() -> bool:
+    """From Linux 6.9 on each process has a pidfd inode of its own, never reused within a boot."""
+    first, second = os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid() or 1)
+    try:
+        return os.fstat(first).st_ino != os.fstat(second).st_ino
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def _cookie(pid: int, pidfd: int) -> int:
+    if _pidfd_inodes_are_unique():
+        return os.fstat(pidfd).st_ino
+    stat = Path(f"/proc/{pid}/stat").read_text()
+    return int(stat.rpartition(")")[2].split()[19])
+
+
+def _has_exited(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
+
+
+def identify_peer(connection: socket.socket) -> tuple[Process, int, int, int]:
+    """The process that connected, as `(process, uid, gid, pidfd)`; the caller owns the pidfd.
+
+    Raises:
+        NoSuchPeer: It is gone already, or invisible from this pid namespace.
+    """
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    if pid <= 0:
+        raise NoSuchPeer("the client is in a foreign pid namespace; run zeusd with the host's")
+    try:
+        (pidfd,) = struct.unpack("i", connection.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD, 4))
+    except OSError:
+        pidfd = -1
+    try:
+        if pidfd < 0:  # before Linux 6.5
+            pidfd = os.pidfd_open(pid)
+        os.set_inheritable(pidfd, False)
+        return Process(pid, _cookie(pid, pidfd)), uid, gid, pidfd
+    except (OSError, ValueError, IndexError) as error:
+        if pidfd >= 0:
+            os.close(pidfd)
+        raise NoSuchPeer(f"process {pid} is gone: {error}") from None
+
+
+def own_process() -> Process:
+    """This process."""
+    pidfd = os.pidfd_open(os.getpid())
+    try:
+        return Process(os.getpid(), _cookie(os.getpid(), pidfd))
+    finally:
+        os.close(pidfd)
+
+
+def open_process(process: Process) -> int | None:
+    """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
+    try:
+        pidfd = os.pidfd_open(process.pid)
+    except OSError:
+        return None
+    try:
+        if _cookie(process.pid, pidfd) == process.cookie and not _has_exited(pidfd):
+            return pidfd
+    except (OSError, ValueError, IndexError):
+        pass
+    os.close(pidfd)
+    return None
+
+
+class ProcessWatch:
+    """Keeps a pidfd for each process that is connected or holds a lease, and reports deaths.
+
+    Args:
+        reactor: Where the pidfds are waited for.
+        on_gone: Called once when a watched process dies.
+    """
+
+    def __init__(self, reactor: Reactor, on_gone: Callable[[Process], None]) -> None:
+        self._reactor = reactor
+        self._on_gone = on_gone
+        self._pidfds: dict[Process, int] = {}
+        self._references: dict[Process, int] = {}
+        self._leases: dict[Process, int] = {}
+
+    def attach(self, process: Process, pidfd: int) -> None:
+        """A connection, or a recovered lease, of this process exists. Takes over the pidfd."""
+        if process in self._pidfds:
+            os.close(pidfd)
+        else:
+            self._pidfds[process] = pidfd
+        self._references[process] = self._references.get(process, 0) + 1
+
+    def detach(self, process: Process) -> None:
+        """One `attach` less."""
+        self._references[process] -= 1
+        self._drop_if_unused(process)
+
+    def watch(self, process: Process) -> None:
+        """The process holds one lease more."""
+        held = self._leases.get(process, 0)
+        self._leases[process] = held + 1
+        if held == 0:
+            pidfd = self._pidfds.get(process)
+            if pidfd is None:
+                # Attached no more: it ended while its request was on the way.
+                self._reactor.post(lambda: self._on_gone(process))
+            else:
+                self._reactor.add_reader(pidfd, lambda: self._died(process))
+
+    def unwatch(self, process: Process) -> None:
+        """The process holds one lease less."""
+        self._leases[process] -= 1
+        if self._leases[process] == 0:
+            del self._leases[process]
+            pidfd = self._pidfds.get(process)
+            if pidfd is not None:
+                self._reactor.remove_reader(pidfd)
+            self._drop_if_unused(process)
+
+    def close(self) -> None:
+        """Closes all pidfds."""
+        for pidfd in self._pidfds.values():
+            self._reactor.remove_reader(pidfd)
+            with contextlib.suppress(OSError):
+                os.close(pidfd)
+        self._pidfds.clear()
+
+    def _died(self, process: Process) -> None:
+        self._reactor.remove_reader(self._pidfds[process])
+        self._on_gone(process)
+
+    def _drop_if_unused(self, process: Process) -> None:
+        if self._references.get(process, 0) == 0 and process not in self._leases:
+            self._references.pop(process, None)
+            pidfd = self._pidfds.pop(process, None)
+            if pidfd is not None:
+                os.close(pidfd)

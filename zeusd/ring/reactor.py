@@ -1,0 +1,100 @@
+"""The one loop that everything in zeusd's root process turns on."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+import itertools
+import os
+import select
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import TypeAlias
+
+Callback: TypeAlias = Callable[[], None]
+
+
+class Reactor:
+    """Waits for file descriptors, for calls posted by other threads, and for time.
+
+    Args:
+        clock_ns: CLOCK_MONOTONIC in nanoseconds.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._epoll = select.epoll()
+        self._readers: dict[int, Callback] = {}
+        self._posted: deque[Callback] = deque()
+        self._timers: list[tuple[int, int, Callback]] = []
+        self._timer_numbers = itertools.count()
+        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._running = False
+
+    def add_reader(self, fd: int, callback: Callback) -> None:
+        """Calls `callback` whenever `fd` is readable, until it is removed."""
+        self._epoll.register(fd, select.EPOLLIN)
+        self._readers[fd] = callback
+
+    def remove_reader(self, fd: int) -> None:
+        """Forgets `fd`. Call it before closing the descriptor."""
+        if self._readers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError):
+                self._epoll.unregister(fd)
+
+    def post(self, callback: Callback) -> None:
+        """Has the loop call `callback`. Safe from any thread and from signal handlers."""
+        self._posted.append(callback)
+        with contextlib.suppress(BlockingIOError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def call_later(self, delay_s: float, callback: Callback) -> None:
+        """Calls `callback` once, after `delay_s`. Only from the loop's thread."""
+        due_ns = self._clock_ns() + int(delay_s * 1e9)
+        heapq.heappush(self._timers, (due_ns, next(self._timer_numbers), callback))
+
+    def stop(self) -> None:
+        """Ends `run` after the present round. Safe from any thread."""
+        self.post(self._stop)
+
+    def _stop(self) -> None:
+        self._running = False
+
+    def run(self, next_deadline_ns: Callable[[], int | None], on_time: Callback) -> None:
+        """Turns until `stop`.
+
+        Args:
+            next_deadline_ns: When `on_time` is next due; None for never.
+            on_time: Called when that time has come.
+        """
+        self._running = True
+        readers, posted, wake_fd = self._readers, self._posted, self._wake_fd
+        timers = self._timers
+        while self._running:
+            deadline_ns = next_deadline_ns()
+            if timers and (deadline_ns is None or timers[0][0] < deadline_ns):
+                deadline_ns = timers[0][0]
+            timeout_s = -1.0
+            if deadline_ns is not None:
+                timeout_s = max(0.0, (deadline_ns - self._clock_ns()) / 1e9)
+            for fd, _ in self._epoll.poll(timeout_s):
+                if fd == wake_fd:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(wake_fd)
+                    continue
+                callback = readers.get(fd)
+                if callback is not None:
+                    callback()
+            while posted:
+                posted.popleft()()
+            if deadline_ns is not None and (now_ns := self._clock_ns()) >= deadline_ns:
+                while timers and timers[0][0] <= now_ns:
+                    heapq.heappop(timers)[2]()
+                on_time()
+
+    def close(self) -> None:
+        """Frees the loop's own descriptors."""
+        self._epoll.close()
+        os.close(self._wake_fd)
