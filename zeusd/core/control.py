@@ -108,7 +108,6 @@ class ControlMachine:
         self.pinned = pinned
         self.phase = Phase.FREE
         self.lease: Lease | None = None
-        self.retry_at_ns: int | None = None
         self._out = outbox
         self._values: tuple[ControlValue, ...] = ()
         self._captured = False
@@ -124,6 +123,11 @@ class ControlMachine:
     def value(self) -> ControlValue | None:
         """What zeusd last wrote under the present lease; None if nothing."""
         return self._values[-1] if self._values else None
+
+    @property
+    def retry_at_ns(self) -> int | None:
+        """When the next attempt to put it back is due; None if none failed."""
+        return self._out.due_ns.get(self)
 
     def held_by(self, process: Process) -> bool:
         """Whether this process holds the lease."""
@@ -185,14 +189,12 @@ class ControlMachine:
 
     def tick(self, now_ns: int) -> None:
         """Time has passed: retries what is due."""
-        if self.retry_at_ns is not None and now_ns >= self.retry_at_ns:
-            self.retry_at_ns = None
-            self._pump()
+        if (due_ns := self.retry_at_ns) is not None and now_ns >= due_ns:
+            self.retry_now()
 
     def retry_now(self) -> None:
         """The GPU is back: does not wait for the pause to end."""
-        if self.retry_at_ns is not None:
-            self.retry_at_ns = None
+        if self._out.due_ns.pop(self, None) is not None:
             self._pump()
 
     # --------------------------------------------------------------------------------- internals
@@ -425,7 +427,7 @@ class ControlMachine:
     def _restore_failed(self, failure: Failure) -> None:
         self._attempts += 1
         pause_ns = min(RETRY_FIRST_NS * 2 ** min(self._attempts - 1, 10), RETRY_MAX_NS)
-        self.retry_at_ns = self._out.now_ns + pause_ns
+        self._out.due_ns[self] = self._out.now_ns + pause_ns
         self._out.add(
             Note(
                 "restore_failed",

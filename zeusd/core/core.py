@@ -206,7 +206,7 @@ class Core:
             if not pending.answered and pending.deadline_ns and now_ns > pending.deadline_ns:
                 pending.expire()
         self._pending = [pending for pending in self._pending if not pending.answered]
-        for machine in self._machines():
+        for machine in [*self._machines()] if self._out.due_ns else ():
             machine.tick(now_ns)
         return self._out.take()
 
@@ -236,9 +236,12 @@ class Core:
 
     def next_deadline_ns(self) -> int | None:
         """When `tick` is next needed; None if time alone changes nothing."""
-        times = [pending.deadline_ns for pending in self._pending if pending.deadline_ns]
-        times += [m.retry_at_ns for m in self._machines() if m.retry_at_ns is not None]
-        return min(times, default=None)
+        due_ns = min(self._out.due_ns.values(), default=None) if self._out.due_ns else None
+        for pending in self._pending:
+            deadline_ns = pending.deadline_ns
+            if deadline_ns and not pending.answered and (due_ns is None or deadline_ns < due_ns):
+                due_ns = deadline_ns
+        return due_ns
 
     # ------------------------------------------------------------------------------------- GPUs
 
@@ -261,7 +264,7 @@ class Core:
         info = facts.info.model_copy(update={"power_limit_site_mw": site_mw})
         self._gpus[uuid] = Gpu(info, machines)
         self._out.add(
-            Note("gpu_found", {"gpu": uuid, "name": info.name, "pci_address": info.pci_address})
+            Note("gpu_found", {"gpu": uuid, "gpu_name": info.name, "pci_address": info.pci_address})
         )
         for control, machine in machines.items():
             owed = self._debts.pop((uuid, control), None)

@@ -16,10 +16,12 @@ class Outbox:
 
     Attributes:
         now_ns: Time of the present event.
+        due_ns: When something wants to be woken, by who it is.
     """
 
     def __init__(self) -> None:
         self.now_ns = 0
+        self.due_ns: dict[object, int] = {}
         self._effects: list[Effect] = []
         self._next_ticket = 1
         self._pending: dict[int, Continuation] = {}

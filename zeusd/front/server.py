@@ -185,23 +185,20 @@ class Front:
 
     def _from_core(self) -> bool:
         """Passes on what the core says; False when it has closed the link."""
-        for _ in range(32):
-            try:
-                message = self._receiver.receive()
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if message is None:
-                return False
-            kind, number, body, _ = message
-            connection = self._by_number.get(number)
-            if connection is None:
-                continue
-            if kind == wire.REPLY:
-                self._send(connection, body)
-            elif kind == wire.KICK:
-                self._kick_fd(connection.fd)
+        try:
+            message = self._receiver.receive()
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+        if message is None:
+            return False
+        kind, number, body, _ = message
+        connection = self._by_number.get(number)
+        if connection is not None and kind == wire.REPLY:
+            self._send(connection, body)
+        elif connection is not None and kind == wire.KICK:
+            self._kick_fd(connection.fd)
         return True
 
     # ------------------------------------------------------------------------------- connections

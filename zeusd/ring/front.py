@@ -136,33 +136,32 @@ class FrontSupervisor:
     # --------------------------------------------------------------------------------- internals
 
     def _readable(self) -> None:
+        # One message a round: the loop comes back while there are more, and everything else that
+        # waits gets its turn.
         receiver, engine = self._receiver, self._engine
+        assert receiver is not None
         assert engine is not None
-        # A bounded round, so that a flood of requests leaves time for everything else.
-        for _ in range(64):
-            if receiver is None or receiver is not self._receiver:
-                return
-            try:
-                message = receiver.receive()
-            except BlockingIOError:
-                return
-            except OSError:
-                message = None
-            if message is None:
-                self._end("link_closed")
-                return
-            kind, number, body, fd = message
-            conn = self._offset + number
+        try:
+            message = receiver.receive()
+        except BlockingIOError:
+            return
+        except OSError:
+            message = None
+        if message is None:
+            self._end("link_closed")
+            return
+        kind, number, body, fd = message
+        conn = self._offset + number
+        if kind == link.REQUEST:
+            self._request(engine, conn, body)
+        elif kind == link.OPEN and fd is not None:
             self._highest = max(self._highest, conn)
-            if kind == link.REQUEST:
-                self._request(engine, conn, body)
-            elif kind == link.OPEN and fd is not None:
-                self._open(engine, conn, fd)
-                continue
-            elif kind == link.CLOSE:
-                engine.peer_closed(conn)
-            if fd is not None:
-                os.close(fd)
+            self._open(engine, conn, fd)
+            return
+        elif kind == link.CLOSE:
+            engine.peer_closed(conn)
+        if fd is not None:
+            os.close(fd)
 
     def _open(self, engine: Engine, conn: int, fd: int) -> None:
         with socket.socket(fileno=fd) as connection:

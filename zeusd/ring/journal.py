@@ -33,6 +33,9 @@ class JournalError(Exception):
     """The journal cannot be used: one sentence that says why and what to do."""
 
 
+_compact_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
 def boot_id() -> str:
     """The kernel's name for this boot."""
     return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
@@ -53,6 +56,7 @@ class Journal:
         self._boot = boot
         self._entries: dict[str, dict[str, Any]] = {}
         self._lines = 0
+        self._size = 0
         self._lock_fd = -1
         self._fd = -1
 
@@ -132,8 +136,7 @@ class Journal:
     def _append(self, record: list[Any]) -> None:
         if self._lines >= COMPACT_AFTER_LINES:
             self._compact()
-        data = (json.dumps(record, separators=(",", ":")) + "\n").encode()
-        start = os.lseek(self._fd, 0, os.SEEK_END)
+        data = (_compact_json(record) + "\n").encode()
         try:
             written = os.write(self._fd, data)
             if written != len(data):
@@ -141,9 +144,10 @@ class Journal:
             os.fdatasync(self._fd)
         except OSError:
             # Half a line must not swallow the next one.
-            os.ftruncate(self._fd, start)
+            os.ftruncate(self._fd, self._size)
             raise
         self._lines += 1
+        self._size += len(data)
 
     def _compact(self) -> None:
         aside = f"{self._path}.new"
@@ -152,9 +156,10 @@ class Journal:
         try:
             lines: list[Any] = [{"format": FORMAT, "boot": self._boot}]
             lines += [[key, entry] for key, entry in self._entries.items()]
-            text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-            with open(fd, "wb", buffering=0, closefd=False) as file:
-                file.write(text.encode())
+            text = "".join(_compact_json(line) + "\n" for line in lines)
+            data = text.encode()
+            with open(fd, "wb", closefd=False) as file:
+                file.write(data)
             os.fsync(fd)
             os.rename(aside, self._path)
             self._sync_directory()
@@ -165,6 +170,7 @@ class Journal:
             os.close(self._fd)
         self._fd = fd
         self._lines = len(lines)
+        self._size = len(data)
 
     def _sync_directory(self) -> None:
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

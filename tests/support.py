@@ -1,0 +1,163 @@
+"""Starts real daemons and real users for tests."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from zeus_ipc import Client
+from zeus_ipc.errors import ZeusIpcError
+
+TIMEOUT_S = 30.0
+"""How long a test waits for what must happen; long, because CI machines are slow."""
+
+NOBODY = 65534
+
+
+def wait_for(condition: Callable[[], Any], what: str, timeout_s: float = TIMEOUT_S) -> Any:
+    """Waits until `condition` returns something true, and returns that."""
+    end = time.monotonic() + timeout_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > end:
+            raise AssertionError(f"waited {timeout_s:g} s in vain: {what}")
+        time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def public_directory() -> Iterator[Path]:
+    """A directory that every user of the machine may enter; pytest's own are private."""
+    directory = Path(tempfile.mkdtemp(prefix="zeusd-test-"))
+    directory.chmod(0o755)
+    try:
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+
+
+class RunningDaemon:
+    """`zeusd serve` as a process of its own.
+
+    Args:
+        directory: Where socket, journal and log go.
+        arguments: Further options of `zeusd serve`.
+        env: Further environment.
+    """
+
+    def __init__(
+        self, directory: Path, *arguments: str, env: Mapping[str, str] | None = None
+    ) -> None:
+        self.directory = directory
+        self.socket = str(directory / "zeusd.sock")
+        self.state_dir = directory / "state"
+        self.log_path = directory / "zeusd.log"
+        self._arguments = arguments
+        self._env = {**os.environ, **(env or {})}
+        self.process = self._spawn()
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "zeusd", "serve", "--socket", self.socket]
+        command += ["--state-dir", str(self.state_dir), "--log-format", "json", *self._arguments]
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=self._env)
+
+    def wait_until_serving(self, gpus: int | None = None) -> RunningDaemon:
+        """Waits until it answers, with this many GPUs if a number is given."""
+
+        def answers() -> bool:
+            assert self.process.poll() is None, f"zeusd ended:\n{self.log_path.read_text()}"
+            try:
+                with self.client(timeout_s=1.0) as client:
+                    found = len(client.node().gpus)
+            except ZeusIpcError:
+                return False
+            return gpus is None or found == gpus
+
+        wait_for(answers, f"zeusd to serve {gpus} GPUs")
+        return self
+
+    def client(self, timeout_s: float = 10.0) -> Client:
+        """A new client of it."""
+        return Client(self.socket, timeout_s=timeout_s)
+
+    def records(self, event: str | None = None) -> list[dict[str, Any]]:
+        """What it logged so far; lines that are not JSON are libzmq's last words."""
+        lines: list[dict[str, Any]] = []
+        for line in self.log_path.read_text().splitlines():
+            with contextlib.suppress(ValueError):
+                record = json.loads(line)
+                if event is None or record.get("event") == event:
+                    lines.append(record)
+        return lines
+
+    def front_pid(self) -> int:
+        """Process id of the newest front."""
+        return int(self.records("front_started")[-1]["pid"])
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+    def start_again(self) -> None:
+        """A new daemon with the same socket and the same journal."""
+        self.process = self._spawn()
+
+    def stop(self) -> int:
+        """SIGTERM, and waits for the end. Returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def running_daemon(
+    *arguments: str,
+    gpus: int | None = None,
+    env: Mapping[str, str] | None = None,
+    directory: Path | None = None,
+) -> Iterator[RunningDaemon]:
+    """A daemon that serves, in a directory of its own that everybody may enter."""
+    with contextlib.ExitStack() as stack:
+        where = directory or stack.enter_context(public_directory())
+        daemon = RunningDaemon(where, *arguments, env=env)
+        try:
+            yield daemon.wait_until_serving(gpus)
+        finally:
+            daemon.stop()
+
+
+def script(source: str, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """A Python program as a process of its own, with pipes to talk to it."""
+    return subprocess.Popen(
+        [sys.executable, "-c", source, *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        **options,
+    )
+
+
+def as_nobody() -> dict[str, Any]:
+    """Options of Popen that make the child an ordinary user, where this process may do that."""
+    if os.getuid() != 0:
+        return {}
+    return {"user": NOBODY, "group": NOBODY, "extra_groups": []}

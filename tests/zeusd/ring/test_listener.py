@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+import pytest
+
+from zeusd.ring.listener import Listener, ListenError
+
+
+def connects(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX) as client:
+        try:
+            client.connect(path)
+        except OSError:
+            return False
+        return True
+
+
+def test_mode_is_right_whatever_the_umask(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    old = os.umask(0o077)
+    try:
+        listener = Listener(path, 0o666, None)
+    finally:
+        os.umask(old)
+    assert os.stat(path).st_mode & 0o777 == 0o666
+    assert connects(path)
+    listener.close()
+    assert not os.path.exists(path)
+
+
+def test_a_stale_socket_is_replaced(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(path)
+    dead.close()
+    listener = Listener(path, 0o600, None)
+    assert connects(path)
+    listener.close()
+
+
+def test_a_live_daemons_socket_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    first = Listener(path, 0o600, None)
+    with pytest.raises(ListenError, match="another daemon listens"):
+        Listener(path, 0o600, None)
+    assert connects(path)
+    first.close()
+
+
+def test_a_socket_that_someone_else_holds_without_our_lock_is_left_alone(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(path)
+        other.listen()
+        with pytest.raises(ListenError, match="another daemon listens"):
+            Listener(path, 0o600, None)
+        assert connects(path)
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "directory"])
+def test_what_is_not_a_socket_is_not_removed(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "s"
+    if kind == "file":
+        path.write_text("precious")
+    elif kind == "link":
+        (tmp_path / "target").write_text("precious")
+        path.symlink_to(tmp_path / "target")
+    else:
+        path.mkdir()
+    with pytest.raises(ListenError, match="not a socket"):
+        Listener(str(path), 0o600, None)
+    assert path.exists()
+
+
+def test_clear_words_for_what_an_operator_gets_wrong(tmp_path: Path) -> None:
+    with pytest.raises(ListenError, match="longer than 107 bytes"):
+        Listener(str(tmp_path / ("x" * 120)), 0o600, None)
+    with pytest.raises(ListenError, match="the group no-such-group does not exist"):
+        Listener(str(tmp_path / "s"), 0o600, "no-such-group")
+    with pytest.raises(ListenError, match="cannot listen at /proc/nowhere/s"):
+        Listener("/proc/nowhere/s", 0o600, None)
