@@ -40,9 +40,9 @@ def simulated_node(spec: str, device_socket: str | None) -> Node:
     Raises:
         ValueError: The spec is not one; the message names what is.
     """
-    from zeusd.nvml.sim import DeviceServer, SimNvml
+    from zeusd.nvml.simulated import DeviceServer, SimulatedNvml
 
-    nvml = SimNvml(spec)
+    nvml = SimulatedNvml(spec)
     if device_socket is None:
         return Node(nvml, None, lambda: None)
     server = DeviceServer(nvml, device_socket)

@@ -1,0 +1,141 @@
+"""Puts work on the GPUs of a simulated node, as a training process puts it on real ones.
+
+For examples and tests: `NodeInfo.simulated` names the socket. Work is asynchronous, as on a CUDA
+stream; how fast it goes depends on the power limit and clocks that are set at the time.
+"""
+
+from __future__ import annotations
+
+import socket
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+from zeus_ipc.codec import decode_reply, encode
+from zeus_ipc.errors import DaemonUnavailable, RequestRejected
+
+_LONGEST_SLEEP_S = 0.05
+"""Limits may change while the work runs, so its end is asked for again this often."""
+
+
+class _DeviceSocket:
+    def __init__(self, path: str, timeout_s: float = 10.0) -> None:
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._socket.settimeout(timeout_s)
+        try:
+            self._socket.connect(path)
+        except OSError as error:
+            self._socket.close()
+            raise DaemonUnavailable(
+                f"cannot reach the simulated devices at {path} ({error.strerror}); is zeusd still "
+                "running?"
+            ) from None
+
+    def ask(self, op: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            self._socket.send(encode({"op": op, **arguments}))
+            data = self._socket.recv(4096)
+        except OSError as error:
+            raise DaemonUnavailable(f"the simulated devices are gone ({error})") from None
+        if not data:
+            raise DaemonUnavailable("the simulated devices are gone; zeusd was stopped")
+        answer = decode_reply(data)
+        if "error" in answer:
+            raise RequestRejected(f"the simulated devices refused {op}: {answer['error']}")
+        return answer
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+class SimulatedWork:
+    """A stream of work on simulated GPUs.
+
+    Args:
+        path: The devices' socket, `NodeInfo.simulated`.
+        gpus: UUIDs; several advance in lock step.
+        workload: A name of the catalog, such as `nsdi23/v100/imagenet/resnet50/adadelta/32`.
+
+    Raises:
+        DaemonUnavailable: The node is gone.
+        RequestRejected: No such workload, or the GPU runs other work.
+    """
+
+    def __init__(self, path: str, gpus: Sequence[str], workload: str) -> None:
+        self._devices = _DeviceSocket(path)
+        self._devices.ask("open", gpus=list(gpus), workload=workload)
+
+    def __enter__(self) -> SimulatedWork:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def launch(self, units: float = 1.0) -> None:
+        """Queues units of work (training steps) and returns at once."""
+        self._devices.ask("launch", units=units)
+
+    def synchronize(self) -> None:
+        """Waits until all that was launched is done."""
+        while True:
+            ends_ns = self._devices.ask("status")["ends_ns"]
+            left_s = _LONGEST_SLEEP_S
+            if ends_ns is not None:
+                left_s = (int(ends_ns) - time.monotonic_ns()) / 1e9
+                if left_s <= 0:
+                    return
+            time.sleep(min(left_s, _LONGEST_SLEEP_S))
+
+    def run(self, units: float = 1.0) -> None:
+        """Launches and waits."""
+        self.launch(units)
+        self.synchronize()
+
+    def close(self) -> None:
+        """Ends the work; the GPUs fall idle."""
+        self._devices.close()
+
+
+class SimulatedNode:
+    """What only an experimenter can do to a simulated node: break it, and know the truth.
+
+    Args:
+        path: The devices' socket, `NodeInfo.simulated`.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._devices = _DeviceSocket(path)
+
+    def inject(
+        self,
+        gpu: int,
+        call: str,
+        code: int | None = None,
+        *,
+        count: int | None = None,
+        latency_s: float = 0.0,
+    ) -> None:
+        """Makes a call of `zeusd.nvml.api.Nvml` fail with an NVML code, or take longer."""
+        self._devices.ask("fault", gpu=gpu, call=call, code=code, count=count, latency_s=latency_s)
+
+    def clear_faults(self) -> None:
+        """Everything works again."""
+        self._devices.ask("clear_faults")
+
+    def set_outside(self, gpu: int, power_limit_mw: int) -> None:
+        """Sets a power limit past zeusd, as `nvidia-smi -pl` would."""
+        self._devices.ask("outside", gpu=gpu, power_limit_mw=power_limit_mw)
+
+    def true_energy_j(self, gpu: int) -> float:
+        """Energy really drawn until now, J."""
+        return float(self._devices.ask("truth", gpu=gpu)["energy_j"])
+
+    def close(self) -> None:
+        """Ends the connection."""
+        self._devices.close()

@@ -1,0 +1,146 @@
+"""The simulated counterpart of /dev/nvidia*: where other processes put work on simulated GPUs.
+
+One connection is one context. Its messages are msgpack maps (see `zeus_ipc.simulation`); its end,
+for whatever reason, ends its work.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import socket
+import threading
+from typing import Any
+
+from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeusd.nvml.simulated.node import SimulatedNvml, Work
+
+MAX_BYTES = 4096
+MAX_CONNECTIONS = 256
+
+
+class DeviceServer:
+    """Serves a simulated node's devices on a SOCK_SEQPACKET Unix socket, on a thread of its own.
+
+    Args:
+        node: The devices.
+        path: Where; what is there is replaced.
+    """
+
+    def __init__(self, node: SimulatedNvml, path: str) -> None:
+        self._node = node
+        self._path = path
+        self._work: dict[socket.socket, Work] = {}
+        self._clients: set[socket.socket] = set()
+        self._selector = selectors.DefaultSelector()
+        self._indices = {spec.uuid: spec.index for spec in node.specs}
+        self._thread = threading.Thread(target=self._run, name="simulated-devices", daemon=True)
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
+
+    def start(self) -> None:
+        """Begins to serve."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        self._listening.bind(self._path)
+        # Whoever may use a GPU may; that is what device files allow too.
+        os.chmod(self._path, 0o666)
+        self._listening.listen(64)
+        self._selector.register(self._listening, selectors.EVENT_READ)
+        self._selector.register(self._wake_read, selectors.EVENT_READ)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends all work and removes the socket."""
+        os.write(self._wake_write, b"x")
+        self._thread.join(timeout=5.0)
+        for client in list(self._clients):
+            self._drop(client)
+        self._listening.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+
+    def _run(self) -> None:
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._listening:
+                    self._accept()
+                elif key.fileobj == self._wake_read:
+                    return
+                else:
+                    assert isinstance(key.fileobj, socket.socket)
+                    self._serve(key.fileobj)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            client, _ = self._listening.accept()
+            if len(self._clients) >= MAX_CONNECTIONS:
+                client.close()
+                return
+            client.setblocking(False)
+            self._clients.add(client)
+            self._selector.register(client, selectors.EVENT_READ)
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            data = client.recv(MAX_BYTES)
+            if not data:
+                self._drop(client)
+                return
+            client.send(encode(self._answer(client, data)))
+        except OSError:
+            self._drop(client)
+
+    def _answer(self, client: socket.socket, data: bytes) -> dict[str, Any]:
+        try:
+            message = decode_request(data)
+            return self._handle(client, message)
+        except (DecodeError, ValueError, KeyError, TypeError) as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _handle(self, client: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
+        op = message["op"]
+        work = self._work.get(client)
+        if op == "open":
+            if work is not None:
+                raise ValueError("this connection has opened its work already")
+            indices = [self._indices[uuid] for uuid in message["gpus"]]
+            work = self._work[client] = self._node.open_work(indices, str(message["workload"]))
+        elif op == "fault":
+            self._node.inject(
+                int(message["gpu"]),
+                str(message["call"]),
+                message.get("code"),
+                count=message.get("count"),
+                latency_s=float(message.get("latency_s", 0.0)),
+            )
+            return {}
+        elif op == "clear_faults":
+            self._node.clear_faults()
+            return {}
+        elif op == "outside":
+            self._node.set_outside(int(message["gpu"]), int(message["power_limit_mw"]))
+            return {}
+        elif op == "truth":
+            return {"energy_j": self._node.true_energy_j(int(message["gpu"]))}
+        elif work is None:
+            raise ValueError("open work first")
+        elif op == "launch":
+            units = float(message["units"])
+            if not 0 < units <= 1e9:
+                raise ValueError("units must be positive")
+            work.launch(units)
+        elif op != "status":
+            raise ValueError(f"unknown operation {op!r}")
+        done, ends_ns = work.progress()
+        return {"done": done, "ends_ns": ends_ns}
+
+    def _drop(self, client: socket.socket) -> None:
+        work = self._work.pop(client, None)
+        if work is not None:
+            work.close()
+        self._clients.discard(client)
+        with contextlib.suppress(KeyError, ValueError):
+            self._selector.unregister(client)
+        client.close()

@@ -1,0 +1,369 @@
+"""The GPUs that can be simulated: what their NVML says, and how their power follows their clock.
+
+Limits, clocks and memories are as `nvidia-smi` reports them. Sensor periods and windows are those
+measured by Yang et al., "Part-time Power Measurements: nvidia-smi's Lack of Attention"
+(arXiv:2312.02741). The four parameters of the power model are fitted to measured tables for P100,
+V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 4, 5, 6, 7, 8, 9, 10
+
+
+@dataclass(frozen=True, slots=True)
+class Sensor:
+    """How a power sensor samples.
+
+    Attributes:
+        tick_ms: Period at which the reading, and the energy counter, change.
+        window_ms: How much of the time before a tick the reading is the mean of.
+        quantum_mw: Resolution of the reading.
+        average: Whether a mean over one second is offered too (POWER_AVERAGE).
+    """
+
+    tick_ms: int
+    window_ms: int
+    quantum_mw: int = 1
+    average: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceModel:
+    """One product.
+
+    Attributes:
+        key: Name in a simulation spec.
+        name: NVML product name.
+        pci_device: PCI device id.
+        architecture: NVML architecture number.
+        memory_mib: Device memory.
+        power_limits_w: Smallest, default and largest power limit.
+        idle_w: Draw without, and with, an open context.
+        idle_clock_mhz: Graphics clock when nothing runs.
+        clocks_mhz: Graphics clocks at full memory clock, descending.
+        memory_clocks_mhz: Descending.
+        low_clock_max_mhz: Highest graphics clock at a memory clock of 405 MHz, where there is one.
+        sensor: The power sensor.
+        energy_counter: Volta and newer have one.
+        gpu_clocks: Whether graphics clocks can be locked.
+        memory_clocks: Whether memory clocks can be locked.
+        static_w: Power model: what a busy GPU draws at no dynamic power.
+        vmin: Power model: relative voltage below the knee.
+        knee: Power model: relative clock of the knee.
+    """
+
+    key: str
+    name: str
+    pci_device: int
+    architecture: int
+    memory_mib: int
+    power_limits_w: tuple[float, float, float]
+    idle_w: tuple[float, float]
+    idle_clock_mhz: int
+    clocks_mhz: tuple[int, ...]
+    memory_clocks_mhz: tuple[int, ...]
+    sensor: Sensor
+    static_w: float
+    vmin: float
+    knee: float
+    low_clock_max_mhz: int | None = None
+    compute_load: tuple[float, float] = (0.8, 300.0)
+    memory_load: tuple[float, float] = (0.2, 180.0)
+
+    @property
+    def energy_counter(self) -> bool:
+        """Whether nvmlDeviceGetTotalEnergyConsumption works."""
+        return self.architecture >= VOLTA
+
+    @property
+    def gpu_clocks(self) -> bool:
+        """Whether nvmlDeviceSetGpuLockedClocks works."""
+        return self.architecture >= VOLTA
+
+    @property
+    def memory_clocks(self) -> bool:
+        """Whether nvmlDeviceSetMemoryLockedClocks works: Ampere on, but not on Hopper's HBM."""
+        return self.architecture >= AMPERE and self.architecture != HOPPER
+
+    def clocks_at(self, memory_mhz: int) -> tuple[int, ...]:
+        """Graphics clocks at a memory clock, descending."""
+        if memory_mhz == 405 and self.low_clock_max_mhz is not None:
+            return tuple(mhz for mhz in self.clocks_mhz if mhz <= self.low_clock_max_mhz)
+        return self.clocks_mhz
+
+
+def _grid(low: int, high: int, step: float) -> tuple[int, ...]:
+    count = int((high - low) / step + 1e-9) + 1
+    return tuple(int(high - step * k) for k in range(count))
+
+
+_PASCAL_SENSOR = Sensor(20, 10, quantum_mw=400)
+_TURING_SENSOR = Sensor(100, 100)
+_GA100_SENSOR = Sensor(100, 25)
+_GA10X_SENSOR = Sensor(100, 100, average=True)
+_HOPPER_SENSOR = Sensor(100, 25, average=True)
+
+_V100 = DeviceModel(
+    key="v100-pcie",
+    name="Tesla V100-PCIE-16GB",
+    pci_device=0x1DB4,
+    architecture=VOLTA,
+    memory_mib=16384,
+    power_limits_w=(100, 250, 250),
+    idle_w=(26, 36),
+    idle_clock_mhz=135,
+    clocks_mhz=_grid(135, 1380, 7.5),
+    memory_clocks_mhz=(877,),
+    sensor=_PASCAL_SENSOR,
+    static_w=36,
+    vmin=0.72,
+    knee=0.55,
+    compute_load=(0.40, 340),
+    memory_load=(0.15, 150),
+)
+_A100 = DeviceModel(
+    key="a100-sxm-80",
+    name="NVIDIA A100-SXM4-80GB",
+    pci_device=0x20B2,
+    architecture=AMPERE,
+    memory_mib=81920,
+    power_limits_w=(100, 400, 400),
+    idle_w=(57, 67),
+    idle_clock_mhz=210,
+    clocks_mhz=_grid(210, 1410, 15),
+    memory_clocks_mhz=(1593,),
+    sensor=_GA100_SENSOR,
+    static_w=55,
+    vmin=0.80,
+    knee=0.787,
+    compute_load=(0.90, 500),
+    memory_load=(0.25, 260),
+)
+_H100 = DeviceModel(
+    key="h100-sxm",
+    name="NVIDIA H100 80GB HBM3",
+    pci_device=0x2330,
+    architecture=HOPPER,
+    memory_mib=81559,
+    power_limits_w=(200, 700, 700),
+    idle_w=(72, 110),
+    idle_clock_mhz=345,
+    clocks_mhz=_grid(345, 1980, 15),
+    memory_clocks_mhz=(2619,),
+    sensor=_HOPPER_SENSOR,
+    static_w=90,
+    vmin=0.78,
+    knee=0.72,
+    compute_load=(0.85, 760),
+    memory_load=(0.25, 430),
+)
+
+_MODELS = (
+    DeviceModel(
+        key="p100",
+        name="Tesla P100-PCIE-16GB",
+        pci_device=0x15F8,
+        architecture=PASCAL,
+        memory_mib=16384,
+        power_limits_w=(125, 250, 250),
+        idle_w=(26, 33),
+        idle_clock_mhz=405,
+        clocks_mhz=tuple(int(1328.90625 - 12.65625 * k) for k in range(63)),
+        memory_clocks_mhz=(715,),
+        sensor=_PASCAL_SENSOR,
+        static_w=33,
+        vmin=0.75,
+        knee=0.65,
+        compute_load=(0.50, 175),
+        memory_load=(0.15, 115),
+    ),
+    _V100,
+    replace(
+        _V100,
+        key="v100-sxm2",
+        name="Tesla V100-SXM2-16GB",
+        pci_device=0x1DB1,
+        power_limits_w=(150, 300, 300),
+        idle_w=(38, 44.5),
+        clocks_mhz=_grid(135, 1530, 7.5),
+        static_w=45,
+        compute_load=(0.40, 400),
+    ),
+    DeviceModel(
+        key="t4",
+        name="Tesla T4",
+        pci_device=0x1EB8,
+        architecture=TURING,
+        memory_mib=15360,
+        power_limits_w=(60, 70, 70),
+        idle_w=(10, 26.8),
+        idle_clock_mhz=300,
+        clocks_mhz=_grid(300, 1590, 15),
+        memory_clocks_mhz=(5001, 405),
+        low_clock_max_mhz=645,
+        sensor=_TURING_SENSOR,
+        static_w=20,
+        vmin=0.70,
+        knee=0.60,
+        compute_load=(0.60, 95),
+        memory_load=(0.20, 55),
+    ),
+    DeviceModel(
+        key="rtx6000",
+        name="Quadro RTX 6000",
+        pci_device=0x1E30,
+        architecture=TURING,
+        memory_mib=24576,
+        power_limits_w=(100, 260, 260),
+        idle_w=(16, 55),
+        idle_clock_mhz=300,
+        clocks_mhz=_grid(300, 2100, 15),
+        memory_clocks_mhz=(7001, 810, 405),
+        low_clock_max_mhz=645,
+        sensor=_TURING_SENSOR,
+        static_w=56,
+        vmin=0.70,
+        knee=0.60,
+        compute_load=(0.60, 285),
+        memory_load=(0.20, 170),
+    ),
+    DeviceModel(
+        key="a40",
+        name="NVIDIA A40",
+        pci_device=0x2235,
+        architecture=AMPERE,
+        memory_mib=46068,
+        power_limits_w=(100, 300, 300),
+        idle_w=(30.5, 76),
+        idle_clock_mhz=210,
+        clocks_mhz=_grid(210, 1740, 15),
+        memory_clocks_mhz=(7251, 405),
+        low_clock_max_mhz=420,
+        sensor=_GA10X_SENSOR,
+        static_w=73,
+        vmin=0.71,
+        knee=0.655,
+        compute_load=(0.58, 330),
+        memory_load=(0.28, 180),
+    ),
+    _A100,
+    replace(
+        _A100,
+        key="a100-sxm-40",
+        name="NVIDIA A100-SXM4-40GB",
+        pci_device=0x20B0,
+        memory_mib=40960,
+        memory_clocks_mhz=(1215,),
+    ),
+    replace(
+        _A100,
+        key="a100-pcie-40",
+        name="NVIDIA A100-PCIE-40GB",
+        pci_device=0x20F1,
+        memory_mib=40960,
+        power_limits_w=(150, 250, 250),
+        idle_w=(46, 57),
+        memory_clocks_mhz=(1215,),
+        compute_load=(0.90, 400),
+    ),
+    replace(
+        _A100,
+        key="a100-pcie-80",
+        name="NVIDIA A100 80GB PCIe",
+        pci_device=0x20B5,
+        power_limits_w=(150, 300, 300),
+        idle_w=(55, 65),
+        memory_clocks_mhz=(1512,),
+        compute_load=(0.90, 430),
+    ),
+    DeviceModel(
+        key="rtx4090",
+        name="NVIDIA GeForce RTX 4090",
+        pci_device=0x2684,
+        architecture=ADA,
+        memory_mib=24564,
+        power_limits_w=(150, 450, 450),
+        idle_w=(27, 50),
+        idle_clock_mhz=225,
+        clocks_mhz=_grid(225, 3120, 15),
+        memory_clocks_mhz=(10501, 10251, 5001, 810, 405),
+        low_clock_max_mhz=645,
+        sensor=_GA10X_SENSOR,
+        static_w=45,
+        vmin=0.70,
+        knee=0.60,
+        compute_load=(0.75, 480),
+        memory_load=(0.25, 260),
+    ),
+    DeviceModel(
+        key="l40s",
+        name="NVIDIA L40S",
+        pci_device=0x26B9,
+        architecture=ADA,
+        memory_mib=46068,
+        power_limits_w=(150, 350, 350),
+        idle_w=(36, 80),
+        idle_clock_mhz=210,
+        clocks_mhz=_grid(210, 2520, 15),
+        memory_clocks_mhz=(9001, 405),
+        low_clock_max_mhz=645,
+        sensor=_GA10X_SENSOR,
+        static_w=70,
+        vmin=0.70,
+        knee=0.60,
+        compute_load=(0.70, 400),
+        memory_load=(0.25, 240),
+    ),
+    _H100,
+    replace(
+        _H100,
+        key="h100-pcie",
+        name="NVIDIA H100 PCIe",
+        pci_device=0x2331,
+        power_limits_w=(200, 350, 350),
+        idle_w=(46, 75),
+        idle_clock_mhz=210,
+        clocks_mhz=_grid(210, 1755, 15),
+        memory_clocks_mhz=(1593,),
+        static_w=70,
+        compute_load=(0.85, 450),
+        memory_load=(0.25, 260),
+    ),
+    replace(
+        _H100,
+        key="h200",
+        name="NVIDIA H200",
+        pci_device=0x2335,
+        memory_mib=143771,
+        idle_w=(76, 120),
+        memory_clocks_mhz=(3201,),
+        static_w=100,
+    ),
+    DeviceModel(
+        key="b200",
+        name="NVIDIA B200",
+        pci_device=0x2901,
+        architecture=BLACKWELL,
+        memory_mib=183359,
+        power_limits_w=(200, 1000, 1000),
+        idle_w=(144, 190),
+        idle_clock_mhz=120,
+        clocks_mhz=_grid(120, 1965, 15),
+        memory_clocks_mhz=(3996,),
+        sensor=_HOPPER_SENSOR,
+        static_w=150,
+        vmin=0.78,
+        knee=0.72,
+        compute_load=(0.85, 1080),
+        memory_load=(0.25, 600),
+    ),
+)
+
+DEVICES: dict[str, DeviceModel] = {model.key: model for model in _MODELS}
+"""All products by key."""
+
+ALIASES = {"v100": "v100-pcie", "a100": "a100-sxm-80", "h100": "h100-sxm"}
+"""Short names for the common ones."""

@@ -1,0 +1,532 @@
+"""The simulated NVML, the work that runs on its GPUs, and faults on demand."""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from zeusd.nvml.api import Handle, NvmlError, PowerLimits, Return, Sensors
+from zeusd.nvml.simulated.gpu import SimulatedGpu
+from zeusd.nvml.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S, Relaxation
+from zeusd.nvml.simulated.spec import GpuSpec, parse_spec
+from zeusd.nvml.simulated.workloads import Workload, find_workload
+
+DRIVER_VERSION = "595.58.03"
+_LATENCY_SPREAD = 1 / 3
+"""Standard deviation of a setter's time over its mean: 12 ms give or take 4."""
+
+
+@dataclass(slots=True)
+class _Fault:
+    code: int | None
+    count: int | None
+    latency_s: float
+
+
+class Work:
+    """A stream of work on one or more GPUs, which advance in lock step at the slowest one's pace.
+
+    Made by `SimulatedNvml.open_work`. Launching is asynchronous, as on a CUDA stream.
+    """
+
+    def __init__(
+        self, node: SimulatedNvml, gpus: Sequence[SimulatedGpu], workload: Workload, now_s: float
+    ) -> None:
+        self._node = node
+        self._gpus = list(gpus)
+        self.workload = workload
+        self._launched = 0.0
+        self._done = 0.0
+        self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
+        self.closed = False
+
+    @property
+    def active(self) -> bool:
+        """Whether there is work left."""
+        return self._launched > self._done
+
+    def rank(self, gpu: SimulatedGpu) -> int:
+        """Which of the work's GPUs this is."""
+        return self._gpus.index(gpu)
+
+    def launch(self, units: float) -> None:
+        """Queues units of work, which start at once if nothing is queued."""
+        with self._node.lock:
+            now_s = self._node.advance()
+            if self.closed:
+                raise ValueError("this work was closed")
+            begins = not self.active
+            self._launched += units
+            if begins:
+                self.follow(now_s, 0.0)
+
+    def progress(self) -> tuple[float, int | None]:
+        """Units done, and when all that is queued will be, ns; None: at no time as things are."""
+        with self._node.lock:
+            now_s = self._node.advance()
+            done = self._done + self._pace.integral(now_s)
+            end_s = self.ends_s()
+            return min(done, self._launched), None if math.isinf(end_s) else round(end_s * 1e9)
+
+    def run(self, units: float) -> None:
+        """Launches units and lets time pass until all that is queued is done."""
+        self.launch(units)
+        self.wait()
+
+    def wait(self) -> None:
+        """Lets time pass until all that is queued is done."""
+        while True:
+            with self._node.lock:
+                now_s = self._node.advance()
+                if not self.active or self.closed:
+                    return
+                end_s = self.ends_s()
+            self._node.sleep(min(end_s - now_s, 3600.0))
+
+    def close(self) -> None:
+        """Ends the work and its contexts."""
+        with self._node.lock:
+            now_s = self._node.advance()
+            if self.closed:
+                return
+            self.closed = True
+            self._launched = self._done
+            for gpu in self._gpus:
+                gpu.contexts -= 1
+                gpu.work = None
+                gpu.retarget(now_s, 0.0)
+
+    # The node calls these, with its lock held.
+
+    def ends_s(self) -> float:
+        """When all that is queued will be done, if nothing changes."""
+        if not self.active:
+            return self._pace.t0_s
+        return self._pace.when(self._launched - self._done)
+
+    def follow(self, now_s: float, tau_s: float) -> None:
+        """Conditions changed: goes on at the pace of its slowest GPU."""
+        self._done = min(self._launched, self._done + self._pace.integral(now_s))
+        before = self._pace.value(now_s)
+        for gpu in self._gpus:
+            gpu.retarget(now_s, tau_s)
+        rate = min(gpu.point.rate for gpu in self._gpus) if self.active else 0.0
+        self._pace = Relaxation(now_s, before, rate, tau_s if before > 0 else 0.0)
+
+    def finish(self, now_s: float) -> None:
+        """All that was queued is done."""
+        self._done = self._launched
+        self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
+        for gpu in self._gpus:
+            gpu.retarget(now_s, 0.0)
+
+
+class SimulatedNvml:
+    """Implements `zeusd.nvml.api.Nvml` without hardware. Thread-safe.
+
+    Args:
+        spec: What the node has, see `spec.parse_spec`, or the GPUs themselves.
+        clock_ns: The time; a `VirtualClock` in tests.
+        sleep: How a call that takes time lets it pass.
+
+    Raises:
+        ValueError: The spec names no node.
+    """
+
+    def __init__(
+        self,
+        spec: str | Sequence[GpuSpec],
+        *,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._specs = parse_spec(spec) if isinstance(spec, str) else tuple(spec)
+        self._clock_ns = clock_ns
+        self.sleep = sleep
+        self.lock = threading.RLock()
+        self._boot = 0
+        self._initialised = 0
+        self._driver_code: int | None = None
+        self._faults: dict[tuple[int, str], list[_Fault]] = {}
+        self._lost: dict[int, int] = {}
+        self._work: list[Work] = []
+        self._load_driver()
+
+    @property
+    def specs(self) -> tuple[GpuSpec, ...]:
+        """The GPUs of this node, by index."""
+        return self._specs
+
+    # ------------------------------------------------------------------------------ the driver
+
+    def init(self) -> None:
+        """See `Nvml`."""
+        with self.lock:
+            if self._driver_code is not None:
+                raise NvmlError(self._driver_code, "nvmlInit_v2")
+            self._initialised += 1
+
+    def shutdown(self) -> None:
+        """See `Nvml`."""
+        with self.lock:
+            if not self._initialised:
+                raise NvmlError(Return.UNINITIALIZED, "nvmlShutdown")
+            self._initialised -= 1
+
+    def driver_version(self) -> str:
+        """See `Nvml`."""
+        self._check_initialised("nvmlSystemGetDriverVersion")
+        return DRIVER_VERSION
+
+    def device_count(self) -> int:
+        """See `Nvml`."""
+        self._check_initialised("nvmlDeviceGetCount_v2")
+        return len(self._specs)
+
+    def device_handle(self, index: int) -> Handle:
+        """See `Nvml`."""
+        call = "nvmlDeviceGetHandleByIndex_v2"
+        self._check_initialised(call)
+        if not 0 <= index < len(self._specs):
+            raise NvmlError(Return.INVALID_ARGUMENT, call)
+        if index in self._lost:
+            raise NvmlError(self._lost[index], call)
+        return index
+
+    # ----------------------------------------------------------------------------- what it is
+
+    def uuid(self, gpu: Handle) -> str:
+        """See `Nvml`."""
+        return self._enter(gpu, "uuid").spec.uuid
+
+    def name(self, gpu: Handle) -> str:
+        """See `Nvml`."""
+        return self._enter(gpu, "name").model.name
+
+    def pci_address(self, gpu: Handle) -> str:
+        """See `Nvml`."""
+        return self._enter(gpu, "pci_address").spec.pci_address
+
+    def architecture(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return self._enter(gpu, "architecture").model.architecture
+
+    def memory_mib(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return self._enter(gpu, "memory_mib").model.memory_mib
+
+    def mig_enabled(self, gpu: Handle) -> bool:
+        """See `Nvml`."""
+        self._enter(gpu, "mig_enabled")
+        return False
+
+    # --------------------------------------------------------------------------- power limits
+
+    def power_limits(self, gpu: Handle) -> PowerLimits:
+        """See `Nvml`."""
+        state = self._enter(gpu, "power_limits")
+        return PowerLimits(state.limit_min_mw, state.limit_max_mw, state.limit_default_mw)
+
+    def power_limit_mw(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return self._enter(gpu, "power_limit_mw").limit_mw
+
+    def enforced_power_limit_mw(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return self._enter(gpu, "enforced_power_limit_mw").enforced_limit_mw
+
+    def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
+        """See `Nvml`."""
+        state = self._enter(gpu, "set_power_limit", setter=True)
+        if not state.limit_min_mw <= power_limit_mw <= state.limit_max_mw:
+            raise NvmlError(Return.INVALID_ARGUMENT, "nvmlDeviceSetPowerManagementLimit")
+        with self.lock:
+            state.limit_mw = power_limit_mw
+            self._changed(state, LIMIT_TAU_S)
+
+    # --------------------------------------------------------------------------------- clocks
+
+    def supported_memory_clocks(self, gpu: Handle) -> list[int]:
+        """See `Nvml`."""
+        return list(self._enter(gpu, "supported_memory_clocks").model.memory_clocks_mhz)
+
+    def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
+        """See `Nvml`."""
+        model = self._enter(gpu, "supported_gpu_clocks").model
+        if memory_clock_mhz not in model.memory_clocks_mhz:
+            raise NvmlError(Return.NOT_FOUND, "nvmlDeviceGetSupportedGraphicsClocks")
+        return list(model.clocks_at(memory_clock_mhz))
+
+    def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
+        """See `Nvml`. The range snaps to the clocks there are."""
+        state = self._enter(gpu, "set_gpu_clocks", setter=True)
+        call = "nvmlDeviceSetGpuLockedClocks"
+        if not state.model.gpu_clocks:
+            raise NvmlError(Return.NOT_SUPPORTED, call)
+        if min_mhz > max_mhz:
+            raise NvmlError(Return.INVALID_ARGUMENT, call)
+        grid = state.model.clocks_mhz
+        with self.lock:
+            state.gpu_lock_mhz = (_nearest(grid, min_mhz), _nearest(grid, max_mhz))
+            self._changed(state, CLOCK_TAU_S)
+
+    def reset_gpu_clocks(self, gpu: Handle) -> None:
+        """See `Nvml`."""
+        state = self._enter(gpu, "reset_gpu_clocks", setter=True)
+        if not state.model.gpu_clocks:
+            raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceResetGpuLockedClocks")
+        with self.lock:
+            state.gpu_lock_mhz = None
+            self._changed(state, CLOCK_TAU_S)
+
+    def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
+        """See `Nvml`."""
+        state = self._enter(gpu, "set_memory_clocks", setter=True)
+        call = "nvmlDeviceSetMemoryLockedClocks"
+        if not state.model.memory_clocks:
+            raise NvmlError(Return.NOT_SUPPORTED, call)
+        if min_mhz > max_mhz:
+            raise NvmlError(Return.INVALID_ARGUMENT, call)
+        grid = state.model.memory_clocks_mhz
+        with self.lock:
+            state.memory_lock_mhz = (_nearest(grid, min_mhz), _nearest(grid, max_mhz))
+
+    def reset_memory_clocks(self, gpu: Handle) -> None:
+        """See `Nvml`."""
+        state = self._enter(gpu, "reset_memory_clocks", setter=True)
+        if not state.model.memory_clocks:
+            raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceResetMemoryLockedClocks")
+        with self.lock:
+            state.memory_lock_mhz = None
+
+    def gpu_clock_mhz(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return self._enter(gpu, "gpu_clock_mhz").point.clock_mhz
+
+    def memory_clock_mhz(self, gpu: Handle) -> int:
+        """See `Nvml`. Boards with GDDR memory fall back to their slowest clock when unused."""
+        state = self._enter(gpu, "memory_clock_mhz")
+        clocks = state.model.memory_clocks_mhz
+        if state.memory_lock_mhz is not None:
+            return state.memory_lock_mhz[1]
+        return clocks[0] if state.contexts else clocks[-1]
+
+    # ------------------------------------------------------------------------------ the state
+
+    def persistence_mode(self, gpu: Handle) -> bool:
+        """See `Nvml`."""
+        return self._enter(gpu, "persistence_mode").persistence
+
+    def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
+        """See `Nvml`."""
+        self._enter(gpu, "set_persistence_mode", setter=True).persistence = enabled
+
+    def sensors(self, gpu: Handle) -> Sensors:
+        """See `Nvml`."""
+        state = self._enter(gpu, "sensors")
+        with self.lock:
+            now_ns = self._clock_ns()
+            now_s = self.advance(now_ns)
+            model = state.model
+            return Sensors(
+                t_ns=now_ns,
+                energy_mj=state.sensor.energy_mj(now_s) if model.energy_counter else None,
+                power_instant_mw=state.sensor.instant_mw(now_s),
+                power_average_mw=state.sensor.average_mw(now_s) if model.sensor.average else None,
+                memory_power_average_mw=None,
+            )
+
+    def temperature_c(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        state = self._enter(gpu, "temperature_c")
+        with self.lock:
+            return round(state.temperature_c(self.advance()))
+
+    def throttle_reasons(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return self._enter(gpu, "throttle_reasons").reasons()
+
+    # ----------------------------------------------------------------------- what runs on it
+
+    def open_work(self, gpus: Sequence[int], workload: str | Workload) -> Work:
+        """Opens a context on each of these GPUs, for one stream of work.
+
+        Args:
+            gpus: NVML indices.
+            workload: See `workloads.find_workload`.
+
+        Raises:
+            ValueError: No such GPU or workload, or a GPU is busy with other work.
+        """
+        with self.lock:
+            now_s = self.advance()
+            states = []
+            for index in gpus:
+                if not 0 <= index < len(self._gpus):
+                    raise ValueError(f"there is no simulated GPU {index}")
+                if self._gpus[index].work is not None:
+                    raise ValueError(f"the simulated GPU {index} already runs other work")
+                states.append(self._gpus[index])
+            if not states:
+                raise ValueError("work needs at least one GPU")
+            if isinstance(workload, str):
+                workload = find_workload(workload, states[0].model)
+            work = Work(self, states, workload, now_s)
+            for state in states:
+                state.contexts += 1
+                state.work = work
+                state.retarget(now_s, 0.0)
+            self._work = [other for other in self._work if not other.closed] + [work]
+            return work
+
+    def true_energy_j(self, gpu: int) -> float:
+        """Energy really drawn by a GPU until now."""
+        with self.lock:
+            now_s = self.advance()
+            return self._gpus[gpu].true_energy_j(now_s)
+
+    def advance(self, now_ns: int | None = None) -> float:
+        """Lets finish what has finished until now. Lock held. Returns the time in seconds."""
+        now_s = (self._clock_ns() if now_ns is None else now_ns) / 1e9
+        while True:
+            ending = [(work.ends_s(), work) for work in self._work if work.active]
+            due = min((end_s for end_s, _ in ending), default=math.inf)
+            if due > now_s + 1e-9:
+                return now_s
+            for end_s, work in ending:
+                if end_s == due:
+                    work.finish(due)
+
+    # ------------------------------------------------------------------------ what goes wrong
+
+    def inject(
+        self,
+        gpu: int,
+        call: str,
+        code: int | None = None,
+        *,
+        count: int | None = None,
+        latency_s: float = 0.0,
+    ) -> None:
+        """Makes a method of `Nvml` fail, or take long, on one GPU.
+
+        Args:
+            gpu: NVML index.
+            call: Name of the method.
+            code: What it returns instead; None: it works, after `latency_s`.
+            count: How many times; None: until `clear_faults`.
+            latency_s: Further time it takes.
+        """
+        with self.lock:
+            self._faults.setdefault((gpu, call), []).append(_Fault(code, count, latency_s))
+
+    def clear_faults(self) -> None:
+        """Everything works again, lost GPUs and an absent driver included."""
+        with self.lock:
+            self._faults.clear()
+            self._lost.clear()
+            self._driver_code = None
+
+    def lose(self, gpu: int, code: int = Return.GPU_IS_LOST) -> None:
+        """The GPU falls off the bus: every call on it fails."""
+        with self.lock:
+            self._lost[gpu] = code
+
+    def remove_driver(self, code: int = Return.DRIVER_NOT_LOADED) -> None:
+        """Initialising fails from now on."""
+        with self.lock:
+            self._driver_code = code
+
+    def reload_driver(self) -> None:
+        """Counters start anew and all settings are lost."""
+        with self.lock:
+            self.advance()
+            for work in list(self._work):
+                work.close()
+            self._load_driver()
+
+    def set_outside(self, gpu: int, power_limit_mw: int) -> None:
+        """Somebody else sets a power limit, as `nvidia-smi -pl` would."""
+        with self.lock:
+            self._gpus[gpu].limit_mw = power_limit_mw
+            self._changed(self._gpus[gpu], LIMIT_TAU_S)
+
+    def set_board_limit(self, gpu: int, power_limit_mw: int | None) -> None:
+        """The board's controller caps the GPU out of band; None: no longer."""
+        with self.lock:
+            self._gpus[gpu].board_limit_mw = power_limit_mw
+            self._changed(self._gpus[gpu], LIMIT_TAU_S)
+
+    def shrink_maximum(self, gpu: int, power_limit_mw: int) -> None:
+        """A driver update lowers the largest limit."""
+        with self.lock:
+            state = self._gpus[gpu]
+            state.limit_max_mw = power_limit_mw
+            state.limit_mw = min(state.limit_mw, power_limit_mw)
+            self._changed(state, LIMIT_TAU_S)
+
+    # -------------------------------------------------------------------------------- internals
+
+    def _load_driver(self) -> None:
+        now_s = self._clock_ns() / 1e9
+        self._boot += 1
+        self._gpus = [SimulatedGpu(spec, now_s, self._boot) for spec in self._specs]
+        self._work = []
+
+    def _check_initialised(self, call: str) -> None:
+        if not self._initialised:
+            raise NvmlError(Return.UNINITIALIZED, call)
+
+    def _enter(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
+        """Everything a call on a GPU has in common; sleeps outside the lock."""
+        self._check_initialised(call)
+        with self.lock:
+            if not isinstance(gpu, int) or not 0 <= gpu < len(self._gpus):
+                raise NvmlError(Return.INVALID_ARGUMENT, call)
+            lost = self._lost.get(gpu)
+            fault = self._take_fault(gpu, call)
+            state = self._gpus[gpu]
+            spec = state.spec
+            delay_s = fault.latency_s if fault is not None else 0.0
+            if setter and spec.setter_ms:
+                mean_s = spec.setter_ms / 1000
+                delay_s += max(mean_s / 4, state.chance.gauss(mean_s, mean_s * _LATENCY_SPREAD))
+            if not delay_s:
+                self.advance()
+        if delay_s:
+            self.sleep(delay_s)
+            with self.lock:
+                self.advance()
+        if lost is not None:
+            raise NvmlError(lost, call)
+        if fault is not None and fault.code is not None:
+            raise NvmlError(fault.code, call)
+        if setter and spec.unprivileged:
+            raise NvmlError(Return.NO_PERMISSION, call)
+        return state
+
+    def _take_fault(self, gpu: int, call: str) -> _Fault | None:
+        waiting = self._faults.get((gpu, call))
+        if not waiting:
+            return None
+        fault = waiting[0]
+        if fault.count is not None:
+            fault.count -= 1
+            if fault.count <= 0:
+                waiting.pop(0)
+        return fault
+
+    def _changed(self, state: SimulatedGpu, tau_s: float) -> None:
+        """A setting changed: the GPU, and whatever runs on it, adapts."""
+        now_s = self.advance()
+        if state.work is not None and state.work.active:
+            state.work.follow(now_s, tau_s)
+        else:
+            state.retarget(now_s, tau_s)
+
+
+def _nearest(grid: Sequence[int], mhz: int) -> int:
+    return min(grid, key=lambda clock: abs(clock - mhz))

@@ -1,0 +1,97 @@
+"""What NVML's power sensor and energy counter show of a GPU's true power.
+
+True power is averaged over a window that ends at each tick, scaled by the board's gain, quantised,
+and moved by a milliwatt or more so that no two ticks read the same; the counter adds the window's
+mean times the tick. Ticks are worked out when somebody reads, however long ago they were.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable
+
+from zeusd.nvml.simulated.devices import Sensor
+
+AVERAGE_TICKS = 10
+"""POWER_AVERAGE is the mean of the last second: ten ticks of 100 ms."""
+
+_CATCH_UP_TICKS = 64
+"""After a longer pause the older ticks are taken together, by the true energy of that time."""
+
+
+class PowerSensor:
+    """The sensor of one GPU.
+
+    Args:
+        sensor: How it samples.
+        energy_at: True energy drawn until a time (s), in joules; any time since the last reading.
+        start_s: When the driver was loaded.
+        gain: Reading over truth.
+        chance: Source of phase, noise and the counter's first value.
+    """
+
+    def __init__(
+        self,
+        sensor: Sensor,
+        energy_at: Callable[[float], float],
+        start_s: float,
+        gain: float,
+        chance: random.Random,
+    ) -> None:
+        self._sensor = sensor
+        self._energy_at = energy_at
+        self._gain = gain
+        self._chance = chance
+        self._tick_s = sensor.tick_ms / 1000
+        self._window_s = sensor.window_ms / 1000
+        self._last_tick_s = start_s - chance.random() * self._tick_s
+        self._counter_mj = 0.0
+        self._instant_mw = 0
+        self._ticks_mw: deque[int] = deque(maxlen=AVERAGE_TICKS)
+        self._tick(self._last_tick_s)
+        self._counter_mj = float(chance.randrange(10**6, 10**9))
+
+    @property
+    def needs_since_s(self) -> float:
+        """Start of the time whose true energy may still be asked for."""
+        return self._last_tick_s - self._window_s
+
+    def energy_mj(self, now_s: float) -> int:
+        """The counter's reading."""
+        self.update(now_s)
+        return int(self._counter_mj)
+
+    def instant_mw(self, now_s: float) -> int:
+        """POWER_INSTANT."""
+        self.update(now_s)
+        return self._instant_mw
+
+    def average_mw(self, now_s: float) -> int:
+        """POWER_AVERAGE."""
+        self.update(now_s)
+        return round(sum(self._ticks_mw) / len(self._ticks_mw))
+
+    def update(self, now_s: float) -> None:
+        """Works out the ticks until now."""
+        due = int((now_s - self._last_tick_s) / self._tick_s + 1e-9)
+        if due > _CATCH_UP_TICKS:
+            start_s = self._last_tick_s
+            self._last_tick_s += (due - _CATCH_UP_TICKS) * self._tick_s
+            true_j = self._energy_at(self._last_tick_s) - self._energy_at(start_s)
+            self._counter_mj += self._gain * true_j * 1000
+            due = _CATCH_UP_TICKS
+        for _ in range(due):
+            self._last_tick_s += self._tick_s
+            self._tick(self._last_tick_s)
+
+    def _tick(self, t_s: float) -> None:
+        mean_j = self._energy_at(t_s) - self._energy_at(t_s - self._window_s)
+        mean_mw = self._gain * mean_j / self._window_s * 1000
+        self._counter_mj += mean_mw * self._tick_s
+        quantum = self._sensor.quantum_mw
+        reading = round(mean_mw / quantum) * quantum + self._chance.choice((-2, -1, 1, 2))
+        if reading == self._instant_mw:
+            reading += 1
+        self._instant_mw = max(0, reading)
+        self._ticks_mw.append(self._instant_mw)

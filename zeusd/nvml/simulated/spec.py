@@ -1,0 +1,92 @@
+"""Reads what a simulated node is to consist of: `4xv100-pcie`, `a100-sxm-80,a40:seed=3`."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass, replace
+
+from zeusd.nvml.simulated.devices import ALIASES, DEVICES, DeviceModel
+
+_NAMESPACE = uuid.UUID("5a455553-4400-4000-8000-73696d756c61")
+
+
+@dataclass(frozen=True, slots=True)
+class GpuSpec:
+    """One simulated GPU.
+
+    Attributes:
+        model: The product.
+        index: Position on the node.
+        seed: Seeds sensor phase, noise and latency.
+        setter_ms: Mean time a setter takes; 0 for none. Hardware takes 10 to 20 ms.
+        gain_sigma: Spread of the power sensor's gain between boards; real boards have about 0.03.
+        unprivileged: Setters answer NO_PERMISSION.
+    """
+
+    model: DeviceModel
+    index: int
+    seed: int = 0
+    setter_ms: float = 12.0
+    gain_sigma: float = 0.0
+    unprivileged: bool = False
+
+    @property
+    def uuid(self) -> str:
+        """The same for the same place on the same node, over restarts."""
+        return f"GPU-{uuid.uuid5(_NAMESPACE, f'{self.index}:{self.model.key}:{self.seed}')}"
+
+    @property
+    def pci_address(self) -> str:
+        """Address on the simulated bus; rises with the index."""
+        return f"00000000:{7 + 8 * self.index:02X}:00.0"
+
+
+def parse_spec(text: str) -> tuple[GpuSpec, ...]:
+    """The GPUs that a spec names.
+
+    `[Nx]KIND[:option=value...]`, several of them separated by commas. Options: seed, setter_ms,
+    gain_sigma, unprivileged.
+
+    Raises:
+        ValueError: It is not a spec; the message says what is.
+    """
+    gpus: list[GpuSpec] = []
+    for group in text.split(","):
+        kind, *options = group.strip().split(":")
+        match = re.fullmatch(r"(?:(\d+)x)?([a-z0-9-]+)", kind.strip().lower())
+        key = ALIASES.get(match.group(2), match.group(2)) if match else ""
+        if match is None or key not in DEVICES:
+            raise ValueError(
+                f"cannot simulate {kind.strip()!r}: a node is given as 4xv100-pcie or "
+                f"a100-sxm-80,a40, of: {', '.join(sorted(DEVICES))}"
+            )
+        count = int(match.group(1) or 1)
+        first = _apply_options(GpuSpec(DEVICES[key], index=0), group, options)
+        if not 1 <= count <= 64 - len(gpus):
+            raise ValueError(f"cannot simulate {text!r}: a node has 1 to 64 GPUs")
+        for _ in range(count):
+            gpus.append(replace(first, index=len(gpus)))
+    return tuple(gpus)
+
+
+def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
+    for option in options:
+        name, _, value = option.partition("=")
+        try:
+            if name == "seed":
+                spec = replace(spec, seed=int(value))
+            elif name == "setter_ms" and float(value) >= 0:
+                spec = replace(spec, setter_ms=float(value))
+            elif name == "gain_sigma" and float(value) >= 0:
+                spec = replace(spec, gain_sigma=float(value))
+            elif option == "unprivileged":
+                spec = replace(spec, unprivileged=True)
+            else:
+                raise ValueError
+        except ValueError:
+            raise ValueError(
+                f"cannot simulate {group.strip()!r}: the option {option!r} is none of seed=N, "
+                "setter_ms=MS, gain_sigma=SHARE, unprivileged"
+            ) from None
+    return spec

@@ -1,0 +1,205 @@
+"""What runs on simulated GPUs: tables that were measured, and the fitted model."""
+
+from __future__ import annotations
+
+import bisect
+import csv
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+from typing import Protocol
+
+from zeusd.nvml.simulated.devices import DeviceModel
+from zeusd.nvml.simulated.physics import ModelLoad, OperatingPoint, settle, slowdown
+
+STEPS_PER_PROFILE_WINDOW = 40
+"""Training steps in one window of the recorded profiles: the optimizer's default."""
+
+DATASET_SAMPLES = {
+    "cifar100": 50_000,
+    "imagenet": 1_281_167,
+    "librispeech": 281_241,
+    "movielens-1m": 994_169,
+    "sentiment140": 1_600_000,
+    "squad": 88_524,
+}
+"""Training samples of an epoch, to divide the traces' epochs into steps. The traces do not record
+them; these are the data sets' usual training splits."""
+
+
+class Workload(Protocol):
+    """Something that can run on a simulated GPU, in units that are its own (training steps)."""
+
+    def point(
+        self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
+    ) -> OperatingPoint:
+        """The steady state on a GPU.
+
+        Args:
+            device: The product it runs on.
+            rank: Which of the workload's GPUs this is, from 0.
+            limit_w: Power limit in force.
+            clock_max_mhz: Highest clock it is locked to, if it is.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class ModelWorkload:
+    """A workload of the fitted model."""
+
+    load: ModelLoad
+
+    def point(
+        self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
+    ) -> OperatingPoint:
+        """See `Workload`."""
+        return settle(device, self.load, limit_w, clock_max_mhz)
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredTable:
+    """Time and power of a workload by power limit, as measured.
+
+    Attributes:
+        name: Name in the catalog.
+        device: Key of the GPU it was measured on.
+        limits_w: Power limits, ascending.
+        unit_s: Seconds per unit (training step) at each.
+        power_w: Average power of each GPU (outer) at each limit (inner).
+    """
+
+    name: str
+    device: str
+    limits_w: tuple[float, ...]
+    unit_s: tuple[float, ...]
+    power_w: tuple[tuple[float, ...], ...]
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it was measured on."""
+        return len(self.power_w)
+
+    def point(
+        self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
+    ) -> OperatingPoint:
+        """See `Workload`. Between rows the table is interpolated, beyond them the last row holds.
+
+        The tables say nothing of locked clocks: a lock slows by the model's share of the product's
+        compute load, and takes the power that the model would.
+        """
+        unit_s = _interpolate(self.limits_w, self.unit_s, limit_w)
+        watts = _interpolate(self.limits_w, self.power_w[min(rank, self.gpus - 1)], limit_w)
+        k, full_w = device.compute_load
+        clock = settle(device, ModelLoad(1.0, k, full_w), limit_w, None).clock_mhz
+        capped = limit_w < self.limits_w[-1]
+        if clock_max_mhz is not None and clock_max_mhz < clock:
+            top = device.clocks_mhz[0]
+            locked = max(clock_max_mhz, device.clocks_mhz[-1])
+            ratio = slowdown(k, locked / top) / slowdown(k, clock / top)
+            model = ModelLoad(1.0, k, full_w)
+            share = (settle(device, model, math.inf, locked).power_w - device.static_w) / max(
+                1e-9, settle(device, model, limit_w, None).power_w - device.static_w
+            )
+            unit_s *= ratio
+            watts = device.static_w + max(0.0, watts - device.static_w) * share
+            clock, capped = locked, False
+        return OperatingPoint(1 / unit_s, watts, clock, capped)
+
+
+def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
+    if x <= xs[0]:
+        return ys[0]
+    if x >= xs[-1]:
+        return ys[-1]
+    right = bisect.bisect_right(xs, x)
+    left = right - 1
+    return ys[left] + (ys[right] - ys[left]) * (x - xs[left]) / (xs[right] - xs[left])
+
+
+# --------------------------------------------------------------------------------------- catalog
+
+
+_DATA = files("zeusd.nvml.simulated") / "data"
+_PROFILE_DEVICES = {"A40": "a40", "V100": "v100-pcie"}
+_TRACE_DEVICES = {"a40": "a40", "p100": "p100", "rtx6000": "rtx6000", "v100": "v100-pcie"}
+
+
+@lru_cache(maxsize=1)
+def catalog() -> dict[str, MeasuredTable]:
+    """All measured workloads by name.
+
+    `nsdi23/GPU/DATASET/NETWORK/OPTIMIZER/BATCH` from the traces, `profiles/FILE` from the recorded
+    profiles. The unit is one training step.
+    """
+    tables: dict[str, MeasuredTable] = {}
+    for gpu, device in _TRACE_DEVICES.items():
+        tables.update(_read_trace(gpu, device))
+    for file in sorted((_DATA / "profiles").iterdir(), key=lambda file: file.name):
+        if file.name.endswith(".csv"):
+            name = f"profiles/{file.name[:-4]}"
+            tables[name] = _read_profile(name, file.read_text())
+    return tables
+
+
+def find_workload(name: str, device: DeviceModel) -> Workload:
+    """The workload of a name: one of the catalog, `model/compute` or `model/memory`.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if name in ("model/compute", "model/memory"):
+        k, watts = device.compute_load if name == "model/compute" else device.memory_load
+        return ModelWorkload(ModelLoad(unit_s=0.1, k=k, power_w=watts, burst=1.05))
+    table = catalog().get(name)
+    if table is None:
+        raise ValueError(
+            f"no workload {name!r}; there are model/compute, model/memory, and measured ones such "
+            "as nsdi23/v100/imagenet/resnet50/adadelta/32 or profiles/V100+resnet50+gpu0"
+        )
+    return table
+
+
+def _read_trace(gpu: str, device: str) -> dict[str, MeasuredTable]:
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    text = (_DATA / f"summary_power_{gpu}.csv").read_text()
+    for row in csv.DictReader(text.splitlines()):
+        batch = int(row["batch_size"])
+        name = f"nsdi23/{gpu}/{row['dataset']}/{row['network']}/{row['optimizer']}/{batch}"
+        steps = math.ceil(DATASET_SAMPLES[row["dataset"]] / batch)
+        rows.setdefault(name, []).append(
+            (
+                float(row["power_limit"]),
+                float(row["time_per_epoch"]) / steps,
+                float(row["average_power"]),
+            )
+        )
+    tables = {}
+    for name, measured in rows.items():
+        limits_w, unit_s, watts = zip(*sorted(measured), strict=True)
+        tables[name] = MeasuredTable(name, device, limits_w, unit_s, (watts,))
+    return tables
+
+
+def _read_profile(name: str, text: str) -> MeasuredTable:
+    rows = list(csv.DictReader(text.splitlines()))
+    columns = [column for column in rows[0] if column.endswith("_energy")]
+    measured = sorted(
+        (
+            float(row["window_name"].rpartition("_")[2]),
+            float(row["elapsed_time"]),
+            [float(row[column]) for column in columns],
+        )
+        for row in rows
+    )
+    return MeasuredTable(
+        name=name,
+        device=_PROFILE_DEVICES[name.partition("/")[2].partition("+")[0]],
+        limits_w=tuple(limit for limit, _, _ in measured),
+        unit_s=tuple(seconds / STEPS_PER_PROFILE_WINDOW for _, seconds, _ in measured),
+        power_w=tuple(
+            tuple(energies[gpu] / seconds for _, seconds, energies in measured)
+            for gpu in range(len(columns))
+        ),
+    )
