@@ -1,0 +1,201 @@
+"""Builds and drives the C stand-in for libnvidia-ml."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import mmap
+import os
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).with_name("nvml_double.c")
+BY_EUID, ALWAYS, NEVER = 0, 1, 2
+
+_I64 = ctypes.c_int64
+
+
+_GPU_NUMBERS = (
+    *("limit_mw", "limit_min_mw", "limit_max_mw", "limit_default_mw", "board_limit_mw"),
+    *("lock_min", "lock_max", "memory_lock_min", "memory_lock_max", "persistence"),
+    *("architecture", "memory_mib", "load_mw", "tick_ms"),
+    *("clock_top", "clock_step", "clock_count", "memory_clock"),
+    *("has_energy", "has_average", "module_only"),
+    *("start_ns", "updated_ns", "energy_uj", "shown_tick", "shown_uj"),
+)
+
+
+class _Gpu(ctypes.Structure):
+    _fields_ = [
+        *((name, _I64) for name in _GPU_NUMBERS),
+        ("name", ctypes.c_char * 96),
+        ("uuid", ctypes.c_char * 96),
+        ("pci", ctypes.c_char * 32),
+    ]
+
+
+class _Fault(ctypes.Structure):
+    _fields_ = [
+        ("gpu", _I64),
+        ("code", _I64),
+        ("count", _I64),
+        ("delay_ms", _I64),
+        ("symbol", ctypes.c_char * 64),
+    ]
+
+
+class _Node(ctypes.Structure):
+    _fields_ = [
+        *((name, _I64) for name in ("count", "privilege", "latency_us", "init_code")),
+        ("fault_count", _I64),
+        ("reserved", _I64 * 3),
+        ("gpus", _Gpu * 16),
+        ("faults", _Fault * 32),
+    ]
+
+
+@lru_cache(maxsize=1)
+def build() -> Path:
+    """The compiled library, in a folder that every user may read."""
+    digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
+    folder = Path(tempfile.gettempdir()) / f"zeusd-nvml-double-{os.getuid()}-{digest}"
+    library = folder / "libnvidia-ml.so.1"
+    if not library.exists():
+        folder.mkdir(mode=0o755, exist_ok=True)
+        aside = folder / f"new-{os.getpid()}"
+        command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
+        command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(aside), str(SOURCE)]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+        aside.chmod(0o755)
+        aside.rename(library)
+    return library
+
+
+@dataclass(frozen=True)
+class Call:
+    """One setter call as the library saw it."""
+
+    t_ns: int
+    pid: int
+    uid: int
+    symbol: str
+    gpu: int
+    arguments: tuple[int, int]
+    result: int
+
+
+class NvmlDouble:
+    """A node behind the C library.
+
+    Args:
+        directory: Where state and record go; other users must be able to enter it.
+        gpus: Overrides of the defaults (those of a V100) for each GPU.
+        privilege: Who may set: BY_EUID (root only), ALWAYS, NEVER.
+        latency_ms: Time a setter takes.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        gpus: Sequence[dict[str, Any]] = ({},),
+        *,
+        privilege: int = BY_EUID,
+        latency_ms: float = 0.0,
+    ) -> None:
+        self.library = str(build())
+        self.state_path = directory / "nvml-state"
+        self.record_path = directory / "nvml-record"
+        self.state_path.write_bytes(bytes(ctypes.sizeof(_Node)))
+        self.record_path.touch()
+        for path in (self.state_path, self.record_path):
+            path.chmod(0o666)
+        with self.state_path.open("r+b") as file:
+            self._map = mmap.mmap(file.fileno(), 0)
+        self.node = _Node.from_buffer(self._map)
+        self.node.count = len(gpus)
+        self.node.privilege = privilege
+        self.node.latency_us = int(latency_ms * 1000)
+        for index, changes in enumerate(gpus):
+            self._describe(self.node.gpus[index], index, changes)
+
+    @staticmethod
+    def _describe(gpu: Any, index: int, changes: dict[str, Any]) -> None:
+        now_ns = time.monotonic_ns()
+        values: dict[str, Any] = {
+            "name": b"Tesla V100-PCIE-16GB",
+            "uuid": f"GPU-{index:08d}-0000-0000-0000-000000000000".encode(),
+            "pci": f"00000000:{7 + index:02X}:00.0".encode(),
+            "limit_mw": 250_000,
+            "limit_min_mw": 100_000,
+            "limit_max_mw": 250_000,
+            "limit_default_mw": 250_000,
+            "architecture": 5,
+            "memory_mib": 16384,
+            "load_mw": 220_000,
+            "tick_ms": 20,
+            "clock_top": 1380,
+            "clock_step": 15,
+            "clock_count": 84,
+            "memory_clock": 877,
+            "has_energy": 1,
+            "has_average": 0,
+            "start_ns": now_ns,
+            "updated_ns": now_ns,
+            **changes,
+        }
+        for name, value in values.items():
+            setattr(gpu, name, value)
+
+    @property
+    def env(self) -> dict[str, str]:
+        """Environment of the process that loads the library."""
+        return {
+            "NVML_DOUBLE_STATE": str(self.state_path),
+            "NVML_DOUBLE_RECORD": str(self.record_path),
+        }
+
+    def uuid(self, gpu: int) -> str:
+        """UUID of a GPU."""
+        return str(self.node.gpus[gpu].uuid.decode())
+
+    def limit_mw(self, gpu: int) -> int:
+        """The power limit that is set."""
+        return int(self.node.gpus[gpu].limit_mw)
+
+    def calls(self, symbol: str | None = None) -> list[Call]:
+        """Setter calls so far, in order."""
+        calls = []
+        for line in self.record_path.read_text().splitlines():
+            t_ns, pid, uid, name, gpu, first, second, result = line.split()
+            if symbol is None or name == symbol:
+                calls.append(
+                    Call(
+                        int(t_ns),
+                        int(pid),
+                        int(uid),
+                        name,
+                        int(gpu),
+                        (int(first), int(second)),
+                        int(result),
+                    )
+                )
+        return calls
+
+    def inject(
+        self, gpu: int, symbol: str, code: int = 0, *, count: int = -1, delay_ms: int = 0
+    ) -> None:
+        """Makes a symbol (or `*`) return a code, or take time, `count` times (-1: always)."""
+        fault = self.node.faults[self.node.fault_count]
+        fault.gpu, fault.code, fault.count, fault.delay_ms = gpu, code, count, delay_ms
+        fault.symbol = symbol.encode()
+        self.node.fault_count += 1
+
+    def clear_faults(self) -> None:
+        """Everything works again."""
+        self.node.fault_count = 0

@@ -1,0 +1,374 @@
+/* A stand-in for libnvidia-ml.so.1 that records every setter call.
+ *
+ * All state lives in a file that the test maps too (NVML_DOUBLE_STATE), so that settings outlive the
+ * process, as they do in a driver with persistence, and a test can look at them and change them.
+ * Setters append one line each to NVML_DOUBLE_RECORD. Declarations are our own.
+ */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, UNSUPPORTED = 3, DENIED = 4, NOT_FOUND = 6, SMALL = 7,
+       NO_DRIVER = 9, VERSION = 25 };
+enum { BY_EUID = 0, ALWAYS = 1, NEVER = 2 };
+
+#define MAX_GPUS 16
+#define MAX_FAULTS 32
+
+typedef struct {
+    int64_t limit_mw, limit_min_mw, limit_max_mw, limit_default_mw, board_limit_mw;
+    int64_t lock_min, lock_max, memory_lock_min, memory_lock_max, persistence;
+    int64_t architecture, memory_mib, load_mw, tick_ms;
+    int64_t clock_top, clock_step, clock_count, memory_clock;
+    int64_t has_energy, has_average, module_only;
+    int64_t start_ns, updated_ns, energy_uj, shown_tick, shown_uj;
+    char name[96], uuid[96], pci[32];
+} gpu_t;
+
+typedef struct {
+    int64_t gpu, code, count, delay_ms;
+    char symbol[64];
+} fault_t;
+
+typedef struct {
+    int64_t count, privilege, latency_us, init_code, fault_count, reserved[3];
+    gpu_t gpus[MAX_GPUS];
+    fault_t faults[MAX_FAULTS];
+} node_t;
+
+typedef struct { uint32_t field, scope; int64_t timestamp, latency_us; int32_t type, result;
+                 union { double d; uint32_t u; uint64_t ull; } value; } field_t;
+_Static_assert(sizeof(field_t) == 40, "nvmlFieldValue_t");
+typedef struct { char legacy[16]; uint32_t domain, bus, device, id, subsystem; char bus_id[32]; } pci_t;
+_Static_assert(sizeof(pci_t) == 68, "nvmlPciInfo_t");
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { uint32_t version, sensor; int32_t celsius; } temperature_t;
+_Static_assert(sizeof(temperature_t) == 12, "nvmlTemperature_v1_t");
+
+static node_t *node;
+static int initialised;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static int64_t now_ns(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void sleep_us(int64_t us) {
+    struct timespec t = {us / 1000000, (us % 1000000) * 1000};
+    if (us > 0) nanosleep(&t, NULL);
+}
+
+static int64_t enforced_mw(const gpu_t *g) {
+    return g->board_limit_mw && g->board_limit_mw < g->limit_mw ? g->board_limit_mw : g->limit_mw;
+}
+
+static int64_t power_mw(const gpu_t *g) {
+    return g->load_mw < enforced_mw(g) ? g->load_mw : enforced_mw(g);
+}
+
+/* Integrates true power until now. mW * ns = 1e-6 uJ. */
+static void integrate(gpu_t *g) {
+    int64_t now = now_ns();
+    int64_t tick = (now - g->start_ns) / (g->tick_ms * 1000000);
+    int64_t tick_ns = g->start_ns + tick * g->tick_ms * 1000000;
+    if (tick > g->shown_tick) {
+        int64_t until = tick_ns > g->updated_ns ? tick_ns : g->updated_ns;
+        g->shown_uj = g->energy_uj + (until - g->updated_ns) / 1000 * power_mw(g) / 1000;
+        g->shown_tick = tick;
+    }
+    g->energy_uj += (now - g->updated_ns) / 1000 * power_mw(g) / 1000;
+    g->updated_ns = now;
+}
+
+static void record(const char *symbol, const gpu_t *g, int64_t a, int64_t b, int result) {
+    const char *path = getenv("NVML_DOUBLE_RECORD");
+    char line[256];
+    int fd, size;
+    if (!path || (fd = open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0666)) < 0) return;
+    size = snprintf(line, sizeof line, "%lld %d %d %s %d %lld %lld %d\n", (long long)now_ns(), getpid(),
+                    geteuid(), symbol, (int)(g - node->gpus), (long long)a, (long long)b, result);
+    if (write(fd, line, (size_t)size) < 0) abort();
+    close(fd);
+}
+
+/* What every call on a device has in common: faults, delays, and whether the handle is one. */
+static int enter(gpu_t *g, const char *symbol) {
+    int64_t i, delay_ms = 0;
+    int code = OK;
+    if (!initialised) return UNINITIALIZED;
+    if (!node || g < node->gpus || g >= node->gpus + node->count) return INVALID;
+    pthread_mutex_lock(&lock);
+    for (i = 0; i < node->fault_count && i < MAX_FAULTS; i++) {
+        fault_t *f = &node->faults[i];
+        if (f->gpu != g - node->gpus || f->count == 0) continue;
+        if (strcmp(f->symbol, "*") && strcmp(f->symbol, symbol)) continue;
+        if (f->count > 0) f->count--;
+        code = (int)f->code;
+        delay_ms = f->delay_ms;
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    sleep_us(delay_ms * 1000);
+    return code;
+}
+
+static int enter_setter(gpu_t *g, const char *symbol) {
+    int code = enter(g, symbol);
+    if (code) return code;
+    sleep_us(node->latency_us);
+    if (node->privilege == NEVER || (node->privilege == BY_EUID && geteuid() != 0)) return DENIED;
+    return OK;
+}
+
+#define ENTER(g) do { int entered = enter(g, __func__); if (entered) return entered; } while (0)
+
+int nvmlInitWithFlags(unsigned flags) {
+    const char *path = getenv("NVML_DOUBLE_STATE");
+    int fd;
+    (void)flags;
+    if (!node) {
+        if (!path || (fd = open(path, O_RDWR | O_CLOEXEC)) < 0) return NO_DRIVER;
+        node = mmap(NULL, sizeof *node, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+        close(fd);
+        if (node == MAP_FAILED) { node = NULL; return NO_DRIVER; }
+    }
+    if (node->init_code) return (int)node->init_code;
+    __sync_add_and_fetch(&initialised, 1);
+    return OK;
+}
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+int nvmlShutdown(void) {
+    if (!initialised) return UNINITIALIZED;
+    __sync_sub_and_fetch(&initialised, 1);
+    return OK;
+}
+const char *nvmlErrorString(int code) {
+    switch (code) {
+    case OK: return "Success";
+    case INVALID: return "Invalid Argument";
+    case UNSUPPORTED: return "Not Supported";
+    case DENIED: return "Insufficient Permissions";
+    default: return "Unknown Error";
+    }
+}
+static int copy(char *to, unsigned size, const char *text) {
+    if (!to) return INVALID;
+    if (strlen(text) + 1 > size) return SMALL;
+    strcpy(to, text);
+    return OK;
+}
+int nvmlSystemGetDriverVersion(char *to, unsigned size) {
+    return initialised ? copy(to, size, "595.58.03") : UNINITIALIZED;
+}
+int nvmlSystemGetNVMLVersion(char *to, unsigned size) {
+    return initialised ? copy(to, size, "13.595.58") : UNINITIALIZED;
+}
+int nvmlSystemGetCudaDriverVersion_v2(int *version) { *version = 13000; return OK; }
+int nvmlSystemGetCudaDriverVersion(int *version) { *version = 13000; return OK; }
+int nvmlDeviceGetCount_v2(unsigned *count) {
+    if (!initialised) return UNINITIALIZED;
+    *count = (unsigned)node->count;
+    return OK;
+}
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, gpu_t **g) {
+    if (!initialised) return UNINITIALIZED;
+    if (!g || index >= node->count) return INVALID;
+    *g = &node->gpus[index];
+    return enter(*g, __func__);
+}
+int nvmlDeviceGetHandleByUUID(const char *uuid, gpu_t **g) {
+    int64_t i;
+    if (!initialised) return UNINITIALIZED;
+    for (i = 0; i < node->count; i++)
+        if (!strcmp(node->gpus[i].uuid, uuid)) { *g = &node->gpus[i]; return OK; }
+    return NOT_FOUND;
+}
+int nvmlDeviceGetIndex(gpu_t *g, unsigned *index) { ENTER(g); *index = (unsigned)(g - node->gpus); return OK; }
+int nvmlDeviceGetMinorNumber(gpu_t *g, unsigned *n) { ENTER(g); *n = (unsigned)(g - node->gpus); return OK; }
+int nvmlDeviceGetName(gpu_t *g, char *to, unsigned size) { ENTER(g); return copy(to, size, g->name); }
+int nvmlDeviceGetUUID(gpu_t *g, char *to, unsigned size) { ENTER(g); return copy(to, size, g->uuid); }
+int nvmlDeviceGetArchitecture(gpu_t *g, unsigned *a) { ENTER(g); *a = (unsigned)g->architecture; return OK; }
+int nvmlDeviceGetCudaComputeCapability(gpu_t *g, int *major, int *minor) {
+    ENTER(g);
+    *major = g->architecture >= 9 ? 9 : g->architecture >= 7 ? 8 : 7;
+    *minor = g->architecture == 6 ? 5 : g->architecture == 8 ? 9 : 0;
+    return OK;
+}
+int nvmlDeviceGetPciInfo_v3(gpu_t *g, pci_t *p) {
+    ENTER(g);
+    memset(p, 0, sizeof *p);
+    strncpy(p->bus_id, g->pci, sizeof p->bus_id - 1);
+    strncpy(p->legacy, g->pci + 4, sizeof p->legacy - 1);
+    return OK;
+}
+int nvmlDeviceGetMemoryInfo(gpu_t *g, memory_t *m) {
+    ENTER(g);
+    m->total = (unsigned long long)g->memory_mib << 20;
+    m->used = 0;
+    m->free = m->total;
+    return OK;
+}
+int nvmlDeviceGetPowerManagementLimitConstraints(gpu_t *g, unsigned *low, unsigned *high) {
+    ENTER(g);
+    *low = (unsigned)g->limit_min_mw;
+    *high = (unsigned)g->limit_max_mw;
+    return OK;
+}
+int nvmlDeviceGetPowerManagementDefaultLimit(gpu_t *g, unsigned *mw) { ENTER(g); *mw = (unsigned)g->limit_default_mw; return OK; }
+int nvmlDeviceGetPowerManagementLimit(gpu_t *g, unsigned *mw) { ENTER(g); *mw = (unsigned)g->limit_mw; return OK; }
+int nvmlDeviceGetEnforcedPowerLimit(gpu_t *g, unsigned *mw) { ENTER(g); *mw = (unsigned)enforced_mw(g); return OK; }
+int nvmlDeviceGetPowerManagementMode(gpu_t *g, unsigned *on) { ENTER(g); *on = 1; return OK; }
+
+static int64_t shown_mw(gpu_t *g) {
+    integrate(g);
+    return power_mw(g) + (g->shown_tick % 5) + 1; /* no two ticks read the same */
+}
+int nvmlDeviceGetPowerUsage(gpu_t *g, unsigned *mw) {
+    ENTER(g);
+    pthread_mutex_lock(&lock);
+    *mw = (unsigned)shown_mw(g);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+int nvmlDeviceGetTotalEnergyConsumption(gpu_t *g, unsigned long long *mj) {
+    ENTER(g);
+    if (!g->has_energy) return UNSUPPORTED;
+    pthread_mutex_lock(&lock);
+    integrate(g);
+    *mj = (unsigned long long)(g->shown_uj / 1000);
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
+    int i;
+    ENTER(g);
+    pthread_mutex_lock(&lock);
+    for (i = 0; i < count; i++) {
+        field_t *f = &fields[i];
+        uint32_t scope = g->module_only ? 1 : 0;
+        f->result = UNSUPPORTED;
+        f->type = 1;
+        f->value.ull = 0;
+        if (f->field == 83 && g->has_energy) {
+            integrate(g);
+            f->type = 3;
+            f->value.ull = (uint64_t)(g->shown_uj / 1000);
+            f->result = OK;
+        } else if (f->field == 186 && f->scope == scope) {
+            f->value.u = (uint32_t)shown_mw(g);
+            f->result = OK;
+        } else if (f->field == 185 && f->scope == scope && g->has_average) {
+            f->value.u = (uint32_t)shown_mw(g);
+            f->result = OK;
+        } else if (f->field == 185 && f->scope == 2) {
+            f->result = OK; /* success with zero: not measured */
+        }
+    }
+    pthread_mutex_unlock(&lock);
+    return OK;
+}
+int nvmlDeviceGetSupportedMemoryClocks(gpu_t *g, unsigned *count, unsigned *clocks) {
+    ENTER(g);
+    if (!clocks || *count < 1) { *count = 1; return SMALL; }
+    *count = 1;
+    clocks[0] = (unsigned)g->memory_clock;
+    return OK;
+}
+int nvmlDeviceGetSupportedGraphicsClocks(gpu_t *g, unsigned memory, unsigned *count, unsigned *clocks) {
+    unsigned i;
+    ENTER(g);
+    if (memory != g->memory_clock) return NOT_FOUND;
+    if (!clocks || *count < g->clock_count) { *count = (unsigned)g->clock_count; return SMALL; }
+    *count = (unsigned)g->clock_count;
+    for (i = 0; i < *count; i++) clocks[i] = (unsigned)(g->clock_top - i * g->clock_step);
+    return OK;
+}
+int nvmlDeviceGetClockInfo(gpu_t *g, int type, unsigned *mhz) {
+    ENTER(g);
+    if (type == 2) *mhz = (unsigned)(g->memory_lock_max ? g->memory_lock_max : g->memory_clock);
+    else *mhz = (unsigned)(g->lock_max ? g->lock_max : g->clock_top);
+    return OK;
+}
+int nvmlDeviceGetPersistenceMode(gpu_t *g, int *on) { ENTER(g); *on = (int)g->persistence; return OK; }
+int nvmlDeviceGetTemperature(gpu_t *g, int sensor, unsigned *c) { ENTER(g); (void)sensor; *c = 41; return OK; }
+int nvmlDeviceGetTemperatureV(gpu_t *g, temperature_t *t) {
+    ENTER(g);
+    if (t->version != 0x0100000C) return VERSION;
+    t->celsius = 42;
+    return OK;
+}
+int nvmlDeviceGetCurrentClocksEventReasons(gpu_t *g, unsigned long long *r) {
+    ENTER(g);
+    *r = power_mw(g) < g->load_mw ? 4 : 0;
+    return OK;
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(gpu_t *g, unsigned long long *r) {
+    return nvmlDeviceGetCurrentClocksEventReasons(g, r);
+}
+int nvmlDeviceGetMigMode(gpu_t *g, unsigned *current, unsigned *pending) {
+    ENTER(g);
+    if (g->architecture < 7) return UNSUPPORTED;
+    *current = *pending = 0;
+    return OK;
+}
+
+int nvmlDeviceSetPowerManagementLimit(gpu_t *g, unsigned mw) {
+    int code = enter_setter(g, __func__);
+    if (code == OK && (mw < g->limit_min_mw || mw > g->limit_max_mw)) code = INVALID;
+    if (code == OK) {
+        pthread_mutex_lock(&lock);
+        integrate(g);
+        g->limit_mw = mw;
+        pthread_mutex_unlock(&lock);
+    }
+    if (code != UNINITIALIZED) record(__func__, g, mw, 0, code);
+    return code;
+}
+static int set_range(gpu_t *g, const char *symbol, int64_t *low, int64_t *high, unsigned a, unsigned b) {
+    int code = enter_setter(g, symbol);
+    if (code == OK && a > b) code = INVALID;
+    if (code == OK) { *low = a; *high = b; }
+    if (code != UNINITIALIZED) record(symbol, g, a, b, code);
+    return code;
+}
+int nvmlDeviceSetGpuLockedClocks(gpu_t *g, unsigned a, unsigned b) {
+    return set_range(g, __func__, &g->lock_min, &g->lock_max, a, b);
+}
+int nvmlDeviceResetGpuLockedClocks(gpu_t *g) {
+    return set_range(g, __func__, &g->lock_min, &g->lock_max, 0, 0);
+}
+int nvmlDeviceSetMemoryLockedClocks(gpu_t *g, unsigned a, unsigned b) {
+    return set_range(g, __func__, &g->memory_lock_min, &g->memory_lock_max, a, b);
+}
+int nvmlDeviceResetMemoryLockedClocks(gpu_t *g) {
+    return set_range(g, __func__, &g->memory_lock_min, &g->memory_lock_max, 0, 0);
+}
+int nvmlDeviceSetPersistenceMode(gpu_t *g, int on) {
+    int code = enter_setter(g, __func__);
+    if (code == OK) g->persistence = on;
+    if (code != UNINITIALIZED) record(__func__, g, on, 0, code);
+    return code;
+}
+
+/* What other clients of NVML look up: present, and not supported. */
+#define STUB(name) int name(void); int name(void) { return UNSUPPORTED; }
+STUB(nvmlDeviceGetSerial) STUB(nvmlDeviceGetHandleBySerial) STUB(nvmlDeviceGetHandleByPciBusId_v2)
+STUB(nvmlDeviceGetBrand) STUB(nvmlDeviceGetC2cModeInfoV) STUB(nvmlDeviceGetSamples)
+STUB(nvmlDeviceSetPowerManagementLimit_v2) STUB(nvmlDeviceGetClock) STUB(nvmlDeviceGetMaxClockInfo)
+STUB(nvmlDeviceGetApplicationsClock) STUB(nvmlDeviceGetSupportedClocksEventReasons)
+STUB(nvmlDeviceGetViolationStatus) STUB(nvmlDeviceGetTemperatureThreshold)
+STUB(nvmlDeviceGetPerformanceState) STUB(nvmlDeviceGetPowerState) STUB(nvmlDeviceGetUtilizationRates)
+STUB(nvmlDeviceGetMemoryInfo_v2) STUB(nvmlDeviceGetMaxMigDeviceCount) STUB(nvmlDeviceIsMigDeviceHandle)
+STUB(nvmlEventSetCreate) STUB(nvmlEventSetWait_v2) STUB(nvmlDeviceGetComputeMode)
+STUB(nvmlDeviceGetComputeRunningProcesses_v3) STUB(nvmlDeviceGetGraphicsRunningProcesses_v3)
+STUB(nvmlDeviceGetMigDeviceHandleByIndex) STUB(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)

@@ -1,0 +1,340 @@
+"""NVML of this machine, through nvidia-ml-py.
+
+nvidia-ml-py checks most return codes, but not that of nvmlDeviceSetPowerManagementLimit_v2, which
+is why the older call is used here. It is imported when NVML is first initialised.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from zeusd.nvml.api import Handle, NvmlError, PowerLimits, Return, Sensors
+
+_ENERGY, _INSTANT, _AVERAGE = 83, 186, 185
+"""Field ids of nvml.h: TOTAL_ENERGY_CONSUMPTION, POWER_INSTANT, POWER_AVERAGE."""
+
+_GPU, _MODULE, _MEMORY = 0, 1, 2
+"""Power scopes of nvml.h."""
+
+_GIVE_UP_AFTER = 3
+"""A field that was never served is asked for this often; one that was, always: fields come back
+NOT_SUPPORTED now and then when they are read fast."""
+
+_Field = tuple[int, int]
+_WANTED: tuple[_Field, ...] = (
+    (_ENERGY, _GPU),
+    (_INSTANT, _GPU),
+    (_AVERAGE, _GPU),
+    (_AVERAGE, _MEMORY),
+)
+
+
+class _FieldPlan:
+    """Which fields a GPU serves, learnt from what it answers."""
+
+    def __init__(self) -> None:
+        self.fields = list(_WANTED)
+        self._served: set[_Field] = set()
+        self._refused: dict[_Field, int] = {}
+        self.batch = True
+
+    def served(self, field: _Field) -> None:
+        self._served.add(field)
+
+    def refused(self, field: _Field) -> None:
+        if field in self._served:
+            return
+        self._refused[field] = self._refused.get(field, 0) + 1
+        if self._refused[field] < _GIVE_UP_AFTER:
+            return
+        self.fields.remove(field)
+        if field[1] == _GPU and field[0] != _ENERGY:
+            # Some Grace Hopper boards have these for the module only.
+            self.fields.append((field[0], _MODULE))
+
+
+class RealNvml:
+    """Implements `zeusd.nvml.api.Nvml`.
+
+    Args:
+        library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
+    """
+
+    def __init__(self, library: str | None = None) -> None:
+        self._library = library
+        self._pynvml: Any = None
+        self._plans: dict[str, _FieldPlan] = {}
+        self._guard = threading.Lock()
+
+    # ------------------------------------------------------------------------------ the driver
+
+    def init(self) -> None:
+        """See `Nvml`."""
+        with self._guard:
+            if self._pynvml is None:
+                import pynvml
+
+                self._pynvml = pynvml
+            if self._library is not None:
+                self._load(self._library)
+        self._call("nvmlInit")
+
+    def shutdown(self) -> None:
+        """See `Nvml`."""
+        self._call("nvmlShutdown")
+
+    def driver_version(self) -> str:
+        """See `Nvml`."""
+        return _text(self._call("nvmlSystemGetDriverVersion"))
+
+    def device_count(self) -> int:
+        """See `Nvml`."""
+        return int(self._call("nvmlDeviceGetCount"))
+
+    def device_handle(self, index: int) -> Handle:
+        """See `Nvml`."""
+        return self._call("nvmlDeviceGetHandleByIndex", index)
+
+    # ----------------------------------------------------------------------------- what it is
+
+    def uuid(self, gpu: Handle) -> str:
+        """See `Nvml`."""
+        return _text(self._call("nvmlDeviceGetUUID", gpu))
+
+    def name(self, gpu: Handle) -> str:
+        """See `Nvml`."""
+        return _text(self._call("nvmlDeviceGetName", gpu))
+
+    def pci_address(self, gpu: Handle) -> str:
+        """See `Nvml`."""
+        return _text(self._call("nvmlDeviceGetPciInfo", gpu).busId)
+
+    def architecture(self, gpu: Handle) -> int:
+        """See `Nvml`. On drivers that cannot tell, from the CUDA compute capability."""
+        try:
+            return int(self._call("nvmlDeviceGetArchitecture", gpu))
+        except NvmlError as error:
+            if error.code != Return.FUNCTION_NOT_FOUND:
+                raise
+        major, minor = self._call("nvmlDeviceGetCudaComputeCapability", gpu)
+        if major == 7:
+            return 6 if minor >= 5 else 5
+        if major == 8:
+            return 8 if minor == 9 else 7
+        return {5: 3, 6: 4, 9: 9, 10: 10, 12: 10}.get(major, 0)
+
+    def memory_mib(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return int(self._call("nvmlDeviceGetMemoryInfo", gpu).total) // (1024 * 1024)
+
+    def mig_enabled(self, gpu: Handle) -> bool:
+        """See `Nvml`."""
+        try:
+            current, _pending = self._call("nvmlDeviceGetMigMode", gpu)
+        except NvmlError as error:
+            if error.code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND):
+                return False
+            raise
+        return bool(current)
+
+    # --------------------------------------------------------------------------- power limits
+
+    def power_limits(self, gpu: Handle) -> PowerLimits:
+        """See `Nvml`."""
+        low, high = self._call("nvmlDeviceGetPowerManagementLimitConstraints", gpu)
+        default = self._call("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
+        return PowerLimits(int(low), int(high), int(default))
+
+    def power_limit_mw(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return int(self._call("nvmlDeviceGetPowerManagementLimit", gpu))
+
+    def enforced_power_limit_mw(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return int(self._call("nvmlDeviceGetEnforcedPowerLimit", gpu))
+
+    def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
+        """See `Nvml`."""
+        self._call("nvmlDeviceSetPowerManagementLimit", gpu, power_limit_mw)
+
+    # --------------------------------------------------------------------------------- clocks
+
+    def supported_memory_clocks(self, gpu: Handle) -> list[int]:
+        """See `Nvml`."""
+        clocks = self._call("nvmlDeviceGetSupportedMemoryClocks", gpu)
+        return sorted((int(mhz) for mhz in clocks), reverse=True)
+
+    def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
+        """See `Nvml`."""
+        clocks = self._call("nvmlDeviceGetSupportedGraphicsClocks", gpu, memory_clock_mhz)
+        return sorted((int(mhz) for mhz in clocks), reverse=True)
+
+    def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
+        """See `Nvml`."""
+        self._call("nvmlDeviceSetGpuLockedClocks", gpu, min_mhz, max_mhz)
+
+    def reset_gpu_clocks(self, gpu: Handle) -> None:
+        """See `Nvml`."""
+        self._call("nvmlDeviceResetGpuLockedClocks", gpu)
+
+    def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
+        """See `Nvml`."""
+        self._call("nvmlDeviceSetMemoryLockedClocks", gpu, min_mhz, max_mhz)
+
+    def reset_memory_clocks(self, gpu: Handle) -> None:
+        """See `Nvml`."""
+        self._call("nvmlDeviceResetMemoryLockedClocks", gpu)
+
+    def gpu_clock_mhz(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_SM))
+
+    def memory_clock_mhz(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_MEM))
+
+    # ------------------------------------------------------------------------------ the state
+
+    def persistence_mode(self, gpu: Handle) -> bool:
+        """See `Nvml`."""
+        return bool(self._call("nvmlDeviceGetPersistenceMode", gpu))
+
+    def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
+        """See `Nvml`."""
+        self._call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
+
+    def sensors(self, gpu: Handle) -> Sensors:
+        """See `Nvml`. Drivers without field values are asked call by call."""
+        plan = self._plan(gpu)
+        if not plan.batch:
+            return self._sensors_one_by_one(gpu)
+        fields = list(plan.fields)
+        before_ns = time.monotonic_ns()
+        try:
+            values = self._call("nvmlDeviceGetFieldValues", gpu, fields)
+        except NvmlError as error:
+            if error.code not in (Return.FUNCTION_NOT_FOUND, Return.NOT_SUPPORTED):
+                raise
+            plan.batch = False
+            return self._sensors_one_by_one(gpu)
+        t_ns = (before_ns + time.monotonic_ns()) // 2
+        read: dict[_Field, int] = {}
+        lost = 0
+        for field, value in zip(fields, values, strict=True):
+            if value.nvmlReturn == Return.SUCCESS:
+                number = _number(value)
+                # Boards that do not measure their memory's power succeed with zero.
+                if field == (_AVERAGE, _MEMORY) and number == 0:
+                    plan.refused(field)
+                else:
+                    read[field] = number
+                    plan.served(field)
+            elif value.nvmlReturn in (Return.GPU_IS_LOST, Return.RESET_REQUIRED):
+                lost = value.nvmlReturn
+            else:
+                plan.refused(field)
+        if lost:
+            raise NvmlError(lost, "nvmlDeviceGetFieldValues")
+        return Sensors(
+            t_ns=t_ns,
+            energy_mj=read.get((_ENERGY, _GPU)),
+            power_instant_mw=read.get((_INSTANT, _GPU), read.get((_INSTANT, _MODULE))),
+            power_average_mw=read.get((_AVERAGE, _GPU), read.get((_AVERAGE, _MODULE))),
+            memory_power_average_mw=read.get((_AVERAGE, _MEMORY)),
+        )
+
+    def temperature_c(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        sensor = self._pynvml.NVML_TEMPERATURE_GPU
+        try:
+            return int(self._call("nvmlDeviceGetTemperatureV", gpu, sensor))
+        except NvmlError as error:
+            if error.code not in (
+                Return.FUNCTION_NOT_FOUND,
+                Return.NOT_SUPPORTED,
+                Return.ARGUMENT_VERSION_MISMATCH,
+            ):
+                raise
+        return int(self._call("nvmlDeviceGetTemperature", gpu, sensor))
+
+    def throttle_reasons(self, gpu: Handle) -> int:
+        """See `Nvml`."""
+        try:
+            return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", gpu))
+        except NvmlError as error:
+            if error.code != Return.FUNCTION_NOT_FOUND:
+                raise
+        return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", gpu))
+
+    # -------------------------------------------------------------------------------- internals
+
+    def _load(self, library: str) -> None:
+        """Makes nvidia-ml-py use exactly this file: it loads one only if it has none."""
+        if getattr(self._pynvml.nvmlLib, "_name", None) == library:
+            return
+        try:
+            loaded = ctypes.CDLL(library)
+        except OSError as error:
+            raise NvmlError(
+                Return.LIBRARY_NOT_FOUND, "nvmlInit_v2", f"cannot load {library} ({error})"
+            ) from None
+        self._pynvml.nvmlLib = loaded
+        self._pynvml._nvmlGetFunctionPointer_cache.clear()
+
+    def _call(self, name: str, *args: Any) -> Any:
+        """Calls nvidia-ml-py, and turns its exceptions into ours."""
+        if self._pynvml is None:
+            raise NvmlError(Return.UNINITIALIZED, name)
+        function: Callable[..., Any] | None = getattr(self._pynvml, name, None)
+        if function is None:
+            raise NvmlError(Return.FUNCTION_NOT_FOUND, name, "this nvidia-ml-py is too old")
+        try:
+            return function(*args)
+        except self._pynvml.NVMLError as error:
+            raise NvmlError(int(error.value), name) from None
+
+    def _plan(self, gpu: Handle) -> _FieldPlan:
+        key = str(ctypes.cast(gpu, ctypes.c_void_p).value)
+        plan = self._plans.get(key)
+        if plan is None:
+            plan = self._plans.setdefault(key, _FieldPlan())
+        return plan
+
+    def _sensors_one_by_one(self, gpu: Handle) -> Sensors:
+        before_ns = time.monotonic_ns()
+        energy = self._or_none("nvmlDeviceGetTotalEnergyConsumption", gpu)
+        power = self._or_none("nvmlDeviceGetPowerUsage", gpu)
+        return Sensors((before_ns + time.monotonic_ns()) // 2, energy, power, None, None)
+
+    def _or_none(self, name: str, gpu: Handle) -> int | None:
+        try:
+            return int(self._call(name, gpu))
+        except NvmlError as error:
+            if error.code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND):
+                return None
+            raise
+
+
+def _text(value: str | bytes) -> str:
+    """Older nvidia-ml-py gives bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
+def _number(value: Any) -> int:
+    """A field's value by its declared type (nvmlValueType_t)."""
+    union = value.value
+    return int(
+        {
+            0: lambda: union.dVal,
+            1: lambda: union.uiVal,
+            2: lambda: union.ulVal,
+            3: lambda: union.ullVal,
+            4: lambda: union.sllVal,
+            5: lambda: union.siVal,
+            6: lambda: union.usVal,
+        }.get(value.valueType, lambda: union.ullVal)()
+    )
