@@ -1,15 +1,20 @@
-"""Builds and drives the C stand-in for libnvidia-ml."""
+"""Builds and drives the C stand-in for libnvidia-ml.
+
+The layouts below are those of nvml_double.c; it refuses a state file of another size.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
+import fcntl
 import hashlib
 import mmap
 import os
 import subprocess
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -26,7 +31,7 @@ _GPU_NUMBERS = (
     *("lock_min", "lock_max", "memory_lock_min", "memory_lock_max", "persistence"),
     *("architecture", "memory_mib", "load_mw", "tick_ms"),
     *("clock_top", "clock_step", "clock_count", "memory_clock"),
-    *("has_energy", "has_average", "module_only"),
+    *("has_energy", "has_average", "module_only", "memory_power_mw", "mig", "capability"),
     *("start_ns", "updated_ns", "energy_uj", "shown_tick", "shown_uj"),
 )
 
@@ -53,8 +58,8 @@ class _Fault(ctypes.Structure):
 class _Node(ctypes.Structure):
     _fields_ = [
         *((name, _I64) for name in ("count", "privilege", "latency_us", "init_code")),
-        ("fault_count", _I64),
-        ("reserved", _I64 * 3),
+        *((name, _I64) for name in ("fault_count", "fault_epoch")),
+        ("reserved", _I64 * 2),
         ("gpus", _Gpu * 16),
         ("faults", _Fault * 32),
     ]
@@ -65,15 +70,20 @@ def build() -> Path:
     """The compiled library, in a folder that every user may read."""
     digest = hashlib.sha256(SOURCE.read_bytes()).hexdigest()[:16]
     folder = Path(tempfile.gettempdir()) / f"zeusd-nvml-double-{os.getuid()}-{digest}"
+    folder.mkdir(exist_ok=True)
+    if folder.stat().st_uid != os.getuid():
+        raise PermissionError(f"{folder} belongs to somebody else; remove it, or set TMPDIR.")
+    folder.chmod(0o755)  # whatever the umask: tests act as other users
     library = folder / "libnvidia-ml.so.1"
     if not library.exists():
-        folder.mkdir(mode=0o755, exist_ok=True)
         aside = folder / f"new-{os.getpid()}"
         command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
         command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(aside), str(SOURCE)]
         subprocess.run(command, check=True, capture_output=True, text=True)
         aside.chmod(0o755)
         aside.rename(library)
+    with contextlib.suppress(FileExistsError):
+        (folder / "libnvidia-ml.so").symlink_to(library.name)  # some clients look for this name
     return library
 
 
@@ -150,7 +160,7 @@ class NvmlDouble:
             **changes,
         }
         for name, value in values.items():
-            setattr(gpu, name, value)
+            setattr(gpu, name, value.encode() if isinstance(value, str) else value)
 
     @property
     def env(self) -> dict[str, str]:
@@ -187,15 +197,44 @@ class NvmlDouble:
                 )
         return calls
 
+    def set_outside(self, gpu: int, power_limit_mw: int) -> None:
+        """Somebody else on the node sets a power limit (`nvidia-smi -pl`); it is not recorded."""
+        self._set(gpu, "limit_mw", power_limit_mw)
+
+    def set_load(self, gpu: int, load_mw: int) -> None:
+        """What the GPU draws from now on, as far as its limits let it: work begins or ends."""
+        self._set(gpu, "load_mw", load_mw)
+
     def inject(
         self, gpu: int, symbol: str, code: int = 0, *, count: int = -1, delay_ms: int = 0
     ) -> None:
-        """Makes a symbol (or `*`) return a code, or take time, `count` times (-1: always)."""
-        fault = self.node.faults[self.node.fault_count]
-        fault.gpu, fault.code, fault.count, fault.delay_ms = gpu, code, count, delay_ms
-        fault.symbol = symbol.encode()
-        self.node.fault_count += 1
+        """Makes a symbol (or `*`) return a code, or take time, `count` times (-1: always).
+
+        One field of nvmlDeviceGetFieldValues is called `field.<id>.<scope>`; it takes no delay.
+        Of several faults that fit a call, the first injected counts.
+        """
+        with self._locked():
+            fault = self.node.faults[self.node.fault_count]
+            fault.gpu, fault.code, fault.count, fault.delay_ms = gpu, code, count, delay_ms
+            fault.symbol = symbol.encode()
+            self.node.fault_count += 1
 
     def clear_faults(self) -> None:
-        """Everything works again."""
-        self.node.fault_count = 0
+        """Everything works again; calls that an injected delay holds up go on at once."""
+        with self._locked():
+            self.node.fault_count = 0
+            self.node.fault_epoch += 1
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Keeps the library out, in this process and in all others."""
+        with self.state_path.open("r+b") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            yield
+
+    def _set(self, gpu: int, name: str, value: int) -> None:
+        """Changes one number of a GPU; the energy so far is counted first."""
+        library = ctypes.CDLL(self.library)
+        offset = getattr(_Gpu, name).offset
+        code = library.nvml_double_set(os.fsencode(self.state_path), gpu, _I64(offset), _I64(value))
+        assert code == 0, f"nvml_double_set: {code}"

@@ -24,37 +24,73 @@ _GIVE_UP_AFTER = 3
 """A field that was never served is asked for this often; one that was, always: fields come back
 NOT_SUPPORTED now and then when they are read fast."""
 
+_ABSENT = (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND)
+"""What a driver answers that does not offer a call on this GPU."""
+
+_REFUSALS = (*_ABSENT, Return.INVALID_ARGUMENT, Return.NOT_FOUND)
+"""What a field answers that a GPU or its driver does not know. Any other code is a mishap."""
+
+_LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
+
+_UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
+"""NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
+
 _Field = tuple[int, int]
 _WANTED: tuple[_Field, ...] = (
     (_ENERGY, _GPU),
     (_INSTANT, _GPU),
     (_AVERAGE, _GPU),
     (_AVERAGE, _MEMORY),
+    # Some Grace Hopper boards have these two for the module only.
+    (_INSTANT, _MODULE),
+    (_AVERAGE, _MODULE),
 )
 
 
 class _FieldPlan:
-    """Which fields a GPU serves, learnt from what it answers."""
+    """Which fields to ask a GPU for, learnt from what it answers.
+
+    Attributes:
+        fields: What the next batch asks for.
+        batch: Whether the driver has the batched call at all.
+    """
 
     def __init__(self) -> None:
         self.fields = list(_WANTED)
+        self.batch = True
         self._served: set[_Field] = set()
         self._refused: dict[_Field, int] = {}
-        self.batch = True
+        self._batch_refused = 0
+
+    @property
+    def serves_power(self) -> bool:
+        """Whether a power field was ever served, the memory's aside."""
+        return any(field != _ENERGY and scope != _MEMORY for field, scope in self._served)
 
     def served(self, field: _Field) -> None:
+        if field in self._served:
+            return
         self._served.add(field)
+        if field[1] == _GPU:
+            self._drop((field[0], _MODULE))
 
     def refused(self, field: _Field) -> None:
         if field in self._served:
             return
         self._refused[field] = self._refused.get(field, 0) + 1
-        if self._refused[field] < _GIVE_UP_AFTER:
-            return
-        self.fields.remove(field)
-        if field[1] == _GPU and field[0] != _ENERGY:
-            # Some Grace Hopper boards have these for the module only.
-            self.fields.append((field[0], _MODULE))
+        if self._refused[field] >= _GIVE_UP_AFTER:
+            self._drop(field)
+
+    def batch_failed(self, code: int) -> None:
+        self._batch_refused += 1
+        if code == Return.FUNCTION_NOT_FOUND or (
+            not self._served and self._batch_refused >= _GIVE_UP_AFTER
+        ):
+            self.batch = False
+
+    def _drop(self, field: _Field) -> None:
+        if field in self.fields:
+            self.fields.remove(field)
 
 
 class RealNvml:
@@ -67,7 +103,8 @@ class RealNvml:
     def __init__(self, library: str | None = None) -> None:
         self._library = library
         self._pynvml: Any = None
-        self._plans: dict[str, _FieldPlan] = {}
+        self._plans: dict[int | None, _FieldPlan] = {}
+        self._inits = 0
         self._guard = threading.Lock()
 
     # ------------------------------------------------------------------------------ the driver
@@ -82,10 +119,17 @@ class RealNvml:
             if self._library is not None:
                 self._load(self._library)
         self._call("nvmlInit")
+        with self._guard:
+            if self._inits == 0:
+                # The driver may be another one by now, and handles are addresses that come back.
+                self._plans.clear()
+            self._inits += 1
 
     def shutdown(self) -> None:
         """See `Nvml`."""
         self._call("nvmlShutdown")
+        with self._guard:
+            self._inits = max(0, self._inits - 1)
 
     def driver_version(self) -> str:
         """See `Nvml`."""
@@ -114,18 +158,31 @@ class RealNvml:
         return _text(self._call("nvmlDeviceGetPciInfo", gpu).busId)
 
     def architecture(self, gpu: Handle) -> int:
-        """See `Nvml`. On drivers that cannot tell, from the CUDA compute capability."""
+        """See `Nvml`. On drivers that cannot tell, from the CUDA compute capability.
+
+        Raises:
+            NvmlError: Also `NOT_SUPPORTED`, where neither tells.
+        """
+        call = "nvmlDeviceGetArchitecture"
         try:
-            return int(self._call("nvmlDeviceGetArchitecture", gpu))
+            architecture = int(self._call(call, gpu))
         except NvmlError as error:
             if error.code != Return.FUNCTION_NOT_FOUND:
                 raise
+        else:
+            if architecture != _UNKNOWN_ARCHITECTURE:
+                return architecture
         major, minor = self._call("nvmlDeviceGetCudaComputeCapability", gpu)
         if major == 7:
             return 6 if minor >= 5 else 5
         if major == 8:
             return 8 if minor == 9 else 7
-        return {5: 3, 6: 4, 9: 9, 10: 10, 12: 10}.get(major, 0)
+        known = {3: 2, 5: 3, 6: 4, 9: 9, 10: 10, 11: 10, 12: 10}.get(major)
+        if known is None:
+            raise NvmlError(
+                Return.NOT_SUPPORTED, call, f"compute capability {major}.{minor} is not known"
+            )
+        return known
 
     def memory_mib(self, gpu: Handle) -> int:
         """See `Nvml`."""
@@ -136,7 +193,7 @@ class RealNvml:
         try:
             current, _pending = self._call("nvmlDeviceGetMigMode", gpu)
         except NvmlError as error:
-            if error.code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND):
+            if error.code in _ABSENT:
                 return False
             raise
         return bool(current)
@@ -210,40 +267,25 @@ class RealNvml:
     def sensors(self, gpu: Handle) -> Sensors:
         """See `Nvml`. Drivers without field values are asked call by call."""
         plan = self._plan(gpu)
-        if not plan.batch:
+        if not plan.batch or not plan.fields:
             return self._sensors_one_by_one(gpu)
-        fields = list(plan.fields)
-        before_ns = time.monotonic_ns()
         try:
-            values = self._call("nvmlDeviceGetFieldValues", gpu, fields)
+            t_ns, read = self._read_fields(gpu, plan)
         except NvmlError as error:
-            if error.code not in (Return.FUNCTION_NOT_FOUND, Return.NOT_SUPPORTED):
+            if error.code not in _ABSENT:
                 raise
-            plan.batch = False
+            plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
-        t_ns = (before_ns + time.monotonic_ns()) // 2
-        read: dict[_Field, int] = {}
-        lost = 0
-        for field, value in zip(fields, values, strict=True):
-            if value.nvmlReturn == Return.SUCCESS:
-                number = _number(value)
-                # Boards that do not measure their memory's power succeed with zero.
-                if field == (_AVERAGE, _MEMORY) and number == 0:
-                    plan.refused(field)
-                else:
-                    read[field] = number
-                    plan.served(field)
-            elif value.nvmlReturn in (Return.GPU_IS_LOST, Return.RESET_REQUIRED):
-                lost = value.nvmlReturn
-            else:
-                plan.refused(field)
-        if lost:
-            raise NvmlError(lost, "nvmlDeviceGetFieldValues")
+        instant_mw = read.get((_INSTANT, _GPU), read.get((_INSTANT, _MODULE)))
+        average_mw = read.get((_AVERAGE, _GPU), read.get((_AVERAGE, _MODULE)))
+        if not plan.serves_power:
+            # Drivers before R530 have the energy as a field, but the power only as a call.
+            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
         return Sensors(
             t_ns=t_ns,
             energy_mj=read.get((_ENERGY, _GPU)),
-            power_instant_mw=read.get((_INSTANT, _GPU), read.get((_INSTANT, _MODULE))),
-            power_average_mw=read.get((_AVERAGE, _GPU), read.get((_AVERAGE, _MODULE))),
+            power_instant_mw=instant_mw,
+            power_average_mw=average_mw,
             memory_power_average_mw=read.get((_AVERAGE, _MEMORY)),
         )
 
@@ -253,11 +295,7 @@ class RealNvml:
         try:
             return int(self._call("nvmlDeviceGetTemperatureV", gpu, sensor))
         except NvmlError as error:
-            if error.code not in (
-                Return.FUNCTION_NOT_FOUND,
-                Return.NOT_SUPPORTED,
-                Return.ARGUMENT_VERSION_MISMATCH,
-            ):
+            if error.code not in (*_ABSENT, Return.ARGUMENT_VERSION_MISMATCH):
                 raise
         return int(self._call("nvmlDeviceGetTemperature", gpu, sensor))
 
@@ -298,11 +336,43 @@ class RealNvml:
             raise NvmlError(int(error.value), name) from None
 
     def _plan(self, gpu: Handle) -> _FieldPlan:
-        key = str(ctypes.cast(gpu, ctypes.c_void_p).value)
+        key = ctypes.cast(gpu, ctypes.c_void_p).value
         plan = self._plans.get(key)
         if plan is None:
             plan = self._plans.setdefault(key, _FieldPlan())
         return plan
+
+    def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, dict[_Field, int]]:
+        """One batched reading: when (ns), and what was served. The plan learns from it.
+
+        Raises:
+            NvmlError: The call failed, the GPU is lost, or every field met with a mishap.
+        """
+        fields = list(plan.fields)
+        before_ns = time.monotonic_ns()
+        values = self._call("nvmlDeviceGetFieldValues", gpu, fields)
+        t_ns = (before_ns + time.monotonic_ns()) // 2
+        read: dict[_Field, int] = {}
+        mishap = 0
+        for field, value in zip(fields, values, strict=True):
+            code = int(value.nvmlReturn)
+            if code in _LOST:
+                raise NvmlError(code, "nvmlDeviceGetFieldValues")
+            if code == Return.SUCCESS:
+                number = _number(value)
+                # Boards that do not measure their memory's power succeed with zero.
+                if field == (_AVERAGE, _MEMORY) and number == 0:
+                    plan.refused(field)
+                else:
+                    read[field] = number
+                    plan.served(field)
+            elif code in _REFUSALS:
+                plan.refused(field)
+            else:
+                mishap = code
+        if mishap and not read:
+            raise NvmlError(mishap, "nvmlDeviceGetFieldValues")
+        return t_ns, read
 
     def _sensors_one_by_one(self, gpu: Handle) -> Sensors:
         before_ns = time.monotonic_ns()
@@ -314,7 +384,7 @@ class RealNvml:
         try:
             return int(self._call(name, gpu))
         except NvmlError as error:
-            if error.code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND):
+            if error.code in _ABSENT:
                 return None
             raise
 

@@ -1,0 +1,5 @@
+"""Energy measurement and optimization for training jobs, without root."""
+
+from zeus_ipc._version import __version__
+
+__all__ = ["__version__"]

@@ -1,0 +1,65 @@
+"""The way from this process to its node's GPUs: zeusd if there is one, else NVML right here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from zeus.exceptions import ZeusGPUInitError, from_ipc
+from zeus_ipc.errors import DaemonUnavailable, ZeusIpcError
+from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+
+_guard = threading.RLock()
+_client: Client | None = None
+
+
+def get_client() -> Client:
+    """This process's connection, made when first asked for.
+
+    A daemon that is configured (`$ZEUSD_SOCK_PATH`) or installed (its default socket exists) is
+    used or the failure is raised: to fall back in silence could measure other GPUs, or none.
+
+    Raises:
+        ZeusGPUInitError: The GPUs cannot be reached; the message says why and what to do.
+    """
+    global _client
+    with _guard:
+        if _client is None:
+            try:
+                _client = _connect()
+            except DaemonUnavailable as error:
+                raise ZeusGPUInitError(error.message, error.nvml_code) from error
+            except ZeusIpcError as error:
+                raise from_ipc(error) from error
+        return _client
+
+
+def _connect() -> Client:
+    if os.environ.get(SOCKET_ENV) or os.path.exists(DEFAULT_SOCKET_PATH):
+        from zeus_ipc.client import Client
+
+        client = Client()
+        client.node()
+        return client
+    from zeusd.embed import connect
+
+    return connect()
+
+
+@contextlib.contextmanager
+def use(client: Client) -> Iterator[None]:
+    """Has everything in this process use another connection for a while; for tests."""
+    global _client
+    with _guard:
+        before, _client = _client, client
+    try:
+        yield
+    finally:
+        with _guard:
+            _client = before

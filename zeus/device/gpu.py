@@ -1,0 +1,310 @@
+"""One GPU, and the GPUs of this process. Units are NVML's: mW, mJ, MHz, degrees Celsius.
+
+Methods raise the exceptions of `zeus.exceptions`. A setter takes the lease on its control; it lasts
+until `release`, or until this process ends. The camelCase names of older code work, with a
+DeprecationWarning each.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from zeus import _node
+from zeus.device.visible import visible_gpus
+from zeus.exceptions import ZeusGPUNotSupportedError, from_ipc
+from zeus_ipc.errors import ZeusIpcError
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.messages import GpuInfo
+
+_aliases_used: set[str] = set()
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except ZeusIpcError as error:
+        raise from_ipc(error) from error
+
+
+class _CamelCase:
+    """Resolves camelCase names of methods, as older code calls them."""
+
+    def __getattr__(self, name: str) -> Any:
+        snake = re.sub(r"(?<!^)([A-Z])", lambda match: f"_{match.group(1).lower()}", name)
+        if name.startswith("_") or snake == name or not hasattr(type(self), snake):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name not in _aliases_used:
+            _aliases_used.add(name)
+            warnings.warn(f"{name} is now {snake}.", DeprecationWarning, stacklevel=2)
+        return getattr(self, snake)
+
+
+class GPU(_CamelCase):
+    """One GPU of this node.
+
+    Attributes:
+        info: What does not change about it.
+    """
+
+    def __init__(self, client: Client, info: GpuInfo) -> None:
+        self._client = client
+        self.info = info
+
+    @property
+    def uuid(self) -> str:
+        """NVML UUID."""
+        return self.info.uuid
+
+    def get_name(self) -> str:
+        """Product name."""
+        return self.info.name
+
+    # --------------------------------------------------------------------------- power limits
+
+    def get_power_management_limit_constraints(self) -> tuple[int, int]:
+        """Smallest and largest limit, mW, that this process may set: at most the site's maximum."""
+        low, high = self.info.power_limit_min_mw, self.info.power_limit_max_mw
+        if low is None or high is None:
+            raise ZeusGPUNotSupportedError(f"{self.info.name} has no power limit to set", 3)
+        site = self.info.power_limit_site_mw
+        return low, high if site is None else min(high, site)
+
+    def get_power_management_limit(self) -> int:
+        """The limit in force as software requested it, mW."""
+        return int(self._of_state("power_limit_mw", "a power limit"))
+
+    def set_power_management_limit(self, power_limit_mw: int, block: bool = True) -> None:
+        """Sets the power limit, mW."""
+        with _translated():
+            self._client.set_power_limit(self.uuid, power_limit_mw, block=block)
+
+    def reset_power_management_limit(self, block: bool = True) -> None:
+        """Puts the power limit back to the site's maximum; the lease stays."""
+        self._reset("power_limit", block)
+
+    # ----------------------------------------------------------------------- persistence mode
+
+    def get_persistence_mode(self) -> bool:
+        """Whether persistence mode is on."""
+        return bool(self._of_state("persistence_mode", "persistence mode"))
+
+    def set_persistence_mode(self, enabled: bool, block: bool = True) -> None:
+        """Turns persistence mode on or off."""
+        with _translated():
+            self._client.set_persistence_mode(self.uuid, enabled, block=block)
+
+    # --------------------------------------------------------------------------------- clocks
+
+    def get_supported_memory_clocks(self) -> list[int]:
+        """Memory clocks, MHz, descending."""
+        with _translated():
+            return self._client.clocks(self.uuid).memory_mhz
+
+    def get_supported_graphics_clocks(self, memory_clock_mhz: int | None = None) -> list[int]:
+        """Graphics clocks, MHz, descending, at a memory clock; None: at the highest."""
+        with _translated():
+            clocks = self._client.clocks(self.uuid)
+        memory = max(clocks.memory_mhz) if memory_clock_mhz is None else memory_clock_mhz
+        graphics = clocks.gpu_mhz.get(str(memory))
+        if graphics is None:
+            raise ValueError(f"{memory} MHz is no memory clock; there are {clocks.memory_mhz}")
+        return graphics
+
+    def set_gpu_locked_clocks(
+        self, min_clock_mhz: int, max_clock_mhz: int, block: bool = True
+    ) -> None:
+        """Locks the graphics clock to a range, MHz."""
+        with _translated():
+            self._client.set_gpu_clocks(self.uuid, min_clock_mhz, max_clock_mhz, block=block)
+
+    def reset_gpu_locked_clocks(self, block: bool = True) -> None:
+        """Unlocks the graphics clock; the lease stays."""
+        self._reset("gpu_clocks", block)
+
+    def set_memory_locked_clocks(
+        self, min_clock_mhz: int, max_clock_mhz: int, block: bool = True
+    ) -> None:
+        """Locks the memory clock to a range, MHz."""
+        with _translated():
+            self._client.set_memory_clocks(self.uuid, min_clock_mhz, max_clock_mhz, block=block)
+
+    def reset_memory_locked_clocks(self, block: bool = True) -> None:
+        """Unlocks the memory clock; the lease stays."""
+        self._reset("memory_clocks", block)
+
+    def reset_locked_clocks(self, block: bool = True) -> None:
+        """Unlocks the clocks, of graphics and, where it can be locked, of memory."""
+        self.reset_gpu_locked_clocks(block)
+        if self.info.supports.memory_clocks:
+            with contextlib.suppress(ZeusGPUNotSupportedError):
+                self.reset_memory_locked_clocks(block)
+
+    # -------------------------------------------------------------------------------- sensors
+
+    def get_average_power_usage(self) -> int:
+        """Mean power of the last second, mW."""
+        return self._of_power("average_mw", "average power")
+
+    def get_instant_power_usage(self) -> int:
+        """Present power, mW."""
+        return self._of_power("instant_mw", "instant power")
+
+    def get_average_memory_power_usage(self) -> int:
+        """Mean power of the memory over the last second, mW."""
+        return self._of_power("memory_average_mw", "memory power")
+
+    def supports_get_total_energy_consumption(self) -> bool:
+        """Whether there is an energy counter."""
+        return self.info.supports.energy_counter
+
+    def get_total_energy_consumption(self) -> int:
+        """Energy since the driver was loaded, mJ."""
+        with _translated():
+            return self._client.energy(self.uuid)[self.uuid].energy_mj
+
+    def get_gpu_temperature(self) -> int:
+        """Temperature, degrees Celsius."""
+        return int(self._of_state("temperature_c", "a temperature sensor"))
+
+    # -------------------------------------------------------------------------------- leases
+
+    def release(self) -> None:
+        """Puts back what this process changed on this GPU and gives its leases back."""
+        with _translated():
+            self._client.release(self.uuid)
+
+    # ------------------------------------------------------------------------------ internals
+
+    def _reset(self, control: str, block: bool) -> None:
+        with _translated():
+            self._client.reset(self.uuid, control, block=block)
+
+    def _of_state(self, name: str, what: str) -> Any:
+        with _translated():
+            value = getattr(self._client.state(self.uuid)[self.uuid], name)
+        return self._present(value, what)
+
+    def _of_power(self, name: str, what: str) -> int:
+        with _translated():
+            value = getattr(self._client.power(self.uuid)[self.uuid], name)
+        return int(self._present(value, what))
+
+    def _present(self, value: Any, what: str) -> Any:
+        if value is None:
+            raise ZeusGPUNotSupportedError(f"{self.info.name} does not offer {what}", 3)
+        return value
+
+
+class GPUs(_CamelCase):
+    """The GPUs of this process, by the framework's index.
+
+    Each method of `GPU` is here too, with the index as its first argument.
+    """
+
+    def __init__(self, client: Client, infos: Sequence[GpuInfo]) -> None:
+        self._client = client
+        self.gpus = [GPU(client, info) for info in infos]
+
+    def __len__(self) -> int:
+        return len(self.gpus)
+
+    def __getitem__(self, gpu_index: int) -> GPU:
+        return self.gpus[gpu_index]
+
+    def set_power_management_limits(
+        self, gpu_indices: Sequence[int], power_limit_mw: int, block: bool = True
+    ) -> None:
+        """Sets the power limit, mW, of several GPUs in one message."""
+        uuids = [self.gpus[index].uuid for index in gpu_indices]
+        with _translated():
+            self._client.set_power_limit(uuids, power_limit_mw, block=block)
+
+    def release_all(self, gpu_indices: Sequence[int]) -> None:
+        """Puts back what this process changed on these GPUs and gives its leases back."""
+        with _translated():
+            self._client.release([self.gpus[index].uuid for index in gpu_indices])
+
+
+class EmptyGPUs(GPUs):
+    """Stands for no GPUs: asking for one says why there are none.
+
+    Args:
+        reason: Added to the message.
+    """
+
+    def __init__(self, reason: str) -> None:
+        self.gpus = []
+        self._reason = reason
+
+    def __getitem__(self, gpu_index: int) -> GPU:
+        raise ValueError(f"No GPUs available. {self._reason}")
+
+
+def _by_index(name: str) -> Callable[..., Any]:
+    method = getattr(GPU, name)
+
+    def forward(self: GPUs, gpu_index: int, *args: Any, **kwargs: Any) -> Any:
+        return method(self[gpu_index], *args, **kwargs)
+
+    forward.__name__ = name
+    forward.__doc__ = method.__doc__
+    return forward
+
+
+for _name in [name for name in vars(GPU) if not name.startswith("_") and name != "uuid"]:
+    setattr(GPUs, _name, _by_index(_name))
+
+_guard = threading.Lock()
+_gpus: tuple[object, GPUs] | None = None
+
+
+def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
+    """The GPUs that this process's framework sees.
+
+    Args:
+        ensure_homogeneous: Require that all are of one model. Checked at every call.
+
+    Raises:
+        ZeusGPUInitError: They cannot be reached, or not be told apart.
+        ValueError: They are of several models.
+    """
+    global _gpus
+    client = _node.get_client()
+    key = (
+        id(client),
+        os.getpid(),
+        os.environ.get("CUDA_VISIBLE_DEVICES"),
+        os.environ.get("CUDA_DEVICE_ORDER"),
+    )
+    with _guard:
+        if _gpus is None or _gpus[0] != key or not len(_gpus[1]):
+            _gpus = (key, _discover(client))
+        found = _gpus[1]
+    if ensure_homogeneous:
+        models = sorted({gpu.info.name for gpu in found.gpus})
+        if len(models) > 1:
+            raise ValueError(f"GPUs of several models are visible: {', '.join(models)}")
+    return found
+
+
+def _discover(client: Client) -> GPUs:
+    with _translated():
+        node = client.node()
+    infos = visible_gpus(node.gpus, os.environ, simulated=node.simulated is not None)
+    if infos:
+        return GPUs(client, infos)
+    if node.gpus:
+        listed = os.environ.get("CUDA_VISIBLE_DEVICES", "")
+        return EmptyGPUs(
+            f"CUDA_VISIBLE_DEVICES={listed!r} hides all {len(node.gpus)} of this node."
+        )
+    return EmptyGPUs("The node has none, or its NVIDIA driver is not loaded.")

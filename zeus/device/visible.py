@@ -1,0 +1,109 @@
+"""Which GPUs the framework sees, and in which order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+
+Rules of the CUDA programming guide: the list names devices by index or by the beginning of a UUID;
+the first entry that names none, -1 among them, ends it; a device named twice makes CUDA see none.
+Indices count in the order of CUDA_DEVICE_ORDER, whose default, FASTEST_FIRST, is NVML's (PCI) order
+only where all GPUs are alike.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from zeus.exceptions import ZeusGPUInitError
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo
+
+_warned = False
+
+
+def visible_gpus(
+    gpus: Sequence[GpuInfo], env: Mapping[str, str], simulated: bool = False
+) -> list[GpuInfo]:
+    """The GPUs a framework sees, by its own index.
+
+    Args:
+        gpus: The node's GPUs in NVML order.
+        env: The process's environment.
+        simulated: No CUDA runs on a simulated node, so its order is NVML's.
+
+    Raises:
+        ZeusGPUInitError: The list names MIG instances, or its indices cannot be told apart here.
+    """
+    text = env.get("CUDA_VISIBLE_DEVICES")
+    entries = None if text is None else [entry.strip() for entry in text.split(",")]
+    for entry in entries or ():
+        if entry.upper().startswith("MIG-"):
+            raise ZeusGPUInitError(
+                f"CUDA_VISIBLE_DEVICES names the MIG instance {entry}, but power, energy and "
+                "clocks belong to whole GPUs; measure from a process that sees the whole GPU (name "
+                "it as GPU-<uuid>), or turn MIG off"
+            )
+    by_index = entries is None or any(entry.lstrip("-").isdigit() for entry in entries)
+    ordered = list(gpus)
+    if by_index and not simulated and env.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
+        ordered = _cuda_order(ordered, explicit=entries is not None)
+    if entries is None:
+        return ordered
+    chosen: list[GpuInfo] = []
+    for entry in entries:
+        gpu = _find(entry, ordered)
+        if gpu is None:
+            break
+        if gpu in chosen:
+            return []
+        chosen.append(gpu)
+    return chosen
+
+
+def _find(entry: str, ordered: Sequence[GpuInfo]) -> GpuInfo | None:
+    if entry.isdigit():
+        index = int(entry)
+        return ordered[index] if index < len(ordered) else None
+    if entry.startswith("GPU-"):
+        matching = [gpu for gpu in ordered if gpu.uuid.startswith(entry)]
+        return matching[0] if len(matching) == 1 else None
+    return None
+
+
+def _cuda_order(gpus: list[GpuInfo], explicit: bool) -> list[GpuInfo]:
+    """The order in which CUDA counts without CUDA_DEVICE_ORDER."""
+    if len({gpu.name for gpu in gpus}) <= 1:
+        return gpus
+    known = _torch_order(gpus)
+    if known is not None and not explicit:
+        return known
+    remedy = "set CUDA_DEVICE_ORDER=PCI_BUS_ID, or name GPUs by UUID in CUDA_VISIBLE_DEVICES"
+    if explicit:
+        raise ZeusGPUInitError(
+            "this node has GPUs of several models, and CUDA counts them fastest first, in an order "
+            f"that cannot be told from here; {remedy}"
+        )
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "This node has GPUs of several models, so GPU indices here (PCI order) may differ from "
+            f"the framework's (fastest first); {remedy}.",
+            stacklevel=4,
+        )
+    return gpus
+
+
+def _torch_order(gpus: list[GpuInfo]) -> list[GpuInfo] | None:
+    """What PyTorch says, if it runs on CUDA in this process and knows UUIDs."""
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return None
+    by_uuid = {gpu.uuid.removeprefix("GPU-"): gpu for gpu in gpus}
+    ordered = []
+    for index in range(torch.cuda.device_count()):
+        uuid = str(getattr(torch.cuda.get_device_properties(index), "uuid", ""))
+        if uuid not in by_uuid:
+            return None
+        ordered.append(by_uuid[uuid])
+    return ordered

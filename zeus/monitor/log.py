@@ -1,0 +1,53 @@
+"""The CSV file of windows."""
+
+from __future__ import annotations
+
+import csv
+import fcntl
+import os
+import threading
+import time
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+
+class MeasurementLog:
+    """Writes `start_time,window_name,elapsed_time,gpu0_energy,...`: Unix s, name, s, J.
+
+    A file that another living process writes is left to it; this one's name gets its pid.
+
+    Args:
+        path: The file; truncated.
+        gpu_indices: One energy column each.
+    """
+
+    def __init__(self, path: str | Path, gpu_indices: Sequence[int]) -> None:
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._guard = threading.Lock()
+        self._gpu_indices = list(gpu_indices)
+        file = path.open("a", newline="", encoding="utf-8")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            file.close()
+            own = path.with_name(f"{path.stem}.{os.getpid()}{path.suffix}")
+            warnings.warn(f"{path} is written by another process; writing {own}.", stacklevel=3)
+            path, file = own, own.open("w", newline="", encoding="utf-8")
+        file.truncate(0)
+        self.path = path
+        self._file = file
+        self._writer = csv.writer(file, lineterminator="\n")
+        # The clock of the windows is monotonic; the file has the wall's.
+        self._offset_s = time.time() - time.monotonic()
+        header = [f"gpu{index}_energy" for index in self._gpu_indices]
+        self._writer.writerow(["start_time", "window_name", "elapsed_time", *header])
+        self._file.flush()
+
+    def write(self, key: str, begin_s: float, seconds: float, energy_j: dict[int, float]) -> None:
+        """Adds a window."""
+        with self._guard:
+            energies = [energy_j[index] for index in self._gpu_indices]
+            self._writer.writerow([begin_s + self._offset_s, key, seconds, *energies])
+            self._file.flush()

@@ -1,0 +1,66 @@
+"""What is asked of the training framework. None is ever imported here: a program that has not
+imported its framework has nothing running on it.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, Literal
+
+Framework = Literal["torch", "jax", "cupy"]
+
+
+def synchronize(framework: Framework, gpu_indices: Sequence[int]) -> None:
+    """Waits until the GPUs have done what the framework has launched.
+
+    Only devices that the process uses are touched: waiting on another would create a context on
+    it. Nothing happens where the framework is not imported or runs on no GPU.
+    """
+    module = sys.modules.get(framework)
+    if module is None:
+        return
+    if framework == "torch":
+        if not module.cuda.is_available() or not module.cuda.is_initialized():
+            return
+        current = module.cuda.current_device()
+        for index in gpu_indices:
+            if index == current or module.cuda.memory_reserved(index):
+                module.cuda.synchronize(index)
+    elif framework == "jax":
+        for array in module.live_arrays():
+            array.block_until_ready()
+    else:
+        for index in gpu_indices:
+            if index == module.cuda.runtime.getDevice():
+                module.cuda.Device(index).synchronize()
+
+
+def _distributed() -> Any:
+    torch = sys.modules.get("torch")
+    distributed = getattr(torch, "distributed", None)
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    return distributed
+
+
+def world_size() -> int:
+    """Processes that train together; 1 where torch.distributed is not initialised."""
+    distributed = _distributed()
+    return 1 if distributed is None else int(distributed.get_world_size())
+
+
+def rank() -> int:
+    """This process's number among them."""
+    distributed = _distributed()
+    return 0 if distributed is None else int(distributed.get_rank())
+
+
+def gather(value: Any) -> list[Any]:
+    """Every process's value, by rank. All must call it."""
+    distributed = _distributed()
+    if distributed is None:
+        return [value]
+    values: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(values, value)
+    return values
