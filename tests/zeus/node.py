@@ -1,0 +1,66 @@
+"""A simulated node inside the test's process, whose time passes only by training."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from zeus import _node
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
+from zeusd import embed
+from zeusd.nodes import Node
+from zeusd.nvml.simulated import SimulatedNvml, VirtualClock, Work
+
+
+class VirtualNode:
+    """A node, an engine embedded in this process, and `zeus` pointed at it.
+
+    Args:
+        spec: See `zeusd serve --simulate`; setters take no time unless it says otherwise.
+        state_dir: For the journal.
+    """
+
+    def __init__(self, spec: str, state_dir: Path) -> None:
+        self.clock = VirtualClock()
+        self.nvml = SimulatedNvml(spec, clock_ns=self.clock, sleep=self.clock.sleep)
+        node = Node(self.nvml, "simulated", lambda: None)
+        self.client = embed.connect(node, state_dir=str(state_dir))
+        self._stack = contextlib.ExitStack()
+        self._stack.enter_context(_node.use(self.client))
+
+    def monitor(self, **options: Any) -> ZeusMonitor:
+        """A monitor whose time is the node's."""
+        monitor = ZeusMonitor(**options)
+        monitor._clock_ns = self.clock
+        return monitor
+
+    def limit_w(self, gpu: int = 0) -> float:
+        """The limit that the device has."""
+        return self.nvml.power_limit_mw(gpu) / 1000
+
+    def close(self) -> None:
+        """Ends engine and node."""
+        self._stack.close()
+        self.client.close()
+
+
+def train(
+    optimizer: GlobalPowerLimitOptimizer,
+    work: Work,
+    steps: int,
+    *,
+    until_done: bool = False,
+) -> int:
+    """Runs training steps in one epoch. Returns how many."""
+    from zeus.optimizer.power_limit import Done
+
+    optimizer.on_epoch_begin()
+    taken = 0
+    while taken < steps and not (until_done and isinstance(optimizer.state, Done)):
+        optimizer.on_step_begin()
+        work.run(1)
+        optimizer.on_step_end()
+        taken += 1
+    return taken
