@@ -114,14 +114,17 @@ class SimulatedNode:
 
     def inject(
         self,
-        gpu: int,
+        gpu: int | None,
         call: str,
         code: int | None = None,
         *,
         count: int | None = None,
         latency_s: float = 0.0,
     ) -> None:
-        """Makes a call of `zeusd.nvml.api.Nvml` fail with an NVML code, or take longer."""
+        """Makes a call of `zeusd.nvml.api.Nvml` fail with an NVML code, or take longer.
+
+        `gpu` is None for calls that are about the node: init, device_count and such.
+        """
         self._devices.ask("fault", gpu=gpu, call=call, code=code, count=count, latency_s=latency_s)
 
     def clear_faults(self) -> None:

@@ -7,10 +7,13 @@ for whatever reason, ends its work.
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import selectors
 import socket
+import stat
 import threading
+import time
 from typing import Any
 
 from zeus_ipc.codec import DecodeError, decode_request, encode
@@ -18,6 +21,8 @@ from zeusd.nvml.simulated.node import SimulatedNvml, Work
 
 MAX_BYTES = 4096
 MAX_CONNECTIONS = 256
+_NO_DESCRIPTOR_S = 0.05
+"""Pause after a connection for which this process had no descriptor: it stays pending."""
 
 
 class DeviceServer:
@@ -25,7 +30,7 @@ class DeviceServer:
 
     Args:
         node: The devices.
-        path: Where; what is there is replaced.
+        path: Where; a socket that nobody serves any more is replaced.
     """
 
     def __init__(self, node: SimulatedNvml, path: str) -> None:
@@ -40,10 +45,21 @@ class DeviceServer:
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC)
 
     def start(self) -> None:
-        """Begins to serve."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
-        self._listening.bind(self._path)
+        """Begins to serve.
+
+        Raises:
+            ValueError: Something else is at the path.
+        """
+        self._make_room()
+        try:
+            self._listening.bind(self._path)
+        except OSError as error:
+            raise ValueError(
+                f"cannot serve the simulated devices at {self._path} ({error.strerror or error}); "
+                "choose a shorter socket path in a directory that exists"
+            ) from None
+        self._inode = os.stat(self._path).st_ino
+        self._listening.setblocking(False)
         # Whoever may use a GPU may; that is what device files allow too.
         os.chmod(self._path, 0o666)
         self._listening.listen(64)
@@ -59,7 +75,21 @@ class DeviceServer:
             self._drop(client)
         self._listening.close()
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)
+            if os.stat(self._path).st_ino == self._inode:
+                os.unlink(self._path)
+
+    def _make_room(self) -> None:
+        try:
+            is_socket = stat.S_ISSOCK(os.stat(self._path).st_mode)
+        except FileNotFoundError:
+            return
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as caller:
+            if not is_socket or caller.connect_ex(self._path) != errno.ECONNREFUSED:
+                raise ValueError(
+                    f"{self._path} is in use; stop the zeusd that simulates there, or choose "
+                    "another socket path"
+                )
+        os.unlink(self._path)
 
     def _run(self) -> None:
         while True:
@@ -73,14 +103,18 @@ class DeviceServer:
                     self._serve(key.fileobj)
 
     def _accept(self) -> None:
-        with contextlib.suppress(OSError):
+        try:
             client, _ = self._listening.accept()
-            if len(self._clients) >= MAX_CONNECTIONS:
-                client.close()
-                return
-            client.setblocking(False)
-            self._clients.add(client)
-            self._selector.register(client, selectors.EVENT_READ)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
+                time.sleep(_NO_DESCRIPTOR_S)
+            return
+        if len(self._clients) >= MAX_CONNECTIONS:
+            client.close()
+            return
+        client.setblocking(False)
+        self._clients.add(client)
+        self._selector.register(client, selectors.EVENT_READ)
 
     def _serve(self, client: socket.socket) -> None:
         try:
@@ -96,7 +130,7 @@ class DeviceServer:
         try:
             message = decode_request(data)
             return self._handle(client, message)
-        except (DecodeError, ValueError, KeyError, TypeError) as error:
+        except (DecodeError, ValueError, LookupError, TypeError, ArithmeticError) as error:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _handle(self, client: socket.socket, message: dict[str, Any]) -> dict[str, Any]:
@@ -108,8 +142,9 @@ class DeviceServer:
             indices = [self._indices[uuid] for uuid in message["gpus"]]
             work = self._work[client] = self._node.open_work(indices, str(message["workload"]))
         elif op == "fault":
+            gpu = message["gpu"]
             self._node.inject(
-                int(message["gpu"]),
+                None if gpu is None else int(gpu),
                 str(message["call"]),
                 message.get("code"),
                 count=message.get("count"),

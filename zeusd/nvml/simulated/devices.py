@@ -46,6 +46,7 @@ class DeviceModel:
         clocks_mhz: Graphics clocks at full memory clock, descending.
         memory_clocks_mhz: Descending.
         low_clock_max_mhz: Highest graphics clock at a memory clock of 405 MHz, where there is one.
+        low_clock_min_mhz: Lowest there, where that is not the lowest of all.
         sensor: The power sensor.
         energy_counter: Volta and newer have one.
         gpu_clocks: Whether graphics clocks can be locked.
@@ -70,6 +71,7 @@ class DeviceModel:
     vmin: float
     knee: float
     low_clock_max_mhz: int | None = None
+    low_clock_min_mhz: int | None = None
     compute_load: tuple[float, float] = (0.8, 300.0)
     memory_load: tuple[float, float] = (0.2, 180.0)
 
@@ -91,8 +93,13 @@ class DeviceModel:
     def clocks_at(self, memory_mhz: int) -> tuple[int, ...]:
         """Graphics clocks at a memory clock, descending."""
         if memory_mhz == 405 and self.low_clock_max_mhz is not None:
-            return tuple(mhz for mhz in self.clocks_mhz if mhz <= self.low_clock_max_mhz)
+            return _grid(self.low_clock_min_mhz or self.clocks_mhz[-1], self.low_clock_max_mhz, 15)
         return self.clocks_mhz
+
+    @property
+    def family(self) -> str:
+        """Tables measured on one board of a family run on the others of it too."""
+        return self.key.partition("-")[0]
 
 
 def _grid(low: int, high: int, step: float) -> tuple[int, ...]:
@@ -291,6 +298,7 @@ _MODELS = (
         clocks_mhz=_grid(225, 3120, 15),
         memory_clocks_mhz=(10501, 10251, 5001, 810, 405),
         low_clock_max_mhz=645,
+        low_clock_min_mhz=210,
         sensor=_GA10X_SENSOR,
         static_w=45,
         vmin=0.70,

@@ -7,7 +7,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from zeusd.nvml.simulated.devices import DeviceModel
-from zeusd.nvml.simulated.physics import OperatingPoint, Relaxation
+from zeusd.nvml.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
 from zeusd.nvml.simulated.sensors import PowerSensor
 from zeusd.nvml.simulated.spec import GpuSpec
 
@@ -55,7 +55,13 @@ class SimulatedGpu:
         idle_w = self.point.power_w
         self._power.append((now_s - 10.0, 0.0, Relaxation(now_s - 10.0, idle_w, idle_w, 0.0)))
         self._temperature = Relaxation(now_s, 35.0, self._steady_c(idle_w), THERMAL_TAU_S)
-        self.sensor = PowerSensor(self.model.sensor, self.true_energy_j, now_s, gain, self.chance)
+        # The driver was loaded some time ago; when it is loaded again, the counter starts at 0.
+        counter_mj = float(self.chance.randrange(10**6, 10**9)) if boot == 1 else 0.0
+        self.sensor = PowerSensor(
+            self.model.sensor, self.true_energy_j, now_s, gain, self.chance, counter_mj
+        )
+        limit_w = self.enforced_limit_mw / 1000
+        self._limit_w = Relaxation(now_s, limit_w, limit_w, 0.0)
 
     @property
     def enforced_limit_mw(self) -> int:
@@ -76,27 +82,76 @@ class SimulatedGpu:
         """Power drawn at a time that is not before the last change."""
         return self._power[-1][2].value(t_s)
 
+    @property
+    def memory_clock_mhz(self) -> int:
+        """Boards with GDDR memory fall back to their slowest clock when unused."""
+        clocks = self.model.memory_clocks_mhz
+        if self.memory_lock_mhz is not None:
+            return self.memory_lock_mhz[1]
+        return clocks[0] if self.contexts else clocks[-1]
+
+    def limit_moved(self, t_s: float) -> None:
+        """The enforced limit may have changed: the capping controller sets off towards it."""
+        limit_w = self.enforced_limit_mw / 1000
+        if limit_w != self._limit_w.end:
+            self._limit_w = Relaxation(t_s, self._limit_w.value(t_s), limit_w, LIMIT_TAU_S)
+
+    def reset_settings(self, t_s: float) -> None:
+        """The last client has let go of a GPU without persistence: what was set is lost."""
+        self.limit_mw = min(self.limit_default_mw, self.limit_max_mw)
+        self.gpu_lock_mhz = self.memory_lock_mhz = None
+        self.limit_moved(t_s)
+        self.retarget(t_s, 0.0)
+
     def steady_point(self) -> OperatingPoint:
         """Where power and clock go with the present settings and work."""
-        if self.work is None or not self.work.active:
-            return self._idle_point()
-        lock = self.gpu_lock_mhz[1] if self.gpu_lock_mhz is not None else None
-        return self.work.workload.point(
-            self.model, self.work.rank(self), self.enforced_limit_mw / 1000, lock
+        return self._point_under(self.enforced_limit_mw / 1000)
+
+    def starting_point(self, t_s: float) -> OperatingPoint:
+        """Where work that begins now sets out: the capping controller may still be on its way."""
+        return self._point_under(self._limit_w.value(t_s))
+
+    def limit_settled(self, t_s: float) -> bool:
+        """Whether the capping controller has arrived."""
+        return self._limit_w.start == self._limit_w.end or (
+            t_s - self._limit_w.t0_s > 8 * LIMIT_TAU_S
         )
 
-    def retarget(self, t_s: float, tau_s: float, power_w: float | None = None) -> None:
+    def _point_under(self, limit_w: float) -> OperatingPoint:
+        if self.work is None or not self.work.active:
+            return self._idle_point()
+        ceiling = self.model.clocks_at(self.memory_clock_mhz)[0]
+        if self.gpu_lock_mhz is not None:
+            ceiling = min(ceiling, self.gpu_lock_mhz[1])
+        return self.work.workload.point(self.model, self.work.rank(self), limit_w, ceiling)
+
+    def waiting_w(self, point: OperatingPoint, rate: float) -> float:
+        """Draw of a GPU that could go faster, but waits for a slower one in every unit."""
+        if point.rate <= rate:
+            return point.power_w
+        context_w = self.model.idle_w[1]
+        return context_w + (point.power_w - context_w) * rate / point.rate
+
+    def retarget(
+        self,
+        t_s: float,
+        tau_s: float,
+        power_w: float | None = None,
+        start_w: float | None = None,
+    ) -> None:
         """Settings or work changed: power moves to where it belongs.
 
         Args:
             t_s: When.
             tau_s: Time constant of the move; 0: at once.
             power_w: Where to; None: where the present settings and work take it.
+            start_w: Where from; None: from the present power.
         """
         self.sensor.update(t_s)
         self.point = self.steady_point()
         target_w = self.point.power_w if power_w is None else power_w
-        move = Relaxation(t_s, self.true_power_w(t_s), target_w, tau_s)
+        before_w = self.true_power_w(t_s) if start_w is None else start_w
+        move = Relaxation(t_s, before_w, target_w, tau_s)
         self._power.append((t_s, self.true_energy_j(t_s), move))
         while len(self._power) > 1 and self._power[1][0] < self.sensor.needs_since_s:
             self._power.popleft()

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zeusd.nvml.api import Handle, NvmlError, PowerLimits, Return, Sensors
+from zeusd.nvml.api import Handle, Nvml, NvmlError, PowerLimits, Return, Sensors
 from zeusd.nvml.simulated.gpu import SimulatedGpu
 from zeusd.nvml.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S, Relaxation
 from zeusd.nvml.simulated.spec import GpuSpec, parse_spec
@@ -17,6 +17,12 @@ from zeusd.nvml.simulated.workloads import Workload, find_workload
 DRIVER_VERSION = "595.58.03"
 _LATENCY_SPREAD = 1 / 3
 """Standard deviation of a setter's time over its mean: 12 ms give or take 4."""
+
+
+_LONGEST_LATENCY_S = 86_400.0
+
+_CALLS = frozenset(name for name in vars(Nvml) if not name.startswith("_"))
+_NODE_CALLS = frozenset({"init", "shutdown", "driver_version", "device_count"})
 
 
 @dataclass(slots=True)
@@ -61,7 +67,7 @@ class Work:
             begins = not self.active
             self._launched += units
             if begins:
-                self.follow(now_s, 0.0)
+                self.begin(now_s)
 
     def progress(self) -> tuple[float, int | None]:
         """Units done, and when all that is queued will be, ns; None: at no time as things are."""
@@ -98,6 +104,7 @@ class Work:
                 gpu.contexts -= 1
                 gpu.work = None
                 gpu.retarget(now_s, 0.0)
+            self._node.forget_settings(now_s)
 
     # The node calls these, with its lock held.
 
@@ -111,10 +118,32 @@ class Work:
         """Conditions changed: goes on at the pace of its slowest GPU."""
         self._done = min(self._launched, self._done + self._pace.integral(now_s))
         before = self._pace.value(now_s)
-        for gpu in self._gpus:
-            gpu.retarget(now_s, tau_s)
-        rate = min(gpu.point.rate for gpu in self._gpus) if self.active else 0.0
+        rate = self._move(now_s, tau_s)
         self._pace = Relaxation(now_s, before, rate, tau_s if before > 0 else 0.0)
+
+    def begin(self, now_s: float) -> None:
+        """Work was queued where there was none: it starts at once."""
+        if all(gpu.limit_settled(now_s) for gpu in self._gpus):
+            rate = self._move(now_s, 0.0)
+            self._pace = Relaxation(now_s, rate, rate, 0.0)
+            return
+        points = [gpu.starting_point(now_s) for gpu in self._gpus]
+        before = min(point.rate for point in points)
+        starts_w = [
+            gpu.waiting_w(point, before) for gpu, point in zip(self._gpus, points, strict=True)
+        ]
+        self._pace = Relaxation(
+            now_s, before, self._move(now_s, LIMIT_TAU_S, starts_w), LIMIT_TAU_S
+        )
+
+    def _move(self, now_s: float, tau_s: float, starts_w: Sequence[float] | None = None) -> float:
+        """All GPUs set out for their new steady state. Returns the common pace there."""
+        points = [gpu.steady_point() for gpu in self._gpus]
+        rate = min(point.rate for point in points)
+        for n, gpu in enumerate(self._gpus):
+            start_w = None if starts_w is None else starts_w[n]
+            gpu.retarget(now_s, tau_s, gpu.waiting_w(points[n], rate), start_w)
+        return rate
 
     def finish(self, now_s: float) -> None:
         """All that was queued is done."""
@@ -150,7 +179,7 @@ class SimulatedNvml:
         self._boot = 0
         self._initialised = 0
         self._driver_code: int | None = None
-        self._faults: dict[tuple[int, str], list[_Fault]] = {}
+        self._faults: dict[tuple[int | None, str], list[_Fault]] = {}
         self._lost: dict[int, int] = {}
         self._work: list[Work] = []
         self._load_driver()
@@ -164,6 +193,7 @@ class SimulatedNvml:
 
     def init(self) -> None:
         """See `Nvml`."""
+        self._meet_fault(None, "init", "nvmlInit_v2")
         with self.lock:
             if self._driver_code is not None:
                 raise NvmlError(self._driver_code, "nvmlInit_v2")
@@ -171,19 +201,29 @@ class SimulatedNvml:
 
     def shutdown(self) -> None:
         """See `Nvml`."""
+        self._meet_fault(None, "shutdown", "nvmlShutdown")
         with self.lock:
             if not self._initialised:
                 raise NvmlError(Return.UNINITIALIZED, "nvmlShutdown")
             self._initialised -= 1
+            self.forget_settings(self.advance())
+
+    def forget_settings(self, now_s: float) -> None:
+        """Settings of a GPU last while a client has it open, or persistence mode is on."""
+        for gpu in self._gpus:
+            if not (self._initialised or gpu.contexts or gpu.persistence):
+                gpu.reset_settings(now_s)
 
     def driver_version(self) -> str:
         """See `Nvml`."""
         self._check_initialised("nvmlSystemGetDriverVersion")
+        self._meet_fault(None, "driver_version", "nvmlSystemGetDriverVersion")
         return DRIVER_VERSION
 
     def device_count(self) -> int:
         """See `Nvml`."""
         self._check_initialised("nvmlDeviceGetCount_v2")
+        self._meet_fault(None, "device_count", "nvmlDeviceGetCount_v2")
         return len(self._specs)
 
     def device_handle(self, index: int) -> Handle:
@@ -192,6 +232,7 @@ class SimulatedNvml:
         self._check_initialised(call)
         if not 0 <= index < len(self._specs):
             raise NvmlError(Return.INVALID_ARGUMENT, call)
+        self._meet_fault(index, "device_handle", call)
         if index in self._lost:
             raise NvmlError(self._lost[index], call)
         return index
@@ -293,6 +334,7 @@ class SimulatedNvml:
         grid = state.model.memory_clocks_mhz
         with self.lock:
             state.memory_lock_mhz = (_nearest(grid, min_mhz), _nearest(grid, max_mhz))
+            self._changed(state, CLOCK_TAU_S)
 
     def reset_memory_clocks(self, gpu: Handle) -> None:
         """See `Nvml`."""
@@ -301,18 +343,15 @@ class SimulatedNvml:
             raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceResetMemoryLockedClocks")
         with self.lock:
             state.memory_lock_mhz = None
+            self._changed(state, CLOCK_TAU_S)
 
     def gpu_clock_mhz(self, gpu: Handle) -> int:
         """See `Nvml`."""
         return self._enter(gpu, "gpu_clock_mhz").point.clock_mhz
 
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        """See `Nvml`. Boards with GDDR memory fall back to their slowest clock when unused."""
-        state = self._enter(gpu, "memory_clock_mhz")
-        clocks = state.model.memory_clocks_mhz
-        if state.memory_lock_mhz is not None:
-            return state.memory_lock_mhz[1]
-        return clocks[0] if state.contexts else clocks[-1]
+        """See `Nvml`."""
+        return self._enter(gpu, "memory_clock_mhz").memory_clock_mhz
 
     # ------------------------------------------------------------------------------ the state
 
@@ -372,8 +411,11 @@ class SimulatedNvml:
                 states.append(self._gpus[index])
             if not states:
                 raise ValueError("work needs at least one GPU")
+            if len(set(gpus)) < len(states):
+                raise ValueError("work names a simulated GPU twice")
             if isinstance(workload, str):
-                workload = find_workload(workload, states[0].model)
+                found = [find_workload(workload, state.model) for state in states]
+                workload = found[0]
             work = Work(self, states, workload, now_s)
             for state in states:
                 state.contexts += 1
@@ -386,7 +428,7 @@ class SimulatedNvml:
         """Energy really drawn by a GPU until now."""
         with self.lock:
             now_s = self.advance()
-            return self._gpus[gpu].true_energy_j(now_s)
+            return self._existing(gpu).true_energy_j(now_s)
 
     def advance(self, now_ns: int | None = None) -> float:
         """Lets finish what has finished until now. Lock held. Returns the time in seconds."""
@@ -404,7 +446,7 @@ class SimulatedNvml:
 
     def inject(
         self,
-        gpu: int,
+        gpu: int | None,
         call: str,
         code: int | None = None,
         *,
@@ -414,12 +456,21 @@ class SimulatedNvml:
         """Makes a method of `Nvml` fail, or take long, on one GPU.
 
         Args:
-            gpu: NVML index.
+            gpu: NVML index; None for `init`, `shutdown`, `driver_version`, `device_count`.
             call: Name of the method.
             code: What it returns instead; None: it works, after `latency_s`.
             count: How many times; None: until `clear_faults`.
             latency_s: Further time it takes.
+
+        Raises:
+            ValueError: No such GPU or method, or a time that cannot pass.
         """
+        if call not in _CALLS or (gpu is None) != (call in _NODE_CALLS):
+            raise ValueError(f"{call!r} is no call that can fail on GPU {gpu}")
+        if gpu is not None:
+            self._existing(gpu)
+        if not 0 <= latency_s <= _LONGEST_LATENCY_S:
+            raise ValueError(f"a call takes from 0 to {_LONGEST_LATENCY_S:g} s, not {latency_s}")
         with self.lock:
             self._faults.setdefault((gpu, call), []).append(_Fault(code, count, latency_s))
 
@@ -433,6 +484,7 @@ class SimulatedNvml:
     def lose(self, gpu: int, code: int = Return.GPU_IS_LOST) -> None:
         """The GPU falls off the bus: every call on it fails."""
         with self.lock:
+            self._existing(gpu)
             self._lost[gpu] = code
 
     def remove_driver(self, code: int = Return.DRIVER_NOT_LOADED) -> None:
@@ -451,24 +503,46 @@ class SimulatedNvml:
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
         """Somebody else sets a power limit, as `nvidia-smi -pl` would."""
         with self.lock:
-            self._gpus[gpu].limit_mw = power_limit_mw
-            self._changed(self._gpus[gpu], LIMIT_TAU_S)
+            state = self._existing(gpu)
+            if not state.limit_min_mw <= power_limit_mw <= state.limit_max_mw:
+                raise ValueError(
+                    f"{power_limit_mw} mW is not between {state.limit_min_mw} and "
+                    f"{state.limit_max_mw} mW"
+                )
+            state.limit_mw = power_limit_mw
+            self._changed(state, LIMIT_TAU_S)
 
     def set_board_limit(self, gpu: int, power_limit_mw: int | None) -> None:
         """The board's controller caps the GPU out of band; None: no longer."""
         with self.lock:
-            self._gpus[gpu].board_limit_mw = power_limit_mw
-            self._changed(self._gpus[gpu], LIMIT_TAU_S)
+            state = self._existing(gpu)
+            state.board_limit_mw = power_limit_mw
+            self._changed(state, LIMIT_TAU_S)
 
     def shrink_maximum(self, gpu: int, power_limit_mw: int) -> None:
         """A driver update lowers the largest limit."""
         with self.lock:
-            state = self._gpus[gpu]
+            state = self._existing(gpu)
             state.limit_max_mw = power_limit_mw
             state.limit_mw = min(state.limit_mw, power_limit_mw)
             self._changed(state, LIMIT_TAU_S)
 
     # -------------------------------------------------------------------------------- internals
+
+    def _existing(self, gpu: int) -> SimulatedGpu:
+        if not 0 <= gpu < len(self._gpus):
+            raise ValueError(f"there is no simulated GPU {gpu}")
+        return self._gpus[gpu]
+
+    def _meet_fault(self, gpu: int | None, method: str, call: str) -> None:
+        """For calls that `_enter` does not serve."""
+        with self.lock:
+            fault = self._take_fault(gpu, method)
+        if fault is not None:
+            if fault.latency_s:
+                self.sleep(fault.latency_s)
+            if fault.code is not None:
+                raise NvmlError(fault.code, call)
 
     def _load_driver(self) -> None:
         now_s = self._clock_ns() / 1e9
@@ -508,7 +582,7 @@ class SimulatedNvml:
             raise NvmlError(Return.NO_PERMISSION, call)
         return state
 
-    def _take_fault(self, gpu: int, call: str) -> _Fault | None:
+    def _take_fault(self, gpu: int | None, call: str) -> _Fault | None:
         waiting = self._faults.get((gpu, call))
         if not waiting:
             return None
@@ -522,6 +596,7 @@ class SimulatedNvml:
     def _changed(self, state: SimulatedGpu, tau_s: float) -> None:
         """A setting changed: the GPU, and whatever runs on it, adapts."""
         now_s = self.advance()
+        state.limit_moved(now_s)
         if state.work is not None and state.work.active:
             state.work.follow(now_s, tau_s)
         else:

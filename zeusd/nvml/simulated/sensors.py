@@ -28,7 +28,8 @@ class PowerSensor:
         energy_at: True energy drawn until a time (s), in joules; any time since the last reading.
         start_s: When the driver was loaded.
         gain: Reading over truth.
-        chance: Source of phase, noise and the counter's first value.
+        chance: Source of phase and noise.
+        counter_mj: What the energy counter starts at.
     """
 
     def __init__(
@@ -38,6 +39,7 @@ class PowerSensor:
         start_s: float,
         gain: float,
         chance: random.Random,
+        counter_mj: float,
     ) -> None:
         self._sensor = sensor
         self._energy_at = energy_at
@@ -50,7 +52,7 @@ class PowerSensor:
         self._instant_mw = 0
         self._ticks_mw: deque[int] = deque(maxlen=AVERAGE_TICKS)
         self._tick(self._last_tick_s)
-        self._counter_mj = float(chance.randrange(10**6, 10**9))
+        self._counter_mj = counter_mj
 
     @property
     def needs_since_s(self) -> float:

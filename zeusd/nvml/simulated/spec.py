@@ -39,7 +39,8 @@ class GpuSpec:
     @property
     def pci_address(self) -> str:
         """Address on the simulated bus; rises with the index."""
-        return f"00000000:{7 + 8 * self.index:02X}:00.0"
+        domain, slot = divmod(self.index, 31)
+        return f"{domain:08X}:{7 + 8 * slot:02X}:00.0"
 
 
 def parse_spec(text: str) -> tuple[GpuSpec, ...]:

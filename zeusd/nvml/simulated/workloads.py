@@ -11,11 +11,15 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Protocol
 
-from zeusd.nvml.simulated.devices import DeviceModel
-from zeusd.nvml.simulated.physics import ModelLoad, OperatingPoint, settle, slowdown
+from zeusd.nvml.simulated.devices import DEVICES, DeviceModel
+from zeusd.nvml.simulated.physics import ModelLoad, OperatingPoint, power_w, settle, slowdown
 
 STEPS_PER_PROFILE_WINDOW = 40
 """Training steps in one window of the recorded profiles: the optimizer's default."""
+
+BUSY_OVER_AVERAGE = 1.1
+"""Power while busy over average power, about the median of the fits to the tables: a limit below
+this multiple of a workload's highest draw holds it back."""
 
 DATASET_SAMPLES = {
     "cifar100": 50_000,
@@ -59,6 +63,20 @@ class ModelWorkload:
 
 
 @dataclass(frozen=True, slots=True)
+class PresetWorkload:
+    """A load that every product has figures for: one unit takes 0.1 s at full clock."""
+
+    compute: bool
+
+    def point(
+        self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
+    ) -> OperatingPoint:
+        """See `Workload`."""
+        k, watts = device.compute_load if self.compute else device.memory_load
+        return settle(device, ModelLoad(0.1, k, watts, 1.05), limit_w, clock_max_mhz)
+
+
+@dataclass(frozen=True, slots=True)
 class MeasuredTable:
     """Time and power of a workload by power limit, as measured.
 
@@ -86,26 +104,35 @@ class MeasuredTable:
     ) -> OperatingPoint:
         """See `Workload`. Between rows the table is interpolated, beyond them the last row holds.
 
-        The tables say nothing of locked clocks: a lock slows by the model's share of the product's
-        compute load, and takes the power that the model would.
+        The tables say nothing of clocks. The clock is the one at which the model's compute load
+        is as much slower than at full clock as the row is than the fastest row; a lock below that
+        slows further and takes less power, as the model has it.
         """
+        powers = self.power_w[min(rank, self.gpus - 1)]
         unit_s = _interpolate(self.limits_w, self.unit_s, limit_w)
-        watts = _interpolate(self.limits_w, self.power_w[min(rank, self.gpus - 1)], limit_w)
+        watts = _interpolate(self.limits_w, powers, limit_w)
         k, full_w = device.compute_load
-        clock = settle(device, ModelLoad(1.0, k, full_w), limit_w, None).clock_mhz
-        capped = limit_w < self.limits_w[-1]
+        top = device.clocks_mhz[0]
+        clock = top
+        capped = limit_w < BUSY_OVER_AVERAGE * max(powers)
+        if capped:
+            slower = max(1.0, unit_s / min(self.unit_s))
+            clock = _at_most(device.clocks_mhz, top * k / (slower - 1 + k))
         if clock_max_mhz is not None and clock_max_mhz < clock:
-            top = device.clocks_mhz[0]
-            locked = max(clock_max_mhz, device.clocks_mhz[-1])
-            ratio = slowdown(k, locked / top) / slowdown(k, clock / top)
-            model = ModelLoad(1.0, k, full_w)
-            share = (settle(device, model, math.inf, locked).power_w - device.static_w) / max(
-                1e-9, settle(device, model, limit_w, None).power_w - device.static_w
+            locked = _at_most(device.clocks_mhz, clock_max_mhz)
+            load = ModelLoad(1.0, k, full_w)
+            unit_s *= slowdown(k, locked / top) / slowdown(k, clock / top)
+            share = (power_w(device, load, locked / top) - device.static_w) / (
+                power_w(device, load, clock / top) - device.static_w
             )
-            unit_s *= ratio
-            watts = device.static_w + max(0.0, watts - device.static_w) * share
+            watts -= max(0.0, watts - device.static_w) * (1 - share)
             clock, capped = locked, False
         return OperatingPoint(1 / unit_s, watts, clock, capped)
+
+
+def _at_most(grid: Sequence[int], mhz: float) -> int:
+    """The highest clock of a descending grid that is not above `mhz`, else the lowest."""
+    return next((clock for clock in grid if clock <= mhz + 0.5), grid[-1])
 
 
 def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
@@ -120,6 +147,8 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 # --------------------------------------------------------------------------------------- catalog
 
+
+PRESETS = ("model/compute", "model/memory")
 
 _DATA = files("zeusd.nvml.simulated") / "data"
 _PROFILE_DEVICES = {"A40": "a40", "V100": "v100-pcie"}
@@ -147,16 +176,20 @@ def find_workload(name: str, device: DeviceModel) -> Workload:
     """The workload of a name: one of the catalog, `model/compute` or `model/memory`.
 
     Raises:
-        ValueError: There is none of this name.
+        ValueError: There is none of this name, or it was measured on another product.
     """
-    if name in ("model/compute", "model/memory"):
-        k, watts = device.compute_load if name == "model/compute" else device.memory_load
-        return ModelWorkload(ModelLoad(unit_s=0.1, k=k, power_w=watts, burst=1.05))
+    if name in PRESETS:
+        return PresetWorkload(compute=name == "model/compute")
     table = catalog().get(name)
     if table is None:
         raise ValueError(
             f"no workload {name!r}; there are model/compute, model/memory, and measured ones such "
             "as nsdi23/v100/imagenet/resnet50/adadelta/32 or profiles/V100+resnet50+gpu0"
+        )
+    if DEVICES[table.device].family != device.family:
+        raise ValueError(
+            f"the workload {name!r} was measured on {table.device}, not on {device.key}; choose "
+            f"one of {device.family} from the catalog, or model/compute or model/memory"
         )
     return table
 
