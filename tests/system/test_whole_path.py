@@ -1,0 +1,253 @@
+"""The main job, end to end: root daemon, real nvidia-ml-py, a C library, an unprivileged job."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml.double import Call, NvmlDouble
+from tests.support import (
+    NOBODY,
+    RunningDaemon,
+    as_nobody,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
+
+SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
+
+JOB = """
+import json, os, sys, time, warnings
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import Energy, GlobalPowerLimitOptimizer
+
+monitor = ZeusMonitor()
+optimizer = GlobalPowerLimitOptimizer(
+    monitor, Energy(), warmup_steps=2, profile_steps=5, pl_step=50, profile_path=sys.argv[1]
+)
+optimizer.on_epoch_begin()
+for step in range(60):
+    optimizer.on_step_begin()
+    time.sleep(0.02)  # its work draws 220 W if it may, and takes as long at any limit
+    optimizer.on_step_end()
+optimizer.on_epoch_end()
+print(json.dumps({
+    "state": type(optimizer.state).__name__,
+    "optimal_mw": optimizer.state.optimal_power_limit,
+    "measured_w": [one.power_limit for one in optimizer.measurements],
+    "uid": os.getuid(),
+}), flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture
+def node() -> Iterator[tuple[RunningDaemon, NvmlDouble, Path]]:
+    """zeusd on the C library with two GPUs, as this test's user; only root may set there."""
+    with public_directory() as directory:
+        double = NvmlDouble(directory, [{}, {}], privilege=0 if os.getuid() == 0 else 1)
+        with running_daemon(
+            *("--nvml-library", double.library, "--socket-mode", "0666"),
+            gpus=2,
+            env=double.env,
+            directory=directory,
+        ) as daemon:
+            yield daemon, double, directory
+
+
+def job(
+    daemon: RunningDaemon, directory: Path, source: str = JOB, gpus: str = "0"
+) -> subprocess.Popen[str]:
+    """The training job, as an ordinary user if this test may become one."""
+    writable = directory / "job"
+    writable.mkdir(exist_ok=True)
+    writable.chmod(0o777)
+    env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket, "CUDA_VISIBLE_DEVICES": gpus}
+    env["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"
+    return script(source, str(writable / "profile.json"), env=env, cwd=writable, **as_nobody())
+
+
+def test_an_unprivileged_job_finds_its_limit_and_every_write_is_accounted_for(
+    node: tuple[RunningDaemon, NvmlDouble, Path],
+) -> None:
+    daemon, double, directory = node
+    training = job(daemon, directory)
+    assert training.stdout is not None
+    assert training.stdin is not None
+    told = json.loads(training.stdout.readline())
+    assert told["state"] == "Done"
+    assert told["measured_w"] == [250, 200, 150, 100]
+    assert told["optimal_mw"] == 100_000  # least power at the same time is least energy
+    assert told["uid"] == (NOBODY if os.getuid() == 0 else os.getuid())
+    assert double.limit_mw(0) == 100_000
+    training.stdin.close()
+    assert training.wait(30) == 0
+    wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
+
+    calls = double.calls()
+    assert [(call.symbol, call.arguments[0]) for call in calls] == [
+        ("nvmlDeviceSetPersistenceMode", 1),
+        (SET_LIMIT, 250_000),  # taken at the start
+        (SET_LIMIT, 200_000),
+        (SET_LIMIT, 150_000),
+        (SET_LIMIT, 100_000),  # the last one tried is the choice: nothing to write
+        *_restores(calls),
+    ]
+    assert {call.gpu for call in calls} == {0}
+    assert {call.result for call in calls} == {0}
+    assert {(call.pid, call.uid) for call in calls} == {(daemon.process.pid, os.getuid())}
+    assert double.limit_mw(1) == 250_000
+    profile = json.loads((directory / "job" / "profile.json").read_text())
+    assert [one["power_limit"] for one in profile["measurements"]] == [250, 200, 150, 100]
+
+
+def _restores(calls: list[Call]) -> list[tuple[str, int]]:
+    """Both controls go back at the end; which of them first is not promised."""
+    last = [(call.symbol, call.arguments[0]) for call in calls[-2:]]
+    assert sorted(last) == [("nvmlDeviceSetPersistenceMode", 0), (SET_LIMIT, 250_000)]
+    return last
+
+
+def test_killing_the_job_restores_the_limit_although_its_workers_live(
+    node: tuple[RunningDaemon, NvmlDouble, Path],
+) -> None:
+    daemon, double, directory = node
+    source = JOB.replace(
+        "print(json",
+        "for _ in range(3):\n"
+        "    if os.fork() == 0:\n"
+        "        sys.stdin.read(); os._exit(0)\n"
+        "print(json",
+    )
+    training = job(daemon, directory, source)
+    assert training.stdout is not None
+    assert training.stdin is not None
+    training.stdout.readline()
+    assert double.limit_mw(0) == 100_000
+    training.send_signal(signal.SIGKILL)
+    training.wait()
+    wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
+    training.stdin.close()
+
+
+def test_killing_the_job_while_it_profiles(node: tuple[RunningDaemon, NvmlDouble, Path]) -> None:
+    daemon, double, directory = node
+    training = job(daemon, directory, JOB.replace("time.sleep(0.02)", "time.sleep(0.1)"))
+    wait_for(lambda: double.limit_mw(0) == 200_000, "the second limit to be tried")
+    training.kill()
+    training.wait()
+    wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
+    wait_for(lambda: double.node.gpus[0].persistence == 0, "persistence mode to be back")
+
+
+def test_without_permission_training_goes_on_with_one_warning() -> None:
+    with public_directory() as directory:
+        double = NvmlDouble(directory, privilege=2)
+        with running_daemon(
+            *("--nvml-library", double.library, "--socket-mode", "0666"),
+            gpus=1,
+            env=double.env,
+            directory=directory,
+        ) as daemon:
+            source = JOB.replace(
+                "monitor = ", "warnings.simplefilter('always')\nmonitor = "
+            ).replace('"uid": os.getuid(),', '"disabled": optimizer.disabled,')
+            writable = directory / "job"
+            writable.mkdir(mode=0o777)
+            ran = subprocess.run(
+                [sys.executable, "-c", source, str(writable / "profile.json")],
+                env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+                cwd=writable,
+                input="\n",
+                capture_output=True,
+                text=True,
+                timeout=60,
+            )
+    assert ran.returncode == 0, ran.stderr
+    told = json.loads(ran.stdout)
+    assert told["disabled"] is True
+    assert told["state"] == "Done"
+    assert ran.stderr.count("The power limit optimizer stopped") == 1
+    assert "CAP_SYS_ADMIN" in ran.stderr
+
+
+def test_losing_the_daemon_for_good_does_not_end_training(
+    node: tuple[RunningDaemon, NvmlDouble, Path],
+) -> None:
+    daemon, double, directory = node
+    source = JOB.replace(
+        "import json", "import zeus_ipc.client\nzeus_ipc.client.DEFAULT_TIMEOUT_S = 1\nimport json"
+    )
+    training = job(daemon, directory, source.replace("0.02)", "0.05)"))
+    wait_for(lambda: double.limit_mw(0) == 200_000, "the second limit to be tried")
+    daemon.stop()
+    assert double.limit_mw(0) == 250_000
+    assert training.stdout is not None
+    assert json.loads(training.stdout.readline())["state"] == "Done"
+    assert training.stdin is not None
+    training.stdin.close()
+    assert training.wait(30) == 0
+
+
+def test_in_process_without_a_daemon(tmp_path: Path) -> None:
+    """Root without zeusd: the same core runs in the job, and puts the limit back at its end."""
+    with public_directory() as directory:
+        double = NvmlDouble(directory, privilege=1)
+        source = "import pynvml, ctypes, sys\npynvml.nvmlLib = ctypes.CDLL(sys.argv[2])\n" + JOB
+        env = {name: value for name, value in os.environ.items() if name != "ZEUSD_SOCK_PATH"}
+        ran = subprocess.run(
+            [sys.executable, "-c", source, str(tmp_path / "profile.json"), double.library],
+            env={**env, **double.env, "ZEUSD_STATE_DIR": str(tmp_path / "state")},
+            input="\n",
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert ran.returncode == 0, ran.stderr
+        assert json.loads(ran.stdout)["optimal_mw"] == 100_000
+        assert [call.arguments[0] for call in double.calls(SET_LIMIT)] == [
+            *(250_000, 200_000, 150_000, 100_000),
+            250_000,
+        ]
+        assert double.limit_mw(0) == 250_000
+        assert not list((tmp_path / "state").iterdir())
+
+
+def test_what_a_killed_job_left_behind_in_process_is_put_back_by_the_next(tmp_path: Path) -> None:
+    with public_directory() as directory:
+        double = NvmlDouble(directory, privilege=1)
+        env = {name: value for name, value in os.environ.items() if name != "ZEUSD_SOCK_PATH"}
+        env = {**env, **double.env, "ZEUSD_STATE_DIR": str(tmp_path / "state")}
+        load = "import pynvml, ctypes, sys\npynvml.nvmlLib = ctypes.CDLL(sys.argv[1])\n"
+        killed = script(
+            load + "from zeus.device import get_gpus\n"
+            "get_gpus().set_power_management_limit(0, 120_000)\n"
+            "print('set', flush=True); sys.stdin.read()",
+            double.library,
+            env=env,
+        )
+        assert killed.stdout is not None
+        assert killed.stdout.readline() == "set\n"
+        killed.kill()
+        killed.wait()
+        assert double.limit_mw(0) == 120_000
+        subprocess.run(
+            [
+                *(sys.executable, "-c"),
+                load + "from zeus.device import get_gpus; print(len(get_gpus()))",
+                double.library,
+            ],
+            env=env,
+            check=True,
+            timeout=60,
+        )
+        assert double.limit_mw(0) == 250_000
