@@ -32,7 +32,7 @@ _GPU_NUMBERS = (
     *("architecture", "memory_mib", "load_mw", "tick_ms"),
     *("clock_top", "clock_step", "clock_count", "memory_clock"),
     *("has_energy", "has_average", "module_only", "memory_power_mw", "mig", "capability"),
-    *("start_ns", "updated_ns", "energy_uj", "shown_tick", "shown_uj"),
+    *("start_ns", "updated_ns", "energy_nj", "shown_tick", "shown_nj"),
 )
 
 
@@ -213,7 +213,7 @@ class NvmlDouble:
         One field of nvmlDeviceGetFieldValues is called `field.<id>.<scope>`; it takes no delay.
         Of several faults that fit a call, the first injected counts.
         """
-        with self._locked():
+        with self.locked():
             fault = self.node.faults[self.node.fault_count]
             fault.gpu, fault.code, fault.count, fault.delay_ms = gpu, code, count, delay_ms
             fault.symbol = symbol.encode()
@@ -221,12 +221,12 @@ class NvmlDouble:
 
     def clear_faults(self) -> None:
         """Everything works again; calls that an injected delay holds up go on at once."""
-        with self._locked():
+        with self.locked():
             self.node.fault_count = 0
             self.node.fault_epoch += 1
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keeps the library out, in this process and in all others."""
         with self.state_path.open("r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
