@@ -1,0 +1,113 @@
+"""Shows what the optimizer found: the table, the saving, and a picture of the trade-off."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from zeus.optimizer.power_limit import OptimumSelector, PowerLimitMeasurement, ZeusCost
+
+COST = ZeusCost(eta_knob=0.5)
+
+
+def print_table(
+    console: Console, measurements: list[PowerLimitMeasurement], chosen_w: float, steps: int
+) -> None:
+    """Time, energy and cost of each limit, per training step."""
+    table = Table(title="What each power limit costs, per training step")
+    for column in ("limit (W)", "time (ms)", "energy (J)", "cost (J)", ""):
+        table.add_column(column, justify="right")
+    for one, cost in zip(measurements, COST.costs(measurements), strict=True):
+        table.add_row(
+            f"{one.power_limit:g}",
+            f"{one.time / steps * 1000:.1f}",
+            f"{one.energy / steps:.2f}",
+            f"{cost / steps:.2f}",
+            "<- chosen" if one.power_limit == chosen_w else "",
+            style="bold green" if one.power_limit == chosen_w else None,
+        )
+    console.print(table)
+
+
+def print_saving(
+    console: Console, measurements: list[PowerLimitMeasurement], chosen_w: float
+) -> None:
+    """What the choice saves, and what it costs in time, against the highest limit."""
+    highest = measurements[0]
+    chosen = next(one for one in measurements if one.power_limit == chosen_w)
+    saved = 1 - chosen.energy / highest.energy
+    slower = chosen.time / highest.time - 1
+    console.print(
+        f"At [bold]{chosen_w:g} W[/] instead of {highest.power_limit:g} W this job uses "
+        f"[bold green]{saved:.1%} less energy[/] and takes {slower:.1%} more time."
+    )
+
+
+def check_against_table(
+    console: Console,
+    measurements: list[PowerLimitMeasurement],
+    chosen_w: float,
+    steps: int,
+    selector: OptimumSelector,
+    workload: str,
+) -> bool:
+    """Holds what was measured through the daemon against the table that the GPU replays."""
+    from zeusd.nvml.simulated.workloads import catalog
+
+    table = catalog()[workload]
+    truth = [
+        PowerLimitMeasurement(power_limit=limit, energy=seconds * watts, time=seconds)
+        for limit, seconds, watts in reversed(
+            list(zip(table.limits_w, table.unit_s, table.power_w[0], strict=True))
+        )
+    ]
+    by_limit = {one.power_limit: one for one in truth}
+    time_off = max(abs(m.time / steps / by_limit[m.power_limit].time - 1) for m in measurements)
+    energy_off = max(
+        abs(m.energy / steps / by_limit[m.power_limit].energy - 1) for m in measurements
+    )
+    best_w = selector.select(truth)
+    right = best_w == chosen_w
+    console.print(
+        f"The measured table's own best is {best_w:g} W: "
+        + ("[green]the choice is right[/]" if right else "[red]the choice is not the best[/]")
+        + f". Measured through zeusd, time is within {time_off:.1%} of the table and energy within "
+        f"{energy_off:.1%}."
+    )
+    return right
+
+
+def draw(path: Path, measurements: list[PowerLimitMeasurement], chosen_w: float, name: str) -> None:
+    """A picture of time against energy, with the choice marked."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    highest = measurements[0]
+    slowdown = [(one.time / highest.time - 1) * 100 for one in measurements]
+    saving = [(1 - one.energy / highest.energy) * 100 for one in measurements]
+    figure, axes = plt.subplots(figsize=(7.5, 4.6), layout="constrained")
+    axes.plot(slowdown, saving, "o-", color="#4c72b0", markersize=6)
+    for one, x, y in zip(measurements, slowdown, saving, strict=True):
+        chosen = one.power_limit == chosen_w
+        axes.annotate(
+            f"{one.power_limit:g} W",
+            (x, y),
+            textcoords="offset points",
+            xytext=(8, -12),
+            fontsize=10,
+            weight="bold" if chosen else "normal",
+        )
+        if chosen:
+            axes.plot([x], [y], "o", color="#2a9d4a", markersize=13, label="chosen", zorder=3)
+    axes.set_xlabel("more time than at the highest limit (%)")
+    axes.set_ylabel("energy saved (%)")
+    axes.set_title(f"Energy and time by power limit\n{name}", fontsize=11)
+    axes.grid(alpha=0.3)
+    axes.margins(x=0.12, y=0.12)
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

@@ -1,0 +1,139 @@
+"""Trains while the power limit optimizer looks for the best limit, then says what it found.
+
+    python train.py [--steps N] [--max-slowdown F] [--output DIR]
+
+The loop in `train` is all that a training script needs. It is a client of the zeusd that
+ZEUSD_SOCK_PATH names, on a simulated GPU or on a real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import report
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from work import SIMULATED_WORKLOAD, ReplayedResNet50, TorchResNet50, TrainingWork
+
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import (
+    Done,
+    GlobalPowerLimitOptimizer,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+    ZeusCost,
+)
+from zeus_ipc import Client
+from zeus_ipc.errors import ZeusIpcError
+
+
+def train(optimizer: GlobalPowerLimitOptimizer, work: TrainingWork, steps: int) -> None:
+    """An ordinary training loop with the optimizer's callbacks in it."""
+    optimizer.on_epoch_begin()
+    for _ in range(steps):
+        optimizer.on_step_begin()
+        work.step()
+        optimizer.on_step_end()
+    work.finish()
+    optimizer.on_epoch_end()
+
+
+def show_progress(progress: Progress, optimizer: GlobalPowerLimitOptimizer) -> None:
+    """Has a bar follow the optimizer while it tries each limit."""
+    done, total = optimizer.progress
+    task = progress.add_task("", total=total, completed=done)
+
+    def update(optimizer: GlobalPowerLimitOptimizer) -> None:
+        done, _ = optimizer.progress
+        limit_w = optimizer.current_power_limit / 1000
+        what = "chosen" if isinstance(optimizer.state, Done) else "trying"
+        progress.update(task, completed=done, description=f"{what} {limit_w:g} W")
+
+    optimizer.on_progress = update
+    update(optimizer)
+
+
+def main() -> int:
+    """Runs the quickstart. Returns the exit code."""
+    parser = argparse.ArgumentParser(description="Find the best power limit while training.")
+    parser.add_argument("--steps", type=int, help="training steps (enough to try every limit)")
+    parser.add_argument("--warmup-steps", type=int, default=10, help="at each limit (10)")
+    parser.add_argument("--profile-steps", type=int, default=40, help="at each limit (40)")
+    parser.add_argument(
+        "--max-slowdown",
+        type=float,
+        help="lowest limit that costs at most this factor in time, such as 1.1; "
+        "without, the least energy-time cost",
+    )
+    parser.add_argument("--output", type=Path, default=Path("quickstart-results"))
+    options = parser.parse_args()
+    console = Console()
+
+    try:
+        node = Client().node()
+    except ZeusIpcError as error:
+        console.print(f"[red]{error}[/]")
+        return 1
+    selector: OptimumSelector = ZeusCost(eta_knob=0.5)
+    if options.max_slowdown is not None:
+        selector = MaxSlowdownConstraint(options.max_slowdown)
+    profile_path = options.output / "power_limit_profile.json"
+    profile_path.unlink(missing_ok=True)
+
+    monitor = ZeusMonitor(gpu_indices=[0])
+    optimizer = GlobalPowerLimitOptimizer(
+        monitor,
+        selector,
+        warmup_steps=options.warmup_steps,
+        profile_steps=options.profile_steps,
+        profile_path=profile_path,
+    )
+    gpu = monitor.gpus[0]
+    simulated = node.simulated is not None
+    work: TrainingWork = ReplayedResNet50(node, gpu.uuid) if simulated else TorchResNet50()
+    console.print(f"Training: {work.name}")
+    console.print(f"on {'a simulated ' if simulated else ''}{gpu.get_name()}, as a client of zeusd")
+
+    bar = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(40),
+        TextColumn("{task.percentage:>3.0f} %"),
+    )
+    with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
+        show_progress(progress, optimizer)
+        steps = options.steps or optimizer.progress[1] + 30
+        with monitor.window("training") as window:
+            train(optimizer, work, steps)
+    state = optimizer.state
+    if optimizer.disabled or not isinstance(state, Done) or not optimizer.measurements:
+        console.print(
+            "[red]No limit was chosen: the run was too short, or see the warning above.[/]"
+        )
+        return 1
+    chosen_w = state.optimal_power_limit / 1000
+    optimizer.on_train_end()
+
+    console.print()
+    report.print_table(console, optimizer.measurements, chosen_w, options.profile_steps)
+    report.print_saving(console, optimizer.measurements, chosen_w)
+    console.print(f"The whole run took {window.time:.0f} s and {window.total_energy:.0f} J.")
+    right = True
+    if simulated:
+        right = report.check_against_table(
+            console,
+            optimizer.measurements,
+            chosen_w,
+            options.profile_steps,
+            selector,
+            SIMULATED_WORKLOAD,
+        )
+    picture = options.output / "time_energy.png"
+    report.draw(picture, optimizer.measurements, chosen_w, work.name)
+    console.print(f"Wrote {profile_path} and {picture}.")
+    return 0 if right else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
