@@ -1,0 +1,477 @@
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from tests.zeus.node import VirtualNode, train
+from zeus.callback import Callback, CallbackSet
+from zeus.optimizer import GlobalPowerLimitOptimizer
+from zeus.optimizer.power_limit import (
+    Done,
+    Energy,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+    PowerLimitMeasurement,
+    Profiling,
+    Ready,
+    Time,
+    Warmup,
+    ZeusCost,
+)
+from zeus.utils import framework
+from zeus.utils.metric import zeus_cost
+from zeusd.nvml.simulated import Work
+from zeusd.nvml.simulated.physics import ModelLoad
+from zeusd.nvml.simulated.workloads import ModelWorkload
+
+OpenNode = Callable[[str], VirtualNode]
+SMALL = {"warmup_steps": 2, "profile_steps": 30, "pl_step": 50}
+WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.4, power_w=240.0))
+
+
+@pytest.fixture
+def node(virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch) -> VirtualNode:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return virtual_node("2xv100:setter_ms=0")
+
+
+@pytest.fixture
+def work(node: VirtualNode) -> Work:
+    return node.nvml.open_work([0], WORKLOAD)
+
+
+def optimizer(node: VirtualNode, *args: Any, **options: Any) -> GlobalPowerLimitOptimizer:
+    monitor = options.pop("monitor", None) or node.monitor(gpu_indices=[0])
+    return GlobalPowerLimitOptimizer(monitor, *args, **{**SMALL, **options})
+
+
+def measured(*rows: tuple[float, float, float]) -> list[PowerLimitMeasurement]:
+    return [PowerLimitMeasurement(power_limit=w, energy=j, time=s) for w, j, s in rows]
+
+
+ROWS = measured((300, 100.0, 10.0), (250, 90.0, 10.5), (200, 80.0, 11.0), (150, 95.0, 15.0))
+
+
+# -------------------------------------------------------------------------------------- selectors
+
+
+def test_the_selectors_choose_by_their_own_criterion() -> None:
+    assert Energy().select(ROWS) == 200
+    assert Time().select(ROWS) == 300
+    assert MaxSlowdownConstraint(1.05).select(ROWS) == 250
+    assert MaxSlowdownConstraint(1.0).select(ROWS) == 300
+    assert MaxSlowdownConstraint(9.0).select(ROWS) == 150
+    assert ZeusCost(1.0).select(ROWS) == 200
+    assert ZeusCost(0.0).select(ROWS) == 300
+    costs = [zeus_cost(one.energy, one.time, 0.5, 600) for one in ROWS]
+    assert ZeusCost(0.5, world_size=2).costs(ROWS) == costs
+    assert costs[0] == pytest.approx(0.5 * 100 + 0.5 * 600 * 10)
+
+
+def test_of_equals_the_highest_limit_is_chosen() -> None:
+    rows = measured((300, 90.0, 10.0), (250, 90.0, 10.0))
+    assert Energy().select(rows) == Time().select(rows) == 300
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: ZeusCost(1.1), "eta_knob must be between 0 and 1, inclusive both sides."),
+        (lambda: ZeusCost(0.5, 0), "world_size must be greater than or equal to 1."),
+        (lambda: MaxSlowdownConstraint(0.9), r"greater than or equal to 1.0. Got 0.9"),
+    ],
+)
+def test_wrong_arguments_of_selectors(make: Callable[[], object], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("wait_steps", -1, "wait_steps must be non-negative."),
+        ("warmup_steps", -1, "warmup_steps must be non-negative."),
+        ("profile_steps", 0, "profile_steps must be positive."),
+        ("pl_step", 0, "pl_step must be positive."),
+    ],
+)
+def test_wrong_arguments_of_the_optimizer(
+    node: VirtualNode, name: str, value: int, words: str
+) -> None:
+    with pytest.raises(ValueError, match=words):
+        optimizer(node, **{name: value})
+
+
+def test_gpus_of_different_ranges_are_refused(virtual_node: OpenNode) -> None:
+    node = virtual_node("v100,a40")
+    with pytest.raises(ValueError, match="not uniform"):
+        optimizer(node, monitor=node.monitor())
+
+
+# ---------------------------------------------------------------------------------- state machine
+
+
+def test_each_limit_is_held_for_its_steps_from_the_highest_down(
+    node: VirtualNode, work: Work
+) -> None:
+    plo = optimizer(node, Energy(), wait_steps=3)
+    seen: list[tuple[str, float]] = []
+    plo.on_epoch_begin()
+    while not isinstance(plo.state, Done):
+        plo.on_step_begin()
+        seen.append((type(plo.state).__name__, node.limit_w()))
+        work.run(1)
+        plo.on_step_end()
+    expected: list[tuple[str, float]] = [("Ready", 250)] * 3
+    for watts in (250, 200, 150, 100):
+        expected += [("Warmup", watts)] * 2 + [("Profiling", watts)] * 30
+    assert seen[:-1] == expected
+    assert seen[-1][0] == "Done"
+    assert plo.progress == (128, 128)
+
+
+def test_windows_have_their_known_names_and_measure_only_profiled_steps(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    monitor = node.monitor(gpu_indices=[0], log_file=tmp_path / "log.csv")
+    plo = optimizer(node, Energy(), monitor=monitor)
+    train(plo, work, 1000, until_done=True)
+    rows = [line.split(",") for line in (tmp_path / "log.csv").read_text().splitlines()[1:]]
+    assert [row[1] for row in rows] == [
+        f"__GlobalPowerLimitOptimizer_{watts}" for watts in (250, 200, 150, 100)
+    ]
+    assert float(rows[0][2]) == pytest.approx(3.0, rel=0.02)
+
+
+@pytest.mark.parametrize("interrupt", ["epoch", "evaluation"])
+def test_an_interruption_drops_the_window_and_tries_the_limit_again(
+    node: VirtualNode, work: Work, interrupt: str
+) -> None:
+    plo = optimizer(node, Energy())
+    plo.on_epoch_begin()
+    while not (isinstance(plo.state, Profiling) and plo.state.current_power_limit == 200_000):
+        plo.on_step_begin()
+        work.run(1)
+    if interrupt == "epoch":
+        plo.on_epoch_end()
+    else:
+        plo.on_evaluate(0.5)
+    assert node.limit_w() == 250
+    assert plo.monitor.measurement_states == {}
+    work.wait()
+    node.clock.sleep(1000)  # an evaluation, which must not be measured
+    assert isinstance(plo.state, Ready)
+    assert plo.state.next_power_limit == 200_000
+    plo.on_epoch_begin()
+    plo.on_step_begin()
+    assert isinstance(plo.state, Warmup)
+    assert node.limit_w() == 200
+    work.run(1)
+    train(plo, work, 1000, until_done=True)
+    assert [one.power_limit for one in plo.measurements] == [250, 200, 150, 100]
+    assert all(one.time < 10 for one in plo.measurements)
+
+
+def test_no_call_is_made_while_the_limit_stays(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plo = optimizer(node, Energy())
+    calls: list[int] = []
+    real = node.nvml.set_power_limit
+    monkeypatch.setattr(
+        node.nvml, "set_power_limit", lambda gpu, mw: (calls.append(mw), real(gpu, mw))
+    )
+    train(plo, work, 1000, until_done=True)
+    train(plo, work, 50)
+    assert calls == [200_000, 150_000, 100_000]  # the last is the choice
+
+
+def test_all_gpus_of_the_monitor_get_the_limit_and_their_energy_is_added(
+    node: VirtualNode,
+) -> None:
+    monitor = node.monitor()
+    work = node.nvml.open_work([0, 1], WORKLOAD)
+    plo = GlobalPowerLimitOptimizer(monitor, Energy(), **SMALL)
+    train(plo, work, 1000, until_done=True)
+    assert node.limit_w(0) == node.limit_w(1) == plo.state.optimal_power_limit / 1000  # type: ignore[union-attr]
+    first = plo.measurements[0]
+    assert first.energy / first.time == pytest.approx(480, rel=0.03)
+
+
+def test_the_default_selector_counts_every_gpu_that_trains(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the energy of eight GPUs and the power of one, it would choose far too low."""
+    monkeypatch.setattr(framework, "world_size", lambda: 8)
+    monkeypatch.setattr(framework, "gather", lambda value: [value] * 8)
+    work = node.nvml.open_work([0], ModelWorkload(ModelLoad(unit_s=0.1, k=0.8, power_w=240.0)))
+    plo = optimizer(node)
+    train(plo, work, 1000, until_done=True)
+    assert isinstance(plo.state, Done)
+    best = ZeusCost(0.5, world_size=8).select(plo.measurements)
+    assert plo.state.optimal_power_limit == best * 1000
+    assert best != ZeusCost(0.5, world_size=1).select(plo.measurements)
+
+
+# --------------------------------------------------------------------------------------- defects
+
+
+def test_no_warmup_works(node: VirtualNode, work: Work) -> None:
+    plo = optimizer(node, Energy(), warmup_steps=0)
+    assert train(plo, work, 1000, until_done=True) == 2 + 4 * 30
+    assert len(plo.measurements) == 4
+
+
+@pytest.mark.parametrize("steps", [3, 10, 33])
+def test_short_epochs_make_progress_with_one_warning(
+    node: VirtualNode, work: Work, steps: int
+) -> None:
+    plo = optimizer(node, Energy())
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(1000):
+            train(plo, work, steps)
+            plo.on_epoch_end()
+            node.clock.sleep(500)  # an evaluation
+            if isinstance(plo.state, Done):
+                break
+    assert isinstance(plo.state, Done)
+    assert len(plo.measurements) == 4
+    assert plo.measurements[0].time == pytest.approx(3.0, rel=0.05)
+    short = [one for one in caught if "shorter than" in str(one.message)]
+    assert len(short) == (1 if steps < 33 else 0)
+
+
+def test_the_lowest_limit_is_always_tried(node: VirtualNode) -> None:
+    plo = optimizer(node, Energy(), pl_step=60)
+    assert plo.power_limits == [250_000, 190_000, 130_000, 100_000]
+
+
+def test_a_minimum_with_half_a_watt(virtual_node: OpenNode, tmp_path: Path) -> None:
+    node = virtual_node("v100:setter_ms=0")
+    info = node.client.node().gpus[0].model_copy(update={"power_limit_min_mw": 125_500})
+    monitor = node.monitor()
+    monitor.gpus[0].info = info
+    work = node.nvml.open_work([0], WORKLOAD)
+
+    class Lowest(OptimumSelector):
+        def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
+            return measurements[-1].power_limit
+
+    plo = GlobalPowerLimitOptimizer(
+        monitor, Lowest(), **SMALL, profile_path=tmp_path / "profile.json"
+    )
+    train(plo, work, 1000, until_done=True)
+    assert plo.power_limits == [250_000, 200_000, 150_000, 125_500]
+    assert node.limit_w() == 125.5
+    limits = [
+        one["power_limit"]
+        for one in json.loads((tmp_path / "profile.json").read_text())["measurements"]
+    ]
+    assert limits == [250, 200, 150, 125.5]
+
+
+def test_without_permission_one_warning_and_training_goes_on(virtual_node: OpenNode) -> None:
+    node = virtual_node("v100:setter_ms=0:unprivileged")
+    work = node.nvml.open_work([0], WORKLOAD)
+    with pytest.warns(UserWarning, match="CAP_SYS_ADMIN") as caught:
+        plo = optimizer(node, Energy())
+        train(plo, work, 200)
+        plo.on_epoch_end()
+        plo.on_train_end()
+    assert len(caught) == 1
+    assert plo.disabled
+    assert node.limit_w() == 250
+
+
+@pytest.mark.parametrize("call", ["set_power_limit", "sensors"])
+def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
+    node: VirtualNode, work: Work, call: str
+) -> None:
+    plo = optimizer(node, Energy())
+    with pytest.warns(UserWarning, match="training goes on at the highest limit") as caught:
+        for step in range(300):
+            plo.on_step_begin()
+            work.run(1)
+            plo.on_step_end()
+            if step == 50:
+                node.nvml.inject(0, call, 999)
+            elif step == 150:
+                node.nvml.clear_faults()
+        plo.on_train_end()
+    assert len(caught) == 1
+    assert plo.disabled
+    wait_for(lambda: node.limit_w() == 250, "zeusd to put the limit back, in real time")
+    assert plo.monitor.measurement_states == {}
+
+
+def test_a_window_of_zero_joules_ends_only_the_search(node: VirtualNode) -> None:
+    instant = node.nvml.open_work([0], ModelWorkload(ModelLoad(1e-6, 0.4, 240.0)))
+    plo = optimizer(node, Energy(), profile_steps=1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(plo, instant, 100)
+    assert plo.disabled
+    assert sum("raise profile_steps" in str(one.message) for one in caught) == 1
+    assert node.limit_w() == 250
+
+
+def test_a_lease_that_another_holds_ends_only_the_search(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus_ipc.errors import LeaseHeld
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise LeaseHeld("power_limit is held by process 7")
+
+    monkeypatch.setattr(node.client, "set_power_limit", refuse)
+    with pytest.warns(UserWarning, match="held by process 7"):
+        plo = optimizer(node, Energy())
+    assert plo.disabled
+
+
+def test_a_selector_that_fails_ends_only_the_search(node: VirtualNode, work: Work) -> None:
+    class Broken(OptimumSelector):
+        def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
+            raise KeyError("oops")
+
+    plo = optimizer(node, Broken())
+    with pytest.warns(UserWarning, match="Broken could not choose"):
+        train(plo, work, 300)
+    assert node.limit_w() == 250
+
+
+def test_a_selector_of_ones_own(node: VirtualNode, work: Work) -> None:
+    class SecondHighest(OptimumSelector):
+        def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
+            return measurements[1].power_limit
+
+    plo = optimizer(node, SecondHighest())
+    train(plo, work, 1000, until_done=True)
+    assert node.limit_w() == 200
+
+
+def test_the_same_monitor_serves_a_second_run(node: VirtualNode, work: Work) -> None:
+    monitor = node.monitor(gpu_indices=[0])
+    first = optimizer(node, Energy(), monitor=monitor)
+    train(first, work, 20)  # the notebook's cell was interrupted
+    second = optimizer(node, Energy(), monitor=monitor)
+    train(second, work, 1000, until_done=True)
+    assert len(second.measurements) == 4
+
+
+def test_the_limit_goes_back_when_training_ends(node: VirtualNode, work: Work) -> None:
+    plo = optimizer(node, Energy())
+    assert node.nvml.persistence_mode(0)
+    train(plo, work, 100)
+    assert node.limit_w() < 250
+    plo.on_train_end()
+    assert node.limit_w() == 250
+    assert not node.nvml.persistence_mode(0)
+    assert node.client.leases() == []
+    plo.on_step_begin()
+    assert node.limit_w() == 250
+
+
+def test_an_administrators_cap_is_the_highest_limit_and_comes_back(
+    virtual_node: OpenNode,
+) -> None:
+    node = virtual_node("v100:setter_ms=0")
+    node.nvml.set_outside(0, 200_000)
+    node.client.set_power_limit(node.nvml.uuid(0), 150_000)  # zeusd notices
+    node.client.release()
+    assert node.limit_w() == 200
+    plo = optimizer(node, Energy())
+    assert plo.power_limits == [200_000, 150_000, 100_000]
+    train(plo, node.nvml.open_work([0], WORKLOAD), 1000, until_done=True)
+    plo.on_train_end()
+    assert node.limit_w() == 200
+
+
+# ---------------------------------------------------------------------------------------- profile
+
+
+def test_a_profile_is_written_once_and_used_by_the_next_run(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    path = tmp_path / "new" / "profile.json"
+    first = optimizer(node, Energy(), profile_path=path)
+    assert path.parent.is_dir()
+    train(first, work, 1000, until_done=True)
+    first.on_train_end()
+    text = path.read_text()
+    rows = json.loads(text)["measurements"]
+    assert [row["power_limit"] for row in rows] == [250, 200, 150, 100]
+    assert all(isinstance(row["power_limit"], int) for row in rows)
+    assert text.startswith('{\n    "measurements": [\n        {\n            "power_limit": 250,')
+    assert list(path.parent.iterdir()) == [path]
+    second = optimizer(node, Time(), profile_path=path)
+    assert isinstance(second.state, Done)
+    assert second.measurements == first.measurements
+    assert node.limit_w() == Time().select(first.measurements)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"measurements": []}', "holds no measurements"),
+        ('{"measurements": [{"power_limit": 700, "energy": 1.0, "time": 1.0}]}', "another GPU"),
+        ('{"measurements": [{"power_limit": 200, "energy": 0, "time": 1.0}]}', "no power limit"),
+        ("not json", "no power limit profile"),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_measured_anew(
+    node: VirtualNode, work: Work, tmp_path: Path, content: str, words: str
+) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(content)
+    with pytest.warns(UserWarning, match=words):
+        plo = optimizer(node, Energy(), profile_path=path)
+    assert isinstance(plo.state, Ready)
+    train(plo, work, 1000, until_done=True)
+    assert len(json.loads(path.read_text())["measurements"]) == 4
+
+
+def test_a_profile_that_cannot_be_written_costs_a_warning(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    path = tmp_path / "profile.json"
+    plo = optimizer(node, Energy(), profile_path=path)
+    path.mkdir()
+    with pytest.warns(UserWarning, match="could not be written"):
+        train(plo, work, 1000, until_done=True)
+    assert not plo.disabled
+
+
+# --------------------------------------------------------------------------------------- callback
+
+
+def test_a_set_calls_every_callback_in_order() -> None:
+    calls: list[str] = []
+
+    class Recorder(Callback):
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def on_step_begin(self) -> None:
+            calls.append(f"{self.name} step")
+
+        def on_evaluate(self, metric: float) -> None:
+            calls.append(f"{self.name} {metric}")
+
+        def on_instruction_end(self, name: str) -> None:
+            calls.append(f"{self.name} {name}")
+
+    both = CallbackSet([Recorder("a"), Recorder("b")])
+    for point in ("train_begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "train_end"):
+        getattr(both, f"on_{point}")()
+    both.on_evaluate(0.5)
+    both.on_instruction_begin("forward")
+    both.on_instruction_end("forward")
+    assert calls == ["a step", "b step", "a 0.5", "b 0.5", "a forward", "b forward"]
