@@ -60,6 +60,8 @@ class NvmlSection(_Section):
     """The libnvidia-ml to load; unset: libnvidia-ml.so.1 as the system finds it."""
     simulate: str | None = None
     """A simulated node instead, such as `4xv100-pcie`."""
+    retry_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
+    """Pause between looks for a driver while there is none."""
 
 
 class RestoreSection(_Section):

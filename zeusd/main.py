@@ -64,6 +64,7 @@ class Daemon:
                 reply=self._front.reply,
                 boot=boot,
                 orphan_directories=(settings.state_dir, EMBEDDED_STATE_DIR),
+                retry_s=config.nvml.retry_s,
             )
             self._front.attach(self._engine)
             self._engine.start()

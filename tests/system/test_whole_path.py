@@ -198,6 +198,23 @@ def test_losing_the_daemon_for_good_does_not_end_training(
     assert training.wait(30) == 0
 
 
+def test_a_driver_that_comes_late_is_found(tmp_path: Path) -> None:
+    with public_directory() as directory:
+        double = NvmlDouble(directory, [{}, {}])
+        double.node.init_code = 9
+        config = tmp_path / "zeusd.toml"
+        config.write_text("[nvml]\nretry_s = 0.05\n")
+        with running_daemon(
+            *("--nvml-library", double.library, "--config", str(config)),
+            env=double.env,
+            directory=directory,
+        ) as daemon:
+            assert wait_for(lambda: daemon.records("no_driver"), "a record")[0]["nvml_code"] == 9
+            double.node.init_code = 0
+            daemon.wait_until_serving(gpus=2)
+            assert len(daemon.records("no_driver")) == 1
+
+
 def test_in_process_without_a_daemon(tmp_path: Path) -> None:
     """Root without zeusd: the same core runs in the job, and puts the limit back at its end."""
     with public_directory() as directory:

@@ -17,7 +17,7 @@ from zeusd.core.core import Core
 from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reply, Unwatch, Watch, Write
 from zeusd.core.model import ControlValue, Debt, Failure, GpuFacts, Peer, Process
 from zeusd.nvml.api import Handle, Nvml
-from zeusd.ring.devices import DeviceFinder
+from zeusd.ring.devices import RETRY_S, DeviceFinder
 from zeusd.ring.journal import Journal, orphans
 from zeusd.ring.processes import ProcessWatch, open_process
 from zeusd.ring.reactor import Reactor
@@ -40,6 +40,7 @@ class Engine:
         reply: Takes a connection and a complete reply, to send or to drop.
         boot: Name of the present boot.
         orphan_directories: Where embedded engines leave journals; what they owe is taken over.
+        retry_s: Pause between looks for a driver while there is none.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class Engine:
         reply: Callable[[int, dict[str, Any]], None],
         boot: str,
         orphan_directories: Sequence[str] = (),
+        retry_s: float = RETRY_S,
     ) -> None:
         self.core = core
         self._reactor = reactor
@@ -63,7 +65,7 @@ class Engine:
         self._processes = ProcessWatch(reactor, self._process_gone)
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
-        self.finder = DeviceFinder(nvml, self._found_on_thread)
+        self.finder = DeviceFinder(nvml, self._found_on_thread, retry_s)
 
     # -------------------------------------------------------------------------------- lifecycle
 
