@@ -15,7 +15,14 @@ import msgpack
 import pytest
 import zmq
 
-from tests.support import RunningDaemon, public_directory, running_daemon, script, wait_for
+from tests.support import (
+    RunningDaemon,
+    as_nobody,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
 from zeus_ipc import Client, errors
 from zeus_ipc.messages import Control
 
@@ -382,8 +389,7 @@ def test_an_ordinary_user_may_run_it_on_a_simulated_node(daemon: RunningDaemon) 
             os.chown(directory, 65534, 65534)
         command = [sys.executable, "-m", "zeusd", "serve", "--socket", str(directory / "s")]
         command += ["--state-dir", str(directory / "state"), "--simulate", SPEC]
-        options = {"user": 65534, "group": 65534, "extra_groups": []} if os.getuid() == 0 else {}
-        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **options)  # type: ignore[call-overload]
+        process = subprocess.Popen(command, stderr=subprocess.DEVNULL, **as_nobody())
         try:
             client = Client(directory / "s")
             wait_for(lambda: os.path.exists(directory / "s"), "the socket")
