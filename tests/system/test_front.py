@@ -131,7 +131,10 @@ def _zmtp_handshake(path: str) -> socket.socket:
     stream.sendall(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
     greeting = b""
     while len(greeting) < 64:
-        greeting += stream.recv(64 - len(greeting))
+        part = stream.recv(64 - len(greeting))
+        if not part:
+            raise ConnectionError("closed during the handshake")
+        greeting += part
     ready = b"\x05READY" + b"\x0bSocket-Type" + struct.pack(">I", 6) + b"DEALER"
     stream.sendall(b"\x04" + bytes([len(ready)]) + ready)
     header = stream.recv(2)
