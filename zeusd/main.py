@@ -74,13 +74,13 @@ class Daemon:
             self._opened = opened.pop_all()
 
     def run(self) -> None:
-        """Serves until SIGTERM or SIGINT, then puts everything back and returns."""
+        """Serves until SIGTERM, SIGINT or SIGHUP, then puts everything back and returns."""
         # The interpreter runs handlers between instructions, and the loop sleeps in epoll_wait:
         # the wakeup descriptor ends that sleep whenever the signal comes.
         woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         self._reactor.add_reader(woken, lambda: _empty(woken))
-        for number in (signal.SIGTERM, signal.SIGINT):
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         log.info(
             "serving at %s",

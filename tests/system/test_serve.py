@@ -25,6 +25,7 @@ from tests.support import (
 )
 from zeus_ipc import Client, errors
 from zeus_ipc.messages import Control
+from zeus_ipc.simulation import SimulatedNode
 
 SPEC = "2xv100-pcie:setter_ms=0"
 
@@ -372,15 +373,28 @@ def test_without_a_driver_it_serves_no_gpus_and_goes_on_trying() -> None:
             assert record["nvml_code"] == 12
 
 
-def test_stopping_puts_everything_back_and_ends_with_zero() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_stopping_puts_everything_back_and_ends_with_zero(number: int) -> None:
     with running_daemon("--simulate", SPEC, gpus=2) as daemon, daemon.client() as client:
         uuid = client.node().gpus[0].uuid
         client.set_power_limit(uuid, 150_000)
-        daemon.process.send_signal(signal.SIGINT)
+        daemon.process.send_signal(number)
         assert daemon.process.wait(30) == 0
         restores = daemon.records("restore")
         assert [(one["new"], one["result"]) for one in restores] == [("250 W", "ok")]
         assert not os.path.exists(daemon.socket)
+
+
+def test_a_stop_tries_again_what_cannot_be_put_back_at_once() -> None:
+    with running_daemon("--simulate", SPEC, gpus=2) as daemon, daemon.client() as client:
+        node = client.node()
+        assert node.simulated is not None
+        uuid = node.gpus[0].uuid
+        client.set_power_limit(uuid, 150_000)
+        SimulatedNode(node.simulated).inject(0, "set_power_limit", 999, count=1)
+        assert daemon.stop() == 0
+        assert [one["result"] == "ok" for one in daemon.records("restore")] == [False, True]
+        assert not daemon.records("restore_abandoned")
 
 
 def test_an_ordinary_user_may_run_it_on_a_simulated_node(daemon: RunningDaemon) -> None:

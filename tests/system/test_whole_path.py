@@ -184,10 +184,7 @@ def test_losing_the_daemon_for_good_does_not_end_training(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node
-    source = JOB.replace(
-        "import json", "import zeus_ipc.client\nzeus_ipc.client.DEFAULT_TIMEOUT_S = 1\nimport json"
-    )
-    training = job(daemon, directory, source.replace("0.02)", "0.05)"))
+    training = job(daemon, directory, JOB.replace("0.02)", "0.05)"))
     wait_for(lambda: double.limit_mw(0) == 200_000, "the second limit to be tried")
     daemon.stop()
     assert double.limit_mw(0) == 250_000

@@ -100,7 +100,7 @@ class Engine:
 
         def check() -> None:
             late = time.monotonic_ns() > give_up_ns
-            if not self.core.settled and not late:
+            if (self.core.owed or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
             for gpu, control in self.core.owed:

@@ -211,8 +211,18 @@ class FrontSupervisor:
         self._reactor.call_later(pause_s, self._start_again)
 
     def _start_again(self) -> None:
-        if not self._stopping:
+        if self._stopping:
+            return
+        try:
             self.start()
+        except OSError as error:
+            log.error(
+                "cannot start the front (%s); trying again in %g s",
+                error.strerror,
+                MAX_PAUSE_S,
+                extra={"event": "front_start_failed"},
+            )
+            self._reactor.call_later(MAX_PAUSE_S, self._start_again)
 
     def _detach(self) -> None:
         if self._link is not None:

@@ -73,6 +73,7 @@ class Journal:
         """
         try:
             self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._check_owner()
             self._lock_fd = os.open(
                 f"{self._path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
             )
@@ -99,6 +100,16 @@ class Journal:
                 "free space or choose another directory with --state-dir"
             ) from None
         return dict(self._entries)
+
+    def _check_owner(self) -> None:
+        """What others can write there, zeusd would act upon."""
+        found = self._directory.stat()
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise JournalError(
+                f"the state directory {self._directory} belongs to user {found.st_uid} or may be "
+                "written by others; make it this user's own with mode 0700, or choose another with "
+                "--state-dir"
+            )
 
     def put(self, key: str, entry: dict[str, Any]) -> None:
         """Makes an entry durable. Returns when it is on disk.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import heapq
 import itertools
+import logging
 import os
 import select
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
+
+log = logging.getLogger(__name__)
 
 Callback: TypeAlias = Callable[[], None]
 
@@ -86,15 +89,23 @@ class Reactor:
                     continue
                 callback = readers.get(fd)
                 if callback is not None:
-                    callback()
+                    _guarded(callback)
             while posted:
-                posted.popleft()()
+                _guarded(posted.popleft())
             if deadline_ns is not None and (now_ns := self._clock_ns()) >= deadline_ns:
                 while timers and timers[0][0] <= now_ns:
-                    heapq.heappop(timers)[2]()
-                on_time()
+                    _guarded(heapq.heappop(timers)[2])
+                _guarded(on_time)
 
     def close(self) -> None:
         """Frees the loop's own descriptors."""
         self._epoll.close()
         os.close(self._wake_fd)
+
+
+def _guarded(callback: Callback) -> None:
+    """One event that zeusd handles wrongly must not end what it does for everybody else."""
+    try:
+        callback()
+    except Exception:  # a bug, whatever it is: told in the log, with its traceback
+        log.exception("an event could not be handled; please report this", extra={"event": "bug"})

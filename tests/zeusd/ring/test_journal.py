@@ -99,6 +99,19 @@ def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
     assert target.read_text() == "precious"
 
 
+def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+    """Whoever can write the journal can have zeusd write to GPUs."""
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(JournalError, match="mode 0700"):
+        opened(tmp_path / "state")
+    if os.getuid() == 0:
+        (tmp_path / "state").chmod(0o700)
+        os.chown(tmp_path / "state", 65534, 65534)
+        with pytest.raises(JournalError, match="belongs to user 65534"):
+            opened(tmp_path / "state")
+
+
 def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "COMPACT_AFTER_LINES", 50)
     journal = opened(tmp_path)

@@ -17,7 +17,8 @@ import time
 from typing import Any
 
 from zeus_ipc.codec import DecodeError, decode_request, encode
-from zeusd.nvml.simulated.node import SimulatedNvml, Work
+from zeusd.nvml.simulated.node import SimulatedNvml
+from zeusd.nvml.simulated.work import Work
 
 MAX_BYTES = 4096
 MAX_CONNECTIONS = 256

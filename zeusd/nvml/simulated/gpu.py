@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from zeusd.nvml.simulated.devices import DeviceModel
 from zeusd.nvml.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
 from zeusd.nvml.simulated.sensors import PowerSensor
 from zeusd.nvml.simulated.spec import GpuSpec
-
-if TYPE_CHECKING:
-    from zeusd.nvml.simulated.node import Work
+from zeusd.nvml.simulated.workloads import Workload
 
 AMBIENT_C = 25.0
 HOT_C = 83.0
@@ -20,6 +18,22 @@ THERMAL_TAU_S = 45.0
 
 REASON_IDLE, REASON_LOCKED, REASON_POWER_CAP = 0x1, 0x2, 0x4
 """nvmlClocksEventReasons."""
+
+
+class Running(Protocol):
+    """What runs on a GPU, as the GPU needs to know it."""
+
+    workload: Workload
+
+    @property
+    def active(self) -> bool:
+        """Whether there is work left."""
+
+    def rank(self, gpu: SimulatedGpu) -> int:
+        """Which of the work's GPUs this is."""
+
+    def follow(self, now_s: float, tau_s: float) -> None:
+        """Conditions changed."""
 
 
 class SimulatedGpu:
@@ -45,7 +59,7 @@ class SimulatedGpu:
         self.memory_lock_mhz: tuple[int, int] | None = None
         self.persistence = False
         self.contexts = 0
-        self.work: Work | None = None
+        self.work: Running | None = None
         self.point = self._idle_point()
         gain = 1.0 + self.spec.gain_sigma * random.Random(f"gain:{spec.seed}:{spec.index}").gauss(
             0, 1

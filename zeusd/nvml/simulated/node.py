@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 from zeusd.nvml.api import Handle, Nvml, NvmlError, PowerLimits, Return, Sensors
 from zeusd.nvml.simulated.gpu import SimulatedGpu
-from zeusd.nvml.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S, Relaxation
+from zeusd.nvml.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 from zeusd.nvml.simulated.spec import GpuSpec, parse_spec
+from zeusd.nvml.simulated.work import Work
 from zeusd.nvml.simulated.workloads import Workload, find_workload
 
 DRIVER_VERSION = "595.58.03"
@@ -30,127 +31,6 @@ class _Fault:
     code: int | None
     count: int | None
     latency_s: float
-
-
-class Work:
-    """A stream of work on one or more GPUs, which advance in lock step at the slowest one's pace.
-
-    Made by `SimulatedNvml.open_work`. Launching is asynchronous, as on a CUDA stream.
-    """
-
-    def __init__(
-        self, node: SimulatedNvml, gpus: Sequence[SimulatedGpu], workload: Workload, now_s: float
-    ) -> None:
-        self._node = node
-        self._gpus = list(gpus)
-        self.workload = workload
-        self._launched = 0.0
-        self._done = 0.0
-        self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
-        self.closed = False
-
-    @property
-    def active(self) -> bool:
-        """Whether there is work left."""
-        return self._launched > self._done
-
-    def rank(self, gpu: SimulatedGpu) -> int:
-        """Which of the work's GPUs this is."""
-        return self._gpus.index(gpu)
-
-    def launch(self, units: float) -> None:
-        """Queues units of work, which start at once if nothing is queued."""
-        with self._node.lock:
-            now_s = self._node.advance()
-            if self.closed:
-                raise ValueError("this work was closed")
-            begins = not self.active
-            self._launched += units
-            if begins:
-                self.begin(now_s)
-
-    def progress(self) -> tuple[float, int | None]:
-        """Units done, and when all that is queued will be, ns; None: at no time as things are."""
-        with self._node.lock:
-            now_s = self._node.advance()
-            done = self._done + self._pace.integral(now_s)
-            end_s = self.ends_s()
-            return min(done, self._launched), None if math.isinf(end_s) else round(end_s * 1e9)
-
-    def run(self, units: float) -> None:
-        """Launches units and lets time pass until all that is queued is done."""
-        self.launch(units)
-        self.wait()
-
-    def wait(self) -> None:
-        """Lets time pass until all that is queued is done."""
-        while True:
-            with self._node.lock:
-                now_s = self._node.advance()
-                if not self.active or self.closed:
-                    return
-                end_s = self.ends_s()
-            self._node.sleep(min(end_s - now_s, 3600.0))
-
-    def close(self) -> None:
-        """Ends the work and its contexts."""
-        with self._node.lock:
-            now_s = self._node.advance()
-            if self.closed:
-                return
-            self.closed = True
-            self._launched = self._done
-            for gpu in self._gpus:
-                gpu.contexts -= 1
-                gpu.work = None
-                gpu.retarget(now_s, 0.0)
-            self._node.forget_settings(now_s)
-
-    # The node calls these, with its lock held.
-
-    def ends_s(self) -> float:
-        """When all that is queued will be done, if nothing changes."""
-        if not self.active:
-            return self._pace.t0_s
-        return self._pace.when(self._launched - self._done)
-
-    def follow(self, now_s: float, tau_s: float) -> None:
-        """Conditions changed: goes on at the pace of its slowest GPU."""
-        self._done = min(self._launched, self._done + self._pace.integral(now_s))
-        before = self._pace.value(now_s)
-        rate = self._move(now_s, tau_s)
-        self._pace = Relaxation(now_s, before, rate, tau_s if before > 0 else 0.0)
-
-    def begin(self, now_s: float) -> None:
-        """Work was queued where there was none: it starts at once."""
-        if all(gpu.limit_settled(now_s) for gpu in self._gpus):
-            rate = self._move(now_s, 0.0)
-            self._pace = Relaxation(now_s, rate, rate, 0.0)
-            return
-        points = [gpu.starting_point(now_s) for gpu in self._gpus]
-        before = min(point.rate for point in points)
-        starts_w = [
-            gpu.waiting_w(point, before) for gpu, point in zip(self._gpus, points, strict=True)
-        ]
-        self._pace = Relaxation(
-            now_s, before, self._move(now_s, LIMIT_TAU_S, starts_w), LIMIT_TAU_S
-        )
-
-    def _move(self, now_s: float, tau_s: float, starts_w: Sequence[float] | None = None) -> float:
-        """All GPUs set out for their new steady state. Returns the common pace there."""
-        points = [gpu.steady_point() for gpu in self._gpus]
-        rate = min(point.rate for point in points)
-        for n, gpu in enumerate(self._gpus):
-            start_w = None if starts_w is None else starts_w[n]
-            gpu.retarget(now_s, tau_s, gpu.waiting_w(points[n], rate), start_w)
-        return rate
-
-    def finish(self, now_s: float) -> None:
-        """All that was queued is done."""
-        self._done = self._launched
-        self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
-        for gpu in self._gpus:
-            gpu.retarget(now_s, 0.0)
 
 
 class SimulatedNvml:

@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import logging
+import os
+import threading
+
+import pytest
+
+from zeusd.ring.reactor import Reactor
+
+
+def run(reactor: Reactor) -> None:
+    reactor.run(lambda: None, lambda: None)
+
+
+def test_calls_come_from_descriptors_other_threads_and_time() -> None:
+    reactor = Reactor()
+    readable, writable = os.pipe()
+    seen: list[str] = []
+
+    def read() -> None:
+        seen.append(os.read(readable, 10).decode())
+        reactor.call_later(0.0, later)
+
+    def later() -> None:
+        seen.append("later")
+        reactor.remove_reader(readable)
+        threading.Thread(target=lambda: reactor.post(posted)).start()
+
+    def posted() -> None:
+        seen.append("posted")
+        reactor.stop()
+
+    reactor.add_reader(readable, read)
+    os.write(writable, b"read")
+    run(reactor)
+    assert seen == ["read", "later", "posted"]
+    os.close(readable)
+    os.close(writable)
+    reactor.close()
+
+
+def test_timers_fire_in_the_order_of_their_times() -> None:
+    reactor = Reactor()
+    seen: list[int] = []
+    for number, delay_s in ((2, 0.02), (1, 0.01), (3, 0.03)):
+        reactor.call_later(delay_s, lambda number=number: seen.append(number))  # type: ignore[misc]
+    reactor.call_later(0.04, reactor.stop)
+    run(reactor)
+    assert seen == [1, 2, 3]
+    reactor.close()
+
+
+def test_the_deadline_of_the_core_is_kept() -> None:
+    import time
+
+    reactor = Reactor()
+    due_ns = time.monotonic_ns() + 10_000_000
+    came: list[int] = []
+
+    def on_time() -> None:
+        came.append(time.monotonic_ns())
+        reactor.stop()
+
+    reactor.run(lambda: due_ns, on_time)
+    assert came[0] >= due_ns
+    reactor.close()
+
+
+def test_an_event_that_fails_is_logged_and_the_loop_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    reactor = Reactor()
+
+    def fail() -> None:
+        raise KeyError("a bug")
+
+    reactor.post(fail)
+    reactor.call_later(0.0, fail)
+    reactor.call_later(0.001, reactor.stop)
+    with caplog.at_level(logging.ERROR):
+        run(reactor)
+    assert len(caplog.records) == 2
+    assert "a bug" in caplog.text
+    reactor.close()
