@@ -1,0 +1,165 @@
+"""Messages, codec and errors: what both sides must agree on."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import msgpack
+import pytest
+from pydantic import ValidationError
+
+from zeus_ipc import errors
+from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.messages import (
+    MAX_REQUEST_BYTES,
+    OPERATIONS,
+    SetPowerLimit,
+    request_adapter,
+)
+from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
+
+ARGUMENTS: dict[str, dict[str, object]] = {
+    "state": {"gpus": ["GPU-1"]},
+    "energy": {"gpus": ["GPU-1"]},
+    "power": {"gpus": ["GPU-1"]},
+    "clocks": {"gpus": ["GPU-1"]},
+    "set_power_limit": {"gpus": ["GPU-1"], "power_limit_mw": 200_000},
+    "set_gpu_clocks": {"gpus": ["GPU-1"], "min_mhz": 210, "max_mhz": 900},
+    "set_memory_clocks": {"gpus": ["GPU-1"], "min_mhz": 405, "max_mhz": 405},
+    "set_persistence_mode": {"gpus": ["GPU-1"], "enabled": True},
+    "reset": {"gpus": ["GPU-1"], "control": "gpu_clocks"},
+    "acquire": {"gpus": ["GPU-1"], "controls": ["power_limit"]},
+}
+
+
+@pytest.mark.parametrize("op", OPERATIONS)
+def test_every_operation_survives_the_wire(op: str) -> None:
+    message = {"v": 1, "id": 3, "op": op, **ARGUMENTS.get(op, {})}
+    request = request_adapter.validate_python(decode_request(encode(message)))
+    assert request.op == op
+    assert request.id == 3
+    for name, value in ARGUMENTS.get(op, {}).items():
+        assert getattr(request, name) == value
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"power_limit_mw": "200000"},
+        {"power_limit_mw": 200_000.0},
+        {"power_limit_mw": True},
+        {"power_limit_mw": -1},
+        {"power_limit_mw": 2**70},
+        {"gpus": []},
+        {"gpus": [""]},
+        {"gpus": ["x" * 97]},
+        {"gpus": ["x"] * 65},
+        {"gpus": [1]},
+        {"block": 1},
+        {"deadline_ns": -1},
+        {"client": "x" * 33},
+        {"id": -1},
+    ],
+)
+def test_a_request_of_another_form_is_refused(changes: dict[str, object]) -> None:
+    message = {"v": 1, "id": 3, "op": "set_power_limit", **ARGUMENTS["set_power_limit"]}
+    assert isinstance(request_adapter.validate_python(message), SetPowerLimit)
+    with pytest.raises(ValidationError):
+        request_adapter.validate_python({**message, **changes})
+
+
+def test_the_largest_request_fits_the_size_limit() -> None:
+    message = {
+        "v": 1,
+        "id": 2**63 - 1,
+        "op": "acquire",
+        "deadline_ns": 2**63 - 1,
+        "client": "c" * 32,
+        "gpus": ["G" * 96] * 64,
+        "controls": ["persistence_mode"] * 8,
+    }
+    request_adapter.validate_python(message)
+    assert len(encode(message)) <= MAX_REQUEST_BYTES
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xc1",
+        b"\x93\x01",
+        msgpack.packb(7),
+        msgpack.packb({1: 2}),
+        msgpack.packb({"a": b"bytes"}),
+        msgpack.packb({"a": msgpack.ExtType(4, b"x")}),
+        msgpack.packb({"a": msgpack.Timestamp(1, 2)}),
+        msgpack.packb({"a": list(range(65))}),
+        msgpack.packb({"a": "x" * 257}),
+        msgpack.packb({str(n): n for n in range(33)}),
+        b"\x81\xa1a\xdd\xff\xff\xff\xff",
+        b"\x81\xa1a" + b"\x91" * 2000 + b"\x01",
+        msgpack.packb({"a": 1}) + b"more",
+        b"\x81\xa1a\xa2\xff\xff",
+    ],
+)
+def test_what_is_no_bounded_map_is_refused(data: bytes) -> None:
+    with pytest.raises(DecodeError):
+        decode_request(data)
+
+
+def test_random_bytes_only_ever_give_a_map_or_a_decode_error() -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    good = encode({"v": 1, "id": 3, "op": "state", "gpus": ["GPU-1"]})
+    for _ in range(20_000):
+        data = bytearray(good)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        try:
+            message = decode_request(bytes(data))
+        except DecodeError:
+            continue
+        try:
+            request_adapter.validate_python(message)
+        except ValidationError:
+            continue
+
+
+CLASSES = [
+    cls
+    for cls in vars(errors).values()
+    if isinstance(cls, type)
+    and issubclass(cls, errors.ZeusIpcError)
+    and cls not in (errors.SeveralGpusFailed, errors.DeferredSetFailed)
+]
+
+
+@pytest.mark.parametrize("cls", CLASSES)
+def test_errors_cross_the_wire_and_process_boundaries(cls: type[errors.ZeusIpcError]) -> None:
+    error = cls("what to do", gpu="GPU-1", nvml_code=15, details={"holder": 7})
+    back = errors.from_wire(errors.to_wire(error))
+    if cls.code in errors._BY_CODE:
+        assert type(back) is cls
+    for other in (back, pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own bytes
+        assert (other.code, other.message, other.gpu, other.nvml_code, other.details) == (
+            *(cls.code, "what to do", "GPU-1", 15, {"holder": 7}),
+        )
+
+
+def test_no_two_classes_share_a_code_and_unknown_codes_keep_their_name() -> None:
+    codes = [cls.code for cls in CLASSES if cls is not errors.ZeusIpcError]
+    assert len(codes) == len(set(codes))
+    future = errors.from_wire({"code": "from_the_future", "message": "x"})
+    assert type(future) is errors.ZeusIpcError
+    assert future.code == "from_the_future"
+
+
+def test_the_socket_is_the_argument_then_the_environment_then_the_default(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", "/env")
+    assert (socket_path("/given"), socket_path()) == ("/given", "/env")
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", "")
+    assert socket_path() == DEFAULT_SOCKET_PATH
