@@ -202,7 +202,7 @@ class ZmqTransport:
     def _connect(self) -> _Connection:
         with self._guard:
             if self._closed:
-                raise DaemonUnavailable("this client was closed; make a new one")
+                raise _closed()
             if self._connection is None:
                 _diagnose(self._path)
                 self._connection = _Connection(self._path)
@@ -221,6 +221,8 @@ class ZmqTransport:
             connection.dealer.send(data)
         except zmq.Again:
             return False
+        except zmq.ZMQError:
+            raise _closed() from None
         return True
 
     @staticmethod
@@ -235,6 +237,8 @@ class ZmqTransport:
                     replies[other] = reply
         except zmq.Again:
             return
+        except zmq.ZMQError:
+            raise _closed() from None
         except DecodeError as error:
             raise DaemonUnavailable(
                 f"what answers is not zeusd ({error}); check the socket's path"
@@ -249,6 +253,10 @@ class ZmqTransport:
             f"zeusd at {self._path} did not answer within {timeout_s:g} s; look at its log "
             "(journalctl -u zeusd)"
         )
+
+
+def _closed() -> DaemonUnavailable:
+    return DaemonUnavailable("this client was closed; make a new one")
 
 
 def _diagnose(path: str) -> None:

@@ -294,6 +294,15 @@ def test_a_client_that_gets_no_answer_gives_up_in_time(tmp_path: Path) -> None:
             Client(tmp_path / "s", timeout_s=0.2).node()
 
 
+def test_a_closed_client_says_so(daemon: RunningDaemon) -> None:
+    client = daemon.client()
+    client.node()
+    client.close()
+    client.close()
+    with pytest.raises(errors.DaemonUnavailable, match="was closed"):
+        client.node()
+
+
 def test_a_client_survives_a_restart_of_the_daemon() -> None:
     with running_daemon("--simulate", SPEC, gpus=2) as daemon, daemon.client() as client:
         uuid = client.node().gpus[0].uuid

@@ -138,10 +138,10 @@ def test_a_window_shorter_than_a_tick(node: VirtualNode) -> None:
     with pytest.warns(UserWarning, match="measured as zero"):
         assert monitor.end_window("a").total_energy == 0
     approximate.begin_window("a")
-    node.clock.sleep(0.0005)
+    node.clock.sleep(1e-6)  # no tick of this node falls into it: its phase is seeded
     measurement = approximate.end_window("a")
-    watts = measurement.gpu_energy[0] / measurement.time
-    assert watts == pytest.approx(26, abs=2) or measurement.gpu_energy[0] > 0.1  # or a tick fell in
+    for joules in measurement.gpu_energy.values():
+        assert joules / measurement.time == pytest.approx(26, abs=2)
 
 
 def test_a_gpu_without_a_counter_is_integrated_and_constant_power_is_not_zero(

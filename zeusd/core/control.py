@@ -137,7 +137,8 @@ class ControlMachine:
 
     def recover(self, debt: Debt, holder_alive: bool) -> None:
         """Takes up what the journal says was owed when the last zeusd ended."""
-        self.target = debt.target
+        if not self.pinned:
+            self.target = debt.target
         self.lease = Lease(debt.holder, debt.uid, debt.client, debt.since_ns)
         self._values = debt.values
         self._captured = True

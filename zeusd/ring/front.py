@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import socket
@@ -74,12 +75,6 @@ class FrontSupervisor:
         self._deaths = 0
         self._stopping = False
         self._offset = self._highest = 0
-        self._dropped = 0
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the running front."""
-        return None if self._process is None else self._process.pid
 
     def attach(self, engine: Engine) -> None:
         """Says where requests go."""
@@ -126,12 +121,7 @@ class FrontSupervisor:
         """Sends a reply; drops it if its front is gone or takes nothing any more."""
         if self._link is None or conn <= self._offset:
             return
-        data = link.HEADER.pack(link.REPLY, conn - self._offset) + encode(body)
-        try:
-            self._link.send(data)
-        except OSError:
-            # The front is dying or stuck; its clients will ask again.
-            self._dropped += 1
+        self._send(link.HEADER.pack(link.REPLY, conn - self._offset) + encode(body))
 
     # --------------------------------------------------------------------------------- internals
 
@@ -169,16 +159,15 @@ class FrontSupervisor:
                 process, uid, gid, pidfd = identify_peer(connection)
             except (NoSuchPeer, OSError) as error:
                 log.info("refused a connection: %s", error, extra={"event": "peer_refused"})
-                self._kick(conn)
+                self._send(link.HEADER.pack(link.KICK, conn - self._offset))
                 return
         engine.peer_opened(Peer(conn, process, uid, gid), pidfd)
 
-    def _kick(self, conn: int) -> None:
+    def _send(self, data: bytes) -> None:
+        """Sends to the front. If it is dying or stuck, this is lost, and its clients ask again."""
         if self._link is not None:
-            try:
-                self._link.send(link.HEADER.pack(link.KICK, conn - self._offset))
-            except OSError:
-                self._dropped += 1
+            with contextlib.suppress(OSError):
+                self._link.send(data)
 
     def _request(self, engine: Engine, conn: int, body: bytes) -> None:
         try:

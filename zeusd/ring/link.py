@@ -9,6 +9,7 @@ Neither believes more of the other than it must: the ring decodes and validates 
 from __future__ import annotations
 
 import array
+import os
 import socket
 import struct
 
@@ -53,6 +54,9 @@ class Receiver:
         for level, kind, data in ancillary:
             if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
                 fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+        # There is room for two where one belongs.
+        for surplus in fds[1:]:
+            os.close(surplus)
         if size < HEADER_SIZE or flags & socket.MSG_TRUNC:
             return None
         kind, conn = HEADER.unpack_from(self._buffer)

@@ -382,6 +382,16 @@ def test_a_restarted_daemon_remembers_what_it_saw_first() -> None:
     assert world.limit_w() == 250
 
 
+def test_a_maximum_configured_before_a_restart_counts_for_what_is_still_held() -> None:
+    world = World(limits_mw=(300_000,))
+    process = world.connect(1)
+    world.set_power(1, 150)
+    world.policy = SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000),))
+    world.start_core(alive={process})
+    world.kill(process)
+    assert world.limit_w() == 220
+
+
 @pytest.mark.parametrize("written", [False, True])
 def test_a_crash_between_journal_and_device_ends_at_the_target(written: bool) -> None:
     world = World()

@@ -16,7 +16,3 @@ class VirtualClock:
     def sleep(self, seconds: float) -> None:
         """Lets time pass."""
         self._now_ns += max(0, round(seconds * 1e9))
-
-    def advance_to(self, t_ns: int) -> None:
-        """Lets time pass until `t_ns`, if that is still to come."""
-        self._now_ns = max(self._now_ns, t_ns)

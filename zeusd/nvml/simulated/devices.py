@@ -37,7 +37,6 @@ class DeviceModel:
     Attributes:
         key: Name in a simulation spec.
         name: NVML product name.
-        pci_device: PCI device id.
         architecture: NVML architecture number.
         memory_mib: Device memory.
         power_limits_w: Smallest, default and largest power limit.
@@ -58,7 +57,6 @@ class DeviceModel:
 
     key: str
     name: str
-    pci_device: int
     architecture: int
     memory_mib: int
     power_limits_w: tuple[float, float, float]
@@ -116,7 +114,6 @@ _HOPPER_SENSOR = Sensor(100, 25, average=True)
 _V100 = DeviceModel(
     key="v100-pcie",
     name="Tesla V100-PCIE-16GB",
-    pci_device=0x1DB4,
     architecture=VOLTA,
     memory_mib=16384,
     power_limits_w=(100, 250, 250),
@@ -134,7 +131,6 @@ _V100 = DeviceModel(
 _A100 = DeviceModel(
     key="a100-sxm-80",
     name="NVIDIA A100-SXM4-80GB",
-    pci_device=0x20B2,
     architecture=AMPERE,
     memory_mib=81920,
     power_limits_w=(100, 400, 400),
@@ -152,7 +148,6 @@ _A100 = DeviceModel(
 _H100 = DeviceModel(
     key="h100-sxm",
     name="NVIDIA H100 80GB HBM3",
-    pci_device=0x2330,
     architecture=HOPPER,
     memory_mib=81559,
     power_limits_w=(200, 700, 700),
@@ -172,7 +167,6 @@ _MODELS = (
     DeviceModel(
         key="p100",
         name="Tesla P100-PCIE-16GB",
-        pci_device=0x15F8,
         architecture=PASCAL,
         memory_mib=16384,
         power_limits_w=(125, 250, 250),
@@ -192,7 +186,6 @@ _MODELS = (
         _V100,
         key="v100-sxm2",
         name="Tesla V100-SXM2-16GB",
-        pci_device=0x1DB1,
         power_limits_w=(150, 300, 300),
         idle_w=(38, 44.5),
         clocks_mhz=_grid(135, 1530, 7.5),
@@ -202,7 +195,6 @@ _MODELS = (
     DeviceModel(
         key="t4",
         name="Tesla T4",
-        pci_device=0x1EB8,
         architecture=TURING,
         memory_mib=15360,
         power_limits_w=(60, 70, 70),
@@ -221,7 +213,6 @@ _MODELS = (
     DeviceModel(
         key="rtx6000",
         name="Quadro RTX 6000",
-        pci_device=0x1E30,
         architecture=TURING,
         memory_mib=24576,
         power_limits_w=(100, 260, 260),
@@ -240,7 +231,6 @@ _MODELS = (
     DeviceModel(
         key="a40",
         name="NVIDIA A40",
-        pci_device=0x2235,
         architecture=AMPERE,
         memory_mib=46068,
         power_limits_w=(100, 300, 300),
@@ -261,7 +251,6 @@ _MODELS = (
         _A100,
         key="a100-sxm-40",
         name="NVIDIA A100-SXM4-40GB",
-        pci_device=0x20B0,
         memory_mib=40960,
         memory_clocks_mhz=(1215,),
     ),
@@ -269,7 +258,6 @@ _MODELS = (
         _A100,
         key="a100-pcie-40",
         name="NVIDIA A100-PCIE-40GB",
-        pci_device=0x20F1,
         memory_mib=40960,
         power_limits_w=(150, 250, 250),
         idle_w=(46, 57),
@@ -280,7 +268,6 @@ _MODELS = (
         _A100,
         key="a100-pcie-80",
         name="NVIDIA A100 80GB PCIe",
-        pci_device=0x20B5,
         power_limits_w=(150, 300, 300),
         idle_w=(55, 65),
         memory_clocks_mhz=(1512,),
@@ -289,7 +276,6 @@ _MODELS = (
     DeviceModel(
         key="rtx4090",
         name="NVIDIA GeForce RTX 4090",
-        pci_device=0x2684,
         architecture=ADA,
         memory_mib=24564,
         power_limits_w=(150, 450, 450),
@@ -309,7 +295,6 @@ _MODELS = (
     DeviceModel(
         key="l40s",
         name="NVIDIA L40S",
-        pci_device=0x26B9,
         architecture=ADA,
         memory_mib=46068,
         power_limits_w=(150, 350, 350),
@@ -330,7 +315,6 @@ _MODELS = (
         _H100,
         key="h100-pcie",
         name="NVIDIA H100 PCIe",
-        pci_device=0x2331,
         power_limits_w=(200, 350, 350),
         idle_w=(46, 75),
         idle_clock_mhz=210,
@@ -344,7 +328,6 @@ _MODELS = (
         _H100,
         key="h200",
         name="NVIDIA H200",
-        pci_device=0x2335,
         memory_mib=143771,
         idle_w=(76, 120),
         memory_clocks_mhz=(3201,),
@@ -353,7 +336,6 @@ _MODELS = (
     DeviceModel(
         key="b200",
         name="NVIDIA B200",
-        pci_device=0x2901,
         architecture=BLACKWELL,
         memory_mib=183359,
         power_limits_w=(200, 1000, 1000),
