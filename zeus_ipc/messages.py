@@ -108,6 +108,9 @@ class _SetRequest(_Request):
     """Changes one control of each GPU, taking its lease first if nobody holds it.
 
     Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+
+    After a process has lost a lease (see `Heartbeat`), every set of that control answers
+    `lease_expired` until the process acquires or releases it: nothing is re-applied silently.
     """
 
     gpus: Gpus
@@ -154,14 +157,18 @@ class Reset(_SetRequest):
 
 
 class Acquire(_Request):
-    """Takes leases without changing anything. Result as for a set.
+    """Takes leases without changing anything.
 
     The holder is the process that the kernel says is at the other end of the connection.
+    Result: `{"gpus": {uuid: {"back": {control: Back}} | {"error": ...}}}`.
     """
 
     op: Literal["acquire"] = "acquire"
     gpus: Gpus
     controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
+    ttl_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
+    """How long the lease lasts without a heartbeat, within the site's bounds; 0: the site's
+    default."""
 
 
 class Release(_Request):
@@ -176,6 +183,8 @@ class Release(_Request):
     """Empty: all GPUs."""
     controls: Annotated[list[ControlName], Field(max_length=8)] = []
     """Empty: all controls."""
+    force: bool = False
+    """Whoever holds them: for administrators. The holders are told at their next set."""
 
 
 class ListLeases(_Request):
@@ -185,7 +194,11 @@ class ListLeases(_Request):
 
 
 class Heartbeat(_Request):
-    """Says that the application is alive. Result: `{"leases": how many its process holds}`."""
+    """Says that the application is alive: all leases of its process begin their TTL anew.
+
+    It must come from the application, not from a library's thread that lives on while the
+    application hangs. Result: `HeartbeatResult`.
+    """
 
     op: Literal["heartbeat"] = "heartbeat"
 
@@ -290,6 +303,8 @@ class NodeInfo(_Message):
     daemon_version: str
     driver_version: str | None
     """None while no driver is loaded; the daemon goes on trying."""
+    lease_ttl_ms: int
+    """How long a lease lasts without a heartbeat, unless its holder asked for another time."""
     simulated: str | None
     """Socket of the simulated devices, where work is submitted to them; None on real ones."""
     gpus: list[GpuInfo]
@@ -346,12 +361,34 @@ class SupportedClocks(_Message):
     """Graphics clocks, descending, by memory clock (a decimal string)."""
 
 
+class Back(_Message):
+    """What a control goes back to."""
+
+    value: list[int]
+    """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1]."""
+    source: str
+    """configured: by the site. observed: in force when zeusd first saw it. unreadable: NVML cannot
+    tell what clocks were locked to before, so they are unlocked."""
+
+
+class HeartbeatResult(_Message):
+    """Result of `heartbeat`."""
+
+    leases: int
+    """How many leases the process holds."""
+    ttl_ms: int
+    """The shortest TTL among them; without any, the site's default."""
+    lost: list[list[str]]
+    """[gpu, control] of leases that the process lost and has neither acquired anew nor released."""
+
+
 class LeaseInfo(_Message):
     """One lease."""
 
     gpu: str
     control: ControlName
-    pid: int
+    pid: int | None
+    """The holder; None if it is another user's and the reader is no administrator."""
     uid: int
     since_ns: int
     """CLOCK_MONOTONIC time at which it was taken."""
@@ -359,6 +396,10 @@ class LeaseInfo(_Message):
     """What was last written under it, as in the journal; None: nothing yet."""
     restoring: bool
     """The holder is gone, and the control is not back yet."""
+    back: Back
+    ttl_ms: int
+    expires_ns: int
+    """CLOCK_MONOTONIC time at which it ends if no heartbeat comes."""
 
 
 class LeaseList(_Message):

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from zeus_ipc import __version__
+
+if TYPE_CHECKING:
+    from zeusd.config import Config
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -27,11 +30,12 @@ def main() -> None:
 @click.option("--simulate", metavar="SPEC", help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40.")
 @click.option("--nvml-library", metavar="PATH", help="The libnvidia-ml to load.")
 @click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", type=click.Choice(["auto", "json", "text"]))
+@click.option("--log-format", type=click.Choice(["auto", "json", "text", "journal"]))
 @click.option("--front-seed", type=int, hidden=True)
 def serve(config_path: str | None, front_seed: int | None, **options: str | None) -> None:
-    """Run the daemon in the foreground until SIGTERM or SIGINT.
+    """Run the daemon in the foreground until SIGTERM or SIGINT, which put everything back.
 
+    SIGUSR1 ends it and keeps all leases for the next one; SIGHUP reads the configuration again.
     Options given here win over the configuration file. Without a driver it starts all the same,
     answers with no GPUs, and tries again every few seconds.
     """
@@ -41,9 +45,12 @@ def serve(config_path: str | None, front_seed: int | None, **options: str | None
     from zeusd.config import Config, ConfigError, load
     from zeusd.main import serve as run
 
-    try:
+    def read() -> Config:
         config = load(config_path) if config_path is not None else Config()
-        config = _override(config, options)
+        return _override(config, options)
+
+    try:
+        config = read()
     except ConfigError as error:
         raise SystemExit(f"zeusd: {error}") from None
     except ValidationError as error:
@@ -51,7 +58,7 @@ def serve(config_path: str | None, front_seed: int | None, **options: str | None
         name = str(fault["loc"][-1]).replace("_", "-")
         raise SystemExit(f"zeusd: --{name}: {fault['msg']}") from None
     logs.configure(config.log.level, config.log.format)
-    sys.exit(run(config, front_seed))
+    sys.exit(run(config, read, front_seed))
 
 
 @main.command("check-config")
@@ -67,6 +74,18 @@ def check_config(file: str) -> None:
     click.echo(f"{file}: ok")
 
 
+@main.command(
+    context_settings={"ignore_unknown_options": True, "help_option_names": []},
+    add_help_option=False,
+)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def restore(arguments: tuple[str, ...]) -> None:
+    """Put back what a zeusd that is no more still owes (see `zeusd restore --help`)."""
+    from zeusd import restore as helper
+
+    sys.exit(helper.main(list(arguments)))
+
+
 _PLACES = {
     "socket": ("daemon", "socket"),
     "socket_mode": ("daemon", "socket_mode"),
@@ -79,13 +98,13 @@ _PLACES = {
 }
 
 
-def _override(config: Any, options: dict[str, str | None]) -> Any:
+def _override(config: Config, options: dict[str, str | None]) -> Config:
     """The configuration with what the command line says instead."""
-    data = config.model_dump()
+    data = config.model_dump(exclude_unset=True)
     for name, value in options.items():
         if value is not None:
             section, key = _PLACES[name]
-            data[section][key] = value
+            data.setdefault(section, {})[key] = value
     return type(config).model_validate(data)
 
 

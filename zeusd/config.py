@@ -2,23 +2,42 @@
 
 from __future__ import annotations
 
+import grp
+import logging
+import os
+import pwd
 import re
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
+from zeus_ipc.messages import Control
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
-from zeusd.core.policy import GpuRule, RestorePower, SitePolicy
+from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
+from zeusd.core.policy import (
+    GpuRule,
+    LeaseTerms,
+    OutsideChange,
+    RestorePower,
+    Settings,
+    SitePolicy,
+)
+from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
 from zeusd.ring.front import FrontOptions
+from zeusd.ring.link import FrontLimits
 
 if sys.version_info >= (3, 11):
     import tomllib
 else:
     import tomli as tomllib
 
-DEFAULT_STATE_DIR = "/run/zeusd/state"
+log = logging.getLogger(__name__)
+
+DEFAULT_GROUP = "zeus"
+"""Its members may lower what they lease, where no `[[allow]]` says otherwise."""
 
 
 class ConfigError(Exception):
@@ -34,7 +53,8 @@ class DaemonSection(_Section):
 
     socket: str = DEFAULT_SOCKET_PATH
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
-    """Permission bits, octal. Who may not write the socket cannot connect."""
+    """Permission bits, octal, of the socket that zeusd makes where systemd passes none. Who may not
+    write it cannot connect."""
     socket_group: str | None = None
     """Group that owns the socket; unset: the daemon's own."""
     state_dir: str = DEFAULT_STATE_DIR
@@ -48,7 +68,9 @@ class FrontSection(_Section):
 
     user: str | None = None
     """User it runs as when zeusd is root; unset: zeusd-front, else nobody."""
-    max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 256
+    max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
+    requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 4000.0
+    """Requests of one user; beyond they are refused, and in the end the connection is closed."""
     memory_mib: Annotated[int, Field(ge=128, le=65536)] = 512
     max_files: Annotated[int | None, Field(ge=32)] = None
 
@@ -62,6 +84,17 @@ class NvmlSection(_Section):
     """A simulated node instead, such as `4xv100-pcie`."""
     retry_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
     """Pause between looks for a driver while there is none."""
+    module: str = DRIVER_MODULE
+    """The driver's directory in sysfs, by which a load of it is told from the next."""
+
+
+class LeaseSection(_Section):
+    """`[lease]`: how long a lease lasts without a heartbeat, in seconds."""
+
+    ttl_s: Annotated[float, Field(ge=0.1, le=86_400)] = 15.0
+    ttl_min_s: Annotated[float, Field(ge=0.1, le=86_400)] = 2.0
+    ttl_max_s: Annotated[float, Field(ge=0.1, le=86_400)] = 120.0
+    """What a client may ask for instead lies between these two."""
 
 
 class RestoreSection(_Section):
@@ -70,6 +103,10 @@ class RestoreSection(_Section):
     power_limit: RestorePower = "site-max"
     """site-max: the configured limit, else what was in force when zeusd first saw the GPU in this
     boot. device-max: the most the GPU takes. device-default: the vendor's default."""
+    outside_change: OutsideChange = "keep"
+    """keep: a value that somebody else set during a lease stays. override: it is overwritten."""
+    on_stop: Literal["restore", "keep"] = "restore"
+    """What `systemctl stop` does with leases of living processes. A restart keeps them always."""
 
 
 class GpuSection(_Section):
@@ -84,12 +121,81 @@ class GpuSection(_Section):
     memory_clocks_mhz: tuple[int, int] | None = None
 
 
+def _ascending(value: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
+    if value is not None and value[0] > value[1]:
+        raise ValueError("the first number must not be above the second")
+    return value
+
+
+class AccessSection(_Section):
+    """`[access]`: administrators, and bounds for everybody else."""
+
+    admin_users: list[str | int] = []
+    admin_groups: list[str | int] = ["zeus-admin"]
+    """Who may change everything and end anybody's lease. Names or numbers."""
+    root: RootMay = "host"
+    """Whether uid 0 is an administrator: host: outside containers; always; never."""
+    require_compute_process: bool = False
+    """Whether a user must have a compute process on a GPU to change it."""
+    writes_per_second: Annotated[float, Field(gt=0, le=1e6)] = 1000.0
+    """Sets of one user; twice as many at once."""
+
+
+class AllowSection(_Section):
+    """`[[allow]]`: lets users change controls of GPUs. Without any, group zeus may lower them."""
+
+    users: list[str | int] = []
+    """Names or numbers; "*": everybody."""
+    groups: list[str | int] = []
+    gpus: Annotated[list[str], Field(min_length=1)] = ["*"]
+    """Shell patterns for UUID or product name, or NVML indices."""
+    controls: Annotated[list[Control], Field(min_length=1)] = sorted(LOWERING)
+    power_limit_w: Annotated[tuple[float, float] | None, AfterValidator(_ascending)] = None
+    """Smallest and largest limit, in watts; the site's maximum counts besides."""
+    gpu_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
+    memory_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
+
+    def rule(self) -> AllowRule:
+        """As the core needs it. Unknown names match nobody."""
+        power_w = self.power_limit_w
+        return AllowRule(
+            uids=_ids(self.users, lambda name: pwd.getpwnam(name).pw_uid, "user"),
+            gids=_ids(self.groups, lambda name: grp.getgrnam(name).gr_gid, "group"),
+            everyone="*" in self.users,
+            gpus=tuple(self.gpus),
+            controls=frozenset(self.controls),
+            power_limit_mw=None
+            if power_w is None
+            else (round(power_w[0] * 1000), round(power_w[1] * 1000)),
+            gpu_clocks_mhz=self.gpu_clocks_mhz,
+            memory_clocks_mhz=self.memory_clocks_mhz,
+        )
+
+
+def _ids(names: Iterable[str | int], look_up: Callable[[str], int], kind: str) -> frozenset[int]:
+    found = set()
+    for name in names:
+        if isinstance(name, int):
+            found.add(name)
+        elif name != "*":
+            try:
+                found.add(look_up(name))
+            except KeyError:
+                log.warning(
+                    "there is no %s %s; rules for it match nobody",
+                    kind,
+                    name,
+                    extra={"event": "unknown_name"},
+                )
+    return frozenset(found)
+
+
 class LogSection(_Section):
     """`[log]`: what is written to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    format: Literal["auto", "json", "text"] = "auto"
-    """auto: text on a terminal, JSON lines elsewhere."""
+    format: Literal["auto", "json", "text", "journal"] = "auto"
+    """auto: the journal with its fields under systemd, text on a terminal, JSON lines elsewhere."""
 
 
 class Config(_Section):
@@ -98,14 +204,56 @@ class Config(_Section):
     daemon: DaemonSection = DaemonSection()
     front: FrontSection = FrontSection()
     nvml: NvmlSection = NvmlSection()
+    lease: LeaseSection = LeaseSection()
     restore: RestoreSection = RestoreSection()
+    access: AccessSection = AccessSection()
+    allow: list[AllowSection] = []
     gpu: list[GpuSection] = []
     log: LogSection = LogSection()
 
-    def policy(self) -> SitePolicy:
-        """The part the core needs."""
+    def settings(self) -> Settings:
+        """The part the core needs, with users and groups looked up."""
+        return Settings(site=self._site(), access=self._access(), terms=self._terms())
+
+    def _terms(self) -> LeaseTerms:
+        low, high = self.lease.ttl_min_s, self.lease.ttl_max_s
+        return LeaseTerms(
+            ttl_ns=round(self.lease.ttl_s * 1e9),
+            ttl_min_ns=round(min(low, self.lease.ttl_s) * 1e9),
+            ttl_max_ns=round(max(high, self.lease.ttl_s) * 1e9),
+        )
+
+    def _access(self) -> Access:
+        if self.nvml.simulate is not None and not self.model_fields_set & {"access", "allow"}:
+            return OPEN
+        section = self.access
+        admins = set(_ids(section.admin_users, lambda name: pwd.getpwnam(name).pw_uid, "user"))
+        if os.geteuid() != 0:
+            admins.add(os.geteuid())  # whose process this is, and who could do with it as he likes
+        default = AllowSection(groups=[DEFAULT_GROUP])
+        hint = "ask the administrator for an [[allow]] rule in zeusd.toml"
+        if not self.allow:
+            hint = f"ask the administrator to become a member of group {DEFAULT_GROUP}"
+        return Access(
+            rules=tuple(one.rule() for one in self.allow or [default]),
+            admin_uids=frozenset(admins),
+            admin_gids=_ids(
+                section.admin_groups
+                if "access" in self.model_fields_set
+                else [name for name in section.admin_groups if _group_exists(name)],
+                lambda name: grp.getgrnam(name).gr_gid,
+                "group",
+            ),
+            root=section.root,
+            require_compute_process=section.require_compute_process,
+            writes_per_second=section.writes_per_second,
+            user_hint=hint,
+        )
+
+    def _site(self) -> SitePolicy:
         return SitePolicy(
             restore_power=self.restore.power_limit,
+            outside_change=self.restore.outside_change,
             rules=tuple(
                 GpuRule(
                     match=rule.match,
@@ -123,13 +271,27 @@ class Config(_Section):
         """How the front is run."""
         return FrontOptions(
             user=self.front.user,
-            max_connections_per_user=self.front.max_connections_per_user,
             memory_mib=self.front.memory_mib,
             max_files=self.front.max_files,
             seed=seed,
             log_level=self.log.level,
             log_format=self.log.format,
         )
+
+    def front_limits(self) -> FrontLimits:
+        """What the front allows each user."""
+        return FrontLimits(
+            max_connections_per_user=self.front.max_connections_per_user,
+            requests_per_second=self.front.requests_per_second,
+        )
+
+
+def _group_exists(name: str | int) -> bool:
+    try:
+        grp.getgrnam(str(name))
+    except KeyError:
+        return False
+    return True
 
 
 def load(path: str) -> Config:

@@ -22,18 +22,14 @@ from zeus_ipc import __version__
 from zeus_ipc.client import Client
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.messages import request_adapter
+from zeusd.core.access import OPEN
 from zeusd.core.core import Core
 from zeusd.core.model import Peer
-from zeusd.core.policy import SitePolicy
+from zeusd.core.policy import Settings
 from zeusd.nodes import Node, real_node
+from zeusd.restore import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.ring.engine import Engine
-from zeusd.ring.journal import (
-    EMBEDDED_PREFIX,
-    EMBEDDED_STATE_DIR,
-    Journal,
-    JournalError,
-    boot_id,
-)
+from zeusd.ring.journal import Journal, JournalError
 from zeusd.ring.processes import own_process
 from zeusd.ring.reactor import Reactor
 
@@ -132,7 +128,9 @@ class _Running:
         boot = boot_id()
         self._journal = Journal(state_dir, f"{EMBEDDED_PREFIX}{os.getpid()}-{id(self):x}", boot)
         self._engine = Engine(
-            core=Core(SitePolicy(), daemon_version=__version__, simulated=node.device_socket),
+            core=Core(
+                Settings(access=OPEN), daemon_version=__version__, simulated=node.device_socket
+            ),
             reactor=self._reactor,
             nvml=node.nvml,
             journal=self._journal,

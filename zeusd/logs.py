@@ -1,12 +1,20 @@
-"""Structured records on standard error: JSON lines for machines, text for a terminal."""
+"""Structured records: JSON lines for machines, text for a terminal, fields for the journal."""
 
 from __future__ import annotations
 
+import atexit
 import json
 import logging
+import queue
 import sys
 import time
+from logging.handlers import QueueHandler, QueueListener
 from typing import Any
+
+from zeusd import systemd
+
+MAX_QUEUED = 10_000
+"""Records that may wait for the journal."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -50,14 +58,60 @@ class TextFormatter(logging.Formatter):
         return line
 
 
-def configure(level: str, form: str) -> None:
+class _BoundedQueue(QueueHandler):
+    """Hands records to another thread, and drops them rather than wait: logs never stop zeusd."""
+
+    def __init__(self) -> None:
+        self.records: queue.Queue[Any] = queue.Queue(MAX_QUEUED)
+        self.dropped = 0
+        super().__init__(self.records)
+
+    def prepare(self, record: logging.LogRecord) -> logging.LogRecord:
+        """Keeps the fields as they are; the other thread is of this process."""
+        return record
+
+    def enqueue(self, record: logging.LogRecord) -> None:
+        """Queues a record, or counts it as lost."""
+        try:
+            self.records.put_nowait(record)
+            if self.dropped:
+                lost = logging.makeLogRecord(
+                    {
+                        "name": __name__,
+                        "levelno": logging.ERROR,
+                        "levelname": "ERROR",
+                        "msg": f"{self.dropped} records were lost: the journal took none",
+                        "event": "log_lost",
+                    }
+                )
+                self.records.put_nowait(lost)
+                self.dropped = 0
+        except queue.Full:
+            self.dropped += 1
+
+
+def configure(level: str, form: str, identifier: str = "zeusd") -> None:
     """Sets up logging for the daemon.
 
     Args:
         level: debug, info, warning or error.
-        form: json, text, or auto for text on a terminal and JSON elsewhere.
+        form: json, text, journal, or auto for whichever suits standard error: the journal with its
+            fields under systemd, text on a terminal, else JSON.
+        identifier: Name of the program in the journal.
     """
-    handler = logging.StreamHandler(sys.stderr)
-    text = form == "text" or (form == "auto" and sys.stderr.isatty())
-    handler.setFormatter(TextFormatter() if text else JsonFormatter())
+    handler: logging.Handler
+    if form == "journal" or (form == "auto" and systemd.logs_to_journal()):
+        handler = _BoundedQueue()
+        listener = QueueListener(handler.records, systemd.JournalHandler(identifier))
+        listener.start()
+        atexit.register(listener.stop)
+    else:
+        handler = logging.StreamHandler(sys.stderr)
+        text = form == "text" or (form == "auto" and sys.stderr.isatty())
+        handler.setFormatter(TextFormatter() if text else JsonFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+
+
+def set_level(level: str) -> None:
+    """Another level from now on."""
+    logging.getLogger().setLevel(level.upper())

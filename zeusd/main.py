@@ -5,23 +5,34 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pwd
 import signal
 import sys
+from collections.abc import Callable
 from typing import Any
 
 from zeus_ipc import __version__
-from zeusd.config import Config
+from zeusd import logs, systemd
+from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
 from zeusd.nodes import Node, open_node
+from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id, driver_id
 from zeusd.ring.engine import Engine
-from zeusd.ring.front import FrontSupervisor
-from zeusd.ring.journal import EMBEDDED_STATE_DIR, Journal, JournalError, boot_id
-from zeusd.ring.listener import Listener, ListenError
+from zeusd.ring.front import ChildFront, FrontSupervisor, UnitFront
+from zeusd.ring.journal import Journal, JournalError
+from zeusd.ring.listener import InheritedListener, Listener, ListenError
 from zeusd.ring.reactor import Reactor
 
 log = logging.getLogger(__name__)
 
-JOURNAL_NAME = "journal"
+JOURNAL_WAIT_S = 5.0
+"""`zeusd restore` may have the journal when zeusd starts again; it is quick."""
+
+STATUS_S = 1.0
+FRONT_USER = "zeusd-front"
+
+RESTART = signal.SIGUSR1
+"""Asks for an end that keeps all leases: the unit's `RestartKillSignal=`."""
 
 
 class Daemon:
@@ -29,42 +40,53 @@ class Daemon:
 
     Args:
         config: What the command line and `zeusd.toml` say.
+        reload: Reads both again.
         front_seed: See `FrontOptions.seed`.
 
     Raises:
         ListenError, JournalError, ValueError: It cannot start; the message says what to do.
     """
 
-    def __init__(self, config: Config, front_seed: int | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        reload: Callable[[], Config] | None = None,
+        front_seed: int | None = None,
+    ) -> None:
         self._config = config
+        self._reload_config = reload or (lambda: config)
         self._stopping = False
+        self._status = ""
         boot = boot_id()
         with contextlib.ExitStack() as opened:
             settings = config.daemon
-            mode = int(settings.socket_mode, 8)
-            self._listener = Listener(settings.socket, mode, settings.socket_group)
-            opened.callback(self._listener.close)
             self._reactor = Reactor()
+            self._front = self._open_front(opened, front_seed)
             self._node: Node = open_node(
                 config.nvml.library, config.nvml.simulate, f"{settings.socket}.devices"
             )
             opened.callback(self._node.close)
-            self._front = FrontSupervisor(
-                self._reactor, self._listener.socket, config.front_options(front_seed)
-            )
+            simulated = config.nvml.simulate is not None
+            module = config.nvml.module
             self._engine = Engine(
                 core=Core(
-                    config.policy(),
+                    config.settings(),
                     daemon_version=__version__,
                     simulated=self._node.device_socket,
                 ),
                 reactor=self._reactor,
                 nvml=self._node.nvml,
-                journal=Journal(settings.state_dir, JOURNAL_NAME, boot),
+                journal=Journal(settings.state_dir, JOURNAL_NAME, boot, JOURNAL_WAIT_S),
                 reply=self._front.reply,
                 boot=boot,
                 orphan_directories=(settings.state_dir, EMBEDDED_STATE_DIR),
                 retry_s=config.nvml.retry_s,
+                driver_id=lambda: "simulated" if simulated else driver_id(module),
+                driver_entry={
+                    "library": config.nvml.library,
+                    "module": module,
+                    "simulated": simulated,
+                },
             )
             self._front.attach(self._engine)
             self._engine.start()
@@ -73,33 +95,127 @@ class Daemon:
             opened.callback(self._front.stop)
             self._opened = opened.pop_all()
 
+    def _open_front(self, opened: contextlib.ExitStack, seed: int | None) -> FrontSupervisor:
+        """The front as a unit of its own, if systemd passes the socket it connects to."""
+        config, sockets = self._config, systemd.listening_sockets()
+        limits = config.front_limits()
+        if systemd.LINK in sockets:
+            name = config.front.user or FRONT_USER
+            try:
+                uid = pwd.getpwnam(name).pw_uid
+            except KeyError:
+                raise ValueError(
+                    f"the front's user {name} does not exist; install sysusers.d/zeusd.conf and "
+                    "run systemd-sysusers"
+                ) from None
+            return UnitFront(self._reactor, sockets[systemd.LINK], uid, limits)
+        settings = config.daemon
+        listener: Listener | InheritedListener
+        if systemd.CLIENTS in sockets:
+            listener = InheritedListener(sockets[systemd.CLIENTS])
+        else:
+            mode = int(settings.socket_mode, 8)
+            listener = Listener(settings.socket, mode, settings.socket_group)
+        opened.callback(listener.close)
+        return ChildFront(self._reactor, listener.socket, config.front_options(seed), limits)
+
     def run(self) -> None:
-        """Serves until SIGTERM, SIGINT or SIGHUP, then puts everything back and returns."""
+        """Serves until a signal asks for the end.
+
+        SIGTERM and SIGINT put everything back first, SIGUSR1 keeps all leases for the next zeusd,
+        SIGHUP reads the configuration again.
+        """
         # The interpreter runs handlers between instructions, and the loop sleeps in epoll_wait:
         # the wakeup descriptor ends that sleep whenever the signal comes.
         woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         self._reactor.add_reader(woken, lambda: _empty(woken))
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGINT, RESTART, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         log.info(
             "serving at %s",
             self._config.daemon.socket,
             extra={"event": "serving", "pid": os.getpid(), "version": __version__},
         )
+        self._tell_ready()
+        self._tell_status()
+        watchdog_s = systemd.watchdog_s()
+        if watchdog_s is not None:
+            self._feed_watchdog(watchdog_s / 3)
         with self._opened:
             self._engine.run()
         log.info("stopped", extra={"event": "stopped"})
 
-    def _on_signal(self, number: int, frame: Any) -> None:
-        self._reactor.post(self._stop)
+    # ------------------------------------------------------------------------------------ signals
 
-    def _stop(self) -> None:
+    def _on_signal(self, number: int, frame: Any) -> None:
+        if number == signal.SIGHUP:
+            self._reactor.post(self._reload)
+        else:
+            keep = number == RESTART
+            self._reactor.post(lambda: self._stop(keep))
+
+    def _stop(self, keep: bool) -> None:
         if self._stopping:
             return
         self._stopping = True
-        log.info("stopping: putting everything back", extra={"event": "stopping"})
-        self._engine.stop(self._config.daemon.stop_timeout_s, then=self._reactor.stop)
+        restore = not keep and self._config.restore.on_stop == "restore"
+        systemd.notify("STOPPING=1")
+        log.info(
+            "stopping: %s",
+            "putting everything back" if restore else "all leases are kept for the next zeusd",
+            extra={"event": "stopping", "restore": restore},
+        )
+        timeout_s = self._config.daemon.stop_timeout_s
+        self._engine.stop(timeout_s, then=self._reactor.stop, restore=restore)
+
+    def _reload(self) -> None:
+        """A bad configuration changes nothing; what only a restart can change is named."""
+        systemd.notify("RELOADING=1")
+        try:
+            config = self._reload_config()
+            settings, limits = config.settings(), config.front_limits()
+        except (ConfigError, ValueError) as error:
+            log.error(
+                "the configuration was not reloaded, the old one stays in force: %s",
+                error,
+                extra={"event": "reload_failed"},
+            )
+        else:
+            for section in ("daemon", "nvml"):
+                if getattr(config, section) != getattr(self._config, section):
+                    log.warning(
+                        "changes under [%s] need a restart",
+                        section,
+                        extra={"event": "reload_partial", "section": section},
+                    )
+            logs.set_level(config.log.level)
+            self._front.configure(limits)
+            self._engine.reconfigure(settings)
+            self._config = config
+            log.info("configuration reloaded", extra={"event": "reloaded"})
+        systemd.notify("READY=1")
+
+    # ------------------------------------------------------------------------------------ systemd
+
+    def _tell_ready(self) -> None:
+        if not self._engine.finder.first_attempt_over.is_set():
+            self._reactor.call_later(0.02, self._tell_ready)
+            return
+        systemd.notify("READY=1")
+
+    def _tell_status(self) -> None:
+        gpus, leases, pending = self._engine.core.summary()
+        status = f"STATUS={gpus} GPUs, {leases} leases, {pending} controls waiting to be put back"
+        if status != self._status:
+            self._status = status
+            systemd.notify(status)
+        self._reactor.call_later(STATUS_S, self._tell_status)
+
+    def _feed_watchdog(self, interval_s: float) -> None:
+        """From the loop itself: when it stands still, nothing is sent, and systemd acts."""
+        systemd.notify("WATCHDOG=1")
+        self._reactor.call_later(interval_s, lambda: self._feed_watchdog(interval_s))
 
 
 def _empty(fd: int) -> None:
@@ -107,10 +223,12 @@ def _empty(fd: int) -> None:
         os.read(fd, 4096)
 
 
-def serve(config: Config, front_seed: int | None = None) -> int:
+def serve(
+    config: Config, reload: Callable[[], Config] | None = None, front_seed: int | None = None
+) -> int:
     """Runs the daemon in this process. Returns the exit code."""
     try:
-        daemon = Daemon(config, front_seed)
+        daemon = Daemon(config, reload, front_seed)
     except (ListenError, JournalError, ValueError) as error:
         print(f"zeusd: {error}", file=sys.stderr)
         return 1

@@ -32,6 +32,7 @@ _GPU_NUMBERS = (
     *("architecture", "memory_mib", "load_mw", "tick_ms"),
     *("clock_top", "clock_step", "clock_count", "memory_clock"),
     *("has_energy", "has_average", "module_only", "memory_power_mw", "mig", "capability"),
+    "compute_pid",
     *("start_ns", "updated_ns", "energy_nj", "shown_tick", "shown_nj"),
 )
 
@@ -200,6 +201,15 @@ class NvmlDouble:
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
         """Somebody else on the node sets a power limit (`nvidia-smi -pl`); it is not recorded."""
         self._set(gpu, "limit_mw", power_limit_mw)
+
+    def set_limits(self, gpu: int, min_mw: int, max_mw: int) -> None:
+        """The driver takes other limits from now on, as after an update."""
+        self._set(gpu, "limit_min_mw", min_mw)
+        self._set(gpu, "limit_max_mw", max_mw)
+
+    def computes(self, gpu: int, pid: int) -> None:
+        """This process has a compute context on the GPU; 0: none has."""
+        self._set(gpu, "compute_pid", pid)
 
     def set_load(self, gpu: int, load_mw: int) -> None:
         """What the GPU draws from now on, as far as its limits let it: work begins or ends."""

@@ -33,7 +33,7 @@ typedef struct {
     int64_t lock_min, lock_max, memory_lock_min, memory_lock_max, persistence;
     int64_t architecture, memory_mib, load_mw, tick_ms;
     int64_t clock_top, clock_step, clock_count, memory_clock;
-    int64_t has_energy, has_average, module_only, memory_power_mw, mig, capability;
+    int64_t has_energy, has_average, module_only, memory_power_mw, mig, capability, compute_pid;
     int64_t start_ns, updated_ns, energy_nj, shown_tick, shown_nj;
     char name[96], uuid[96], pci[32];
 } gpu_t;
@@ -60,6 +60,8 @@ typedef struct {
 _Static_assert(sizeof(pci_t) == 68, "nvmlPciInfo_t");
 typedef struct { unsigned long long total, free, used; } memory_t;
 _Static_assert(sizeof(memory_t) == 24, "nvmlMemory_t");
+typedef struct { uint32_t pid; uint64_t memory; uint32_t instance, compute; } process_t;
+_Static_assert(sizeof(process_t) == 24, "nvmlProcessInfo_v2_t");
 typedef struct { uint32_t version, sensor; int32_t celsius; } temperature_t;
 _Static_assert(sizeof(temperature_t) == 12, "nvmlTemperature_v1_t");
 
@@ -445,6 +447,15 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(gpu_t *g, unsigned long long *r) {
     *r = reasons(g);
     return OK;
 }
+int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *g, unsigned *count, process_t *processes) {
+    unsigned room = *count;
+    ENTER(g);
+    *count = g->compute_pid ? 1 : 0;
+    if (!*count) return OK;
+    if (!processes || !room) return SMALL;
+    processes[0] = (process_t){.pid = (uint32_t)g->compute_pid, .memory = 1 << 20};
+    return OK;
+}
 int nvmlDeviceGetMigMode(gpu_t *g, unsigned *current, unsigned *pending) {
     ENTER(g);
     if (g->architecture < 7) return UNSUPPORTED;
@@ -510,7 +521,7 @@ STUB(nvmlDeviceGetUtilizationRates)
 STUB(nvmlDeviceGetMemoryInfo_v2) STUB(nvmlDeviceGetMaxMigDeviceCount)
 STUB(nvmlDeviceIsMigDeviceHandle)
 STUB(nvmlEventSetCreate) STUB(nvmlEventSetWait_v2) STUB(nvmlDeviceGetComputeMode)
-STUB(nvmlDeviceGetComputeRunningProcesses_v3) STUB(nvmlDeviceGetGraphicsRunningProcesses_v3)
+STUB(nvmlDeviceGetGraphicsRunningProcesses_v3)
 STUB(nvmlDeviceGetMigDeviceHandleByIndex) STUB(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
 STUB(nvmlDeviceGetDecoderUtilization) STUB(nvmlDeviceGetEncoderUtilization)
 STUB(nvmlDeviceGetDisplayActive) STUB(nvmlDeviceGetDisplayMode) STUB(nvmlDeviceGetDriverModel)

@@ -10,15 +10,21 @@ Rules, kept by this file alone:
    (unless the site configured one).
 4. A value may only be in force because zeusd wrote it if the journal says so first: every write
    carries the entry that lists the value before and the value after.
-5. Going back reads first: a value that zeusd did not write was set by someone else meanwhile, and
-   stays. A restore that fails is retried with backoff for as long as zeusd runs; until then the
-   control is leased to nobody.
+5. Every write of a readable control compares first. A value that zeusd did not write was set by
+   someone else meanwhile: it stays (or, by configuration, is overwritten), and is reported.
+6. A restore that fails is retried with backoff for as long as zeusd runs; until then the control
+   is leased to nobody. A target that the device no longer takes becomes the nearest it does.
+7. A lease lasts as long as its holder says it is alive. Who lost one without asking, by silence or
+   by an administrator, is told so by every set until it acquires anew: nothing is re-applied
+   behind its back.
 
     state       event                        next        device
     FREE        set, acquire                 HELD        read (readable, first time), write
-    HELD        set by the holder            HELD        write
+    HELD        set by the holder            HELD        compare and write
     HELD        set, acquire by another      HELD        -       answer lease_held
     HELD        release, holder gone         RESTORING   read, write the target
+    HELD        TTL over, revoked            RESTORING   the same, and the holder has a loss
+    any         set by who has a loss        -           -       answer lease_expired
     HELD        first set fails, unchanged   FREE        -       the lease was only for that set
     RESTORING   done, or changed outside     FREE        -
     RESTORING   device call failed           RESTORING   again after a pause
@@ -38,9 +44,12 @@ from zeus_ipc.messages import Control
 from zeusd.core.effects import Forget, Note, Put, Read, Reading, Unwatch, Watch, Write
 from zeusd.core.model import (
     READABLE,
+    UNLOCKED,
+    Changed,
     ControlValue,
     Debt,
     Failure,
+    Loss,
     Peer,
     Process,
     baseline_key,
@@ -48,6 +57,7 @@ from zeusd.core.model import (
     describe,
 )
 from zeusd.core.outbox import Outbox
+from zeusd.nvml.api import Return
 
 MAX_WAITING = 32
 """Sets that may wait for one control."""
@@ -68,12 +78,21 @@ class Phase(Enum):
 
 @dataclass(slots=True)
 class Lease:
-    """Who may write this control."""
+    """Who may write this control, and until when if it says nothing more."""
 
     holder: Process
     uid: int
     client: str
     since_ns: int
+    ttl_ns: int
+    expires_ns: int
+    acquired: bool = False
+    """Whether it was asked for by itself, and so outlives a set that failed."""
+
+    @property
+    def name(self) -> str:
+        """Tells this lease from others in logs."""
+        return f"{self.holder.pid}-{self.since_ns}"
 
 
 @dataclass(slots=True)
@@ -84,8 +103,10 @@ class Set:
     client: str
     value: ControlValue | None
     deadline_ns: int
+    ttl_ns: int
     block: bool
     done: Done
+    compare: bool = True
 
 
 class ControlMachine:
@@ -97,20 +118,32 @@ class ControlMachine:
         target: What it goes back to.
         pinned: Whether the site configured the target, so that outside changes do not move it.
         outbox: Where effects go.
+        override: Whether a restore overwrites what someone else set.
     """
 
     def __init__(
-        self, gpu: str, control: Control, target: ControlValue, pinned: bool, outbox: Outbox
+        self,
+        gpu: str,
+        control: Control,
+        target: ControlValue,
+        pinned: bool,
+        outbox: Outbox,
+        override: bool = False,
     ) -> None:
         self.gpu = gpu
         self.control = control
         self.target = target
+        self.observed: ControlValue | None = None if pinned else target
         self.pinned = pinned
         self.phase = Phase.FREE
         self.lease: Lease | None = None
         self._out = outbox
+        self._override = override
         self._values: tuple[ControlValue, ...] = ()
         self._captured = False
+        self._found: ControlValue | None = None
+        self._lost: dict[Process, Loss] = {}
+        self._expiry = object()
         self._waiting: deque[Set] = deque()
         self._busy = False
         self._attempts = 0
@@ -129,27 +162,101 @@ class ControlMachine:
         """When the next attempt to put it back is due; None if none failed."""
         return self._out.due_ns.get(self)
 
+    @property
+    def target_source(self) -> str:
+        """Where the target is from: configured, observed, or unreadable and so taken to be none."""
+        if self.pinned:
+            return "configured"
+        return "observed" if self.control in READABLE else "unreadable"
+
     def held_by(self, process: Process) -> bool:
         """Whether this process holds the lease."""
         return self.phase is Phase.HELD and self.lease is not None and self.lease.holder == process
 
+    def lost_by(self, process: Process) -> bool:
+        """Whether this process lost a lease here and has not acquired it anew."""
+        return process in self._lost
+
     # ----------------------------------------------------------------------------------- events
 
-    def recover(self, debt: Debt, holder_alive: bool) -> None:
-        """Takes up what the journal says was owed when the last zeusd ended."""
+    def configure(self, target: ControlValue, pinned: bool, override: bool) -> None:
+        """The site has new wishes. What a holder has set stays until it sets again."""
+        self.target, self.pinned, self._override = target, pinned, override
+        if not pinned:
+            self.observed = target
+        if self.lease is not None:
+            self._out.add(Put(debt_key(self.gpu, self.control), self._debt().to_json()))
+
+    def recover(self, debt: Debt, ending: str | None) -> None:
+        """Takes up what the journal says was owed when the last zeusd ended.
+
+        Args:
+            debt: The entry.
+            ending: Why the lease ends at once, such as `holder_gone`; None: it goes on.
+        """
         if not self.pinned:
-            self.target = debt.target
-        self.lease = Lease(debt.holder, debt.uid, debt.client, debt.since_ns)
+            self.target = self.observed = debt.target
+        self.lease = Lease(
+            debt.holder, debt.uid, debt.client, debt.since_ns, debt.ttl_ns, self._out.now_ns
+        )
         self._values = debt.values
         self._captured = True
         self.phase = Phase.HELD
         self._out.add(Watch(debt.holder))
-        if not holder_alive:
+        self.extend(debt.ttl_ns)
+        if ending is not None:
+            self.release(ending)
+
+    def recover_loss(self, loss: Loss) -> None:
+        """The journal says that this process, which lives, has lost a lease."""
+        self._lost[loss.process] = loss
+        self._out.add(Watch(loss.process))
+
+    def heartbeat(self) -> None:
+        """The holder is alive."""
+        assert self.lease is not None
+        self.extend(self.lease.ttl_ns)
+
+    def extend(self, by_ns: int) -> None:
+        """Lets the lease last this long from now, if it would end before."""
+        if self.phase is Phase.HELD and self.lease is not None:
+            until_ns = max(self.lease.expires_ns, self._out.now_ns + by_ns)
+            self.lease.expires_ns = self._out.due_ns[self._expiry] = until_ns
+
+    def shorten(self, to_ns: int) -> None:
+        """Lets the lease end this long from now, if it would last longer."""
+        if self.phase is Phase.HELD and self.lease is not None:
+            until_ns = min(self.lease.expires_ns, self._out.now_ns + to_ns)
+            self.lease.expires_ns = self._out.due_ns[self._expiry] = until_ns
+
+    def revoke(self, reason: str, clause: str, then: Callable[[], None] | None = None) -> None:
+        """The holder loses its lease without having asked.
+
+        Args:
+            reason: For the log: `expired`, `revoked`.
+            clause: For the holder: `its heartbeat stopped for 15 s`.
+            then: As for `release`.
+        """
+        if self.phase is Phase.HELD and self.lease is not None:
+            self._lose(self.lease.holder, clause)
+        self.release(reason, then)
+
+    def process_gone(self, process: Process) -> None:
+        """A process died: its lease ends, and nobody has to be told of a loss."""
+        if self.held_by(process):
             self.release("holder_gone")
+        self.forgive(process)
+
+    def forgive(self, process: Process) -> None:
+        """The process knows of its loss, or is no more."""
+        loss = self._lost.pop(process, None)
+        if loss is not None:
+            self._out.add(Forget(loss.key))
+            self._out.add(Unwatch(process))
 
     def submit(self, request: Set) -> None:
         """A set or an acquire. `request.done` is called once, now or later."""
-        refusal = self._refusal(request.peer)
+        refusal = self._refusal(request.peer, request.value is None)
         if refusal is None and len(self._waiting) >= MAX_WAITING:
             refusal = Failure(
                 ErrorCode.OVERLOADED,
@@ -178,6 +285,7 @@ class ControlMachine:
             return
         assert self.lease is not None
         holder = self.lease.holder
+        self._out.due_ns.pop(self._expiry, None)
         self.phase = Phase.RESTORING
         self._reason = reason
         self._attempts = 0
@@ -185,13 +293,23 @@ class ControlMachine:
         mine = [item for item in self._waiting if item.peer.process == holder]
         self._waiting = deque(item for item in self._waiting if item.peer.process != holder)
         for item in mine:
-            item.done(self._let_go())
+            item.done(self._let_go(item.peer))
         self._pump()
 
     def tick(self, now_ns: int) -> None:
-        """Time has passed: retries what is due."""
+        """Time has passed: retries what is due, and ends a lease whose holder is silent."""
         if (due_ns := self.retry_at_ns) is not None and now_ns >= due_ns:
             self.retry_now()
+        if self.phase is Phase.HELD and self.lease is not None and now_ns >= self.lease.expires_ns:
+            lease = self.lease
+            self._out.add(
+                Note(
+                    "lease_expired",
+                    {**self._who(lease), "ttl_s": lease.ttl_ns / 1e9},
+                    warning=True,
+                )
+            )
+            self.revoke("expired", f"its heartbeat stopped for {lease.ttl_ns / 1e9:g} s")
 
     def retry_now(self) -> None:
         """The GPU is back: does not wait for the pause to end."""
@@ -200,15 +318,40 @@ class ControlMachine:
 
     # --------------------------------------------------------------------------------- internals
 
-    def _refusal(self, peer: Peer) -> Failure | None:
+    def _who(self, lease: Lease) -> dict[str, object]:
+        return {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "pid": lease.holder.pid,
+            "uid": lease.uid,
+            "lease": lease.name,
+        }
+
+    def _lose(self, process: Process, clause: str) -> None:
+        loss = Loss(self.gpu, self.control, process, clause)
+        if process not in self._lost:
+            self._out.add(Watch(process))
+        self._lost[process] = loss
+        self._out.add(Put(loss.key, loss.to_json()))
+
+    def _refusal(self, peer: Peer, acquires: bool = False) -> Failure | None:
+        loss = self._lost.get(peer.process)
+        if loss is not None and not acquires:
+            return Failure(
+                ErrorCode.LEASE_EXPIRED,
+                f"this process lost its lease on {self.control.value} of {self.gpu}, because "
+                f"{loss.reason}, and the old value is back; acquire it anew if you still want it",
+            )
         if self.phase is Phase.HELD and self.lease is not None:
             if self.lease.holder == peer.process:
                 return None
             held_s = max(0, self._out.now_ns - self.lease.since_ns) // 1_000_000_000
+            # Which process it is concerns its own user only.
+            process = f"process {self.lease.holder.pid} of " if peer.uid == self.lease.uid else ""
             return Failure(
                 ErrorCode.LEASE_HELD,
-                f"{self.control.value} of {self.gpu} is held by process {self.lease.holder.pid} "
-                f"of user {self.lease.uid} for {held_s} s; wait until it ends, or let it release",
+                f"{self.control.value} of {self.gpu} is held by {process}user {self.lease.uid} "
+                f"for {held_s} s; wait until it ends, or let it release",
             )
         if self.phase is Phase.RESTORING and self.retry_at_ns is not None:
             return Failure(
@@ -218,8 +361,8 @@ class ControlMachine:
             )
         return None
 
-    def _let_go(self) -> Failure:
-        return Failure(
+    def _let_go(self, peer: Peer) -> Failure:
+        return self._refusal(peer) or Failure(
             ErrorCode.LEASE_EXPIRED,
             f"the lease on {self.control.value} of {self.gpu} was given back before this set was "
             "applied; set again to take a new one",
@@ -242,7 +385,7 @@ class ControlMachine:
             if not self._waiting:
                 return
             item = self._waiting.popleft()
-            refusal = self._refusal(item.peer)
+            refusal = self._refusal(item.peer, item.value is None)
             if refusal is None and item.deadline_ns and self._out.now_ns > item.deadline_ns:
                 refusal = Failure(
                     ErrorCode.DEADLINE_EXCEEDED,
@@ -256,12 +399,20 @@ class ControlMachine:
 
     def _serve(self, item: Set) -> None:
         fresh = self.phase is Phase.FREE
+        now_ns, process = self._out.now_ns, item.peer.process
         if fresh:
-            self.lease = Lease(item.peer.process, item.peer.uid, item.client, self._out.now_ns)
+            self.lease = Lease(process, item.peer.uid, item.client, now_ns, item.ttl_ns, now_ns)
             self.phase = Phase.HELD
             self._captured = False
+            self._found = None
             self._values = ()
-            self._out.add(Watch(item.peer.process))
+            self._out.add(Watch(process))
+        assert self.lease is not None
+        if item.value is None:
+            self.lease.ttl_ns = item.ttl_ns
+            self.lease.acquired = True
+            self.forgive(process)
+        self.heartbeat()
         if item.value is None:
             self._out.add(Put(debt_key(self.gpu, self.control), self._debt().to_json()))
             item.done(None)
@@ -282,15 +433,20 @@ class ControlMachine:
             else:
                 assert isinstance(result, tuple)
                 self._captured = True
-                self._adopt(result)
-                if self.phase is not Phase.HELD:
-                    item.done(self._let_go())
-                elif self._still_wanted(item):
-                    self._write(item)
+                self._found_value(item, result)
             self._pump()
 
         ticket = self._out.ticket(captured)
         self._out.add(Read(ticket, self.gpu, Reading.CONTROL, self.control))
+
+    def _found_value(self, item: Set, current: ControlValue) -> None:
+        """What is in force is known: goes on with the set, if it is still to be had."""
+        self._found = current
+        self._adopt(current)
+        if self.phase is not Phase.HELD:
+            item.done(self._let_go(item.peer))
+        elif self._still_wanted(item):
+            self._write(item)
 
     def _still_wanted(self, item: Set) -> bool:
         """After the capture: the site's maximum may have turned out lower than the value."""
@@ -314,39 +470,61 @@ class ControlMachine:
     def _adopt(self, current: ControlValue) -> None:
         if current == self.target or self.pinned:
             return
+        if self._override:
+            self._note_outside(self.target, current, "overridden")
+            return
+        self._note_outside(self.target, current, "adopted")
+        self._aim_at(current)
+
+    def _aim_at(self, target: ControlValue) -> None:
+        self.target = target
+        if not self.pinned:
+            self.observed = target
+            self._out.add(Put(baseline_key(self.gpu, self.control), {"value": list(target)}))
+
+    def _note_outside(self, old: ControlValue, new: ControlValue, result: str) -> None:
         self._out.add(
             Note(
                 "outside_change",
                 {
                     "gpu": self.gpu,
                     "control": self.control.value,
-                    "old": describe(self.control, self.target),
-                    "new": describe(self.control, current),
-                    "result": "adopted",
+                    "old": describe(self.control, old),
+                    "new": describe(self.control, new),
+                    "result": result,
                 },
                 warning=True,
             )
         )
-        self.target = current
-        self._out.add(Put(baseline_key(self.gpu, self.control), {"value": list(current)}))
 
     def _write(self, item: Set) -> None:
         value = item.value
         assert value is not None
+        assert self.lease is not None
+        lease = self.lease
         before = self._values
-        possible = before or (self.target,)
+        possible = before or (self.target if self._found is None else self._found,)
         old = possible[-1]
         self._values = (*(v for v in possible if v != value), value)
         self._busy = True
 
         def written(result: object) -> None:
             self._busy = False
+            if isinstance(result, Changed):
+                # Whatever zeusd wrote before is not in force any more.
+                self._values = (result.value,) if self._override else ()
+                if self.pinned:
+                    self._note_outside(old, result.value, "noticed")
+                item.compare = False
+                self._found_value(item, result.value)
+                self._pump()
+                return
             failure = result if isinstance(result, Failure) else None
             if failure is None:
                 self._values = (value,)
             elif failure.unchanged:
                 self._values = before
-            self._note_change("set", item.peer.process.pid, item.peer.uid, old, value, failure)
+            self._note_change("set", lease, old, value, failure)
             if failure is not None and not self._values and self.phase is Phase.HELD:
                 self._give_up_unused_lease()
             item.done(failure)
@@ -355,7 +533,8 @@ class ControlMachine:
         entry = self._debt().to_json()
         ticket = self._out.ticket(written)
         key = debt_key(self.gpu, self.control)
-        self._out.add(Write(ticket, self.gpu, self.control, value, key, entry))
+        expected = possible if item.compare and self.control in READABLE else ()
+        self._out.add(Write(ticket, self.gpu, self.control, value, key, entry, expected))
 
     def _restore(self) -> None:
         """Rule 5. Called when RESTORING, idle and due."""
@@ -374,7 +553,14 @@ class ControlMachine:
                     self._finish_restore("already_back")
                 elif result not in self._values:
                     assert isinstance(result, tuple)
-                    self._keep_outside_change(result)
+                    if self._override:
+                        self._note_outside(self._values[-1], result, "overridden")
+                        self._write_target(result)
+                    else:
+                        self._note_outside(self._values[-1], result, "kept")
+                        if not self.pinned:
+                            self._aim_at(result)
+                        self._finish_restore("changed_outside")
                 else:
                     assert isinstance(result, tuple)
                     self._write_target(result)
@@ -391,9 +577,11 @@ class ControlMachine:
         def written(result: object) -> None:
             self._busy = False
             failure = result if isinstance(result, Failure) else None
-            self._note_change("restore", lease.holder.pid, lease.uid, old, self.target, failure)
+            self._note_change("restore", lease, old, self.target, failure)
             if failure is None:
                 self._finish_restore("restored")
+            elif failure.nvml_code == Return.INVALID_ARGUMENT:
+                self._find_legal_target(current, failure)
             else:
                 self._restore_failed(failure)
             self._pump()
@@ -406,24 +594,45 @@ class ControlMachine:
             Write(ticket, self.gpu, self.control, self.target, key, self._debt().to_json())
         )
 
-    def _keep_outside_change(self, current: ControlValue) -> None:
+    def _find_legal_target(self, current: ControlValue | None, failure: Failure) -> None:
+        """The device does not take the target any more, since a driver update for example."""
+        if self.control is Control.POWER_LIMIT:
+            self._busy = True
+
+            def limits(result: object) -> None:
+                self._busy = False
+                if isinstance(result, tuple):
+                    low, high = result
+                    self._clamp((min(max(self.target[0], low), high),), current, failure)
+                else:
+                    self._restore_failed(failure)
+                self._pump()
+
+            self._out.add(Read(self._out.ticket(limits), self.gpu, Reading.LIMITS, self.control))
+        elif self.control is Control.PERSISTENCE_MODE:
+            self._restore_failed(failure)
+        else:
+            self._clamp(UNLOCKED, current, failure)
+
+    def _clamp(self, legal: ControlValue, current: ControlValue | None, failure: Failure) -> None:
+        if legal == self.target:
+            self._restore_failed(failure)
+            return
         self._out.add(
             Note(
-                "outside_change",
+                "restore_clamped",
                 {
                     "gpu": self.gpu,
                     "control": self.control.value,
-                    "old": describe(self.control, self._values[-1]),
-                    "new": describe(self.control, current),
-                    "result": "kept",
+                    "old": describe(self.control, self.target),
+                    "new": describe(self.control, legal),
+                    "reason": "the device does not take the restore target any more",
                 },
                 warning=True,
             )
         )
-        if not self.pinned:
-            self.target = current
-            self._out.add(Put(baseline_key(self.gpu, self.control), {"value": list(current)}))
-        self._finish_restore("changed_outside")
+        self._aim_at(legal)
+        self._write_target(current)
 
     def _restore_failed(self, failure: Failure) -> None:
         self._attempts += 1
@@ -445,7 +654,7 @@ class ControlMachine:
         self._answer_released()
         waiting, self._waiting = self._waiting, deque()
         for item in waiting:
-            refusal = self._refusal(item.peer)
+            refusal = self._refusal(item.peer, item.value is None)
             assert refusal is not None
             item.done(refusal)
 
@@ -455,14 +664,7 @@ class ControlMachine:
         self._out.add(
             Note(
                 "lease_ended",
-                {
-                    "gpu": self.gpu,
-                    "control": self.control.value,
-                    "pid": self.lease.holder.pid,
-                    "uid": self.lease.uid,
-                    "reason": self._reason,
-                    "result": result,
-                },
+                {**self._who(self.lease), "reason": self._reason, "result": result},
             )
         )
         self.phase = Phase.FREE
@@ -474,8 +676,11 @@ class ControlMachine:
         """A lease that a set took for itself is not kept when that set changed nothing."""
         if self.phase is not Phase.HELD or self._values or self.lease is None:
             return
+        if self.lease.acquired:
+            return
         self._out.add(Unwatch(self.lease.holder))
         self._out.add(Forget(debt_key(self.gpu, self.control)))
+        self._out.due_ns.pop(self._expiry, None)
         self.phase = Phase.FREE
         self.lease = None
 
@@ -493,6 +698,7 @@ class ControlMachine:
             uid=self.lease.uid,
             client=self.lease.client,
             since_ns=self.lease.since_ns,
+            ttl_ns=self.lease.ttl_ns,
             target=self.target,
             values=self._values,
         )
@@ -500,21 +706,16 @@ class ControlMachine:
     def _note_change(
         self,
         event: str,
-        pid: int,
-        uid: int,
+        lease: Lease,
         old: ControlValue,
         new: ControlValue,
         failure: Failure | None,
     ) -> None:
         fields = {
-            "gpu": self.gpu,
-            "control": self.control.value,
+            **self._who(lease),
             "old": describe(self.control, old),
             "new": describe(self.control, new),
-            "pid": pid,
-            "uid": uid,
+            "reason": self._reason if event == "restore" else "requested",
             "result": "ok" if failure is None else failure.message,
         }
-        if event == "restore":
-            fields["reason"] = self._reason
         self._out.add(Note(event, fields, warning=failure is not None))

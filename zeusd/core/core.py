@@ -1,8 +1,9 @@
 """The core: takes events, keeps every rule, answers with effects.
 
 It has no clock, socket, thread or file. The ring calls one method per event, in order and from one
-thread, and carries out the effects that it returns, in order. Who may change what is decided in
-`_check_set`; how a control is leased, written and put back is `control.ControlMachine`.
+thread, and carries out the effects that it returns, in order. Who may change what is decided by
+`access.Access` and `_check_set`; how a control is leased, written and put back is
+`control.ControlMachine`.
 """
 
 from __future__ import annotations
@@ -35,24 +36,38 @@ from zeus_ipc.messages import (
     SetPowerLimit,
     SetRequest,
 )
+from zeusd.core.access import Access
 from zeusd.core.control import ControlMachine, Phase, Set
-from zeusd.core.effects import Effect, Note, Put, Read, Reading
+from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reading
 from zeusd.core.model import (
+    DRIVER_KEY,
     READABLE,
+    STOPPING_KEY,
     ControlValue,
     Debt,
     Failure,
     GpuFacts,
+    Loss,
     Peer,
     Process,
     baseline_key,
 )
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection, PerGpu, failure_body
-from zeusd.core.policy import SitePolicy
+from zeusd.core.policy import SECOND_NS, Settings
+from zeusd.core.rates import RateLimiter
 
 MAX_WAITING_REQUESTS = 64
 """Requests of one connection that may wait for devices."""
+
+RECONNECT_NS = 5 * SECOND_NS
+"""A holder whose last connection ended (it called exec, say) has this long to come back."""
+
+STALL_NS = SECOND_NS
+"""An expiry that is noticed this late was missed by zeusd itself, not by the holder."""
+
+REFUSALS_PER_SECOND = 1.0
+"""Refusals of one user that are logged; a flood of them must not become a flood of records."""
 
 _READINGS: dict[type[Any], Reading] = {
     GetState: Reading.STATE,
@@ -72,24 +87,30 @@ _CONTROLS: dict[type[Any], Control] = {
 class Gpu:
     """A GPU that the core knows, and its controls."""
 
-    def __init__(self, info: GpuInfo, machines: dict[Control, ControlMachine]) -> None:
-        self.info = info
+    def __init__(self, facts: GpuFacts, machines: dict[Control, ControlMachine]) -> None:
+        self.facts = facts
         self.machines = machines
+        self.site_mw: int | None = None
+
+    @property
+    def info(self) -> GpuInfo:
+        """What does not change about it."""
+        return self.facts.info
 
 
 class Core:
     """All state about leases and controls of one node.
 
     Args:
-        policy: The site's wishes.
+        settings: The site's wishes.
         daemon_version: Told to clients.
         simulated: Socket of the simulated devices, told to clients; None on real ones.
     """
 
     def __init__(
-        self, policy: SitePolicy, *, daemon_version: str, simulated: str | None = None
+        self, settings: Settings, *, daemon_version: str, simulated: str | None = None
     ) -> None:
-        self._policy = policy
+        self._settings = settings
         self._daemon_version = daemon_version
         self._simulated = simulated
         self._driver_version: str | None = None
@@ -99,7 +120,13 @@ class Core:
         self._pending: list[PerGpu] = []
         self._stopping = False
         self._baselines: dict[str, ControlValue] = {}
-        self._debts: dict[tuple[str, Control], tuple[Debt, bool]] = {}
+        self._debts: dict[tuple[str, Control], Debt] = {}
+        self._losses: list[Loss] = []
+        self._alive: set[Process] = set()
+        self._driver: str | None = None
+        self._was_stopping = False
+        self._writes = self._write_limiter()
+        self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
         self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
@@ -115,53 +142,113 @@ class Core:
     # ----------------------------------------------------------------------------------- events
 
     def recover(
-        self, baselines: dict[str, ControlValue], debts: Iterable[Debt], alive: set[Process]
+        self,
+        baselines: dict[str, ControlValue],
+        debts: Iterable[Debt],
+        alive: set[Process],
+        *,
+        losses: Iterable[Loss] = (),
+        driver: str | None = None,
+        was_stopping: bool = False,
     ) -> None:
-        """What the journal holds, before any GPU is known. `alive`: holders that still run."""
+        """What the journal holds, before any GPU is known.
+
+        Args:
+            baselines: What controls held when zeusd first saw them in this boot, by journal key.
+            debts: What is owed.
+            alive: Holders, and processes with a loss, that still run.
+            losses: Who lost a lease and does not know it yet.
+            driver: The loaded driver that all of this is about.
+            was_stopping: The last zeusd was putting everything back when it ended.
+        """
         self._baselines = dict(baselines)
-        for debt in debts:
-            self._debts[(debt.gpu, debt.control)] = (debt, debt.holder in alive)
+        self._debts = {(debt.gpu, debt.control): debt for debt in debts}
+        self._losses = list(losses)
+        self._alive = set(alive)
+        self._driver = driver
+        self._was_stopping = was_stopping
 
     def gpus_found(
-        self, now_ns: int, driver_version: str | None, found: Iterable[GpuFacts]
+        self,
+        now_ns: int,
+        driver_version: str | None,
+        found: Iterable[GpuFacts],
+        driver: str = "",
+        driver_entry: dict[str, Any] | None = None,
     ) -> list[Effect]:
-        """The driver's GPUs, at start and whenever they were enumerated again."""
+        """The driver's GPUs, at start and whenever they were enumerated again.
+
+        Args:
+            now_ns: Time.
+            driver_version: For people.
+            found: The GPUs.
+            driver: Names this very load of the driver: limits do not survive another.
+            driver_entry: What else the journal should say about it.
+        """
         self._out.now_ns = now_ns
         self._driver_version = driver_version
+        self._driver_loaded(driver, driver_entry or {})
         for facts in found:
             known = self._gpus.get(facts.info.uuid)
             if known is None:
                 self._add_gpu(facts)
             else:
-                site = known.info.power_limit_site_mw
-                known.info = facts.info.model_copy(update={"power_limit_site_mw": site})
+                known.facts = facts
                 for machine in known.machines.values():
                     machine.retry_now()
+        if self._was_stopping:
+            self._was_stopping = False
+            self._out.add(Forget(STOPPING_KEY))
+        return self._out.take()
+
+    def reconfigure(self, now_ns: int, settings: Settings) -> list[Effect]:
+        """The site has new wishes. Leases stay; what they may be set to follows the new rules."""
+        self._out.now_ns = now_ns
+        self._settings = settings
+        self._writes = self._write_limiter()
+        for gpu in self._gpus.values():
+            for control, machine in gpu.machines.items():
+                target = settings.site.target(control, gpu.facts, machine.observed)
+                if target is not None:
+                    machine.configure(target.value, target.pinned, self._override)
+                    if control is Control.POWER_LIMIT:
+                        gpu.site_mw = target.highest_mw
         return self._out.take()
 
     def peer_opened(self, now_ns: int, peer: Peer) -> list[Effect]:
         """A connection, and who the kernel says is at its other end."""
         self._out.now_ns = now_ns
         self._connections[peer.conn] = Connection(peer)
+        for machine in self._held_by(peer.process):
+            machine.heartbeat()
         return self._out.take()
 
     def peer_closed(self, now_ns: int, conn: int) -> list[Effect]:
         """A connection ended. Leases stay: they belong to the process."""
         self._out.now_ns = now_ns
-        self._connections.pop(conn, None)
+        ended = self._connections.pop(conn, None)
+        if ended is not None:
+            process = ended.peer.process
+            if not any(other.peer.process == process for other in self._connections.values()):
+                for machine in self._held_by(process):
+                    machine.shorten(RECONNECT_NS)
         return self._out.take()
 
     def all_peers_closed(self, now_ns: int) -> list[Effect]:
-        """The front died, and every connection with it."""
+        """The front died, and every connection with it: nobody can be blamed for his silence."""
         self._out.now_ns = now_ns
         self._connections.clear()
+        for machine in self._machines():
+            if machine.lease is not None:
+                machine.extend(machine.lease.ttl_ns)
         return self._out.take()
 
     def process_gone(self, now_ns: int, process: Process) -> list[Effect]:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
-        for machine in self._held_by(process):
-            machine.release("holder_gone")
+        self._alive.discard(process)
+        for machine in self._machines():
+            machine.process_gone(process)
         return self._out.take()
 
     def request(self, now_ns: int, conn: int, request: Request) -> list[Effect]:
@@ -206,16 +293,27 @@ class Core:
             if not pending.answered and pending.deadline_ns and now_ns > pending.deadline_ns:
                 pending.expire()
         self._pending = [pending for pending in self._pending if not pending.answered]
-        for machine in [*self._machines()] if self._out.due_ns else ():
-            machine.tick(now_ns)
+        if self._out.due_ns:
+            self._forgive_own_stall(now_ns)
+            for machine in [*self._machines()]:
+                machine.tick(now_ns)
         return self._out.take()
 
-    def stop(self, now_ns: int) -> list[Effect]:
-        """zeusd is being stopped: everything goes back, and nothing new is accepted."""
+    def stop(self, now_ns: int, restore: bool = True) -> list[Effect]:
+        """zeusd is being stopped: nothing new is accepted.
+
+        Args:
+            now_ns: Time.
+            restore: Put everything back. Else all stays, in the journal, for the next zeusd.
+        """
         self._out.now_ns = now_ns
         self._stopping = True
-        for machine in self._machines():
-            machine.release("daemon_stops")
+        if restore:
+            owed = self.owed
+            if owed:
+                self._out.add(Put(STOPPING_KEY, {}))
+            for machine in self._machines():
+                machine.revoke("daemon_stops", "zeusd was stopped")
         return self._out.take()
 
     # ---------------------------------------------------------------------------------- queries
@@ -234,6 +332,13 @@ class Core:
             if machine.phase is not Phase.FREE
         ]
 
+    def summary(self) -> tuple[int, int, int]:
+        """How many GPUs there are, leases, and controls that could not be put back yet."""
+        machines = [*self._machines()]
+        held = sum(machine.phase is Phase.HELD for machine in machines)
+        pending = sum(machine.retry_at_ns is not None for machine in machines)
+        return len(self._gpus), held, pending
+
     def next_deadline_ns(self) -> int | None:
         """When `tick` is next needed; None if time alone changes nothing."""
         due_ns = min(self._out.due_ns.values(), default=None) if self._out.due_ns else None
@@ -243,7 +348,51 @@ class Core:
                 due_ns = deadline_ns
         return due_ns
 
+    # ---------------------------------------------------------------------------------- settings
+
+    @property
+    def _access(self) -> Access:
+        return self._settings.access
+
+    @property
+    def _override(self) -> bool:
+        return self._settings.site.outside_change == "override"
+
+    def _write_limiter(self) -> RateLimiter:
+        per_second = self._settings.access.writes_per_second
+        return RateLimiter(per_second, 2 * per_second)
+
+    def _forgive_own_stall(self, now_ns: int) -> None:
+        """If zeusd itself stood still, heartbeats wait in its socket: it hears them first."""
+        late_ns = now_ns - min(self._out.due_ns.values())
+        if late_ns > STALL_NS:
+            self._out.add(Note("stalled", {"seconds": round(late_ns / 1e9, 3)}, warning=True))
+            for machine in self._machines():
+                machine.extend(self._settings.terms.ttl_min_ns)
+
     # ------------------------------------------------------------------------------------- GPUs
+
+    def _driver_loaded(self, driver: str, entry: dict[str, Any]) -> None:
+        """What another driver held is gone; nothing of it is put back, and nothing counts."""
+        if self._driver is not None and self._driver != driver:
+            self._out.add(
+                Note("driver_changed", {"old": self._driver, "new": driver}, warning=True)
+            )
+            for debt in self._debts.values():
+                self._out.add(Forget(debt.key))
+                if debt.holder in self._alive:
+                    loss = Loss(
+                        debt.gpu, debt.control, debt.holder, "the GPU's driver was loaded anew"
+                    )
+                    self._losses.append(loss)
+                    self._out.add(Put(loss.key, loss.to_json()))
+            for key in self._baselines:
+                self._out.add(Forget(key))
+            self._debts.clear()
+            self._baselines.clear()
+        if self._driver != driver:
+            self._driver = driver
+            self._out.add(Put(DRIVER_KEY, {**entry, "id": driver}))
 
     def _add_gpu(self, facts: GpuFacts) -> None:
         uuid = facts.info.uuid
@@ -251,7 +400,7 @@ class Core:
         site_mw: int | None = None
         for control in Control:
             baseline = self._baselines.get(baseline_key(uuid, control))
-            target = self._policy.target(control, facts, baseline)
+            target = self._settings.site.target(control, facts, baseline)
             if target is None:
                 continue
             if control in READABLE and baseline is None and not target.pinned:
@@ -259,17 +408,25 @@ class Core:
             if control is Control.POWER_LIMIT:
                 site_mw = target.highest_mw
             machines[control] = ControlMachine(
-                uuid, control, target.value, target.pinned, self._out
+                uuid, control, target.value, target.pinned, self._out, self._override
             )
-        info = facts.info.model_copy(update={"power_limit_site_mw": site_mw})
-        self._gpus[uuid] = Gpu(info, machines)
+        gpu = self._gpus[uuid] = Gpu(facts, machines)
+        gpu.site_mw = site_mw
+        info = facts.info
         self._out.add(
             Note("gpu_found", {"gpu": uuid, "gpu_name": info.name, "pci_address": info.pci_address})
         )
+        for loss in [loss for loss in self._losses if loss.gpu == uuid]:
+            self._losses.remove(loss)
+            if loss.process in self._alive and loss.control in machines:
+                machines[loss.control].recover_loss(loss)
+            else:
+                self._out.add(Forget(loss.key))
         for control, machine in machines.items():
             owed = self._debts.pop((uuid, control), None)
             if owed is not None:
-                machine.recover(*owed)
+                ending = None if owed.holder in self._alive else "holder_gone"
+                machine.recover(owed, "daemon_stops" if self._was_stopping else ending)
 
     def _machines(self) -> Iterable[ControlMachine]:
         for gpu in self._gpus.values():
@@ -312,6 +469,7 @@ class Core:
                 "protocols": [PROTOCOL_VERSION],
                 "daemon_version": self._daemon_version,
                 "driver_version": self._driver_version,
+                "lease_ttl_ms": self._settings.terms.ttl_ns // 1_000_000,
                 "simulated": self._simulated,
                 "gpus": [self._describe_gpu(info) for info in gpus],
             },
@@ -321,7 +479,7 @@ class Core:
         described = info.model_dump(mode="json")
         machine = self._gpus[info.uuid].machines.get(Control.POWER_LIMIT)
         if machine is not None:
-            described["power_limit_site_mw"] = self._highest_mw(info, machine)
+            described["power_limit_site_mw"] = self._highest_mw(machine)
         return described
 
     def _track(self, connection: Connection, request: Any) -> PerGpu:
@@ -376,11 +534,15 @@ class Core:
                     connection.defer(failure, uuid)
 
         control = request.control if isinstance(request, Reset) else _CONTROLS[type(request)]
+        peer = connection.peer
         for uuid in uuids:
             machine = self._machine(uuid, control)
             value: ControlValue | Failure
             if isinstance(machine, Failure):
                 done(uuid, machine)
+                continue
+            if not self._writes.take(peer.uid, self._out.now_ns):
+                done(uuid, self._too_many_writes(peer))
                 continue
             if isinstance(request, Reset):
                 value = machine.target
@@ -389,14 +551,75 @@ class Core:
             if isinstance(value, Failure):
                 done(uuid, value)
                 continue
-            machine.submit(
+            self._submit(
+                machine,
                 Set(
-                    peer=connection.peer,
+                    peer=peer,
                     client=request.client,
                     value=value,
                     deadline_ns=request.deadline_ns,
+                    ttl_ns=self._settings.terms.ttl_ns,
                     block=request.block,
                     done=partial(done, uuid),
+                ),
+                asked=None if isinstance(request, Reset) else value,
+            )
+
+    def _too_many_writes(self, peer: Peer) -> Failure:
+        return Failure(
+            ErrorCode.OVERLOADED,
+            f"user {peer.uid} sends over {self._access.writes_per_second:g} sets a second; send "
+            "them more slowly",
+        )
+
+    def _submit(
+        self, machine: ControlMachine, item: Set, asked: ControlValue | None = None
+    ) -> None:
+        """Hands a set or an acquire to its control, if this user may do that.
+
+        `asked` is the value that the user chose; who resets chooses none.
+        """
+        peer, info = item.peer, self._gpus[machine.gpu].info
+        refusal = self._access.refuse(peer, info, machine.control, asked)
+        if refusal is not None:
+            self._refused(peer, machine, refusal)
+            item.done(refusal)
+        elif not self._access.needs_compute_process(peer) or machine.held_by(peer.process):
+            machine.submit(item)
+        else:
+            ticket = self._out.ticket(partial(self._computes, machine, item))
+            self._out.add(Read(ticket, machine.gpu, Reading.COMPUTE_UIDS))
+
+    def _computes(self, machine: ControlMachine, item: Set, result: object) -> None:
+        """Which users compute on the GPU has been read, for a site that asks for that."""
+        if isinstance(result, Failure):
+            item.done(result)
+            return
+        assert isinstance(result, frozenset)
+        if item.peer.uid in result:
+            machine.submit(item)
+            return
+        refusal = Failure(
+            ErrorCode.PERMISSION_DENIED,
+            f"user {item.peer.uid} may change {machine.control.value} of {machine.gpu} only while "
+            "one of the user's processes computes on it; set it after the GPU is in use",
+        )
+        self._refused(item.peer, machine, refusal)
+        item.done(refusal)
+
+    def _refused(self, peer: Peer, machine: ControlMachine, refusal: Failure) -> None:
+        if self._refusals.take(peer.uid, self._out.now_ns):
+            self._out.add(
+                Note(
+                    "refused",
+                    {
+                        "gpu": machine.gpu,
+                        "control": machine.control.value,
+                        "pid": peer.process.pid,
+                        "uid": peer.uid,
+                        "result": refusal.message,
+                    },
+                    warning=True,
                 )
             )
 
@@ -407,7 +630,7 @@ class Core:
         if self._stopping:
             return self._shutting_down()
         if isinstance(request, SetPowerLimit):
-            low, high = info.power_limit_min_mw, self._highest_mw(info, machine)
+            low, high = info.power_limit_min_mw, self._highest_mw(machine)
             if low is not None and high is not None and not low <= request.power_limit_mw <= high:
                 return Failure(
                     ErrorCode.OUT_OF_RANGE,
@@ -427,11 +650,8 @@ class Core:
             )
         return (request.min_mhz, request.max_mhz)
 
-    @staticmethod
-    def _highest_mw(info: GpuInfo, machine: ControlMachine) -> int | None:
-        if machine.pinned:
-            return info.power_limit_site_mw
-        return machine.target[0]
+    def _highest_mw(self, machine: ControlMachine) -> int | None:
+        return self._gpus[machine.gpu].site_mw if machine.pinned else machine.target[0]
 
     def _shutting_down(self) -> Failure:
         return Failure(
@@ -474,33 +694,60 @@ class Core:
                         if machine.held_by(peer.process):
                             machine.release("acquire_failed")
                 else:
-                    pending.succeed(uuid, {})
+                    back = {machine.control.value: self._back(machine) for machine in machines}
+                    pending.succeed(uuid, {"back": back})
 
         for machine in machines:
-            machine.submit(
+            self._submit(
+                machine,
                 Set(
                     peer=peer,
                     client=request.client,
                     value=None,
                     deadline_ns=request.deadline_ns,
+                    ttl_ns=self._settings.terms.ttl(request.ttl_ms),
                     block=True,
                     done=done,
-                )
+                ),
             )
 
+    @staticmethod
+    def _back(machine: ControlMachine) -> dict[str, Any]:
+        return {"value": list(machine.target), "source": machine.target_source}
+
     def _release(self, connection: Connection, request: Release) -> None:
-        machines = [
+        peer = connection.peer
+        if request.force and not self._access.is_admin(peer):
+            self._refuse(
+                connection,
+                request,
+                Failure(
+                    ErrorCode.PERMISSION_DENIED,
+                    f"user {peer.uid} may not end the leases of others; "
+                    "ask an administrator of this node's GPUs",
+                ),
+            )
+            return
+        named = [
             machine
-            for machine in self._held_by(connection.peer.process)
+            for machine in self._machines()
             if (not request.gpus or machine.gpu in request.gpus)
             and (not request.controls or machine.control in request.controls)
         ]
-        self._let_go(connection, request.id, machines, "released")
+        for machine in named:
+            machine.forgive(peer.process)
+        held = [
+            machine
+            for machine in named
+            if machine.held_by(peer.process) or (request.force and machine.phase is Phase.HELD)
+        ]
+        self._let_go(connection, request.id, held, "released")
 
     def _goodbye(self, connection: Connection, request: Goodbye) -> None:
+        process = connection.peer.process
         machines = [
             machine
-            for machine in self._held_by(connection.peer.process)
+            for machine in self._held_by(process)
             if machine.lease is not None and machine.lease.client == request.client
         ]
         self._let_go(connection, request.id, machines, "goodbye")
@@ -521,19 +768,29 @@ class Core:
 
         if not machines:
             answer()
+        peer = connection.peer
         for machine in machines:
-            machine.release(reason, then=back)
+            if machine.held_by(peer.process):
+                machine.release(reason, then=back)
+            else:
+                clause = f"an administrator (user {peer.uid}) ended it"
+                machine.revoke("revoked", clause, then=back)
 
     def _list_leases(self, connection: Connection, request: ListLeases) -> None:
+        peer = connection.peer
+        admin = self._access.is_admin(peer)
         leases = [
             {
                 "gpu": machine.gpu,
                 "control": machine.control.value,
-                "pid": machine.lease.holder.pid,
+                "pid": machine.lease.holder.pid if admin or peer.uid == machine.lease.uid else None,
                 "uid": machine.lease.uid,
                 "since_ns": machine.lease.since_ns,
                 "value": None if machine.value is None else list(machine.value),
                 "restoring": machine.phase is Phase.RESTORING,
+                "back": self._back(machine),
+                "ttl_ms": machine.lease.ttl_ns // 1_000_000,
+                "expires_ns": machine.lease.expires_ns,
             }
             for machine in self._machines()
             if machine.lease is not None
@@ -541,5 +798,21 @@ class Core:
         connection.reply(self._out, request.id, result={"leases": leases})
 
     def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
-        held = len(self._held_by(connection.peer.process))
-        connection.reply(self._out, request.id, result={"leases": held})
+        process = connection.peer.process
+        held = self._held_by(process)
+        for machine in held:
+            machine.heartbeat()
+        ttls = [machine.lease.ttl_ns for machine in held if machine.lease is not None]
+        connection.reply(
+            self._out,
+            request.id,
+            result={
+                "leases": len(held),
+                "ttl_ms": min(ttls, default=self._settings.terms.ttl_ns) // 1_000_000,
+                "lost": [
+                    [machine.gpu, machine.control.value]
+                    for machine in self._machines()
+                    if machine.lost_by(process)
+                ],
+            },
+        )

@@ -22,6 +22,10 @@ class Reading(Enum):
     POWER = "power"
     CLOCKS = "clocks"
     CONTROL = "control"
+    LIMITS = "limits"
+    """`(smallest, largest)` power limit at this moment, mW."""
+    COMPUTE_UIDS = "compute_uids"
+    """Users with a compute process on the GPU, a frozenset of uids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,8 @@ class Write:
     """Write a control, after `entry` is durable in the journal under `key`.
 
     If the journal fails the device is not touched and the ticket comes back with that failure.
+    If `expected` is not empty and the control holds none of it, the device is not touched either
+    and the ticket comes back with `Changed`.
     """
 
     ticket: int
@@ -55,6 +61,7 @@ class Write:
     value: ControlValue
     key: str
     entry: dict[str, Any]
+    expected: tuple[ControlValue, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,9 @@ persistence_mode: `(0,)` or `(1,)`.
 
 UNLOCKED: ControlValue = ()
 
+DEFAULT_TTL_NS = 15_000_000_000
+"""How long a lease lasts without a heartbeat, where neither site nor client says otherwise."""
+
 READABLE = frozenset({Control.POWER_LIMIT, Control.PERSISTENCE_MODE})
 """Controls whose value NVML can tell. Locked clocks can be set and reset, but never read."""
 
@@ -37,12 +40,23 @@ class Process:
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """Who the kernel says is at the other end of a connection."""
+    """Who the kernel says is at the other end of a connection.
+
+    Attributes:
+        conn: The connection.
+        process: The process that connected.
+        uid: Its user.
+        gid: Its primary group.
+        groups: All its groups, the primary one among them.
+        on_host: Whether it lives in zeusd's own pid namespace, and in no container below.
+    """
 
     conn: int
     process: Process
     uid: int
     gid: int
+    groups: frozenset[int] = frozenset()
+    on_host: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +86,13 @@ class Failure:
     def unchanged(self) -> bool:
         """Whether the device certainly kept its value."""
         return self.code == ErrorCode.JOURNAL_FAILED or self.nvml_code in _UNCHANGED
+
+
+@dataclass(frozen=True, slots=True)
+class Changed:
+    """What a `Write` found instead of what it expected, and left alone."""
+
+    value: ControlValue
 
 
 _UNCHANGED = frozenset(
@@ -134,6 +155,7 @@ class Debt:
         uid: That process's user.
         client: Client object within the process (see `Request.client`).
         since_ns: When the lease was taken, CLOCK_MONOTONIC of this boot.
+        ttl_ns: How long it lasts without a heartbeat.
         target: What the control goes back to.
         values: What zeusd may have written; empty if nothing.
     """
@@ -144,6 +166,7 @@ class Debt:
     uid: int
     client: str
     since_ns: int
+    ttl_ns: int
     target: ControlValue
     values: tuple[ControlValue, ...]
 
@@ -163,6 +186,7 @@ class Debt:
             "uid": self.uid,
             "client": self.client,
             "since_ns": self.since_ns,
+            "ttl_ns": self.ttl_ns,
             "target": list(self.target),
             "values": [list(value) for value in self.values],
         }
@@ -181,19 +205,76 @@ class Debt:
             uid=int(entry["uid"]),
             client=str(entry["client"]),
             since_ns=int(entry["since_ns"]),
+            ttl_ns=int(entry.get("ttl_ns", DEFAULT_TTL_NS)),
             target=tuple(int(part) for part in entry["target"]),
             values=tuple(tuple(int(part) for part in value) for value in entry["values"]),
         )
 
 
+@dataclass(frozen=True, slots=True)
+class Loss:
+    """A process that lost a lease on a control without asking: it must acquire it anew.
+
+    Attributes:
+        gpu: UUID.
+        control: Which control.
+        process: Who lost it.
+        reason: Why, as a clause: `its heartbeat stopped for 15 s`.
+    """
+
+    gpu: str
+    control: Control
+    process: Process
+    reason: str
+
+    @property
+    def key(self) -> str:
+        """Key of the journal entry."""
+        pid, cookie = self.process.pid, self.process.cookie
+        return f"{LOSS_PREFIX}{self.gpu}/{self.control.value}/{pid}.{cookie}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The entry as the journal keeps it."""
+        return {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "pid": self.process.pid,
+            "cookie": self.process.cookie,
+            "reason": self.reason,
+        }
+
+    @classmethod
+    def from_json(cls, entry: dict[str, Any]) -> Loss:
+        """Reads an entry back.
+
+        Raises:
+            ValueError, KeyError, TypeError: The entry is not one that `to_json` wrote.
+        """
+        return cls(
+            gpu=str(entry["gpu"]),
+            control=Control(entry["control"]),
+            process=Process(int(entry["pid"]), int(entry["cookie"])),
+            reason=str(entry["reason"]),
+        )
+
+
+DEBT_PREFIX, BASELINE_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
+
+DRIVER_KEY = "driver"
+"""Journal key of the driver that the other entries are about."""
+
+STOPPING_KEY = "stopping"
+"""Journal key that says: a stop was under way, everything goes back whoever still lives."""
+
+
 def debt_key(gpu: str, control: Control) -> str:
     """Journal key of what is owed on one control."""
-    return f"debt/{gpu}/{control.value}"
+    return f"{DEBT_PREFIX}{gpu}/{control.value}"
 
 
 def baseline_key(gpu: str, control: Control) -> str:
     """Journal key of the value a control had when zeusd first saw the GPU in this boot."""
-    return f"baseline/{gpu}/{control.value}"
+    return f"{BASELINE_PREFIX}{gpu}/{control.value}"
 
 
 def describe(control: Control, value: ControlValue) -> str:

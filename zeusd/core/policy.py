@@ -1,4 +1,4 @@
-"""What the site wants: what goes back to what, and how far a client may go."""
+"""What the site wants: what goes back to what, how far a client may go, how long a lease lasts."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from fnmatch import fnmatchcase
 from typing import Literal
 
 from zeus_ipc.messages import Control
-from zeusd.core.model import UNLOCKED, ControlValue, GpuFacts
+from zeusd.core.access import Access
+from zeusd.core.model import DEFAULT_TTL_NS, UNLOCKED, ControlValue, GpuFacts
 
 RestorePower = Literal["site-max", "device-max", "device-default"]
+OutsideChange = Literal["keep", "override"]
+
+SECOND_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +54,8 @@ class SitePolicy:
     """The site's configuration as the core needs it. The first rule that applies counts."""
 
     restore_power: RestorePower = "site-max"
+    outside_change: OutsideChange = "keep"
+    """Whether a value that somebody else set stays, or is overwritten by the restore."""
     rules: tuple[GpuRule, ...] = field(default=())
 
     def target(
@@ -91,3 +97,27 @@ class SitePolicy:
             return Target((info.power_limit_default_mw,), pinned=True, highest_mw=high)
         value = baseline or (facts.power_limit_mw,)
         return Target(value, pinned=False, highest_mw=value[0])
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """How long a lease lasts without a heartbeat, and what a client may ask for instead."""
+
+    ttl_ns: int = DEFAULT_TTL_NS
+    ttl_min_ns: int = 2 * SECOND_NS
+    ttl_max_ns: int = 120 * SECOND_NS
+
+    def ttl(self, wanted_ms: int) -> int:
+        """The TTL granted to who asks for `wanted_ms` (0: no wish), ns."""
+        if wanted_ms == 0:
+            return self.ttl_ns
+        return min(max(wanted_ms * 1_000_000, self.ttl_min_ns), self.ttl_max_ns)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """All that the core knows of `zeusd.toml`. A reload replaces it whole."""
+
+    site: SitePolicy = field(default_factory=SitePolicy)
+    access: Access = field(default_factory=Access)
+    terms: LeaseTerms = field(default_factory=LeaseTerms)

@@ -7,6 +7,8 @@ import os
 import pwd
 import resource
 import signal
+import socket
+import struct
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NO_NEW_PRIVS = 38
@@ -14,13 +16,33 @@ _PR_SET_NO_NEW_PRIVS = 38
 DEFAULT_USERS = ("zeusd-front", "nobody")
 
 
-def limit_resources(memory_mib: int, max_files: int | None) -> None:
+def require_kernel_credentials() -> None:
+    """Makes sure that libzmq can tell who a peer is.
+
+    It prints the peer's credentials with getnameinfo(); where that fails for Unix sockets (musl),
+    it hands on what the client says of itself instead.
+
+    Raises:
+        SystemExit: It cannot tell.
+    """
+    address = struct.pack("H108s", socket.AF_UNIX, b"")
+    host = ctypes.create_string_buffer(256)
+    libc = ctypes.CDLL(None)
+    if libc.getnameinfo(address, len(address), host, len(host), None, 0, 1) != 0:
+        raise SystemExit(
+            "zeusd-front: this system's C library cannot name Unix sockets, so ZeroMQ would take "
+            "clients' own word for who they are; use a system with glibc"
+        )
+
+
+def limit_resources(memory_mib: int | None, max_files: int | None) -> None:
     """Bounds memory, which libzmq alone does not, and raises the limit of open files."""
-    limit = memory_mib * 1024 * 1024
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    if hard != resource.RLIM_INFINITY:
-        limit = min(limit, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
+    if memory_mib is not None:
+        limit = memory_mib * 1024 * 1024
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        if hard != resource.RLIM_INFINITY:
+            limit = min(limit, hard)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _, hard_files = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = hard_files if max_files is None else min(max_files, hard_files)

@@ -11,6 +11,7 @@ import os
 import select
 import socket
 import struct
+import time
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,15 +19,27 @@ import zmq
 from pydantic import ValidationError
 from zmq.utils.monitor import recv_monitor_message
 
-from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.codec import DecodeError, decode_reply, decode_request, encode
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION, request_adapter
+from zeusd import systemd
+from zeusd.core.rates import RateLimiter
 from zeusd.ring import link as wire
 
 log = logging.getLogger(__name__)
 
 _CREDENTIALS = struct.Struct("3i")
 _DRAIN = 10_000
+
+QUEUED_PER_CONNECTION = 16
+"""Requests that libzmq takes of one connection before it makes the sender wait. What a flooder has
+queued here, everybody else waits for."""
+
+PATIENCE_PER_SECOND = 100.0
+"""Requests over a user's bound that are answered with an error; who goes on is cut off."""
+
+PENALTY_NS = 1_000_000_000
+"""How long the connections of a user who was cut off are closed as they come."""
 
 
 @dataclass(slots=True)
@@ -35,6 +48,8 @@ class _Connection:
     routing_id: bytes
     fd: int
     address: str
+    uid: int
+    cut_off: bool = False
 
 
 class Front:
@@ -43,18 +58,20 @@ class Front:
     Args:
         listen_fd: Bound, listening Unix stream socket.
         link: The front's end of the link.
-        max_connections_per_user: Connections of one user beyond this are closed at once.
     """
 
-    def __init__(self, listen_fd: int, link: socket.socket, max_connections_per_user: int) -> None:
+    def __init__(self, listen_fd: int, link: socket.socket) -> None:
         self._link = link
         self._receiver = wire.Receiver(link)
-        self._max_per_user = max_connections_per_user
+        self._apply(wire.FrontLimits())
+        self._patience = RateLimiter(PATIENCE_PER_SECOND, PATIENCE_PER_SECOND)
+        self._penalty_ns: dict[int, int] = {}
+        self._logged = RateLimiter(1.0, 10)
         self._context = zmq.Context(io_threads=1)
         self._router = self._context.socket(zmq.ROUTER)
         for option, value in (
             (zmq.MAXMSGSIZE, MAX_REQUEST_BYTES),
-            (zmq.RCVHWM, 100),
+            (zmq.RCVHWM, QUEUED_PER_CONNECTION),
             (zmq.SNDHWM, 100),
             (zmq.LINGER, 0),
             (zmq.HANDSHAKE_IVL, 1000),
@@ -83,8 +100,14 @@ class Front:
         for fd in (link_fd, int(router.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD))):
             epoll.register(fd, select.EPOLLIN)
         link_ready = False
+        watchdog_s = systemd.watchdog_s()
+        pause_s = -1.0 if watchdog_s is None else watchdog_s / 3
+        fed_s = 0.0
         while True:
             busy = False
+            if watchdog_s is not None and time.monotonic() >= fed_s + pause_s:
+                fed_s = time.monotonic()
+                systemd.notify("WATCHDOG=1")
             if link_ready:
                 if not self._from_core():
                     return
@@ -99,7 +122,7 @@ class Front:
             # libzmq's descriptors tell of changes only: ask both sockets once more before waiting.
             if _readable(monitor):
                 busy = True
-            for fd, _ in epoll.poll(0 if busy else -1):
+            for fd, _ in epoll.poll(0 if busy else pause_s):
                 if fd == link_fd:
                     link_ready = True
 
@@ -124,10 +147,17 @@ class Front:
         if router.getsockopt(zmq.RCVMORE):
             self._refuse_multipart(frame)
             return
-        if connection is None:
+        if connection is None or connection.cut_off:
             return
+        now_ns = time.monotonic_ns()
         data = frame.bytes
-        error = _find_fault(data)
+        if self._requests.take(connection.uid, now_ns):
+            error = _find_fault(data)
+        elif self._patience.take(connection.uid, now_ns):
+            error = self._too_fast(data, connection.uid)
+        else:
+            self._cut_off(connection, now_ns)
+            return
         if error is None:
             self._link.send(wire.HEADER.pack(wire.REQUEST, connection.number) + data)
         else:
@@ -155,12 +185,19 @@ class Front:
             self._forget(old)
         number = self._next_number
         self._next_number += 1
-        connection = _Connection(number, routing_id, fd, address)
         try:
-            socket.send_fds(self._link, [wire.HEADER.pack(wire.OPEN, number)], [fd])
+            # libzmq may have closed the descriptor by now, and got its number for another peer:
+            # the duplicate stays what it is while it is looked at.
+            with socket.socket(fileno=os.dup(fd)) as stream:
+                pid, uid, gid = _credentials_of(stream)
+                if f"localhost:{uid}:{gid}:{pid}" != address:
+                    return None
+                header = wire.HEADER.pack(wire.OPEN, number)
+                socket.send_fds(self._link, [header], [stream.fileno()])
         except OSError as error:
             log.info("connection ended at once: %s", error, extra={"event": "peer_gone"})
             return None
+        connection = _Connection(number, routing_id, fd, address, uid)
         self._by_id[routing_id] = self._by_fd[fd] = self._by_number[number] = connection
         return connection
 
@@ -173,6 +210,39 @@ class Front:
                 self._router.recv(zmq.NOBLOCK)
             except zmq.Again:
                 return
+
+    def _too_fast(self, data: bytes, uid: int) -> dict[str, Any]:
+        try:
+            request_id = decode_request(data).get("id")
+        except DecodeError:
+            request_id = 0
+        return _error(
+            request_id if isinstance(request_id, int) else 0,
+            ErrorCode.OVERLOADED,
+            f"user {uid} sends over {self._limits.requests_per_second:g} requests a second; "
+            "send them more slowly",
+        )
+
+    def _cut_off(self, connection: _Connection, now_ns: int) -> None:
+        """Closes all connections of a user who floods, and those he opens in the next moment."""
+        uid = connection.uid
+        self._penalty_ns[uid] = now_ns + PENALTY_NS
+        for other in list(self._by_number.values()):
+            if other.uid == uid:
+                other.cut_off = True
+                self._kick_fd(other.fd)
+        if self._logged.take(uid, now_ns):
+            log.warning(
+                "user %d sends over %g requests a second and was cut off",
+                uid,
+                self._limits.requests_per_second,
+                extra={"event": "flood", "uid": uid},
+            )
+
+    def _apply(self, limits: wire.FrontLimits) -> None:
+        self._limits = limits
+        per_second = limits.requests_per_second
+        self._requests = RateLimiter(per_second, 2 * per_second)
 
     def _send(self, connection: _Connection, data: bytes) -> None:
         try:
@@ -194,6 +264,12 @@ class Front:
         if message is None:
             return False
         kind, number, body, _ = message
+        if kind == wire.PING:
+            self._link.send(wire.HEADER.pack(wire.PONG, 0))
+            return True
+        if kind == wire.LIMITS:
+            self._apply(wire.FrontLimits(**decode_reply(body)))
+            return True
         connection = self._by_number.get(number)
         if connection is not None and kind == wire.REPLY:
             self._send(connection, body)
@@ -215,19 +291,24 @@ class Front:
     def _accepted(self, fd: int) -> None:
         self._disconnected(fd)
         try:
-            uid = _uid_of(fd)
+            with socket.socket(fileno=os.dup(fd)) as stream:
+                _, uid, _ = _credentials_of(stream)
         except OSError:
             return  # gone already
         self._uid_of_fd[fd] = uid
         count = self._count_of_uid.get(uid, 0) + 1
         self._count_of_uid[uid] = count
-        if count > self._max_per_user:
-            log.warning(
-                "user %d has over %d connections",
-                uid,
-                self._max_per_user,
-                extra={"event": "too_many_connections", "uid": uid},
-            )
+        now_ns = time.monotonic_ns()
+        if count > self._limits.max_connections_per_user:
+            if self._logged.take(uid, now_ns):
+                log.warning(
+                    "user %d has over %d connections",
+                    uid,
+                    self._limits.max_connections_per_user,
+                    extra={"event": "too_many_connections", "uid": uid},
+                )
+            self._kick_fd(fd)
+        elif self._penalty_ns and now_ns < self._penalty_ns.get(uid, 0):
             self._kick_fd(fd)
 
     def _disconnected(self, fd: int) -> None:
@@ -259,10 +340,11 @@ def _readable(socket_: zmq.Socket[bytes]) -> bool:
     return bool(int(socket_.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
 
-def _uid_of(fd: int) -> int:
-    with socket.socket(fileno=os.dup(fd)) as stream:
-        raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    return int(_CREDENTIALS.unpack(raw)[1])
+def _credentials_of(stream: socket.socket) -> tuple[int, int, int]:
+    """`(pid, uid, gid)` of the process that connected."""
+    raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, uid, gid = _CREDENTIALS.unpack(raw)
+    return pid, uid, gid
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

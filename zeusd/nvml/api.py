@@ -180,3 +180,6 @@ class Nvml(Protocol):
 
     def throttle_reasons(self, gpu: Handle) -> int:
         """Bits of nvmlDeviceGetCurrentClocksEventReasons."""
+
+    def compute_pids(self, gpu: Handle) -> list[int]:
+        """Processes with a compute context (nvmlDeviceGetComputeRunningProcesses)."""

@@ -299,6 +299,11 @@ class RealNvml:
                 raise
         return int(self._call("nvmlDeviceGetTemperature", gpu, sensor))
 
+    def compute_pids(self, gpu: Handle) -> list[int]:
+        """See `Nvml`."""
+        processes = self._call("nvmlDeviceGetComputeRunningProcesses", gpu)
+        return [int(process.pid) for process in processes]
+
     def throttle_reasons(self, gpu: Handle) -> int:
         """See `Nvml`."""
         try:

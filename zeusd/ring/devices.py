@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zeus_ipc.messages import GpuInfo, GpuSupport
@@ -16,7 +17,22 @@ log = logging.getLogger(__name__)
 RETRY_S = 5.0
 VOLTA, AMPERE = 5, 7
 
-Found = Callable[[str | None, list[tuple[GpuFacts, Handle]]], None]
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an enumeration found.
+
+    Attributes:
+        driver_version: The driver's version, for people.
+        driver: Names this very load of the driver.
+        gpus: The GPUs, with their handles.
+    """
+
+    driver_version: str | None
+    driver: str
+    gpus: list[tuple[GpuFacts, Handle]]
+
+
 T = TypeVar("T")
 
 
@@ -69,13 +85,21 @@ class DeviceFinder:
 
     Args:
         nvml: The library.
-        on_found: Called on that thread with the driver's version and the GPUs.
+        on_found: Called on that thread with what was found.
+        driver_id: Names the present load of the driver.
         retry_s: Pause between attempts while there is no driver.
     """
 
-    def __init__(self, nvml: Nvml, on_found: Found, retry_s: float = RETRY_S) -> None:
+    def __init__(
+        self,
+        nvml: Nvml,
+        on_found: Callable[[Found], None],
+        driver_id: Callable[[], str],
+        retry_s: float = RETRY_S,
+    ) -> None:
         self._nvml = nvml
         self._on_found = on_found
+        self._driver_id = driver_id
         self._retry_s = retry_s
         self._stop = threading.Event()
         self._initialised = False
@@ -135,4 +159,4 @@ class DeviceFinder:
                     extra={"event": "gpu_unusable", "index": index, "nvml_code": error.code},
                 )
         self.error = None
-        self._on_found(version, found)
+        self._on_found(Found(version, self._driver_id(), found))

@@ -15,9 +15,23 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import PROTOCOL_VERSION, Request
 from zeusd.core.core import Core
 from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reply, Unwatch, Watch, Write
-from zeusd.core.model import ControlValue, Debt, Failure, GpuFacts, Peer, Process
-from zeusd.nvml.api import Handle, Nvml
-from zeusd.ring.devices import RETRY_S, DeviceFinder
+from zeusd.core.model import (
+    BASELINE_PREFIX,
+    DEBT_PREFIX,
+    DRIVER_KEY,
+    LOSS_PREFIX,
+    STOPPING_KEY,
+    ControlValue,
+    Debt,
+    Failure,
+    Loss,
+    Peer,
+    Process,
+)
+from zeusd.core.policy import Settings
+from zeusd.nvml.api import Nvml
+from zeusd.restore import driver_id
+from zeusd.ring.devices import RETRY_S, DeviceFinder, Found
 from zeusd.ring.journal import Journal, orphans
 from zeusd.ring.processes import ProcessWatch, open_process
 from zeusd.ring.reactor import Reactor
@@ -41,6 +55,8 @@ class Engine:
         boot: Name of the present boot.
         orphan_directories: Where embedded engines leave journals; what they owe is taken over.
         retry_s: Pause between looks for a driver while there is none.
+        driver_id: Names the present load of the driver.
+        driver_entry: What the journal should say about how the driver is reached.
     """
 
     def __init__(
@@ -53,6 +69,8 @@ class Engine:
         boot: str,
         orphan_directories: Sequence[str] = (),
         retry_s: float = RETRY_S,
+        driver_id: Callable[[], str] = driver_id,
+        driver_entry: dict[str, Any] | None = None,
     ) -> None:
         self.core = core
         self._reactor = reactor
@@ -65,7 +83,8 @@ class Engine:
         self._processes = ProcessWatch(reactor, self._process_gone)
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
-        self.finder = DeviceFinder(nvml, self._found_on_thread, retry_s)
+        self._driver_entry = driver_entry or {}
+        self.finder = DeviceFinder(nvml, self._found_on_thread, driver_id, retry_s)
 
     # -------------------------------------------------------------------------------- lifecycle
 
@@ -90,20 +109,20 @@ class Engine:
         """Turns the reactor until it is stopped."""
         self._reactor.run(self.core.next_deadline_ns, self._on_time)
 
-    def stop(self, timeout_s: float, then: Callable[[], None]) -> None:
+    def stop(self, timeout_s: float, then: Callable[[], None], restore: bool = True) -> None:
         """Puts everything back, then calls `then`; after `timeout_s` at the latest.
 
-        What could not be put back by then stays in the journal.
+        What could not be put back by then stays in the journal. Without `restore` everything does.
         """
         give_up_ns = time.monotonic_ns() + int(timeout_s * 1e9)
-        self.apply(self.core.stop(time.monotonic_ns()))
+        self.apply(self.core.stop(time.monotonic_ns(), restore))
 
         def check() -> None:
             late = time.monotonic_ns() > give_up_ns
-            if (self.core.owed or not self.core.settled) and not late:
+            if ((restore and self.core.owed) or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
-            for gpu, control in self.core.owed:
+            for gpu, control in self.core.owed if restore else ():
                 log.error(
                     "stopping although %s of %s could not be put back; it is in the journal",
                     control.value,
@@ -139,8 +158,14 @@ class Engine:
 
     def all_peers_closed(self) -> None:
         """Every connection ended at once."""
-        for conn in list(self._peers):
-            self.peer_closed(conn)
+        peers, self._peers = self._peers, {}
+        self.apply(self.core.all_peers_closed(time.monotonic_ns()))
+        for process in peers.values():
+            self._processes.detach(process)
+
+    def reconfigure(self, settings: Settings) -> None:
+        """The site has new wishes."""
+        self.apply(self.core.reconfigure(time.monotonic_ns(), settings))
 
     def request(self, conn: int, request: Request) -> None:
         """A client asked for something."""
@@ -209,18 +234,22 @@ class Engine:
     def _on_time(self) -> None:
         self.apply(self.core.tick(time.monotonic_ns()))
 
-    def _found_on_thread(
-        self, driver_version: str | None, found: list[tuple[GpuFacts, Handle]]
-    ) -> None:
-        self._reactor.post(lambda: self._found(driver_version, found))
+    def _found_on_thread(self, found: Found) -> None:
+        self._reactor.post(lambda: self._found(found))
 
-    def _found(self, driver_version: str | None, found: list[tuple[GpuFacts, Handle]]) -> None:
-        for facts, handle in found:
+    def _found(self, found: Found) -> None:
+        for facts, handle in found.gpus:
             uuid = facts.info.uuid
             if uuid not in self._workers:
                 self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done_on_thread)
         self.apply(
-            self.core.gpus_found(time.monotonic_ns(), driver_version, [facts for facts, _ in found])
+            self.core.gpus_found(
+                time.monotonic_ns(),
+                found.driver_version,
+                [facts for facts, _ in found.gpus],
+                found.driver,
+                self._driver_entry,
+            )
         )
         for process in self._recovered:
             self._processes.detach(process)
@@ -229,21 +258,32 @@ class Engine:
     def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
         baselines: dict[str, ControlValue] = {}
         debts: list[Debt] = []
+        losses: list[Loss] = []
         for key, entry in entries.items():
             try:
-                if key.startswith("baseline/"):
+                if key.startswith(BASELINE_PREFIX):
                     baselines[key] = tuple(int(part) for part in entry["value"])
-                elif key.startswith("debt/"):
+                elif key.startswith(DEBT_PREFIX):
                     debts.append(Debt.from_json(entry))
+                elif key.startswith(LOSS_PREFIX):
+                    losses.append(Loss.from_json(entry))
             except (KeyError, ValueError, TypeError):
                 log.error(
                     "journal entry %s cannot be read and is ignored",
                     key,
                     extra={"event": "journal_bad_entry", "key": key},
                 )
-        for process in {debt.holder for debt in debts}:
+        for process in {debt.holder for debt in debts} | {loss.process for loss in losses}:
             pidfd = open_process(process)
             if pidfd is not None:
                 self._processes.attach(process, pidfd)
                 self._recovered.append(process)
-        self.core.recover(baselines, debts, set(self._recovered))
+        driver = entries.get(DRIVER_KEY, {}).get("id")
+        self.core.recover(
+            baselines,
+            debts,
+            set(self._recovered),
+            losses=losses,
+            driver=None if driver is None else str(driver),
+            was_stopping=STOPPING_KEY in entries,
+        )

@@ -5,28 +5,31 @@ An append-only file of JSON lines: a header that names the boot, then `[key, ent
 upon. The file is rewritten, aside and by rename, when it has grown; so at every instant there is
 one whole journal. Records of another boot describe GPUs that have been reset since, and are
 dropped.
+
+Nothing that lies in the way keeps zeusd from starting: what cannot be trusted is put aside under a
+name of its own, never followed and never read. Where nothing can be written, each `put` fails until
+something can, and so nothing is changed on any GPU.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import logging
 import os
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from zeusd.restore import EMBEDDED_PREFIX, FORMAT, is_trusted, replay
+
 log = logging.getLogger(__name__)
 
-FORMAT = 1
 COMPACT_AFTER_LINES = 4096
-
-EMBEDDED_STATE_DIR = "/run/zeusd/embedded"
-"""Where engines of root's training processes keep their journals."""
-
-EMBEDDED_PREFIX = "embedded-"
-"""Name of the journal of an engine that runs inside a training process, before its pid."""
+_LOCK_PAUSE_S = 0.05
 
 
 class JournalError(Exception):
@@ -36,11 +39,6 @@ class JournalError(Exception):
 _compact_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
 
 
-def boot_id() -> str:
-    """The kernel's name for this boot."""
-    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-
-
 class Journal:
     """A durable map from keys to JSON objects, for one owner at a time.
 
@@ -48,12 +46,16 @@ class Journal:
         directory: Made if absent, mode 0700.
         name: File name within it.
         boot: Name of the present boot.
+        wait_s: How long `open` waits for whoever has the journal, such as `zeusd restore`.
     """
 
-    def __init__(self, directory: str | os.PathLike[str], name: str, boot: str) -> None:
+    def __init__(
+        self, directory: str | os.PathLike[str], name: str, boot: str, wait_s: float = 0.0
+    ) -> None:
         self._directory = Path(directory)
         self._path = self._directory / name
         self._boot = boot
+        self._wait_s = wait_s
         self._entries: dict[str, dict[str, Any]] = {}
         self._lines = 0
         self._size = 0
@@ -69,47 +71,23 @@ class Journal:
         """Takes the journal for this process and returns what it holds.
 
         Raises:
-            JournalError: The directory cannot be used, or another process has the journal.
+            JournalError: Another process has the journal, or what lies in its place cannot be
+                moved out of the way.
         """
         try:
-            self._directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._check_owner()
-            self._lock_fd = os.open(
-                f"{self._path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600
-            )
-        except OSError as error:
-            raise JournalError(
-                f"cannot use the state directory {self._directory} ({error.strerror}); "
-                "choose another with --state-dir"
-            ) from None
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._lock_fd)
-            raise JournalError(
-                f"another zeusd uses the state directory {self._directory}; stop it, or choose "
-                "another directory with --state-dir"
-            ) from None
-        try:
+            self._prepare_directory()
+            self._take_lock()
             self._entries = self._load()
             self._compact()
         except OSError as error:
-            self.close()
-            raise JournalError(
-                f"cannot write the journal {self._path} ({error.strerror}); "
-                "free space or choose another directory with --state-dir"
-            ) from None
-        return dict(self._entries)
-
-    def _check_owner(self) -> None:
-        """What others can write there, zeusd would act upon."""
-        found = self._directory.stat()
-        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            raise JournalError(
-                f"the state directory {self._directory} belongs to user {found.st_uid} or may be "
-                "written by others; make it this user's own with mode 0700, or choose another with "
-                "--state-dir"
+            log.error(
+                "cannot write the journal %s (%s); nothing is changed on any GPU until it can be: "
+                "free space there, or choose another directory with --state-dir",
+                self._path,
+                error.strerror,
+                extra={"event": "journal_unusable"},
             )
+        return dict(self._entries)
 
     def put(self, key: str, entry: dict[str, Any]) -> None:
         """Makes an entry durable. Returns when it is on disk.
@@ -136,7 +114,8 @@ class Journal:
     def delete(self) -> None:
         """Removes the journal: nothing in it counts any more."""
         for path in (self._path, Path(f"{self._path}.lock")):
-            path.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
         self.close()
 
     @property
@@ -144,8 +123,74 @@ class Journal:
         """Whether nothing is owed."""
         return not any(key.startswith("debt/") for key in self._entries)
 
+    # --------------------------------------------------------------------------------- internals
+
+    def _prepare_directory(self) -> None:
+        """What others can write there, zeusd would act upon."""
+        self._directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+        for _ in range(2):
+            with contextlib.suppress(FileExistsError):
+                self._directory.mkdir(mode=0o700)
+            found = self._directory.lstat()
+            mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+            if stat.S_ISDIR(found.st_mode) and mine:
+                return
+            self._put_aside(self._directory, "is no directory of this user's own")
+        raise JournalError(
+            f"the state directory {self._directory} is put back by somebody as fast as it is moved "
+            "away; choose another with --state-dir"
+        )
+
+    def _take_lock(self) -> None:
+        if self._lock_fd >= 0:
+            return
+        path = Path(f"{self._path}.lock")
+        if path.is_symlink() or (path.exists() and not is_trusted(path.lstat())):
+            self._put_aside(path, "is no lock file of this user's own")
+        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        give_up_at = time.monotonic() + self._wait_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                if time.monotonic() >= give_up_at:
+                    os.close(fd)
+                    raise JournalError(
+                        f"another zeusd uses the state directory {self._directory}; stop it, or "
+                        "choose another directory with --state-dir"
+                    ) from None
+                time.sleep(_LOCK_PAUSE_S)
+            else:
+                self._lock_fd = fd
+                return
+
+    def _put_aside(self, path: Path, why: str) -> None:
+        """Moves what must not be used to a name that says so. Renaming follows no link."""
+        for number in range(1000):
+            aside = Path(f"{path}.bad-{number}")
+            if not os.path.lexists(aside):
+                break
+        try:
+            os.rename(path, aside)
+        except OSError as error:
+            raise JournalError(
+                f"{path} {why} and cannot be moved away ({error.strerror}); remove it, or choose "
+                "another directory with --state-dir"
+            ) from None
+        log.error(
+            "%s %s and was put aside as %s; limits may have to be reset by hand",
+            path,
+            why,
+            aside.name,
+            extra={"event": "quarantined", "path": str(aside)},
+        )
+
     def _append(self, record: list[Any]) -> None:
-        if self._lines >= COMPACT_AFTER_LINES:
+        if self._fd < 0:
+            self._prepare_directory()
+            self._take_lock()
+        if self._fd < 0 or self._lines >= COMPACT_AFTER_LINES:
             self._compact()
         data = (_compact_json(record) + "\n").encode()
         try:
@@ -161,8 +206,9 @@ class Journal:
         self._size += len(data)
 
     def _compact(self) -> None:
-        aside = f"{self._path}.new"
-        flags = os.O_CREAT | os.O_WRONLY | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        aside = Path(f"{self._path}.new")
+        aside.unlink(missing_ok=True)
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(aside, flags, 0o600)
         try:
             lines: list[Any] = [{"format": FORMAT, "boot": self._boot}]
@@ -192,47 +238,34 @@ class Journal:
 
     def _load(self) -> dict[str, dict[str, Any]]:
         try:
-            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            found = self._path.lstat()
         except FileNotFoundError:
             return {}
-        with open(fd, "rb") as file:
-            data = file.read()
-        *lines, torn = data.split(b"\n")
+        if not is_trusted(found):
+            self._put_aside(self._path, "is no journal of this user's own")
+            return {}
+        try:
+            fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            with open(fd, "rb") as file:
+                *lines, torn = file.read().split(b"\n")
+        except OSError as error:
+            self._put_aside(self._path, f"cannot be read ({error.strerror})")
+            return {}
         if torn:
             log.warning(
                 "journal ended in half a record, which was never acted upon",
                 extra={"event": "journal_torn", "path": str(self._path)},
             )
         try:
-            return self._replay(lines)
-        except (ValueError, KeyError, TypeError, IndexError) as error:
-            aside = f"{self._path}.bad-{os.getpid()}"
-            os.rename(self._path, aside)
-            log.error(
-                "journal is unreadable and was put aside; limits may have to be reset by hand",
-                extra={"event": "journal_bad", "path": aside, "error": str(error)},
-            )
+            said = replay(lines, self._boot)
+        except ValueError as error:
+            self._put_aside(self._path, f"cannot be used ({error})")
             return {}
-
-    def _replay(self, lines: list[bytes]) -> dict[str, dict[str, Any]]:
-        entries: dict[str, dict[str, Any]] = {}
-        if not lines:
-            return entries
-        header = json.loads(lines[0])
-        if header["format"] != FORMAT:
-            raise ValueError(f"format {header['format']} is not known")
-        if header["boot"] != self._boot:
+        if said.old_boot:
             log.info("journal is of another boot, dropped", extra={"event": "journal_old_boot"})
-            return entries
-        for line in lines[1:]:
-            record = json.loads(line)
-            if len(record) == 2 and isinstance(record[1], dict):
-                entries[str(record[0])] = record[1]
-            elif len(record) == 1:
-                entries.pop(str(record[0]), None)
-            else:
-                raise ValueError("a record is neither a put nor a delete")
-        return entries
+        if said.bad_lines:
+            self._put_aside(self._path, f"has broken lines ({said.bad_lines[:5]}), the rest counts")
+        return said.entries
 
 
 def orphans(

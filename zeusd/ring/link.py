@@ -2,8 +2,9 @@
 
 One message is one kernel message: a kind, a connection number, a body. The front sends OPEN (with
 the connection's descriptor, so that the ring asks the kernel itself who the peer is), REQUEST (the
-client's bytes, found valid) and CLOSE; the ring sends REPLY (the bytes for the client) and KICK.
-Neither believes more of the other than it must: the ring decodes and validates again.
+client's bytes, found valid), CLOSE and PONG; the ring sends LIMITS (first of all, and after a
+reload), REPLY (the bytes for the client), KICK and PING. Neither believes more of the other than it
+must: the ring decodes and validates again, and a front that answers no PING is replaced.
 """
 
 from __future__ import annotations
@@ -12,8 +13,11 @@ import array
 import os
 import socket
 import struct
+from dataclasses import asdict, dataclass
+from typing import Any
 
-OPEN, REQUEST, CLOSE, REPLY, KICK = b"O", b"R", b"C", b"P", b"K"
+OPEN, REQUEST, CLOSE, PONG = b"O", b"R", b"C", b"o"
+LIMITS, REPLY, KICK, PING = b"L", b"P", b"K", b"i"
 
 MAX_BYTES = 256 * 1024
 """Largest message on the link; replies that list many clocks are the largest."""
@@ -25,12 +29,34 @@ _FLAGS = socket.MSG_CMSG_CLOEXEC | socket.MSG_DONTWAIT
 _FD_SPACE = socket.CMSG_SPACE(array.array("i", [0]).itemsize)
 
 
+@dataclass(frozen=True, slots=True)
+class FrontLimits:
+    """What one user may ask of the front.
+
+    Attributes:
+        max_connections_per_user: Connections beyond this are closed at once.
+        requests_per_second: Requests beyond this are refused, and in the end the connection closed.
+    """
+
+    max_connections_per_user: int = 128
+    requests_per_second: float = 4000.0
+
+    def to_map(self) -> dict[str, Any]:
+        """As it crosses the link."""
+        return asdict(self)
+
+
 def pair() -> tuple[socket.socket, socket.socket]:
     """A new link: the ring's end and the front's."""
     ring, front = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     for end in (ring, front):
-        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_BYTES)
+        prepare(end)
     return ring, front
+
+
+def prepare(end: socket.socket) -> None:
+    """Gives one end room for the largest messages."""
+    end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_BYTES)
 
 
 class Receiver:

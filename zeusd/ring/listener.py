@@ -116,6 +116,22 @@ class Listener:
         )
 
 
+class InheritedListener:
+    """A listening socket that systemd made and keeps.
+
+    Args:
+        listening: The socket.
+    """
+
+    def __init__(self, listening: socket.socket) -> None:
+        listening.setblocking(False)
+        self.socket = listening
+
+    def close(self) -> None:
+        """Lets go of it; systemd goes on holding it, and what comes meanwhile waits."""
+        self.socket.close()
+
+
 def _group_id(group: str | None) -> int:
     if group is None:
         return -1

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
-import select
 import socket
 import struct
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
-from zeusd.core.model import Process
+from zeusd import restore
+from zeusd.core.model import Peer, Process
+from zeusd.restore import pidfd_inodes_are_unique, process_cookie
 from zeusd.ring.reactor import Reactor
 
+_SO_PEERGROUPS = 59
 _SO_PEERPIDFD = 77
 _CREDENTIALS = struct.Struct("3i")
 
@@ -23,31 +26,16 @@ class NoSuchPeer(Exception):
 
 
 @lru_cache(maxsize=1)
-def _pidfd_inodes_are_unique() -> bool:
-    """From Linux 6.9 on each process has a pidfd inode of its own, never reused within a boot."""
-    first, second = os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid() or 1)
-    try:
-        return os.fstat(first).st_ino != os.fstat(second).st_ino
-    finally:
-        os.close(first)
-        os.close(second)
+def _unique_inodes() -> bool:
+    return pidfd_inodes_are_unique()
 
 
-def _cookie(pid: int, pidfd: int) -> int:
-    if _pidfd_inodes_are_unique():
-        return os.fstat(pidfd).st_ino
-    stat = Path(f"/proc/{pid}/stat").read_text()
-    return int(stat.rpartition(")")[2].split()[19])
+def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
+    """Who connected, by the kernel's word, and a pidfd of the process; the caller owns the pidfd.
 
-
-def _has_exited(pidfd: int) -> bool:
-    poll = select.poll()
-    poll.register(pidfd, select.POLLIN)
-    return bool(poll.poll(0))
-
-
-def identify_peer(connection: socket.socket) -> tuple[Process, int, int, int]:
-    """The process that connected, as `(process, uid, gid, pidfd)`; the caller owns the pidfd.
+    Args:
+        conn: Number of the connection.
+        connection: Its stream.
 
     Raises:
         NoSuchPeer: It is gone already, or invisible from this pid namespace.
@@ -64,35 +52,56 @@ def identify_peer(connection: socket.socket) -> tuple[Process, int, int, int]:
         if pidfd < 0:  # before Linux 6.5
             pidfd = os.pidfd_open(pid)
         os.set_inheritable(pidfd, False)
-        return Process(pid, _cookie(pid, pidfd)), uid, gid, pidfd
+        process = Process(pid, process_cookie(pid, pidfd, _unique_inodes()))
+        groups = frozenset({gid, *_groups(connection)})
+        return Peer(conn, process, uid, gid, groups, _is_on_host(pidfd)), pidfd
     except (OSError, ValueError, IndexError) as error:
         if pidfd >= 0:
             os.close(pidfd)
         raise NoSuchPeer(f"process {pid} is gone: {error}") from None
 
 
+def _groups(connection: socket.socket) -> tuple[int, ...]:
+    """The groups the process had when it connected. There may be 65536 of them."""
+    for room in (64, 65536):
+        try:
+            raw = connection.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * room)
+        except OSError as error:
+            if error.errno == errno.ERANGE:
+                continue
+            raise
+        return struct.unpack(f"{len(raw) // 4}I", raw)
+    return ()
+
+
+def _is_on_host(pidfd: int) -> bool:
+    """Whether the process is in zeusd's own pid namespace: in a container it has a second pid."""
+    for line in Path(f"/proc/self/fdinfo/{pidfd}").read_text().splitlines():
+        if line.startswith("NSpid:"):
+            return len(line.split()) == 2
+    return False
+
+
 def own_process() -> Process:
     """This process."""
     pidfd = os.pidfd_open(os.getpid())
     try:
-        return Process(os.getpid(), _cookie(os.getpid(), pidfd))
+        return Process(os.getpid(), process_cookie(os.getpid(), pidfd, _unique_inodes()))
     finally:
         os.close(pidfd)
 
 
 def open_process(process: Process) -> int | None:
     """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
+    return restore.open_process(process.pid, process.cookie, _unique_inodes())
+
+
+def owner_of(pid: int) -> int | None:
+    """The user of a process; None if it is gone."""
     try:
-        pidfd = os.pidfd_open(process.pid)
+        return os.stat(f"/proc/{pid}").st_uid
     except OSError:
         return None
-    try:
-        if _cookie(process.pid, pidfd) == process.cookie and not _has_exited(pidfd):
-            return pidfd
-    except (OSError, ValueError, IndexError):
-        pass
-    os.close(pidfd)
-    return None
 
 
 class ProcessWatch:

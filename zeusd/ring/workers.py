@@ -12,8 +12,9 @@ from typing import Any
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Control
 from zeusd.core.effects import Read, Reading, Write
-from zeusd.core.model import ControlValue, Failure, nvml_failure
+from zeusd.core.model import READABLE, Changed, ControlValue, Failure, nvml_failure
 from zeusd.nvml.api import Handle, Nvml, NvmlError
+from zeusd.ring.processes import owner_of
 
 log = logging.getLogger(__name__)
 
@@ -80,11 +81,25 @@ def read_clocks(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
     }
 
 
-_READERS: dict[Reading, Callable[[Nvml, Handle], dict[str, Any]]] = {
+def read_limits(nvml: Nvml, gpu: Handle) -> tuple[int, int]:
+    """Smallest and largest power limit that the device takes at this moment, mW."""
+    limits = nvml.power_limits(gpu)
+    return limits.min_mw, limits.max_mw
+
+
+def read_compute_uids(nvml: Nvml, gpu: Handle) -> frozenset[int]:
+    """Users who have a compute process on the GPU."""
+    owners = {owner_of(pid) for pid in nvml.compute_pids(gpu)}
+    return frozenset(uid for uid in owners if uid is not None)
+
+
+_READERS: dict[Reading, Callable[[Nvml, Handle], object]] = {
     Reading.STATE: read_state,
     Reading.ENERGY: read_energy,
     Reading.POWER: read_power,
     Reading.CLOCKS: read_clocks,
+    Reading.LIMITS: read_limits,
+    Reading.COMPUTE_UIDS: read_compute_uids,
 }
 
 
@@ -159,6 +174,10 @@ class GpuWorker:
     def _carry_out(self, call: Read | Write) -> object:
         try:
             if isinstance(call, Write):
+                if call.expected and call.control in READABLE:
+                    current = read_control(self._nvml, self._handle, call.control)
+                    if current not in call.expected:
+                        return Changed(current)
                 write_control(self._nvml, self._handle, call.control, call.value)
                 return None
             if call.reading is Reading.CONTROL:

@@ -6,7 +6,8 @@ import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.messages import Control
-from zeusd.core.policy import GpuRule, SitePolicy
+from zeusd.core.access import OPEN
+from zeusd.core.policy import GpuRule, Settings, SitePolicy
 
 
 @pytest.fixture
@@ -266,7 +267,12 @@ def test_acquire_takes_all_controls_of_a_gpu_or_none(world: World) -> None:
     world.call(2, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
     reply = world.call(1, "acquire", gpus=[GPU0, GPU1], controls=["power_limit", "gpu_clocks"])
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_held"
-    assert reply["result"]["gpus"][GPU1] == {}
+    assert reply["result"]["gpus"][GPU1] == {
+        "back": {
+            "power_limit": {"value": [300_000], "source": "observed"},
+            "gpu_clocks": {"value": [], "source": "unreadable"},
+        }
+    }
     held = {(one["gpu"], one["control"]) for one in world.call(1, "leases")["result"]["leases"]}
     assert (GPU0, "power_limit") not in held
     assert {(GPU1, "power_limit"), (GPU1, "gpu_clocks")} <= held
@@ -386,7 +392,7 @@ def test_a_maximum_configured_before_a_restart_counts_for_what_is_still_held() -
     world = World(limits_mw=(300_000,))
     process = world.connect(1)
     world.set_power(1, 150)
-    world.policy = SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000),))
+    world.settings = Settings(SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000),)), OPEN)
     world.start_core(alive={process})
     world.kill(process)
     assert world.limit_w() == 220
@@ -458,6 +464,8 @@ def test_the_audit_trail_names_old_and_new_value_and_who(world: World) -> None:
         "new": "200 W",
         "pid": process.pid,
         "uid": 4711,
+        "lease": f"{process.pid}-{world.now_ns}",
+        "reason": "requested",
         "result": "ok",
     }
     world.call(1, "release")

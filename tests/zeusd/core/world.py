@@ -7,6 +7,7 @@ from typing import Any
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Control, GpuInfo, GpuSupport, request_adapter
+from zeusd.core.access import OPEN, Access
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     Effect,
@@ -20,8 +21,21 @@ from zeusd.core.effects import (
     Watch,
     Write,
 )
-from zeusd.core.model import ControlValue, Debt, Failure, GpuFacts, Peer, Process, nvml_failure
-from zeusd.core.policy import SitePolicy
+from zeusd.core.model import (
+    DRIVER_KEY,
+    READABLE,
+    STOPPING_KEY,
+    Changed,
+    ControlValue,
+    Debt,
+    Failure,
+    GpuFacts,
+    Loss,
+    Peer,
+    Process,
+    nvml_failure,
+)
+from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
 
@@ -63,9 +77,19 @@ class World:
         hold: Keep device calls back until `run_held`.
     """
 
-    def __init__(self, policy: SitePolicy | None = None, limits_mw: tuple[int, ...] = (300_000,)):
+    def __init__(
+        self,
+        policy: SitePolicy | None = None,
+        limits_mw: tuple[int, ...] = (300_000,),
+        access: Access = OPEN,
+        terms: LeaseTerms | None = None,
+    ):
         self.now_ns = 1_000_000_000
-        self.policy = policy or SitePolicy()
+        self.settings = Settings(policy or SitePolicy(), access, terms or LeaseTerms())
+        self.driver = "driver-1"
+        self.range_mw = (100_000, 300_000)
+        self.compute_uids: frozenset[int] = frozenset()
+        self.refused_values: set[ControlValue] = set()
         self.values: dict[tuple[str, Control], ControlValue] = {}
         self.writes: list[tuple[str, Control, ControlValue]] = []
         self.journal: dict[str, dict[str, Any]] = {}
@@ -87,7 +111,7 @@ class World:
 
     def start_core(self, alive: set[Process]) -> Core:
         """A new daemon on the same devices and the same journal."""
-        self.core = Core(self.policy, daemon_version="test")
+        self.core = Core(self.settings, daemon_version="test")
         self.held.clear()
         self.watched.clear()
         baselines = {
@@ -98,17 +122,36 @@ class World:
         debts = [
             Debt.from_json(entry) for key, entry in self.journal.items() if key.startswith("debt/")
         ]
-        self.core.recover(baselines, debts, alive)
+        losses = [
+            Loss.from_json(entry) for key, entry in self.journal.items() if key.startswith("lost/")
+        ]
+        driver = self.journal.get(DRIVER_KEY, {}).get("id")
+        self.core.recover(
+            baselines,
+            debts,
+            alive,
+            losses=losses,
+            driver=driver,
+            was_stopping=STOPPING_KEY in self.journal,
+        )
         found = [
             facts(uuid, index, self.values[(uuid, Control.POWER_LIMIT)][0])
             for index, uuid in enumerate((GPU0, GPU1)[: len(self.limits_mw)])
         ]
-        self.apply(self.core.gpus_found(self.now_ns, "1.0", found))
+        self.apply(self.core.gpus_found(self.now_ns, "1.0", found, self.driver))
         return self.core
 
-    def connect(self, conn: int, pid: int | None = None, uid: int = 1000) -> Process:
+    def connect(
+        self,
+        conn: int,
+        pid: int | None = None,
+        uid: int = 1000,
+        groups: frozenset[int] = frozenset(),
+        on_host: bool = True,
+    ) -> Process:
         process = Process(pid if pid is not None else conn, 77)
-        self.apply(self.core.peer_opened(self.now_ns, Peer(conn, process, uid, uid)))
+        peer = Peer(conn, process, uid, uid, groups, on_host)
+        self.apply(self.core.peer_opened(self.now_ns, peer))
         return process
 
     def ask(self, conn: int, op: str, **arguments: Any) -> int:
@@ -198,7 +241,12 @@ class World:
         code = self.faults.get((call.gpu, control), self.faults.get((call.gpu, None)))
         result: object = None
         if isinstance(call, Write):
-            if code is None:
+            current = self.values[(call.gpu, call.control)]
+            if call.expected and call.control in READABLE and current not in call.expected:
+                result = Changed(current)
+            elif code is None and not self._takes(call):
+                result = nvml_failure("setting", call.gpu, 2)
+            elif code is None:
                 self.values[(call.gpu, call.control)] = call.value
                 self.writes.append((call.gpu, call.control, call.value))
             else:
@@ -206,6 +254,16 @@ class World:
         elif call.reading is Reading.CONTROL:
             assert control is not None
             result = self.values[(call.gpu, control)]
+        elif call.reading is Reading.LIMITS:
+            result = self.range_mw
+        elif call.reading is Reading.COMPUTE_UIDS:
+            result = self.compute_uids
         else:
             result = {"t_ns": self.now_ns, "energy_mj": 5}
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
+
+    def _takes(self, write: Write) -> bool:
+        low, high = self.range_mw
+        if write.value in self.refused_values:
+            return False
+        return write.control is not Control.POWER_LIMIT or low <= write.value[0] <= high

@@ -12,6 +12,7 @@ import os
 import selectors
 import socket
 import stat
+import struct
 import threading
 import time
 from typing import Any
@@ -141,7 +142,9 @@ class DeviceServer:
             if work is not None:
                 raise ValueError("this connection has opened its work already")
             indices = [self._indices[uuid] for uuid in message["gpus"]]
-            work = self._work[client] = self._node.open_work(indices, str(message["workload"]))
+            work = self._work[client] = self._node.open_work(
+                indices, str(message["workload"]), _pid_of(client)
+            )
         elif op == "fault":
             gpu = message["gpu"]
             self._node.inject(
@@ -180,3 +183,9 @@ class DeviceServer:
         with contextlib.suppress(KeyError, ValueError):
             self._selector.unregister(client)
         client.close()
+
+
+def _pid_of(client: socket.socket) -> int:
+    size = struct.calcsize("3i")
+    raw = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, size)
+    return int(struct.unpack("3i", raw)[0])

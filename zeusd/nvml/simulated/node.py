@@ -268,14 +268,22 @@ class SimulatedNvml:
         """See `Nvml`."""
         return self._enter(gpu, "throttle_reasons").reasons()
 
+    def compute_pids(self, gpu: Handle) -> list[int]:
+        """See `Nvml`."""
+        work = self._enter(gpu, "compute_pids").work
+        return [work.pid] if isinstance(work, Work) and work.pid is not None else []
+
     # ----------------------------------------------------------------------- what runs on it
 
-    def open_work(self, gpus: Sequence[int], workload: str | Workload) -> Work:
+    def open_work(
+        self, gpus: Sequence[int], workload: str | Workload, pid: int | None = None
+    ) -> Work:
         """Opens a context on each of these GPUs, for one stream of work.
 
         Args:
             gpus: NVML indices.
             workload: See `workloads.find_workload`.
+            pid: The process whose work it is, if it is another's.
 
         Raises:
             ValueError: No such GPU or workload, or a GPU is busy with other work.
@@ -296,7 +304,7 @@ class SimulatedNvml:
             if isinstance(workload, str):
                 found = [find_workload(workload, state.model) for state in states]
                 workload = found[0]
-            work = Work(self, states, workload, now_s)
+            work = Work(self, states, workload, now_s, pid)
             for state in states:
                 state.contexts += 1
                 state.work = work

@@ -37,8 +37,14 @@ class Work:
     """
 
     def __init__(
-        self, node: Node, gpus: Sequence[SimulatedGpu], workload: Workload, now_s: float
+        self,
+        node: Node,
+        gpus: Sequence[SimulatedGpu],
+        workload: Workload,
+        now_s: float,
+        pid: int | None = None,
     ) -> None:
+        self.pid = pid
         self._node = node
         self._gpus = list(gpus)
         self.workload = workload

@@ -1,0 +1,182 @@
+"""Who may do what: the whole matrix, decided by what the kernel says of a peer."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from tests.zeusd.core.world import GPU0, GPU1, World
+from zeus_ipc.messages import Control
+from zeusd.core.access import Access, AllowRule
+
+ZEUS, ADMINS = 500, 600
+DEFAULT = Access(
+    rules=(AllowRule(gids=frozenset({ZEUS})),), admin_gids=frozenset({ADMINS}), root="host"
+)
+SETS = {
+    Control.POWER_LIMIT: ("set_power_limit", {"power_limit_mw": 200_000}),
+    Control.GPU_CLOCKS: ("set_gpu_clocks", {"min_mhz": 300, "max_mhz": 900}),
+    Control.MEMORY_CLOCKS: ("set_memory_clocks", {"min_mhz": 300, "max_mhz": 900}),
+    Control.PERSISTENCE_MODE: ("set_persistence_mode", {"enabled": True}),
+}
+USERS = {
+    "stranger": {"uid": 1000},
+    "member": {"uid": 1001, "groups": frozenset({ZEUS, 7})},
+    "admin": {"uid": 1002, "groups": frozenset({ADMINS})},
+    "root": {"uid": 0},
+    "root in a container": {"uid": 0, "on_host": False},
+}
+
+
+def outcome(world: World, op: str, gpu: str = GPU0, **arguments: object) -> str:
+    result = world.call(1, op, gpus=[gpu], **arguments)["result"]["gpus"][gpu]
+    return result["error"]["code"] if "error" in result else "ok"
+
+
+@pytest.mark.parametrize(("user", "control"), list(itertools.product(USERS, Control)))
+def test_the_default_for_every_user_and_control(user: str, control: Control) -> None:
+    world = World(access=DEFAULT)
+    world.connect(1, **USERS[user])  # type: ignore[arg-type]
+    op, arguments = SETS[control]
+    allowed = user in ("admin", "root") or (
+        user == "member" and control is not Control.PERSISTENCE_MODE
+    )
+    assert outcome(world, op, **arguments) == ("ok" if allowed else "permission_denied")
+    assert outcome(world, "acquire", controls=[control.value]) == (
+        "ok" if allowed else "permission_denied"
+    )
+    assert bool(world.writes) is allowed
+    assert outcome(world, "energy") == "ok", "anyone may read"
+    assert bool(world.events("refused")) is not allowed
+
+
+@pytest.mark.parametrize(
+    ("root", "on_host"), itertools.product(("host", "always", "never"), (0, 1))
+)
+def test_root_is_an_administrator_where_the_site_says_so(root: str, on_host: int) -> None:
+    world = World(access=Access(root=root))  # type: ignore[arg-type]
+    world.connect(1, uid=0, on_host=bool(on_host))
+    allowed = root == "always" or (root == "host" and on_host)
+    expected = "ok" if allowed else "permission_denied"
+    assert outcome(world, "set_power_limit", power_limit_mw=200_000) == expected
+
+
+def test_a_rule_is_for_its_gpus_controls_and_range() -> None:
+    rule = AllowRule(
+        uids=frozenset({1000}),
+        gpus=(GPU0,),
+        controls=frozenset({Control.POWER_LIMIT, Control.GPU_CLOCKS}),
+        power_limit_mw=(150_000, 250_000),
+        gpu_clocks_mhz=(600, 1200),
+    )
+    world = World(limits_mw=(300_000, 300_000), access=Access(rules=(rule,)))
+    world.connect(1)
+    for watts, expected in ((149, "out_of_range"), (150, "ok"), (250, "ok"), (251, "out_of_range")):
+        assert outcome(world, "set_power_limit", power_limit_mw=watts * 1000) == expected
+    for low, high, expected in ((599, 900, "out_of_range"), (600, 1200, "ok"), (700, 1201, "no")):
+        got = outcome(world, "set_gpu_clocks", min_mhz=low, max_mhz=high)
+        assert got == ("out_of_range" if expected == "no" else expected)
+    assert outcome(world, "reset", control="power_limit") == "ok", "back is always within"
+    assert outcome(world, "set_power_limit", GPU1, power_limit_mw=200_000) == "permission_denied"
+    assert outcome(world, "set_memory_clocks", min_mhz=300, max_mhz=900) == "permission_denied"
+
+
+def test_any_rule_that_covers_the_value_suffices() -> None:
+    rules = (
+        AllowRule(everyone=True, power_limit_mw=(200_000, 300_000)),
+        AllowRule(uids=frozenset({1000}), power_limit_mw=(100_000, 150_000)),
+    )
+    world = World(access=Access(rules=rules))
+    world.connect(1)
+    assert outcome(world, "set_power_limit", power_limit_mw=120_000) == "ok"
+    assert outcome(world, "set_power_limit", power_limit_mw=220_000) == "ok"
+    assert outcome(world, "set_power_limit", power_limit_mw=180_000) == "out_of_range"
+
+
+def test_a_gpu_may_be_named_by_index_or_product() -> None:
+    for pattern in ("0", "Test*", GPU0[:6] + "*"):
+        world = World(access=Access(rules=(AllowRule(everyone=True, gpus=(pattern,)),)))
+        world.connect(1)
+        assert outcome(world, "set_power_limit", power_limit_mw=200_000) == "ok"
+
+
+def test_only_who_computes_on_a_gpu_may_lease_it_where_the_site_asks_for_that() -> None:
+    access = Access(
+        rules=(AllowRule(everyone=True),),
+        admin_gids=frozenset({ADMINS}),
+        require_compute_process=True,
+    )
+    world = World(access=access)
+    world.connect(1, uid=1000)
+    world.connect(2, uid=1001, groups=frozenset({ADMINS}))
+    assert outcome(world, "set_power_limit", power_limit_mw=200_000) == "permission_denied"
+    assert outcome(world, "acquire", controls=["power_limit"]) == "permission_denied"
+    assert not world.writes
+    world.compute_uids = frozenset({1000, 4})
+    assert outcome(world, "set_power_limit", power_limit_mw=200_000) == "ok"
+    world.compute_uids = frozenset()  # between two jobs of the same process
+    assert outcome(world, "set_power_limit", power_limit_mw=190_000) == "ok", "it holds the lease"
+    world.call(1, "release")
+    assert outcome(world, "set_power_limit", power_limit_mw=200_000) == "permission_denied"
+    reply = world.call(2, "set_power_limit", gpus=[GPU0], power_limit_mw=200_000)
+    assert reply["result"]["gpus"][GPU0] == {}
+
+
+def test_the_loser_learns_the_process_only_of_its_own_user() -> None:
+    world = World(access=DEFAULT)
+    member = frozenset({ZEUS})
+    world.connect(1, pid=4321, uid=1001, groups=member)
+    world.connect(2, pid=4322, uid=1001, groups=member)
+    world.connect(3, pid=4323, uid=1003, groups=member)
+    world.connect(4, pid=4324, uid=1004, groups=frozenset({ADMINS}))
+    world.set_power(1, 200)
+    world.advance(3)
+    own = world.set_power(2, 150)["error"]["message"]
+    other = world.set_power(3, 150)["error"]["message"]
+    assert "process 4321 of user 1001 for 3 s" in own
+    assert "4321" not in other
+    assert "user 1001 for 3 s" in other
+    seen = {conn: world.call(conn, "leases")["result"]["leases"][0]["pid"] for conn in (1, 2, 3, 4)}
+    assert seen == {1: 4321, 2: 4321, 3: None, 4: 4321}
+
+
+def test_only_holder_and_administrator_end_a_lease() -> None:
+    world = World(access=DEFAULT)
+    world.connect(1, uid=1001, groups=frozenset({ZEUS}))
+    world.connect(2, uid=1003, groups=frozenset({ZEUS}))
+    world.connect(3, uid=1004, groups=frozenset({ADMINS}))
+    world.set_power(1, 200)
+    assert world.call(2, "release")["result"] == {"released": 0}
+    assert world.call(2, "release", force=True)["error"]["code"] == "permission_denied"
+    assert world.call(2, "goodbye", client="")["result"] == {"released": 0}
+    assert world.limit_w() == 200
+    assert world.call(3, "release")["result"] == {"released": 0}
+    assert world.call(3, "release", force=True, gpus=[GPU0])["result"] == {"released": 1}
+    assert world.limit_w() == 300
+    answer = world.set_power(1, 200)["error"]
+    assert answer["code"] == "lease_expired"
+    assert "an administrator (user 1004) ended it" in answer["message"]
+
+
+def test_writes_of_one_user_are_bounded_and_others_do_not_notice() -> None:
+    access = Access(rules=(AllowRule(everyone=True),), writes_per_second=10)
+    world = World(limits_mw=(300_000, 300_000), access=access)
+    world.connect(1, uid=1000)
+    world.connect(2, pid=1, uid=1000)
+    world.connect(3, uid=1001)
+    codes = [outcome(world, "set_power_limit", power_limit_mw=200_000 + step) for step in range(30)]
+    assert codes == ["ok"] * 20 + ["overloaded"] * 10
+    assert "error" in world.set_power(2, 150), "the bound is the user's, not the connection's"
+    assert world.set_power(3, 150, GPU1) == {}
+    world.advance(0.5)
+    codes = [outcome(world, "set_power_limit", power_limit_mw=200_000) for _ in range(6)]
+    assert codes == ["ok"] * 5 + ["overloaded"]
+
+
+def test_refusals_are_logged_but_not_flooded() -> None:
+    world = World(access=DEFAULT)
+    world.connect(1)
+    for _ in range(500):
+        outcome(world, "set_power_limit", power_limit_mw=200_000)
+    assert 1 <= len(world.events("refused")) <= 20

@@ -1,0 +1,368 @@
+"""Heartbeats, losses, outside changes, shrunken limits: leases that end without being asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zeusd.core.world import GPU0, World
+from zeus_ipc.messages import Control
+from zeusd.core.core import RECONNECT_NS
+from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
+
+POWER = (GPU0, Control.POWER_LIMIT)
+TTL_S = 15
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+def code(result: dict[str, object]) -> object:
+    error = result.get("error")
+    return error["code"] if isinstance(error, dict) else None
+
+
+# ------------------------------------------------------------------------------------ heartbeats
+
+
+def test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S - 0.1)
+    assert world.limit_w() == 200
+    world.advance(0.2)
+    assert world.limit_w() == 300
+    (expired,) = world.events("lease_expired")
+    assert expired["ttl_s"] == TTL_S
+
+
+def test_heartbeats_keep_all_leases_of_the_process(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.connect(2, pid=1)  # another connection of the same process
+    for _ in range(10):
+        world.advance(TTL_S - 1)
+        reply = world.call(2, "heartbeat")["result"]
+        assert reply == {"leases": 2, "ttl_ms": TTL_S * 1000, "lost": []}
+    assert world.limit_w() == 200
+
+
+def test_a_set_counts_as_a_sign_of_life_of_that_lease(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S - 1)
+    world.set_power(1, 210)
+    world.advance(TTL_S - 1)
+    assert world.limit_w() == 210
+
+
+def test_the_core_asks_to_be_woken_when_a_lease_ends(world: World) -> None:
+    assert world.core.next_deadline_ns() is None
+    world.connect(1)
+    world.set_power(1, 200)
+    assert world.core.next_deadline_ns() == world.now_ns + TTL_S * 10**9
+    world.call(1, "release")
+    assert world.core.next_deadline_ns() is None
+
+
+def test_who_lost_a_lease_is_told_by_every_set_until_it_acquires_anew(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S + 0.1)
+    for _ in range(3):
+        answer = world.set_power(1, 180)
+        assert code(answer) == "lease_expired"
+        assert "heartbeat stopped for 15 s" in answer["error"]["message"]
+    assert world.limit_w() == 300
+    assert world.call(1, "heartbeat")["result"]["lost"] == [[GPU0, "power_limit"]]
+    world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"])
+    assert world.set_power(1, 180) == {}
+    assert world.limit_w() == 180
+
+
+def test_a_reset_and_a_set_that_nobody_waits_for_are_refused_as_well(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S + 0.1)
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000, block=False)
+    reply = world.call(1, "reset", gpus=[GPU0], control="power_limit")
+    assert code(reply["result"]["gpus"][GPU0]) == "lease_expired"
+    assert reply["deferred"]["last"]["code"] == "lease_expired"
+    assert world.limit_w() == 300
+
+
+def test_a_release_ends_the_loss_too(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S + 0.1)
+    assert world.call(1, "release")["result"] == {"released": 0}
+    assert world.set_power(1, 180) == {}
+    assert process in world.watched
+
+
+def test_others_may_lease_what_was_lost(world: World) -> None:
+    world.connect(1)
+    world.connect(2)
+    world.set_power(1, 200)
+    world.advance(TTL_S + 0.1)
+    assert world.set_power(2, 150) == {}
+    assert code(world.set_power(1, 180)) == "lease_expired"
+    assert world.limit_w() == 150
+
+
+def test_a_loss_is_remembered_over_a_restart_and_forgotten_with_the_process(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S + 0.1)
+    world.start_core(alive={process})
+    world.connect(1)
+    assert code(world.set_power(1, 180)) == "lease_expired"
+    world.kill(process)
+    assert not [key for key in world.journal if key.startswith("lost/")]
+    assert not world.watched
+
+
+def test_losses_of_the_dead_are_dropped_at_the_start(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S + 0.1)
+    world.start_core(alive=set())
+    assert not [key for key in world.journal if key.startswith("lost/")]
+
+
+def test_a_ttl_may_be_asked_for_within_the_bounds() -> None:
+    world = World(terms=LeaseTerms(ttl_min_ns=2 * 10**9, ttl_max_ns=60 * 10**9))
+    world.connect(1)
+    for wanted_s, granted_s in ((1, 2), (30, 30), (600, 60)):
+        world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"], ttl_ms=int(wanted_s * 1000))
+        assert world.call(1, "heartbeat")["result"]["ttl_ms"] == granted_s * 1000
+        world.set_power(1, 200)
+        world.advance(granted_s - 0.1)
+        assert world.limit_w() == 200
+        world.advance(0.2)
+        assert world.limit_w() == 300
+
+
+def test_a_ttl_survives_a_restart_and_begins_anew(world: World) -> None:
+    process = world.connect(1)
+    world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"], ttl_ms=60_000)
+    world.set_power(1, 200)
+    world.advance(50)
+    world.start_core(alive={process})
+    world.advance(59)
+    assert world.limit_w() == 200
+    world.advance(2)
+    assert world.limit_w() == 300
+
+
+def test_a_process_that_lost_its_last_connection_has_a_moment_to_come_back(world: World) -> None:
+    """exec() closes the connection, and the pidfd does not tell."""
+    world.connect(1)
+    world.connect(2, pid=1)
+    world.set_power(1, 200)
+    world.apply(world.core.peer_closed(world.now_ns, 1))
+    world.advance(RECONNECT_NS / 1e9 + 1)
+    assert world.limit_w() == 200, "its other connection is still there"
+    world.apply(world.core.peer_closed(world.now_ns, 2))
+    world.advance(1)
+    world.connect(3, pid=1)
+    world.advance(RECONNECT_NS / 1e9 + 1)
+    assert world.limit_w() == 200, "it came back"
+    world.apply(world.core.peer_closed(world.now_ns, 3))
+    world.advance(RECONNECT_NS / 1e9 + 0.1)
+    assert world.limit_w() == 300
+
+
+def test_the_death_of_the_front_is_nobodys_silence(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.advance(TTL_S - 1)
+    world.apply(world.core.all_peers_closed(world.now_ns))
+    world.advance(TTL_S - 1)
+    assert world.limit_w() == 200
+    world.advance(2)
+    assert world.limit_w() == 300, "but whoever stays silent is hung all the same"
+
+
+def test_a_zeusd_that_stood_still_hears_what_waits_before_it_judges(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.advance(100)  # SIGSTOP of zeusd, not of the client
+    assert world.limit_w() == 200
+    world.call(1, "heartbeat")
+    world.advance(TTL_S - 1)
+    assert world.limit_w() == 200
+    assert world.events("stalled")
+    world.advance(2)
+    assert world.limit_w() == 300
+    assert process in world.watched
+
+
+# ---------------------------------------------------------------------------------------- owners
+
+
+def test_an_acquired_lease_outlives_a_set_that_failed(world: World) -> None:
+    world.connect(1)
+    world.connect(2)
+    world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"])
+    world.faults[POWER] = 4
+    assert code(world.set_power(1, 200)) == "permission_denied"
+    world.faults.clear()
+    assert code(world.set_power(2, 200)) == "lease_held"
+    assert world.set_power(1, 200) == {}
+
+
+# ------------------------------------------------------------------------------- outside changes
+
+
+def test_a_change_during_a_lease_is_seen_by_the_next_set_and_becomes_the_maximum(
+    world: World,
+) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.values[POWER] = (240_000,)  # nvidia-smi -pl 240
+    assert world.set_power(1, 220) == {}
+    assert world.limit_w() == 220
+    assert [note["result"] for note in world.events("outside_change")] == ["adopted"]
+    assert code(world.set_power(1, 250)) == "out_of_range"
+    world.call(1, "release")
+    assert world.limit_w() == 240
+
+
+def test_a_set_above_what_someone_set_meanwhile_is_refused_and_touches_nothing(
+    world: World,
+) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    world.values[POWER] = (150_000,)
+    assert code(world.set_power(1, 220)) == "out_of_range"
+    assert world.limit_w() == 150
+    world.call(1, "release")
+    assert world.limit_w() == 150
+
+
+def test_an_outside_change_is_overwritten_where_the_site_says_so() -> None:
+    world = World(SitePolicy(outside_change="override"))
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.values[POWER] = (240_000,)
+    world.kill(process)
+    assert world.limit_w() == 300
+    assert [note["result"] for note in world.events("outside_change")] == ["overridden"]
+
+
+def test_an_outside_change_before_the_last_set_is_overwritten_too() -> None:
+    world = World(SitePolicy(outside_change="override"))
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.values[POWER] = (240_000,)
+    assert world.set_power(1, 280) == {}
+    world.kill(process)
+    assert world.limit_w() == 300
+
+
+def test_a_restore_target_that_the_device_no_longer_takes_becomes_the_nearest() -> None:
+    world = World()
+    process = world.connect(1)
+    world.set_power(1, 150)
+    world.range_mw = (100_000, 220_000)  # a driver update lowered the maximum
+    world.kill(process)
+    assert world.limit_w() == 220
+    (note,) = world.events("restore_clamped")
+    assert (note["old"], note["new"]) == ("300 W", "220 W")
+    assert not [key for key in world.journal if key.startswith("debt/")]
+
+
+def test_configured_clocks_that_the_device_refuses_become_unlocked() -> None:
+    world = World(SitePolicy(rules=(GpuRule("*", gpu_clocks_mhz=(5, 6)),)))
+    process = world.connect(1)
+    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.refused_values.add((5, 6))
+    world.kill(process)
+    assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
+
+
+# --------------------------------------------------------------------------------- driver, reload
+
+
+def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) -> None:
+    alive = world.connect(1)
+    world.connect(2)
+    world.set_power(1, 200)
+    world.call(2, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.values[POWER] = (280_000,)  # the new driver's default
+    world.driver = "driver-2"
+    world.writes.clear()
+    world.start_core(alive={alive})
+    assert world.writes == []
+    assert {key.split("/")[0] for key in world.journal} == {"baseline", "driver", "lost"}
+    assert world.journal["baseline/GPU-0000/power_limit"] == {"value": [280_000]}
+    world.connect(1)
+    answer = world.set_power(1, 200)
+    assert code(answer) == "lease_expired"
+    assert "driver was loaded anew" in answer["error"]["message"]
+
+
+def test_the_same_driver_voids_nothing(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.start_core(alive={process})
+    assert world.limit_w() == 200
+    assert not world.events("driver_changed")
+
+
+def test_a_reload_moves_targets_and_keeps_leases(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 150)
+    rule = GpuRule("*", power_limit_mw=220_000)
+    settings = Settings(SitePolicy(rules=(rule,)), world.settings.access)
+    world.apply(world.core.reconfigure(world.now_ns, settings))
+    assert world.limit_w() == 150
+    assert code(world.set_power(1, 230)) == "out_of_range"
+    assert world.call(1, "hello")["result"]["gpus"][0]["power_limit_site_mw"] == 220_000
+    world.kill(process)
+    assert world.limit_w() == 220
+    world.apply(world.core.reconfigure(world.now_ns, world.settings))
+    process = world.connect(2)
+    assert world.call(2, "hello")["result"]["gpus"][0]["power_limit_site_mw"] == 300_000
+
+
+def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 150)
+    rule = GpuRule("*", power_limit_mw=220_000)
+    settings = Settings(SitePolicy(rules=(rule,)), world.settings.access)
+    world.apply(world.core.reconfigure(world.now_ns, settings))
+    assert world.journal["debt/GPU-0000/power_limit"]["target"] == [220_000]
+
+
+# --------------------------------------------------------------------------------------- the stop
+
+
+def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.apply(world.core.stop(world.now_ns, restore=False))
+    assert code(world.set_power(1, 180)) == "shutting_down"
+    assert world.limit_w() == 200
+    world.start_core(alive={process})
+    world.connect(1)
+    assert world.set_power(1, 190) == {}
+    world.apply(world.core.stop(world.now_ns))
+    assert world.limit_w() == 300
+    world.start_core(alive={process})
+    world.connect(1)
+    assert code(world.set_power(1, 190)) == "lease_expired"
+
+
+def test_a_stop_that_was_killed_is_finished_by_the_next_start(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.hold = True
+    world.apply(world.core.stop(world.now_ns))
+    world.hold = False
+    world.start_core(alive={process})
+    assert world.limit_w() == 300
+    assert "stopping" not in world.journal

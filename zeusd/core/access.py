@@ -1,0 +1,140 @@
+"""Who may do what. Default deny: without a rule that applies, a user may read and nothing else.
+
+Whoever asks is known by what the kernel says of the process that connected: uid, groups, and
+whether it lives in a container. Nothing in a request, an environment or /proc counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import Control, GpuInfo
+from zeusd.core.model import ControlValue, Failure, Peer, describe
+
+RootMay = Literal["host", "always", "never"]
+
+LOWERING = frozenset({Control.POWER_LIMIT, Control.GPU_CLOCKS, Control.MEMORY_CLOCKS})
+"""What members of the default group may lease: all that lowers power."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllowRule:
+    """Lets some users change some controls of some GPUs, within ranges.
+
+    Attributes:
+        uids: Users it is for.
+        gids: Groups it is for.
+        everyone: For all users.
+        gpus: Shell patterns, held against UUID and product name, or the index as NVML counts.
+        controls: What may be leased.
+        power_limit_mw: Smallest and largest limit; the site's maximum counts besides.
+        gpu_clocks_mhz: Range that locked graphics clocks must lie in.
+        memory_clocks_mhz: The same for memory clocks.
+    """
+
+    uids: frozenset[int] = frozenset()
+    gids: frozenset[int] = frozenset()
+    everyone: bool = False
+    gpus: tuple[str, ...] = ("*",)
+    controls: frozenset[Control] = LOWERING
+    power_limit_mw: tuple[int, int] | None = None
+    gpu_clocks_mhz: tuple[int, int] | None = None
+    memory_clocks_mhz: tuple[int, int] | None = None
+
+    def covers(self, peer: Peer, gpu: GpuInfo, control: Control) -> bool:
+        """Whether this rule is about this user, GPU and control."""
+        return (
+            (self.everyone or peer.uid in self.uids or not self.gids.isdisjoint(peer.groups))
+            and control in self.controls
+            and any(
+                fnmatchcase(gpu.uuid, pattern)
+                or fnmatchcase(gpu.name, pattern)
+                or pattern == str(gpu.index)
+                for pattern in self.gpus
+            )
+        )
+
+    def within(self, control: Control, value: ControlValue) -> bool:
+        """Whether the value lies in this rule's range. To unlock clocks is always within."""
+        allowed = self.range(control)
+        if allowed is None or not value:
+            return True
+        return allowed[0] <= min(value) and max(value) <= allowed[1]
+
+    def range(self, control: Control) -> tuple[int, int] | None:
+        """The rule's range for a control; None: all of the site's."""
+        return {
+            Control.POWER_LIMIT: self.power_limit_mw,
+            Control.GPU_CLOCKS: self.gpu_clocks_mhz,
+            Control.MEMORY_CLOCKS: self.memory_clocks_mhz,
+        }.get(control)
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """The site's rules about users.
+
+    Attributes:
+        rules: What ordinary users may do; each that covers a request and its value suffices.
+        admin_uids: Users who may change everything and end anybody's lease.
+        admin_gids: Groups of such users.
+        root: Whether uid 0 is an administrator: only outside containers, always, or never.
+        require_compute_process: Whether a user must have a compute process on a GPU to lease it.
+        writes_per_second: Sets of one user; twice as many at once.
+        user_hint: Ends the sentence that refuses: what to ask the administrator for.
+    """
+
+    rules: tuple[AllowRule, ...] = ()
+    admin_uids: frozenset[int] = frozenset()
+    admin_gids: frozenset[int] = frozenset()
+    root: RootMay = "host"
+    require_compute_process: bool = False
+    writes_per_second: float = 1000.0
+    user_hint: str = "ask the administrator for an [[allow]] rule in zeusd.toml"
+
+    def is_admin(self, peer: Peer) -> bool:
+        """Whether this user administers the node's GPUs."""
+        if peer.uid == 0 and (self.root == "always" or (self.root == "host" and peer.on_host)):
+            return True
+        return peer.uid in self.admin_uids or not self.admin_gids.isdisjoint(peer.groups)
+
+    def refuse(
+        self, peer: Peer, gpu: GpuInfo, control: Control, value: ControlValue | None
+    ) -> Failure | None:
+        """Why this user may not lease this control, or set it to this value; None if they may."""
+        if self.is_admin(peer):
+            return None
+        covering = [rule for rule in self.rules if rule.covers(peer, gpu, control)]
+        if not covering:
+            return Failure(
+                ErrorCode.PERMISSION_DENIED,
+                f"user {peer.uid} may not change {control.value} of {gpu.uuid}; {self.user_hint}",
+            )
+        if value is None or any(rule.within(control, value) for rule in covering):
+            return None
+        ranges = [rule.range(control) for rule in covering]
+        allowed = " or ".join(describe_range(control, one) for one in ranges if one is not None)
+        return Failure(
+            ErrorCode.OUT_OF_RANGE,
+            f"user {peer.uid} may set {control.value} of {gpu.uuid} to {allowed}, not to "
+            f"{describe(control, value)}; choose a value in between",
+        )
+
+    def needs_compute_process(self, peer: Peer) -> bool:
+        """Whether this user must first be seen computing on the GPU."""
+        return self.require_compute_process and not self.is_admin(peer)
+
+
+def describe_range(control: Control, allowed: tuple[int, int]) -> str:
+    """A rule's range for a person."""
+    low, high = allowed
+    if control is Control.POWER_LIMIT:
+        return f"{low / 1000:g} to {high / 1000:g} W"
+    return f"{low} to {high} MHz"
+
+
+OPEN = Access(rules=(AllowRule(everyone=True, controls=frozenset(Control)),))
+"""Whoever can connect may change everything: for simulated GPUs, and engines inside a process."""

@@ -1,0 +1,456 @@
+"""Puts back what a zeusd that is no more still owes. Standard library only: no zeusd is needed.
+
+`zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
+works when the installation is broken. It may be run any number of times, beside anything: while a
+zeusd lives it leaves everything to that one.
+
+What a journal looks like and what counts as the same process is defined here once, for the daemon
+and for this helper.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import json
+import os
+import select
+import stat
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FORMAT = 1
+DEFAULT_STATE_DIR = "/run/zeusd/state"
+EMBEDDED_STATE_DIR = "/run/zeusd/embedded"
+JOURNAL_NAME = "journal"
+EMBEDDED_PREFIX = "embedded-"
+DRIVER_MODULE = "/sys/module/nvidia"
+
+GPU_TIMEOUT_S = 20.0
+"""A GPU whose driver does not answer for this long is given up; the others have their turn."""
+
+_INVALID_ARGUMENT = 2
+
+
+# ------------------------------------------------------------------------------- shared with zeusd
+
+
+def boot_id() -> str:
+    """The kernel's name for this boot."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+
+
+def driver_id(module: str = DRIVER_MODULE) -> str:
+    """Names this very load of the driver; limits and locked clocks do not survive another.
+
+    The version, and the inode of the module's directory in sysfs, which each load makes anew.
+    """
+    try:
+        inode = os.stat(module).st_ino
+    except OSError:
+        return "none"
+    try:
+        version = Path(module, "version").read_text().strip()
+    except OSError:
+        version = "?"
+    return f"{version}/{inode}"
+
+
+@dataclass
+class Replayed:
+    """What a journal says.
+
+    Attributes:
+        entries: By key.
+        bad_lines: Numbers of lines that are no records; the others count all the same.
+        old_boot: It is of another boot, and says nothing.
+    """
+
+    entries: dict[str, dict[str, Any]]
+    bad_lines: list[int]
+    old_boot: bool = False
+
+
+def replay(lines: list[bytes], boot: str) -> Replayed:
+    """Reads the complete lines of a journal.
+
+    Raises:
+        ValueError: It does not begin like a journal, so nothing in it can be trusted.
+    """
+    said = Replayed({}, [])
+    if not lines:
+        return said
+    try:
+        header = json.loads(lines[0])
+        version, written_in = header["format"], header["boot"]
+    except (ValueError, KeyError, TypeError):
+        raise ValueError("it does not begin like a journal") from None
+    if version != FORMAT:
+        raise ValueError(f"its format {version} is not known")
+    if written_in != boot:
+        said.old_boot = True
+        return said
+    for number, line in enumerate(lines[1:], start=2):
+        try:
+            key, *entry = json.loads(line)
+        except (ValueError, TypeError):
+            key, entry = None, []
+        if isinstance(key, str) and not entry:
+            said.entries.pop(key, None)
+        elif isinstance(key, str) and len(entry) == 1 and isinstance(entry[0], dict):
+            said.entries[key] = entry[0]
+        else:
+            said.bad_lines.append(number)
+    return said
+
+
+def is_trusted(found: os.stat_result) -> bool:
+    """Whether a state file is a plain file of this user's that nobody else may write."""
+    mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+    return mine and stat.S_ISREG(found.st_mode)
+
+
+def pidfd_inodes_are_unique() -> bool:
+    """From Linux 6.9 on each process has a pidfd inode of its own, never reused within a boot."""
+    first, second = os.pidfd_open(os.getpid()), os.pidfd_open(os.getppid() or 1)
+    try:
+        return os.fstat(first).st_ino != os.fstat(second).st_ino
+    finally:
+        os.close(first)
+        os.close(second)
+
+
+def process_cookie(pid: int, pidfd: int, unique_inodes: bool) -> int:
+    """A number that no other process of this boot with that pid has.
+
+    Raises:
+        OSError, ValueError, IndexError: It is gone.
+    """
+    if unique_inodes:
+        return os.fstat(pidfd).st_ino
+    status = Path(f"/proc/{pid}/stat").read_text()
+    return int(status.rpartition(")")[2].split()[19])
+
+
+def open_process(pid: int, cookie: int, unique_inodes: bool) -> int | None:
+    """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
+    try:
+        pidfd = os.pidfd_open(pid)
+    except OSError:
+        return None
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    try:
+        if process_cookie(pid, pidfd, unique_inodes) == cookie and not poll.poll(0):
+            return pidfd
+    except (OSError, ValueError, IndexError):
+        pass
+    os.close(pidfd)
+    return None
+
+
+# -------------------------------------------------------------------------------------- the helper
+
+
+class _NvmlError(Exception):
+    def __init__(self, code: int, name: str) -> None:
+        super().__init__(f"{name} returned {code}")
+        self.code = code
+
+
+class _Nvml:
+    """The dozen calls that are needed, straight to libnvidia-ml."""
+
+    def __init__(self, library: str | None) -> None:
+        self._library = ctypes.CDLL(library or "libnvidia-ml.so.1")
+        self("nvmlInit_v2")
+
+    def __call__(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._library, name)(*arguments)
+        if code != 0:
+            raise _NvmlError(code, name)
+
+    def handle(self, uuid: str) -> ctypes.c_void_p:
+        gpu = ctypes.c_void_p()
+        self("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(gpu))
+        return gpu
+
+    def read(self, gpu: Any, control: str) -> list[int] | None:
+        """The present value; None where NVML cannot tell."""
+        name = {
+            "power_limit": "nvmlDeviceGetPowerManagementLimit",
+            "persistence_mode": "nvmlDeviceGetPersistenceMode",
+        }.get(control)
+        if name is None:
+            return None
+        value = ctypes.c_uint()
+        self(name, gpu, ctypes.byref(value))
+        return [value.value]
+
+    def write(self, gpu: Any, control: str, value: list[int]) -> None:
+        if control == "power_limit":
+            self._set_power_limit(gpu, value[0])
+        elif control == "persistence_mode":
+            self("nvmlDeviceSetPersistenceMode", gpu, ctypes.c_uint(value[0]))
+        else:
+            name = {"gpu_clocks": "GpuLockedClocks", "memory_clocks": "MemoryLockedClocks"}[control]
+            if value:
+                self(f"nvmlDeviceSet{name}", gpu, *(ctypes.c_uint(mhz) for mhz in value))
+            else:
+                self(f"nvmlDeviceReset{name}", gpu)
+
+    def _set_power_limit(self, gpu: Any, limit_mw: int) -> None:
+        try:
+            self("nvmlDeviceSetPowerManagementLimit", gpu, ctypes.c_uint(limit_mw))
+        except _NvmlError as error:
+            if error.code != _INVALID_ARGUMENT:
+                raise
+            low, high = ctypes.c_uint(), ctypes.c_uint()
+            name = "nvmlDeviceGetPowerManagementLimitConstraints"
+            self(name, gpu, ctypes.byref(low), ctypes.byref(high))
+            legal = min(max(limit_mw, low.value), high.value)
+            if legal == limit_mw:
+                raise
+            self("nvmlDeviceSetPowerManagementLimit", gpu, ctypes.c_uint(legal))
+
+
+class _Owed:
+    """One journal that nobody owns, locked, and what it says is owed."""
+
+    def __init__(self, path: Path, entries: dict[str, dict[str, Any]]) -> None:
+        self.path = path
+        self._entries = entries
+        self._guard = threading.Lock()
+
+    @property
+    def driver(self) -> dict[str, Any]:
+        return self._entries.get("driver", {})
+
+    def debts(self, everything: bool, unique_inodes: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+        everything = everything or "stopping" in self._entries
+        for key, entry in list(self._entries.items()):
+            if not key.startswith("debt/"):
+                continue
+            if not everything:
+                pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
+                if pidfd is not None:
+                    os.close(pidfd)
+                    continue
+            yield key, entry
+
+    def forget(self, key: str) -> None:
+        with self._guard:
+            fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                os.write(fd, (json.dumps([key], separators=(",", ":")) + "\n").encode())
+                os.fdatasync(fd)
+            finally:
+                os.close(fd)
+
+
+@contextlib.contextmanager
+def _lock(path: Path) -> Iterator[bool]:
+    """Whether nobody owns the journal; keeps it from others meanwhile."""
+    fd = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def _read(path: Path, boot: str) -> dict[str, dict[str, Any]]:
+    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    with open(fd, "rb") as file:
+        if not is_trusted(os.fstat(fd)):
+            raise ValueError("it is no file of this user's own that only this user may write")
+        data = file.read()
+        *lines, torn = data.split(b"\n")
+        if torn:
+            # The next record must begin on a line of its own.
+            os.ftruncate(fd, len(data) - len(torn))
+    return replay(lines, boot).entries
+
+
+def _put_back(
+    nvml: _Nvml, owed: _Owed, key: str, entry: dict[str, Any], say: Callable[[str], None]
+) -> bool:
+    uuid, control = str(entry["gpu"]), str(entry["control"])
+    values = [list(value) for value in entry["values"]]
+    target = list(entry["target"])
+    what = f"{control} of {uuid}"
+    try:
+        gpu = nvml.handle(uuid)
+        current = nvml.read(gpu, control)
+        if not values:
+            say(f"{what}: was never changed")
+        elif current == target:
+            say(f"{what}: is back already")
+        elif current is not None and current not in values:
+            say(f"{what}: somebody else set {current} meanwhile; left alone")
+        else:
+            nvml.write(gpu, control, target)
+            say(f"{what}: put back to {target or 'unlocked'}")
+    except _NvmlError as error:
+        say(f"{what}: could not be put back ({error}); run this again when the GPU answers")
+        return False
+    owed.forget(key)
+    return True
+
+
+def _each_gpu(
+    debts: Iterable[tuple[str, dict[str, Any]]], put_back: Callable[[str, dict[str, Any]], bool]
+) -> int:
+    """Runs `put_back` for all debts, GPUs side by side. Returns how many were not put back."""
+    by_gpu: dict[str, list[tuple[str, dict[str, Any]]]] = {}
+    for key, entry in debts:
+        by_gpu.setdefault(str(entry["gpu"]), []).append((key, entry))
+    done: list[str] = []
+    total = sum(len(mine) for mine in by_gpu.values())
+
+    def run(mine: list[tuple[str, dict[str, Any]]]) -> None:
+        for key, entry in mine:
+            if put_back(key, entry):
+                done.append(key)
+
+    threads = [threading.Thread(target=run, args=(mine,), daemon=True) for mine in by_gpu.values()]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(GPU_TIMEOUT_S)
+    return total - len(done)
+
+
+def restore(
+    state_dirs: Iterable[str],
+    *,
+    library: str | None = None,
+    everything: bool = False,
+    dry_run: bool = False,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Puts back what journals without an owner say is owed.
+
+    Args:
+        state_dirs: Where journals are.
+        library: The libnvidia-ml to load; None: the one that zeusd loaded.
+        everything: Also what processes hold that live.
+        dry_run: Only say what would be done.
+        say: Takes one line for each control.
+
+    Returns:
+        How many controls could not be put back.
+    """
+    boot = boot_id()
+    unique_inodes = pidfd_inodes_are_unique()
+    failed = 0
+    for directory in dict.fromkeys(state_dirs):
+        paths = [
+            Path(directory, JOURNAL_NAME),
+            *sorted(Path(directory).glob(EMBEDDED_PREFIX + "*")),
+        ]
+        for path in paths:
+            if path.suffix or not path.exists():
+                continue
+            with _lock(path) as free:
+                if not free:
+                    say(f"{path}: its zeusd runs, and puts things back itself")
+                    continue
+                try:
+                    owed = _Owed(path, _read(path, boot))
+                except (OSError, ValueError) as error:
+                    say(f"{path}: cannot be used ({error}); left alone")
+                    failed += 1
+                    continue
+                failed += _settle(owed, library, everything, unique_inodes, dry_run, say)
+    return failed
+
+
+def _settle(
+    owed: _Owed,
+    library: str | None,
+    everything: bool,
+    unique_inodes: bool,
+    dry_run: bool,
+    say: Callable[[str], None],
+) -> int:
+    debts = list(owed.debts(everything, unique_inodes))
+    driver = owed.driver
+    if not debts:
+        say(f"{owed.path}: nothing is owed")
+        return 0
+    if driver.get("simulated"):
+        say(f"{owed.path}: its GPUs were simulated, and are gone")
+        return 0
+    module = str(driver.get("module", DRIVER_MODULE))
+    if driver and driver.get("id") != driver_id(module):
+        say(f"{owed.path}: the driver was loaded anew since, nothing of it is in force")
+        return 0
+    if dry_run:
+        for _, entry in debts:
+            say(f"{entry['control']} of {entry['gpu']}: would go back to {entry['target']}")
+        return 0
+    try:
+        nvml = _Nvml(library or driver.get("library"))
+    except (OSError, _NvmlError) as error:
+        say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} controls stay owed")
+        return len(debts)
+    failed = _each_gpu(debts, lambda key, entry: _put_back(nvml, owed, key, entry, say))
+    if not failed:
+        with contextlib.suppress(_NvmlError):
+            nvml("nvmlShutdown")
+    return failed
+
+
+def _will_be_restarted(environment: dict[str, str]) -> bool:
+    """Whether systemd runs us on behalf of a zeusd that it is about to start again.
+
+    `OnFailure=` fires for every failure since v253, and only at the end of all attempts before;
+    newer versions say why.
+    """
+    result = environment.get("MONITOR_SERVICE_RESULT")
+    return result is not None and result != "start-limit-hit"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit status: 0 if nothing is owed any more that should be."""
+    parser = argparse.ArgumentParser(
+        prog="zeusd restore",
+        description="Put back what a zeusd that is no more still owes: what dead processes held, "
+        "and, after a stop that was not finished, everything.",
+    )
+    parser.add_argument("--state-dir", action="append", help="where journals are; may be repeated")
+    parser.add_argument("--library", help="the libnvidia-ml to load")
+    parser.add_argument("--all", action="store_true", help="also what processes hold that live")
+    parser.add_argument(
+        "--on-failure",
+        action="store_true",
+        help="like --all, unless systemd says that zeusd is about to be started again",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    options = parser.parse_args(arguments)
+    everything = options.all or (options.on_failure and not _will_be_restarted(dict(os.environ)))
+    failed = restore(
+        options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR],
+        library=options.library,
+        everything=everything,
+        dry_run=options.dry_run,
+        say=lambda line: print(f"zeusd restore: {line}", file=sys.stderr, flush=True),
+    )
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    status = main()
+    sys.stderr.flush()
+    os._exit(status)  # a thread may be stuck in the driver for ever

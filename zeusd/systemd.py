@@ -1,0 +1,115 @@
+"""What zeusd and its front say to systemd, and what it gives them. Nothing happens elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from typing import Any
+
+CLIENTS, LINK = "clients", "link"
+"""Names of the sockets (`FileDescriptorName=`): where clients connect, and where the front does."""
+
+_FIELDS = {
+    "gpu": "GPU_UUID",
+    "uid": "CLIENT_UID",
+    "pid": "CLIENT_PID",
+    "control": "CONTROL",
+    "old": "OLD",
+    "new": "NEW",
+    "lease": "LEASE",
+    "reason": "REASON",
+    "result": "RESULT",
+    "event": "EVENT",
+}
+"""Journal fields of the audit trail, by the record's own names; others are upper-cased."""
+
+_STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+
+_PRIORITIES = {
+    logging.DEBUG: 7,
+    logging.INFO: 6,
+    logging.WARNING: 4,
+    logging.ERROR: 3,
+    logging.CRITICAL: 2,
+}
+
+
+def _module(name: str) -> Any:
+    import importlib
+
+    try:
+        return importlib.import_module(f"systemd.{name}")
+    except ImportError:
+        raise SystemExit(
+            "zeusd: it was started by systemd, but systemd-python is not installed; "
+            "install zeusd with its systemd extra"
+        ) from None
+
+
+def notify(state: str) -> None:
+    """Sends a line such as `READY=1`, `WATCHDOG=1` or `STATUS=...`, if systemd wants to hear it."""
+    if "NOTIFY_SOCKET" in os.environ:
+        with contextlib.suppress(OSError):
+            _module("daemon").notify(state)
+
+
+def listening_sockets() -> dict[str, socket.socket]:
+    """The sockets that systemd passed, by name. Taken once: children do not inherit them."""
+    if "LISTEN_FDS" not in os.environ:
+        return {}
+    passed = _module("daemon").listen_fds_with_names(unset_environment=True)
+    for fd in passed:
+        os.set_inheritable(fd, False)
+    return {str(name): socket.socket(fileno=fd) for fd, name in passed.items()}
+
+
+def watchdog_s() -> float | None:
+    """How long systemd waits for a sign of life; None: it does not watch."""
+    usec = os.environ.get("WATCHDOG_USEC")
+    pid = os.environ.get("WATCHDOG_PID")
+    if usec is None or (pid is not None and int(pid) != os.getpid()):
+        return None
+    return int(usec) / 1e6
+
+
+def logs_to_journal() -> bool:
+    """Whether standard error is the journal's, so that records may as well carry fields."""
+    stream = os.environ.get("JOURNAL_STREAM")
+    if stream is None:
+        return False
+    try:
+        found = os.fstat(2)
+    except OSError:
+        return False
+    return stream == f"{found.st_dev}:{found.st_ino}"
+
+
+class JournalHandler(logging.Handler):
+    """Sends records to journald with their fields, so that `journalctl GPU_UUID=...` finds them."""
+
+    def __init__(self, identifier: str) -> None:
+        super().__init__()
+        self._identifier = identifier
+        self._journal = _module("journal")
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Sends one record."""
+        extra = {name: value for name, value in vars(record).items() if name not in _STANDARD}
+        message = record.getMessage()
+        if record.name == "zeusd.audit":
+            message = " ".join([message, *(f"{k}={v}" for k, v in extra.items() if k != "event")])
+        if record.exc_info:
+            message += "\n" + logging.Formatter().formatException(record.exc_info)
+        fields = {_FIELDS.get(name, name.upper()): str(value) for name, value in extra.items()}
+        try:
+            self._journal.send(
+                message,
+                PRIORITY=_PRIORITIES.get(record.levelno, 6),
+                SYSLOG_IDENTIFIER=self._identifier,
+                LOGGER=record.name,
+                **fields,
+            )
+        except OSError:
+            self.handleError(record)
