@@ -48,6 +48,20 @@ def public_directory() -> Iterator[Path]:
         shutil.rmtree(directory, ignore_errors=True)
 
 
+ALL_MAY = """
+[[allow]]
+users = ["*"]
+controls = ["power_limit", "gpu_clocks", "memory_clocks", "persistence_mode"]
+"""
+
+
+def configuration(directory: Path, text: str = ALL_MAY) -> tuple[str, str]:
+    """The options of `zeusd serve` that make it read this configuration."""
+    path = directory / "zeusd.toml"
+    path.write_text(text)
+    return "--config", str(path)
+
+
 class RunningDaemon:
     """`zeusd serve` as a process of its own.
 

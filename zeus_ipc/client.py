@@ -15,8 +15,10 @@ from typing import Any, TypeVar
 
 from zeus_ipc import errors
 from zeus_ipc._version import __version__
+from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.messages import (
     PROTOCOL_VERSION,
+    Back,
     Control,
     EnergyReading,
     GpuState,
@@ -45,6 +47,11 @@ class Client:
     Args:
         path: The daemon's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
         timeout_s: Seconds after which any call gives up.
+        heartbeat: Tell zeusd from a thread that this process is alive, as long as it holds leases.
+            Without, call `heartbeat` yourself at least once within each lease's TTL.
+        stall_timeout_s: With `heartbeat`: fall silent, and so lose all leases, when `progress` was
+            not called for this long, as in a collective that never ends. None: progress is not
+            watched.
         transport: Another way to a node than a socket, such as an engine in this process.
 
     Every method raises a `ZeusIpcError`: `DaemonUnavailable` (nobody listens), `AccessRefused`
@@ -56,6 +63,8 @@ class Client:
         path: str | os.PathLike[str] | None = None,
         *,
         timeout_s: float = DEFAULT_TIMEOUT_S,
+        heartbeat: bool = True,
+        stall_timeout_s: float | None = None,
         transport: Transport | None = None,
     ) -> None:
         if timeout_s <= 0:
@@ -65,6 +74,8 @@ class Client:
         self._name = secrets.token_hex(6)
         self._pid = os.getpid()
         self._closed = False
+        self._unraised: dict[str, Any] | None = None
+        self._heartbeat = Heartbeat(self._beat, stall_timeout_s) if heartbeat else None
 
     def __enter__(self) -> Client:
         return self
@@ -118,7 +129,8 @@ class Client:
                 as `DeferredSetFailed` by a later call that waits.
 
         Raises:
-            LeaseHeld, OutOfRange, PermissionRefused, NotSupported, NvmlFailure: See each.
+            LeaseHeld, LeaseExpired, OutOfRange, PermissionRefused, NotSupported, NvmlFailure: See
+                each.
         """
         self._set("set_power_limit", gpus, block, power_limit_mw=power_limit_mw)
 
@@ -148,30 +160,63 @@ class Client:
 
     # ------------------------------------------------------------------------------------ leases
 
-    def acquire(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:
+    def acquire(
+        self,
+        gpus: str | Sequence[str],
+        controls: Sequence[Control | str],
+        *,
+        ttl_s: float | None = None,
+    ) -> dict[str, dict[str, Back]]:
         """Takes the leases on these controls without changing anything.
+
+        Whoever lost a lease (`LeaseExpired`) gets it again in no other way.
+
+        Args:
+            gpus: UUIDs.
+            controls: Which.
+            ttl_s: How long they last without a heartbeat, within the site's bounds; None: the
+                site's default.
+
+        Returns:
+            What each control will go back to, by UUID and control.
 
         Raises:
             LeaseHeld: Another process has one.
+            PermissionRefused: The site does not let this user have it.
         """
         names = [Control(control).value for control in controls]
-        self._per_gpu(self._ask("acquire", gpus=_uuids(gpus), controls=names))
+        ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
+        answer = self._ask("acquire", gpus=_uuids(gpus), controls=names, ttl_ms=ttl_ms)
+        try:
+            answers = self._per_gpu(answer)
+        finally:
+            self._holds()
+        return {
+            uuid: {name: Back.model_validate(back) for name, back in one["back"].items()}
+            for uuid, one in answers.items()
+        }
 
     def release(
-        self, gpus: str | Sequence[str] = (), controls: Sequence[Control | str] = ()
+        self,
+        gpus: str | Sequence[str] = (),
+        controls: Sequence[Control | str] = (),
+        *,
+        force: bool = False,
     ) -> int:
         """Puts controls back and gives their leases back.
 
         Args:
             gpus: UUIDs; empty: all.
             controls: Empty: all.
+            force: Whoever holds them; for administrators.
 
         Returns:
             How many leases were given back. None held is no error.
         """
         names = [Control(control).value for control in controls]
         uuids = _uuids(gpus) if gpus else []
-        return int(self._ask("release", gpus=uuids, controls=names)["released"])
+        answer = self._ask("release", gpus=uuids, controls=names, force=force)
+        return int(answer["released"])
 
     def leases(self) -> list[LeaseInfo]:
         """All leases on the node."""
@@ -181,11 +226,18 @@ class Client:
         """Says that this process is alive. Returns how many leases it holds."""
         return int(self._ask("heartbeat")["leases"])
 
+    def progress(self) -> None:
+        """Says that the application comes along; see `stall_timeout_s`. Takes no time."""
+        if self._heartbeat is not None:
+            self._heartbeat.progress()
+
     def close(self) -> None:
         """Gives back what this client took and ends the connection. Never raises."""
         if self._closed:
             return
         self._closed = True
+        if self._heartbeat is not None:
+            self._heartbeat.stop()
         # A child of fork took nothing through this client unless it used it itself.
         with contextlib.suppress(errors.ZeusIpcError):
             if self._transport.used:
@@ -199,17 +251,20 @@ class Client:
         if pid != self._pid:
             self._pid = pid
             self._name = secrets.token_hex(6)
+            if self._heartbeat is not None:
+                self._heartbeat.after_fork()
         return {"v": PROTOCOL_VERSION, "op": op, "client": self._name, **arguments}
 
     def _ask(self, op: str, *, _timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
-        message = self._message(op, arguments)
-        reply = self._transport.request(message, _timeout_s or self._timeout_s)
+        reply = self._exchange(op, _timeout_s, arguments)
         error = reply.get("error")
         if error is not None:
             raise errors.from_wire(error)
-        deferred = reply.get("deferred")
+        deferred, self._unraised = self._unraised, None
         if deferred is not None:
-            self._note_deferred(deferred)
+            raise errors.DeferredSetFailed(
+                int(deferred["count"]), errors.from_wire(deferred["last"])
+            )
         result = reply.get("result")
         if not isinstance(result, dict):
             raise errors.RequestRejected(
@@ -218,18 +273,41 @@ class Client:
             )
         return result
 
-    @staticmethod
-    def _note_deferred(deferred: dict[str, Any]) -> None:
-        raise errors.DeferredSetFailed(int(deferred["count"]), errors.from_wire(deferred["last"]))
+    def _exchange(
+        self, op: str, timeout_s: float | None, arguments: dict[str, Any]
+    ) -> dict[str, Any]:
+        """One request and its reply. What failed of earlier sets is kept for the next `_ask`."""
+        message = self._message(op, arguments)
+        reply = self._transport.request(message, timeout_s or self._timeout_s)
+        deferred = reply.get("deferred")
+        if deferred is not None:
+            before = 0 if self._unraised is None else int(self._unraised["count"])
+            self._unraised = {**deferred, "count": before + int(deferred["count"])}
+        return reply
+
+    def _beat(self) -> dict[str, Any]:
+        reply = self._exchange("heartbeat", None, {})
+        if "error" in reply:
+            raise errors.from_wire(reply["error"])
+        result: dict[str, Any] = reply["result"]
+        return result
+
+    def _holds(self) -> None:
+        """This process may hold a lease from now on."""
+        if self._heartbeat is not None:
+            self._heartbeat.start()
 
     def _set(self, op: str, gpus: str | Sequence[str], block: bool, **arguments: Any) -> None:
         uuids = _uuids(gpus)
         if block:
-            self._per_gpu(self._ask(op, gpus=uuids, **arguments))
+            answer = self._ask(op, gpus=uuids, **arguments)
+            self._holds()
+            self._per_gpu(answer)
         else:
             arguments["gpus"] = uuids
             arguments["block"] = False
             self._transport.send(self._message(op, arguments), self._timeout_s)
+            self._holds()
 
     @staticmethod
     def _per_gpu(result: dict[str, Any]) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from zeus_ipc.messages import request_adapter
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
 from zeusd.core.model import Peer
-from zeusd.core.policy import Settings
+from zeusd.core.policy import SECOND_NS, LeaseTerms, Settings
 from zeusd.nodes import Node, real_node
 from zeusd.restore import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.ring.engine import Engine
@@ -35,6 +35,9 @@ from zeusd.ring.reactor import Reactor
 
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
 _CONNECTION = 1
+_TERMS = LeaseTerms(*[86_400 * SECOND_NS] * 3)
+"""Whoever hangs here hangs with the engine that would notice."""
+
 _STOP_S = 5.0
 
 
@@ -129,7 +132,9 @@ class _Running:
         self._journal = Journal(state_dir, f"{EMBEDDED_PREFIX}{os.getpid()}-{id(self):x}", boot)
         self._engine = Engine(
             core=Core(
-                Settings(access=OPEN), daemon_version=__version__, simulated=node.device_socket
+                Settings(access=OPEN, terms=_TERMS),
+                daemon_version=__version__,
+                simulated=node.device_socket,
             ),
             reactor=self._reactor,
             nvml=node.nvml,

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import grp
+import pwd
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from zeus_ipc.messages import Control
 from zeusd.cli import main
-from zeusd.config import ConfigError, load
+from zeusd.config import Config, ConfigError, load
+from zeusd.core.access import LOWERING, OPEN
 
 GOOD = """
 [daemon]
@@ -35,7 +39,7 @@ def write(tmp_path: Path, text: str) -> str:
 def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
     config = load(write(tmp_path, GOOD))
     assert config.daemon.socket_mode == "0666"
-    policy = config.policy()
+    policy = config.settings().site
     assert policy.restore_power == "device-default"
     assert policy.rules[0].power_limit_mw == 250_500
     assert policy.rules[1].gpu_clocks_mhz == (210, 1200)
@@ -51,6 +55,9 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
         ("# comment\n[restore]\npower_limit = 'maximum'\n", 3, "restore.power_limit"),
         ("[front]\nmemory_mib = 'much'\n", 2, "front.memory_mib"),
         ("daemon.socket_mode = '9999'\n", 1, "daemon.socket_mode"),
+        ("[[allow]]\nusers=['*']\npower_limit_w = [200, 100]\n", 3, "allow.0.power_limit_w"),
+        ("[[allow]]\ncontrols = ['fan']\n", 2, "allow.0.controls"),
+        ("[access]\nroot = true\n", 2, "access.root"),
     ],
 )
 def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:
@@ -58,6 +65,68 @@ def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str, line: int, 
         load(write(tmp_path, text))
     assert f"line {line}: " in str(caught.value)
     assert words in str(caught.value)
+
+
+def test_users_groups_and_ranges_become_rules(tmp_path: Path) -> None:
+    text = """
+[lease]
+ttl_s = 5
+ttl_max_s = 3600
+
+[restore]
+outside_change = "override"
+
+[access]
+admin_groups = ["root"]
+admin_users = [4711]
+root = "never"
+writes_per_second = 20
+
+[[allow]]
+users = ["nobody", 1234]
+groups = ["daemon", "no-such-group"]
+gpus = ["0", "Tesla*"]
+controls = ["power_limit"]
+power_limit_w = [150, 200.5]
+
+[[allow]]
+users = ["*"]
+gpu_clocks_mhz = [600, 1200]
+"""
+    settings = load(write(tmp_path, text)).settings()
+    assert settings.site.outside_change == "override"
+    assert (settings.terms.ttl(0), settings.terms.ttl(10**7)) == (5 * 10**9, 3600 * 10**9)
+    access = settings.access
+    assert access.admin_gids == {0}
+    assert 4711 in access.admin_uids
+    assert (access.root, access.writes_per_second) == ("never", 20)
+    first, second = access.rules
+    assert first.uids == {pwd.getpwnam("nobody").pw_uid, 1234}
+    assert first.gids == {grp.getgrnam("daemon").gr_gid}, "an unknown group matches nobody"
+    assert not first.everyone
+    assert first.controls == {Control.POWER_LIMIT}
+    assert first.power_limit_mw == (150_000, 200_500)
+    assert first.gpus == ("0", "Tesla*")
+    assert second.everyone
+    assert second.gpu_clocks_mhz == (600, 1200)
+    assert second.controls == LOWERING
+
+
+def test_without_rules_nobody_but_members_of_zeus_may_change_anything() -> None:
+    access = Config().settings().access
+    (rule,) = access.rules
+    assert not rule.everyone
+    assert not rule.uids
+    assert rule.controls == LOWERING
+    assert access.root == "host"
+    assert not access.require_compute_process
+
+
+def test_simulated_gpus_are_open_unless_the_file_says_who_may(tmp_path: Path) -> None:
+    simulated = "[nvml]\nsimulate = '1xa40'\n"
+    assert load(write(tmp_path, simulated)).settings().access is OPEN
+    strict = load(write(tmp_path, simulated + "[access]\n")).settings().access
+    assert strict is not OPEN
 
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:

@@ -76,8 +76,11 @@ class Journal:
         """
         try:
             self._prepare_directory()
-            self._take_lock()
-            self._entries = self._load()
+            try:
+                self._take_lock()
+            finally:
+                # Even where nothing can be written, what is there is owed.
+                self._entries = self._load()
             self._compact()
         except OSError as error:
             log.error(
@@ -207,6 +210,8 @@ class Journal:
 
     def _compact(self) -> None:
         aside = Path(f"{self._path}.new")
+        if os.path.lexists(aside) and not is_trusted(aside.lstat()):
+            self._put_aside(aside, "is no file of this user's own")
         aside.unlink(missing_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(aside, flags, 0o600)

@@ -89,27 +89,116 @@ def test_a_second_owner_is_refused(tmp_path: Path) -> None:
     opened(tmp_path).close()
 
 
-def test_a_symbolic_link_is_not_followed(tmp_path: Path) -> None:
+LEFTOVERS = ("link", "directory", "foreign", "writable", "fifo")
+
+
+def leave(kind: str, path: Path, target: Path) -> None:
+    """Puts something in a state file's place that must not be used."""
+    if kind == "link":
+        path.symlink_to(target)
+    elif kind == "directory":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    else:
+        path.write_text('{"format":1,"boot":"boot-1"}\n["debt/x",{"x":1}]\n')
+        path.chmod(0o666 if kind == "writable" else 0o600)
+        if kind == "foreign":
+            os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize("name", ["journal", "journal.lock", "journal.new"])
+@pytest.mark.parametrize("kind", LEFTOVERS)
+def test_what_cannot_be_trusted_is_put_aside_unread_and_unfollowed(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    if kind == "foreign" and os.getuid() != 0:
+        pytest.skip("only root can make another user's file")
     target = tmp_path / "target"
     target.write_text("precious")
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state" / "journal").symlink_to(target)
-    with pytest.raises(JournalError):
-        opened(tmp_path / "state")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    leave(kind, state / name, target)
+    journal = Journal(state, "journal", BOOT)
+    assert journal.open() == {}
+    journal.put("a", {"x": 1})
+    journal.close()
+    assert reread(state) == {"a": {"x": 1}}
     assert target.read_text() == "precious"
+    (aside,) = state.glob(f"{name}.bad-*")
+    assert os.path.lexists(aside)
 
 
-def test_a_directory_that_others_may_write_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["link", "file", "writable", "foreign"])
+def test_a_state_directory_that_cannot_be_trusted_is_put_aside(tmp_path: Path, kind: str) -> None:
     """Whoever can write the journal can have zeusd write to GPUs."""
-    (tmp_path / "state").mkdir()
-    (tmp_path / "state").chmod(0o777)
-    with pytest.raises(JournalError, match="mode 0700"):
-        opened(tmp_path / "state")
-    if os.getuid() == 0:
-        (tmp_path / "state").chmod(0o700)
-        os.chown(tmp_path / "state", 65534, 65534)
-        with pytest.raises(JournalError, match="belongs to user 65534"):
-            opened(tmp_path / "state")
+    state, target = tmp_path / "state", tmp_path / "target"
+    target.mkdir()
+    if kind == "link":
+        state.symlink_to(target)
+    elif kind == "file":
+        state.write_text("x")
+    else:
+        state.mkdir()
+        state.chmod(0o777)
+        if kind == "foreign":
+            if os.getuid() != 0:
+                pytest.skip("only root can make another user's directory")
+            state.chmod(0o700)
+            os.chown(state, 65534, 65534)
+    journal = Journal(state, "journal", BOOT)
+    assert journal.open() == {}
+    journal.put("a", {"x": 1})
+    journal.close()
+    assert state.is_dir()
+    assert state.stat().st_uid == os.getuid()
+    assert not list(target.iterdir())
+    assert len(list(tmp_path.glob("state.bad-*"))) == 1
+
+
+def test_a_directory_that_others_put_back_is_given_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = tmp_path / "state"
+    state.symlink_to(tmp_path)
+    monkeypatch.setattr(os, "rename", lambda *_: None)
+    with pytest.raises(JournalError, match="choose another"):
+        opened(state)
+
+
+def test_lines_that_are_no_records_do_not_take_the_others_with_them(tmp_path: Path) -> None:
+    journal = opened(tmp_path)
+    journal.put("a", {"x": 1})
+    journal.close()
+    with journal.path.open("ab") as file:
+        file.write(b'\x00\x01\n{"not":"a record"}\n[5,{}]\n["b",7]\n["c",{"x":3}]\n')
+    assert reread(tmp_path) == {"a": {"x": 1}, "c": {"x": 3}}
+    (aside,) = tmp_path.glob("journal.bad-*")
+    assert b"not" in aside.read_bytes()
+
+
+def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_can(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path / "state")
+    journal.put("a", {"x": 1})
+    journal.close()
+    real_open = os.open
+
+    def read_only(path: object, flags: int, *rest: int, **more: int) -> int:
+        if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+            raise OSError(30, "Read-only file system")
+        return real_open(path, flags, *rest, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "open", read_only)
+    journal = Journal(tmp_path / "state", "journal", BOOT)
+    assert journal.open() == {"a": {"x": 1}}
+    with pytest.raises(OSError, match="Read-only"):
+        journal.put("b", {"x": 2})
+    monkeypatch.undo()
+    journal.put("b", {"x": 2})
+    journal.close()
+    assert reread(tmp_path / "state") == {"a": {"x": 1}, "b": {"x": 2}}
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

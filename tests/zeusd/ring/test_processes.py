@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
@@ -7,11 +8,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from zeusd.core.model import Process
-from zeusd.ring import processes
+from tests.support import NOBODY, as_nobody, public_directory
+from zeusd.core.model import Peer, Process
+from zeusd.restore import pidfd_inodes_are_unique, process_cookie
 from zeusd.ring.processes import ProcessWatch, identify_peer, open_process, own_process
 from zeusd.ring.reactor import Reactor
 
@@ -27,32 +30,70 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
 def process_of(pid: int) -> Process:
     pidfd = os.pidfd_open(pid)
     try:
-        return Process(pid, processes._cookie(pid, pidfd))
+        return Process(pid, process_cookie(pid, pidfd, pidfd_inodes_are_unique()))
     finally:
         os.close(pidfd)
 
 
-def test_the_kernel_says_who_connected(tmp_path: Path) -> None:
+CLIENT = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.argv[1]); s.recv(1)"
+
+
+@contextlib.contextmanager
+def connected(tmp_path: Path, *wrapper: str, **options: Any) -> Iterator[tuple[Peer, Any]]:
+    """A client that connected, and who the kernel says it is."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
+        os.chmod(path, 0o777)
         listening.listen()
-        client = subprocess.Popen(
-            [
-                sys.executable,
-                "-c",
-                f"import socket; s = socket.socket(socket.AF_UNIX); s.connect({path!r}); s.recv(1)",
-            ]
-        )
+        client = subprocess.Popen([*wrapper, sys.executable, "-c", CLIENT, path], **options)
         connection, _ = listening.accept()
-        process, uid, gid, pidfd = identify_peer(connection)
-        assert (process.pid, uid, gid) == (client.pid, os.getuid(), os.getgid())
-        assert open_process(process) is not None
+        with connection:
+            peer, pidfd = identify_peer(7, connection)
+            try:
+                yield peer, client
+            finally:
+                os.close(pidfd)
+                client.kill()
+                client.wait()
+
+
+def test_the_kernel_says_who_connected(tmp_path: Path) -> None:
+    with connected(tmp_path) as (peer, client):
+        assert (peer.conn, peer.process.pid) == (7, client.pid)
+        assert (peer.uid, peer.gid) == (os.getuid(), os.getgid())
+        assert peer.groups == {os.getgid(), *os.getgroups()}
+        assert peer.on_host
+        pidfd = open_process(peer.process)
+        assert pidfd is not None
+        os.close(pidfd)
         client.kill()
         client.wait()
-        assert open_process(process) is None
-        os.close(pidfd)
-        connection.close()
+        assert open_process(peer.process) is None
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+def test_all_groups_of_the_peer_are_known() -> None:
+    many = list(range(3000, 3700))
+    with public_directory() as directory:
+        nobody = {**as_nobody(), "extra_groups": many}
+        with connected(directory, **nobody) as (peer, _):
+            assert peer.uid == NOBODY
+            assert peer.groups == {NOBODY, *many}
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root may make a pid namespace")
+def test_who_lives_in_a_pid_namespace_of_its_own_is_not_on_the_host(tmp_path: Path) -> None:
+    with connected(tmp_path, "unshare", "--pid", "--fork", "--kill-child") as (peer, _):
+        assert peer.uid == 0
+        assert not peer.on_host
+
+
+def test_who_claims_to_be_root_in_a_user_namespace_is_whom_the_kernel_says() -> None:
+    with public_directory() as directory:
+        wrapper = ("unshare", "--user", "--map-root-user")
+        with connected(directory, *wrapper, **as_nobody()) as (peer, _):
+            assert peer.uid == (NOBODY if os.getuid() == 0 else os.getuid())
 
 
 def test_a_zombie_has_exited(sleeper: subprocess.Popen[bytes]) -> None:

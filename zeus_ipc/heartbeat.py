@@ -1,0 +1,99 @@
+"""The thread that tells zeusd: this application is alive.
+
+It is Python on purpose, and a plain thread: when the process is stopped, or C code keeps the GIL,
+it falls silent as the application does, and the leases end. What a library's own I/O thread would
+go on answering is no sign of life.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from zeus_ipc.errors import ZeusIpcError
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""Pause after a heartbeat that did not reach zeusd."""
+
+
+class Heartbeat:
+    """Sends heartbeats from the first lease on, three within each TTL.
+
+    Args:
+        beat: Sends one and returns `messages.HeartbeatResult`; a bound method, kept weakly, so
+            that a forgotten client ends its thread.
+        stall_timeout_s: Falls silent when `progress` was not called for this long; None: never.
+    """
+
+    def __init__(self, beat: Callable[[], dict[str, Any]], stall_timeout_s: float | None) -> None:
+        self._beat = weakref.WeakMethod(beat)
+        self._stall_timeout_s = stall_timeout_s
+        self._progress_at = time.monotonic()
+        self._guard = threading.Lock()
+        self._stop = threading.Event()
+        self._pid: int | None = None
+        self._told: set[tuple[str, str]] = set()
+
+    def start(self) -> None:
+        """Begins, unless it has begun in this process."""
+        pid = os.getpid()
+        if self._pid == pid:
+            return
+        with self._guard:
+            if self._pid == pid:
+                return
+            self._pid = pid
+            self._stop = threading.Event()
+            self._progress_at = time.monotonic()
+            threading.Thread(
+                target=self._run, args=(self._stop,), name="zeus-heartbeat", daemon=True
+            ).start()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stop.set()
+
+    def progress(self) -> None:
+        """The application comes along."""
+        self._progress_at = time.monotonic()
+
+    def after_fork(self) -> None:
+        """In a child: the thread stayed behind with its parent."""
+        self._guard = threading.Lock()
+        self._pid = None
+
+    def _run(self, stop: threading.Event) -> None:
+        pause_s = 0.0
+        while not stop.wait(pause_s):
+            limit_s = self._stall_timeout_s
+            if limit_s is not None and time.monotonic() - self._progress_at > limit_s:
+                pause_s = RETRY_S
+                continue
+            beat = self._beat()
+            if beat is None:
+                return
+            try:
+                result = beat()
+                pause_s = max(0.05, int(result["ttl_ms"]) / 3000)
+                self._tell_lost({(str(gpu), str(control)) for gpu, control in result["lost"]})
+            except ZeusIpcError as error:
+                log.debug("heartbeat failed: %s", error)
+                pause_s = RETRY_S
+            del beat
+
+    def _tell_lost(self, lost: set[tuple[str, str]]) -> None:
+        for gpu, control in lost - self._told:
+            log.warning(
+                "this process lost its lease on %s of %s and the old value is back; zeusd's log "
+                "says why, and only acquiring it anew lets you set it again",
+                control,
+                gpu,
+            )
+        self._told = lost
