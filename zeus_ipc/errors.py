@@ -30,8 +30,8 @@ class ErrorCode:
     SHUTTING_DOWN = "shutting_down"
     JOURNAL_FAILED = "journal_failed"
     INTERNAL = "internal"
-    # Raised by the client itself, never sent.
     UNAVAILABLE = "unavailable"
+    # Raised by the client itself, never sent.
     ACCESS_REFUSED = "access_refused"
     TIMEOUT = "timeout"
     SEVERAL_GPUS = "several_gpus"
@@ -236,6 +236,7 @@ _BY_CODE: dict[str, type[ZeusIpcError]] = {
         DaemonOverloaded,
         DaemonShuttingDown,
         JournalFailed,
+        DaemonUnavailable,
     )
 }
 

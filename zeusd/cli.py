@@ -26,6 +26,7 @@ def main() -> None:
 @click.option("--socket", metavar="PATH", help="Where to listen.  [default: /run/zeusd/zeusd.sock]")
 @click.option("--socket-mode", metavar="OCTAL", help="Permissions of the socket.  [default: 0660]")
 @click.option("--socket-group", metavar="GROUP", help="Group that owns the socket.")
+@click.option("--link", metavar="PATH", help="Where a front of its own unit connects.")
 @click.option("--state-dir", metavar="DIR", help="Journal.  [default: /run/zeusd/state]")
 @click.option("--simulate", metavar="SPEC", help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40.")
 @click.option("--nvml-library", metavar="PATH", help="The libnvidia-ml to load.")
@@ -91,6 +92,7 @@ _PLACES = {
     "socket_mode": ("daemon", "socket_mode"),
     "socket_group": ("daemon", "socket_group"),
     "state_dir": ("daemon", "state_dir"),
+    "link": ("front", "link"),
     "simulate": ("nvml", "simulate"),
     "nvml_library": ("nvml", "library"),
     "log_level": ("log", "level"),

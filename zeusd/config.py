@@ -66,8 +66,10 @@ class DaemonSection(_Section):
 class FrontSection(_Section):
     """`[front]`: the process that owns the ZeroMQ socket."""
 
+    link: str | None = None
+    """Where a front that is started by somebody else connects; unset: zeusd starts its own."""
     user: str | None = None
-    """User it runs as when zeusd is root; unset: zeusd-front, else nobody."""
+    """User it runs as; unset: zeusd-front, or nobody where zeusd starts it and there is none."""
     max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 4000.0
     """Requests of one user; beyond they are refused, and in the end the connection is closed."""

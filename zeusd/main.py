@@ -96,10 +96,10 @@ class Daemon:
             self._opened = opened.pop_all()
 
     def _open_front(self, opened: contextlib.ExitStack, seed: int | None) -> FrontSupervisor:
-        """The front as a unit of its own, if systemd passes the socket it connects to."""
+        """The front: one that zeusd starts, or a unit of its own that connects."""
         config, sockets = self._config, systemd.listening_sockets()
         limits = config.front_limits()
-        if systemd.LINK in sockets:
+        if config.front.link is not None:
             name = config.front.user or FRONT_USER
             try:
                 uid = pwd.getpwnam(name).pw_uid
@@ -108,7 +108,7 @@ class Daemon:
                     f"the front's user {name} does not exist; install sysusers.d/zeusd.conf and "
                     "run systemd-sysusers"
                 ) from None
-            return UnitFront(self._reactor, sockets[systemd.LINK], uid, limits)
+            return UnitFront(self._reactor, config.front.link, uid, limits)
         settings = config.daemon
         listener: Listener | InheritedListener
         if systemd.CLIENTS in sockets:

@@ -20,6 +20,7 @@ import select
 import stat
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +35,9 @@ DRIVER_MODULE = "/sys/module/nvidia"
 
 GPU_TIMEOUT_S = 20.0
 """A GPU whose driver does not answer for this long is given up; the others have their turn."""
+
+GRACE_S = 5.0
+"""How long a zeusd that failed is given to come back before everything is put back without it."""
 
 _INVALID_ARGUMENT = 2
 
@@ -220,6 +224,13 @@ class _Nvml:
             self("nvmlDeviceSetPowerManagementLimit", gpu, ctypes.c_uint(legal))
 
 
+@dataclass
+class _Debt:
+    key: str
+    entry: dict[str, Any]
+    holder_lives: bool
+
+
 class _Owed:
     """One journal that nobody owns, locked, and what it says is owed."""
 
@@ -232,23 +243,32 @@ class _Owed:
     def driver(self) -> dict[str, Any]:
         return self._entries.get("driver", {})
 
-    def debts(self, everything: bool, unique_inodes: bool) -> Iterator[tuple[str, dict[str, Any]]]:
+    def debts(self, everything: bool, unique_inodes: bool) -> list[_Debt]:
+        """What is to be put back now."""
         everything = everything or "stopping" in self._entries
-        for key, entry in list(self._entries.items()):
-            if not key.startswith("debt/"):
-                continue
-            if not everything:
+        found = []
+        for key, entry in self._entries.items():
+            if key.startswith("debt/"):
                 pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
                 if pidfd is not None:
                     os.close(pidfd)
-                    continue
-            yield key, entry
+                if everything or pidfd is None:
+                    found.append(_Debt(key, entry, holder_lives=pidfd is not None))
+        return found
 
-    def forget(self, key: str) -> None:
+    def settle(self, key: str, debt: dict[str, Any], holder_lives: bool) -> None:
+        """The debt is paid. A holder that lives learns of its loss from the next zeusd."""
+        records: list[list[Any]] = [[key]]
+        if holder_lives:
+            loss = {name: debt[name] for name in ("gpu", "control", "pid", "cookie")}
+            loss["reason"] = "zeusd had failed, and everything was put back"
+            name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
+            records.insert(0, [name, loss])
+        data = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in records).encode()
         with self._guard:
             fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
-                os.write(fd, (json.dumps([key], separators=(",", ":")) + "\n").encode())
+                os.write(fd, data)
                 os.fdatasync(fd)
             finally:
                 os.close(fd)
@@ -282,9 +302,8 @@ def _read(path: Path, boot: str) -> dict[str, dict[str, Any]]:
     return replay(lines, boot).entries
 
 
-def _put_back(
-    nvml: _Nvml, owed: _Owed, key: str, entry: dict[str, Any], say: Callable[[str], None]
-) -> bool:
+def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
+    entry = debt.entry
     uuid, control = str(entry["gpu"]), str(entry["control"])
     values = [list(value) for value in entry["values"]]
     target = list(entry["target"])
@@ -304,24 +323,22 @@ def _put_back(
     except _NvmlError as error:
         say(f"{what}: could not be put back ({error}); run this again when the GPU answers")
         return False
-    owed.forget(key)
+    owed.settle(debt.key, entry, debt.holder_lives)
     return True
 
 
-def _each_gpu(
-    debts: Iterable[tuple[str, dict[str, Any]]], put_back: Callable[[str, dict[str, Any]], bool]
-) -> int:
+def _each_gpu(debts: Iterable[_Debt], put_back: Callable[[_Debt], bool]) -> int:
     """Runs `put_back` for all debts, GPUs side by side. Returns how many were not put back."""
-    by_gpu: dict[str, list[tuple[str, dict[str, Any]]]] = {}
-    for key, entry in debts:
-        by_gpu.setdefault(str(entry["gpu"]), []).append((key, entry))
+    by_gpu: dict[str, list[_Debt]] = {}
+    for debt in debts:
+        by_gpu.setdefault(str(debt.entry["gpu"]), []).append(debt)
     done: list[str] = []
     total = sum(len(mine) for mine in by_gpu.values())
 
-    def run(mine: list[tuple[str, dict[str, Any]]]) -> None:
-        for key, entry in mine:
-            if put_back(key, entry):
-                done.append(key)
+    def run(mine: list[_Debt]) -> None:
+        for debt in mine:
+            if put_back(debt):
+                done.append(debt.key)  # noqa: PERF401 - each counts as soon as it is done
 
     threads = [threading.Thread(target=run, args=(mine,), daemon=True) for mine in by_gpu.values()]
     for thread in threads:
@@ -384,7 +401,7 @@ def _settle(
     dry_run: bool,
     say: Callable[[str], None],
 ) -> int:
-    debts = list(owed.debts(everything, unique_inodes))
+    debts = owed.debts(everything, unique_inodes)
     driver = owed.driver
     if not debts:
         say(f"{owed.path}: nothing is owed")
@@ -397,29 +414,38 @@ def _settle(
         say(f"{owed.path}: the driver was loaded anew since, nothing of it is in force")
         return 0
     if dry_run:
-        for _, entry in debts:
-            say(f"{entry['control']} of {entry['gpu']}: would go back to {entry['target']}")
+        for debt in debts:
+            control, gpu, target = (debt.entry[name] for name in ("control", "gpu", "target"))
+            say(f"{control} of {gpu}: would go back to {target or 'unlocked'}")
         return 0
     try:
         nvml = _Nvml(library or driver.get("library"))
     except (OSError, _NvmlError) as error:
         say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} controls stay owed")
         return len(debts)
-    failed = _each_gpu(debts, lambda key, entry: _put_back(nvml, owed, key, entry, say))
+    failed = _each_gpu(debts, lambda debt: _put_back(nvml, owed, debt, say))
     if not failed:
         with contextlib.suppress(_NvmlError):
             nvml("nvmlShutdown")
     return failed
 
 
-def _will_be_restarted(environment: dict[str, str]) -> bool:
-    """Whether systemd runs us on behalf of a zeusd that it is about to start again.
+def _comes_back(state_dirs: Iterable[str], within_s: float) -> bool:
+    """Whether a zeusd takes its journal within this time.
 
-    `OnFailure=` fires for every failure since v253, and only at the end of all attempts before;
-    newer versions say why.
+    `OnFailure=` fires at the end of all attempts to start it again, or, in newer versions of
+    systemd, at each: only what happens next tells.
     """
-    result = environment.get("MONITOR_SERVICE_RESULT")
-    return result is not None and result != "start-limit-hit"
+    paths = [Path(directory, JOURNAL_NAME) for directory in state_dirs]
+    give_up_at = time.monotonic() + within_s
+    while time.monotonic() < give_up_at:
+        for path in paths:
+            if path.exists():
+                with _lock(path) as free:
+                    if not free:
+                        return True
+        time.sleep(0.2)
+    return False
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -435,13 +461,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--on-failure",
         action="store_true",
-        help="like --all, unless systemd says that zeusd is about to be started again",
+        help="like --all, unless a zeusd comes back within a few seconds",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
     options = parser.parse_args(arguments)
-    everything = options.all or (options.on_failure and not _will_be_restarted(dict(os.environ)))
+    state_dirs = options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR]
+    everything = options.all or (options.on_failure and not _comes_back(state_dirs, GRACE_S))
     failed = restore(
-        options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR],
+        state_dirs,
         library=options.library,
         everything=everything,
         dry_run=options.dry_run,

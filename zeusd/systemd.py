@@ -8,8 +8,8 @@ import os
 import socket
 from typing import Any
 
-CLIENTS, LINK = "clients", "link"
-"""Names of the sockets (`FileDescriptorName=`): where clients connect, and where the front does."""
+CLIENTS = "clients"
+"""Name of the socket where clients connect (`FileDescriptorName=`)."""
 
 _FIELDS = {
     "gpu": "GPU_UUID",

@@ -88,6 +88,8 @@ class Lease:
     expires_ns: int
     acquired: bool = False
     """Whether it was asked for by itself, and so outlives a set that failed."""
+    forgiven: bool = False
+    """Whether it was lengthened since the last heartbeat because zeusd itself stood still."""
 
     @property
     def name(self) -> str:
@@ -209,12 +211,14 @@ class ControlMachine:
 
     def recover_loss(self, loss: Loss) -> None:
         """The journal says that this process, which lives, has lost a lease."""
+        if loss.process not in self._lost:
+            self._out.add(Watch(loss.process))
         self._lost[loss.process] = loss
-        self._out.add(Watch(loss.process))
 
     def heartbeat(self) -> None:
         """The holder is alive."""
         assert self.lease is not None
+        self.lease.forgiven = False
         self.extend(self.lease.ttl_ns)
 
     def extend(self, by_ns: int) -> None:
@@ -222,6 +226,12 @@ class ControlMachine:
         if self.phase is Phase.HELD and self.lease is not None:
             until_ns = max(self.lease.expires_ns, self._out.now_ns + by_ns)
             self.lease.expires_ns = self._out.due_ns[self._expiry] = until_ns
+
+    def forgive_stall(self, by_ns: int) -> None:
+        """zeusd stood still: the holder's heartbeats may wait to be heard. Once, not for ever."""
+        if self.lease is not None and not self.lease.forgiven:
+            self.lease.forgiven = True
+            self.extend(by_ns)
 
     def shorten(self, to_ns: int) -> None:
         """Lets the lease end this long from now, if it would last longer."""
@@ -572,14 +582,17 @@ class ControlMachine:
     def _write_target(self, current: ControlValue | None) -> None:
         assert self.lease is not None
         self._busy = True
-        lease, old = self.lease, current if current is not None else self._values[-1]
+        lease, target = self.lease, self.target
+        old = current if current is not None else self._values[-1]
 
         def written(result: object) -> None:
             self._busy = False
             failure = result if isinstance(result, Failure) else None
-            self._note_change("restore", lease, old, self.target, failure)
-            if failure is None:
+            self._note_change("restore", lease, old, target, failure)
+            if failure is None and target == self.target:
                 self._finish_restore("restored")
+            elif failure is None:
+                self._values = (target,)  # a reload moved the target meanwhile: once more
             elif failure.nvml_code == Return.INVALID_ARGUMENT:
                 self._find_legal_target(current, failure)
             else:

@@ -368,7 +368,7 @@ class Core:
         if late_ns > STALL_NS:
             self._out.add(Note("stalled", {"seconds": round(late_ns / 1e9, 3)}, warning=True))
             for machine in self._machines():
-                machine.extend(self._settings.terms.ttl_min_ns)
+                machine.forgive_stall(self._settings.terms.ttl_min_ns)
 
     # ------------------------------------------------------------------------------------- GPUs
 

@@ -10,8 +10,8 @@ import socket
 import sys
 import time
 
-CONNECT_S = 30.0
-"""How long a front of its own waits for zeusd to take its link."""
+CONNECT_S = 2.0
+"""How long clients wait for a zeusd that is being started again, before they are told of it."""
 
 
 def main() -> int:
@@ -34,7 +34,7 @@ def main() -> int:
     # Imported before privileges are dropped: the new user may be unable to read these files.
     from zeusd import logs, systemd
     from zeusd.front import privileges
-    from zeusd.front.server import Front
+    from zeusd.front.server import Front, FrontWithoutCore
 
     logs.configure(options.log_level, options.log_format, "zeusd-front")
     privileges.require_kernel_credentials()
@@ -43,11 +43,11 @@ def main() -> int:
         privileges.drop(options.user)
         privileges.die_with_parent()
         listen_fd = options.listen_fd
-        link = socket.socket(fileno=options.link_fd)
+        link: socket.socket | None = socket.socket(fileno=options.link_fd)
     else:
         listen_fd = systemd.listening_sockets()[systemd.CLIENTS].detach()
         os.set_blocking(listen_fd, False)
-        link = _connect(options.link_path)
+        link = _connect(options.link_path, CONNECT_S)
 
     # libzmq never seeds rand(), and predictable routing ids let any client abort it.
     seed = options.seed
@@ -55,7 +55,12 @@ def main() -> int:
         seed = int.from_bytes(os.urandom(4), "little")
     ctypes.CDLL(None).srand(seed)
 
-    front = Front(listen_fd, link)
+    front: Front | FrontWithoutCore
+    if link is not None:
+        front = Front(listen_fd, link)
+    else:
+        path = options.link_path
+        front = FrontWithoutCore(listen_fd, lambda: _connect(path, 0.0) is not None)
     systemd.notify("READY=1")
     try:
         front.run()
@@ -64,18 +69,18 @@ def main() -> int:
     return 0
 
 
-def _connect(path: str) -> socket.socket:
+def _connect(path: str, within_s: float) -> socket.socket | None:
+    """The link to zeusd; None if there is no zeusd for this long."""
     link = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    give_up_at = time.monotonic() + CONNECT_S
+    give_up_at = time.monotonic() + within_s
     while True:
         try:
             link.connect(path)
-        except OSError as error:
+        except OSError:
             if time.monotonic() > give_up_at:
-                raise SystemExit(
-                    f"zeusd-front: cannot reach zeusd at {path} ({error.strerror}); look at its log"
-                ) from None
-            time.sleep(0.05)
+                link.close()
+                return None
+            time.sleep(0.02)
         else:
             return link
 

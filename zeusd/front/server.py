@@ -12,6 +12,7 @@ import select
 import socket
 import struct
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,11 @@ _DRAIN = 10_000
 QUEUED_PER_CONNECTION = 16
 """Requests that libzmq takes of one connection before it makes the sender wait. What a flooder has
 queued here, everybody else waits for."""
+
+_LABEL = "ipc:///zeusd"
+"""libzmq wants a name; the descriptor is bound already."""
+
+_LOOK_MS = 200
 
 PATIENCE_PER_SECOND = 100.0
 """Requests over a user's bound that are answered with an error; who goes on is cut off."""
@@ -68,18 +74,7 @@ class Front:
         self._penalty_ns: dict[int, int] = {}
         self._logged = RateLimiter(1.0, 10)
         self._context = zmq.Context(io_threads=1)
-        self._router = self._context.socket(zmq.ROUTER)
-        for option, value in (
-            (zmq.MAXMSGSIZE, MAX_REQUEST_BYTES),
-            (zmq.RCVHWM, QUEUED_PER_CONNECTION),
-            (zmq.SNDHWM, 100),
-            (zmq.LINGER, 0),
-            (zmq.HANDSHAKE_IVL, 1000),
-            (zmq.ROUTER_MANDATORY, 0),
-            (zmq.ROUTER_HANDOVER, 0),
-            (zmq.USE_FD, os.dup(listen_fd)),
-        ):
-            self._router.setsockopt(option, value)
+        self._router = _router(self._context, listen_fd)
         self._monitor = self._router.get_monitor_socket(
             zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
         )
@@ -90,7 +85,7 @@ class Front:
         self._next_number = 1
         self._uid_of_fd: dict[int, int] = {}
         self._count_of_uid: dict[int, int] = {}
-        self._router.bind("ipc:///zeusd")
+        self._router.bind(_LABEL)
 
     def run(self) -> None:
         """Serves until the core closes the link."""
@@ -334,6 +329,59 @@ class Front:
                 stream.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.info("peer was gone already: %s", error, extra={"event": "peer_gone"})
+
+
+class FrontWithoutCore:
+    """Tells clients that zeusd is not running, until it is; then it ends, to be started afresh.
+
+    Args:
+        listen_fd: Bound, listening Unix stream socket.
+        core_is_there: Whether zeusd can be reached.
+    """
+
+    def __init__(self, listen_fd: int, core_is_there: Callable[[], bool]) -> None:
+        self._core_is_there = core_is_there
+        self._context = zmq.Context(io_threads=1)
+        self._router = _router(self._context, listen_fd)
+        self._router.bind(_LABEL)
+
+    def run(self) -> None:
+        """Serves until zeusd is there."""
+        while not self._core_is_there():
+            systemd.notify("WATCHDOG=1")
+            if not self._router.poll(_LOOK_MS):
+                continue
+            routing_id, *frames = self._router.recv_multipart()
+            try:
+                request_id = decode_request(frames[0]).get("id") if len(frames) == 1 else 0
+            except DecodeError:
+                request_id = 0
+            reply = _error(
+                request_id if isinstance(request_id, int) else 0,
+                ErrorCode.UNAVAILABLE,
+                "zeusd is not running on this node; start it with `systemctl start zeusd`",
+            )
+            self._router.send_multipart([routing_id, encode(reply)])
+
+    def close(self) -> None:
+        """Closes everything without waiting."""
+        self._context.destroy(linger=0)
+
+
+def _router(context: zmq.Context[zmq.Socket[bytes]], listen_fd: int) -> zmq.Socket[bytes]:
+    router = context.socket(zmq.ROUTER)
+    for option, value in (
+        (zmq.MAXMSGSIZE, MAX_REQUEST_BYTES),
+        (zmq.RCVHWM, QUEUED_PER_CONNECTION),
+        (zmq.SNDHWM, 100),
+        (zmq.LINGER, 0),
+        (zmq.HANDSHAKE_IVL, 1000),
+        (zmq.ROUTER_MANDATORY, 0),
+        (zmq.ROUTER_HANDOVER, 0),
+        (zmq.USE_FD, os.dup(listen_fd)),
+    ):
+        router.setsockopt(option, value)
+    return router
 
 
 def _readable(socket_: zmq.Socket[bytes]) -> bool:

@@ -190,20 +190,19 @@ class ChildFront:
 class UnitFront:
     """A front that systemd runs as a unit of its own, and that connects to zeusd.
 
-    Only the front's user may: others are turned away by the socket's mode, and here once more.
+    Only the front's user may, by the kernel's word.
 
     Args:
         reactor: The loop.
-        listening: Where it connects to, SOCK_SEQPACKET.
+        path: Where it connects to. Whoever has the journal has this path, too.
         uid: The front's user.
         limits: What it allows each user.
     """
 
-    def __init__(
-        self, reactor: Reactor, listening: socket.socket, uid: int, limits: link.FrontLimits
-    ) -> None:
+    def __init__(self, reactor: Reactor, path: str, uid: int, limits: link.FrontLimits) -> None:
         self._reactor = reactor
-        self._listening = listening
+        self._path = path
+        self._listening = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self._uid = uid
         self._port = FrontPort(reactor, limits, self._end)
 
@@ -221,12 +220,23 @@ class UnitFront:
 
     def start(self) -> None:
         """See `FrontSupervisor`."""
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._path)
+        before = os.umask(0o111)
+        try:
+            self._listening.bind(self._path)
+        finally:
+            os.umask(before)
+        self._listening.listen(8)
         self._listening.setblocking(False)
         self._reactor.add_reader(self._listening.fileno(), self._accept)
 
     def stop(self) -> None:
         """See `FrontSupervisor`."""
         self._reactor.remove_reader(self._listening.fileno())
+        self._listening.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
         self._port.disconnect()
 
     def _accept(self) -> None:

@@ -249,6 +249,7 @@ class World:
             elif code is None:
                 self.values[(call.gpu, call.control)] = call.value
                 self.writes.append((call.gpu, call.control, call.value))
+                self.wrote(call)
             else:
                 result = nvml_failure("setting", call.gpu, code)
         elif call.reading is Reading.CONTROL:
@@ -261,6 +262,9 @@ class World:
         else:
             result = {"t_ns": self.now_ns, "energy_mj": 5}
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
+
+    def wrote(self, write: Write) -> None:
+        """A write has reached its device."""
 
     def _takes(self, write: Write) -> bool:
         low, high = self.range_mw

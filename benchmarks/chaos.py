@@ -1,0 +1,72 @@
+"""Runs any number of random schedules against the core: leases, crashes, faults, outside hands.
+
+    python benchmarks/chaos.py                     10,000 schedules on all processors
+    python benchmarks/chaos.py --schedules 1000000
+    python benchmarks/chaos.py --seed 8524         one schedule, to look at
+
+Each schedule is thirty things that happen to a node of two GPUs (tests/zeusd/core/schedules.py),
+then all faults end, and then everybody dies. What must be true is checked after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tests.zeusd.core.schedules import run_schedule
+
+CHUNK = 500
+
+
+def run_chunk(first: int) -> list[tuple[int, str]]:
+    """Runs the schedules of one chunk. Returns the seeds that violated something, and what."""
+    violations = []
+    for seed in range(first, first + CHUNK):
+        try:
+            run_schedule(seed)
+        except Exception as error:
+            violations.append((seed, f"{type(error).__name__}: {error}"))
+    return violations
+
+
+def main() -> int:
+    """Prints a table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--schedules", type=int, default=10_000)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seed", type=int, help="run this one and show what it violates")
+    options = parser.parse_args()
+    if options.seed is not None:
+        try:
+            run_schedule(options.seed)
+        except Exception:
+            traceback.print_exc()
+            return 1
+        print(f"schedule {options.seed}: nothing violated")
+        return 0
+    chunks = range(options.first_seed, options.first_seed + options.schedules, CHUNK)
+    began = time.monotonic()
+    violations: list[tuple[int, str]] = []
+    with multiprocessing.Pool(options.processes) as pool:
+        for found in pool.imap_unordered(run_chunk, chunks):
+            violations += found
+            for seed, what in found:
+                print(f"seed {seed}: {what}", flush=True)
+    seconds = time.monotonic() - began
+    count = len(chunks) * CHUNK
+    print(f"schedules  {count:>10,}  (seeds {chunks.start} to {chunks.start + count - 1})")
+    print(f"violations {len(violations):>10,}")
+    print(f"time       {seconds:>10,.0f} s, {count / seconds:,.0f} schedules/s")
+    return 1 if violations else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,182 @@
+"""A booted systemd: an overlay of this machine's root, started by systemd-nspawn."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from tests.support import wait_for
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SOURCES = "/usr/src/zeusd"
+BOOT_S = 120.0
+
+_NEEDED = ("systemd-nspawn", "nsenter", "setpriv", "mount", "umount")
+
+
+def why_not() -> str | None:
+    """Why no machine can be booted here; None if one can."""
+    if os.getuid() != 0:
+        return "booting a systemd in a container takes root"
+    missing = [name for name in _NEEDED if shutil.which(name) is None]
+    if missing:
+        return f"{', '.join(missing)} not installed (apt-get install systemd-container)"
+    return None
+
+
+class Machine:
+    """One container. Its changes are thrown away with it."""
+
+    def __init__(self) -> None:
+        self._directory = Path(tempfile.mkdtemp(prefix="zeusd-machine-", dir="/var/tmp"))
+        self.root = self._directory / "root"
+        self._process: subprocess.Popen[bytes] | None = None
+        self._leader = 0
+
+    def start(self) -> Machine:
+        """Boots it."""
+        parts = {name: self._directory / name for name in ("upper", "work", "root")}
+        for part in parts.values():
+            part.mkdir()
+        options = f"lowerdir=/,upperdir={parts['upper']},workdir={parts['work']}"
+        subprocess.run(
+            ["mount", "-t", "overlay", "overlay", "-o", options, str(self.root)], check=True
+        )
+        self._copy_sources()
+        self._quieten()
+        name = f"zeusd-{os.getpid()}"
+        with (self._directory / "console").open("wb") as console:
+            self._process = subprocess.Popen(
+                [
+                    *("systemd-nspawn", "--quiet", "--boot", "--directory", str(self.root)),
+                    *("--machine", name, "--register=no", "--keep-unit", "--link-journal=no"),
+                    "--console=pipe",
+                ],
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+            )
+        self._leader = wait_for(self._find_leader, "the container's init", BOOT_S)
+        wait_for(self._is_up, "the container to boot", BOOT_S)
+        return self
+
+    def stop(self) -> None:
+        """Ends it and removes all of it."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._leader, 9)
+            self._process.kill()
+            self._process.wait()
+        for _ in range(50):
+            if subprocess.run(["umount", str(self.root)], capture_output=True).returncode == 0:
+                break
+            time.sleep(0.1)
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def run(
+        self,
+        *command: str,
+        user: str | None = None,
+        groups: Sequence[str] = (),
+        check: bool = True,
+        **options: Any,
+    ) -> subprocess.CompletedProcess[str]:
+        """Runs a command inside and returns what it said."""
+        done = subprocess.run(
+            self.command(*command, user=user, groups=groups),
+            capture_output=True,
+            text=True,
+            env=self._environment(),
+            **options,
+        )
+        if check and done.returncode != 0:
+            raise AssertionError(
+                f"{' '.join(command)} returned {done.returncode}:\n{done.stdout}{done.stderr}"
+            )
+        return done
+
+    def popen(
+        self, *command: str, user: str | None = None, groups: Sequence[str] = ()
+    ) -> subprocess.Popen[str]:
+        """Starts a command inside, with pipes to talk to it."""
+        return subprocess.Popen(
+            self.command(*command, user=user, groups=groups),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=self._environment(),
+        )
+
+    def command(
+        self, *command: str, user: str | None = None, groups: Sequence[str] = ()
+    ) -> list[str]:
+        """The command line that runs a command inside."""
+        enter = ["nsenter", "--target", str(self._leader), "--mount", "--pid", "--ipc", "--uts"]
+        enter += ["--root", "--wd=/", "--"]
+        if user is not None:
+            enter += ["setpriv", f"--reuid={user}", f"--regid={user}"]
+            enter += [f"--groups={','.join(groups)}" if groups else "--clear-groups", "--"]
+        return [*enter, *command]
+
+    def systemctl(self, *arguments: str, check: bool = True) -> str:
+        """Runs systemctl inside."""
+        return self.run("systemctl", *arguments, check=check).stdout.strip()
+
+    def show(self, unit: str, name: str) -> str:
+        """One property of a unit."""
+        return self.systemctl("show", "--value", f"--property={name}", unit)
+
+    # --------------------------------------------------------------------------------- internals
+
+    @staticmethod
+    def _environment() -> dict[str, str]:
+        keep = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+        return {**keep, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C"}
+
+    def _copy_sources(self) -> None:
+        target = Path(f"{self.root}{SOURCES}")
+        skip = shutil.ignore_patterns("__pycache__")
+        for name in ("zeus", "zeus_ipc", "zeusd", "scripts", "systemd"):
+            shutil.copytree(REPOSITORY / name, target / name, ignore=skip)
+        for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
+            shutil.copy2(REPOSITORY / name, target / name)
+
+    def _quieten(self) -> None:
+        """Services of this machine that the tests do not need, and that would slow the boot."""
+        units = Path(f"{self.root}/etc/systemd/system")
+        for path in Path(f"{self.root}/etc/systemd/system").glob("*.wants/*"):
+            if path.name.startswith(("dbus", "systemd-")) or path.suffix == ".target":
+                continue
+            mask = units / path.name
+            if not os.path.lexists(mask):
+                mask.symlink_to("/dev/null")
+        for name in ("postgresql.service", "apt-daily.timer", "apt-daily-upgrade.timer"):
+            mask = units / name
+            if not os.path.lexists(mask):
+                mask.symlink_to("/dev/null")
+
+    def _find_leader(self) -> int:
+        assert self._process is not None
+        if self._process.poll() is not None:
+            console = (self._directory / "console").read_text(errors="replace")
+            raise AssertionError(f"systemd-nspawn ended:\n{console}")
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        for child in children.read_text().split():
+            comm = Path(f"/proc/{child}/comm")
+            with contextlib.suppress(OSError):
+                if comm.read_text().strip() in ("systemd", "init"):
+                    return int(child)
+        return 0
+
+    def _is_up(self) -> bool:
+        done = subprocess.run(
+            self.command("systemctl", "is-system-running"), capture_output=True, text=True
+        )
+        return done.stdout.strip() in ("running", "degraded")

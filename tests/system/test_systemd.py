@@ -1,0 +1,469 @@
+"""zeusd under a systemd that booted, installed by `scripts/install`, as its users meet it there."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_nvml.double import NvmlDouble
+from tests.support import NOBODY, wait_for
+from tests.system import machine as machines
+from tests.system.machine import SOURCES, Machine
+
+REQUIRED = os.environ.get("ZEUSD_TEST_SYSTEMD") == "required"
+pytestmark = [
+    pytest.mark.skipif(
+        machines.why_not() is not None and not REQUIRED, reason=str(machines.why_not())
+    ),
+    pytest.mark.timeout(300),
+]
+
+PYTHON = "/opt/zeusd/bin/python"
+LIBRARY = "/opt/nvml-double/libnvidia-ml.so.1"
+STATE = "/var/lib/nvml-double"
+LIMIT = 250_000
+
+CLIENT = """
+import json, sys
+from zeus_ipc import Client, errors
+client = Client(timeout_s=30)
+for line in sys.stdin:
+    name, *arguments = json.loads(line)
+    try:
+        result = getattr(client, name)(*arguments)
+        answer = ["ok", result if isinstance(result, int) else str(result)]
+    except errors.ZeusIpcError as error:
+        answer = [error.code, error.message]
+    print(json.dumps(answer), flush=True)
+"""
+
+
+class Node:
+    """The machine, its GPUs, and its users."""
+
+    def __init__(self, machine: Machine, double: NvmlDouble) -> None:
+        self.machine = machine
+        self.double = double
+        self.zeus_gid = machine.run("getent", "group", "zeus").stdout.split(":")[2]
+
+    def user(self, *groups: str) -> User:
+        return User(self, groups or (self.zeus_gid,))
+
+    def wait_serving(self) -> None:
+        wait_for(lambda: "2 GPUs" in self.machine.show("zeusd", "StatusText"), "zeusd to serve")
+
+    def limits(self) -> list[int]:
+        return [self.double.limit_mw(gpu) for gpu in range(2)]
+
+    def main_pid(self) -> int:
+        return int(self.machine.show("zeusd", "MainPID"))
+
+    def records(self, **fields: str) -> list[dict[str, Any]]:
+        """Journal records of zeusd with these fields."""
+        self.machine.run("journalctl", "--sync")
+        matches = [f"{name}={value}" for name, value in fields.items()]
+        out = self.machine.run("journalctl", "-o", "json", "-u", "zeusd.service", *matches).stdout
+        return [json.loads(line) for line in out.splitlines()]
+
+    def configure(self, text: str) -> None:
+        path = Path(f"{self.machine.root}/etc/zeusd/zeusd.toml")
+        path.write_text(f'[nvml]\nlibrary = "{LIBRARY}"\n{text}')
+
+
+class User:
+    """A process of an ordinary user inside, that talks to zeusd as it is told."""
+
+    def __init__(self, node: Node, groups: tuple[str, ...]) -> None:
+        self.node = node
+        self._process = node.machine.popen(
+            PYTHON, "-c", CLIENT, user=str(NOBODY), groups=[group for group in groups if group]
+        )
+
+    def __call__(self, name: str, *arguments: Any) -> tuple[str, Any]:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.write(json.dumps([name, *arguments]) + "\n")
+        self._process.stdin.flush()
+        line = self._process.stdout.readline()
+        assert line, "the client died"
+        code, result = json.loads(line)
+        return code, result
+
+    def set(self, gpu: int, watts: int) -> str:
+        code, message = self("set_power_limit", self.node.double.uuid(gpu), watts * 1000)
+        assert code == "ok" or message
+        return code
+
+    def kill(self) -> None:
+        # nsenter has forked the client into its pid namespace, and waits for it.
+        children = Path(f"/proc/{self._process.pid}/task/{self._process.pid}/children")
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            for child in children.read_text().split():
+                os.kill(int(child), signal.SIGKILL)
+        self._process.wait()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.wait()
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[Node]:
+    machine = Machine()
+    try:
+        machine.start()
+        root = machine.root
+        state = Path(f"{root}{STATE}")
+        state.mkdir(parents=True)
+        double = NvmlDouble(state, [{}, {}])
+        library = Path(f"{root}{LIBRARY}")
+        library.parent.mkdir(parents=True)
+        shutil.copy(double.library, library)
+        env = f'"NVML_DOUBLE_STATE={STATE}/nvml-state" "NVML_DOUBLE_RECORD={STATE}/nvml-record"'
+        for unit in ("zeusd", "zeusd-restore"):
+            folder = Path(f"{root}/etc/systemd/system/{unit}.service.d")
+            folder.mkdir(parents=True)
+            (folder / "double.conf").write_text(
+                f"[Service]\nReadWritePaths={STATE}\nEnvironment={env}\n"
+            )
+        (Path(f"{root}/etc/systemd/system/zeusd.service.d") / "quick.conf").write_text(
+            "[Service]\nWatchdogSec=2\n"
+        )
+        (root / "etc/zeusd").mkdir()
+        (root / "etc/zeusd/zeusd.toml").write_text(f'[nvml]\nlibrary = "{LIBRARY}"\n')
+        machine.run("bash", f"{SOURCES}/scripts/install")
+        node = Node(machine, double)
+        node.wait_serving()
+        yield node
+    finally:
+        machine.stop()
+
+
+@pytest.fixture
+def user(node: Node) -> Iterator[User]:
+    """A member of group zeus; whatever it did is back afterwards."""
+    node.machine.systemctl("start", "zeusd")
+    node.wait_serving()
+    user = node.user()
+    yield user
+    user.kill()
+    wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the limits to be back")
+
+
+# ------------------------------------------------------------------------------------ installation
+
+
+def test_the_units_are_what_systemd_takes_and_hardly_exposed(node: Node) -> None:
+    units = ["zeusd", "zeusd-front", "zeusd-restore"]
+    verified = node.machine.run(
+        "systemd-analyze", "verify", *(f"/etc/systemd/system/{unit}.service" for unit in units)
+    )
+    complaints = [line for line in verified.stderr.splitlines() if "zeusd" in line]
+    assert complaints == []
+    for unit in units:
+        last = node.machine.run("systemd-analyze", "security", f"{unit}.service").stdout
+        score = float(last.strip().splitlines()[-1].split(": ")[1].split()[0])
+        assert score <= 1.5, f"{unit} is exposed by {score}"
+
+
+def test_the_front_is_a_unit_of_its_own_and_has_nothing(node: Node) -> None:
+    pid = node.machine.show("zeusd-front", "MainPID")
+    status = dict(
+        line.split(":", 1)
+        for line in node.machine.run("cat", f"/proc/{pid}/status").stdout.splitlines()
+    )
+    front_uid = node.machine.run("id", "-u", "zeusd-front").stdout.strip()
+    assert set(status["Uid"].split()) == {front_uid}
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    root = dict(
+        line.split(":", 1)
+        for line in node.machine.run("cat", f"/proc/{node.main_pid()}/status").stdout.splitlines()
+    )
+    assert int(root["CapBnd"], 16) == 1 << 21, "CAP_SYS_ADMIN and nothing else"
+    maps = node.machine.run("cat", f"/proc/{node.main_pid()}/maps").stdout
+    assert "libzmq" not in maps, "the root process must not link libzmq"
+
+
+def test_installing_again_changes_nothing_and_keeps_leases(node: Node, user: User) -> None:
+    assert user.set(0, 180) == "ok"
+    before = Path(f"{node.machine.root}/etc/zeusd/zeusd.toml").read_text()
+    node.machine.run("bash", f"{SOURCES}/scripts/install")
+    assert Path(f"{node.machine.root}/etc/zeusd/zeusd.toml").read_text() == before
+    node.wait_serving()
+    assert node.limits() == [180_000, LIMIT]
+    assert user.set(0, 170) == "ok"
+
+
+# --------------------------------------------------------------------------------- who may do what
+
+
+def test_members_may_lower_and_everybody_may_read(node: Node, user: User) -> None:
+    stranger = node.user("")
+    assert user.set(0, 200) == "ok"
+    assert node.limits() == [200_000, LIMIT]
+    assert stranger.set(1, 200) == "permission_denied"
+    code, text = stranger("state", node.double.uuid(0))
+    assert code == "ok"
+    assert "power_limit_mw=200000" in text
+    assert stranger("leases")[0] == "ok"
+    stranger.close()
+
+
+def test_every_change_is_one_journal_record_with_its_fields(node: Node, user: User) -> None:
+    seen = len(node.records(EVENT="set")), len(node.records(EVENT="restore"))
+    calls = len(node.double.calls())
+    uuid = node.double.uuid(1)
+    for watts in (200, 190, 180):
+        assert user.set(1, watts) == "ok"
+    assert user("release")[0] == "ok"
+    sets = node.records(EVENT="set")[seen[0] :]
+    restores = node.records(EVENT="restore")[seen[1] :]
+    assert [(one["OLD"], one["NEW"]) for one in sets] == [
+        ("250 W", "200 W"),
+        ("200 W", "190 W"),
+        ("190 W", "180 W"),
+    ]
+    (restore,) = restores
+    assert (restore["OLD"], restore["NEW"], restore["REASON"]) == ("180 W", "250 W", "released")
+    for record in (*sets, restore):
+        assert record["GPU_UUID"] == uuid
+        assert record["CONTROL"] == "power_limit"
+        assert record["CLIENT_UID"] == str(NOBODY)
+        assert int(record["CLIENT_PID"]) > 1
+        assert record["LEASE"] == sets[0]["LEASE"]
+        assert record["RESULT"] == "ok"
+        assert record["_SYSTEMD_UNIT"] == "zeusd.service"
+    written = [call.arguments[0] for call in node.double.calls()[calls:]]
+    assert written == [200_000, 190_000, 180_000, 250_000], "one record for every write"
+
+
+# -------------------------------------------------------------------------------- start, stop, die
+
+
+def test_a_restart_keeps_leases(node: Node, user: User) -> None:
+    assert user.set(0, 200) == "ok"
+    calls = len(node.double.calls())
+    pid = node.main_pid()
+    node.machine.systemctl("restart", "zeusd")
+    assert node.main_pid() != pid
+    assert user("heartbeat") == ("ok", 1)
+    assert node.limits() == [200_000, LIMIT]
+    assert len(node.double.calls()) == calls, "nothing was written"
+    assert user.set(0, 190) == "ok"
+
+
+def test_a_stop_restores_and_stays_one(node: Node, user: User) -> None:
+    assert user.set(0, 200) == "ok"
+    node.machine.systemctl("stop", "zeusd")
+    assert node.limits() == [LIMIT, LIMIT]
+    code, message = user("node")
+    assert code == "unavailable"
+    assert "systemctl start zeusd" in message
+    assert node.machine.show("zeusd", "ActiveState") == "inactive", "clients must not start it"
+    node.machine.systemctl("start", "zeusd")
+    node.wait_serving()
+    assert user.set(0, 200) == "lease_expired"
+    assert user("acquire", node.double.uuid(0), ["power_limit"])[0] == "ok"
+    assert user.set(0, 200) == "ok"
+
+
+def test_a_killed_zeusd_comes_back_with_the_leases_of_the_living(node: Node, user: User) -> None:
+    dying = node.user()
+    assert user.set(0, 200) == "ok"
+    assert dying.set(1, 150) == "ok"
+    before = node.machine.show("zeusd", "NRestarts")
+    node.machine.systemctl("kill", "--signal=KILL", "--kill-whom=main", "zeusd")
+    dying.kill()
+    wait_for(lambda: node.limits() == [200_000, LIMIT], "what the dead held to be back")
+    wait_for(lambda: node.machine.show("zeusd", "NRestarts") != before, "the restart")
+    assert user.set(0, 190) == "ok"
+    assert user("heartbeat") == ("ok", 1)
+
+
+def test_a_zeusd_that_stands_still_is_replaced(node: Node, user: User) -> None:
+    assert user.set(0, 200) == "ok"
+    pid = node.main_pid()
+    node.machine.systemctl("kill", "--signal=STOP", "--kill-whom=main", "zeusd")
+    wait_for(lambda: node.main_pid() not in (0, pid), "the watchdog", timeout_s=60)
+    node.wait_serving()
+    assert user("heartbeat") == ("ok", 1)
+    assert node.limits() == [200_000, LIMIT]
+    assert user.set(0, 190) == "ok"
+
+
+@pytest.mark.parametrize("number", ["ABRT", "KILL", "STOP"])
+def test_an_aborted_front_costs_a_reconnect(node: Node, user: User, number: str) -> None:
+    assert user.set(0, 200) == "ok"
+    pid = node.main_pid()
+    front = node.machine.show("zeusd-front", "MainPID")
+    node.machine.systemctl("kill", f"--signal={number}", "zeusd-front")
+    wait_for(
+        lambda: node.machine.show("zeusd-front", "MainPID") not in ("0", front),
+        "another front",
+        timeout_s=60,
+    )
+    assert user.set(0, 190) == "ok"
+    assert user("heartbeat") == ("ok", 1)
+    assert node.main_pid() == pid
+    assert node.limits() == [190_000, LIMIT]
+
+
+def test_a_front_that_dies_twenty_times_is_still_started(node: Node, user: User) -> None:
+    assert user.set(0, 200) == "ok"
+    for _ in range(20):
+        front = wait_for(
+            lambda: int(node.machine.show("zeusd-front", "MainPID")), "a front to be there"
+        )
+        node.machine.run("kill", "-9", str(front), check=False)
+        wait_for(
+            lambda gone=front: int(node.machine.show("zeusd-front", "MainPID")) != gone,
+            "it to be gone",
+        )
+    assert user.set(0, 190) == "ok"
+    assert node.machine.show("zeusd.socket", "ActiveState") == "active"
+
+
+def test_a_broken_installation_restores_all_the_same(node: Node, user: User) -> None:
+    assert user.set(0, 200) == "ok"
+    site = next(Path(f"{node.machine.root}/opt/zeusd/lib").glob("python3*/site-packages/zeusd"))
+    broken = site.with_name("zeusd-broken")
+    site.rename(broken)
+    try:
+        node.machine.systemctl("kill", "--signal=KILL", "--kill-whom=main", "zeusd")
+        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the helper to restore", timeout_s=60)
+        assert node.machine.show("zeusd", "ActiveState") == "failed"
+        again = node.machine.run(
+            *("env", f"NVML_DOUBLE_STATE={STATE}/nvml-state"),
+            *(f"NVML_DOUBLE_RECORD={STATE}/nvml-record", "/usr/bin/python3", "-I", "-S"),
+            *("/opt/zeusd/libexec/zeusd-restore.py", "--all"),
+        )
+        assert "nothing is owed" in again.stderr
+    finally:
+        broken.rename(site)
+        node.machine.systemctl("reset-failed", "zeusd")
+    node.machine.systemctl("start", "zeusd")
+    node.wait_serving()
+    assert node.limits() == [LIMIT, LIMIT]
+    assert user.set(0, 200) == "lease_expired", "who lived through it is told"
+
+
+# ------------------------------------------------------------------------------------------ reload
+
+
+def test_a_reload_takes_a_good_file_and_a_bad_one_changes_nothing(node: Node, user: User) -> None:
+    pid = node.main_pid()
+    assert user.set(0, 200) == "ok"
+    try:
+        node.configure("[[gpu]]\npower_limit_w = 210\n")
+        node.machine.systemctl("reload", "zeusd")
+        wait_for(lambda: user.set(0, 220) == "out_of_range", "the new maximum to count")
+        node.configure("[[gpu]]\n\npower_limit_w = 'much'\n")
+        failed = node.machine.run("systemctl", "reload", "zeusd", check=False)
+        assert failed.returncode != 0
+        log = node.machine.run("journalctl", "-u", "zeusd", "-n", "20", "-o", "cat").stdout
+        assert "zeusd.toml: line 5: gpu.0.power_limit_w" in log
+        assert user.set(0, 220) == "out_of_range"
+        # A file that breaks between check and signal is refused by zeusd itself, with its line.
+        node.machine.run("kill", "-HUP", str(node.main_pid()))
+        wait_for(lambda: node.records(EVENT="reload_failed"), "the refusal")
+        assert user.set(0, 220) == "out_of_range"
+        assert user.set(0, 205) == "ok"
+    finally:
+        node.configure("")
+        node.machine.systemctl("reload", "zeusd")
+    wait_for(lambda: user.set(0, 220) == "ok", "the old maximum to count again")
+    assert node.main_pid() == pid
+
+
+# --------------------------------------------------------------------------------------- hardening
+
+PROBE = """
+import ctypes, errno, json, os, socket, sys
+def attempt(action):
+    try:
+        action()
+        return "allowed"
+    except OSError as error:
+        return errno.errorcode[error.errno]
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "")
+results = {
+    "read /etc/shadow": attempt(lambda: open("/etc/shadow").read()),
+    "write /etc": attempt(lambda: open("/etc/zeusd-was-here", "w")),
+    "write /usr": attempt(lambda: open("/usr/zeusd-was-here", "w")),
+    "see /home": attempt(lambda: os.listdir("/home/someone")),
+    "AF_INET": attempt(lambda: socket.socket(socket.AF_INET)),
+    "AF_NETLINK": attempt(lambda: socket.socket(socket.AF_NETLINK, socket.SOCK_RAW)),
+    "unshare": attempt(lambda: call(272, 0x10000000)),
+    "setuid": attempt(lambda: os.setuid(65534)),
+    "chown": attempt(lambda: os.chown("/run/zeusd", 65534, 65534)),
+    "ptrace": attempt(lambda: call(101, 16, 1, 0, 0)),
+    "mount": attempt(lambda: call(165, b"none", b"/tmp", b"tmpfs", 0, 0)),
+    "init_module": attempt(lambda: call(175, 0, 0, b"")),
+    "own state": attempt(lambda: open("/run/zeusd/probe", "w")),
+}
+print(json.dumps(results))
+"""
+
+
+@pytest.mark.parametrize("unit", ["zeusd", "zeusd-front", "zeusd-restore"])
+def test_what_the_sandbox_of_each_unit_denies(node: Node, unit: str) -> None:
+    root = node.machine.root
+    (root / "home/someone").mkdir(exist_ok=True)
+    text = (root / f"etc/systemd/system/{unit}.service").read_text()
+    kept = [
+        line
+        for line in text.splitlines()
+        if not line.startswith(("Exec", "Type=", "Restart", "Requires=", "Wants=", "Also="))
+        and not line.startswith(("Sockets=", "WatchdogSec=", "OnFailure=", "Propagates"))
+    ]
+    kept.insert(
+        kept.index("[Service]") + 1,
+        f"Type=oneshot\nExecStart={PYTHON} /opt/zeusd/libexec/probe.py\n"
+        "StandardOutput=file:/run/probe",
+    )
+    (root / "etc/systemd/system/probe.service").write_text("\n".join(kept))
+    (root / "opt/zeusd/libexec/probe.py").write_text(PROBE)
+    node.machine.systemctl("daemon-reload")
+    node.machine.systemctl("start", "probe.service")
+    results = json.loads(node.machine.run("cat", "/run/probe").stdout)
+    node.machine.run("rm", "-f", "/run/probe")
+    allowed = {name for name, outcome in results.items() if outcome == "allowed"}
+    if unit == "zeusd-front":
+        assert allowed == set()
+    else:
+        # Root may read its own files; it may write where its state is, and nowhere else.
+        assert allowed <= {"own state", "read /etc/shadow"}
+        assert "own state" in allowed
+
+
+# ----------------------------------------------------------------------------------- the very last
+
+
+def test_zz_uninstalling_restores_and_leaves_nothing_running(node: Node) -> None:
+    user = node.user()
+    assert user.set(0, 200) == "ok"
+    node.machine.run("bash", f"{SOURCES}/scripts/install", "--uninstall")
+    assert node.limits() == [LIMIT, LIMIT]
+    root = node.machine.root
+    assert not (root / "opt/zeusd").exists()
+    assert not list((root / "etc/systemd/system").glob("zeusd*.s*t"))
+    assert not list((root / "etc/systemd/system").glob("zeusd*.service"))
+    assert (root / "etc/zeusd/zeusd.toml").exists()
+    left = node.machine.run("pgrep", "-f", "/opt/zeusd/bin", check=False).stdout.split()
+    assert len(left) <= 1, "only the client of this test may be left"
+    node.machine.run("bash", f"{SOURCES}/scripts/install", "--uninstall")
+    user.close()
+    time.sleep(0)

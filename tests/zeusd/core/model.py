@@ -1,0 +1,395 @@
+"""A node on which anything may happen at any time, and what must be true of it all the same.
+
+The model is the world around a core: processes that live, hang and die, devices with queues and
+faults, a journal, outside hands. Tests and `benchmarks/chaos.py` choose what happens; the model
+does it, and checks.
+
+What must be true, always: a value that zeusd wrote is in force only if the journal lists it, or if
+it is the restore target. A process that says it is alive keeps its leases. And in the end, when
+nothing fails any more: every control without a living holder is at its restore target, or at a
+value that somebody else chose.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from tests.zeusd.core.world import GPU0, GPU1, World
+from zeus_ipc.messages import Control
+from zeusd.core.access import Access, AllowRule
+from zeusd.core.control import ControlMachine, Phase
+from zeusd.core.effects import Effect, Read, Watch, Write
+from zeusd.core.model import ControlValue, Debt, Process, debt_key
+from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
+
+GPUS = (GPU0, GPU1)
+CONTROLS = tuple(Control)
+ADMINS = 600
+TTL_S = 15.0
+ACCESS = Access(
+    rules=(AllowRule(everyone=True, controls=frozenset(Control)),),
+    admin_gids=frozenset({ADMINS}),
+)
+POLICIES = (
+    SitePolicy(),
+    SitePolicy(restore_power="device-max"),
+    SitePolicy(restore_power="device-default"),
+    SitePolicy(outside_change="override"),
+    SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000, gpu_clocks_mhz=(300, 1200)),)),
+)
+DEFAULTS: dict[Control, ControlValue] = {
+    Control.POWER_LIMIT: (280_000,),
+    Control.PERSISTENCE_MODE: (0,),
+    Control.GPU_CLOCKS: (),
+    Control.MEMORY_CLOCKS: (),
+}
+FAULTS = (15, 10, 4, 999, 2)
+"""GPU_IS_LOST, TIMEOUT, NO_PERMISSION, UNKNOWN, INVALID_ARGUMENT."""
+
+
+class CrashError(Exception):
+    """zeusd was killed in the middle of carrying out effects."""
+
+
+@dataclass
+class Program:
+    """A process of some user."""
+
+    process: Process
+    uid: int
+    groups: frozenset[int]
+    conn: int
+    alive: bool = True
+    stopped: bool = False
+    blameless: bool = True
+    """It never hung, and nobody took anything from it: it must not lose a lease."""
+
+
+class Model(World):
+    """The world, with everything that can happen to it as a method, and the checks."""
+
+    def __init__(self, policy: SitePolicy | None = None) -> None:
+        self.programs: list[Program] = []
+        self.crash_in: int | None = None
+        self.ours: set[tuple[str, Control]] = set()
+        self.targets: dict[tuple[str, Control], set[ControlValue]] = defaultdict(set)
+        self.up = True
+        self._gone: list[Process] = []
+        self._next_conn = 100
+        self._next_pid = 1000
+        super().__init__(policy, (300_000, 250_000), ACCESS, LeaseTerms())
+        self.hold = True
+        self._drain()
+
+    # --------------------------------------------------------------------------- what can happen
+
+    def start_program(self, admin: bool = False) -> Program:
+        """A process starts and connects."""
+        self._next_pid += 1
+        groups = frozenset({ADMINS}) if admin else frozenset({7})
+        program = Program(Process(self._next_pid, 77), 1000 + len(self.programs) % 2, groups, 0)
+        self.programs.append(program)
+        self._reconnect(program)
+        return program
+
+    def request(self, program: Program, op: str, **arguments: object) -> None:
+        """A process asks for something; a stopped one cannot."""
+        if program.alive and not program.stopped and self.up:
+            if program.conn == 0:
+                self._reconnect(program)
+            self._guarded(lambda: self.ask(program.conn, op, **arguments))
+
+    def set(
+        self, program: Program, gpu: str, control: Control, choice: int, block: bool = True
+    ) -> None:
+        """A process sets one control."""
+        step = choice % 5
+        if control is Control.POWER_LIMIT:
+            self.request(
+                program,
+                "set_power_limit",
+                gpus=[gpu],
+                power_limit_mw=120_000 + 30_000 * step,
+                block=block,
+            )
+        elif control is Control.PERSISTENCE_MODE:
+            self.request(
+                program, "set_persistence_mode", gpus=[gpu], enabled=bool(step % 2), block=block
+            )
+        else:
+            op = "set_gpu_clocks" if control is Control.GPU_CLOCKS else "set_memory_clocks"
+            low = 300 + 100 * step
+            self.request(
+                program, op, gpus=[gpu], min_mhz=low, max_mhz=low + 200 * step, block=block
+            )
+
+    def kill(self, process: Process) -> None:
+        """A process dies."""
+        program = next(one for one in self.programs if one.process == process)
+        program.alive = False
+        if self.up and process in self.watched:
+            self._guarded(lambda: self.apply(self.core.process_gone(self.now_ns, process)))
+
+    def hang(self, program: Program, stopped: bool) -> None:
+        """SIGSTOP and SIGCONT."""
+        program.stopped = stopped
+        if stopped:
+            program.blameless = False
+
+    def pass_time(self, seconds: float) -> None:
+        """Time passes; whoever runs, says so every few seconds."""
+        while seconds > 0:
+            step = min(seconds, TTL_S / 3)
+            due_ns = self.core.next_deadline_ns()
+            if due_ns is not None and self.up:
+                step = min(step, max(0.001, (due_ns - self.now_ns) / 1e9))
+            seconds -= step
+            self.now_ns += int(step * 1e9) + 1
+            if not self.up:
+                continue
+            for program in self.programs:
+                self.request(program, "heartbeat")
+            if self.up:
+                self._guarded(lambda: self.apply(self.core.tick(self.now_ns)))
+
+    def device_step(self, which: int) -> None:
+        """The oldest call of one GPU returns."""
+        if self.up and self.held:
+            gpu = self.held[which % len(self.held)].gpu
+            call = next(call for call in self.held if call.gpu == gpu)
+            self.held.remove(call)
+            self._guarded(lambda: self._device(call))
+
+    def outside(self, gpu: str, choice: int) -> None:
+        """Somebody runs nvidia-smi -pl."""
+        key = (gpu, Control.POWER_LIMIT)
+        value = (110_000 + 35_000 * (choice % 5),)
+        if self.values[key] != value:
+            self.values[key] = value
+            self.ours.discard(key)
+
+    def front_dies(self) -> None:
+        """All connections end at once."""
+        for program in self.programs:
+            program.conn = 0
+        if self.up:
+            self._guarded(lambda: self.apply(self.core.all_peers_closed(self.now_ns)))
+
+    def crash(self, lost_calls: int) -> None:
+        """zeusd is killed here and now. What a worker had begun may still reach its device."""
+        begun: dict[str, Read | Write] = {}
+        for call in self.held:
+            begun.setdefault(call.gpu, call)
+        for number, call in enumerate(begun.values()):
+            if lost_calls >> number & 1 and isinstance(call, Write):
+                self._write_device(call)
+        self.held.clear()
+        self._gone.clear()
+        self.up = False
+        for program in self.programs:
+            program.conn = 0
+
+    def start_zeusd(self) -> None:
+        """A new zeusd, on the same devices and the same journal."""
+        if self.up:
+            return
+        self.up = True
+        self.crash_in = None
+        self._forget_resting()
+        alive = {program.process for program in self.programs if program.alive}
+        self._guarded(lambda: self.start_core(alive))
+
+    def stop_zeusd(self, restore: bool) -> None:
+        """An orderly end, followed by a crash if it takes too long."""
+        if not self.up:
+            return
+        self._guarded(lambda: self.apply(self.core.stop(self.now_ns, restore)))
+        if restore:
+            for program in self.programs:
+                program.blameless = False
+        if self.up:
+            for _ in range(40):
+                if not self.held or not self.up:
+                    break
+                self.device_step(0)
+        self.crash(0)
+
+    def reload_driver(self) -> None:
+        """While zeusd is down: all settings are lost, and a new load has a new name."""
+        if self.up:
+            return
+        self.driver = f"driver-{int(self.driver.split('-')[1]) + 1}"
+        for gpu in GPUS:
+            for control, value in DEFAULTS.items():
+                self.values[(gpu, control)] = value
+                self.ours.discard((gpu, control))
+        for program in self.programs:
+            program.blameless = False
+
+    def reconfigure(self, policy: SitePolicy) -> None:
+        """The operator changes zeusd.toml and reloads, or it counts from the next start."""
+        self.settings = Settings(policy, ACCESS, LeaseTerms())
+        self._forget_resting()
+        if self.up:
+            self._guarded(lambda: self.apply(self.core.reconfigure(self.now_ns, self.settings)))
+
+    def revoke(self, program: Program, gpu: str) -> None:
+        """An administrator ends everybody's leases on a GPU."""
+        for other in self.programs:
+            other.blameless = False
+        self.request(program, "release", gpus=[gpu], force=True)
+
+    # ------------------------------------------------------------------------ what must be true
+
+    def check(self) -> None:
+        """What must be true at every moment."""
+        if self.up:
+            for gpu in GPUS:
+                for control in CONTROLS:
+                    self.targets[(gpu, control)].add(self.machine(gpu, control).target)
+        for key in self.ours:
+            gpu, control = key
+            value = self.values[key]
+            entry = self.journal.get(debt_key(gpu, control))
+            if entry is not None:
+                debt = Debt.from_json(entry)
+                assert value in (*debt.values, debt.target, *self.targets[key]), (
+                    f"{control.value} of {gpu} holds {value}, which the journal does not list"
+                )
+            elif self.up:
+                machine = self.machine(gpu, control)
+                assert machine.phase is Phase.FREE or not machine._values
+        if self.up:
+            self._check_losses()
+
+    def machine(self, gpu: str, control: Control) -> ControlMachine:
+        """One control's state in the core."""
+        return self.core._gpus[gpu].machines[control]
+
+    def settle(self) -> None:
+        """Nothing fails any more, and enough time passes."""
+        self.faults.clear()
+        self.journal_broken = False
+        self.crash_in = None
+        self.start_zeusd()
+        for _ in range(4):
+            self._drain()
+            self.pass_time(70)
+            self._drain()
+        for gpu in GPUS:
+            for control in CONTROLS:
+                self._check_settled(gpu, control)
+        self.check()
+
+    def finish(self) -> None:
+        """Everybody is gone: nothing may be left."""
+        for program in self.programs:
+            if program.alive:
+                self.kill(program.process)
+        self.settle()
+        for gpu in GPUS:
+            for control in CONTROLS:
+                machine = self.machine(gpu, control)
+                assert machine.phase is Phase.FREE, f"{control.value} of {gpu} is never put back"
+        left = [key for key in self.journal if key.startswith(("debt/", "lost/"))]
+        assert left == [], f"the journal keeps what nobody owes: {left}"
+        assert self.watched == {}, "somebody is watched for ever"
+
+    def _check_settled(self, gpu: str, control: Control) -> None:
+        machine, key = self.machine(gpu, control), (gpu, control)
+        value = self.values[key]
+        if machine.phase is Phase.FREE:
+            assert value == machine.target or key not in self.ours, (
+                f"{control.value} of {gpu} is left at {value} instead of {machine.target}"
+            )
+            assert debt_key(gpu, control) not in self.journal
+            return
+        assert machine.phase is Phase.HELD, "all faults are gone, and it is still not put back"
+        assert machine.lease is not None
+        holder = machine.lease.holder
+        program = next(one for one in self.programs if one.process == holder)
+        assert program.alive, f"{control.value} of {gpu} is held by the dead"
+        assert not program.stopped, f"{control.value} of {gpu} is held by who hangs"
+        assert debt_key(gpu, control) in self.journal or not machine._values
+        if key in self.ours and machine.value is not None:
+            # After a crash the newest of them may have been meant only.
+            assert value in (*machine._values, machine.target)
+
+    def _forget_resting(self) -> None:
+        """What is at rest stays as it is when a reload names another target for the next time."""
+        for gpu, control in list(self.ours):
+            entry = self.journal.get(debt_key(gpu, control))
+            if entry is None or not entry["values"]:
+                self.ours.discard((gpu, control))
+
+    def _check_losses(self) -> None:
+        for program in self.programs:
+            if program.blameless and program.alive:
+                for gpu in GPUS:
+                    for control in CONTROLS:
+                        assert not self.machine(gpu, control).lost_by(program.process), (
+                            f"{program.process} lost {control.value} of {gpu} although it lives"
+                        )
+
+    # --------------------------------------------------------------------------------- internals
+
+    def apply(self, effects: list[Effect]) -> None:
+        """Carries out effects one by one; zeusd may be killed between any two."""
+        for effect in effects:
+            self._maybe_crash()
+            if isinstance(effect, Write) and not self.journal_broken:
+                # Between the journal's entry and the device, too.
+                self.journal[effect.key] = effect.entry
+                self._maybe_crash()
+            super().apply([effect])
+            if isinstance(effect, Watch) and not self._lives(effect.process):
+                self._gone.append(effect.process)
+
+    def _lives(self, process: Process) -> bool:
+        return any(one.process == process and one.alive for one in self.programs)
+
+    def _maybe_crash(self) -> None:
+        if self.crash_in is not None:
+            self.crash_in -= 1
+            if self.crash_in < 0:
+                self.crash_in = None
+                raise CrashError
+
+    def _guarded(self, action: Callable[[], object]) -> None:
+        try:
+            action()
+            while self._gone:
+                # The ring tells at once when the core asks it to watch the dead.
+                self.apply(self.core.process_gone(self.now_ns, self._gone.pop()))
+        except CrashError:
+            self.crash(0)
+
+    def _write_device(self, write: Write) -> None:
+        """The device's side of a write whose caller is gone."""
+        key = (write.gpu, write.control)
+        if write.expected and self.values[key] not in write.expected:
+            return
+        if self.faults.get(key) is None and self._takes(write):
+            self.values[key] = write.value
+            self.ours.add(key)
+
+    def wrote(self, write: Write) -> None:
+        """A write has reached its device."""
+        self.ours.add((write.gpu, write.control))
+
+    def _reconnect(self, program: Program) -> None:
+        self._next_conn += 1
+        program.conn = self._next_conn
+        if self.up:
+            self._guarded(
+                lambda: self.connect(program.conn, program.process.pid, program.uid, program.groups)
+            )
+
+    def _drain(self) -> None:
+        for _ in range(10_000):
+            if not self.held:
+                return
+            self.device_step(0)
+        raise AssertionError("device calls never end")

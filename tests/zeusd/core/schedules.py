@@ -1,0 +1,110 @@
+"""Random schedules of what can happen to a node: the same seed, the same schedule."""
+
+from __future__ import annotations
+
+import random
+
+from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, POLICIES, Model
+
+WEIGHTS = {
+    "set": 14,
+    "device": 14,
+    "time": 5,
+    "acquire": 3,
+    "release": 3,
+    "goodbye": 1,
+    "reset": 1,
+    "kill": 4,
+    "hang": 3,
+    "resume": 3,
+    "start_program": 3,
+    "outside": 3,
+    "fault": 3,
+    "heal": 3,
+    "journal": 1,
+    "crash": 3,
+    "crash_soon": 3,
+    "start_zeusd": 6,
+    "stop": 1,
+    "restart": 1,
+    "front": 2,
+    "revoke": 1,
+    "driver": 1,
+    "reload": 1,
+}
+
+
+def run_schedule(seed: int, steps: int = 30) -> Model:
+    """One schedule from start to end, checked throughout.
+
+    Raises:
+        AssertionError: Something was not as it must be.
+    """
+    rng = random.Random(seed)
+    model = Model(rng.choice(POLICIES))
+    model.start_program()
+    model.start_program(admin=True)
+    names, weights = list(WEIGHTS), list(WEIGHTS.values())
+    for name in rng.choices(names, weights, k=steps):
+        _step(model, name, rng)
+        model.check()
+    model.settle()
+    model.finish()
+    return model
+
+
+def _step(model: Model, name: str, rng: random.Random) -> None:
+    program = rng.choice(model.programs)
+    gpu, control = rng.choice(GPUS), rng.choice(CONTROLS)
+    if name == "set":
+        model.set(program, gpu, control, rng.randrange(5), block=rng.random() < 0.7)
+    elif name == "device":
+        for _ in range(rng.randrange(1, 6)):
+            model.device_step(rng.randrange(8))
+    elif name == "time":
+        model.pass_time(rng.choice((0.1, 1.0, 6.0, 16.0, 70.0)))
+    elif name == "acquire":
+        controls = [one.value for one in rng.sample(CONTROLS, rng.randrange(1, 4))]
+        ttl_ms = rng.choice((0, 0, 2_000, 60_000))
+        model.request(program, "acquire", gpus=[gpu], controls=controls, ttl_ms=ttl_ms)
+    elif name == "release":
+        model.request(program, "release", gpus=[gpu] if rng.random() < 0.5 else [])
+    elif name == "goodbye":
+        model.request(program, "goodbye")
+    elif name == "reset":
+        model.request(program, "reset", gpus=[gpu], control=control.value)
+    elif name == "kill":
+        if program.alive:
+            model.kill(program.process)
+    elif name in ("hang", "resume"):
+        model.hang(program, name == "hang")
+    elif name == "start_program":
+        if len(model.programs) < 6:
+            model.start_program()
+    elif name == "outside":
+        model.outside(gpu, rng.randrange(5))
+    elif name == "fault":
+        model.faults[(gpu, rng.choice((control, None)))] = rng.choice(FAULTS)
+    elif name == "heal":
+        model.faults.clear()
+        model.journal_broken = False
+    elif name == "journal":
+        model.journal_broken = True
+    elif name == "crash":
+        if model.up:
+            model.crash(rng.randrange(4))
+    elif name == "crash_soon":
+        model.crash_in = rng.randrange(6)
+    elif name == "start_zeusd":
+        model.start_zeusd()
+    elif name in ("stop", "restart"):
+        model.stop_zeusd(restore=name == "stop")
+    elif name == "front":
+        model.front_dies()
+    elif name == "revoke":
+        model.revoke(model.programs[1], gpu)
+    elif name == "driver":
+        if not model.up:
+            model.reload_driver()
+    elif name == "reload":
+        model.reconfigure(rng.choice(POLICIES))

@@ -1,0 +1,166 @@
+"""Whatever happens, in whatever order: no GPU is left throttled, and nobody alive loses a lease."""
+
+from __future__ import annotations
+
+import os
+import random
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, POLICIES, Model
+from tests.zeusd.core.schedules import run_schedule
+
+SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", "4000"))
+
+numbers = st.integers(0, 7)
+gpus = st.sampled_from(GPUS)
+controls = st.sampled_from(CONTROLS)
+
+
+class Node(RuleBasedStateMachine):
+    """Hypothesis chooses what happens, and makes the shortest story of whatever goes wrong."""
+
+    @initialize(policy=st.sampled_from(POLICIES))
+    def begin(self, policy: object) -> None:
+        self.model = Model(policy)  # type: ignore[arg-type]
+        self.model.start_program()
+        self.model.start_program(admin=True)
+
+    def program(self, which: int) -> object:
+        return self.model.programs[which % len(self.model.programs)]
+
+    @precondition(lambda self: len(self.model.programs) < 6)
+    @rule()
+    def start_program(self) -> None:
+        self.model.start_program()
+
+    @rule(who=numbers, gpu=gpus, control=controls, choice=numbers, block=st.booleans())
+    def set(self, who: int, gpu: str, control: object, choice: int, block: bool) -> None:
+        self.model.set(self.program(who), gpu, control, choice, block)  # type: ignore[arg-type]
+
+    @rule(
+        who=numbers,
+        gpu=gpus,
+        some=st.lists(controls, min_size=1, max_size=3),
+        ttl_ms=st.sampled_from((0, 2_000, 60_000)),
+    )
+    def acquire(self, who: int, gpu: str, some: list[object], ttl_ms: int) -> None:
+        names = [one.value for one in some]  # type: ignore[attr-defined]
+        self.model.request(
+            self.program(who),  # type: ignore[arg-type]
+            *("acquire",),
+            gpus=[gpu],
+            controls=names,
+            ttl_ms=ttl_ms,
+        )
+
+    @rule(who=numbers, gpu=gpus, control=controls)
+    def reset(self, who: int, gpu: str, control: object) -> None:
+        name = control.value  # type: ignore[attr-defined]
+        self.model.request(self.program(who), "reset", gpus=[gpu], control=name)  # type: ignore[arg-type]
+
+    @rule(who=numbers, op=st.sampled_from(("release", "goodbye", "heartbeat")))
+    def let_go(self, who: int, op: str) -> None:
+        self.model.request(self.program(who), op)  # type: ignore[arg-type]
+
+    @rule(who=numbers)
+    def kill(self, who: int) -> None:
+        program = self.model.programs[who % len(self.model.programs)]
+        if program.alive:
+            self.model.kill(program.process)
+
+    @rule(who=numbers, stopped=st.booleans())
+    def hang(self, who: int, stopped: bool) -> None:
+        self.model.hang(self.program(who), stopped)  # type: ignore[arg-type]
+
+    @rule(seconds=st.sampled_from((0.1, 1.0, 6.0, 16.0, 70.0)))
+    def pass_time(self, seconds: float) -> None:
+        self.model.pass_time(seconds)
+
+    @rule(which=numbers)
+    def device_step(self, which: int) -> None:
+        self.model.device_step(which)
+
+    @rule(gpu=gpus, choice=numbers)
+    def outside(self, gpu: str, choice: int) -> None:
+        self.model.outside(gpu, choice)
+
+    @rule(gpu=gpus, control=st.one_of(st.none(), controls), code=st.sampled_from(FAULTS))
+    def fault(self, gpu: str, control: object, code: int) -> None:
+        self.model.faults[(gpu, control)] = code  # type: ignore[index]
+
+    @rule(broken=st.booleans())
+    def journal(self, broken: bool) -> None:
+        self.model.journal_broken = broken
+
+    @rule()
+    def heal(self) -> None:
+        self.model.faults.clear()
+
+    @precondition(lambda self: self.model.up)
+    @rule(lost=numbers)
+    def crash(self, lost: int) -> None:
+        self.model.crash(lost)
+
+    @precondition(lambda self: self.model.up)
+    @rule(effects=st.integers(0, 8))
+    def crash_in_the_middle(self, effects: int) -> None:
+        self.model.crash_in = effects
+
+    @precondition(lambda self: not self.model.up)
+    @rule()
+    def start_zeusd(self) -> None:
+        self.model.start_zeusd()
+
+    @precondition(lambda self: not self.model.up)
+    @rule()
+    def reload_driver(self) -> None:
+        self.model.reload_driver()
+
+    @rule(restore=st.booleans())
+    def stop_zeusd(self, restore: bool) -> None:
+        self.model.stop_zeusd(restore)
+
+    @rule()
+    def front_dies(self) -> None:
+        self.model.front_dies()
+
+    @rule(gpu=gpus)
+    def revoke(self, gpu: str) -> None:
+        self.model.revoke(self.model.programs[1], gpu)
+
+    @rule(policy=st.sampled_from(POLICIES))
+    def reconfigure(self, policy: object) -> None:
+        self.model.reconfigure(policy)  # type: ignore[arg-type]
+
+    @invariant()
+    def holds(self) -> None:
+        self.model.check()
+
+    def teardown(self) -> None:
+        self.model.settle()
+        self.model.finish()
+
+
+Node.TestCase.settings = settings(
+    max_examples=200,
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    print_blob=True,
+)
+test_whatever_hypothesis_thinks_of = Node.TestCase
+
+
+def test_random_schedules() -> None:
+    first = random.SystemRandom().randrange(10**9)
+    print(f"schedules {first} to {first + SCHEDULES - 1}; see benchmarks/chaos.py --seed")
+    for seed in range(first, first + SCHEDULES):
+        try:
+            run_schedule(seed)
+        except Exception as error:
+            raise AssertionError(
+                f"schedule {seed} (python benchmarks/chaos.py --seed {seed}): {error}"
+            ) from error
