@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -69,10 +69,15 @@ class RunningDaemon:
         directory: Where socket, journal and log go.
         arguments: Further options of `zeusd serve`.
         env: Further environment.
+        program: What Python runs instead of `-m zeusd`, the first time.
     """
 
     def __init__(
-        self, directory: Path, *arguments: str, env: Mapping[str, str] | None = None
+        self,
+        directory: Path,
+        *arguments: str,
+        env: Mapping[str, str] | None = None,
+        program: Sequence[str] = ("-m", "zeusd"),
     ) -> None:
         self.directory = directory
         self.socket = str(directory / "zeusd.sock")
@@ -80,10 +85,10 @@ class RunningDaemon:
         self.log_path = directory / "zeusd.log"
         self._arguments = arguments
         self._env = {**os.environ, **(env or {})}
-        self.process = self._spawn()
+        self.process = self._spawn(program)
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "zeusd", "serve", "--socket", self.socket]
+    def _spawn(self, program: Sequence[str] = ("-m", "zeusd")) -> subprocess.Popen[bytes]:
+        command = [sys.executable, *program, "serve", "--socket", self.socket]
         command += ["--state-dir", str(self.state_dir), "--log-format", "json", *self._arguments]
         with self.log_path.open("ab") as log:
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=self._env)

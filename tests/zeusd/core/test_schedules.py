@@ -50,7 +50,7 @@ class Node(RuleBasedStateMachine):
         names = [one.value for one in some]  # type: ignore[attr-defined]
         self.model.request(
             self.program(who),  # type: ignore[arg-type]
-            *("acquire",),
+            "acquire",
             gpus=[gpu],
             controls=names,
             ttl_ms=ttl_ms,
