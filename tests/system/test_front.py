@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import zmq
 
-from tests.support import RunningDaemon, running_daemon, script, wait_for
+from tests.support import NOBODY, RunningDaemon, as_nobody, running_daemon, script, wait_for
 from zeus_ipc import Client
 
 SPEC = "2xv100-pcie:setter_ms=0"
@@ -211,6 +211,51 @@ def test_connections_of_one_user_are_bounded(tmp_path: Path) -> None:
             wait_for(only_the_allowed_are_left, "the connections over the limit to be closed")
             assert len(alive) >= 18  # the client has one, and the probe before it had one
             assert len(client.node().gpus) == 2
+
+
+FLOODER = """
+import sys, msgpack, zmq
+context = zmq.Context()
+dealer = context.socket(zmq.DEALER)
+dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+dealer.connect("ipc://" + sys.argv[1])
+monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
+refused = cut_off = 0
+for number in range(200_000):
+    dealer.send(msgpack.packb({"v": 1, "id": number + 1, "op": "heartbeat"}))
+    while dealer.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        refused += b"overloaded" in dealer.recv()
+    if monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+        cut_off = 1
+        break
+print(refused, cut_off)
+"""
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as two users")
+def test_requests_of_one_user_are_bounded(tmp_path: Path) -> None:
+    config = tmp_path / "zeusd.toml"
+    config.write_text("[front]\nrequests_per_second = 200\n")
+    options = ("--simulate", SPEC, "--config", str(config), "--socket-mode", "0666")
+    with running_daemon(*options, gpus=2) as daemon, daemon.client() as client:
+        front = daemon.front_pid()
+        flooder = script(FLOODER, daemon.socket, **as_nobody())
+        output, _ = flooder.communicate(timeout=60)
+        refused, cut_off = (int(part) for part in output.split())
+        assert refused > 0, "first it is told"
+        assert cut_off == 1, "then it is cut off"
+        assert wait_for(lambda: daemon.records("flood"), "the record")[0]["uid"] == NOBODY
+        assert len(client.node().gpus) == 2, "another user notices nothing"
+        assert daemon.front_pid() == front
+
+
+def test_a_front_that_stands_still_is_replaced(
+    daemon: RunningDaemon, held: tuple[Client, str]
+) -> None:
+    front = daemon.front_pid()
+    os.kill(front, signal.SIGSTOP)
+    assert_nothing_else_happened(daemon, held, front)
+    assert daemon.records("front_stuck")
 
 
 def _has_ended(stream: socket.socket) -> bool:

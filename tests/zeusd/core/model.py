@@ -20,8 +20,8 @@ from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.messages import Control
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.control import ControlMachine, Phase
-from zeusd.core.effects import Effect, Read, Watch, Write
-from zeusd.core.model import ControlValue, Debt, Process, debt_key
+from zeusd.core.effects import Effect, Read, Reading, Watch, Write
+from zeusd.core.model import READABLE, ControlValue, Debt, Process, debt_key
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
 
 GPUS = (GPU0, GPU1)
@@ -77,6 +77,7 @@ class Model(World):
         self.targets: dict[tuple[str, Control], set[ControlValue]] = defaultdict(set)
         self.up = True
         self._gone: list[Process] = []
+        self._seen: dict[tuple[str, Control], ControlValue] = {}
         self._next_conn = 100
         self._next_pid = 1000
         super().__init__(policy, (300_000, 250_000), ACCESS, LeaseTerms())
@@ -365,6 +366,26 @@ class Model(World):
                 self.apply(self.core.process_gone(self.now_ns, self._gone.pop()))
         except CrashError:
             self.crash(0)
+
+    def _device(self, call: Read | Write) -> None:
+        key = (call.gpu, call.control)
+        if isinstance(call, Read):
+            if call.reading is Reading.CONTROL:
+                self._seen[key] = self.values[key]  # type: ignore[index]
+        elif call.control in READABLE and list(call.value) == call.entry["target"]:
+            self._check_not_clobbered(call)
+        super()._device(call)
+
+    def _check_not_clobbered(self, write: Write) -> None:
+        """A restore writes over what zeusd wrote, and not over what it saw somebody else set."""
+        if self.machine(write.gpu, write.control).phase is not Phase.RESTORING:
+            return
+        seen = self._seen.get((write.gpu, write.control))
+        known = [*write.entry["values"], write.entry["target"]]
+        keeps = self.settings.site.outside_change == "keep"
+        assert seen is None or list(seen) in known or not keeps, (
+            f"{write.control.value} of {write.gpu}: {seen}, which somebody else set, is overwritten"
+        )
 
     def _write_device(self, write: Write) -> None:
         """The device's side of a write whose caller is gone."""

@@ -54,6 +54,39 @@ def test_a_put_is_synced_before_it_returns(tmp_path: Path, monkeypatch: pytest.M
     journal.close()
 
 
+def test_a_compaction_is_whole_at_every_instant(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new file is complete and synced before its rename, and the rename is synced after."""
+    journal = opened(tmp_path)
+    journal.put("a", {"x": 1})
+    steps: list[str] = []
+    aside = tmp_path / "journal.new"
+    real_fsync, real_rename = os.fsync, os.rename
+
+    def whole(path: Path) -> bool:
+        return path.exists() and path.read_text().endswith('["a",{"x":1}]\n')
+
+    def fsync(fd: int) -> None:
+        assert whole(journal.path), "the journal in force is whole"
+        steps.append("directory" if os.path.isdir(f"/proc/self/fd/{fd}") else "file")
+        if steps[-1] == "file":
+            assert whole(aside), "what is synced is complete"
+        real_fsync(fd)
+
+    def rename(source: object, target: object) -> None:
+        assert whole(journal.path)
+        steps.append("rename")
+        real_rename(source, target)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "rename", rename)
+    monkeypatch.setattr(module, "COMPACT_AFTER_LINES", 0)
+    journal.put("b", {"x": 2})
+    assert steps == ["file", "rename", "directory"]
+    journal.close()
+
+
 def test_a_torn_last_record_is_dropped_and_the_rest_counts(tmp_path: Path) -> None:
     journal = opened(tmp_path)
     journal.put("a", {"x": 1})

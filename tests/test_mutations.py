@@ -1,0 +1,234 @@
+"""Every safety rule has a test that fails without it: each is deleted in turn, in a copy.
+
+Run it alone with `pytest tests/test_mutations.py -v` to see rule by rule.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One rule, where it is kept, the code without it, and the tests that must notice."""
+
+    rule: str
+    file: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.rule.replace(" ", "-")
+
+
+OPTIONS = ("-p", "no:cacheprovider", "-o", "timeout=8")
+"""Without its rule a test may wait in vain; with it, each takes a few seconds at most."""
+
+SCHEDULES = "tests/zeusd/core/test_schedules.py::test_random_schedules"
+
+MUTATIONS = (
+    Mutation(
+        "pidfd watch",
+        "zeusd/ring/processes.py",
+        "                self._reactor.add_reader(pidfd, lambda: self._died(process))\n",
+        "                pass\n",
+        ("tests/zeusd/ring/test_processes.py::test_death_is_reported_once_and_only_while_watched",),
+    ),
+    Mutation(
+        "watch of a holder",
+        "zeusd/core/control.py",
+        "            self._out.add(Watch(process))\n        assert self.lease is not None\n",
+        "        assert self.lease is not None\n",
+        (
+            "tests/zeusd/core/test_core.py::"
+            "test_the_death_of_the_holder_restores_all_its_controls_and_no_others",
+        ),
+    ),
+    Mutation(
+        "heartbeat expiry",
+        "zeusd/core/control.py",
+        "and now_ns >= self.lease.expires_ns:",
+        "and now_ns >= self.lease.expires_ns and False:",
+        (
+            "tests/zeusd/core/test_leases.py::"
+            "test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl",
+            SCHEDULES,
+        ),
+    ),
+    Mutation(
+        "loss told to the waking",
+        "zeusd/core/control.py",
+        "            self._lose(self.lease.holder, clause)\n",
+        "            pass\n",
+        (
+            "tests/zeusd/core/test_leases.py::"
+            "test_who_lost_a_lease_is_told_by_every_set_until_it_acquires_anew",
+        ),
+    ),
+    Mutation(
+        "journal before the device",
+        "zeusd/ring/engine.py",
+        "            self._journal.put(write.key, write.entry)\n",
+        "            pass\n",
+        (
+            "tests/system/test_promises.py::"
+            "test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for"
+            "[True-after the device]",
+        ),
+    ),
+    Mutation(
+        "journal sync",
+        "zeusd/ring/journal.py",
+        "            os.fdatasync(self._fd)\n",
+        "            pass\n",
+        ("tests/zeusd/ring/test_journal.py::test_a_put_is_synced_before_it_returns",),
+    ),
+    Mutation(
+        "journal sync before rename",
+        "zeusd/ring/journal.py",
+        "            os.fsync(fd)\n            os.rename(aside, self._path)\n",
+        "            os.rename(aside, self._path)\n",
+        ("tests/zeusd/ring/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
+    ),
+    Mutation(
+        "journal rename",
+        "zeusd/ring/journal.py",
+        "            os.rename(aside, self._path)\n",
+        "            self._path.write_bytes(data)\n",
+        ("tests/zeusd/ring/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
+    ),
+    Mutation(
+        "capture before the first write",
+        "zeusd/core/control.py",
+        "        elif self.control in READABLE and not self._captured:\n",
+        "        elif False:\n",
+        ("tests/zeusd/core/test_core.py",),
+    ),
+    Mutation(
+        "compare before restore",
+        "zeusd/core/control.py",
+        "                elif result not in self._values:\n",
+        "                elif False:\n",
+        ("tests/zeusd/core/test_core.py", SCHEDULES),
+    ),
+    Mutation(
+        "compare before set",
+        "zeusd/ring/workers.py",
+        "                    if current not in call.expected:\n",
+        "                    if False:\n",
+        ("tests/zeusd/ring/test_workers.py",),
+    ),
+    Mutation(
+        "retry of a restore",
+        "zeusd/core/control.py",
+        "        if (due_ns := self.retry_at_ns) is not None and now_ns >= due_ns:\n",
+        "        if False:\n",
+        ("tests/zeusd/core/test_core.py", SCHEDULES),
+    ),
+    Mutation(
+        "recovery of the dead",
+        "zeusd/core/core.py",
+        'ending = None if owed.holder in self._alive else "holder_gone"',
+        "ending = None",
+        ("tests/zeusd/core/test_core.py",),
+    ),
+    Mutation(
+        "driver reload voids the journal",
+        "zeusd/core/core.py",
+        "        if self._driver is not None and self._driver != driver:\n",
+        "        if False:\n",
+        (
+            "tests/zeusd/core/test_leases.py::"
+            "test_another_load_of_the_driver_voids_what_the_journal_says",
+        ),
+    ),
+    Mutation(
+        "default deny",
+        "zeusd/core/access.py",
+        "        if not covering:\n",
+        "        if False:\n",
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "connections per user",
+        "zeusd/front/server.py",
+        "        if count > self._limits.max_connections_per_user:\n",
+        "        if False:\n",
+        ("tests/system/test_front.py::test_connections_of_one_user_are_bounded",),
+    ),
+    Mutation(
+        "requests per user",
+        "zeusd/front/server.py",
+        "        if self._requests.take(connection.uid, now_ns):\n",
+        "        if True:\n",
+        ("tests/system/test_front.py::test_requests_of_one_user_are_bounded",),
+    ),
+    Mutation(
+        "writes per user",
+        "zeusd/core/core.py",
+        "            if not self._writes.take(peer.uid, self._out.now_ns):\n",
+        "            if False:\n",
+        (
+            "tests/zeusd/core/test_access.py::"
+            "test_writes_of_one_user_are_bounded_and_others_do_not_notice",
+        ),
+    ),
+    Mutation(
+        "credentials of the very connection",
+        "zeusd/front/server.py",
+        '                if f"localhost:{uid}:{gid}:{pid}" != address:\n',
+        "                if False:\n",
+        ("tests/zeusd/front/test_server.py",),
+    ),
+    Mutation(
+        "stuck front",
+        "zeusd/ring/port.py",
+        "        if time.monotonic_ns() - self._heard_ns > SILENT_S * 1e9:\n",
+        "        if False:\n",
+        ("tests/system/test_front.py::test_a_front_that_stands_still_is_replaced",),
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The repository's code and tests, to be mutated."""
+    copy = tmp_path_factory.mktemp("mutated")
+    skip = shutil.ignore_patterns("__pycache__", "test_mutations.py")
+    for name in ("zeus", "zeus_ipc", "zeusd", "tests", "benchmarks"):
+        shutil.copytree(REPOSITORY / name, copy / name, ignore=skip)
+    shutil.copy2(REPOSITORY / "pyproject.toml", copy)
+    for path in (copy, *copy.parents):
+        if str(path).startswith("/tmp/pytest-of"):
+            path.chmod(0o755)  # some tests act as another user
+    return copy
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
+def test_the_rule_is_missed_when_its_code_is_gone(mutation: Mutation, copy: Path) -> None:
+    path = copy / mutation.file
+    original = path.read_text()
+    assert original.count(mutation.before) == 1, f"{mutation.file} keeps this rule elsewhere now"
+    path.write_text(original.replace(mutation.before, mutation.after))
+    try:
+        for test in mutation.tests:
+            ran = subprocess.run(
+                [sys.executable, "-B", "-m", "pytest", "-qx", *OPTIONS, test],
+                cwd=copy,
+                capture_output=True,
+                text=True,
+            )
+            assert ran.returncode == 1, (
+                f"{test} does not notice (exit {ran.returncode}):\n{ran.stdout[-2000:]}"
+            )
+    finally:
+        path.write_text(original)
