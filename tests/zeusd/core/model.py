@@ -378,8 +378,8 @@ class Model(World):
 
     def _check_not_clobbered(self, write: Write) -> None:
         """A restore writes over what zeusd wrote, and not over what it saw somebody else set."""
-        if self.machine(write.gpu, write.control).phase is not Phase.RESTORING:
-            return
+        if write.expected or self.machine(write.gpu, write.control).phase is not Phase.RESTORING:
+            return  # a set, which a holder asked for before it let go
         seen = self._seen.get((write.gpu, write.control))
         known = [*write.entry["values"], write.entry["target"]]
         keeps = self.settings.site.outside_change == "keep"
