@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.messages import Control
@@ -188,6 +189,7 @@ class Model(World):
                 self._write_device(call)
         self.held.clear()
         self._gone.clear()
+        self._seen.clear()
         self.up = False
         for program in self.programs:
             program.conn = 0
@@ -232,6 +234,7 @@ class Model(World):
     def reconfigure(self, policy: SitePolicy) -> None:
         """The operator changes zeusd.toml and reloads, or it counts from the next start."""
         self.settings = Settings(policy, ACCESS, LeaseTerms())
+        self._seen.clear()
         self._forget_resting()
         if self.up:
             self._guarded(lambda: self.apply(self.core.reconfigure(self.now_ns, self.settings)))
@@ -368,19 +371,20 @@ class Model(World):
             self.crash(0)
 
     def _device(self, call: Read | Write) -> None:
-        key = (call.gpu, call.control)
+        key: Any = (call.gpu, call.control)
         if isinstance(call, Read):
             if call.reading is Reading.CONTROL:
-                self._seen[key] = self.values[key]  # type: ignore[index]
+                assert call.control is not None
+                self._seen.pop(key, None)
+                if self.machine(call.gpu, call.control).phase is Phase.RESTORING:
+                    self._seen[key] = self.values[key]
         elif call.control in READABLE and list(call.value) == call.entry["target"]:
             self._check_not_clobbered(call)
         super()._device(call)
 
     def _check_not_clobbered(self, write: Write) -> None:
         """A restore writes over what zeusd wrote, and not over what it saw somebody else set."""
-        if write.expected or self.machine(write.gpu, write.control).phase is not Phase.RESTORING:
-            return  # a set, which a holder asked for before it let go
-        seen = self._seen.get((write.gpu, write.control))
+        seen = self._seen.pop((write.gpu, write.control), None)
         known = [*write.entry["values"], write.entry["target"]]
         keeps = self.settings.site.outside_change == "keep"
         assert seen is None or list(seen) in known or not keeps, (
