@@ -136,5 +136,5 @@ def describe_range(control: Control, allowed: tuple[int, int]) -> str:
     return f"{low} to {high} MHz"
 
 
-OPEN = Access(rules=(AllowRule(everyone=True, controls=frozenset(Control)),))
+OPEN = Access(rules=(AllowRule(everyone=True, controls=frozenset(Control)),), writes_per_second=1e6)
 """Whoever can connect may change everything: for simulated GPUs, and engines inside a process."""

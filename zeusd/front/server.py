@@ -80,7 +80,7 @@ class Front:
         )
         self._monitor.setsockopt(zmq.RCVHWM, 0)
         self._by_id: dict[bytes, _Connection] = {}
-        self._by_fd: dict[int, _Connection] = {}
+        self._by_fd: dict[int, list[_Connection]] = {}
         self._by_number: dict[int, _Connection] = {}
         self._next_number = 1
         self._uid_of_fd: dict[int, int] = {}
@@ -166,7 +166,9 @@ class Front:
             return connection
         # A connection's end is told before the first message of the next one on its descriptor.
         self._drain_monitor()
-        fd = int(frame.get(zmq.SRCFD))
+        fd = _source_fd(frame)
+        if fd is None:
+            return None
         if connection is not None and routing_id in self._by_id:
             log.warning("routing id was taken over", extra={"event": "routing_id_reused"})
             self._kick_fd(fd)
@@ -175,9 +177,6 @@ class Front:
             # Our clients never choose routing ids; those who do can take another's place.
             self._kick_fd(fd)
             return None
-        old = self._by_fd.get(fd)
-        if old is not None:
-            self._forget(old)
         number = self._next_number
         self._next_number += 1
         try:
@@ -190,14 +189,19 @@ class Front:
                 header = wire.HEADER.pack(wire.OPEN, number)
                 socket.send_fds(self._link, [header], [stream.fileno()])
         except OSError as error:
-            log.info("connection ended at once: %s", error, extra={"event": "peer_gone"})
+            log.debug("connection ended at once: %s", error, extra={"event": "peer_gone"})
             return None
         connection = _Connection(number, routing_id, fd, address, uid)
-        self._by_id[routing_id] = self._by_fd[fd] = self._by_number[number] = connection
+        self._by_id[routing_id] = self._by_number[number] = connection
+        # What an ended connection of the same process left unread may come on the descriptor of
+        # its next one: two routing ids then, of one process, and each is answered as itself.
+        self._by_fd.setdefault(fd, []).append(connection)
         return connection
 
     def _refuse_multipart(self, frame: zmq.Frame) -> None:
-        self._kick_fd(int(frame.get(zmq.SRCFD)))
+        fd = _source_fd(frame)
+        if fd is not None:
+            self._kick_fd(fd)
         for _ in range(_DRAIN):
             if not self._router.getsockopt(zmq.RCVMORE):
                 return
@@ -244,7 +248,7 @@ class Front:
             self._router.send(connection.routing_id, zmq.SNDMORE | zmq.NOBLOCK)
             self._router.send(data, zmq.NOBLOCK)
         except zmq.ZMQError as error:
-            log.info("reply dropped: %s", error, extra={"event": "reply_dropped"})
+            log.debug("reply dropped: %s", error, extra={"event": "reply_dropped"})
 
     # -------------------------------------------------------------------------------- from core
 
@@ -312,12 +316,10 @@ class Front:
             self._count_of_uid[uid] -= 1
             if self._count_of_uid[uid] == 0:
                 del self._count_of_uid[uid]
-        connection = self._by_fd.get(fd)
-        if connection is not None:
+        for connection in self._by_fd.pop(fd, []):
             self._forget(connection)
 
     def _forget(self, connection: _Connection) -> None:
-        self._by_fd.pop(connection.fd, None)
         self._by_id.pop(connection.routing_id, None)
         self._by_number.pop(connection.number, None)
         self._link.send(wire.HEADER.pack(wire.CLOSE, connection.number))
@@ -328,7 +330,7 @@ class Front:
             with socket.socket(fileno=os.dup(fd)) as stream:
                 stream.shutdown(socket.SHUT_RDWR)
         except OSError as error:
-            log.info("peer was gone already: %s", error, extra={"event": "peer_gone"})
+            log.debug("peer was gone already: %s", error, extra={"event": "peer_gone"})
 
 
 class FrontWithoutCore:
@@ -393,6 +395,14 @@ def _credentials_of(stream: socket.socket) -> tuple[int, int, int]:
     raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, uid, gid = _CREDENTIALS.unpack(raw)
     return pid, uid, gid
+
+
+def _source_fd(frame: zmq.Frame) -> int | None:
+    """The connection's descriptor; None if libzmq kept none, as after a handshake cut short."""
+    try:
+        return int(frame.get(zmq.SRCFD))
+    except zmq.ZMQError:
+        return None
 
 
 def _property(frame: zmq.Frame, name: str) -> str:

@@ -1,0 +1,167 @@
+"""No input crashes the daemon, or grows its memory without bound."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgpack
+import pytest
+import zmq
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.system.test_front import _zmtp_handshake
+from zeus_ipc.codec import DecodeError, decode_reply, decode_request
+from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION
+from zeusd.front.server import _find_fault
+from zeusd.restore import replay
+
+values = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=True)
+    | st.text(max_size=40)
+    | st.binary(max_size=40),
+    lambda inner: st.lists(inner, max_size=6) | st.dictionaries(st.text(max_size=12), inner),
+    max_leaves=20,
+)
+FIELDS = (
+    *("gpus", "controls", "control", "block", "power_limit_mw", "min_mhz", "max_mhz", "enabled"),
+    *("deadline_ns", "client", "ttl_ms", "force", "client_version"),
+)
+almost_requests = st.fixed_dictionaries(
+    {"v": st.just(PROTOCOL_VERSION), "id": st.integers(0, 9), "op": st.sampled_from(OPERATIONS)},
+    optional=dict.fromkeys(FIELDS, values),
+)
+FUZZ = settings(
+    max_examples=500,
+    deadline=None,
+    print_blob=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@given(st.binary(max_size=2048))
+@FUZZ
+def test_any_bytes_are_a_map_or_refused(data: bytes) -> None:
+    for decode in (decode_request, decode_reply):
+        with contextlib.suppress(DecodeError):
+            assert isinstance(decode(data), dict)
+
+
+@given(values)
+@FUZZ
+def test_any_message_is_valid_or_answered(value: object) -> None:
+    fault = _find_fault(msgpack.packb(value, use_bin_type=True))
+    assert fault is not None, "nothing of that is a request"
+    assert set(fault) == {"v", "id", "error"}
+    assert len(str(fault)) < 4096
+
+
+@given(almost_requests)
+@FUZZ
+def test_almost_requests_are_valid_or_answered_shortly(message: dict[str, object]) -> None:
+    fault = _find_fault(msgpack.packb(message, use_bin_type=True))
+    if fault is not None:
+        assert fault["id"] in (message["id"], 0)
+        assert len(str(fault)) < 4096
+
+
+@given(st.lists(st.binary(max_size=200).map(lambda data: data.replace(b"\n", b"")), max_size=20))
+@FUZZ
+def test_any_journal_is_read_or_refused(lines: list[bytes]) -> None:
+    with contextlib.suppress(ValueError):
+        replay(lines, "boot")
+    header = b'{"format": 1, "boot": "boot"}'
+    said = replay([header, *lines], "boot")
+    assert all(isinstance(entry, dict) for entry in said.entries.values())
+
+
+def rss_kib(pid: int) -> int:
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("VmRSS:"):
+            return int(line.split()[1])
+    return 0
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100-pcie:setter_ms=0", gpus=2) as running:
+        yield running
+
+
+def _garbage(rng: random.Random) -> bytes:
+    kind = rng.randrange(4)
+    if kind == 0:
+        return rng.randbytes(rng.randrange(1, 400))
+    message = {"v": 1, "id": rng.randrange(9), "op": rng.choice(OPERATIONS)}
+    for name in rng.sample(("gpus", "control", "controls", "power_limit_mw", "client"), 3):
+        message[name] = rng.choice((None, 1, -1, 2**60, "x" * 250, [], ["GPU-x"] * 60, {}, 1.5))
+    data = bytearray(msgpack.packb(message))
+    for _ in range(rng.randrange(4) if kind > 1 else 0):
+        data[rng.randrange(len(data))] = rng.randrange(256)
+    return bytes(data)
+
+
+def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemon) -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    front, root = daemon.front_pid(), daemon.process.pid
+    sizes = []
+    for _ in range(6):
+        context = zmq.Context()
+        with context.socket(zmq.DEALER) as dealer:
+            dealer.setsockopt(zmq.LINGER, 0)
+            dealer.connect(f"ipc://{daemon.socket}")
+            for _ in range(1500):
+                dealer.send(_garbage(rng))
+                with contextlib.suppress(zmq.Again):
+                    while True:
+                        assert isinstance(decode_reply(dealer.recv(zmq.NOBLOCK)), dict)
+        context.term()
+        with daemon.client() as client:
+            client.release(force=True)
+            assert len(client.node().gpus) == 2
+        sizes.append(rss_kib(front) + rss_kib(root))
+    assert daemon.front_pid() == front
+    assert daemon.process.poll() is None
+    assert sizes[-1] - sizes[1] < 8_192, f"memory grows: {sizes} KiB"
+    assert not daemon.records("bug")
+
+
+def test_broken_streams_leave_nothing_behind(daemon: RunningDaemon) -> None:
+    """Handshakes cut short or scrambled, frames too long, connections opened and dropped."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    front = daemon.front_pid()
+
+    def descriptors() -> int:
+        return len(os.listdir(f"/proc/{front}/fd"))
+
+    wait_for(lambda: descriptors() < 60, "earlier connections to be gone")
+    before = descriptors()
+    for _ in range(400):
+        kind = rng.randrange(4)
+        with contextlib.suppress(OSError, IndexError):
+            if kind < 2:
+                with socket.socket(socket.AF_UNIX) as stream:
+                    stream.connect(daemon.socket)
+                    stream.sendall(rng.randbytes(rng.randrange(1, 200)))
+            else:
+                with _zmtp_handshake(daemon.socket) as stream:
+                    size = MAX_REQUEST_BYTES * 2 if kind == 2 else rng.randrange(1, 255)
+                    header = b"\x02" + size.to_bytes(8, "big") if kind == 2 else bytes([0, size])
+                    stream.sendall(header + rng.randbytes(rng.randrange(size)))
+    wait_for(lambda: descriptors() <= before + 2, "the descriptors to be closed")
+    with daemon.client() as client:
+        assert len(client.node().gpus) == 2
+    assert daemon.front_pid() == front

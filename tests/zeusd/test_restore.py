@@ -1,0 +1,256 @@
+"""`zeusd restore`: what is left to do when no zeusd lives."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml.double import NvmlDouble
+from tests.support import RunningDaemon, public_directory, running_daemon, script, wait_for
+from zeusd import restore
+from zeusd.restore import driver_id
+
+HELPER = Path(restore.__file__)
+LIMIT = 250_000
+CLOCKS = "nvmlDeviceResetGpuLockedClocks"
+SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
+
+HOLDER = """
+import sys
+from zeus_ipc import Client
+client = Client(sys.argv[1])
+gpus = [gpu.uuid for gpu in client.node().gpus]
+client.set_power_limit(gpus, 150_000)
+client.set_gpu_clocks(gpus[0], 600, 900)
+print("holding", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Wreck:
+    """A zeusd that was killed while a process held everything, and what it left."""
+
+    def __init__(self, directory: Path, daemon: RunningDaemon, double: NvmlDouble) -> None:
+        self.directory = directory
+        self.daemon = daemon
+        self.double = double
+        self.holder = script(HOLDER, daemon.socket)
+        assert self.holder.stdout is not None
+        assert self.holder.stdout.readline() == "holding\n"
+
+    def kill(self, holder: bool = True) -> None:
+        self.daemon.kill()
+        if holder:
+            self.holder.kill()
+            self.holder.wait()
+        self.calls = len(self.double.calls())
+
+    def run(self, *options: str) -> subprocess.CompletedProcess[str]:
+        """The helper as the units run it: the file itself, isolated, without site-packages."""
+        return subprocess.run(
+            [
+                *(sys.executable, "-I", "-S", str(HELPER)),
+                *("--state-dir", str(self.daemon.state_dir), *options),
+            ],
+            capture_output=True,
+            text=True,
+            env={**os.environ, **self.double.env},
+            timeout=60,
+        )
+
+    def written(self) -> list[tuple[str, int, int]]:
+        calls = self.double.calls()[self.calls :]
+        return sorted((call.symbol, call.gpu, call.arguments[0]) for call in calls)
+
+    def limits(self) -> list[int]:
+        return [self.double.limit_mw(gpu) for gpu in range(2)]
+
+
+@pytest.fixture
+def wreck() -> Iterator[Wreck]:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(public_directory())
+        double = NvmlDouble(directory, [{}, {}], privilege=0 if os.getuid() == 0 else 1)
+        daemon = stack.enter_context(
+            running_daemon(
+                *("--nvml-library", double.library),
+                gpus=2,
+                env=double.env,
+                directory=directory,
+            )
+        )
+        wreck = Wreck(directory, daemon, double)
+        yield wreck
+        wreck.holder.kill()
+        wreck.holder.wait()
+
+
+BACK = [(CLOCKS, 0, 0), (SET_LIMIT, 0, LIMIT), (SET_LIMIT, 1, LIMIT)]
+
+
+def test_it_needs_nothing_but_the_standard_library() -> None:
+    imported = set()
+    for node in ast.walk(ast.parse(HELPER.read_text())):
+        if isinstance(node, ast.Import):
+            imported |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            imported.add(str(node.module).split(".")[0])
+    assert imported <= set(sys.stdlib_module_names)
+
+
+def test_it_puts_back_what_the_dead_held_and_nothing_twice(wreck: Wreck) -> None:
+    wreck.kill()
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == [LIMIT, LIMIT]
+    assert wreck.written() == BACK
+    again = wreck.run()
+    assert again.returncode == 0
+    assert "nothing is owed" in again.stderr
+    assert wreck.written() == BACK
+
+
+def test_it_leaves_everything_to_a_zeusd_that_lives(wreck: Wreck) -> None:
+    wreck.calls = len(wreck.double.calls())
+    done = wreck.run("--all")
+    assert done.returncode == 0
+    assert "puts things back itself" in done.stderr
+    assert wreck.written() == []
+
+
+def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
+    wreck.kill(holder=False)
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == [150_000, 150_000]
+    assert "would go back" in wreck.run("--all", "--dry-run").stderr
+    assert wreck.written() == []
+    assert wreck.run("--all").returncode == 0
+    assert wreck.limits() == [LIMIT, LIMIT]
+    # The next zeusd tells the holder, which lives, that it lost its leases.
+    wreck.daemon.start_again()
+    wreck.daemon.wait_until_serving(2)
+    lost = [key for key in journal(wreck) if key.startswith("lost/")]
+    assert len(lost) == 3
+
+
+def journal(wreck: Wreck) -> list[str]:
+    lines = (wreck.daemon.state_dir / "journal").read_text().splitlines()[1:]
+    return [json.loads(line)[0] for line in lines]
+
+
+def test_after_a_stop_that_was_cut_short_everything_goes_back(wreck: Wreck) -> None:
+    wreck.double.inject(1, SET_LIMIT, 15)
+    wreck.daemon.process.terminate()
+    wait_for(lambda: wreck.daemon.records("restore_failed"), "the stop to meet its obstacle")
+    wreck.kill(holder=False)
+    wreck.double.clear_faults()
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == [LIMIT, LIMIT]
+
+
+def test_a_failing_gpu_is_told_kept_in_the_journal_and_put_back_later(wreck: Wreck) -> None:
+    wreck.kill()
+    wreck.double.inject(0, SET_LIMIT, 15)
+    done = wreck.run()
+    assert done.returncode == 1
+    assert "run this again" in done.stderr
+    assert wreck.limits() == [150_000, LIMIT]
+    wreck.double.clear_faults()
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == [LIMIT, LIMIT]
+
+
+def test_a_stuck_gpu_delays_no_other(wreck: Wreck) -> None:
+    wreck.kill()
+    wreck.double.inject(0, SET_LIMIT, delay_ms=60_000)
+    code = (
+        "import runpy, sys; helper = runpy.run_path(sys.argv[1], run_name='helper'); "
+        "helper['restore'].__globals__['GPU_TIMEOUT_S'] = 0.5; "
+        "import os; status = helper['main'](sys.argv[2:]); os._exit(status)"
+    )
+    done = subprocess.run(
+        [
+            *(sys.executable, "-I", "-S", "-c", code, str(HELPER)),
+            *("--state-dir", str(wreck.daemon.state_dir)),
+        ],
+        env={**os.environ, **wreck.double.env},
+        timeout=30,
+    )
+    assert done.returncode == 1
+    assert wreck.limits() == [150_000, LIMIT]
+
+
+def test_what_somebody_else_set_is_left_alone(wreck: Wreck) -> None:
+    wreck.kill()
+    wreck.double.set_outside(0, 200_000)
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == [200_000, LIMIT]
+
+
+def test_limits_that_shrank_become_the_nearest(wreck: Wreck) -> None:
+    wreck.kill()
+    wreck.double.set_limits(1, 100_000, 220_000)
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == [LIMIT, 220_000]
+
+
+def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
+    wreck.kill()
+    path = wreck.daemon.state_dir / "journal"
+    text = path.read_text()
+    path.write_text(text.replace(restore.boot_id(), "another-boot"))
+    assert wreck.run("--all").returncode == 0
+    path.write_text(text.replace(f'"id":"{driver_id()}"', '"id":"another-driver"'))
+    done = wreck.run("--all")
+    assert done.returncode == 0
+    assert "loaded anew" in done.stderr
+    assert wreck.written() == []
+
+
+def test_half_a_record_and_garbage_do_not_stop_it(wreck: Wreck) -> None:
+    wreck.kill()
+    with (wreck.daemon.state_dir / "journal").open("ab") as file:
+        file.write(b'{"no": "record"}\n["debt/half')
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == [LIMIT, LIMIT]
+    wreck.daemon.start_again()
+    wreck.daemon.wait_until_serving(2)
+    assert wreck.written() == BACK
+
+
+@pytest.mark.parametrize("kind", ["foreign", "link", "writable"])
+def test_a_journal_that_cannot_be_trusted_is_not_acted_upon(wreck: Wreck, kind: str) -> None:
+    wreck.kill()
+    path = wreck.daemon.state_dir / "journal"
+    if kind == "link":
+        path.rename(path.with_name("elsewhere"))
+        path.symlink_to("elsewhere")
+    elif kind == "writable":
+        path.chmod(0o666)
+    else:
+        if os.getuid() != 0:
+            pytest.skip("only root can make another user's file")
+        os.chown(path, 65534, 65534)
+    done = wreck.run("--all")
+    assert done.returncode == 1
+    assert "left alone" in done.stderr
+    assert wreck.written() == []
+
+
+def test_the_command_is_the_same_helper(wreck: Wreck) -> None:
+    wreck.kill()
+    done = subprocess.run(
+        [sys.executable, "-m", "zeusd", "restore", "--state-dir", str(wreck.daemon.state_dir)],
+        env={**os.environ, **wreck.double.env},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert wreck.limits() == [LIMIT, LIMIT]
