@@ -168,8 +168,8 @@ MUTATIONS = (
     Mutation(
         "requests per user",
         "zeusd/front/server.py",
-        "        if self._requests.take(connection.uid, now_ns):\n",
-        "        if True:\n",
+        "        verdict = self._shaper.offer(connection.uid, (connection, data), now_ns)\n",
+        "        verdict = Verdict.NOW\n",
         ("tests/system/test_front.py::test_requests_of_one_user_are_bounded",),
     ),
     Mutation(

@@ -71,8 +71,9 @@ class FrontSection(_Section):
     user: str | None = None
     """User it runs as; unset: zeusd-front, or nobody where zeusd starts it and there is none."""
     max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
-    requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 4000.0
-    """Requests of one user; beyond they are refused, and in the end the connection is closed."""
+    requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
+    """Requests of one user. What comes faster waits; when too much waits, it is refused, and who
+    goes on all the same is cut off. Readings count two or four times."""
     memory_mib: Annotated[int, Field(ge=128, le=65536)] = 512
     max_files: Annotated[int | None, Field(ge=32)] = None
 

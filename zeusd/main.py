@@ -29,6 +29,7 @@ JOURNAL_WAIT_S = 5.0
 """`zeusd restore` may have the journal when zeusd starts again; it is quick."""
 
 STATUS_S = 1.0
+SWITCH_S = 0.0005
 FRONT_USER = "zeusd-front"
 
 RESTART = signal.SIGUSR1
@@ -227,6 +228,8 @@ def serve(
     config: Config, reload: Callable[[], Config] | None = None, front_seed: int | None = None
 ) -> int:
     """Runs the daemon in this process. Returns the exit code."""
+    # A worker's Python must not keep the loop from its turn for the usual 5 ms.
+    sys.setswitchinterval(SWITCH_S)
     try:
         daemon = Daemon(config, reload, front_seed)
     except (ListenError, JournalError, ValueError) as error:

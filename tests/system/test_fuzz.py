@@ -19,7 +19,7 @@ from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.system.test_front import _zmtp_handshake
 from zeus_ipc.codec import DecodeError, decode_reply, decode_request
 from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION
-from zeusd.front.server import _find_fault
+from zeusd.front.server import _examine
 from zeusd.restore import replay
 
 values = st.recursive(
@@ -59,7 +59,7 @@ def test_any_bytes_are_a_map_or_refused(data: bytes) -> None:
 @given(values)
 @FUZZ
 def test_any_message_is_valid_or_answered(value: object) -> None:
-    fault = _find_fault(msgpack.packb(value, use_bin_type=True))
+    fault, _ = _examine(msgpack.packb(value, use_bin_type=True))
     assert fault is not None, "nothing of that is a request"
     assert set(fault) == {"v", "id", "error"}
     assert len(str(fault)) < 4096
@@ -68,7 +68,7 @@ def test_any_message_is_valid_or_answered(value: object) -> None:
 @given(almost_requests)
 @FUZZ
 def test_almost_requests_are_valid_or_answered_shortly(message: dict[str, object]) -> None:
-    fault = _find_fault(msgpack.packb(message, use_bin_type=True))
+    fault, _ = _examine(msgpack.packb(message, use_bin_type=True))
     if fault is not None:
         assert fault["id"] in (message["id"], 0)
         assert len(str(fault)) < 4096

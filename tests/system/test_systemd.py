@@ -119,6 +119,11 @@ class User:
 
 @pytest.fixture(scope="module")
 def node() -> Iterator[Node]:
+    yield from boot_node()
+
+
+def boot_node() -> Iterator[Node]:
+    """Boots a machine with zeusd installed on the C library; ends it afterwards."""
     machine = Machine()
     try:
         machine.start()

@@ -31,6 +31,10 @@ class RateLimiter:
             self._drop_full(now_ns)
         return True
 
+    def spend(self, key: Hashable, tokens: float, now_ns: int) -> None:
+        """Takes tokens that may not be there yet: the bucket owes them."""
+        self._buckets[key] = (self._level(key, now_ns) - tokens, now_ns)
+
     def _level(self, key: Hashable, now_ns: int) -> float:
         level, then_ns = self._buckets.get(key, (self.burst, now_ns))
         return min(self.burst, level + (now_ns - then_ns) * 1e-9 * self.per_second)

@@ -25,6 +25,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION, request_adapter
 from zeusd import systemd
 from zeusd.core.rates import RateLimiter
+from zeusd.front.shaper import Shaper, Verdict
 from zeusd.ring import link as wire
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,10 @@ _LABEL = "ipc:///zeusd"
 """libzmq wants a name; the descriptor is bound already."""
 
 _LOOK_MS = 200
+_BATCH = 8
+"""Messages of one direction before the other has its turn."""
+_SHAPE_S = 0.002
+"""How long the loop sleeps while requests wait for their user's turn."""
 
 PATIENCE_PER_SECOND = 100.0
 """Requests over a user's bound that are answered with an error; who goes on is cut off."""
@@ -69,7 +74,8 @@ class Front:
     def __init__(self, listen_fd: int, link: socket.socket) -> None:
         self._link = link
         self._receiver = wire.Receiver(link)
-        self._apply(wire.FrontLimits())
+        self._limits = wire.FrontLimits()
+        self._shaper: Shaper[tuple[_Connection, bytes]] = Shaper(self._limits.requests_per_second)
         self._patience = RateLimiter(PATIENCE_PER_SECOND, PATIENCE_PER_SECOND)
         self._penalty_ns: dict[int, int] = {}
         self._logged = RateLimiter(1.0, 10)
@@ -104,20 +110,28 @@ class Front:
                 fed_s = time.monotonic()
                 systemd.notify("WATCHDOG=1")
             if link_ready:
-                if not self._from_core():
-                    return
+                for _ in range(_BATCH):
+                    answer = self._from_core()
+                    if answer is None:
+                        return
+                    if not answer:
+                        break
                 link_ready = False
             if _readable(monitor):
                 self._drain_monitor()
-            for _ in range(32):
+            for _ in range(_BATCH):
                 if not _readable(router):
                     break
                 self._from_client()
                 busy = True
+            if self._shaper.waiting:
+                for connection, data in self._shaper.due(time.monotonic_ns()):
+                    self._serve(connection, data)
             # libzmq's descriptors tell of changes only: ask both sockets once more before waiting.
             if _readable(monitor):
                 busy = True
-            for fd, _ in epoll.poll(0 if busy else pause_s):
+            idle_s = _SHAPE_S if self._shaper.waiting else pause_s
+            for fd, _ in epoll.poll(0 if busy else idle_s):
                 if fd == link_fd:
                     link_ready = True
 
@@ -146,17 +160,25 @@ class Front:
             return
         now_ns = time.monotonic_ns()
         data = frame.bytes
-        if self._requests.take(connection.uid, now_ns):
-            error = _find_fault(data)
-        elif self._patience.take(connection.uid, now_ns):
-            error = self._too_fast(data, connection.uid)
-        else:
-            self._cut_off(connection, now_ns)
-            return
-        if error is None:
+        verdict = self._shaper.offer(connection.uid, (connection, data), now_ns)
+        if verdict is Verdict.NOW:
+            self._serve(connection, data)
+        elif verdict is Verdict.NEVER:
+            if self._patience.take(connection.uid, now_ns):
+                self._send(connection, encode(self._too_fast(data, connection.uid)))
+            else:
+                self._cut_off(connection, now_ns)
+
+    def _serve(self, connection: _Connection, data: bytes) -> None:
+        """Passes a request on, or says what is wrong with it."""
+        if connection.number not in self._by_number:
+            return  # its connection ended while it waited
+        fault, operation = _examine(data)
+        self._shaper.charge(connection.uid, operation, time.monotonic_ns())
+        if fault is None:
             self._link.send(wire.HEADER.pack(wire.REQUEST, connection.number) + data)
         else:
-            self._send(connection, encode(error))
+            self._send(connection, encode(fault))
 
     def _identify(self, routing_id: bytes, frame: zmq.Frame) -> _Connection | None:
         """The connection a message came on, by what the kernel said when it was accepted."""
@@ -226,6 +248,7 @@ class Front:
         """Closes all connections of a user who floods, and those he opens in the next moment."""
         uid = connection.uid
         self._penalty_ns[uid] = now_ns + PENALTY_NS
+        self._shaper.drop(uid)
         for other in list(self._by_number.values()):
             if other.uid == uid:
                 other.cut_off = True
@@ -240,8 +263,7 @@ class Front:
 
     def _apply(self, limits: wire.FrontLimits) -> None:
         self._limits = limits
-        per_second = limits.requests_per_second
-        self._requests = RateLimiter(per_second, 2 * per_second)
+        self._shaper.configure(limits.requests_per_second)
 
     def _send(self, connection: _Connection, data: bytes) -> None:
         try:
@@ -252,16 +274,16 @@ class Front:
 
     # -------------------------------------------------------------------------------- from core
 
-    def _from_core(self) -> bool:
-        """Passes on what the core says; False when it has closed the link."""
+    def _from_core(self) -> bool | None:
+        """Passes on what the core says; False if it says nothing, None if it closed the link."""
         try:
             message = self._receiver.receive()
         except BlockingIOError:
-            return True
+            return False
         except OSError:
-            return False
+            return None
         if message is None:
-            return False
+            return None
         kind, number, body, _ = message
         if kind == wire.PING:
             self._link.send(wire.HEADER.pack(wire.PONG, 0))
@@ -412,12 +434,16 @@ def _property(frame: zmq.Frame, name: str) -> str:
         return ""
 
 
-def _find_fault(data: bytes) -> dict[str, Any] | None:
-    """The error reply for a request that must not reach the core; None if it may."""
+def _examine(data: bytes) -> tuple[dict[str, Any] | None, str]:
+    """The error reply for a request that must not reach the core, or None; and its operation."""
     try:
         message = decode_request(data)
     except DecodeError as error:
-        return _error(0, ErrorCode.BAD_REQUEST, f"{error}; a request is one msgpack map")
+        return _error(0, ErrorCode.BAD_REQUEST, f"{error}; a request is one msgpack map"), ""
+    return _find_fault(message), str(message.get("op"))
+
+
+def _find_fault(message: dict[str, Any]) -> dict[str, Any] | None:
     request_id = message.get("id")
     if not isinstance(request_id, int) or isinstance(request_id, bool) or request_id < 0:
         return _error(0, ErrorCode.BAD_REQUEST, "the request has no usable id; send an integer")

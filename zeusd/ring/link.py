@@ -35,11 +35,11 @@ class FrontLimits:
 
     Attributes:
         max_connections_per_user: Connections beyond this are closed at once.
-        requests_per_second: Requests beyond this are refused, and in the end the connection closed.
+        requests_per_second: What comes faster waits, then is refused, then the connection closed.
     """
 
     max_connections_per_user: int = 128
-    requests_per_second: float = 4000.0
+    requests_per_second: float = 2000.0
 
     def to_map(self) -> dict[str, Any]:
         """As it crosses the link."""

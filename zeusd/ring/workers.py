@@ -97,7 +97,6 @@ _READERS: dict[Reading, Callable[[Nvml, Handle], object]] = {
     Reading.STATE: read_state,
     Reading.ENERGY: read_energy,
     Reading.POWER: read_power,
-    Reading.CLOCKS: read_clocks,
     Reading.LIMITS: read_limits,
     Reading.COMPUTE_UIDS: read_compute_uids,
 }
@@ -145,6 +144,7 @@ class GpuWorker:
         self._uuid = uuid
         self._handle = handle
         self._done = done
+        self._clocks: dict[str, Any] | None = None
         self._queue: queue.SimpleQueue[Read | Write | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=f"gpu-{uuid[:12]}", daemon=True)
         self._thread.start()
@@ -171,6 +171,12 @@ class GpuWorker:
         while (call := self._queue.get()) is not None:
             self._done(call.ticket, self._carry_out(call))
 
+    def _supported_clocks(self) -> dict[str, Any]:
+        """They do not change while the driver is loaded, and there may be hundreds."""
+        if self._clocks is None:
+            self._clocks = read_clocks(self._nvml, self._handle)
+        return self._clocks
+
     def _carry_out(self, call: Read | Write) -> object:
         try:
             if isinstance(call, Write):
@@ -183,6 +189,8 @@ class GpuWorker:
             if call.reading is Reading.CONTROL:
                 assert call.control is not None
                 return read_control(self._nvml, self._handle, call.control)
+            if call.reading is Reading.CLOCKS:
+                return self._supported_clocks()
             return _READERS[call.reading](self._nvml, self._handle)
         except NvmlError as error:
             if isinstance(call, Write):
