@@ -111,6 +111,9 @@ def daemon(directory: Path) -> Iterator[Client]:
     path = str(directory / "zeusd.sock")
     command = [sys.executable, "-m", "zeusd", "serve", "--simulate", "8xv100-pcie:setter_ms=0"]
     command += ["--socket", path, "--state-dir", str(directory / "state"), "--log-level", "warning"]
+    config = directory / "zeusd.toml"  # one user may send as fast as it can
+    config.write_text("[front]\nrequests_per_second = 1e6\n")
+    command += ["--config", str(config)]
     process = subprocess.Popen(command)
     client = Client(path)
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import secrets
+import threading
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -74,6 +75,7 @@ class Client:
         self._name = secrets.token_hex(6)
         self._pid = os.getpid()
         self._closed = False
+        self._guard = threading.Lock()
         self._unraised: dict[str, Any] | None = None
         self._heartbeat = Heartbeat(self._beat, stall_timeout_s) if heartbeat else None
 
@@ -251,6 +253,8 @@ class Client:
         if pid != self._pid:
             self._pid = pid
             self._name = secrets.token_hex(6)
+            self._guard = threading.Lock()
+            self._unraised = None
             if self._heartbeat is not None:
                 self._heartbeat.after_fork()
         return {"v": PROTOCOL_VERSION, "op": op, "client": self._name, **arguments}
@@ -260,7 +264,8 @@ class Client:
         error = reply.get("error")
         if error is not None:
             raise errors.from_wire(error)
-        deferred, self._unraised = self._unraised, None
+        with self._guard:
+            deferred, self._unraised = self._unraised, None
         if deferred is not None:
             raise errors.DeferredSetFailed(
                 int(deferred["count"]), errors.from_wire(deferred["last"])
@@ -281,8 +286,9 @@ class Client:
         reply = self._transport.request(message, timeout_s or self._timeout_s)
         deferred = reply.get("deferred")
         if deferred is not None:
-            before = 0 if self._unraised is None else int(self._unraised["count"])
-            self._unraised = {**deferred, "count": before + int(deferred["count"])}
+            with self._guard:
+                before = 0 if self._unraised is None else int(self._unraised["count"])
+                self._unraised = {**deferred, "count": before + int(deferred["count"])}
         return reply
 
     def _beat(self) -> dict[str, Any]:

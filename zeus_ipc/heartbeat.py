@@ -74,7 +74,7 @@ class Heartbeat:
         while not stop.wait(pause_s):
             limit_s = self._stall_timeout_s
             if limit_s is not None and time.monotonic() - self._progress_at > limit_s:
-                pause_s = RETRY_S
+                pause_s = min(RETRY_S, limit_s / 3)
                 continue
             beat = self._beat()
             if beat is None:

@@ -1,0 +1,170 @@
+"""The thread that says that the application is alive."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from zeus_ipc import Client, errors
+from zeus_ipc.heartbeat import Heartbeat
+
+
+class Daemon:
+    """A transport that answers by itself, and notes who asked for what."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str]] = []
+        self.lost: list[list[str]] = []
+        self.deferred: dict[str, Any] | None = None
+        self.ttl_ms = 150
+        self.used = True
+
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.asked.append((message["op"], threading.current_thread().name))
+        reply: dict[str, Any] = {"id": 1}
+        if message["op"] == "heartbeat":
+            reply["result"] = {"leases": 1, "ttl_ms": self.ttl_ms, "lost": self.lost}
+        elif message["op"].startswith("set"):
+            reply["result"] = {"gpus": {gpu: {} for gpu in message["gpus"]}}
+        else:
+            reply["result"] = {"released": 0}
+        if self.deferred is not None:
+            reply["deferred"], self.deferred = self.deferred, None
+        return reply
+
+    def send(self, message: dict[str, Any], timeout_s: float) -> None:
+        self.asked.append((message["op"], threading.current_thread().name))
+
+    def close(self) -> None:
+        self.asked.append(("close", ""))
+
+    def beats(self) -> int:
+        return sum(op == "heartbeat" for op, _ in self.asked)
+
+
+def test_it_begins_with_the_first_lease_and_ends_with_the_client() -> None:
+    daemon = Daemon()
+    client = Client(transport=daemon)
+    client.release()
+    assert not [one for one in threading.enumerate() if one.name == "zeus-heartbeat"]
+    client.set_power_limit("GPU-x", 1)
+    wait_for(lambda: daemon.beats() >= 5, "heartbeats")
+    assert {name for op, name in daemon.asked if op == "heartbeat"} == {"zeus-heartbeat"}
+    client.close()
+    wait_for(
+        lambda: not [one for one in threading.enumerate() if one.name == "zeus-heartbeat"],
+        "the thread to end",
+    )
+
+
+@pytest.mark.parametrize("block", [True, False])
+def test_any_set_begins_it(block: bool) -> None:
+    daemon = Daemon()
+    with Client(transport=daemon) as client:
+        client.set_gpu_clocks("GPU-x", 1, 2, block=block)
+        wait_for(daemon.beats, "a heartbeat")
+
+
+def test_a_forgotten_client_ends_its_thread() -> None:
+    daemon = Daemon()
+    client = Client(transport=daemon)
+    client.set_power_limit("GPU-x", 1)
+    wait_for(daemon.beats, "a heartbeat")
+    del client
+    wait_for(
+        lambda: not [one for one in threading.enumerate() if one.name == "zeus-heartbeat"],
+        "the thread to end",
+    )
+
+
+def test_without_it_the_program_beats_itself() -> None:
+    daemon = Daemon()
+    with Client(transport=daemon, heartbeat=False) as client:
+        client.set_power_limit("GPU-x", 1)
+        assert client.heartbeat() == 1
+        assert daemon.beats() == 1
+
+
+def test_what_failed_unasked_is_raised_where_somebody_asks() -> None:
+    """The thread gets the reply that tells of it; the program must learn of it all the same."""
+    daemon = Daemon()
+    with Client(transport=daemon) as client:
+        client.set_power_limit("GPU-x", 1)
+        last = {"code": "lease_expired", "message": "gone"}
+        for count in (2, 3):
+            daemon.deferred = {"count": count, "last": last}
+            wait_for(lambda: daemon.deferred is None, "a heartbeat to bring it")
+        wait_for(lambda: client._unraised and client._unraised["count"] == 5, "both counts")
+        with pytest.raises(errors.DeferredSetFailed) as caught:
+            client.set_power_limit("GPU-x", 1)
+        assert caught.value.count == 5
+        assert isinstance(caught.value.last, errors.LeaseExpired)
+        client.set_power_limit("GPU-x", 1)
+
+
+def test_a_loss_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    daemon = Daemon()
+    with Client(transport=daemon) as client:
+        client.set_power_limit("GPU-x", 1)
+        daemon.lost = [["GPU-x", "power_limit"]]
+        before = daemon.beats()
+        wait_for(lambda: daemon.beats() > before + 3, "more heartbeats")
+    told = [
+        one for one in caplog.records if "lost its lease on power_limit of GPU-x" in one.message
+    ]
+    assert len(told) == 1
+
+
+def test_it_falls_silent_when_progress_ends_and_speaks_again() -> None:
+    daemon = Daemon()
+    with Client(transport=daemon, stall_timeout_s=0.3) as client:
+        client.set_power_limit("GPU-x", 1)
+        wait_for(daemon.beats, "a heartbeat")
+        silent = threading.Event()
+        wait_for(lambda: _unchanged(daemon, silent), "silence")
+        client.progress()
+        before = daemon.beats()
+        wait_for(lambda: daemon.beats() > before, "it to speak again")
+
+
+def _unchanged(daemon: Daemon, event: threading.Event) -> bool:
+    before = daemon.beats()
+    event.wait(0.4)
+    return daemon.beats() == before
+
+
+def test_a_child_of_fork_has_a_thread_of_its_own() -> None:
+    daemon = Daemon()
+    with Client(transport=daemon) as client:
+        client.set_power_limit("GPU-x", 1)
+        wait_for(daemon.beats, "a heartbeat")
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                before = daemon.beats()
+                client.set_power_limit("GPU-x", 1)
+                wait_for(lambda: daemon.beats() > before, "a heartbeat of the child")
+                code = 0
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_daemon_that_is_away_is_asked_again() -> None:
+    calls = []
+
+    class Away:
+        def beat(self) -> dict[str, Any]:
+            calls.append(1)
+            raise errors.DaemonUnavailable("away")
+
+    away = Away()
+    heartbeat = Heartbeat(away.beat, None)
+    heartbeat.start()
+    wait_for(lambda: len(calls) >= 2, "another attempt")
+    heartbeat.stop()
