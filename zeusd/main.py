@@ -8,6 +8,7 @@ import os
 import pwd
 import signal
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,6 +28,9 @@ log = logging.getLogger(__name__)
 
 JOURNAL_WAIT_S = 5.0
 """`zeusd restore` may have the journal when zeusd starts again; it is quick."""
+
+FIRST_LOOK_S = 15.0
+"""How long clients wait for the first look at the GPUs; a driver may take seconds for each."""
 
 STATUS_S = 1.0
 SWITCH_S = 0.0005
@@ -92,7 +96,6 @@ class Daemon:
             self._front.attach(self._engine)
             self._engine.start()
             opened.callback(self._engine.close)
-            self._front.start()
             opened.callback(self._front.stop)
             self._opened = opened.pop_all()
 
@@ -133,12 +136,8 @@ class Daemon:
         self._reactor.add_reader(woken, lambda: _empty(woken))
         for number in (signal.SIGTERM, signal.SIGINT, RESTART, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        log.info(
-            "serving at %s",
-            self._config.daemon.socket,
-            extra={"event": "serving", "pid": os.getpid(), "version": __version__},
-        )
-        self._tell_ready()
+        self._give_up_ns = time.monotonic_ns() + round(FIRST_LOOK_S * 1e9)
+        self._await_gpus()
         self._tell_status()
         watchdog_s = systemd.watchdog_s()
         if watchdog_s is not None:
@@ -199,10 +198,23 @@ class Daemon:
 
     # ------------------------------------------------------------------------------------ systemd
 
-    def _tell_ready(self) -> None:
-        if not self._engine.finder.first_attempt_over.is_set():
-            self._reactor.call_later(0.02, self._tell_ready)
+    def _await_gpus(self) -> None:
+        """Clients wait in the socket's queue, rather than hear of a node without GPUs."""
+        over = self._engine.finder.first_attempt_over.is_set()
+        if over or time.monotonic_ns() > self._give_up_ns:
+            self._reactor.post(self._begin)  # after what was found is known
+        else:
+            self._reactor.call_later(0.005, self._await_gpus)
+
+    def _begin(self) -> None:
+        if self._stopping:
             return
+        self._front.start()
+        log.info(
+            "serving at %s",
+            self._config.daemon.socket,
+            extra={"event": "serving", "pid": os.getpid(), "version": __version__},
+        )
         systemd.notify("READY=1")
 
     def _tell_status(self) -> None:

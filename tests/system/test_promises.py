@@ -460,6 +460,17 @@ def test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for(
             daemon.stop()
 
 
+def test_nobody_hears_of_a_node_without_gpus_while_zeusd_starts_again(site: Site) -> None:
+    with site.daemon.client(timeout_s=30) as client:
+        uuid = site.double.uuid(0)
+        client.set_power_limit(uuid, 200_000)
+        site.daemon.kill()
+        site.double.inject(0, "nvmlDeviceGetName", count=1, delay_ms=1500)  # it takes its time
+        site.daemon.start_again()
+        client.set_power_limit(uuid, 190_000)
+        assert len(client.node().gpus) == 2
+
+
 LEFTOVERS = ("socket", "link at the socket's lock", "half a journal", "foreign state", "old boot")
 
 
