@@ -9,6 +9,7 @@ import pwd
 import re
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -228,7 +229,7 @@ class Config(_Section):
 
     def _access(self) -> Access:
         if self.nvml.simulate is not None and not self.model_fields_set & {"access", "allow"}:
-            return OPEN
+            return replace(OPEN, admin_uids=frozenset({os.geteuid()}))
         section = self.access
         admins = set(_ids(section.admin_users, lambda name: pwd.getpwnam(name).pw_uid, "user"))
         if os.geteuid() != 0:
