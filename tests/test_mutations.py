@@ -174,7 +174,7 @@ MUTATIONS = (
     ),
     Mutation(
         "writes per user",
-        "zeusd/core/core.py",
+        "zeusd/core/requests.py",
         "            if not self._writes.take(peer.uid, self._out.now_ns):\n",
         "            if False:\n",
         (

@@ -270,7 +270,7 @@ class Model(World):
 
     def machine(self, gpu: str, control: Control) -> ControlMachine:
         """One control's state in the core."""
-        return self.core._gpus[gpu].machines[control]
+        return self.core.node.gpus[gpu].machines[control]
 
     def settle(self) -> None:
         """Nothing fails any more, and enough time passes."""

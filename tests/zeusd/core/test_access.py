@@ -52,7 +52,7 @@ def test_the_default_for_every_user_and_control(user: str, control: Control) -> 
 
 
 @pytest.mark.parametrize(
-    ("root", "on_host"), itertools.product(("host", "always", "never"), (0, 1))
+    ("root", "on_host"), list(itertools.product(("host", "always", "never"), (0, 1)))
 )
 def test_root_is_an_administrator_where_the_site_says_so(root: str, on_host: int) -> None:
     world = World(access=Access(root=root))  # type: ignore[arg-type]

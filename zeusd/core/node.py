@@ -1,0 +1,70 @@
+"""The node as the core sees it: its GPUs, their controls, and the site's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import Control, GpuInfo
+from zeusd.core.control import ControlMachine
+from zeusd.core.model import Failure, GpuFacts, Process
+from zeusd.core.policy import Settings
+
+
+class Gpu:
+    """A GPU that the core knows, and its controls."""
+
+    def __init__(self, facts: GpuFacts, machines: dict[Control, ControlMachine]) -> None:
+        self.facts = facts
+        self.machines = machines
+        self.site_mw: int | None = None
+
+    @property
+    def info(self) -> GpuInfo:
+        """What does not change about it."""
+        return self.facts.info
+
+
+class Node:
+    """What requests are about, and what events change.
+
+    Args:
+        settings: The site's wishes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.driver_version: str | None = None
+        self.gpus: dict[str, Gpu] = {}
+        self.stopping = False
+
+    def machines(self) -> Iterator[ControlMachine]:
+        """Every control of every GPU."""
+        for gpu in self.gpus.values():
+            yield from gpu.machines.values()
+
+    def held_by(self, process: Process) -> list[ControlMachine]:
+        """The controls whose lease this process has."""
+        return [machine for machine in self.machines() if machine.held_by(process)]
+
+    def machine(self, uuid: str, control: Control) -> ControlMachine | Failure:
+        """One control, or why there is none."""
+        gpu = self.gpus.get(uuid)
+        if gpu is None:
+            return self.unknown(uuid)
+        machine = gpu.machines.get(control)
+        if machine is None:
+            return Failure(
+                ErrorCode.NOT_SUPPORTED,
+                f"{gpu.info.name} {uuid} does not offer {control.value}; leave it alone",
+            )
+        return machine
+
+    def unknown(self, uuid: str) -> Failure:
+        """The failure of a request for a GPU that is not here."""
+        known = ", ".join(self.gpus) or "none; is the NVIDIA driver loaded?"
+        return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
+
+    def highest_mw(self, machine: ControlMachine) -> int | None:
+        """The most a power limit may be set to: the site's maximum."""
+        return self.gpus[machine.gpu].site_mw if machine.pinned else machine.target[0]

@@ -1,0 +1,516 @@
+"""What clients ask for: each operation of the protocol, and who may ask it.
+
+Who may change what is decided by `access.Access` and `_check_set`; how a control is leased, written
+and put back is `control.ControlMachine`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import (
+    PROTOCOL_VERSION,
+    Acquire,
+    Control,
+    GetClocks,
+    GetEnergy,
+    GetPower,
+    GetState,
+    Goodbye,
+    GpuInfo,
+    Heartbeat,
+    Hello,
+    ListLeases,
+    ReadRequest,
+    Release,
+    Request,
+    Reset,
+    SetGpuClocks,
+    SetMemoryClocks,
+    SetPersistenceMode,
+    SetPowerLimit,
+    SetRequest,
+)
+from zeusd.core.access import Access
+from zeusd.core.control import ControlMachine, Phase, Set
+from zeusd.core.effects import Note, Read, Reading
+from zeusd.core.model import ControlValue, Failure, Peer
+from zeusd.core.node import Node
+from zeusd.core.outbox import Outbox
+from zeusd.core.pending import Connection, PerGpu, failure_body
+from zeusd.core.rates import RateLimiter
+
+MAX_WAITING_REQUESTS = 64
+"""Requests of one connection that may wait for devices."""
+
+REFUSALS_PER_SECOND = 1.0
+"""Refusals of one user that are logged; a flood of them must not become a flood of records."""
+
+_READINGS: dict[type[Any], Reading] = {
+    GetState: Reading.STATE,
+    GetEnergy: Reading.ENERGY,
+    GetPower: Reading.POWER,
+    GetClocks: Reading.CLOCKS,
+}
+
+_CONTROLS: dict[type[Any], Control] = {
+    SetPowerLimit: Control.POWER_LIMIT,
+    SetGpuClocks: Control.GPU_CLOCKS,
+    SetMemoryClocks: Control.MEMORY_CLOCKS,
+    SetPersistenceMode: Control.PERSISTENCE_MODE,
+}
+
+
+class Requests:
+    """Answers requests, now or when devices have answered.
+
+    Args:
+        node: What they are about.
+        outbox: Where effects go.
+        daemon_version: Told to clients.
+        simulated: Socket of the simulated devices, told to clients; None on real ones.
+    """
+
+    def __init__(
+        self, node: Node, outbox: Outbox, daemon_version: str, simulated: str | None
+    ) -> None:
+        self._node = node
+        self._out = outbox
+        self._daemon_version = daemon_version
+        self._simulated = simulated
+        self._pending: list[PerGpu] = []
+        self._writes = self._write_limiter()
+        self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
+        self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
+            Hello: self._hello,
+            Acquire: self._acquire,
+            Release: self._release,
+            Goodbye: self._goodbye,
+            ListLeases: self._list_leases,
+            Heartbeat: self._heartbeat,
+            **dict.fromkeys(_READINGS, self._read),
+            **dict.fromkeys(_CONTROLS, self._set),
+            Reset: self._set,
+        }
+
+    def handle(self, connection: Connection, request: Request) -> None:
+        """A validated request on a connection."""
+        now_ns = self._out.now_ns
+        if request.deadline_ns and now_ns > request.deadline_ns:
+            self._refuse(
+                connection,
+                request,
+                Failure(
+                    ErrorCode.DEADLINE_EXCEEDED,
+                    "the request reached zeusd after its deadline and was dropped; ask again",
+                ),
+            )
+        elif connection.waiting >= MAX_WAITING_REQUESTS:
+            self._refuse(
+                connection,
+                request,
+                Failure(
+                    ErrorCode.OVERLOADED,
+                    f"{MAX_WAITING_REQUESTS} requests of this connection already wait; "
+                    "let some finish first",
+                ),
+            )
+        else:
+            self._handlers[type(request)](connection, request)
+
+    def reconfigured(self) -> None:
+        """The site has new wishes."""
+        self._writes = self._write_limiter()
+
+    def expire(self) -> None:
+        """Time has passed: answers what has waited until its deadline."""
+        now_ns = self._out.now_ns
+        for pending in self._pending:
+            if not pending.answered and pending.deadline_ns and now_ns > pending.deadline_ns:
+                pending.expire()
+        self._pending = [pending for pending in self._pending if not pending.answered]
+
+    def next_deadline_ns(self) -> int | None:
+        """When `expire` is next needed."""
+        return min(
+            (
+                pending.deadline_ns
+                for pending in self._pending
+                if pending.deadline_ns and not pending.answered
+            ),
+            default=None,
+        )
+
+    # --------------------------------------------------------------------------------- internals
+
+    @property
+    def _access(self) -> Access:
+        return self._node.settings.access
+
+    def _write_limiter(self) -> RateLimiter:
+        per_second = self._access.writes_per_second
+        return RateLimiter(per_second, 2 * per_second)
+
+    def _refuse(self, connection: Connection, request: Request, failure: Failure) -> None:
+        if getattr(request, "block", True):
+            connection.reply(self._out, request.id, error=failure_body(failure))
+        else:
+            connection.defer(failure, request.gpus[0])  # type: ignore[union-attr]  # has block
+
+    def _hello(self, connection: Connection, request: Hello) -> None:
+        gpus = sorted((gpu.info for gpu in self._node.gpus.values()), key=lambda info: info.index)
+        connection.reply(
+            self._out,
+            request.id,
+            result={
+                "protocol": PROTOCOL_VERSION,
+                "protocols": [PROTOCOL_VERSION],
+                "daemon_version": self._daemon_version,
+                "driver_version": self._node.driver_version,
+                "lease_ttl_ms": self._node.settings.terms.ttl_ns // 1_000_000,
+                "simulated": self._simulated,
+                "gpus": [self._describe_gpu(info) for info in gpus],
+            },
+        )
+
+    def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
+        described = info.model_dump(mode="json")
+        machine = self._node.gpus[info.uuid].machines.get(Control.POWER_LIMIT)
+        if machine is not None:
+            described["power_limit_site_mw"] = self._node.highest_mw(machine)
+        return described
+
+    def _track(self, connection: Connection, request: Any) -> PerGpu:
+        pending = PerGpu(connection, request.id, request.gpus, request.deadline_ns, self._out)
+        if len(self._pending) > 1024 or (self._pending and self._pending[0].answered):
+            self._pending = [other for other in self._pending if not other.answered]
+        self._pending.append(pending)
+        return pending
+
+    def _read(self, connection: Connection, request: ReadRequest) -> None:
+        reading = _READINGS[type(request)]
+        pending = self._track(connection, request)
+        for uuid in pending.gpus():
+            if uuid not in self._node.gpus:
+                pending.fail(uuid, self._node.unknown(uuid))
+                continue
+            ticket = self._out.ticket(partial(self._read_done, pending, uuid, reading))
+            self._out.add(Read(ticket, uuid, reading))
+
+    def _read_done(self, pending: PerGpu, uuid: str, reading: Reading, result: object) -> None:
+        if isinstance(result, Failure):
+            pending.fail(uuid, result)
+            return
+        assert isinstance(result, dict)
+        if reading is Reading.STATE:
+            machines = self._node.gpus[uuid].machines
+            for control, name in (
+                (Control.GPU_CLOCKS, "locked_gpu_clocks_mhz"),
+                (Control.MEMORY_CLOCKS, "locked_memory_clocks_mhz"),
+            ):
+                machine = machines.get(control)
+                value = None if machine is None else machine.value or machine.target
+                result[name] = list(value) if value else None
+        pending.succeed(uuid, result)
+
+    def _set(self, connection: Connection, request: SetRequest) -> None:
+        done: Callable[[str, Failure | None], None]
+        if request.block:
+            pending = self._track(connection, request)
+            uuids = pending.gpus()
+
+            def done(uuid: str, failure: Failure | None) -> None:
+                if failure is None:
+                    pending.succeed(uuid, {})
+                else:
+                    pending.fail(uuid, failure)
+        else:
+            uuids = list(dict.fromkeys(request.gpus))
+
+            def done(uuid: str, failure: Failure | None) -> None:
+                if failure is not None:
+                    connection.defer(failure, uuid)
+
+        control = request.control if isinstance(request, Reset) else _CONTROLS[type(request)]
+        peer = connection.peer
+        for uuid in uuids:
+            machine = self._node.machine(uuid, control)
+            value: ControlValue | Failure
+            if isinstance(machine, Failure):
+                done(uuid, machine)
+                continue
+            if not self._writes.take(peer.uid, self._out.now_ns):
+                done(uuid, self._too_many_writes(peer))
+                continue
+            if isinstance(request, Reset):
+                value = machine.target
+            else:
+                value = self._check_set(self._node.gpus[uuid].info, machine, request)
+            if isinstance(value, Failure):
+                done(uuid, value)
+                continue
+            self._submit(
+                machine,
+                Set(
+                    peer=peer,
+                    client=request.client,
+                    value=value,
+                    deadline_ns=request.deadline_ns,
+                    ttl_ns=self._node.settings.terms.ttl_ns,
+                    block=request.block,
+                    done=partial(done, uuid),
+                ),
+                asked=None if isinstance(request, Reset) else value,
+            )
+
+    def _too_many_writes(self, peer: Peer) -> Failure:
+        return Failure(
+            ErrorCode.OVERLOADED,
+            f"user {peer.uid} sends over {self._access.writes_per_second:g} sets a second; send "
+            "them more slowly",
+        )
+
+    def _submit(
+        self, machine: ControlMachine, item: Set, asked: ControlValue | None = None
+    ) -> None:
+        """Hands a set or an acquire to its control, if this user may do that.
+
+        `asked` is the value that the user chose; who resets chooses none.
+        """
+        peer, info = item.peer, self._node.gpus[machine.gpu].info
+        refusal = self._access.refuse(peer, info, machine.control, asked)
+        if refusal is not None:
+            self._refused(peer, machine, refusal)
+            item.done(refusal)
+        elif not self._access.needs_compute_process(peer) or machine.held_by(peer.process):
+            machine.submit(item)
+        else:
+            ticket = self._out.ticket(partial(self._computes, machine, item))
+            self._out.add(Read(ticket, machine.gpu, Reading.COMPUTE_UIDS))
+
+    def _computes(self, machine: ControlMachine, item: Set, result: object) -> None:
+        """Which users compute on the GPU has been read, for a site that asks for that."""
+        if isinstance(result, Failure):
+            item.done(result)
+            return
+        assert isinstance(result, frozenset)
+        if item.peer.uid in result:
+            machine.submit(item)
+            return
+        refusal = Failure(
+            ErrorCode.PERMISSION_DENIED,
+            f"user {item.peer.uid} may change {machine.control.value} of {machine.gpu} only while "
+            "one of the user's processes computes on it; set it after the GPU is in use",
+        )
+        self._refused(item.peer, machine, refusal)
+        item.done(refusal)
+
+    def _refused(self, peer: Peer, machine: ControlMachine, refusal: Failure) -> None:
+        if self._refusals.take(peer.uid, self._out.now_ns):
+            self._out.add(
+                Note(
+                    "refused",
+                    {
+                        "gpu": machine.gpu,
+                        "control": machine.control.value,
+                        "pid": peer.process.pid,
+                        "uid": peer.uid,
+                        "result": refusal.message,
+                    },
+                    warning=True,
+                )
+            )
+
+    def _check_set(
+        self, info: GpuInfo, machine: ControlMachine, request: SetRequest
+    ) -> ControlValue | Failure:
+        """Whether this set is allowed at all, and the value it asks for."""
+        if self._node.stopping:
+            return self._shutting_down()
+        if isinstance(request, SetPowerLimit):
+            low, high = info.power_limit_min_mw, self._node.highest_mw(machine)
+            if low is not None and high is not None and not low <= request.power_limit_mw <= high:
+                return Failure(
+                    ErrorCode.OUT_OF_RANGE,
+                    f"a power limit of {request.power_limit_mw / 1000:g} W on {info.uuid} is "
+                    f"outside {low / 1000:g} to {high / 1000:g} W, which is what this GPU and this "
+                    "site allow; choose a value in between",
+                )
+            return (request.power_limit_mw,)
+        if isinstance(request, SetPersistenceMode):
+            return (int(request.enabled),)
+        assert isinstance(request, (SetGpuClocks, SetMemoryClocks))
+        if request.min_mhz > request.max_mhz:
+            return Failure(
+                ErrorCode.OUT_OF_RANGE,
+                f"cannot lock {machine.control.value} of {info.uuid} to {request.min_mhz} to "
+                f"{request.max_mhz} MHz: the minimum is above the maximum",
+            )
+        return (request.min_mhz, request.max_mhz)
+
+    def _shutting_down(self) -> Failure:
+        return Failure(
+            ErrorCode.SHUTTING_DOWN, "zeusd is stopping and accepts no changes; try again later"
+        )
+
+    def _acquire(self, connection: Connection, request: Acquire) -> None:
+        pending = self._track(connection, request)
+        for uuid in pending.gpus():
+            self._acquire_gpu(connection, request, pending, uuid)
+
+    def _acquire_gpu(
+        self, connection: Connection, request: Acquire, pending: PerGpu, uuid: str
+    ) -> None:
+        """All the controls asked for on one GPU, or none of those not held before."""
+        peer = connection.peer
+        machines: list[ControlMachine] = []
+        for control in dict.fromkeys(request.controls):
+            machine = self._node.machine(uuid, control)
+            if isinstance(machine, Failure):
+                pending.fail(uuid, machine)
+                return
+            machines.append(machine)
+        if self._node.stopping:
+            pending.fail(uuid, self._shutting_down())
+            return
+        fresh = [machine for machine in machines if not machine.held_by(peer.process)]
+        missing = len(machines)
+        failed = False
+
+        def done(failure: Failure | None) -> None:
+            nonlocal missing, failed
+            missing -= 1
+            if failure is not None:
+                failed = True
+                pending.fail(uuid, failure)
+            if missing == 0:
+                if failed:
+                    for machine in fresh:
+                        if machine.held_by(peer.process):
+                            machine.release("acquire_failed")
+                else:
+                    back = {machine.control.value: self._back(machine) for machine in machines}
+                    pending.succeed(uuid, {"back": back})
+
+        for machine in machines:
+            self._submit(
+                machine,
+                Set(
+                    peer=peer,
+                    client=request.client,
+                    value=None,
+                    deadline_ns=request.deadline_ns,
+                    ttl_ns=self._node.settings.terms.ttl(request.ttl_ms),
+                    block=True,
+                    done=done,
+                ),
+            )
+
+    @staticmethod
+    def _back(machine: ControlMachine) -> dict[str, Any]:
+        return {"value": list(machine.target), "source": machine.target_source}
+
+    def _release(self, connection: Connection, request: Release) -> None:
+        peer = connection.peer
+        if request.force and not self._access.is_admin(peer):
+            self._refuse(
+                connection,
+                request,
+                Failure(
+                    ErrorCode.PERMISSION_DENIED,
+                    f"user {peer.uid} may not end the leases of others; "
+                    "ask an administrator of this node's GPUs",
+                ),
+            )
+            return
+        named = [
+            machine
+            for machine in self._node.machines()
+            if (not request.gpus or machine.gpu in request.gpus)
+            and (not request.controls or machine.control in request.controls)
+        ]
+        for machine in named:
+            machine.forgive(peer.process)
+        held = [
+            machine
+            for machine in named
+            if machine.held_by(peer.process) or (request.force and machine.phase is Phase.HELD)
+        ]
+        self._let_go(connection, request.id, held, "released")
+
+    def _goodbye(self, connection: Connection, request: Goodbye) -> None:
+        process = connection.peer.process
+        machines = [
+            machine
+            for machine in self._node.held_by(process)
+            if machine.lease is not None and machine.lease.client == request.client
+        ]
+        self._let_go(connection, request.id, machines, "goodbye")
+
+    def _let_go(
+        self, connection: Connection, request_id: int, machines: list[ControlMachine], reason: str
+    ) -> None:
+        missing = len(machines)
+
+        def answer() -> None:
+            connection.reply(self._out, request_id, result={"released": len(machines)})
+
+        def back() -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                answer()
+
+        if not machines:
+            answer()
+        peer = connection.peer
+        for machine in machines:
+            if machine.held_by(peer.process):
+                machine.release(reason, then=back)
+            else:
+                clause = f"an administrator (user {peer.uid}) ended it"
+                machine.revoke("revoked", clause, then=back)
+
+    def _list_leases(self, connection: Connection, request: ListLeases) -> None:
+        peer = connection.peer
+        admin = self._access.is_admin(peer)
+        leases = [
+            {
+                "gpu": machine.gpu,
+                "control": machine.control.value,
+                "pid": machine.lease.holder.pid if admin or peer.uid == machine.lease.uid else None,
+                "uid": machine.lease.uid,
+                "since_ns": machine.lease.since_ns,
+                "value": None if machine.value is None else list(machine.value),
+                "restoring": machine.phase is Phase.RESTORING,
+                "back": self._back(machine),
+                "ttl_ms": machine.lease.ttl_ns // 1_000_000,
+                "expires_ns": machine.lease.expires_ns,
+            }
+            for machine in self._node.machines()
+            if machine.lease is not None
+        ]
+        connection.reply(self._out, request.id, result={"leases": leases})
+
+    def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
+        process = connection.peer.process
+        held = self._node.held_by(process)
+        for machine in held:
+            machine.heartbeat()
+        ttls = [machine.lease.ttl_ns for machine in held if machine.lease is not None]
+        connection.reply(
+            self._out,
+            request.id,
+            result={
+                "leases": len(held),
+                "ttl_ms": min(ttls, default=self._node.settings.terms.ttl_ns) // 1_000_000,
+                "lost": [
+                    [machine.gpu, machine.control.value]
+                    for machine in self._node.machines()
+                    if machine.lost_by(process)
+                ],
+            },
+        )
