@@ -15,7 +15,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.system.test_front import _zmtp_handshake
 from zeus_ipc.codec import DecodeError, decode_reply, decode_request
 from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION
@@ -92,8 +92,10 @@ def rss_kib(pid: int) -> int:
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon("--simulate", "2xv100-pcie:setter_ms=0", gpus=2) as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    """A daemon that refuses nobody for his pace: all of the garbage is to be looked at."""
+    limits = configuration(tmp_path_factory.mktemp("fuzz"), "[front]\nrequests_per_second = 1e6\n")
+    with running_daemon("--simulate", "2xv100-pcie:setter_ms=0", *limits, gpus=2) as running:
         yield running
 
 
