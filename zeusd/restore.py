@@ -252,7 +252,7 @@ class _Owed:
                 pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
                 if pidfd is not None:
                     os.close(pidfd)
-                if everything or pidfd is None:
+                if everything or pidfd is None or entry.get("ending"):
                     found.append(_Debt(key, entry, holder_lives=pidfd is not None))
         return found
 

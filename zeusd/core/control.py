@@ -97,7 +97,7 @@ class Lease:
         return f"{self.holder.pid}-{self.since_ns}"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Set:
     """A set that waits for its turn. `value` None takes the lease and writes nothing."""
 
@@ -199,15 +199,21 @@ class ControlMachine:
         if not self.pinned:
             self.target = self.observed = debt.target
         self.lease = Lease(
-            debt.holder, debt.uid, debt.client, debt.since_ns, debt.ttl_ns, self._out.now_ns
+            debt.holder,
+            debt.uid,
+            debt.client,
+            debt.since_ns,
+            debt.ttl_ns,
+            self._out.now_ns,
+            debt.acquired,
         )
         self._values = debt.values
         self._captured = True
         self.phase = Phase.HELD
         self._out.add(Watch(debt.holder))
         self.extend(debt.ttl_ns)
-        if ending is not None:
-            self.release(ending)
+        if debt.ending or ending is not None:
+            self.release(debt.ending or str(ending))
 
     def recover_loss(self, loss: Loss) -> None:
         """The journal says that this process, which lives, has lost a lease."""
@@ -300,11 +306,23 @@ class ControlMachine:
         self._reason = reason
         self._attempts = 0
         self._out.add(Unwatch(holder))
-        mine = [item for item in self._waiting if item.peer.process == holder]
-        self._waiting = deque(item for item in self._waiting if item.peer.process != holder)
-        for item in mine:
-            item.done(self._let_go(item.peer))
+        if self._values or self._busy:
+            # A zeusd that is killed before the value is back must not take the lease for alive.
+            self._out.add(Put(debt_key(self.gpu, self.control), self._debt().to_json()))
+        self.withdraw(holder)
         self._pump()
+
+    def withdraw(self, process: Process, client: str | None = None) -> None:
+        """What this process (or this client object in it) has asked for is not wanted any more."""
+        mine = [
+            item
+            for item in self._waiting
+            if item.peer.process == process and client in (None, item.client)
+        ]
+        if mine:
+            self._waiting = deque(item for item in self._waiting if item not in mine)
+            for item in mine:
+                item.done(self._let_go(item.peer))
 
     def tick(self, now_ns: int) -> None:
         """Time has passed: retries what is due, and ends a lease whose holder is silent."""
@@ -714,6 +732,8 @@ class ControlMachine:
             ttl_ns=self.lease.ttl_ns,
             target=self.target,
             values=self._values,
+            ending=self._reason if self.phase is Phase.RESTORING else "",
+            acquired=self.lease.acquired,
         )
 
     def _note_change(

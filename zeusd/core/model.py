@@ -158,6 +158,8 @@ class Debt:
         ttl_ns: How long it lasts without a heartbeat.
         target: What the control goes back to.
         values: What zeusd may have written; empty if nothing.
+        ending: Why the lease has ended, whoever lives; empty while it has not.
+        acquired: See `control.Lease`.
     """
 
     gpu: str
@@ -169,6 +171,8 @@ class Debt:
     ttl_ns: int
     target: ControlValue
     values: tuple[ControlValue, ...]
+    ending: str = ""
+    acquired: bool = False
 
     @property
     def key(self) -> str:
@@ -189,6 +193,8 @@ class Debt:
             "ttl_ns": self.ttl_ns,
             "target": list(self.target),
             "values": [list(value) for value in self.values],
+            "ending": self.ending,
+            "acquired": self.acquired,
         }
 
     @classmethod
@@ -208,6 +214,8 @@ class Debt:
             ttl_ns=int(entry.get("ttl_ns", DEFAULT_TTL_NS)),
             target=tuple(int(part) for part in entry["target"]),
             values=tuple(tuple(int(part) for part in value) for value in entry["values"]),
+            ending=str(entry.get("ending", "")),
+            acquired=bool(entry.get("acquired", False)),
         )
 
 

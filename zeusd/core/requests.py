@@ -434,6 +434,8 @@ class Requests:
         ]
         for machine in named:
             machine.forgive(peer.process)
+            if not machine.held_by(peer.process):
+                machine.withdraw(peer.process)
         held = [
             machine
             for machine in named
@@ -443,6 +445,9 @@ class Requests:
 
     def _goodbye(self, connection: Connection, request: Goodbye) -> None:
         process = connection.peer.process
+        for machine in self._node.machines():
+            if not machine.held_by(process):
+                machine.withdraw(process, request.client)
         machines = [
             machine
             for machine in self._node.held_by(process)

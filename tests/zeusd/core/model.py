@@ -66,6 +66,8 @@ class Program:
     stopped: bool = False
     blameless: bool = True
     """It never hung, and nobody took anything from it: it must not lose a lease."""
+    wants: bool = False
+    """It has asked for something since it last let go of everything."""
 
 
 class Model(World):
@@ -101,7 +103,11 @@ class Model(World):
         if program.alive and not program.stopped and self.up:
             if program.conn == 0:
                 self._reconnect(program)
+            if op not in ("release", "heartbeat"):
+                program.wants = True
             self._guarded(lambda: self.ask(program.conn, op, **arguments))
+            if op == "release" and not arguments.get("gpus") and self.up:
+                program.wants = False  # what was asked is done, or will be
 
     def set(
         self, program: Program, gpu: str, control: Control, choice: int, block: bool = True
@@ -316,6 +322,7 @@ class Model(World):
         program = next(one for one in self.programs if one.process == holder)
         assert program.alive, f"{control.value} of {gpu} is held by the dead"
         assert not program.stopped, f"{control.value} of {gpu} is held by who hangs"
+        assert program.wants, f"{control.value} of {gpu} is held by who has released it"
         assert debt_key(gpu, control) in self.journal or not machine._values
         if key in self.ours and machine.value is not None:
             # After a crash the newest of them may have been meant only.

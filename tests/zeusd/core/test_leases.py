@@ -338,6 +338,40 @@ def test_a_reload_is_what_a_crash_afterwards_goes_by(world: World) -> None:
     assert world.journal["debt/GPU-0000/power_limit"]["target"] == [220_000]
 
 
+def test_a_lease_that_was_given_back_stays_so_over_a_crash(world: World) -> None:
+    """Its holder lives and beats; the value must go back all the same."""
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.faults[POWER] = 15
+    world.call(1, "release")
+    world.start_core(alive={process})
+    world.connect(1)
+    world.faults.clear()
+    for _ in range(10):
+        world.advance(10)
+        world.call(1, "heartbeat")
+    assert world.limit_w() == 300
+    assert world.call(1, "leases")["result"]["leases"] == []
+
+
+def test_what_waits_for_its_turn_is_not_applied_after_a_release(world: World) -> None:
+    world.connect(1)
+    world.connect(2)
+    world.set_power(1, 200)
+    world.hold = True
+    world.ask(1, "release")
+    world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000, block=False)
+    waiting = world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=160_000)
+    released = world.ask(2, "release")
+    world.run_held()
+    assert world.limit_w() == 300
+    answer = world.answer(2, waiting)
+    assert answer is not None
+    assert code(answer["result"]["gpus"][GPU0]) == "lease_expired"
+    assert world.answer(2, released) is not None
+    assert not world.watched
+
+
 # --------------------------------------------------------------------------------------- the stop
 
 
