@@ -209,6 +209,25 @@ def test_installing_again_changes_nothing_and_keeps_leases(node: Node, user: Use
     assert user.set(0, 170) == "ok"
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--prefix", "/home/zeusd"], "the units cannot see /home/zeusd"),
+        (["--prefix", "relative"], "must be an absolute path"),
+        (["--prefix", "/etc"], "is no virtual environment"),
+        (["--unknown"], "scripts/install"),
+    ],
+)
+def test_the_installer_refuses_what_would_not_work(
+    node: Node, arguments: list[str], words: str
+) -> None:
+    done = node.machine.run("bash", f"{SOURCES}/scripts/install", *arguments, check=False)
+    assert done.returncode != 0
+    assert words in done.stderr
+    user = node.machine.run("bash", f"{SOURCES}/scripts/install", user=str(NOBODY), check=False)
+    assert "run it as root" in user.stderr
+
+
 # --------------------------------------------------------------------------------- who may do what
 
 

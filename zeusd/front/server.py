@@ -252,7 +252,7 @@ class Front:
         for other in list(self._by_number.values()):
             if other.uid == uid:
                 other.cut_off = True
-                self._kick_fd(other.fd)
+                self._kick_fd(other.fd, uid)
         if self._logged.take(uid, now_ns):
             log.warning(
                 "user %d sends over %g requests a second and was cut off",
@@ -295,7 +295,7 @@ class Front:
         if connection is not None and kind == wire.REPLY:
             self._send(connection, body)
         elif connection is not None and kind == wire.KICK:
-            self._kick_fd(connection.fd)
+            self._kick_fd(connection.fd, connection.uid)
         return True
 
     # ------------------------------------------------------------------------------- connections
@@ -346,11 +346,15 @@ class Front:
         self._by_number.pop(connection.number, None)
         self._link.send(wire.HEADER.pack(wire.CLOSE, connection.number))
 
-    def _kick_fd(self, fd: int) -> None:
-        """libzmq has no call for it: ending the stream makes it drop the peer."""
+    def _kick_fd(self, fd: int, uid: int | None = None) -> None:
+        """libzmq has no call for it: ending the stream makes it drop the peer.
+
+        With a uid only that user's: the descriptor may be somebody else's connection by now.
+        """
         try:
             with socket.socket(fileno=os.dup(fd)) as stream:
-                stream.shutdown(socket.SHUT_RDWR)
+                if uid is None or _credentials_of(stream)[1] == uid:
+                    stream.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.debug("peer was gone already: %s", error, extra={"event": "peer_gone"})
 
