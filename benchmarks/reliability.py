@@ -75,9 +75,18 @@ def measure_restore(runs: int) -> None:
     """Prints how long after a holder's death the last of 8 GPUs was written."""
     print(f"SIGKILL of the holder to the last of 8 limits restored, {runs} runs, ms")
     print(f"{'one setter takes':>18} {'p50':>8} {'p99':>8} {'max':>8} {'p99 beyond it':>14}")
-    for latency_ms in (0.0, 12.0):
-        with site(8, latency_ms) as (daemon, double):
+    for latency_ms, attack in ((0.0, None), (12.0, None), (12.0, "requests without end")):
+        with site(8, latency_ms) as (daemon, double), contextlib.ExitStack() as stack:
             took_ms = []
+            if attack is not None:
+                print(f"the same beside another user who sends {attack}:")
+                arguments = (daemon.socket, double.uuid(1))
+                source = PREFIX + str(ATTACKS[attack])
+                attacker = script(source, *arguments, **as_user(HONEST_UID))
+                stack.callback(attacker.wait)
+                stack.callback(attacker.kill)
+                assert attacker.stdout is not None
+                attacker.stdout.readline()
             for _ in range(runs):
                 holder = script(HOLDER, daemon.socket, **as_nobody())
                 assert holder.stdout is not None
