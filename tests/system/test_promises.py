@@ -471,6 +471,32 @@ def test_nobody_hears_of_a_node_without_gpus_while_zeusd_starts_again(site: Site
         assert len(client.node().gpus) == 2
 
 
+def test_another_load_of_the_driver_voids_what_was_owed() -> None:
+    """Limits do not survive it: what the journal says is not in force, and nothing is written."""
+    with contextlib.ExitStack() as stack:
+        module = stack.enter_context(public_directory()) / "nvidia"
+        module.mkdir()
+        (module / "version").write_text("580.95\n")
+        site = Site(stack, 2, f'[nvml]\nmodule = "{module}"\n')
+        with ending(site.holder(HOLDER + WAKING)) as holder:
+            site.daemon.kill()
+            module.rename(module.with_name("old"))
+            module.mkdir()  # as sysfs does: the same name, another inode
+            (module / "version").write_text("580.95\n")
+            for gpu in range(2):
+                site.double.set_outside(gpu, 240_000)  # what the driver comes up with
+            writes = len(site.double.calls())
+            site.daemon.start_again()
+            assert tell(holder, "160000") == "lease_expired"
+            assert site.limits() == [240_000, 240_000]
+            assert len(site.double.calls()) == writes
+            assert tell(holder, "acquire") == "done"
+            assert tell(holder, "160000") == "done"
+            holder.kill()
+            wait_for(lambda: site.limits() == [240_000, 240_000], "the new baseline")
+            assert site.daemon.records("driver_changed")
+
+
 LEFTOVERS = ("socket", "link at the socket's lock", "half a journal", "foreign state", "old boot")
 
 

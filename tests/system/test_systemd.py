@@ -173,6 +173,8 @@ def test_the_units_are_what_systemd_takes_and_hardly_exposed(node: Node) -> None
     verified = node.machine.run(
         "systemd-analyze", "verify", *(f"/etc/systemd/system/{unit}.service" for unit in units)
     )
+    for unit in ("zeusd.service", "zeusd.socket"):
+        assert node.machine.systemctl("is-enabled", unit) == "enabled"
     complaints = [line for line in verified.stderr.splitlines() if "zeusd" in line]
     assert complaints == []
     for unit in units:

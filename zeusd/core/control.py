@@ -261,6 +261,7 @@ class ControlMachine:
         """A process died: its lease ends, and nobody has to be told of a loss."""
         if self.held_by(process):
             self.release("holder_gone")
+        self.withdraw(process)
         self.forgive(process)
 
     def forgive(self, process: Process) -> None:

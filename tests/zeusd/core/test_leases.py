@@ -372,6 +372,22 @@ def test_what_waits_for_its_turn_is_not_applied_after_a_release(world: World) ->
     assert not world.watched
 
 
+def test_what_the_dead_asked_for_is_not_applied(world: World) -> None:
+    world.connect(1)
+    dying = world.connect(2)
+    world.set_power(1, 200)
+    world.call(2, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.hold = True
+    world.ask(1, "release")
+    world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    world.kill(dying)
+    world.writes.clear()
+    world.run_held()
+    assert (GPU0, Control.POWER_LIMIT, (150_000,)) not in world.writes
+    assert world.limit_w() == 300
+    assert not world.watched
+
+
 # --------------------------------------------------------------------------------------- the stop
 
 
