@@ -15,6 +15,9 @@ from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
 
+STALL_TIMEOUT_ENV = "ZEUS_STALL_TIMEOUT_S"
+"""Seconds without a training step or a window after which this process lets its leases end."""
+
 _guard = threading.RLock()
 _client: Client | None = None
 
@@ -44,12 +47,31 @@ def _connect() -> Client:
     if os.environ.get(SOCKET_ENV) or os.path.exists(DEFAULT_SOCKET_PATH):
         from zeus_ipc.client import Client
 
-        client = Client()
+        client = Client(stall_timeout_s=_stall_timeout_s())
         client.node()
         return client
     from zeusd.embed import connect
 
     return connect()
+
+
+def progress() -> None:
+    """Training comes along; see `STALL_TIMEOUT_ENV`."""
+    if _client is not None:
+        _client.progress()
+
+
+def _stall_timeout_s() -> float | None:
+    value = os.environ.get(STALL_TIMEOUT_ENV)
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        seconds = 0.0
+    if seconds <= 0:
+        raise ZeusGPUInitError(f"{STALL_TIMEOUT_ENV} must be a number of seconds, not {value!r}")
+    return seconds
 
 
 @contextlib.contextmanager

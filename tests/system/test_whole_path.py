@@ -14,6 +14,7 @@ import pytest
 
 from tests.fake_nvml.double import Call, NvmlDouble
 from tests.support import (
+    ALL_MAY,
     NOBODY,
     RunningDaemon,
     as_nobody,
@@ -140,6 +141,25 @@ def test_killing_the_job_restores_the_limit_although_its_workers_live(
     training.wait()
     wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
     training.stdin.close()
+
+
+def test_a_job_that_makes_no_more_steps_lets_its_limit_go(
+    node: tuple[RunningDaemon, NvmlDouble, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its threads live on, as beside a collective that never ends."""
+    daemon, double, directory = node
+    monkeypatch.setenv("ZEUS_STALL_TIMEOUT_S", "0.5")
+    configuration(directory, ALL_MAY + "[lease]\nttl_s = 1\nttl_min_s = 0.5\n")
+    daemon.process.send_signal(signal.SIGHUP)
+    wait_for(lambda: daemon.records("reloaded"), "the shorter leases")
+    training = job(daemon, directory)
+    assert training.stdout is not None
+    assert json.loads(training.stdout.readline())["state"] == "Done"  # and it goes on living
+    wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
+    assert training.poll() is None
+    assert {one["reason"] for one in daemon.records("restore")} == {"expired"}
+    training.kill()
+    training.wait()
 
 
 def test_killing_the_job_while_it_profiles(node: tuple[RunningDaemon, NvmlDouble, Path]) -> None:

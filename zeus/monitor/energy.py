@@ -163,6 +163,7 @@ class ZeusMonitor:
             if key in self.measurement_states and not restart:
                 raise ValueError(f"Measurement window '{key}' already exists")
         state = self._read(sync_execution)
+        _node.progress()
         with self._guard:
             self.measurement_states[key] = state
 

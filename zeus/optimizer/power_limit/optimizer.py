@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
@@ -112,6 +113,7 @@ class GlobalPowerLimitOptimizer(Callback):
 
     def on_step_begin(self) -> None:
         """A step begins: where limits change and windows open and close."""
+        _node.progress()
         self._epoch_steps += 1
         state = self.state
         if isinstance(state, Done):
