@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 JOURNAL_WAIT_S = 5.0
 """`zeusd restore` may have the journal when zeusd starts again; it is quick."""
 
-FIRST_LOOK_S = 15.0
+FIRST_LOOK_S = 60.0
 """How long clients wait for the first look at the GPUs; a driver may take seconds for each."""
 
 STATUS_S = 1.0
