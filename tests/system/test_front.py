@@ -15,6 +15,7 @@ import zmq
 
 from tests.support import NOBODY, RunningDaemon, as_nobody, running_daemon, script, wait_for
 from zeus_ipc import Client
+from zeusd.front.shaper import MAX_WAITING
 
 SPEC = "2xv100-pcie:setter_ms=0"
 FIRST_ROUTING_ID = 0x6B8B4567
@@ -217,18 +218,19 @@ FLOODER = """
 import sys, msgpack, zmq
 context = zmq.Context()
 dealer = context.socket(zmq.DEALER)
-dealer.setsockopt(zmq.RCVTIMEO, 20_000)
+dealer.setsockopt(zmq.RCVTIMEO, 30_000)
 dealer.connect("ipc://" + sys.argv[1])
 monitor = dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
-refused = cut_off = 0
-for number in range(200_000):
-    dealer.send(msgpack.packb({"v": 1, "id": number + 1, "op": "heartbeat"}))
-    while dealer.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-        refused += b"overloaded" in dealer.recv()
-    if monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
-        cut_off = 1
-        break
-print(refused, cut_off)
+def beat(number):
+    dealer.send(msgpack.packb({"v": 1, "id": number, "op": "heartbeat"}))
+for number in range(int(sys.argv[2])):  # somewhat more than may wait
+    beat(number)
+while b"overloaded" not in dealer.recv():
+    pass
+print("refused", flush=True)
+while not monitor.getsockopt(zmq.EVENTS) & zmq.POLLIN:
+    beat(1)
+print("cut off", flush=True)
 """
 
 
@@ -239,11 +241,11 @@ def test_requests_of_one_user_are_bounded(tmp_path: Path) -> None:
     options = ("--simulate", SPEC, "--config", str(config), "--socket-mode", "0666")
     with running_daemon(*options, gpus=2) as daemon, daemon.client() as client:
         front = daemon.front_pid()
-        flooder = script(FLOODER, daemon.socket, **as_nobody())
-        output, _ = flooder.communicate(timeout=60)
-        refused, cut_off = (int(part) for part in output.split())
-        assert refused > 0, "first it is told"
-        assert cut_off == 1, "then it is cut off"
+        flooder = script(FLOODER, daemon.socket, str(MAX_WAITING + 60), **as_nobody())
+        assert flooder.stdout is not None
+        assert flooder.stdout.readline() == "refused\n", "first it is told"
+        assert flooder.stdout.readline() == "cut off\n", "then it is cut off"
+        flooder.wait()
         assert wait_for(lambda: daemon.records("flood"), "the record")[0]["uid"] == NOBODY
         assert len(client.node().gpus) == 2, "another user notices nothing"
         assert daemon.front_pid() == front

@@ -33,7 +33,7 @@ from zeus_ipc import errors
 
 LIMIT = 250_000
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
-QUICK_LEASES = "[lease]\nttl_s = 1\nttl_min_s = 0.5\n"
+QUICK_LEASES = "[lease]\nttl_s = 2\nttl_min_s = 0.5\n"
 
 HOLDER = """
 import os, sys

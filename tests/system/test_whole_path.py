@@ -148,8 +148,8 @@ def test_a_job_that_makes_no_more_steps_lets_its_limit_go(
 ) -> None:
     """Its threads live on, as beside a collective that never ends."""
     daemon, double, directory = node
-    monkeypatch.setenv("ZEUS_STALL_TIMEOUT_S", "0.5")
-    configuration(directory, ALL_MAY + "[lease]\nttl_s = 1\nttl_min_s = 0.5\n")
+    monkeypatch.setenv("ZEUS_STALL_TIMEOUT_S", "2")
+    configuration(directory, ALL_MAY + "[lease]\nttl_s = 2\nttl_min_s = 0.5\n")
     daemon.process.send_signal(signal.SIGHUP)
     wait_for(lambda: daemon.records("reloaded"), "the shorter leases")
     training = job(daemon, directory)
