@@ -3,6 +3,7 @@ from __future__ import annotations
 import grp
 import os
 import pwd
+import re
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from zeus_ipc.messages import Control
 from zeusd.cli import main
-from zeusd.config import Config, ConfigError, load
+from zeusd.config import DEFAULT_GROUP, Config, ConfigError, load
 from zeusd.core.access import LOWERING, OPEN
 
 GOOD = """
@@ -151,3 +152,21 @@ def test_a_wrong_option_is_told_by_its_name() -> None:
     failed = CliRunner().invoke(main, ["serve", "--socket-mode", "rw-rw-rw-"])
     assert failed.exit_code == 1
     assert "--socket-mode" in failed.output
+
+
+SHIPPED = Path(__file__).resolve().parents[2] / "systemd" / "zeusd.toml"
+
+
+def test_the_shipped_file_changes_nothing() -> None:
+    assert load(str(SHIPPED)) == Config()
+
+
+def test_what_the_shipped_file_shows_are_the_defaults(tmp_path: Path) -> None:
+    """Every setting it shows exists, and has the value that it says it has."""
+    shown = re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", SHIPPED.read_text())
+    config = load(write(tmp_path, shown))
+    for section in ("lease", "restore", "access", "front", "log"):
+        assert getattr(config, section) == getattr(Config(), section), section
+    assert config.allow[0].groups == [DEFAULT_GROUP]
+    assert set(config.allow[0].controls) == LOWERING
+    assert config.gpu[0].power_limit_w == 220
