@@ -497,6 +497,24 @@ def test_another_load_of_the_driver_voids_what_was_owed() -> None:
             assert site.daemon.records("driver_changed")
 
 
+def test_a_gpu_that_is_missing_at_the_start_is_restored_when_it_comes(site: Site) -> None:
+    with ending(site.holder(HOLDER + "sys.stdin.read()")) as holder:
+        site.daemon.kill()
+        configuration(site.directory, "[nvml]\nretry_s = 0.1\n" + ALL_MAY)
+        handle = "nvmlDeviceGetHandleByIndex_v2"
+        site.double.inject(1, handle, 15)
+        site.daemon.start_again()
+        site.daemon.wait_until_serving(1)
+        assert site.daemon.records("gpu_unusable")[-1]["index"] == 1
+        assert site.limits() == [150_000, 150_000]
+        site.double.clear_faults()
+        site.daemon.wait_until_serving(2)
+        with site.daemon.client() as client:
+            assert {lease.pid for lease in client.leases()} == {holder.pid}, "its lease lives on"
+        holder.kill()
+        wait_for(site.restored, "the limits to be back")
+
+
 LEFTOVERS = ("socket", "link at the socket's lock", "half a journal", "foreign state", "old boot")
 
 

@@ -230,6 +230,11 @@ class Core:
             if machine.phase is not Phase.FREE
         ]
 
+    @property
+    def unclaimed(self) -> bool:
+        """Whether the journal speaks of GPUs that have not been found yet."""
+        return bool(self._debts or self._losses)
+
     def summary(self) -> tuple[int, int, int]:
         """How many GPUs there are, leases, and controls that could not be put back yet."""
         machines = [*self.node.machines()]

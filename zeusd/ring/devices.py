@@ -1,4 +1,4 @@
-"""Finds the GPUs, calmly: without a driver it says so once and goes on trying."""
+"""Finds the GPUs, calmly: what is missing it tells once, and goes on looking for it."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from zeusd.nvml.api import Handle, Nvml, NvmlError
 log = logging.getLogger(__name__)
 
 RETRY_S = 5.0
+RETRY_MAX_S = 60.0
 VOLTA, AMPERE = 5, 7
 
 
@@ -122,7 +123,9 @@ class DeviceFinder:
     def _run(self) -> None:
         while not self._stop.is_set():
             try:
-                self._find()
+                missing = self._find()
+                self.first_attempt_over.set()
+                self._find_later(missing)
                 return
             except NvmlError as error:
                 if self.error is None or self.error.code != error.code:
@@ -137,7 +140,24 @@ class DeviceFinder:
                 self.first_attempt_over.set()
             self._stop.wait(self._retry_s)
 
-    def _find(self) -> None:
+    def _find_later(self, missing: list[int]) -> None:
+        """GPUs that could not be used when the others could."""
+        pause_s = self._retry_s
+        while missing and not self._stop.wait(pause_s):
+            pause_s = min(2 * pause_s, max(RETRY_MAX_S, self._retry_s))
+            found = []
+            for index in list(missing):
+                try:
+                    found.append(inspect_gpu(self._nvml, index))
+                    missing.remove(index)
+                except NvmlError:
+                    continue
+            if found:
+                version = _try(self._nvml.driver_version)
+                self._on_found(Found(version, self._driver_id(), found))
+
+    def _find(self) -> list[int]:
+        """Reports the GPUs; returns the indices of those that could not be used."""
         self._nvml.init()
         self._initialised = True
         found: list[tuple[GpuFacts, Handle]] = []
@@ -148,15 +168,18 @@ class DeviceFinder:
             self._initialised = False
             _try(self._nvml.shutdown)
             raise
+        missing: list[int] = []
         for index in range(count):
             try:
                 found.append(inspect_gpu(self._nvml, index))
             except NvmlError as error:
+                missing.append(index)
                 log.warning(
-                    "GPU %d cannot be used: %s",
+                    "GPU %d cannot be used: %s; looking again every now and then",
                     index,
                     error,
                     extra={"event": "gpu_unusable", "index": index, "nvml_code": error.code},
                 )
         self.error = None
         self._on_found(Found(version, self._driver_id(), found))
+        return missing

@@ -251,9 +251,10 @@ class Engine:
                 self._driver_entry,
             )
         )
-        for process in self._recovered:
-            self._processes.detach(process)
-        self._recovered.clear()
+        if not self.core.unclaimed:
+            for process in self._recovered:
+                self._processes.detach(process)
+            self._recovered.clear()
 
     def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
         baselines: dict[str, ControlValue] = {}
