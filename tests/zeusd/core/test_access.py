@@ -37,7 +37,7 @@ def outcome(world: World, op: str, gpu: str = GPU0, **arguments: object) -> str:
 @pytest.mark.parametrize(("user", "control"), list(itertools.product(USERS, Control)))
 def test_the_default_for_every_user_and_control(user: str, control: Control) -> None:
     world = World(access=DEFAULT)
-    world.connect(1, **USERS[user])  # type: ignore[arg-type]
+    world.connect(1, **USERS[user])
     op, arguments = SETS[control]
     allowed = user in ("admin", "root") or (
         user == "member" and control is not Control.PERSISTENCE_MODE
@@ -55,7 +55,7 @@ def test_the_default_for_every_user_and_control(user: str, control: Control) -> 
     ("root", "on_host"), list(itertools.product(("host", "always", "never"), (0, 1)))
 )
 def test_root_is_an_administrator_where_the_site_says_so(root: str, on_host: int) -> None:
-    world = World(access=Access(root=root))  # type: ignore[arg-type]
+    world = World(access=Access(root=root))
     world.connect(1, uid=0, on_host=bool(on_host))
     allowed = root == "always" or (root == "host" and on_host)
     expected = "ok" if allowed else "permission_denied"

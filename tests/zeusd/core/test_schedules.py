@@ -9,8 +9,10 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, POLICIES, Model
+from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, POLICIES, Model, Program
 from tests.zeusd.core.schedules import run_schedule
+from zeus_ipc.messages import Control
+from zeusd.core.policy import SitePolicy
 
 SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", "4000"))
 
@@ -23,12 +25,12 @@ class Node(RuleBasedStateMachine):
     """Hypothesis chooses what happens, and makes the shortest story of whatever goes wrong."""
 
     @initialize(policy=st.sampled_from(POLICIES))
-    def begin(self, policy: object) -> None:
-        self.model = Model(policy)  # type: ignore[arg-type]
+    def begin(self, policy: SitePolicy) -> None:
+        self.model = Model(policy)
         self.model.start_program()
         self.model.start_program(admin=True)
 
-    def program(self, which: int) -> object:
+    def program(self, which: int) -> Program:
         return self.model.programs[which % len(self.model.programs)]
 
     @precondition(lambda self: len(self.model.programs) < 6)
@@ -37,8 +39,8 @@ class Node(RuleBasedStateMachine):
         self.model.start_program()
 
     @rule(who=numbers, gpu=gpus, control=controls, choice=numbers, block=st.booleans())
-    def set(self, who: int, gpu: str, control: object, choice: int, block: bool) -> None:
-        self.model.set(self.program(who), gpu, control, choice, block)  # type: ignore[arg-type]
+    def set(self, who: int, gpu: str, control: Control, choice: int, block: bool) -> None:
+        self.model.set(self.program(who), gpu, control, choice, block)
 
     @rule(
         who=numbers,
@@ -46,10 +48,10 @@ class Node(RuleBasedStateMachine):
         some=st.lists(controls, min_size=1, max_size=3),
         ttl_ms=st.sampled_from((0, 2_000, 60_000)),
     )
-    def acquire(self, who: int, gpu: str, some: list[object], ttl_ms: int) -> None:
-        names = [one.value for one in some]  # type: ignore[attr-defined]
+    def acquire(self, who: int, gpu: str, some: list[Control], ttl_ms: int) -> None:
+        names = [one.value for one in some]
         self.model.request(
-            self.program(who),  # type: ignore[arg-type]
+            self.program(who),
             "acquire",
             gpus=[gpu],
             controls=names,
@@ -57,13 +59,13 @@ class Node(RuleBasedStateMachine):
         )
 
     @rule(who=numbers, gpu=gpus, control=controls)
-    def reset(self, who: int, gpu: str, control: object) -> None:
-        name = control.value  # type: ignore[attr-defined]
-        self.model.request(self.program(who), "reset", gpus=[gpu], control=name)  # type: ignore[arg-type]
+    def reset(self, who: int, gpu: str, control: Control) -> None:
+        name = control.value
+        self.model.request(self.program(who), "reset", gpus=[gpu], control=name)
 
     @rule(who=numbers, op=st.sampled_from(("release", "goodbye", "heartbeat")))
     def let_go(self, who: int, op: str) -> None:
-        self.model.request(self.program(who), op)  # type: ignore[arg-type]
+        self.model.request(self.program(who), op)
 
     @rule(who=numbers)
     def kill(self, who: int) -> None:
@@ -73,7 +75,7 @@ class Node(RuleBasedStateMachine):
 
     @rule(who=numbers, stopped=st.booleans())
     def hang(self, who: int, stopped: bool) -> None:
-        self.model.hang(self.program(who), stopped)  # type: ignore[arg-type]
+        self.model.hang(self.program(who), stopped)
 
     @rule(seconds=st.sampled_from((0.1, 1.0, 6.0, 16.0, 70.0)))
     def pass_time(self, seconds: float) -> None:
@@ -88,8 +90,8 @@ class Node(RuleBasedStateMachine):
         self.model.outside(gpu, choice)
 
     @rule(gpu=gpus, control=st.one_of(st.none(), controls), code=st.sampled_from(FAULTS))
-    def fault(self, gpu: str, control: object, code: int) -> None:
-        self.model.faults[(gpu, control)] = code  # type: ignore[index]
+    def fault(self, gpu: str, control: Control | None, code: int) -> None:
+        self.model.faults[(gpu, control)] = code
 
     @rule(broken=st.booleans())
     def journal(self, broken: bool) -> None:
@@ -132,8 +134,8 @@ class Node(RuleBasedStateMachine):
         self.model.revoke(self.model.programs[1], gpu)
 
     @rule(policy=st.sampled_from(POLICIES))
-    def reconfigure(self, policy: object) -> None:
-        self.model.reconfigure(policy)  # type: ignore[arg-type]
+    def reconfigure(self, policy: SitePolicy) -> None:
+        self.model.reconfigure(policy)
 
     @invariant()
     def holds(self) -> None:

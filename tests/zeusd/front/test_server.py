@@ -23,7 +23,7 @@ class Frame:
         self._properties = {"Peer-Address": address, zmq.SRCFD: fd, "Identity": ""}
 
     def get(self, name: object) -> object:
-        return self._properties[name]  # type: ignore[index]
+        return self._properties[name]
 
 
 @pytest.fixture
@@ -50,11 +50,11 @@ def test_a_message_counts_for_the_connection_it_came_on_and_for_no_other(
     raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
     pid, uid, gid = struct.unpack("3i", raw)
     for address in (f"localhost:{uid}:{gid}:{pid + 1}", f"localhost:{uid + 1}:{gid}:{pid}", ""):
-        assert server._identify(b"other", Frame(address, stream.fileno())) is None  # type: ignore[arg-type]
+        assert server._identify(b"other", Frame(address, stream.fileno())) is None
         with pytest.raises(BlockingIOError):
             receiver.receive()
     true = Frame(f"localhost:{uid}:{gid}:{pid}", stream.fileno())
-    connection = server._identify(b"true", true)  # type: ignore[arg-type]
+    connection = server._identify(b"true", true)
     assert connection is not None
     assert connection.uid == os.getuid()
     message = receiver.receive()

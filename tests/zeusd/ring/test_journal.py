@@ -77,7 +77,7 @@ def test_a_compaction_is_whole_at_every_instant(
     def rename(source: object, target: object) -> None:
         assert whole(journal.path)
         steps.append("rename")
-        real_rename(source, target)  # type: ignore[arg-type]
+        real_rename(source, target)
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
@@ -221,7 +221,7 @@ def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_
     def read_only(path: object, flags: int, *rest: int, **more: int) -> int:
         if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             raise OSError(30, "Read-only file system")
-        return real_open(path, flags, *rest, **more)  # type: ignore[arg-type]
+        return real_open(path, flags, *rest, **more)
 
     monkeypatch.setattr(os, "open", read_only)
     journal = Journal(tmp_path / "state", "journal", BOOT)
