@@ -146,6 +146,7 @@ class ControlMachine:
         self._found: ControlValue | None = None
         self._lost: dict[Process, Loss] = {}
         self._expiry = object()
+        self._closed: Failure | None = None
         self._waiting: deque[Set] = deque()
         self._busy = False
         self._attempts = 0
@@ -325,6 +326,13 @@ class ControlMachine:
             for item in mine:
                 item.done(self._let_go(item.peer))
 
+    def close(self, why: Failure) -> None:
+        """Takes nothing new from now on, and nothing of what waits."""
+        self._closed = why
+        waiting, self._waiting = self._waiting, deque()
+        for item in waiting:
+            item.done(why)
+
     def tick(self, now_ns: int) -> None:
         """Time has passed: retries what is due, and ends a lease whose holder is silent."""
         if (due_ns := self.retry_at_ns) is not None and now_ns >= due_ns:
@@ -364,6 +372,8 @@ class ControlMachine:
         self._out.add(Put(loss.key, loss.to_json()))
 
     def _refusal(self, peer: Peer, acquires: bool = False) -> Failure | None:
+        if self._closed is not None:
+            return self._closed
         loss = self._lost.get(peer.process)
         if loss is not None and not acquires:
             return Failure(

@@ -29,7 +29,7 @@ from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection
 from zeusd.core.policy import SECOND_NS, Settings
-from zeusd.core.requests import Requests
+from zeusd.core.requests import SHUTTING_DOWN, Requests
 
 RECONNECT_NS = 5 * SECOND_NS
 """A holder whose last connection ended (it called exec, say) has this long to come back."""
@@ -59,6 +59,7 @@ class Core:
         self._alive: set[Process] = set()
         self._driver: str | None = None
         self._was_stopping = False
+        self._silent = False
         self._requests = Requests(self.node, self._out, daemon_version, simulated)
 
     # ----------------------------------------------------------------------------------- events
@@ -177,7 +178,7 @@ class Core:
         """A validated request on a connection."""
         self._out.now_ns = now_ns
         connection = self._connections.get(conn)
-        if connection is not None:
+        if connection is not None and not self._silent:
             self._requests.handle(connection, request)
         return self._out.take()
 
@@ -202,15 +203,17 @@ class Core:
 
         Args:
             now_ns: Time.
-            restore: Put everything back. Else all stays, in the journal, for the next zeusd.
+            restore: Put everything back. Else all stays, in the journal, for the next zeusd, and
+                what is asked meanwhile stays unanswered: clients ask the next one again.
         """
         self._out.now_ns = now_ns
         self.node.stopping = True
+        self._silent = not restore
         if restore:
-            owed = self.owed
-            if owed:
+            if self.owed:
                 self._out.add(Put(STOPPING_KEY, {}))
             for machine in self.node.machines():
+                machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")
         return self._out.take()
 

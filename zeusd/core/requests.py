@@ -49,6 +49,10 @@ MAX_WAITING_REQUESTS = 64
 REFUSALS_PER_SECOND = 1.0
 """Refusals of one user that are logged; a flood of them must not become a flood of records."""
 
+SHUTTING_DOWN = Failure(
+    ErrorCode.SHUTTING_DOWN, "zeusd is stopping and accepts no changes; try again later"
+)
+
 _READINGS: dict[type[Any], Reading] = {
     GetState: Reading.STATE,
     GetEnergy: Reading.ENERGY,
@@ -329,7 +333,7 @@ class Requests:
     ) -> ControlValue | Failure:
         """Whether this set is allowed at all, and the value it asks for."""
         if self._node.stopping:
-            return self._shutting_down()
+            return SHUTTING_DOWN
         if isinstance(request, SetPowerLimit):
             low, high = info.power_limit_min_mw, self._node.highest_mw(machine)
             if low is not None and high is not None and not low <= request.power_limit_mw <= high:
@@ -351,11 +355,6 @@ class Requests:
             )
         return (request.min_mhz, request.max_mhz)
 
-    def _shutting_down(self) -> Failure:
-        return Failure(
-            ErrorCode.SHUTTING_DOWN, "zeusd is stopping and accepts no changes; try again later"
-        )
-
     def _acquire(self, connection: Connection, request: Acquire) -> None:
         pending = self._track(connection, request)
         for uuid in pending.gpus():
@@ -374,7 +373,7 @@ class Requests:
                 return
             machines.append(machine)
         if self._node.stopping:
-            pending.fail(uuid, self._shutting_down())
+            pending.fail(uuid, SHUTTING_DOWN)
             return
         fresh = [machine for machine in machines if not machine.held_by(peer.process)]
         missing = len(machines)

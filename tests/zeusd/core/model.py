@@ -223,6 +223,8 @@ class Model(World):
                 if not self.held or not self.up:
                     break
                 self.device_step(0)
+        if self.up and restore and not (self.held or self.faults or self.journal_broken):
+            assert self.core.owed == [], "zeusd stops, and something is not back"
         self.crash(0)
 
     def reload_driver(self) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.messages import Control
+from zeusd.core.access import Access, AllowRule
 from zeusd.core.core import RECONNECT_NS
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
 
@@ -395,16 +396,47 @@ def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 200)
     world.apply(world.core.stop(world.now_ns, restore=False))
-    assert code(world.set_power(1, 180)) == "shutting_down"
+    asked = world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=180_000)
+    assert world.answer(1, asked) is None, "the client asks the next zeusd"
     assert world.limit_w() == 200
     world.start_core(alive={process})
     world.connect(1)
     assert world.set_power(1, 190) == {}
     world.apply(world.core.stop(world.now_ns))
     assert world.limit_w() == 300
+    assert code(world.set_power(1, 180)) == "shutting_down"
     world.start_core(alive={process})
     world.connect(1)
     assert code(world.set_power(1, 190)) == "lease_expired"
+
+
+def test_what_waits_when_a_stop_begins_takes_no_lease(world: World) -> None:
+    """Else the stop would put back what one process held, and leave what the next one set."""
+    world.connect(1)
+    world.connect(2)
+    world.set_power(1, 200)
+    world.hold = True
+    world.ask(1, "release")
+    waiting = world.ask(2, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    world.apply(world.core.stop(world.now_ns))
+    world.run_held()
+    assert world.limit_w() == 300
+    assert world.core.owed == []
+    answer = world.answer(2, waiting)
+    assert answer is not None
+    assert code(answer["result"]["gpus"][GPU0]) == "shutting_down"
+
+
+def test_who_computes_may_be_known_too_late_for_a_stop() -> None:
+    world = World(access=Access(rules=(AllowRule(everyone=True),), require_compute_process=True))
+    world.compute_uids = frozenset({1000})
+    world.connect(1, uid=1000)
+    world.hold = True
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=150_000)
+    world.apply(world.core.stop(world.now_ns))
+    world.run_held()
+    assert world.limit_w() == 300
+    assert world.core.owed == []
 
 
 def test_a_stop_that_was_killed_is_finished_by_the_next_start(world: World) -> None:
