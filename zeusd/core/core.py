@@ -215,6 +215,7 @@ class Core:
             for machine in self.node.machines():
                 machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")
+                machine.retry_now()  # a stop does not wait out the pause after a failure
         return self._out.take()
 
     # ---------------------------------------------------------------------------------- queries

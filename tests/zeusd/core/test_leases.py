@@ -427,6 +427,18 @@ def test_what_waits_when_a_stop_begins_takes_no_lease(world: World) -> None:
     assert code(answer["result"]["gpus"][GPU0]) == "shutting_down"
 
 
+def test_a_stop_tries_at_once_what_failed_before(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    world.faults[POWER] = 15
+    world.kill(process)
+    world.advance(40)  # it tried again, in vain; the next attempt is not due
+    world.faults.clear()
+    world.apply(world.core.stop(world.now_ns))
+    assert world.limit_w() == 300
+    assert world.core.owed == []
+
+
 def test_who_computes_may_be_known_too_late_for_a_stop() -> None:
     world = World(access=Access(rules=(AllowRule(everyone=True),), require_compute_process=True))
     world.compute_uids = frozenset({1000})
