@@ -10,6 +10,7 @@ import contextlib
 import os
 import secrets
 import threading
+import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -18,9 +19,12 @@ from zeus_ipc import errors
 from zeus_ipc._version import __version__
 from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.messages import (
+    MAX_LOOKUPS,
+    MAX_WINDOWS,
     PROTOCOL_VERSION,
     Back,
     Control,
+    Domain,
     EnergyReading,
     GpuState,
     LeaseInfo,
@@ -28,6 +32,8 @@ from zeus_ipc.messages import (
     NodeInfo,
     PowerReading,
     SupportedClocks,
+    Timeline,
+    WindowEnergies,
     _Message,
 )
 from zeus_ipc.paths import socket_path
@@ -112,6 +118,70 @@ class Client:
     def power(self, gpus: str | Sequence[str]) -> dict[str, PowerReading]:
         """Power sensors, mW, by UUID."""
         return self._read("power", gpus, PowerReading)
+
+    def windows(
+        self, sources: str | Sequence[str], windows: Sequence[tuple[int, int, bool]] = ()
+    ) -> dict[str, WindowEnergies]:
+        """Energy between pairs of instants, by source.
+
+        Any number of windows: they are asked for in as few messages as they fit in. Waits at most
+        one tick for what has just ended.
+
+        Args:
+            sources: UUIDs of GPUs, `cpu:0`, `dram:0`.
+            windows: Beginning and end, ns of CLOCK_MONOTONIC, and whether the GPU had nothing to do
+                just before and after except what is measured. None: asks only whether there is
+                anything to look up.
+
+        Raises:
+            NotSupported: A source shows no energy.
+        """
+        names = _uuids(sources)
+        each = max(1, min(MAX_WINDOWS, MAX_LOOKUPS // max(1, len(names))))
+        found: dict[str, WindowEnergies] = {}
+        for first in range(0, max(1, len(windows)), each):
+            part = windows[first : first + each]
+            numbers = [number for begin, end, aligned in part for number in (begin, end, +aligned)]
+            answer = self._ask("windows", sources=names, windows=numbers)
+            for name, result in self._per_gpu(answer, "sources").items():
+                energies = WindowEnergies.model_validate(result)
+                if name in found:
+                    found[name].energy_uj.extend(energies.energy_uj)
+                    found[name].uncertainty_uj.extend(energies.uncertainty_uj)
+                else:
+                    found[name] = energies
+        return found
+
+    def timeline(
+        self,
+        source: str,
+        domain: Domain | str = Domain.POWER,
+        start_ns: int = 0,
+        end_ns: int | None = None,
+    ) -> list[tuple[int, int]]:
+        """What a source's sensors have shown: times, ns of CLOCK_MONOTONIC, and readings.
+
+        Args:
+            source: UUID of a GPU, `cpu:0`, `dram:0`.
+            domain: See `Domain` for the units.
+            start_ns: Oldest time.
+            end_ns: Newest; None: now.
+        """
+        end_ns = time.monotonic_ns() if end_ns is None else end_ns
+        found: list[tuple[int, int]] = []
+        while True:
+            answer = self._ask(
+                "timeline",
+                sources=[source],
+                domain=Domain(domain).value,
+                start_ns=max(0, start_ns),
+                end_ns=max(0, end_ns),
+            )
+            part = Timeline.model_validate(self._per_gpu(answer, "sources")[source])
+            found.extend(zip(part.t_ns, part.values, strict=True))
+            if not part.more:
+                return found
+            start_ns = part.t_ns[-1] + 1
 
     def clocks(self, gpu: str) -> SupportedClocks:
         """Clocks, MHz, that a GPU can be locked to."""
@@ -316,8 +386,8 @@ class Client:
             self._holds()
 
     @staticmethod
-    def _per_gpu(result: dict[str, Any]) -> dict[str, Any]:
-        gpus: dict[str, Any] = result["gpus"]
+    def _per_gpu(result: dict[str, Any], key: str = "gpus") -> dict[str, Any]:
+        gpus: dict[str, Any] = result[key]
         failed = {
             uuid: errors.from_wire(one["error"]) for uuid, one in gpus.items() if "error" in one
         }

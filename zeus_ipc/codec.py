@@ -22,7 +22,7 @@ def decode_request(data: bytes | memoryview) -> dict[str, Any]:
     Raises:
         DecodeError: not msgpack, not a map, or beyond a bound.
     """
-    return _decode(data, max_str_len=256, max_array_len=64, max_map_len=32)
+    return _decode(data, max_str_len=256, max_array_len=1024, max_map_len=32)
 
 
 def decode_reply(data: bytes | memoryview) -> dict[str, Any]:

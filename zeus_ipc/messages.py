@@ -16,7 +16,14 @@ from __future__ import annotations
 from enum import Enum
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
 
 PROTOCOL_VERSION = 1
 """The version this code speaks. A daemon answers an unknown one by naming those it speaks."""
@@ -102,6 +109,85 @@ class GetClocks(_Request):
 
     op: Literal["clocks"] = "clocks"
     gpus: Gpus
+
+
+Source = Annotated[str, Field(min_length=1, max_length=96)]
+"""What draws power: a GPU's UUID, `cpu:0` (a CPU package) or `dram:0` (its memory)."""
+
+Sources = Annotated[list[Source], Field(min_length=1, max_length=64)]
+Nanoseconds = Annotated[int, Field(ge=0, le=2**62)]
+
+MAX_WINDOWS = 256
+"""Windows in one request."""
+
+MAX_SAMPLES = 4096
+"""Readings in one reply to `timeline`."""
+
+MAX_LOOKUPS = 4096
+"""Windows times sources in one request."""
+
+
+class Domain(str, Enum):
+    """What a timeline is of."""
+
+    POWER = "power"
+    """POWER_INSTANT, mW."""
+    AVERAGE_POWER = "average_power"
+    """POWER_AVERAGE: mean of the last second, mW."""
+    MEMORY_POWER = "memory_power"
+    """Of the GPU's memory, mean of the last second, mW."""
+    TEMPERATURE = "temperature"
+    """Degrees Celsius."""
+    GPU_CLOCK = "gpu_clock"
+    """MHz."""
+    MEMORY_CLOCK = "memory_clock"
+    """MHz."""
+    THROTTLE_REASONS = "throttle_reasons"
+    """Bits of nvmlClocksEventReasons."""
+
+
+class GetWindows(_Request):
+    """Energy between pairs of instants. Result: `{"sources": {name: WindowEnergies | error}}`.
+
+    The reply comes when the tick after the last window's end has been seen: at most one tick later.
+    """
+
+    op: Literal["windows"] = "windows"
+    sources: Sources
+    windows: Annotated[list[Nanoseconds], Field(max_length=3 * MAX_WINDOWS)] = []
+    """Three numbers for each window: beginning and end (CLOCK_MONOTONIC), and 1 if the GPU had
+    nothing to do just before and after except what is measured, as after waiting for it, else 0.
+    None at all: asks only whether there is anything to look up."""
+
+    @field_validator("windows")
+    @classmethod
+    def _whole(cls, windows: list[int]) -> list[int]:
+        if len(windows) % 3:
+            raise ValueError("windows needs three numbers for each window")
+        if any(windows[n] > windows[n + 1] for n in range(0, len(windows), 3)):
+            raise ValueError("a window ends before it begins")
+        return windows
+
+    @model_validator(mode="after")
+    def _bounded(self) -> GetWindows:
+        if len(self.windows) // 3 * len(self.sources) > MAX_LOOKUPS:
+            raise ValueError(f"more than {MAX_LOOKUPS} windows times sources; ask in parts")
+        return self
+
+
+class GetTimeline(_Request):
+    """What a device's sensors have shown. Result: `{"sources": {name: Timeline | error}}`.
+
+    Power is kept at every tick for minutes, and each second for hours; everything else each
+    second; all of it every half minute for days.
+    """
+
+    op: Literal["timeline"] = "timeline"
+    sources: Annotated[list[Source], Field(min_length=1, max_length=1)]
+    domain: Annotated[Domain, Field(strict=False)] = Domain.POWER
+    start_ns: Nanoseconds = 0
+    end_ns: Nanoseconds = 2**62
+    limit: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = MAX_SAMPLES
 
 
 class _SetRequest(_Request):
@@ -211,7 +297,18 @@ class Goodbye(_Request):
 
 SetRequest = SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
 ReadRequest = GetState | GetEnergy | GetPower | GetClocks
-Request = Hello | ReadRequest | SetRequest | Acquire | Release | ListLeases | Heartbeat | Goodbye
+PastRequest = GetWindows | GetTimeline
+Request = (
+    Hello
+    | ReadRequest
+    | PastRequest
+    | SetRequest
+    | Acquire
+    | Release
+    | ListLeases
+    | Heartbeat
+    | Goodbye
+)
 
 request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
 """Validates a decoded map into the request class that its `op` names."""
@@ -222,6 +319,8 @@ OPERATIONS: tuple[str, ...] = (
     "energy",
     "power",
     "clocks",
+    "windows",
+    "timeline",
     "set_power_limit",
     "set_gpu_clocks",
     "set_memory_clocks",
@@ -293,6 +392,16 @@ class GpuInfo(_Message):
     supports: GpuSupport
 
 
+class CpuInfo(_Message):
+    """A CPU package whose energy is measured."""
+
+    index: int
+    name: str
+    """As powercap names it: `package-0`."""
+    dram: bool
+    """Whether its memory's energy is measured too (`dram:INDEX`)."""
+
+
 class NodeInfo(_Message):
     """Result of `hello`."""
 
@@ -309,6 +418,10 @@ class NodeInfo(_Message):
     """Socket of the simulated devices, where work is submitted to them; None on real ones."""
     gpus: list[GpuInfo]
     """In the order of their NVML index."""
+    cpus: list[CpuInfo] = []
+    """CPU packages, as sources `cpu:INDEX`."""
+    stream: str | None = None
+    """Socket on which samples are published; None: there is none."""
 
 
 class GpuState(_Message):
@@ -350,6 +463,52 @@ class PowerReading(_Message):
     average_mw: int | None
     """Mean of the last second."""
     memory_average_mw: int | None
+
+
+class WindowEnergies(_Message):
+    """Result of `windows` for one source."""
+
+    energy_uj: list[int | None]
+    """Microjoules of each window, in the order asked for; None: it began before what is kept."""
+    uncertainty_uj: list[int]
+    """How far off each may be (two standard deviations), gain errors of the sensor aside."""
+    begins_ns: int
+    """What is kept begins here."""
+    tick_ns: int
+    """How often the source's sensors change."""
+
+
+class Timeline(_Message):
+    """Result of `timeline` for one source."""
+
+    t_ns: list[int]
+    values: list[int]
+    more: bool
+    """There are more; ask again from the last time on."""
+
+
+class Sample(_Message):
+    """What is published at each tick of a GPU, on the topic that is its UUID.
+
+    None: the GPU does not offer the reading. Clocks, temperature and throttle reasons are up to
+    0.2 s old.
+    """
+
+    gpu: str
+    t_ns: int
+    number: int
+    """Counts the GPU's ticks: whoever misses one has lost a sample."""
+    energy_uj: int
+    """Energy from an arbitrary start, as `windows` counts it."""
+    power_mw: int
+    average_mw: int | None
+    memory_mw: int | None
+    gpu_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    throttle_reasons: int | None
+    lost: int = 0
+    """Samples of this GPU before this one that did not reach this reader; set by the client."""
 
 
 class SupportedClocks(_Message):

@@ -29,6 +29,7 @@ from zeusd.core.policy import (
 from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
 from zeusd.ring.front import FrontOptions
 from zeusd.ring.link import FrontLimits
+from zeusd.ring.powercap import POWERCAP
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -194,6 +195,16 @@ def _ids(names: Iterable[str | int], look_up: Callable[[str], int], kind: str) -
     return frozenset(found)
 
 
+class EnergySection(_Section):
+    """`[energy]`: what is measured."""
+
+    cpu: bool = True
+    """Whether the energy of CPUs and their memory is measured, where the kernel offers it. Who may
+    connect can read it, 20 times a second."""
+    powercap: str = POWERCAP
+    """Where the kernel offers it."""
+
+
 class LogSection(_Section):
     """`[log]`: what is written to standard error."""
 
@@ -213,6 +224,7 @@ class Config(_Section):
     access: AccessSection = AccessSection()
     allow: list[AllowSection] = []
     gpu: list[GpuSection] = []
+    energy: EnergySection = EnergySection()
     log: LogSection = LogSection()
 
     def settings(self) -> Settings:

@@ -13,6 +13,7 @@ import os
 import tempfile
 import threading
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,10 @@ from zeusd.nodes import Node, real_node
 from zeusd.restore import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.ring.engine import Engine
 from zeusd.ring.journal import Journal, JournalError
+from zeusd.ring.powercap import POWERCAP
 from zeusd.ring.processes import own_process
 from zeusd.ring.reactor import Reactor
+from zeusd.ring.sampling import Histories, Sampling
 
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
 _CONNECTION = 1
@@ -142,6 +145,13 @@ class _Running:
             reply=self._reply,
             boot=boot,
             orphan_directories=(state_dir,),
+            sampling=partial(
+                Sampling,
+                histories=Histories(None, boot),
+                lazy=True,
+                powercap=POWERCAP if node.device_socket is None else None,
+                clock=node.clock,
+            ),
         )
         try:
             self._engine.start()

@@ -10,6 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from zeus_ipc import __version__
@@ -23,6 +24,7 @@ from zeusd.ring.front import ChildFront, FrontSupervisor, UnitFront
 from zeusd.ring.journal import Journal, JournalError
 from zeusd.ring.listener import InheritedListener, Listener, ListenError
 from zeusd.ring.reactor import Reactor
+from zeusd.ring.sampling import Histories, Sampling
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +94,11 @@ class Daemon:
                     "module": module,
                     "simulated": simulated,
                 },
+                sampling=partial(
+                    Sampling,
+                    histories=Histories(settings.state_dir, boot),
+                    powercap=config.energy.powercap if config.energy.cpu else None,
+                ),
             )
             self._front.attach(self._engine)
             self._engine.start()
@@ -182,7 +189,7 @@ class Daemon:
                 extra={"event": "reload_failed"},
             )
         else:
-            for section in ("daemon", "nvml"):
+            for section in ("daemon", "nvml", "energy"):
                 if getattr(config, section) != getattr(self._config, section):
                     log.warning(
                         "changes under [%s] need a restart",

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from zeusd.nvml.api import Nvml
+
+if TYPE_CHECKING:
+    from zeusd.nvml.simulated.clock import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,11 +20,13 @@ class Node:
         nvml: Its devices.
         device_socket: Where work is put on simulated devices; None on real ones.
         close: Frees what was opened.
+        clock: Simulated time, where it is not the system's.
     """
 
     nvml: Nvml
     device_socket: str | None
     close: Callable[[], None]
+    clock: VirtualClock | None = None
 
 
 def real_node(library: str | None = None) -> Node:

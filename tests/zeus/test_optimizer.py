@@ -142,6 +142,7 @@ def test_windows_have_their_known_names_and_measure_only_profiled_steps(
     monitor = node.monitor(gpu_indices=[0], log_file=tmp_path / "log.csv")
     plo = optimizer(node, Energy(), monitor=monitor)
     train(plo, work, 1000, until_done=True)
+    monitor.flush()
     rows = [line.split(",") for line in (tmp_path / "log.csv").read_text().splitlines()[1:]]
     assert [row[1] for row in rows] == [
         f"__GlobalPowerLimitOptimizer_{watts}" for watts in (250, 200, 150, 100)
@@ -238,7 +239,7 @@ def test_short_epochs_make_progress_with_one_warning(
         for _ in range(1000):
             train(plo, work, steps)
             plo.on_epoch_end()
-            node.clock.sleep(500)  # an evaluation
+            node.clock.sleep(5)  # an evaluation
             if isinstance(plo.state, Done):
                 break
     assert isinstance(plo.state, Done)
@@ -311,14 +312,33 @@ def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
     assert plo.monitor.measurement_states == {}
 
 
-def test_a_window_of_zero_joules_ends_only_the_search(node: VirtualNode) -> None:
+def test_a_window_of_a_microsecond_is_measured_all_the_same(node: VirtualNode) -> None:
     instant = node.nvml.open_work([0], ModelWorkload(ModelLoad(1e-6, 0.4, 240.0)))
     plo = optimizer(node, Energy(), profile_steps=1)
+    train(plo, instant, 1000, until_done=True)
+    assert not plo.disabled
+    assert all(one.energy > 0 for one in plo.measurements)
+    assert len(plo.measurements) == 4
+
+
+def test_a_window_of_zero_joules_ends_only_the_search(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = node.client.windows
+
+    def nothing(*args: Any) -> Any:
+        return {
+            name: found.model_copy(update={"energy_uj": [0] * len(found.energy_uj)})
+            for name, found in real(*args).items()
+        }
+
+    monkeypatch.setattr(node.client, "windows", nothing)
+    plo = optimizer(node, Energy())
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        train(plo, instant, 100)
+        train(plo, work, 1000)
     assert plo.disabled
-    assert sum("raise profile_steps" in str(one.message) for one in caught) == 1
+    assert sum("measured as 0 J" in str(one.message) for one in caught) == 1
     assert node.limit_w() == 250
 
 

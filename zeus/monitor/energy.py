@@ -2,68 +2,56 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
-import threading
 import time
-import warnings
+import weakref
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeus import _node
 from zeus.device import get_gpus
-from zeus.exceptions import ZeusBaseError
+from zeus.exceptions import from_ipc
 from zeus.monitor.log import MeasurementLog
-from zeus.monitor.source import EnergySource
+from zeus.monitor.lookup import Book
+from zeus.monitor.measurement import Measurement
 from zeus.utils.framework import Framework, synchronize
+from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus.device import GPUs
+    from zeus_ipc.messages import CpuInfo
 
 
-@dataclass
-class Measurement:
-    """What a window took.
+class MeasurementState:
+    """The beginning of a window.
 
     Attributes:
-        time: Seconds.
-        gpu_energy: Joules by GPU index.
-        cpu_energy: Joules by CPU index; None where it was not measured.
-        dram_energy: Joules by CPU index; None where it was not measured.
-        soc_energy: Always None: no system-on-chip is supported.
+        t_ns: CLOCK_MONOTONIC.
+        aligned: Whether the framework's work was waited for.
     """
 
-    time: float
-    gpu_energy: dict[int, float]
-    cpu_energy: dict[int, float] | None = None
-    dram_energy: dict[int, float] | None = None
-    soc_energy: None = None
+    __slots__ = ("aligned", "t_ns")
 
-    @cached_property
-    def total_energy(self) -> float:
-        """Joules of all GPUs together."""
-        return sum(self.gpu_energy.values())
+    def __init__(self, t_ns: int, aligned: bool) -> None:
+        self.t_ns = t_ns
+        self.aligned = aligned
 
-
-@dataclass(frozen=True)
-class MeasurementState:
-    """The beginning of a window: monotonic seconds, and each GPU's energy then, J."""
-
-    time: float
-    gpu_energy: dict[int, float]
-    cpu_energy: dict[int, float] | None = None
-    dram_energy: dict[int, float] | None = None
+    @property
+    def time(self) -> float:
+        """Monotonic seconds."""
+        return self.t_ns / 1e9
 
 
-@dataclass
 class Window:
     """A window of `ZeusMonitor.window`; its figures are there once the block has ended."""
 
-    key: str
-    _measurement: Measurement | None = field(default=None, repr=False)
-    _error: ZeusBaseError | None = field(default=None, repr=False)
+    __slots__ = ("_measurement", "key")
+
+    def __init__(self, key: str) -> None:
+        self.key = key
+        self._measurement: Measurement | None = None
 
     @property
     def measurement(self) -> Measurement:
@@ -71,10 +59,7 @@ class Window:
 
         Raises:
             RuntimeError: The block has not ended.
-            ZeusBaseGPUError: The energy could not be read at one of its ends.
         """
-        if self._error is not None:
-            raise self._error
         if self._measurement is None:
             raise RuntimeError(
                 f"the window {self.key!r} has no measurement yet; read it after its block"
@@ -96,25 +81,36 @@ class Window:
         """Joules of all GPUs together."""
         return self.measurement.total_energy
 
+    @property
+    def uncertainty(self) -> float:
+        """How far off `total_energy` may be, joules."""
+        return self.measurement.uncertainty
+
 
 class ZeusMonitor:
-    """Measures the time and the GPUs' energy of named windows.
+    """Measures the time and the energy of named windows.
 
-    Windows may overlap, nest, and be opened in one thread and closed in another. GPUs are read
-    through zeusd where there is one, and in this process where there is none.
+    A window is two instants: `begin_window` and `end_window` read the clock and nothing else. The
+    energy between them is looked up when it is first read, from what zeusd has sampled; where there
+    is no zeusd, the same sampler runs on a thread of this process. Windows may overlap, nest, and be
+    opened in one thread and closed in another.
 
     Args:
         gpu_indices: GPUs to measure, as the framework numbers them; None: all it sees.
-        cpu_indices: CPUs are not measured yet: None or empty.
-        approx_instant_energy: Where a window is so short that the counter did not move, take the
-            present power times the window's time instead of zero.
-        log_file: CSV file that gets a line for each window.
+        cpu_indices: CPU packages to measure with their memory; None: all that can be; []: none.
+        approx_instant_energy: Has no effect any more: windows shorter than the energy counter's
+            tick are measured in any case.
+        log_file: CSV file that gets a line for each window, some seconds after its end.
         sync_execution_with: Framework whose GPU work a window waits for at both ends.
 
     Raises:
         ValueError: An index names no GPU, or there are none.
-        RuntimeError: CPUs were asked for.
+        RuntimeError: A CPU was asked for that cannot be measured.
         ZeusGPUInitError: The GPUs cannot be reached.
+        ZeusBaseGPUError: A GPU shows neither energy nor power.
+
+    Attributes:
+        measurement_states: The open windows by their key.
     """
 
     def __init__(
@@ -125,27 +121,32 @@ class ZeusMonitor:
         log_file: str | Path | None = None,
         sync_execution_with: Framework = "torch",
     ) -> None:
-        if cpu_indices:
-            raise RuntimeError(
-                "CPU energy cannot be measured by this version; pass cpu_indices=[] to measure "
-                "GPUs only"
-            )
         if sync_execution_with not in ("torch", "jax", "cupy"):
             raise ValueError(
                 f"sync_execution_with must be torch, jax or cupy, not {sync_execution_with!r}"
             )
         self.gpus: GPUs = get_gpus()
-        self.gpu_indices = _check_indices(gpu_indices, self.gpus)
-        self.cpu_indices: list[int] = []
+        self.gpu_indices = check_indices(gpu_indices, self.gpus)
+        cpus = _measurable_cpus(cpu_indices)
+        self.cpu_indices = [cpu.index for cpu in cpus]
         self.soc_is_present = False
         self.approx_instant_energy = approx_instant_energy
         self.sync_with: Framework = sync_execution_with
         self.log_file = None if log_file is None else MeasurementLog(log_file, self.gpu_indices)
         self.measurement_states: dict[str, MeasurementState] = {}
-        self._source = EnergySource(_node.get_client(), self.gpus, self.gpu_indices)
         self._clock_ns: Callable[[], int] = time.monotonic_ns
-        self._guard = threading.Lock()
-        self._warned_backwards = False
+        self._progress = _node.progress
+        self._book = Book(
+            _node.get_client(),
+            {index: self.gpus[index].uuid for index in self.gpu_indices},
+            self.cpu_indices,
+            [cpu.index for cpu in cpus if cpu.dram],
+            self.log_file,
+        )
+        self._book.check()
+        self._book.run_behind()
+        if self.log_file is not None:
+            atexit.register(_finish, weakref.ref(self._book))
 
     def begin_window(self, key: str, sync_execution: bool = True, restart: bool = False) -> None:
         """Opens a window.
@@ -157,15 +158,14 @@ class ZeusMonitor:
 
         Raises:
             ValueError: A window of this name is open.
-            ZeusBaseGPUError: The energy cannot be read.
         """
-        with self._guard:
-            if key in self.measurement_states and not restart:
-                raise ValueError(f"Measurement window '{key}' already exists")
-        state = self._read(sync_execution)
-        _node.progress()
-        with self._guard:
+        aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
+        state = MeasurementState(self._clock_ns(), aligned)
+        if restart:
             self.measurement_states[key] = state
+        elif self.measurement_states.setdefault(key, state) is not state:
+            raise ValueError(f"Measurement window '{key}' already exists")
+        self._progress()
 
     def end_window(
         self, key: str, sync_execution: bool = True, cancel: bool = False
@@ -179,108 +179,73 @@ class ZeusMonitor:
 
         Raises:
             ValueError: No window of this name is open.
-            ZeusBaseGPUError: The energy cannot be read; the window stays open, to be ended again.
         """
-        with self._guard:
-            if key not in self.measurement_states:
-                raise ValueError(f"Measurement window '{key}' does not exist")
-            if cancel:
-                del self.measurement_states[key]
-                return Measurement(0.0, dict.fromkeys(self.gpu_indices, 0.0))
-        end = self._read(sync_execution)
-        with self._guard:
-            begin = self.measurement_states.pop(key, None)
+        if cancel:
+            self._close(key)
+            cpus: dict[int, float] | None = dict.fromkeys(self.cpu_indices, 0.0) or None
+            return Measurement(0.0, dict.fromkeys(self.gpu_indices, 0.0), cpus)
+        aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
+        end_ns = self._clock_ns()
+        begin = self._close(key)
+        return self._book.ended(key, begin.t_ns, end_ns, aligned and begin.aligned)
+
+    def estimate(self, key: str) -> Measurement:
+        """What an open window has taken until now; it stays open. Waits at most one tick when its
+        energy is read.
+
+        Raises:
+            ValueError: No window of this name is open.
+        """
+        begin = self.measurement_states.get(key)
         if begin is None:
             raise ValueError(f"Measurement window '{key}' does not exist")
-        return self._finish(key, begin, end)
+        return self._book.peek(key, begin.t_ns, self._clock_ns())
 
     @contextlib.contextmanager
     def window(self, key: str, sync_execution: bool = True) -> Iterator[Window]:
         """Measures a block: `with monitor.window("step") as w: ...`, then `w.total_energy`.
 
-        Keys may repeat and nest. What the block raises passes through, with the window ended. If
-        the energy cannot be read, the block runs all the same, with a warning, and the window's
-        figures raise when they are asked for.
+        Keys may repeat and nest. What the block raises passes through, with the window ended.
         """
         window = Window(key)
-        begin: MeasurementState | None = None
-        try:
-            begin = self._read(sync_execution)
-        except ZeusBaseError as error:
-            self._fail(window, error)
+        begins_aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
+        begin_ns = self._clock_ns()
+        self._progress()
         try:
             yield window
         finally:
-            if begin is not None:
-                try:
-                    window._measurement = self._finish(key, begin, self._read(sync_execution))
-                except ZeusBaseError as error:
-                    self._fail(window, error)
+            aligned = sync_execution and synchronize(self.sync_with, self.gpu_indices)
+            window._measurement = self._book.ended(
+                key, begin_ns, self._clock_ns(), aligned and begins_aligned
+            )
 
     def reset_windows(self) -> None:
         """Forgets all open windows."""
-        with self._guard:
-            self.measurement_states.clear()
+        self.measurement_states.clear()
 
-    # ------------------------------------------------------------------------------ internals
+    def flush(self) -> None:
+        """Looks up what has ended so far, and writes it to the log file. Never raises."""
+        self._book.finish()
 
-    def _read(self, sync_execution: bool) -> MeasurementState:
-        if sync_execution:
-            synchronize(self.sync_with, self.gpu_indices)
-        energy_j = self._source.energy_j()
-        return MeasurementState(self._clock_ns() / 1e9, energy_j)
-
-    def _finish(self, key: str, begin: MeasurementState, end: MeasurementState) -> Measurement:
-        measurement = self._difference(begin, end)
-        if self.log_file is not None:
-            self.log_file.write(key, begin.time, measurement.time, measurement.gpu_energy)
-        return measurement
-
-    @staticmethod
-    def _fail(window: Window, error: ZeusBaseError) -> None:
-        window._error = error
-        warnings.warn(
-            f"The window {window.key!r} could not be measured: {error.message}", stacklevel=4
-        )
-
-    def _difference(self, begin: MeasurementState, end: MeasurementState) -> Measurement:
-        seconds = end.time - begin.time
-        energy: dict[int, float] = {}
-        for index in self.gpu_indices:
-            joules = end.gpu_energy[index] - begin.gpu_energy[index]
-            if joules < 0:
-                joules = end.gpu_energy[index]
-                self._warn_backwards(index)
-            energy[index] = joules
-        if 0.0 in energy.values():
-            self._replace_zeros(energy, seconds)
-        return Measurement(seconds, energy)
-
-    def _replace_zeros(self, energy: dict[int, float], seconds: float) -> None:
-        if not self.approx_instant_energy:
-            warnings.warn(
-                "The energy consumption of one or more GPUs was measured as zero. The window was "
-                "shorter than the energy counter's period; measure several steps together, or pass "
-                "approx_instant_energy=True.",
-                stacklevel=4,
-            )
-            return
-        power_w = self._source.power_w()
-        for index, joules in energy.items():
-            if joules == 0.0 and index in power_w:
-                energy[index] = power_w[index] * seconds
-
-    def _warn_backwards(self, index: int) -> None:
-        if not self._warned_backwards:
-            self._warned_backwards = True
-            warnings.warn(
-                f"The energy counter of GPU {index} went back during a window: its driver was "
-                "reloaded. Only the energy since then is counted.",
-                stacklevel=5,
-            )
+    def _close(self, key: str) -> MeasurementState:
+        begin = self.measurement_states.pop(key, None)
+        if begin is None:
+            raise ValueError(f"Measurement window '{key}' does not exist")
+        return begin
 
 
-def _check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
+def _finish(book_ref: weakref.ref[Book]) -> None:
+    book = book_ref()
+    if book is not None:
+        book.finish()
+
+
+def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
+    """GPU indices as they were given, or all.
+
+    Raises:
+        ValueError: One names no GPU or one twice, or there are none.
+    """
     if indices is None:
         indices = range(len(gpus))
         if not indices:
@@ -295,3 +260,24 @@ def _check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
     if len(set(indices)) != len(indices):
         raise ValueError(f"gpu_indices names a GPU twice: {list(indices)}")
     return list(indices)
+
+
+def _measurable_cpus(indices: Sequence[int] | None) -> list[CpuInfo]:
+    if indices is not None and not indices:
+        return []
+    try:
+        cpus = _node.get_client().node().cpus
+    except ZeusIpcError as error:
+        raise from_ipc(error) from error
+    if indices is None:
+        return cpus
+    known = {cpu.index: cpu for cpu in cpus}
+    for index in indices:
+        if index not in known:
+            there = ", ".join(map(str, known)) or "none"
+            raise RuntimeError(
+                f"The energy of CPU {index} cannot be measured here (CPUs that can be: {there}). It "
+                "takes a zeusd whose kernel offers powercap, or root without one; pass "
+                "cpu_indices=[] to measure GPUs only"
+            )
+    return [known[index] for index in dict.fromkeys(indices)]

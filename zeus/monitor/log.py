@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import fcntl
+import math
 import os
 import threading
 import time
@@ -45,9 +46,13 @@ class MeasurementLog:
         self._writer.writerow(["start_time", "window_name", "elapsed_time", *header])
         self._file.flush()
 
-    def write(self, key: str, begin_s: float, seconds: float, energy_j: dict[int, float]) -> None:
-        """Adds a window."""
+    def write(self, windows: Sequence[tuple[str, float, float, dict[int, float]]]) -> None:
+        """Adds windows: name, monotonic second of the beginning, seconds, J by GPU.
+
+        An energy that is not there is written as `nan`.
+        """
         with self._guard:
-            energies = [energy_j[index] for index in self._gpu_indices]
-            self._writer.writerow([begin_s + self._offset_s, key, seconds, *energies])
+            for key, begin_s, seconds, energy_j in windows:
+                energies = [energy_j.get(index, math.nan) for index in self._gpu_indices]
+                self._writer.writerow([begin_s + self._offset_s, key, seconds, *energies])
             self._file.flush()

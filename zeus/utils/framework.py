@@ -11,29 +11,35 @@ from typing import Any, Literal
 Framework = Literal["torch", "jax", "cupy"]
 
 
-def synchronize(framework: Framework, gpu_indices: Sequence[int]) -> None:
-    """Waits until the GPUs have done what the framework has launched.
+def synchronize(framework: Framework, gpu_indices: Sequence[int]) -> bool:
+    """Waits until the GPUs have done what the framework has launched. Returns whether there was
+    something to wait for: a device that this process uses.
 
     Only devices that the process uses are touched: waiting on another would create a context on
     it. Nothing happens where the framework is not imported or runs on no GPU.
     """
     module = sys.modules.get(framework)
     if module is None:
-        return
+        return False
+    waited = False
     if framework == "torch":
         if not module.cuda.is_available() or not module.cuda.is_initialized():
-            return
+            return False
         current = module.cuda.current_device()
         for index in gpu_indices:
             if index == current or module.cuda.memory_reserved(index):
                 module.cuda.synchronize(index)
+                waited = True
     elif framework == "jax":
         for array in module.live_arrays():
             array.block_until_ready()
+            waited = True
     else:
         for index in gpu_indices:
             if index == module.cuda.runtime.getDevice():
                 module.cuda.Device(index).synchronize()
+                waited = True
+    return waited
 
 
 def _distributed() -> Any:

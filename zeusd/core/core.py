@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from zeus_ipc.messages import Control, Request
+from zeus_ipc.messages import Control, CpuInfo, Request
 from zeusd.core.control import ControlMachine, Phase
 from zeusd.core.effects import Effect, Forget, Note, Put
 from zeusd.core.model import (
@@ -45,10 +45,16 @@ class Core:
         settings: The site's wishes.
         daemon_version: Told to clients.
         simulated: Socket of the simulated devices, told to clients; None on real ones.
+        stream: Socket of the samples, told to clients; None: there is none.
     """
 
     def __init__(
-        self, settings: Settings, *, daemon_version: str, simulated: str | None = None
+        self,
+        settings: Settings,
+        *,
+        daemon_version: str,
+        simulated: str | None = None,
+        stream: str | None = None,
     ) -> None:
         self.node = Node(settings)
         self._out = Outbox()
@@ -60,7 +66,7 @@ class Core:
         self._driver: str | None = None
         self._was_stopping = False
         self._silent = False
-        self._requests = Requests(self.node, self._out, daemon_version, simulated)
+        self._requests = Requests(self.node, self._out, daemon_version, simulated, stream)
 
     # ----------------------------------------------------------------------------------- events
 
@@ -123,6 +129,10 @@ class Core:
             self._was_stopping = False
             self._out.add(Forget(STOPPING_KEY))
         return self._out.take()
+
+    def cpus_found(self, cpus: Iterable[CpuInfo]) -> None:
+        """CPU packages whose energy is sampled."""
+        self.node.cpus = list(cpus)
 
     def reconfigure(self, now_ns: int, settings: Settings) -> list[Effect]:
         """The site has new wishes. Leases stay; what they may be set to follows the new rules."""

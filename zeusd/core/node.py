@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control, GpuInfo
+from zeus_ipc.messages import Control, CpuInfo, GpuInfo
 from zeusd.core.control import ControlMachine
 from zeusd.core.model import Failure, GpuFacts, Process
 from zeusd.core.policy import Settings
@@ -37,6 +37,13 @@ class Node:
         self.driver_version: str | None = None
         self.gpus: dict[str, Gpu] = {}
         self.stopping = False
+        self.cpus: list[CpuInfo] = []
+
+    @property
+    def sources(self) -> set[str]:
+        """Devices besides GPUs whose energy is sampled."""
+        names = {f"cpu:{cpu.index}" for cpu in self.cpus}
+        return names | {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
 
     def machines(self) -> Iterator[ControlMachine]:
         """Every control of every GPU."""
@@ -62,7 +69,7 @@ class Node:
 
     def unknown(self, uuid: str) -> Failure:
         """The failure of a request for a GPU that is not here."""
-        known = ", ".join(self.gpus) or "none; is the NVIDIA driver loaded?"
+        known = ", ".join([*self.gpus, *sorted(self.sources)]) or "none; is the NVIDIA driver loaded?"
         return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
 
     def highest_mw(self, machine: ControlMachine) -> int | None:

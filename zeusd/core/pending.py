@@ -55,12 +55,14 @@ class PerGpu:
         gpus: Iterable[str],
         deadline_ns: int,
         outbox: Outbox,
+        key: str = "gpus",
     ) -> None:
         self.deadline_ns = deadline_ns
         self.answered = False
         self._connection = connection
         self._request_id = request_id
         self._out = outbox
+        self._key = key
         self._results: dict[str, dict[str, Any] | None] = dict.fromkeys(gpus)
         self._missing = len(self._results)
         connection.waiting += 1
@@ -98,4 +100,4 @@ class PerGpu:
         if self._missing == 0:
             self.answered = True
             self._connection.waiting -= 1
-            self._connection.reply(self._out, self._request_id, result={"gpus": self._results})
+            self._connection.reply(self._out, self._request_id, result={self._key: self._results})

@@ -6,7 +6,7 @@ and put back is `control.ControlMachine`'s.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,14 @@ from zeus_ipc.messages import (
     GetEnergy,
     GetPower,
     GetState,
+    GetTimeline,
+    GetWindows,
     Goodbye,
     GpuInfo,
     Heartbeat,
     Hello,
     ListLeases,
+    PastRequest,
     ReadRequest,
     Release,
     Request,
@@ -36,7 +39,7 @@ from zeus_ipc.messages import (
 )
 from zeusd.core.access import Access
 from zeusd.core.control import ControlMachine, Phase, Set
-from zeusd.core.effects import Note, Read, Reading
+from zeusd.core.effects import Note, Read, Reading, TimelineQuery, WindowsQuery
 from zeusd.core.model import ControlValue, Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
@@ -76,15 +79,22 @@ class Requests:
         outbox: Where effects go.
         daemon_version: Told to clients.
         simulated: Socket of the simulated devices, told to clients; None on real ones.
+        stream: Socket of the samples, told to clients; None: there is none.
     """
 
     def __init__(
-        self, node: Node, outbox: Outbox, daemon_version: str, simulated: str | None
+        self,
+        node: Node,
+        outbox: Outbox,
+        daemon_version: str,
+        simulated: str | None,
+        stream: str | None,
     ) -> None:
         self._node = node
         self._out = outbox
         self._daemon_version = daemon_version
         self._simulated = simulated
+        self._stream = stream
         self._pending: list[PerGpu] = []
         self._writes = self._write_limiter()
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
@@ -96,6 +106,7 @@ class Requests:
             ListLeases: self._list_leases,
             Heartbeat: self._heartbeat,
             **dict.fromkeys(_READINGS, self._read),
+            **dict.fromkeys((GetWindows, GetTimeline), self._look_back),
             **dict.fromkeys(_CONTROLS, self._set),
             Reset: self._set,
         }
@@ -177,6 +188,8 @@ class Requests:
                 "lease_ttl_ms": self._node.settings.terms.ttl_ns // 1_000_000,
                 "simulated": self._simulated,
                 "gpus": [self._describe_gpu(info) for info in gpus],
+                "cpus": [cpu.model_dump(mode="json") for cpu in self._node.cpus],
+                "stream": self._stream,
             },
         )
 
@@ -187,8 +200,15 @@ class Requests:
             described["power_limit_site_mw"] = self._node.highest_mw(machine)
         return described
 
-    def _track(self, connection: Connection, request: Any) -> PerGpu:
-        pending = PerGpu(connection, request.id, request.gpus, request.deadline_ns, self._out)
+    def _track(
+        self,
+        connection: Connection,
+        request: Any,
+        names: Sequence[str] | None = None,
+        key: str = "gpus",
+    ) -> PerGpu:
+        names = request.gpus if names is None else names
+        pending = PerGpu(connection, request.id, names, request.deadline_ns, self._out, key)
         if len(self._pending) > 1024 or (self._pending and self._pending[0].answered):
             self._pending = [other for other in self._pending if not other.answered]
         self._pending.append(pending)
@@ -203,6 +223,34 @@ class Requests:
                 continue
             ticket = self._out.ticket(partial(self._read_done, pending, uuid, reading))
             self._out.add(Read(ticket, uuid, reading))
+
+    def _look_back(self, connection: Connection, request: PastRequest) -> None:
+        """What the sampler knows of the past."""
+        query: WindowsQuery | TimelineQuery
+        if isinstance(request, GetWindows):
+            parts = iter(request.windows)
+            query = WindowsQuery(tuple(zip(parts, parts, parts, strict=True)))
+            reading = Reading.WINDOWS
+        else:
+            query = TimelineQuery(
+                request.domain.value, request.start_ns, request.end_ns, request.limit
+            )
+            reading = Reading.TIMELINE
+        pending = self._track(connection, request, request.sources, "sources")
+        for name in pending.gpus():
+            if name not in self._node.gpus and name not in self._node.sources:
+                pending.fail(name, self._node.unknown(name))
+                continue
+            ticket = self._out.ticket(partial(self._looked_back, pending, name))
+            self._out.add(Read(ticket, name, reading, query=query))
+
+    @staticmethod
+    def _looked_back(pending: PerGpu, name: str, result: object) -> None:
+        if isinstance(result, Failure):
+            pending.fail(name, result)
+        else:
+            assert isinstance(result, dict)
+            pending.succeed(name, result)
 
     def _read_done(self, pending: PerGpu, uuid: str, reading: Reading, result: object) -> None:
         if isinstance(result, Failure):

@@ -19,7 +19,16 @@ MAX_WAITING = 512
 BURST_S = 0.05
 """So much of a second's requests may come at once."""
 
-COSTS = {"state": 4.0, "clocks": 4.0, "energy": 2.0, "power": 2.0, "hello": 2.0, "leases": 2.0}
+COSTS = {
+    "state": 4.0,
+    "clocks": 4.0,
+    "energy": 2.0,
+    "power": 2.0,
+    "windows": 4.0,
+    "timeline": 8.0,
+    "hello": 2.0,
+    "leases": 2.0,
+}
 """Tokens of operations that cost zeusd more than others."""
 
 T = TypeVar("T")

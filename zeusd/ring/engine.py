@@ -35,6 +35,7 @@ from zeusd.ring.devices import RETRY_S, DeviceFinder, Found
 from zeusd.ring.journal import Journal, orphans
 from zeusd.ring.processes import ProcessWatch, open_process
 from zeusd.ring.reactor import Reactor
+from zeusd.ring.sampling import CHECK_S, Sampling
 from zeusd.ring.workers import GpuWorker
 
 log = logging.getLogger(__name__)
@@ -57,6 +58,7 @@ class Engine:
         retry_s: Pause between looks for a driver while there is none.
         driver_id: Names the present load of the driver.
         driver_entry: What the journal should say about how the driver is reached.
+        sampling: Makes the sampler, given the library and what takes its answers.
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class Engine:
         retry_s: float = RETRY_S,
         driver_id: Callable[[], str] = driver_id,
         driver_entry: dict[str, Any] | None = None,
+        *,
+        sampling: Callable[[Nvml, Callable[[int, object], None]], Sampling],
     ) -> None:
         self.core = core
         self._reactor = reactor
@@ -84,6 +88,7 @@ class Engine:
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
+        self.sampling = sampling(nvml, self._done_on_thread)
         self.finder = DeviceFinder(nvml, self._found_on_thread, driver_id, retry_s)
 
     # -------------------------------------------------------------------------------- lifecycle
@@ -103,6 +108,9 @@ class Engine:
                         entries[key] = entry
                 orphan.delete()
         self._recover(entries)
+        self.core.cpus_found(self.sampling.cpus)
+        self.sampling.start()
+        self._check_sampling()
         self.finder.start()
 
     def run(self) -> None:
@@ -135,6 +143,7 @@ class Engine:
 
     def close(self) -> None:
         """Frees threads and files. The reactor must have stopped."""
+        self.sampling.stop()
         self.finder.stop()
         for worker in self._workers.values():
             worker.stop()
@@ -220,7 +229,14 @@ class Engine:
             )
 
     def _call(self, call: Read | Write) -> None:
-        self._workers[call.gpu].submit(call)
+        if isinstance(call, Read) and call.query is not None:
+            self.sampling.submit(call)
+        else:
+            self._workers[call.gpu].submit(call)
+
+    def _check_sampling(self) -> None:
+        self.sampling.check()
+        self._reactor.call_later(CHECK_S, self._check_sampling)
 
     def _done_on_thread(self, ticket: int, result: object) -> None:
         self._reactor.post(lambda: self._device_done(ticket, result))
@@ -242,6 +258,7 @@ class Engine:
             uuid = facts.info.uuid
             if uuid not in self._workers:
                 self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done_on_thread)
+        self.sampling.gpus_found(found.driver, [(facts.info, gpu) for facts, gpu in found.gpus])
         self.apply(
             self.core.gpus_found(
                 time.monotonic_ns(),

@@ -92,6 +92,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self.power_limits = _scan(min_mw, max_mw, int(pl_step * 1000))
         self.current_power_limit = 0
         self._partial: list[Measurement] = []
+        self._ended: list[tuple[int, list[Measurement]]] = []
         self._partial_steps = 0
         self._epoch_steps = 0
         self._warned_short = False
@@ -166,7 +167,7 @@ class GlobalPowerLimitOptimizer(Callback):
     def progress(self) -> tuple[int, int]:
         """Steps done and steps needed to measure all limits."""
         each = self.warmup_steps + self.profile_steps
-        done = len(self.measurements) * each
+        done = self._profiled * each
         state = self.state
         if isinstance(state, Warmup):
             done += max(0, self.warmup_steps - state.steps)
@@ -198,29 +199,51 @@ class GlobalPowerLimitOptimizer(Callback):
         measurement = self._close_window(power_limit_mw)
         if measurement is None:
             return
-        parts = [*self._partial, measurement]
+        self._ended.append((power_limit_mw, [*self._partial, measurement]))
         self._partial, self._partial_steps = [], 0
-        try:
-            joules, seconds = _reduce(
-                sum(part.total_energy for part in parts), sum(part.time for part in parts)
-            )
-        except RuntimeError as error:
-            self._give_up(f"the other processes did not answer: {error}")
+        last = self._profiled == len(self.power_limits)
+        # A window's energy is there a tick after its end: read now it would hold training up.
+        if not self._read_energies(leave=0 if last else 1):
             return
-        if joules <= 0:
-            self._give_up(
-                f"{self.profile_steps} steps at {watts(power_limit_mw)} W were measured as 0 J; "
-                "they are shorter than the energy counter's period, so raise profile_steps"
-            )
-            return
-        self.measurements.append(
-            PowerLimitMeasurement(power_limit=watts(power_limit_mw), energy=joules, time=seconds)
-        )
-        if len(self.measurements) < len(self.power_limits):
-            self._begin_warmup(self.power_limits[len(self.measurements)])
+        if not last:
+            self._begin_warmup(self.power_limits[self._profiled])
             return
         self._choose()
         self._save_profile()
+
+    @property
+    def _profiled(self) -> int:
+        """How many limits have been profiled, their energy read or not."""
+        return len(self.measurements) + len(self._ended)
+
+    def _read_energies(self, leave: int) -> bool:
+        """Reads the energy of limits that were profiled, but for the newest `leave`.
+
+        Returns False if it cannot be, and we gave up.
+        """
+        while len(self._ended) > leave:
+            power_limit_mw, parts = self._ended.pop(0)
+            try:
+                own = sum(part.total_energy for part in parts), sum(part.time for part in parts)
+                joules, seconds = _reduce(*own)
+            except ZeusBaseError as error:
+                self._give_up(f"energy cannot be measured: {error.message}")
+                return False
+            except RuntimeError as error:
+                self._give_up(f"the other processes did not answer: {error}")
+                return False
+            if joules <= 0:
+                self._give_up(
+                    f"{self.profile_steps} steps at {watts(power_limit_mw)} W were measured as "
+                    "0 J; look at the GPU's sensors with `nvidia-smi -q -d POWER`"
+                )
+                return False
+            self.measurements.append(
+                PowerLimitMeasurement(
+                    power_limit=watts(power_limit_mw), energy=joules, time=seconds
+                )
+            )
+        return True
 
     def _interrupt(self, state: Warmup | Profiling, keep: bool) -> None:
         """Ends what is under way, and goes on at the highest limit until the next step."""

@@ -2,17 +2,65 @@
 
 from __future__ import annotations
 
+import threading
+from typing import Protocol
+
+
+class Timed(Protocol):
+    """Something that has to be called at times it knows."""
+
+    @property
+    def next_ns(self) -> int | None:
+        """When next."""
+
+    def run_due(self, now_ns: int) -> None:
+        """It is that time."""
+
 
 class VirtualClock:
     """Stands in for both `time.monotonic_ns` (call it) and `time.sleep`."""
 
     def __init__(self, start_ns: int = 1_000_000_000) -> None:
         self._now_ns = start_ns
+        self._attached: list[Timed] = []
+        self._guard = threading.RLock()
 
     def __call__(self) -> int:
         """The time, ns."""
         return self._now_ns
 
     def sleep(self, seconds: float) -> None:
-        """Lets time pass."""
-        self._now_ns += max(0, round(seconds * 1e9))
+        """Lets time pass, and whatever is attached do what becomes due meanwhile."""
+        with self._guard:
+            end_ns = self._now_ns + max(0, round(seconds * 1e9))
+            while self._attached:
+                due = [(one.next_ns, one) for one in self._attached]
+                at_ns, one = min(
+                    ((at_ns, one) for at_ns, one in due if at_ns is not None),
+                    key=lambda pair: pair[0],
+                    default=(end_ns + 1, None),
+                )
+                if at_ns > end_ns or one is None:
+                    break
+                self._now_ns = max(self._now_ns, at_ns)
+                one.run_due(self._now_ns)
+            self._now_ns = max(self._now_ns, end_ns)
+
+    def attach(self, timed: Timed) -> None:
+        """Has it called as time passes."""
+        with self._guard:
+            self._attached.append(timed)
+
+    def detach(self, timed: Timed) -> None:
+        """No longer."""
+        with self._guard:
+            if timed in self._attached:
+                self._attached.remove(timed)
+
+    def hurry(self) -> None:
+        """Lets time pass until something attached was called."""
+        with self._guard:
+            due = [one.next_ns for one in self._attached]
+            next_ns = min((at_ns for at_ns in due if at_ns is not None), default=None)
+            if next_ns is not None:
+                self.sleep(max(0, next_ns - self._now_ns) / 1e9)

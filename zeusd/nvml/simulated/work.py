@@ -96,6 +96,11 @@ class Work:
                 end_s = self.ends_s()
             self._node.sleep(min(end_s - now_s, 3600.0))
 
+    def refresh(self) -> None:
+        """What the workload draws has changed."""
+        with self._node.lock:
+            self.follow(self._node.advance(), 0.0)
+
     def close(self) -> None:
         """Ends the work and its contexts."""
         with self._node.lock:

@@ -76,6 +76,21 @@ class PresetWorkload:
         return settle(device, ModelLoad(0.1, k, watts, 1.05), limit_w, clock_max_mhz)
 
 
+@dataclass(slots=True)
+class ScriptedWorkload:
+    """Draws what it is told to, up to the limit; see `Work.refresh`. One unit takes one second."""
+
+    draw_w: float
+
+    def point(
+        self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
+    ) -> OperatingPoint:
+        """See `Workload`."""
+        return OperatingPoint(
+            1.0, min(self.draw_w, limit_w), device.clocks_mhz[0], self.draw_w > limit_w
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class MeasuredTable:
     """Time and power of a workload by power limit, as measured.

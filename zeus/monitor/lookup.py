@@ -1,0 +1,266 @@
+"""Looks the energy of ended windows up: many at a time, and behind the training's back.
+
+zeusd keeps every tick for minutes only, and coarser rows after. So what nobody has read is looked
+up by a thread before it grows old; a measurement that nobody holds any more is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
+from zeus.monitor.measurement import Measurement
+from zeus_ipc.errors import ZeusIpcError
+
+if TYPE_CHECKING:
+    from zeus.monitor.log import MeasurementLog
+    from zeus_ipc.client import Client
+    from zeus_ipc.messages import WindowEnergies
+
+log = logging.getLogger(__name__)
+
+BATCH = 256
+"""Windows that are looked up together."""
+
+BEHIND_S = 2.0
+"""How often the thread looks for windows that nobody has read."""
+
+RIPE_NS = 1_000_000_000
+"""A window that ended this long ago is looked up without waiting for a tick."""
+
+MAX_PENDING = 100_000
+"""Windows that wait to be looked up while zeusd is away; beyond, the oldest are looked up only
+when they are read."""
+
+
+class Ended:
+    """A window that has ended and was not looked up yet; times in ns of CLOCK_MONOTONIC."""
+
+    __slots__ = ("aligned", "begin_ns", "book", "end_ns", "key")
+
+    def __init__(self, book: Book, key: str, begin_ns: int, end_ns: int, aligned: bool) -> None:
+        self.book = book
+        self.key = key
+        self.begin_ns = begin_ns
+        self.end_ns = end_ns
+        self.aligned = aligned
+
+
+class Book:
+    """The windows of one monitor that await their energy.
+
+    Args:
+        client: The node.
+        gpus: UUIDs, by the monitor's index.
+        cpus: CPU indices.
+        drams: CPU indices whose memory is measured.
+        log_file: Where windows are written once they are known, in the order of their ends.
+        clock_ns: CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        gpus: dict[int, str],
+        cpus: Sequence[int],
+        drams: Sequence[int],
+        log_file: MeasurementLog | None,
+    ) -> None:
+        self.clock_ns: Callable[[], int] = time.monotonic_ns
+        self._client = client
+        self._gpus = gpus
+        self._cpus = list(cpus)
+        self._drams = list(drams)
+        self._sources = [
+            *gpus.values(),
+            *(f"cpu:{index}" for index in self._cpus),
+            *(f"dram:{index}" for index in self._drams),
+        ]
+        self._log = log_file
+        self._guard = threading.RLock()
+        self._unread: deque[weakref.ref[Measurement]] = deque(maxlen=MAX_PENDING)
+        self._unlogged: deque[tuple[str, int, Measurement]] = deque()
+        self._told = False
+
+    def check(self) -> None:
+        """Begins to have these devices sampled, and says if there is nothing to sample.
+
+        Raises:
+            ZeusBaseGPUError: A GPU shows no energy.
+        """
+        if self._sources:
+            self._ask([])
+
+    def run_behind(self) -> None:
+        """Starts the thread."""
+        threading.Thread(
+            target=_behind, args=(weakref.ref(self),), name="zeus-windows", daemon=True
+        ).start()
+
+    def ended(self, key: str, begin_ns: int, end_ns: int, aligned: bool) -> Measurement:
+        """A window has ended: its measurement, without its energy."""
+        measurement = Measurement.__new__(Measurement)
+        measurement.time = (end_ns - begin_ns) / 1e9
+        measurement._pending = Ended(self, key, begin_ns, end_ns, aligned)
+        self._unread.append(weakref.ref(measurement))
+        if self._log is not None:
+            self._unlogged.append((key, begin_ns, measurement))
+        return measurement
+
+    def peek(self, key: str, begin_ns: int, end_ns: int) -> Measurement:
+        """A window that is still open, until now."""
+        measurement = Measurement.__new__(Measurement)
+        measurement.time = (end_ns - begin_ns) / 1e9
+        measurement._pending = Ended(self, key, begin_ns, end_ns, False)
+        return measurement
+
+    def look_up(self, wanted: Measurement) -> None:
+        """Looks a measurement's energy up, and that of others with it.
+
+        Raises:
+            ZeusBaseGPUError: It cannot be known.
+        """
+        with self._guard:
+            if wanted._pending is None:
+                return
+            batch = [wanted]
+            while self._unread and len(batch) < BATCH:
+                other = self._unread.popleft()()
+                if other is not None and other is not wanted and other._pending is not None:
+                    batch.append(other)
+            try:
+                self._look_up(batch)
+            except ZeusBaseError:
+                # One GPU of theirs is gone, or zeusd is: each may be asked for again.
+                self._unread.extendleft(weakref.ref(other) for other in reversed(batch[1:]))
+                raise
+            if wanted._pending is not None:
+                raise self._too_old(wanted)
+
+    def look_up_ripe(self, before_ns: int) -> None:
+        """Looks up all windows that ended before a time.
+
+        Raises:
+            ZeusBaseGPUError: They cannot be looked up now.
+        """
+        while True:
+            with self._guard:
+                batch: list[Measurement] = []
+                while self._unread and len(batch) < BATCH:
+                    measurement = self._unread[0]()
+                    if measurement is not None and measurement._pending is not None:
+                        if measurement._pending.end_ns > before_ns:
+                            break
+                        batch.append(measurement)
+                    self._unread.popleft()
+                if not batch:
+                    return
+                try:
+                    self._look_up(batch)
+                except ZeusBaseError:
+                    self._unread.extendleft(weakref.ref(other) for other in reversed(batch))
+                    raise
+
+    def write_log(self, *, final: bool = False) -> None:
+        """Writes the windows whose energy is known; with `final`, the others too, as `nan`."""
+        if self._log is None:
+            return
+        with self._guard:
+            rows = []
+            while self._unlogged:
+                if self._unlogged[0][2]._pending is not None and not final:
+                    break
+                key, begin_ns, measurement = self._unlogged.popleft()
+                known = measurement._pending is None
+                energy_j = measurement.gpu_energy if known else {}
+                rows.append((key, begin_ns / 1e9, measurement.time, energy_j))
+            self._log.write(rows)
+
+    def behind(self) -> None:
+        """What the thread does now and then."""
+        try:
+            self.look_up_ripe(self.clock_ns() - RIPE_NS)
+            self._told = False
+        except ZeusBaseError as error:
+            if not self._told:
+                self._told = True
+                log.warning("windows cannot be looked up at the moment: %s", error.message)
+        self.write_log()
+
+    def finish(self) -> None:
+        """Looks everything up that is logged, and writes it. Never raises."""
+        try:
+            if self._unlogged:
+                self.look_up_ripe(self.clock_ns())
+        except ZeusBaseError as error:
+            log.warning("the energy of the last windows is not known: %s", error.message)
+        self.write_log(final=True)
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _look_up(self, batch: list[Measurement]) -> None:
+        windows = [
+            (pending.begin_ns, pending.end_ns, pending.aligned)
+            for measurement in batch
+            if (pending := measurement._pending) is not None
+        ]
+        found = self._ask(windows)
+        for position, measurement in enumerate(batch):
+            gpu, uncertainty = self._pick(found, position, self._gpus)
+            cpu, _ = self._pick(found, position, {i: f"cpu:{i}" for i in self._cpus})
+            dram, _ = self._pick(found, position, {i: f"dram:{i}" for i in self._drams})
+            if gpu is None or cpu is None or dram is None:
+                continue
+            measurement._fill(
+                gpu, cpu if self._cpus else None, dram if self._drams else None, uncertainty
+            )
+
+    @staticmethod
+    def _pick(
+        found: dict[str, WindowEnergies], position: int, names: dict[int, str]
+    ) -> tuple[dict[int, float] | None, dict[int, float]]:
+        energies: dict[int, float] = {}
+        uncertainties: dict[int, float] = {}
+        for index, name in names.items():
+            energy_uj = found[name].energy_uj[position]
+            if energy_uj is None:
+                return None, {}
+            energies[index] = energy_uj / 1e6
+            uncertainties[index] = found[name].uncertainty_uj[position] / 1e6
+        return energies, uncertainties
+
+    def _ask(self, windows: list[tuple[int, int, bool]]) -> dict[str, WindowEnergies]:
+        if not self._sources:
+            return {}
+        try:
+            return self._client.windows(self._sources, windows)
+        except ZeusIpcError as error:
+            raise from_ipc(error) from error
+
+    @staticmethod
+    def _too_old(measurement: Measurement) -> ZeusdError:
+        pending = measurement._pending
+        key = "" if pending is None else f" {pending.key!r}"
+        return ZeusdError(
+            f"the energy of the window{key} is not known: it began before what zeusd remembers; "
+            "zeusd was started or its GPUs were found after that, or it is days ago"
+        )
+
+
+def _behind(book_ref: weakref.ref[Book]) -> None:
+    while True:
+        time.sleep(BEHIND_S)
+        book = book_ref()
+        if book is None:
+            return
+        try:
+            book.behind()
+        except Exception:  # a thread that nobody watches must not end in silence
+            log.exception("windows could not be looked up")
+        del book

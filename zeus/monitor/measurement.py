@@ -1,0 +1,118 @@
+"""What a window took: its time at once, its energy when somebody reads it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zeus.monitor.lookup import Ended
+
+
+class Measurement:
+    """What a window took.
+
+    The time is known when the window ends. The energy is looked up when it is first read, for all
+    windows that have ended since in one message; that waits at most for the next tick of the
+    GPU's sensors (20 to 100 ms), and not at all where it has come by then.
+
+    Args:
+        time: Seconds.
+        gpu_energy: Joules by GPU index.
+        cpu_energy: Joules by CPU index; None where it is not measured.
+        dram_energy: Joules of the memory by CPU index; None where it is not measured.
+        soc_energy: Always None: no system-on-chip is supported.
+        gpu_uncertainty: How far off each GPU's energy may be, joules (two standard deviations).
+
+    Reading any energy raises `ZeusBaseError` where it cannot be known; it may be read again later.
+    """
+
+    __slots__ = ("__weakref__", "_cpu", "_dram", "_gpu", "_pending", "_uncertainty", "time")
+
+    soc_energy: None = None
+
+    def __init__(
+        self,
+        time: float,
+        gpu_energy: dict[int, float],
+        cpu_energy: dict[int, float] | None = None,
+        dram_energy: dict[int, float] | None = None,
+        soc_energy: None = None,
+        gpu_uncertainty: dict[int, float] | None = None,
+    ) -> None:
+        self.time = time
+        self._pending: Ended | None = None
+        self._fill(gpu_energy, cpu_energy, dram_energy, gpu_uncertainty)
+
+    def _fill(
+        self,
+        gpu: dict[int, float],
+        cpu: dict[int, float] | None,
+        dram: dict[int, float] | None,
+        uncertainty: dict[int, float] | None,
+    ) -> None:
+        self._gpu = gpu
+        self._cpu = cpu
+        self._dram = dram
+        self._uncertainty = dict.fromkeys(gpu, 0.0) if uncertainty is None else uncertainty
+        self._pending = None
+
+    def _known(self) -> Measurement:
+        pending = self._pending
+        if pending is not None:
+            pending.book.look_up(self)
+        return self
+
+    @property
+    def gpu_energy(self) -> dict[int, float]:
+        """Joules by GPU index."""
+        return self._known()._gpu
+
+    @property
+    def cpu_energy(self) -> dict[int, float] | None:
+        """Joules by CPU index; None where it is not measured."""
+        return self._known()._cpu
+
+    @property
+    def dram_energy(self) -> dict[int, float] | None:
+        """Joules of the memory by CPU index; None where it is not measured."""
+        return self._known()._dram
+
+    @property
+    def gpu_uncertainty(self) -> dict[int, float]:
+        """How far off each GPU's energy may be, joules: two standard deviations.
+
+        Gain errors of the boards' sensors, some percent, are not in it: no software sees them.
+        """
+        return self._known()._uncertainty
+
+    @property
+    def total_energy(self) -> float:
+        """Joules of all GPUs together."""
+        return sum(self.gpu_energy.values())
+
+    @property
+    def uncertainty(self) -> float:
+        """How far off `total_energy` may be, joules."""
+        return sum(self.gpu_uncertainty.values())
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Measurement):
+            return NotImplemented
+        return self._values() == other._values()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        if self._pending is not None:
+            return f"Measurement(time={self.time!r}, energy not looked up yet)"
+        return (
+            f"Measurement(time={self.time!r}, gpu_energy={self._gpu!r}, cpu_energy={self._cpu!r}, "
+            f"dram_energy={self._dram!r}, uncertainty={self.uncertainty!r})"
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Measurement, (*self._values()[:4], None, self._uncertainty)
+
+    def _values(self) -> tuple[Any, ...]:
+        known = self._known()
+        return known.time, known._gpu, known._cpu, known._dram

@@ -1,0 +1,85 @@
+"""One GPU's way from readings to energy: what is looked at when, and what comes of it."""
+
+from __future__ import annotations
+
+from zeusd.energy.curve import Curve
+from zeusd.energy.history import History, Slow
+from zeusd.energy.meter import Edge, Meter, sensor_window_ns
+from zeusd.energy.ticks import TickTracker
+from zeusd.nvml.api import Sensors
+
+DEFAULT_PERIOD_NS = 100_000_000
+
+POWER_RESOLUTION_MW = 400
+"""Of Pascal's readings, which have no counter beside them."""
+
+
+class Channel:
+    """Takes readings, keeps their history, and answers from it.
+
+    Args:
+        now_ns: The time.
+        history: Where ticks go; one that an earlier process kept is gone on with.
+        architecture: NVML's number.
+        name: Product name.
+        ceiling_mw: The most the GPU may draw.
+
+    Attributes:
+        history: Its ticks.
+        slow: What is read each second.
+    """
+
+    def __init__(
+        self, now_ns: int, history: History, architecture: int, name: str, ceiling_mw: int
+    ) -> None:
+        self.history = history
+        self.slow = Slow()
+        self._tracker = TickTracker(now_ns)
+        self._meter = Meter(sensor_window_ns(architecture, name), history.last())
+        self._ceiling_mw = ceiling_mw
+        self._key: tuple[int | None, int | None] | None = None
+
+    @property
+    def next_read_ns(self) -> int:
+        """When to read the sensors next."""
+        return self._tracker.next_read_ns
+
+    @property
+    def period_ns(self) -> int | None:
+        """The tick; None while it is searched for."""
+        return self._tracker.period_ns
+
+    @property
+    def curve(self) -> Curve:
+        """Its energy over time."""
+        counted = self._meter.raw_mj is not None and not self._meter.stuck
+        resolution_mw = 0 if counted else POWER_RESOLUTION_MW
+        return Curve(self.history, self._meter.window_ns, self._ceiling_mw, resolution_mw)
+
+    def failed(self, t_ns: int) -> None:
+        """The sensors could not be read."""
+        self._tracker.failed(t_ns)
+
+    def observe(self, sensors: Sensors) -> Edge | None:
+        """The sensors were read. Returns the tick that they showed to have passed, if any."""
+        if not self._meter.plausible(sensors):
+            self._tracker.failed(sensors.t_ns)
+            return None
+        key = self._meter.key(sensors)
+        changed = self._key is not None and key != self._key
+        self._key = key
+        tick = self._tracker.observe(sensors.t_ns, changed)
+        if tick is None or (tick.silent and not self._meter.stands_still(sensors)):
+            return None
+        return self._record(sensors, tick.t_ns, tick.count)
+
+    def _record(self, sensors: Sensors, t_ns: int, count: int) -> Edge | None:
+        last_ns = self.history.ends_ns
+        if last_ns and t_ns <= last_ns:
+            return None
+        period_ns = self._tracker.period_ns or DEFAULT_PERIOD_NS
+        if self._tracker.period_ns is None and last_ns:
+            period_ns, count = t_ns - last_ns, 1
+        edge = self._meter.advance(t_ns, period_ns, count, sensors)
+        self.history.add(edge, self._meter.raw_mj, self._meter.window_ns, self.slow)
+        return edge

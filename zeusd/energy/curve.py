@@ -1,0 +1,374 @@
+"""Energy between any two instants, and how far off it may be.
+
+Between ticks the energy is shared out by what the readings around say (`Curve.energy_uj`): a
+continuous function that never falls and meets the counter at every tick.
+
+A window that a program has aligned with the GPU's work (it waited for the GPU at both ends) says
+more: if power inside differs from power outside, it changed at the window's ends and nowhere else
+in the ticks there. Such a window's energy is worked out from the readings that lie inside it, and
+what its neighbours drew is taken off the ticks it shares with them.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from zeusd.energy.history import History
+
+MS = 1_000_000
+
+CONTRAST = 0.15
+"""Levels that differ by this share are different loads, not noise."""
+
+CONTRAST_MW = 6_000
+
+AROUND = 8
+"""Ticks on each side of a window's end that tell how unsteady the load is."""
+
+UNSEEN = 0.6
+UNSEEN_IN_MEANS = 1.0
+FLOOR = 0.02
+STEADY = 0.001
+STAMP_NS = 300_000
+"""How far off the stamp of a tick may be."""
+
+
+class Energy(NamedTuple):
+    """Energy of a window, and its uncertainty (two standard deviations), microjoules."""
+
+    energy_uj: int
+    uncertainty_uj: int
+
+
+class Curve:
+    """One device's energy over time.
+
+    Args:
+        history: Its ticks.
+        window_ns: How much before each tick its sensor sees; None: all.
+        ceiling_mw: The most it may draw.
+        resolution_mw: Of the power that its energy is made of.
+    """
+
+    def __init__(
+        self, history: History, window_ns: int | None, ceiling_mw: int, resolution_mw: int = 0
+    ) -> None:
+        self._h = history
+        self._window_ns = window_ns
+        self._ceiling_mw = ceiling_mw
+        self._resolution_mw = resolution_mw
+
+    # --------------------------------------------------------------------------- at an instant
+
+    def energy_uj(self, t_ns: int) -> int:
+        """Energy until an instant. After the newest tick its power is taken to last."""
+        h = self._h
+        start, end = h.ticks.start, h.ticks.end
+        number = h.t_ns.first_at_least(t_ns, start, end)
+        if number == end:
+            return h.energy_uj[end - 1] + self._joules(h.level_mw[end - 1], t_ns - h.t_ns[end - 1])
+        if number > start:
+            return h.energy_uj[number - 1] + self._until(number, t_ns)
+        return self._coarse_uj(t_ns, start)
+
+    def _until(self, number: int, t_ns: int) -> int:
+        """Energy from the tick before `number` to an instant before it."""
+        h = self._h
+        before_ns = h.t_ns[number - 1]
+        span_ns = h.t_ns[number] - before_ns
+        total_uj = h.energy_uj[number] - h.energy_uj[number - 1]
+        passed_ns = t_ns - before_ns
+        if span_ns <= 0:
+            return total_uj
+        seen_ns = self._seen_ns(number)
+        level_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
+        if seen_ns < span_ns:
+            seen_uj = min(total_uj, self._joules(level_mw, seen_ns))
+            gap_ns = span_ns - seen_ns
+            if passed_ns >= gap_ns:
+                return total_uj - seen_uj + seen_uj * (passed_ns - gap_ns) // seen_ns
+            share = passed_ns / gap_ns
+            mean_mw = (last_mw + level_mw) / 2
+            if mean_mw > 0:
+                share *= (last_mw + (level_mw - last_mw) * share / 2) / mean_mw
+            return round((total_uj - seen_uj) * share)
+        if number + 1 < h.ticks.end and number - 1 > h.ticks.start:
+            next_mw = h.level_mw[number + 1]
+            if (level_mw - last_mw) * (next_mw - level_mw) > 0 and self._contrast(
+                last_mw, next_mw
+            ):
+                # One step inside the tick: its mean says when.
+                step_ns = span_ns * (level_mw - next_mw) / (last_mw - next_mw)
+                low_ns = min(passed_ns, step_ns)
+                return min(
+                    total_uj, round((last_mw * low_ns + next_mw * (passed_ns - low_ns)) / MS)
+                )
+        return total_uj * passed_ns // span_ns
+
+    def _coarse_uj(self, t_ns: int, start: int) -> int:
+        """Before the ticks that are kept: between the rows of a coarser tier."""
+        h = self._h
+        ring = h.coarse(t_ns)
+        if ring is None:
+            return h.energy_uj[start] - self._joules(h.level_mw[start], h.t_ns[start] - t_ns)
+        times, energies = ring.column(0), ring.column(1)
+        number = times.first_at_least(t_ns, ring.start, ring.end)
+        if number == ring.end:  # between the newest coarse row and the oldest tick
+            later_ns, later_uj = h.t_ns[start], h.energy_uj[start]
+        else:
+            later_ns, later_uj = times[number], energies[number]
+        if number == ring.start:
+            return later_uj
+        earlier_ns, earlier_uj = times[number - 1], energies[number - 1]
+        span_ns = max(1, later_ns - earlier_ns)
+        return earlier_uj + (later_uj - earlier_uj) * (t_ns - earlier_ns) // span_ns
+
+    # --------------------------------------------------------------------------------- windows
+
+    def window(self, begin_ns: int, end_ns: int, aligned: bool) -> Energy:
+        """Energy between two instants.
+
+        Args:
+            begin_ns: First.
+            end_ns: Second, not before the first.
+            aligned: Whether the GPU had nothing to do just before the first or just after the
+                second, except what is to be measured.
+        """
+        h = self._h
+        whole_uj = max(0, self.energy_uj(end_ns) - self.energy_uj(begin_ns))
+        start, end = h.ticks.start, h.ticks.end
+        first = h.t_ns.first_at_least(begin_ns, start, end)
+        if end - start < 2 or (first == start and begin_ns < h.t_ns[start]):
+            return Energy(whole_uj, self._coarse_uncertainty_uj(begin_ns, end_ns, whole_uj))
+        first = max(first, start + 1)
+        last = max(first, h.t_ns.first_at_least(end_ns, start, end))  # covers the end; may be `end`
+        snapped_uj = self._snap(begin_ns, end_ns, first, last, whole_uj) if aligned else None
+        energy_uj = whole_uj if snapped_uj is None else snapped_uj
+        deviation_uj = self._deviation_uj(
+            begin_ns, end_ns, first, last, energy_uj, aligned, whole_uj
+        )
+        return Energy(energy_uj, round(2 * deviation_uj))
+
+    def _snap(
+        self, begin_ns: int, end_ns: int, first: int, last: int, whole_uj: int
+    ) -> int | None:
+        """The energy if power changes at the window's ends, or None if it seems not to."""
+        h = self._h
+        end = h.ticks.end
+        before_mw = h.level_mw[first - 1]
+        after = last
+        while after < end and h.t_ns[after] - self._seen_ns(after) < end_ns:
+            after += 1
+        after_mw = h.level_mw[after] if after < end else None
+        inner = first
+        if inner < end and h.t_ns[inner] - self._seen_ns(inner) < begin_ns:
+            inner += 1
+        outer = last if last < end and h.t_ns[last] == end_ns else last - 1
+        if inner <= outer:
+            return self._snap_long(
+                begin_ns, end_ns, first, last, (inner, outer), (before_mw, after_mw), whole_uj
+            )
+        if last >= end:
+            return None
+        later_mw = before_mw if after_mw is None else after_mw
+        if self._partial:
+            return self._snap_unseen(begin_ns, end_ns, first, last, before_mw, later_mw)
+        energy_uj = h.energy_uj[last] - h.energy_uj[first - 1]
+        energy_uj -= self._joules(before_mw, begin_ns - h.t_ns[first - 1])
+        energy_uj -= self._joules(later_mw, h.t_ns[last] - end_ns)
+        return self._if_contrast(energy_uj, end_ns - begin_ns, (before_mw, later_mw))
+
+    def _snap_long(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        inside: tuple[int, int],
+        outside_mw: tuple[int, int | None],
+        whole_uj: int,
+    ) -> int | None:
+        """A window that holds whole readings: `inside` are the first and the last of them."""
+        h = self._h
+        inner, outer = inside
+        before_mw, after_mw = outside_mw
+        head_mw, tail_mw = h.level_mw[inner], h.level_mw[outer]
+        energy_uj = whole_uj
+        snapped = False
+        if self._contrast(before_mw, head_mw):
+            snapped = True
+            from_ns = h.t_ns[inner] - self._seen_ns(inner)
+            energy_uj -= self.energy_uj(from_ns) - self.energy_uj(begin_ns)
+            if self._partial or before_mw > head_mw or inner == first:
+                energy_uj += self._joules(head_mw, from_ns - begin_ns)
+            else:
+                shared_uj = h.energy_uj[first] - h.energy_uj[first - 1]
+                taken_uj = self._joules(before_mw, begin_ns - h.t_ns[first - 1])
+                energy_uj += self._bounded(shared_uj - taken_uj, from_ns - begin_ns)
+        other_mw = before_mw if after_mw is None else after_mw
+        if self._contrast(other_mw, tail_mw):
+            snapped = True
+            until_ns = h.t_ns[outer]
+            energy_uj -= self.energy_uj(end_ns) - self.energy_uj(until_ns)
+            if self._partial or other_mw > tail_mw or last >= h.ticks.end:
+                energy_uj += self._joules(tail_mw, end_ns - until_ns)
+            else:
+                shared_uj = h.energy_uj[last] - h.energy_uj[last - 1]
+                taken_uj = self._joules(other_mw, h.t_ns[last] - end_ns)
+                energy_uj += self._bounded(shared_uj - taken_uj, end_ns - until_ns)
+        return energy_uj if snapped else None
+
+    def _snap_unseen(
+        self, begin_ns: int, end_ns: int, first: int, last: int, before_mw: int, later_mw: int
+    ) -> int | None:
+        """A window that holds no whole reading, of a sensor that sees part of each tick."""
+        h = self._h
+        covered_ns, excess_uj = 0, 0
+        for number in range(first, last + 1):
+            seen_ns = self._seen_ns(number)
+            from_ns, until_ns = h.t_ns[number] - seen_ns, h.t_ns[number]
+            inside_ns = max(0, min(until_ns, end_ns) - max(from_ns, begin_ns))
+            if inside_ns:
+                covered_ns += inside_ns
+                outside_mw = before_mw if from_ns < begin_ns else later_mw
+                excess_uj += self._joules(h.level_mw[number], seen_ns)
+                excess_uj -= self._joules(outside_mw, seen_ns - inside_ns)
+        if 4 * covered_ns < min(self._window_ns or 0, end_ns - begin_ns):
+            return None
+        span_ns = end_ns - begin_ns
+        return self._if_contrast(
+            excess_uj * span_ns // covered_ns, span_ns, (before_mw, later_mw)
+        )
+
+    def _if_contrast(self, energy_uj: int, span_ns: int, outside_mw: tuple[int, int]) -> int | None:
+        """An energy, if its power is another than outside, and one that the device can draw."""
+        if span_ns <= 0:
+            return None
+        bounded_uj = self._bounded(energy_uj, span_ns)
+        level_mw = bounded_uj * MS // span_ns
+        if all(self._contrast(level_mw, other_mw) for other_mw in outside_mw):
+            return bounded_uj
+        return None
+
+    def _bounded(self, energy_uj: int, span_ns: int) -> int:
+        return min(max(0, energy_uj), self._joules(self._ceiling_mw, span_ns))
+
+    # ----------------------------------------------------------------------------- uncertainty
+
+    def _deviation_uj(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        first: int,
+        last: int,
+        energy_uj: int,
+        aligned: bool,
+        whole_uj: int,
+    ) -> float:
+        """One standard deviation: what the ticks around say of how unsteady the load is.
+
+        `whole_uj` is the energy by the curve, where `energy_uj` may be a snapped one.
+        """
+        h = self._h
+        start, end = h.ticks.start, h.ticks.end
+        span_ns = max(1, end_ns - begin_ns)
+        stop = min(last, end - 1)
+        tick_ns = h.t_ns[first] - h.t_ns[first - 1] if first < end else 100 * MS
+        tick_ns = max(1, min(tick_ns, 1_000 * MS))
+        snapped = energy_uj != whole_uj
+        level_mw = energy_uj * MS / span_ns
+        low, high = max(start + 1, first - AROUND), min(end - 1, stop + AROUND)
+        if snapped:
+            outer_mw = max(self._roughness(low, first - 1), self._roughness(stop + 2, high))
+            inner_mw = self._roughness(min(first + 2, stop), min(stop - 1, first + 2 * AROUND))
+            rough_mw = max(outer_mw, inner_mw)
+        else:
+            outer_mw = 0.0
+            rough_mw = max(
+                self._roughness(low, min(end - 1, first + AROUND)),
+                self._roughness(max(start + 1, stop - AROUND), high),
+            )
+        unseen_ns = tick_ns - self._seen_ns(min(first, end - 1))
+        ends_ns = math.sqrt(min(span_ns, tick_ns) * tick_ns)
+        parts = [
+            level_mw * STAMP_NS,
+            STEADY * level_mw * span_ns + self._resolution_mw * span_ns / 2,
+            FLOOR * level_mw * min(span_ns, tick_ns),
+            (UNSEEN if unseen_ns > 0 else UNSEEN_IN_MEANS) * rough_mw * ends_ns,
+        ]
+        if unseen_ns > 0:
+            ticks = span_ns / tick_ns
+            parts.append(0.5 * rough_mw * min(unseen_ns, span_ns) * math.sqrt(max(ticks, 0.2)))
+        elif not snapped:
+            parts.append(self._leeway_mwns(begin_ns, first) + self._leeway_mwns(end_ns, last))
+        if snapped:
+            # What else ran around it may have taken part of what it is given.
+            jump_mw = max(1.0, abs(level_mw - h.level_mw[first - 1]))
+            doubt = min(1.0, 4 * outer_mw / jump_mw)
+            parts.append(0.6 * doubt * abs(energy_uj - whole_uj) * MS)
+            if self._window_ns is not None:  # a reading that seems to lie inside may not quite
+                parts.append(jump_mw * STAMP_NS * min(3.0, span_ns / self._window_ns))
+        elif aligned and unseen_ns > 0 and span_ns < tick_ns:
+            # A quiet device, and work that fell between two readings: it may have drawn anything.
+            quiet_mw = max(h.level_mw[first - 1], h.level_mw[stop])
+            if 3 * quiet_mw < self._ceiling_mw:
+                parts.append(0.5 * (self._ceiling_mw - quiet_mw) * min(span_ns, unseen_ns))
+        if last >= end:  # the tick that would tell is not there
+            parts.append(0.3 * level_mw * min(span_ns, end_ns - h.t_ns[end - 1]))
+        return math.sqrt(sum(part * part for part in parts)) / MS
+
+    def _leeway_mwns(self, t_ns: int, number: int) -> float:
+        """How much the energy at an instant may differ where a tick's mean is all that is known:
+        its power may have been anything that the ticks around have shown."""
+        h = self._h
+        if number >= h.ticks.end or number <= h.ticks.start:
+            return 0.0
+        low, high = max(h.ticks.start, number - AROUND), min(h.ticks.end, number + AROUND + 1)
+        levels = [h.level_mw[other] for other in range(low, high)]
+        least, most = min(levels), max(levels)
+        span_ns = h.t_ns[number] - h.t_ns[number - 1]
+        before_ns, after_ns = t_ns - h.t_ns[number - 1], h.t_ns[number] - t_ns
+        total = h.level_mw[number] * span_ns
+        highest = min(most * before_ns, total - least * after_ns)
+        lowest = max(least * before_ns, total - most * after_ns)
+        return max(0.0, highest - lowest) / 3
+
+    def _roughness(self, low: int, high: int) -> float:
+        """Mean difference of each tick's power from the last one's, mW."""
+        levels = self._h.level_mw
+        low = max(low, self._h.ticks.start + 1)
+        if high < low:
+            return 0.0
+        differences = [abs(levels[number] - levels[number - 1]) for number in range(low, high + 1)]
+        return sum(differences) / len(differences)
+
+    def _coarse_uncertainty_uj(self, begin_ns: int, end_ns: int, energy_uj: int) -> int:
+        ring = self._h.coarse(begin_ns)
+        grain_ns = 100 * MS
+        if ring is not None and ring.end - ring.start > 1:
+            times = ring.column(0)
+            grain_ns = (times[ring.end - 1] - times[ring.start]) // (ring.end - 1 - ring.start)
+        span_ns = max(1, end_ns - begin_ns)
+        return round(energy_uj * min(1.0, 0.5 * grain_ns / span_ns))
+
+    # --------------------------------------------------------------------------------- internals
+
+    @property
+    def _partial(self) -> bool:
+        return self._window_ns is not None
+
+    def _seen_ns(self, number: int) -> int:
+        """How much of a tick its reading is of."""
+        span_ns = self._h.t_ns[number] - self._h.t_ns[number - 1]
+        return span_ns if self._window_ns is None else min(self._window_ns, span_ns)
+
+    @staticmethod
+    def _contrast(one_mw: int, other_mw: int) -> bool:
+        difference = abs(one_mw - other_mw)
+        return difference > CONTRAST_MW and difference > CONTRAST * max(one_mw, other_mw)
+
+    @staticmethod
+    def _joules(power_mw: int, span_ns: int | float) -> int:
+        """Microjoules of a power over a time."""
+        return round(power_mw * span_ns / MS)

@@ -1,0 +1,155 @@
+"""What a device's sensors have shown: every tick of the last minutes, and less of the last days.
+
+Memory is bounded whatever the uptime: 20,000 ticks (7 minutes at 20 ms, half an hour at 100 ms),
+a row each second for three hours, and one every half minute for three days; 1.3 MB in all.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from zeusd.energy.columns import Column, Ring, size_of
+from zeusd.energy.meter import Edge
+
+SECOND_NS = 1_000_000_000
+
+TICKS = (
+    Column("t_ns", "q"),
+    Column("energy_uj", "q"),
+    Column("level_mw", "i"),
+    Column("power_mw", "i"),
+)
+ROWS = (
+    Column("t_ns", "q"),
+    Column("energy_uj", "q"),
+    Column("power_mw", "i"),
+    Column("average_mw", "i"),
+    Column("memory_mw", "i"),
+    Column("reasons", "I"),
+    Column("temperature_c", "h"),
+    Column("gpu_mhz", "H"),
+    Column("memory_mhz", "H"),
+)
+TICK_ROWS = 20_000
+GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640))
+"""Period and number of rows of each coarser tier."""
+
+META = (Column("counted_uj", "q"), Column("raw_mj", "q"), Column("window_ns", "q"))
+"""Where the meter stands; the last row counts."""
+
+ABSENT = -1
+LAYOUT = hashlib.sha256(f"1{TICKS}{TICK_ROWS}{ROWS}{GRAINS}{META}".encode()).hexdigest()[:16]
+"""Changes whenever what is kept, or how, does."""
+
+SIZE = size_of(TICKS, TICK_ROWS) + sum(size_of(ROWS, rows) for _, rows in GRAINS) + size_of(META, 4)
+"""Bytes of a history."""
+
+
+class Slow(NamedTuple):
+    """What is read each second. None: not offered."""
+
+    average_mw: int | None = None
+    memory_mw: int | None = None
+    temperature_c: int | None = None
+    gpu_mhz: int | None = None
+    memory_mhz: int | None = None
+    reasons: int | None = None
+
+
+class History:
+    """One device's past.
+
+    Args:
+        memory: `SIZE` bytes, zero or an earlier history's.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        offset = 0
+
+        def take(size: int) -> memoryview:
+            nonlocal offset
+            offset += size
+            return memory[offset - size : offset]
+
+        self.ticks = Ring(TICKS, TICK_ROWS, take(size_of(TICKS, TICK_ROWS)))
+        self.tiers = [Ring(ROWS, rows, take(size_of(ROWS, rows))) for _, rows in GRAINS]
+        self._meta = Ring(META, 4, take(size_of(META, 4)))
+        self._next_ns = [0] * len(GRAINS)
+        self.t_ns, self.energy_uj, self.level_mw, self.power_mw = (
+            self.ticks.column(position) for position in range(len(TICKS))
+        )
+
+    def add(self, edge: Edge, raw_mj: int | None, window_ns: int | None, slow: Slow) -> None:
+        """A tick."""
+        self.ticks.append(edge.t_ns, edge.energy_uj, edge.level_mw, edge.power_mw)
+        self._meta.append(
+            edge.counted_uj,
+            ABSENT if raw_mj is None else raw_mj,
+            ABSENT if window_ns is None else window_ns,
+        )
+        for position, (period_ns, _) in enumerate(GRAINS):
+            if edge.t_ns >= self._next_ns[position]:
+                self._next_ns[position] = (edge.t_ns // period_ns + 1) * period_ns
+                self.tiers[position].append(
+                    edge.t_ns,
+                    edge.energy_uj,
+                    edge.power_mw,
+                    *(ABSENT if value is None else value for value in slow[:2]),
+                    slow.reasons or 0,
+                    ABSENT if slow.temperature_c is None else slow.temperature_c,
+                    slow.gpu_mhz or 0,
+                    slow.memory_mhz or 0,
+                )
+
+    def last(self) -> tuple[Edge, int | None] | None:
+        """The newest edge, and what the counter showed then."""
+        if not self.ticks.end or not self._meta.end:
+            return None
+        number, meta = self.ticks.end - 1, self._meta.end - 1
+        raw_mj = self._meta.column(1)[meta]
+        edge = Edge(
+            self.t_ns[number],
+            self.energy_uj[number],
+            self.level_mw[number],
+            self.power_mw[number],
+            self._meta.column(0)[meta],
+        )
+        return edge, None if raw_mj == ABSENT else raw_mj
+
+    @property
+    def begins_ns(self) -> int | None:
+        """The oldest time that is known of; None while there is none."""
+        oldest = [ring.column(0)[ring.start] for ring in (self.ticks, *self.tiers) if ring.end]
+        return min(oldest) if oldest else None
+
+    @property
+    def ends_ns(self) -> int:
+        """The newest tick; 0 while there is none."""
+        return self.t_ns[self.ticks.end - 1] if self.ticks.end else 0
+
+    def coarse(self, t_ns: int) -> Ring | None:
+        """The finest coarser tier that reaches back to a time."""
+        for ring in self.tiers:
+            if ring.end and ring.column(0)[ring.start] <= t_ns:
+                return ring
+        return None
+
+    def timeline(
+        self,
+        value: Callable[[Ring, int], int | None],
+        ring: Ring,
+        start_ns: int,
+        end_ns: int,
+        limit: int,
+    ) -> Iterator[tuple[int, int]]:
+        """Times and values of the rows in a span, at most `limit`, the oldest first."""
+        times = ring.column(0)
+        number = times.first_at_least(start_ns, ring.start, ring.end)
+        while number < ring.end and limit > 0 and times[number] <= end_ns:
+            found = value(ring, number)
+            if found is not None:
+                yield times[number], found
+                limit -= 1
+            number += 1

@@ -1,0 +1,144 @@
+"""Energy of CPU packages and their memory: RAPL, through the kernel's powercap tree.
+
+Only root may read it since 2020 (CVE-2020-8694). The counters of microjoules wrap around, at some
+CPUs every few minutes; they are read often enough that each wrap is seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeus_ipc.messages import CpuInfo
+from zeusd.energy.curve import Curve
+from zeusd.energy.history import History, Slow
+from zeusd.energy.meter import Edge
+from zeusd.nvml.api import NvmlError
+from zeusd.ring.sampler import Sample
+
+log = logging.getLogger(__name__)
+
+POWERCAP = "/sys/class/powercap"
+PERIOD_NS = 50_000_000
+RETRY_NS = 5_000_000_000
+CEILING_MW = 2_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class Zone:
+    """One counter of the tree.
+
+    Attributes:
+        path: Its directory.
+        range_uj: Where the counter wraps around.
+    """
+
+    path: Path
+    range_uj: int
+
+
+@dataclass(frozen=True, slots=True)
+class Package:
+    """One CPU package."""
+
+    info: CpuInfo
+    zone: Zone
+    dram: Zone | None
+
+
+def find_packages(root: str = POWERCAP) -> list[Package]:
+    """The CPU packages whose energy this process may read, in the order of their names."""
+    found: list[tuple[str, Zone, Zone | None]] = []
+    for path in sorted(Path(root).glob("intel-rapl:*")):
+        if path.name.count(":") != 1:
+            continue
+        name, zone = _name(path), _zone(path)
+        if zone is None or not name.startswith("package"):
+            continue
+        drams = [_zone(sub) for sub in sorted(path.glob(f"{path.name}:*")) if _name(sub) == "dram"]
+        found.append((name, zone, next((dram for dram in drams if dram), None)))
+    found.sort(key=lambda one: [int(part) for part in one[0].split("-") if part.isdigit()])
+    return [
+        Package(CpuInfo(index=index, name=name, dram=dram is not None), zone, dram)
+        for index, (name, zone, dram) in enumerate(found)
+    ]
+
+
+def _name(path: Path) -> str:
+    try:
+        return (path / "name").read_text().strip()
+    except OSError:
+        return ""
+
+
+def _zone(path: Path) -> Zone | None:
+    try:
+        int((path / "energy_uj").read_text())
+        return Zone(path, int((path / "max_energy_range_uj").read_text()))
+    except (OSError, ValueError):
+        return None
+
+
+class ZoneSource:
+    """Samples one counter.
+
+    Args:
+        zone: Which.
+        history: Where its energy goes.
+        clock_ns: CLOCK_MONOTONIC.
+    """
+
+    aligns = False
+    period_ns = PERIOD_NS
+
+    def __init__(
+        self, zone: Zone, history: History, clock_ns: Callable[[], int] = time.monotonic_ns
+    ) -> None:
+        self.history = history
+        self.failure: NvmlError | OSError | None = None
+        self.next_read_ns = clock_ns()
+        self._zone = zone
+        self._path = str(zone.path / "energy_uj")
+        self._clock_ns = clock_ns
+        self._raw_uj: int | None = None
+        last = history.last()
+        self._last = None if last is None else last[0]
+
+    @property
+    def curve(self) -> Curve:
+        """See `Source`."""
+        return Curve(self.history, None, CEILING_MW)
+
+    def read(self, streamed: bool) -> Sample | None:
+        """See `Source`."""
+        before_ns = self._clock_ns()
+        try:
+            with open(self._path, "rb") as file:
+                raw_uj = int(file.read(32))
+        except (OSError, ValueError) as error:
+            self.failure = error if isinstance(error, OSError) else OSError(str(error))
+            self.next_read_ns = before_ns + RETRY_NS
+            return None
+        t_ns = (before_ns + self._clock_ns()) // 2
+        self.next_read_ns = before_ns + PERIOD_NS
+        self.failure = None
+        earlier_uj, self._raw_uj = self._raw_uj, raw_uj
+        last = self._last
+        if last is not None and t_ns <= last.t_ns:
+            return None
+        grown_uj = 0
+        if earlier_uj is not None:
+            grown_uj = raw_uj - earlier_uj
+            if grown_uj < 0:
+                grown_uj += self._zone.range_uj
+        span_ns = t_ns - last.t_ns if last is not None else PERIOD_NS
+        if grown_uj < 0 or grown_uj > CEILING_MW * (span_ns + PERIOD_NS) // 1_000_000:
+            grown_uj = 0  # it was set back, by a suspend say
+        power_mw = grown_uj * 1_000_000 // max(1, span_ns)
+        energy_uj = grown_uj + (last.energy_uj if last is not None else 0)
+        self._last = edge = Edge(t_ns, energy_uj, power_mw, power_mw, energy_uj)
+        self.history.add(edge, None, None, Slow())
+        return Sample(t_ns, energy_uj, power_mw, Slow(), self.history.ticks.end)

@@ -1,0 +1,201 @@
+"""The sampler, what answers from its histories, and where those are kept."""
+
+from __future__ import annotations
+
+import json
+import logging
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+from zeus_ipc.messages import CpuInfo, GpuInfo
+from zeusd.core.effects import Read
+from zeusd.energy.history import LAYOUT, SIZE, History
+from zeusd.nvml.api import Handle, Nvml
+from zeusd.ring.historian import Historian
+from zeusd.ring.powercap import Package, ZoneSource, find_packages
+from zeusd.ring.sampler import GpuSource, Sample, Sampler
+
+log = logging.getLogger(__name__)
+
+CHECK_S = 0.5
+HISTORY_PREFIX = "history-"
+_HEADER = 512
+
+
+class Clock(Protocol):
+    """Time that passes only when told to, and tells the sampler as it does."""
+
+    def __call__(self) -> int:
+        """The time, ns."""
+
+    def attach(self, sampler: Sampler) -> None:
+        """Lets the sampler read whatever becomes due, as time passes."""
+
+    def detach(self, sampler: Sampler) -> None:
+        """No longer."""
+
+    def hurry(self) -> None:
+        """Somebody waits: lets time pass until the sampler has read again."""
+
+
+class Histories:
+    """Memory for histories, in files that outlive this process, or nowhere.
+
+    Args:
+        directory: Where; None: in memory.
+        boot: Name of the present boot: its clock is the files'.
+    """
+
+    def __init__(self, directory: str | None, boot: str) -> None:
+        self._directory = directory
+        self._boot = boot
+
+    def open(self, name: str, driver: str) -> History:
+        """The history of a source; empty if there is none of this boot and driver."""
+        if self._directory is not None:
+            identity = json.dumps([LAYOUT, self._boot, driver]).encode()[: _HEADER - 1]
+            try:
+                return History(self._map(name, identity))
+            except (OSError, ValueError) as error:
+                log.warning(
+                    "the history of %s is kept in memory only: %s",
+                    name,
+                    error,
+                    extra={"event": "history_not_kept", "gpu": name},
+                )
+        return History(memoryview(mmap.mmap(-1, SIZE)))
+
+    def _map(self, name: str, identity: bytes) -> memoryview:
+        assert self._directory is not None
+        path = Path(self._directory, HISTORY_PREFIX + name.replace("/", "-").replace(":", "-"))
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        fd = os.open(path, flags, 0o600)
+        try:
+            if os.fstat(fd).st_uid != os.geteuid():
+                raise ValueError(f"{path} belongs to somebody else")
+            if os.pread(fd, _HEADER, 0).rstrip(b"\0") != identity:
+                os.ftruncate(fd, 0)
+                os.ftruncate(fd, _HEADER + SIZE)
+                os.pwrite(fd, identity, 0)
+            elif os.fstat(fd).st_size != _HEADER + SIZE:
+                os.ftruncate(fd, _HEADER + SIZE)
+            return memoryview(mmap.mmap(fd, _HEADER + SIZE))[_HEADER:]
+        finally:
+            os.close(fd)
+
+
+class Sampling:
+    """Samples the GPUs that are found, and the CPUs; answers `Read`s of the past.
+
+    Args:
+        nvml: The library.
+        done: Called with the ticket and the result of each `Read`, on any thread.
+        histories: Where histories are kept.
+        publish: Called with the samples of streamed GPUs, on the sampler's thread.
+        lazy: Sample a GPU only once somebody asks for it.
+        powercap: Root of the powercap tree; None: CPUs are not measured.
+        clock: Simulated time; None: the system's, on a thread.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        done: Callable[[int, object], None],
+        histories: Histories,
+        *,
+        publish: Callable[[str, Sample], None] | None = None,
+        lazy: bool = False,
+        powercap: str | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._nvml = nvml
+        self._histories = histories
+        self._publish = publish
+        self._lazy = lazy
+        self._clock = clock
+        self._clock_ns: Callable[[], int] = time.monotonic_ns if clock is None else clock
+        self._offered: dict[str, Callable[[], None]] = {}
+        self._packages: list[Package] = [] if powercap is None else find_packages(powercap)
+        self.sampler = Sampler(self._ticked, self._clock_ns)
+        hurry = None if clock is None else clock.hurry
+        self._historian = Historian(self.sampler, done, self._clock_ns, hurry)
+
+    @property
+    def cpus(self) -> list[CpuInfo]:
+        """The CPU packages that are measured."""
+        return [package.info for package in self._packages]
+
+    def start(self) -> None:
+        """Begins."""
+        for package in self._packages:
+            index = package.info.index
+            zones = {f"cpu:{index}": package.zone, f"dram:{index}": package.dram}
+            for name, zone in zones.items():
+                if zone is not None:
+                    self._offer(name, lambda name=name, zone=zone: self._add_zone(name, zone))  # type: ignore[misc]
+        if self._clock is None:
+            self.sampler.start()
+        else:
+            self._clock.attach(self.sampler)
+
+    def gpus_found(self, driver: str, gpus: Iterable[tuple[GpuInfo, Handle]]) -> None:
+        """GPUs, at start or found anew."""
+        for info, handle in gpus:
+            self._offer(
+                info.uuid,
+                lambda info=info, handle=handle: self._add_gpu(driver, info, handle),  # type: ignore[misc]
+            )
+
+    def submit(self, read: Read) -> None:
+        """A question about the past."""
+        offered = self._offered.pop(read.gpu, None)
+        if offered is not None:
+            offered()
+        self._historian.submit(read)
+
+    def stream(self, names: Iterable[str]) -> None:
+        """Publish the samples of these sources from now on, and of no others."""
+        self.sampler.streamed = frozenset(names)
+        for name in self.sampler.streamed:
+            offered = self._offered.pop(name, None)
+            if offered is not None:
+                offered()
+
+    def check(self) -> None:
+        """To be called every `CHECK_S`."""
+        self.sampler.replace_stuck()
+
+    def stop(self) -> None:
+        """Ends it."""
+        if self._clock is not None:
+            self._clock.detach(self.sampler)
+        self.sampler.stop()
+        self._historian.stop()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _offer(self, name: str, add: Callable[[], None]) -> None:
+        if self._lazy and self.sampler.find(name) is None:
+            self._offered[name] = add
+        else:
+            add()
+
+    def _add_gpu(self, driver: str, info: GpuInfo, handle: Handle) -> None:
+        known = self.sampler.find(info.uuid)
+        history = self._histories.open(info.uuid, driver) if known is None else known.history
+        self.sampler.add(
+            info.uuid, GpuSource(self._nvml, handle, info, history, self._clock_ns)
+        )
+
+    def _add_zone(self, name: str, zone: object) -> None:
+        history = self._histories.open(name, "powercap")
+        self.sampler.add(name, ZoneSource(zone, history, self._clock_ns))  # type: ignore[arg-type]
+
+    def _ticked(self, name: str, sample: Sample) -> None:
+        self._historian.ticked(name)
+        if self._publish is not None and name in self.sampler.streamed:
+            self._publish(name, sample)
