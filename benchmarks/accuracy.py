@@ -117,10 +117,13 @@ class Bench:
         if edge is not None and self.channel.period_ns:
             state = self.nvml._gpus[0].sensor
             self.stamps.append((edge.t_ns / 1e9 - state._last_tick_s) * 1e3)
+        assert self.channel.latest_read_ns >= self.channel.next_read_ns
         late_s = self.chance.expovariate(1 / LATE_S)
         if self.chance.random() < HELD_UP:
             late_s += self.chance.uniform(0.001, 0.008)
-        self._look_at = max(self.channel.next_read_ns, self.clock()) + round(late_s * 1e9)
+        patient = self.chance.uniform(0, self.channel.latest_read_ns - self.channel.next_read_ns)
+        due_ns = self.channel.next_read_ns + round(patient)
+        self._look_at = max(due_ns, self.clock()) + round(late_s * 1e9)
 
     # ----------------------------------------------------------------------------------- windows
 
@@ -145,7 +148,7 @@ class Bench:
         window.uncertainty_j = energy.uncertainty_uj / 1e6
 
 
-# --------------------------------------------------------------------------------------------- loads
+# -------------------------------------------------------------------------------------- loads
 
 
 def training(bench: Bench, stall: float = 0.0) -> None:
@@ -215,7 +218,9 @@ BURSTS = "bursts on an idle GPU"
 BUSY_BURSTS = "bursts beside others"
 
 
-def sweep(device: str, load: str, seed: int, lengths_ms: list[int], count: int) -> Iterator[tuple[int, Window]]:
+def sweep(
+    device: str, load: str, seed: int, lengths_ms: list[int], count: int
+) -> Iterator[tuple[int, Window]]:
     """Windows of each length under a load, each on a phase of its own."""
     bench = Bench(device, seed)
     chance = bench.chance
@@ -280,17 +285,21 @@ def main() -> int:
             cells: dict[int, Cell] = {}
             for part in range(4):
                 seed = 1000 * options.seed + part
-                for length_ms, window in sweep(device, load, seed, list(LENGTHS_MS), max(1, options.windows // 4)):
+                for length_ms, window in sweep(
+                    device, load, seed, list(LENGTHS_MS), max(1, options.windows // 4)
+                ):
                     cells.setdefault(length_ms, Cell()).windows.append(window)
             print(f"\n{load}, {device}")
             print(" ms    mean%   p95%  | raw mean  p95 | covered  unc/E")
             for length_ms, cell in cells.items():
                 errors, raw = cell.errors(), cell.raw_errors()
                 covered = statistics.fmean(window.covered for window in cell.windows)
-                unc = statistics.fmean(window.uncertainty_j / window.truth_j for window in cell.windows)
+                unc = statistics.fmean(
+                    window.uncertainty_j / window.truth_j for window in cell.windows
+                )
                 print(
                     f"{length_ms:6d} {statistics.fmean(errors):7.2f} {p95(errors):7.2f} |"
-                    f" {mean_or_dash(raw):>7} {p95(raw) if raw else 0:7.2f} | {100*covered:5.1f} {100*unc:6.1f}"
+                    f" {mean_or_dash(raw):>7} {p95(raw) if raw else 0:7.2f} | {100 * covered:5.1f} {100 * unc:6.1f}"
                 )
     return 0
 

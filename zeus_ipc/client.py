@@ -37,6 +37,7 @@ from zeus_ipc.messages import (
     _Message,
 )
 from zeus_ipc.paths import socket_path
+from zeus_ipc.stream import SampleStream
 from zeus_ipc.transport import Transport, ZmqTransport
 
 DEFAULT_TIMEOUT_S = 5.0
@@ -182,6 +183,21 @@ class Client:
             if not part.more:
                 return found
             start_ns = part.t_ns[-1] + 1
+
+    def stream(self, gpus: str | Sequence[str], *, buffer: int = 1000) -> SampleStream:
+        """What GPUs' sensors show from now on, tick by tick: power, energy, clocks, temperature.
+
+        Args:
+            gpus: UUIDs.
+            buffer: Samples that wait for their reader; when it is full, samples are lost, and
+                counted.
+
+        Raises:
+            UnknownGpu: There is no such GPU.
+        """
+        names = _uuids(gpus)
+        self.windows(names)  # are they there, and is there something to see?
+        return SampleStream(self._transport.subscribe(names, self.node().stream, buffer))
 
     def clocks(self, gpu: str) -> SupportedClocks:
         """Clocks, MHz, that a GPU can be locked to."""

@@ -13,3 +13,8 @@ def socket_path(explicit: str | os.PathLike[str] | None = None) -> str:
     if explicit is not None:
         return os.fspath(explicit)
     return os.environ.get(SOCKET_ENV) or DEFAULT_SOCKET_PATH
+
+
+def stream_path(socket: str) -> str:
+    """Where a daemon that listens at `socket` publishes its samples."""
+    return f"{socket}.stream"

@@ -15,7 +15,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 import zmq
@@ -28,8 +28,25 @@ _QUANTUM_MS = 2
 
 _RECONNECT_MS = 10
 
+_SILENT_NS = 5_000_000_000
+"""A daemon that publishes nothing for this long is looked for."""
+
 _GRACE_NS = 100_000_000
 """A request's deadline is the daemon's; its answer that the deadline is over needs time too."""
+
+
+class Subscription(Protocol):
+    """Samples as they come."""
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """The next sample; None if none comes within this time.
+
+        Raises:
+            DaemonUnavailable: None can come any more.
+        """
+
+    def close(self) -> None:
+        """Ends it."""
 
 
 class Transport(Protocol):
@@ -40,6 +57,15 @@ class Transport(Protocol):
 
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
         """Sends a request that gets no reply."""
+
+    def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
+        """Opens a subscription to the samples of these sources.
+
+        Args:
+            names: Their UUIDs.
+            path: The daemon's socket for subscribers, as `NodeInfo.stream` has it.
+            buffer: Samples that wait for their reader; of more, the newest are lost.
+        """
 
     def close(self) -> None:
         """Ends the connection."""
@@ -188,6 +214,14 @@ class ZmqTransport:
                     return
             self._check_time(deadline_ns, False, timeout_s)
 
+    def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
+        """See `Transport`."""
+        if path is None:
+            raise DaemonUnavailable(
+                f"zeusd at {self._path} publishes no samples; use one of this client's release"
+            )
+        return ZmqSubscription(path, names, buffer)
+
     def close(self) -> None:
         """Ends the connection. Only in the process that opened it is there one to end."""
         with self._guard:
@@ -253,6 +287,55 @@ class ZmqTransport:
             f"zeusd at {self._path} did not answer within {timeout_s:g} s; look at its log "
             "(journalctl -u zeusd)"
         )
+
+
+class ZmqSubscription:
+    """Samples from a daemon's XPUB socket. It survives the daemon's restarts.
+
+    Args:
+        path: The socket.
+        names: Topics.
+        buffer: See `Transport.subscribe`.
+    """
+
+    def __init__(self, path: str, names: Sequence[str], buffer: int) -> None:
+        _diagnose(path)
+        self._path = path
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+        self._sub = self._context.socket(zmq.SUB)
+        for option, value in (
+            (zmq.LINGER, 0),
+            (zmq.RCVHWM, buffer),
+            (zmq.RECONNECT_IVL, _RECONNECT_MS),
+            (zmq.RECONNECT_IVL_MAX, 200),
+        ):
+            self._sub.setsockopt(option, value)
+        for name in names:
+            self._sub.setsockopt(zmq.SUBSCRIBE, name.encode())
+        self._sub.connect(f"ipc://{path}")
+        self._heard_ns = time.monotonic_ns()
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """See `Subscription`."""
+        try:
+            if not self._sub.poll(max(0, round(timeout_s * 1000))):
+                if time.monotonic_ns() - self._heard_ns > _SILENT_NS:
+                    _diagnose(self._path)
+                return None
+            _, payload = self._sub.recv_multipart(zmq.NOBLOCK)
+        except zmq.ZMQError:
+            raise DaemonUnavailable("this stream was closed; open a new one") from None
+        self._heard_ns = time.monotonic_ns()
+        try:
+            return decode_reply(payload)
+        except DecodeError as error:
+            raise DaemonUnavailable(
+                f"what publishes is not zeusd ({error}); check the socket's path"
+            ) from None
+
+    def close(self) -> None:
+        """See `Subscription`."""
+        self._context.destroy(linger=0)
 
 
 def _closed() -> DaemonUnavailable:

@@ -8,11 +8,14 @@ next embedded engine or zeusd that starts on the node.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import itertools
 import os
+import queue
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +26,7 @@ from zeus_ipc import __version__
 from zeus_ipc.client import Client
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.messages import request_adapter
+from zeus_ipc.transport import Subscription
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
 from zeusd.core.model import Peer
@@ -34,6 +38,7 @@ from zeusd.ring.journal import Journal, JournalError
 from zeusd.ring.powercap import POWERCAP
 from zeusd.ring.processes import own_process
 from zeusd.ring.reactor import Reactor
+from zeusd.ring.sampler import Sample, describe_sample
 from zeusd.ring.sampling import Histories, Sampling
 
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
@@ -103,6 +108,10 @@ class EmbeddedTransport:
         message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
         self._engine().tell(message)
 
+    def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
+        """See `zeus_ipc.transport.Transport`."""
+        return self._engine().subscribe(names, buffer)
+
     def close(self) -> None:
         """Puts everything back and ends the engine."""
         atexit.unregister(self.close)
@@ -125,12 +134,39 @@ class EmbeddedTransport:
         self._running = None
 
 
+class _Subscription:
+    """Samples of the sampler in this process."""
+
+    def __init__(self, names: frozenset[str], buffer: int, ended: Callable[[], None]) -> None:
+        self.names = names
+        self._ended = ended
+        self._queue: queue.Queue[dict[str, Any]] = queue.Queue(buffer)
+
+    def push(self, name: str, sample: Sample) -> None:
+        """A sample was taken. If nobody reads, it is lost, and its number tells."""
+        if name in self.names:
+            with contextlib.suppress(queue.Full):
+                self._queue.put_nowait(describe_sample(name, sample))
+
+    def receive(self, timeout_s: float) -> dict[str, Any] | None:
+        """See `zeus_ipc.transport.Subscription`."""
+        try:
+            return self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
+        except queue.Empty:
+            return None
+
+    def close(self) -> None:
+        """See `zeus_ipc.transport.Subscription`."""
+        self._ended()
+
+
 class _Running:
     """One engine and its thread."""
 
     def __init__(self, node: Node, state_dir: str) -> None:
         self._reactor = Reactor()
         self._replies: dict[int, tuple[threading.Event, list[dict[str, Any]]]] = {}
+        self._subscriptions: list[_Subscription] = []
         boot = boot_id()
         self._journal = Journal(state_dir, f"{EMBEDDED_PREFIX}{os.getpid()}-{id(self):x}", boot)
         self._engine = Engine(
@@ -151,6 +187,7 @@ class _Running:
                 lazy=True,
                 powercap=POWERCAP if node.device_socket is None else None,
                 clock=node.clock,
+                publish=self._publish,
             ),
         )
         try:
@@ -192,6 +229,24 @@ class _Running:
             where = ".".join(str(part) for part in fault["loc"][1:])
             raise RequestRejected(f"the request is not valid: {where}: {fault['msg']}") from None
         self._reactor.post(lambda: self._engine.request(_CONNECTION, request))
+
+    def subscribe(self, names: Sequence[str], buffer: int) -> _Subscription:
+        def ended() -> None:
+            self._subscriptions = [one for one in self._subscriptions if one is not subscription]
+            self._stream()
+
+        subscription = _Subscription(frozenset(names), buffer, ended)
+        self._subscriptions = [*self._subscriptions, subscription]
+        self._stream()
+        return subscription
+
+    def _stream(self) -> None:
+        names = frozenset[str]().union(*(one.names for one in self._subscriptions))
+        self._reactor.post(lambda: self._engine.sampling.stream(names))
+
+    def _publish(self, name: str, sample: Sample) -> None:
+        for subscription in self._subscriptions:
+            subscription.push(name, sample)
 
     def close(self) -> None:
         self._reactor.post(lambda: self._engine.stop(_STOP_S, then=self._reactor.stop))

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc import __version__
+from zeus_ipc.paths import stream_path
 from zeusd import logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
@@ -24,6 +25,7 @@ from zeusd.ring.front import ChildFront, FrontSupervisor, UnitFront
 from zeusd.ring.journal import Journal, JournalError
 from zeusd.ring.listener import InheritedListener, Listener, ListenError
 from zeusd.ring.reactor import Reactor
+from zeusd.ring.sampler import Sample
 from zeusd.ring.sampling import Histories, Sampling
 
 log = logging.getLogger(__name__)
@@ -80,6 +82,7 @@ class Daemon:
                     config.settings(),
                     daemon_version=__version__,
                     simulated=self._node.device_socket,
+                    stream=stream_path(settings.socket),
                 ),
                 reactor=self._reactor,
                 nvml=self._node.nvml,
@@ -96,8 +99,9 @@ class Daemon:
                 },
                 sampling=partial(
                     Sampling,
-                    histories=Histories(settings.state_dir, boot),
+                    histories=Histories(None if simulated else settings.state_dir, boot),
                     powercap=config.energy.powercap if config.energy.cpu else None,
+                    publish=self._publish,
                 ),
             )
             self._front.attach(self._engine)
@@ -121,14 +125,25 @@ class Daemon:
                 ) from None
             return UnitFront(self._reactor, config.front.link, uid, limits)
         settings = config.daemon
-        listener: Listener | InheritedListener
-        if systemd.CLIENTS in sockets:
-            listener = InheritedListener(sockets[systemd.CLIENTS])
-        else:
-            mode = int(settings.socket_mode, 8)
-            listener = Listener(settings.socket, mode, settings.socket_group)
-        opened.callback(listener.close)
-        return ChildFront(self._reactor, listener.socket, config.front_options(seed), limits)
+        listening = []
+        for name, path in (
+            (systemd.CLIENTS, settings.socket),
+            (systemd.STREAM, stream_path(settings.socket)),
+        ):
+            listener: Listener | InheritedListener
+            if name in sockets:
+                listener = InheritedListener(sockets[name])
+            else:
+                mode = int(settings.socket_mode, 8)
+                listener = Listener(path, mode, settings.socket_group)
+            opened.callback(listener.close)
+            listening.append(listener.socket)
+        clients, subscribers = listening
+        return ChildFront(self._reactor, clients, config.front_options(seed), limits, subscribers)
+
+    def _publish(self, name: str, sample: Sample) -> None:
+        """On the sampler's thread."""
+        self._reactor.post(lambda: self._front.publish(name, sample))
 
     def run(self) -> None:
         """Serves until a signal asks for the end.

@@ -11,6 +11,9 @@ from typing import Any
 CLIENTS = "clients"
 """Name of the socket where clients connect (`FileDescriptorName=`)."""
 
+STREAM = "stream"
+"""Name of the socket where subscribers connect."""
+
 _FIELDS = {
     "gpu": "GPU_UUID",
     "uid": "CLIENT_UID",

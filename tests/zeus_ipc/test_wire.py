@@ -24,6 +24,8 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "energy": {"gpus": ["GPU-1"]},
     "power": {"gpus": ["GPU-1"]},
     "clocks": {"gpus": ["GPU-1"]},
+    "windows": {"sources": ["GPU-1", "cpu:0"], "windows": [1, 2, 0, 2, 3, 1]},
+    "timeline": {"sources": ["GPU-1"], "domain": "average_power", "start_ns": 1, "end_ns": 2},
     "set_power_limit": {"gpus": ["GPU-1"], "power_limit_mw": 200_000},
     "set_gpu_clocks": {"gpus": ["GPU-1"], "min_mhz": 210, "max_mhz": 900},
     "set_memory_clocks": {"gpus": ["GPU-1"], "min_mhz": 405, "max_mhz": 405},
@@ -69,6 +71,40 @@ def test_a_request_of_another_form_is_refused(changes: dict[str, object]) -> Non
         request_adapter.validate_python({**message, **changes})
 
 
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"windows": [1, 2]}, "three numbers"),
+        ({"windows": [2, 1, 0]}, "ends before it begins"),
+        ({"windows": [-1, 1, 0]}, "greater than or equal"),
+        ({"windows": [1, 2, 0] * 257}, "at most 768"),
+        ({"windows": [1, 2, 0] * 100, "sources": ["GPU-1"] * 64}, "ask in parts"),
+        ({"sources": []}, "at least 1"),
+    ],
+)
+def test_windows_of_another_form_are_refused(changes: dict[str, object], reason: str) -> None:
+    message = {"v": 1, "id": 3, "op": "windows", **ARGUMENTS["windows"]}
+    with pytest.raises(ValidationError, match=reason):
+        request_adapter.validate_python({**message, **changes})
+
+
+def test_the_largest_look_up_fits_the_size_limit() -> None:
+    large = 2**62
+    for sources, count in ((64, 64), (16, 256)):
+        message = {
+            "v": 1,
+            "id": 2**63 - 1,
+            "op": "windows",
+            "deadline_ns": 2**63 - 1,
+            "client": "c" * 32,
+            "sources": ["G" * 96] * sources,
+            "windows": [large, large, 1] * count,
+        }
+        data = encode(message)
+        assert len(data) <= MAX_REQUEST_BYTES
+        request_adapter.validate_python(decode_request(data))
+
+
 def test_the_largest_request_fits_the_size_limit() -> None:
     message = {
         "v": 1,
@@ -94,7 +130,7 @@ def test_the_largest_request_fits_the_size_limit() -> None:
         msgpack.packb({"a": b"bytes"}),
         msgpack.packb({"a": msgpack.ExtType(4, b"x")}),
         msgpack.packb({"a": msgpack.Timestamp(1, 2)}),
-        msgpack.packb({"a": list(range(65))}),
+        msgpack.packb({"a": list(range(1025))}),
         msgpack.packb({"a": "x" * 257}),
         msgpack.packb({str(n): n for n in range(33)}),
         b"\x81\xa1a\xdd\xff\xff\xff\xff",

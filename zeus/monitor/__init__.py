@@ -1,6 +1,16 @@
-"""Measures the time and energy of any part of a program."""
+"""Measures the time, energy, power and temperature of any part of a program."""
 
 from zeus.monitor.energy import Window, ZeusMonitor
 from zeus.monitor.measurement import Measurement
+from zeus.monitor.power import PowerDomain, PowerMonitor, infer_counter_update_period
+from zeus.monitor.temperature import TemperatureMonitor
 
-__all__ = ["Measurement", "Window", "ZeusMonitor"]
+__all__ = [
+    "Measurement",
+    "PowerDomain",
+    "PowerMonitor",
+    "TemperatureMonitor",
+    "Window",
+    "ZeusMonitor",
+    "infer_counter_update_period",
+]

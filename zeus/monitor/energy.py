@@ -92,8 +92,8 @@ class ZeusMonitor:
 
     A window is two instants: `begin_window` and `end_window` read the clock and nothing else. The
     energy between them is looked up when it is first read, from what zeusd has sampled; where there
-    is no zeusd, the same sampler runs on a thread of this process. Windows may overlap, nest, and be
-    opened in one thread and closed in another.
+    is no zeusd, the same sampler runs on a thread of this process. Windows may overlap, nest, and
+    be opened in one thread and closed in another.
 
     Args:
         gpu_indices: GPUs to measure, as the framework numbers them; None: all it sees.
@@ -276,8 +276,8 @@ def _measurable_cpus(indices: Sequence[int] | None) -> list[CpuInfo]:
         if index not in known:
             there = ", ".join(map(str, known)) or "none"
             raise RuntimeError(
-                f"The energy of CPU {index} cannot be measured here (CPUs that can be: {there}). It "
-                "takes a zeusd whose kernel offers powercap, or root without one; pass "
+                f"The energy of CPU {index} cannot be measured here (CPUs that can be: {there}). "
+                "It takes a zeusd whose kernel offers powercap, or root without one; pass "
                 "cpu_indices=[] to measure GPUs only"
             )
     return [known[index] for index in dict.fromkeys(indices)]

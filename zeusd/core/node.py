@@ -69,7 +69,9 @@ class Node:
 
     def unknown(self, uuid: str) -> Failure:
         """The failure of a request for a GPU that is not here."""
-        known = ", ".join([*self.gpus, *sorted(self.sources)]) or "none; is the NVIDIA driver loaded?"
+        known = (
+            ", ".join([*self.gpus, *sorted(self.sources)]) or "none; is the NVIDIA driver loaded?"
+        )
         return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
 
     def highest_mw(self, machine: ControlMachine) -> int | None:

@@ -37,12 +37,19 @@ class Channel:
         self._tracker = TickTracker(now_ns)
         self._meter = Meter(sensor_window_ns(architecture, name), history.last())
         self._ceiling_mw = ceiling_mw
+        window_ns = self._meter.window_ns
+        self._period_ns = DEFAULT_PERIOD_NS if window_ns is None else 4 * window_ns
         self._key: tuple[int | None, int | None] | None = None
 
     @property
     def next_read_ns(self) -> int:
         """When to read the sensors next."""
         return self._tracker.next_read_ns
+
+    @property
+    def latest_read_ns(self) -> int:
+        """How long that may wait."""
+        return self._tracker.latest_read_ns
 
     @property
     def period_ns(self) -> int | None:
@@ -71,15 +78,17 @@ class Channel:
         tick = self._tracker.observe(sensors.t_ns, changed)
         if tick is None or (tick.silent and not self._meter.stands_still(sensors)):
             return None
-        return self._record(sensors, tick.t_ns, tick.count)
+        return self._record(sensors, tick.t_ns, tick.ticks)
 
     def _record(self, sensors: Sensors, t_ns: int, count: int) -> Edge | None:
         last_ns = self.history.ends_ns
         if last_ns and t_ns <= last_ns:
             return None
-        period_ns = self._tracker.period_ns or DEFAULT_PERIOD_NS
-        if self._tracker.period_ns is None and last_ns:
-            period_ns, count = t_ns - last_ns, 1
-        edge = self._meter.advance(t_ns, period_ns, count, sensors)
+        if self._tracker.period_ns is not None:
+            self._period_ns = self._tracker.period_ns
+            passed_ns = count * self._period_ns
+        else:
+            passed_ns = t_ns - last_ns if last_ns else self._period_ns
+        edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
         self.history.add(edge, self._meter.raw_mj, self._meter.window_ns, self.slow)
         return edge

@@ -95,9 +95,7 @@ class Curve:
             return round((total_uj - seen_uj) * share)
         if number + 1 < h.ticks.end and number - 1 > h.ticks.start:
             next_mw = h.level_mw[number + 1]
-            if (level_mw - last_mw) * (next_mw - level_mw) > 0 and self._contrast(
-                last_mw, next_mw
-            ):
+            if (level_mw - last_mw) * (next_mw - level_mw) > 0 and self._contrast(last_mw, next_mw):
                 # One step inside the tick: its mean says when.
                 step_ns = span_ns * (level_mw - next_mw) / (last_mw - next_mw)
                 low_ns = min(passed_ns, step_ns)
@@ -150,9 +148,7 @@ class Curve:
         )
         return Energy(energy_uj, round(2 * deviation_uj))
 
-    def _snap(
-        self, begin_ns: int, end_ns: int, first: int, last: int, whole_uj: int
-    ) -> int | None:
+    def _snap(self, begin_ns: int, end_ns: int, first: int, last: int, whole_uj: int) -> int | None:
         """The energy if power changes at the window's ends, or None if it seems not to."""
         h = self._h
         end = h.ticks.end
@@ -237,9 +233,7 @@ class Curve:
         if 4 * covered_ns < min(self._window_ns or 0, end_ns - begin_ns):
             return None
         span_ns = end_ns - begin_ns
-        return self._if_contrast(
-            excess_uj * span_ns // covered_ns, span_ns, (before_mw, later_mw)
-        )
+        return self._if_contrast(excess_uj * span_ns // covered_ns, span_ns, (before_mw, later_mw))
 
     def _if_contrast(self, energy_uj: int, span_ns: int, outside_mw: tuple[int, int]) -> int | None:
         """An energy, if its power is another than outside, and one that the device can draw."""
@@ -320,13 +314,21 @@ class Curve:
 
     def _leeway_mwns(self, t_ns: int, number: int) -> float:
         """How much the energy at an instant may differ where a tick's mean is all that is known:
-        its power may have been anything that the ticks around have shown."""
+        its power may have been anything between what the ticks around have shown."""
         h = self._h
         if number >= h.ticks.end or number <= h.ticks.start:
             return 0.0
         low, high = max(h.ticks.start, number - AROUND), min(h.ticks.end, number + AROUND + 1)
         levels = [h.level_mw[other] for other in range(low, high)]
         least, most = min(levels), max(levels)
+        here_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
+        next_mw = h.level_mw[number + 1] if number + 1 < h.ticks.end else last_mw
+        if self._contrast(here_mw, last_mw) and self._contrast(here_mw, next_mw):
+            # Something began and ended inside the tick: nothing says how high it went.
+            if here_mw > max(last_mw, next_mw):
+                most = max(most, self._ceiling_mw)
+            elif here_mw < min(last_mw, next_mw):
+                least = 0
         span_ns = h.t_ns[number] - h.t_ns[number - 1]
         before_ns, after_ns = t_ns - h.t_ns[number - 1], h.t_ns[number] - t_ns
         total = h.level_mw[number] * span_ns

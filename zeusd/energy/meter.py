@@ -126,13 +126,14 @@ class Meter:
         self.stuck = self._quiet >= STUCK_TICKS and bool(sensors.power_instant_mw)
         return self.stuck
 
-    def advance(self, t_ns: int, period_ns: int, count: int, sensors: Sensors) -> Edge:
+    def advance(self, t_ns: int, period_ns: int, passed_ns: int, sensors: Sensors) -> Edge:
         """The reading changed, or stood still where a change was due.
 
         Args:
             t_ns: When.
             period_ns: The tick.
-            count: Ticks since the last edge.
+            passed_ns: Time since the last edge: a number of ticks, or whatever it was while the
+                sensors were not looked at.
             sensors: What is shown now.
         """
         last = self._last
@@ -145,10 +146,9 @@ class Meter:
         elapsed_ns = max(0, t_ns - last.t_ns)
         shown_mw = last.power_mw if power_mw is None else power_mw
         grown_uj = self._grown_uj(sensors, shown_mw, elapsed_ns)
-        ticks_ns = max(count * period_ns, 1)
-        mean_mw = round(grown_uj * MS / ticks_ns)
+        mean_mw = round(grown_uj * MS / max(passed_ns, 1))
         boxcar = self.window_ns is not None and self.window_ns < period_ns
-        if power_mw is not None and last.power_mw and sensors.energy_mj is not None and count == 1:
+        if power_mw is not None and last.power_mw and passed_ns == period_ns:
             self._compare(mean_mw, power_mw, last.power_mw)
         level_mw = shown_mw if boxcar and power_mw is not None else mean_mw
         counted_uj = last.counted_uj + grown_uj

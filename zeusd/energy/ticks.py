@@ -1,14 +1,15 @@
 """Finds the period and phase at which a sensor changes, and says when to look at it.
 
 While the period is unknown the sensor is looked at every few milliseconds. Once it is, two looks
-a tick suffice: shortly before the change is due, and shortly after. What they bracket corrects the
-prediction, so that a change is dated to a fraction of a millisecond, and a look that comes late
-costs nothing: the prediction holds. Sensors that tick every 20 ms are bracketed at every fourth
-tick, and looked at once at the others.
+date a change to a fraction of a millisecond: one shortly before it is due, one shortly after. Most
+changes need no date: where a sensor has kept its time, the prediction holds for half a second, and
+one look between two changes, at any time, tells what the last one was. That look may wait until
+other devices are looked at, too.
 """
 
 from __future__ import annotations
 
+import itertools
 from typing import NamedTuple
 
 MS = 1_000_000
@@ -42,6 +43,29 @@ MAX_SILENT = 50
 FAST_PERIOD_NS = 50 * MS
 SETTLED_TICKS = 20
 BRACKET_EVERY = 4
+STEADY_BRACKETS = 8
+"""Predictions in a row that came true before they are trusted for longer."""
+
+STEADY_NS = 500 * MS
+"""How long a prediction is trusted then."""
+
+GUARD_NS = 1 * MS
+DATED_NS = 1.5 * MS
+"""A change dated no better than this says nothing of the period."""
+
+REPHASED_NS = 3 * MS
+"""A change this far from its prediction: the sensor keeps another time from now on."""
+
+NEARLY_NS = STEP_MIN_NS
+"""A prediction that is off by less is right: it is corrected, and trusted."""
+
+ANCHOR_TICKS = 20
+MAX_ANCHORS = 12
+"""The period is timed over up to `MAX_ANCHORS` times `ANCHOR_TICKS` ticks, or more where most are
+not dated."""
+
+PATIENT_SHARE = 0.6
+"""A look that dates nothing may wait for this share of the tick."""
 
 RETRY_NS = 2 * MS
 RETRY_MAX_NS = 1_000 * MS
@@ -53,13 +77,13 @@ class Tick(NamedTuple):
     Attributes:
         t_ns: When it happened.
         slop_ns: How far off that may be.
-        count: Ticks since the one before; more than one where some were not looked at.
+        ticks: Since the one before; more than one where some were not looked at.
         silent: A change was due, and the reading stayed the same.
     """
 
     t_ns: int
     slop_ns: int
-    count: int = 1
+    ticks: int = 1
     silent: bool = False
 
 
@@ -71,11 +95,12 @@ class TickTracker:
 
     Attributes:
         next_read_ns: When to look next.
+        latest_read_ns: How long that look may wait.
         period_ns: The tick; None while it is searched for.
     """
 
     def __init__(self, now_ns: int) -> None:
-        self.next_read_ns = now_ns
+        self.next_read_ns = self.latest_read_ns = now_ns
         self.period_ns: int | None = None
         self._period = 0.0
         self._failures = 0
@@ -93,13 +118,20 @@ class TickTracker:
         self._looks = 0
         self._ticks = 0
         self._astray = 0
+        self._right = 0
         self._silent = 0
+        self._passed = 0
+        self._anchors: list[tuple[int, float]] = []
+
+    def _look_at(self, t_ns: float, latest_ns: float | None = None) -> None:
+        self.next_read_ns = round(t_ns)
+        self.latest_read_ns = self.next_read_ns if latest_ns is None else round(latest_ns)
 
     def failed(self, t_ns: int) -> None:
         """A look gave no reading: looks again soon, and ever more rarely."""
         self._failures += 1
         pause_ns = min(RETRY_NS << min(self._failures - 1, 16), RETRY_MAX_NS)
-        self.next_read_ns = t_ns + pause_ns
+        self._look_at(t_ns + pause_ns)
 
     def observe(self, t_ns: int, changed: bool) -> Tick | None:
         """A look at `t_ns` found the reading of the last look, or another."""
@@ -110,7 +142,7 @@ class TickTracker:
             tick = self._search(t_ns, changed)
         elif self._continuous:
             tick = Tick(t_ns, 0, silent=not changed)
-            self.next_read_ns = t_ns + CONTINUOUS_NS
+            self._look_at(t_ns + CONTINUOUS_NS)
             self._silent = 0 if changed else self._silent + 1
             if self._silent > MAX_SILENT:
                 self._restart(t_ns)
@@ -124,7 +156,7 @@ class TickTracker:
     def _search(self, t_ns: int, changed: bool) -> Tick | None:
         slow = t_ns - self._began_ns > SLOW_AFTER_NS
         poll_ns = SLOW_POLL_NS if slow and len(self._changes) < 2 else SEARCH_POLL_NS
-        self.next_read_ns = t_ns + poll_ns
+        self._look_at(t_ns + poll_ns)
         if not changed or self._read_ns is None:
             if t_ns - self._moved_ns < STILL_NS:
                 return None
@@ -140,7 +172,7 @@ class TickTracker:
 
     def _settle(self, t_ns: int) -> None:
         changes = self._changes
-        gaps = sorted(b - a for a, b in zip(changes, changes[1:], strict=False))
+        gaps = sorted(b - a for a, b in itertools.pairwise(changes))
         median = gaps[len(gaps) // 2]
         alike = [gap for gap in gaps if abs(gap - median) <= 2.5 * SEARCH_POLL_NS]
         if 5 * len(alike) < 3 * len(gaps):
@@ -149,7 +181,7 @@ class TickTracker:
         if median < 2.5 * SEARCH_POLL_NS:
             self._continuous = True
             self.period_ns = CONTINUOUS_NS
-            self.next_read_ns = t_ns + CONTINUOUS_NS
+            self._look_at(t_ns + CONTINUOUS_NS)
             return
         self._period = sum(alike) / len(alike)
         self.period_ns = round(self._period)
@@ -166,12 +198,17 @@ class TickTracker:
     def _plan(self) -> None:
         """The first look at the tick that is due."""
         self._looks = 0
-        once = (
-            self._period < FAST_PERIOD_NS
-            and self._ticks > SETTLED_TICKS
-            and self._ticks % BRACKET_EVERY
-        )
-        self.next_read_ns = round(self._due + (self._spread if once else -self._spread))
+        if self._ticks <= SETTLED_TICKS:
+            every = 1
+        elif self._right >= STEADY_BRACKETS:
+            every = max(1, int(STEADY_NS / self._period))
+        else:
+            every = BRACKET_EVERY if self._period < FAST_PERIOD_NS else 1
+        if self._ticks % every:
+            after = max(self._spread, GUARD_NS)
+            self._look_at(self._due + after, self._due + max(after, PATIENT_SHARE * self._period))
+        else:
+            self._look_at(self._due - self._spread)
 
     def _follow(self, t_ns: int, changed: bool) -> Tick | None:
         self._looks += 1
@@ -183,7 +220,7 @@ class TickTracker:
         step = self._step
         if late > self._spread:
             step *= 2.0 ** min(self._looks, 6)
-        self.next_read_ns = round(max(t_ns + step, self._due - self._spread))
+        self._look_at(max(t_ns + step, self._due - self._spread))
         return None
 
     def _quiet(self) -> Tick:
@@ -192,7 +229,7 @@ class TickTracker:
         self._silent += 1
         if self._silent > MAX_SILENT:
             self._restart(tick.t_ns)
-            self.next_read_ns = tick.t_ns
+            self._look_at(tick.t_ns)
         else:
             self._plan()
         return tick
@@ -208,34 +245,60 @@ class TickTracker:
         if due > high:  # it came before it was looked for
             at = high - min(self._spread, (high - low) / 2)
             slop = min(2 * self._spread, (high - low) / 2)
-            self._miss(2.0)
+            self._right = 0
+            self._astray += 1
+            if due - high > NEARLY_NS:
+                self._miss(2.0)
         elif low >= due:  # it was looked for in vain before
-            at, slop = min(middle, low + self._step), (high - low) / 2
-            self._miss(1.5)
+            at, slop = min(middle, low + self._step / 2), (high - low) / 2
+            if low - due > NEARLY_NS:
+                self._miss(1.5)
+            if narrow:
+                self._astray = 0
         elif narrow:
             at, slop = due + TOWARDS_MIDDLE * (middle - due), (high - low) / 2
             self._astray = 0
+            self._right += 1
             self._spread = max(SPREAD_MIN_NS, 0.8 * self._spread)
         else:  # a late look tells little: what was predicted holds
             at, slop = due, self._spread
         count = 1 + missed + self._silent
-        gain = 0.4 if self._ticks < SETTLED_TICKS else 0.04
-        self._period += gain * min(1.0, STEP_MIN_NS / (high - low + 1)) * (at - due) / count
-        self.period_ns = round(self._period)
         self._ticks += 1
+        self._passed += count
+        if abs(at - due) > REPHASED_NS:
+            self._anchors = []
+        if slop <= DATED_NS:
+            self._time_period(at, (at - due) / count)
+        self.period_ns = round(self._period)
         self._silent = 0
         self._due = at + self._period
         tick = Tick(round(at), round(slop), count)
         if self._astray > MAX_ASTRAY:
             self._restart(t_ns)
-            self.next_read_ns = t_ns + SEARCH_POLL_NS
+            self._look_at(t_ns + SEARCH_POLL_NS)
         else:
             self._plan()
             # The next tick may be due already when this thread was kept from its turn.
-            self.next_read_ns = max(self.next_read_ns, t_ns + SPREAD_MIN_NS)
+            self._look_at(
+                max(self.next_read_ns, t_ns + SPREAD_MIN_NS),
+                max(self.latest_read_ns, t_ns + SPREAD_MIN_NS),
+            )
         return tick
 
+    def _time_period(self, at: float, error: float) -> None:
+        """The period, over as long a time as the sensor has kept it."""
+        anchors = self._anchors
+        if not anchors or self._passed - anchors[-1][0] >= ANCHOR_TICKS:
+            anchors.append((self._passed, at))
+            del anchors[:-MAX_ANCHORS]
+        ticks, since = anchors[0]
+        if self._passed - ticks >= ANCHOR_TICKS:
+            self._period = (at - since) / (self._passed - ticks)
+        else:
+            self._period += 0.3 * error
+
     def _miss(self, widen: float) -> None:
+        self._right = 0
         self._spread = min(widen * self._spread, self._period / 4)
         if self._spread >= self._period / 4:
             self._astray += 1

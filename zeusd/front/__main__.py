@@ -18,6 +18,7 @@ def main() -> int:
     """Becomes unprivileged, then serves until the link to zeusd ends."""
     parser = argparse.ArgumentParser(prog="zeusd.front", description=__doc__)
     parser.add_argument("--listen-fd", type=int, help="where clients connect; else systemd's")
+    parser.add_argument("--stream-fd", type=int, help="where subscribers connect; else systemd's")
     parser.add_argument("--link-fd", type=int, help="one end of a socketpair with zeusd")
     parser.add_argument("--link-path", help="where zeusd listens for its front, instead")
     parser.add_argument("--user")
@@ -42,11 +43,16 @@ def main() -> int:
     if options.link_path is None:
         privileges.drop(options.user)
         privileges.die_with_parent()
-        listen_fd = options.listen_fd
+        listen_fd, stream_fd = options.listen_fd, options.stream_fd
         link: socket.socket | None = socket.socket(fileno=options.link_fd)
     else:
-        listen_fd = systemd.listening_sockets()[systemd.CLIENTS].detach()
+        sockets = systemd.listening_sockets()
+        listen_fd = sockets[systemd.CLIENTS].detach()
         os.set_blocking(listen_fd, False)
+        stream_fd = None
+        if systemd.STREAM in sockets:
+            stream_fd = sockets[systemd.STREAM].detach()
+            os.set_blocking(stream_fd, False)
         link = _connect(options.link_path, CONNECT_S)
 
     # libzmq never seeds rand(), and predictable routing ids let any client abort it.
@@ -57,7 +63,7 @@ def main() -> int:
 
     front: Front | FrontWithoutCore
     if link is not None:
-        front = Front(listen_fd, link)
+        front = Front(listen_fd, link, stream_fd)
     else:
         path = options.link_path
         front = FrontWithoutCore(listen_fd, lambda: _connect(path, 0.0) is not None)

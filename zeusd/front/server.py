@@ -10,7 +10,6 @@ import logging
 import os
 import select
 import socket
-import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,12 +24,13 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION, request_adapter
 from zeusd import systemd
 from zeusd.core.rates import RateLimiter
+from zeusd.front.admission import Admission, credentials_of, kick
 from zeusd.front.shaper import Shaper, Verdict
+from zeusd.front.stream import Stream
 from zeusd.ring import link as wire
 
 log = logging.getLogger(__name__)
 
-_CREDENTIALS = struct.Struct("3i")
 _DRAIN = 10_000
 
 QUEUED_PER_CONNECTION = 16
@@ -49,9 +49,6 @@ _SHAPE_S = 0.002
 PATIENCE_PER_SECOND = 100.0
 """Requests over a user's bound that are answered with an error; who goes on is cut off."""
 
-PENALTY_NS = 1_000_000_000
-"""How long the connections of a user who was cut off are closed as they come."""
-
 
 @dataclass(slots=True)
 class _Connection:
@@ -69,16 +66,16 @@ class Front:
     Args:
         listen_fd: Bound, listening Unix stream socket.
         link: The front's end of the link.
+        stream_fd: The same, for subscribers; None: nothing is published.
     """
 
-    def __init__(self, listen_fd: int, link: socket.socket) -> None:
+    def __init__(self, listen_fd: int, link: socket.socket, stream_fd: int | None = None) -> None:
         self._link = link
         self._receiver = wire.Receiver(link)
         self._limits = wire.FrontLimits()
         self._shaper: Shaper[tuple[_Connection, bytes]] = Shaper(self._limits.requests_per_second)
         self._patience = RateLimiter(PATIENCE_PER_SECOND, PATIENCE_PER_SECOND)
-        self._penalty_ns: dict[int, int] = {}
-        self._logged = RateLimiter(1.0, 10)
+        self._admission = Admission(self._limits.max_connections_per_user)
         self._context = zmq.Context(io_threads=1)
         self._router = _router(self._context, listen_fd)
         self._monitor = self._router.get_monitor_socket(
@@ -89,9 +86,10 @@ class Front:
         self._by_fd: dict[int, list[_Connection]] = {}
         self._by_number: dict[int, _Connection] = {}
         self._next_number = 1
-        self._uid_of_fd: dict[int, int] = {}
-        self._count_of_uid: dict[int, int] = {}
         self._router.bind(_LABEL)
+        self._stream: Stream | None = None
+        if stream_fd is not None:
+            self._stream = Stream(self._context, stream_fd, self._admission, self._tell_topics)
 
     def run(self) -> None:
         """Serves until the core closes the link."""
@@ -99,6 +97,9 @@ class Front:
         link_fd = link.fileno()
         epoll = select.epoll()
         for fd in (link_fd, int(router.getsockopt(zmq.FD)), int(monitor.getsockopt(zmq.FD))):
+            epoll.register(fd, select.EPOLLIN)
+        stream = self._stream
+        for fd in () if stream is None else stream.descriptors:
             epoll.register(fd, select.EPOLLIN)
         link_ready = False
         watchdog_s = systemd.watchdog_s()
@@ -119,6 +120,8 @@ class Front:
                 link_ready = False
             if _readable(monitor):
                 self._drain_monitor()
+            if stream is not None:
+                stream.serve()
             for _ in range(_BATCH):
                 if not _readable(router):
                     break
@@ -138,6 +141,8 @@ class Front:
     def close(self) -> None:
         """Closes everything without waiting."""
         self._router.disable_monitor()
+        if self._stream is not None:
+            self._stream.close()
         self._context.destroy(linger=0)
         self._link.close()
 
@@ -193,11 +198,11 @@ class Front:
             return None
         if connection is not None and routing_id in self._by_id:
             log.warning("routing id was taken over", extra={"event": "routing_id_reused"})
-            self._kick_fd(fd)
+            kick(fd)
             return None
         if _property(frame, "Identity") or not address:
             # Our clients never choose routing ids; those who do can take another's place.
-            self._kick_fd(fd)
+            kick(fd)
             return None
         number = self._next_number
         self._next_number += 1
@@ -205,7 +210,7 @@ class Front:
             # libzmq may have closed the descriptor by now, and got its number for another peer:
             # the duplicate stays what it is while it is looked at.
             with socket.socket(fileno=os.dup(fd)) as stream:
-                pid, uid, gid = _credentials_of(stream)
+                pid, uid, gid = credentials_of(stream)
                 if f"localhost:{uid}:{gid}:{pid}" != address:
                     return None
                 header = wire.HEADER.pack(wire.OPEN, number)
@@ -223,7 +228,7 @@ class Front:
     def _refuse_multipart(self, frame: zmq.Frame) -> None:
         fd = _source_fd(frame)
         if fd is not None:
-            self._kick_fd(fd)
+            kick(fd)
         for _ in range(_DRAIN):
             if not self._router.getsockopt(zmq.RCVMORE):
                 return
@@ -247,13 +252,13 @@ class Front:
     def _cut_off(self, connection: _Connection, now_ns: int) -> None:
         """Closes all connections of a user who floods, and those he opens in the next moment."""
         uid = connection.uid
-        self._penalty_ns[uid] = now_ns + PENALTY_NS
+        self._admission.shut_out(uid, now_ns)
         self._shaper.drop(uid)
         for other in list(self._by_number.values()):
             if other.uid == uid:
                 other.cut_off = True
-                self._kick_fd(other.fd, uid)
-        if self._logged.take(uid, now_ns):
+                kick(other.fd, uid)
+        if self._admission.logged.take(uid, now_ns):
             log.warning(
                 "user %d sends over %g requests a second and was cut off",
                 uid,
@@ -263,6 +268,7 @@ class Front:
 
     def _apply(self, limits: wire.FrontLimits) -> None:
         self._limits = limits
+        self._admission.max_per_user = limits.max_connections_per_user
         self._shaper.configure(limits.requests_per_second)
 
     def _send(self, connection: _Connection, data: bytes) -> None:
@@ -288,6 +294,14 @@ class Front:
         if kind == wire.PING:
             self._link.send(wire.HEADER.pack(wire.PONG, 0))
             return True
+        if kind == wire.SAMPLE:
+            if self._stream is not None:
+                self._stream.publish(*wire.split_sample(body))
+            return True
+        if kind == wire.SOURCES:
+            if self._stream is not None:
+                self._stream.offer([str(name) for name in decode_reply(body)["names"]])
+            return True
         if kind == wire.LIMITS:
             self._apply(wire.FrontLimits(**decode_reply(body)))
             return True
@@ -295,7 +309,7 @@ class Front:
         if connection is not None and kind == wire.REPLY:
             self._send(connection, body)
         elif connection is not None and kind == wire.KICK:
-            self._kick_fd(connection.fd, connection.uid)
+            kick(connection.fd, connection.uid)
         return True
 
     # ------------------------------------------------------------------------------- connections
@@ -311,52 +325,20 @@ class Front:
 
     def _accepted(self, fd: int) -> None:
         self._disconnected(fd)
-        try:
-            with socket.socket(fileno=os.dup(fd)) as stream:
-                _, uid, _ = _credentials_of(stream)
-        except OSError:
-            return  # gone already
-        self._uid_of_fd[fd] = uid
-        count = self._count_of_uid.get(uid, 0) + 1
-        self._count_of_uid[uid] = count
-        now_ns = time.monotonic_ns()
-        if count > self._limits.max_connections_per_user:
-            if self._logged.take(uid, now_ns):
-                log.warning(
-                    "user %d has over %d connections",
-                    uid,
-                    self._limits.max_connections_per_user,
-                    extra={"event": "too_many_connections", "uid": uid},
-                )
-            self._kick_fd(fd)
-        elif self._penalty_ns and now_ns < self._penalty_ns.get(uid, 0):
-            self._kick_fd(fd)
+        self._admission.accepted(fd)
 
     def _disconnected(self, fd: int) -> None:
-        uid = self._uid_of_fd.pop(fd, None)
-        if uid is not None:
-            self._count_of_uid[uid] -= 1
-            if self._count_of_uid[uid] == 0:
-                del self._count_of_uid[uid]
+        self._admission.ended(fd)
         for connection in self._by_fd.pop(fd, []):
             self._forget(connection)
+
+    def _tell_topics(self, topics: list[str]) -> None:
+        self._link.send(wire.HEADER.pack(wire.TOPICS, 0) + encode({"topics": topics}))
 
     def _forget(self, connection: _Connection) -> None:
         self._by_id.pop(connection.routing_id, None)
         self._by_number.pop(connection.number, None)
         self._link.send(wire.HEADER.pack(wire.CLOSE, connection.number))
-
-    def _kick_fd(self, fd: int, uid: int | None = None) -> None:
-        """libzmq has no call for it: ending the stream makes it drop the peer.
-
-        With a uid only that user's: the descriptor may be somebody else's connection by now.
-        """
-        try:
-            with socket.socket(fileno=os.dup(fd)) as stream:
-                if uid is None or _credentials_of(stream)[1] == uid:
-                    stream.shutdown(socket.SHUT_RDWR)
-        except OSError as error:
-            log.debug("peer was gone already: %s", error, extra={"event": "peer_gone"})
 
 
 class FrontWithoutCore:
@@ -414,13 +396,6 @@ def _router(context: zmq.Context[zmq.Socket[bytes]], listen_fd: int) -> zmq.Sock
 
 def _readable(socket_: zmq.Socket[bytes]) -> bool:
     return bool(int(socket_.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
-
-
-def _credentials_of(stream: socket.socket) -> tuple[int, int, int]:
-    """`(pid, uid, gid)` of the process that connected."""
-    raw = stream.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    pid, uid, gid = _CREDENTIALS.unpack(raw)
-    return pid, uid, gid
 
 
 def _source_fd(frame: zmq.Frame) -> int | None:

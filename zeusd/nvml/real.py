@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zeusd.nvml.api import Handle, NvmlError, PowerLimits, Return, Sensors
@@ -35,15 +35,33 @@ _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 """NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
 
+_MEMBERS = {
+    0: "dVal",
+    1: "uiVal",
+    2: "ulVal",
+    3: "ullVal",
+    4: "sllVal",
+    5: "siVal",
+    6: "usVal",
+}
+"""Member of the value's union, by nvmlValueType_t."""
+
 _Field = tuple[int, int]
+_GPU_ENERGY: _Field = (_ENERGY, _GPU)
+_GPU_INSTANT: _Field = (_INSTANT, _GPU)
+_GPU_AVERAGE: _Field = (_AVERAGE, _GPU)
+_MEMORY_AVERAGE: _Field = (_AVERAGE, _MEMORY)
+_MODULE_INSTANT: _Field = (_INSTANT, _MODULE)
+_MODULE_AVERAGE: _Field = (_AVERAGE, _MODULE)
+"""The last two are for Grace Hopper boards that have these for the module only."""
+
 _WANTED: tuple[_Field, ...] = (
-    (_ENERGY, _GPU),
-    (_INSTANT, _GPU),
-    (_AVERAGE, _GPU),
-    (_AVERAGE, _MEMORY),
-    # Some Grace Hopper boards have these two for the module only.
-    (_INSTANT, _MODULE),
-    (_AVERAGE, _MODULE),
+    _GPU_ENERGY,
+    _GPU_INSTANT,
+    _GPU_AVERAGE,
+    _MEMORY_AVERAGE,
+    _MODULE_INSTANT,
+    _MODULE_AVERAGE,
 )
 
 
@@ -53,11 +71,15 @@ class _FieldPlan:
     Attributes:
         fields: What the next batch asks for.
         batch: Whether the driver has the batched call at all.
+        values: The structures of the batch, used again and again.
+        slots: Each field with its structure, and the union in that.
     """
 
     def __init__(self) -> None:
         self.fields = list(_WANTED)
         self.batch = True
+        self.values: Any = None
+        self.slots: list[tuple[_Field, Any, Any]] = []
         self._served: set[_Field] = set()
         self._refused: dict[_Field, int] = {}
         self._batch_refused = 0
@@ -104,6 +126,8 @@ class RealNvml:
         self._library = library
         self._pynvml: Any = None
         self._plans: dict[int | None, _FieldPlan] = {}
+        self._plan_of: dict[int, tuple[Handle, _FieldPlan]] = {}
+        self._get_field_values: Any = None
         self._inits = 0
         self._guard = threading.Lock()
 
@@ -123,6 +147,7 @@ class RealNvml:
             if self._inits == 0:
                 # The driver may be another one by now, and handles are addresses that come back.
                 self._plans.clear()
+                self._plan_of.clear()
             self._inits += 1
 
     def shutdown(self) -> None:
@@ -276,17 +301,17 @@ class RealNvml:
                 raise
             plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
-        instant_mw = read.get((_INSTANT, _GPU), read.get((_INSTANT, _MODULE)))
-        average_mw = read.get((_AVERAGE, _GPU), read.get((_AVERAGE, _MODULE)))
-        if not plan.serves_power:
-            # Drivers before R530 have the energy as a field, but the power only as a call.
-            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
+        instant_mw = read.get(_GPU_INSTANT)
+        if instant_mw is None:
+            instant_mw = read.get(_MODULE_INSTANT)
+            if not plan.serves_power:
+                # Drivers before R530 have the energy as a field, but the power only as a call.
+                instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
+        average_mw = read.get(_GPU_AVERAGE)
+        if average_mw is None:
+            average_mw = read.get(_MODULE_AVERAGE)
         return Sensors(
-            t_ns=t_ns,
-            energy_mj=read.get((_ENERGY, _GPU)),
-            power_instant_mw=instant_mw,
-            power_average_mw=average_mw,
-            memory_power_average_mw=read.get((_AVERAGE, _MEMORY)),
+            t_ns, read.get(_GPU_ENERGY), instant_mw, average_mw, read.get(_MEMORY_AVERAGE)
         )
 
     def temperature_c(self, gpu: Handle) -> int:
@@ -327,6 +352,7 @@ class RealNvml:
             ) from None
         self._pynvml.nvmlLib = loaded
         self._pynvml._nvmlGetFunctionPointer_cache.clear()
+        self._get_field_values = None
 
     def _call(self, name: str, *args: Any) -> Any:
         """Calls nvidia-ml-py, and turns its exceptions into ours."""
@@ -341,10 +367,13 @@ class RealNvml:
             raise NvmlError(int(error.value), name) from None
 
     def _plan(self, gpu: Handle) -> _FieldPlan:
+        known = self._plan_of.get(id(gpu))
+        if known is not None:
+            return known[1]
         key = ctypes.cast(gpu, ctypes.c_void_p).value
-        plan = self._plans.get(key)
-        if plan is None:
-            plan = self._plans.setdefault(key, _FieldPlan())
+        plan = self._plans.setdefault(key, _FieldPlan())
+        # The handle is kept with it: nothing else can have its id.
+        self._plan_of[id(gpu)] = gpu, plan
         return plan
 
     def _read_fields(self, gpu: Handle, plan: _FieldPlan) -> tuple[int, dict[_Field, int]]:
@@ -353,31 +382,60 @@ class RealNvml:
         Raises:
             NvmlError: The call failed, the GPU is lost, or every field met with a mishap.
         """
-        fields = list(plan.fields)
+        call = "nvmlDeviceGetFieldValues"
+        if plan.values is None or len(plan.slots) != len(plan.fields):
+            plan.values = self._field_array(plan.fields)
+            plan.slots = [
+                (field, value, value.value)
+                for field, value in zip(plan.fields, plan.values, strict=True)
+            ]
+        function = self._get_field_values or self._function(call)
         before_ns = time.monotonic_ns()
-        values = self._call("nvmlDeviceGetFieldValues", gpu, fields)
+        code = function(gpu, len(plan.slots), plan.values)
         t_ns = (before_ns + time.monotonic_ns()) // 2
+        if code != Return.SUCCESS:
+            raise NvmlError(int(code), call)
         read: dict[_Field, int] = {}
         mishap = 0
-        for field, value in zip(fields, values, strict=True):
-            code = int(value.nvmlReturn)
-            if code in _LOST:
-                raise NvmlError(code, "nvmlDeviceGetFieldValues")
-            if code == Return.SUCCESS:
-                number = _number(value)
+        for field, value, union in plan.slots:
+            code = value.nvmlReturn
+            if code == 0:
+                number = int(getattr(union, _MEMBERS.get(value.valueType, "ullVal")))
                 # Boards that do not measure their memory's power succeed with zero.
-                if field == (_AVERAGE, _MEMORY) and number == 0:
+                if number == 0 and field == _MEMORY_AVERAGE:
                     plan.refused(field)
                 else:
                     read[field] = number
                     plan.served(field)
+            elif code in _LOST:
+                raise NvmlError(code, call)
             elif code in _REFUSALS:
                 plan.refused(field)
             else:
                 mishap = code
         if mishap and not read:
-            raise NvmlError(mishap, "nvmlDeviceGetFieldValues")
+            raise NvmlError(mishap, call)
+        self._get_field_values = function
         return t_ns, read
+
+    def _function(self, name: str) -> Any:
+        """The library's own function: nvidia-ml-py's wrapper builds all structures anew each time.
+
+        Raises:
+            NvmlError: This library lacks it.
+        """
+        if self._pynvml is None:
+            raise NvmlError(Return.UNINITIALIZED, name)
+        try:
+            return self._pynvml._nvmlGetFunctionPointer(name)
+        except self._pynvml.NVMLError as error:
+            raise NvmlError(int(error.value), name) from None
+
+    def _field_array(self, fields: Sequence[_Field]) -> Any:
+        array = (self._pynvml.c_nvmlFieldValue_t * len(fields))()
+        for value, (field_id, scope) in zip(array, fields, strict=True):
+            value.fieldId, value.scopeId = field_id, scope
+        return array
 
     def _sensors_one_by_one(self, gpu: Handle) -> Sensors:
         before_ns = time.monotonic_ns()
@@ -397,19 +455,3 @@ class RealNvml:
 def _text(value: str | bytes) -> str:
     """Older nvidia-ml-py gives bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
-
-
-def _number(value: Any) -> int:
-    """A field's value by its declared type (nvmlValueType_t)."""
-    union = value.value
-    return int(
-        {
-            0: lambda: union.dVal,
-            1: lambda: union.uiVal,
-            2: lambda: union.ulVal,
-            3: lambda: union.ullVal,
-            4: lambda: union.sllVal,
-            5: lambda: union.siVal,
-            6: lambda: union.usVal,
-        }.get(value.valueType, lambda: union.ullVal)()
-    )

@@ -59,6 +59,9 @@ class Engine:
         driver_id: Names the present load of the driver.
         driver_entry: What the journal should say about how the driver is reached.
         sampling: Makes the sampler, given the library and what takes its answers.
+
+    Attributes:
+        on_found: Called after GPUs were found.
     """
 
     def __init__(
@@ -88,6 +91,7 @@ class Engine:
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
+        self.on_found: Callable[[], None] = lambda: None
         self.sampling = sampling(nvml, self._done_on_thread)
         self.finder = DeviceFinder(nvml, self._found_on_thread, driver_id, retry_s)
 
@@ -268,6 +272,7 @@ class Engine:
                 self._driver_entry,
             )
         )
+        self.on_found()
         if not self.core.unclaimed:
             for process in self._recovered:
                 self._processes.detach(process)

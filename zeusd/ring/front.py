@@ -17,6 +17,7 @@ from zeusd.ring import link
 from zeusd.ring.engine import Engine
 from zeusd.ring.port import FrontPort
 from zeusd.ring.reactor import Reactor
+from zeusd.ring.sampler import Sample
 
 log = logging.getLogger(__name__)
 
@@ -43,6 +44,9 @@ class FrontSupervisor(Protocol):
 
     def reply(self, conn: int, body: dict[str, Any]) -> None:
         """Sends a reply to a connection."""
+
+    def publish(self, name: str, sample: Sample) -> None:
+        """Sends a sample to its subscribers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +78,7 @@ class ChildFront:
         listening: The socket clients connect to; stays open here whatever happens to the front.
         options: How to run it.
         limits: What it allows each user.
+        subscribing: The socket that subscribers connect to; None: nothing is published.
     """
 
     def __init__(
@@ -82,9 +87,11 @@ class ChildFront:
         listening: socket.socket,
         options: FrontOptions,
         limits: link.FrontLimits,
+        subscribing: socket.socket | None = None,
     ) -> None:
         self._reactor = reactor
         self._listening = listening
+        self._subscribing = subscribing
         self._options = options
         self._port = FrontPort(reactor, limits, self._end)
         self._process: subprocess.Popen[bytes] | None = None
@@ -105,6 +112,10 @@ class ChildFront:
         """See `FrontSupervisor`."""
         self._port.reply(conn, body)
 
+    def publish(self, name: str, sample: Sample) -> None:
+        """See `FrontSupervisor`."""
+        self._port.publish(name, sample)
+
     def start(self) -> None:
         """See `FrontSupervisor`."""
         ring_end, front_end = link.pair()
@@ -114,6 +125,10 @@ class ChildFront:
         command += ["--link-fd", str(front_end.fileno())]
         command += ["--memory-mib", str(options.memory_mib)]
         command += ["--log-level", options.log_level, "--log-format", options.log_format]
+        passed = [self._listening.fileno(), front_end.fileno()]
+        if self._subscribing is not None:
+            passed.append(self._subscribing.fileno())
+            command += ["--stream-fd", str(self._subscribing.fileno())]
         if options.user is not None:
             command += ["--user", options.user]
         if options.max_files is not None:
@@ -122,7 +137,7 @@ class ChildFront:
             command += ["--seed", str(options.seed)]
         self._process = subprocess.Popen(
             command,
-            pass_fds=(self._listening.fileno(), front_end.fileno()),
+            pass_fds=passed,
             stdin=subprocess.DEVNULL,
             close_fds=True,
         )
@@ -217,6 +232,10 @@ class UnitFront:
     def reply(self, conn: int, body: dict[str, Any]) -> None:
         """See `FrontSupervisor`."""
         self._port.reply(conn, body)
+
+    def publish(self, name: str, sample: Sample) -> None:
+        """See `FrontSupervisor`."""
+        self._port.publish(name, sample)
 
     def start(self) -> None:
         """See `FrontSupervisor`."""

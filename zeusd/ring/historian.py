@@ -85,9 +85,8 @@ class Historian:
             self._queue.put(read)
 
     def ticked(self, name: str) -> None:
-        """A source has a new tick. Called on the sampler's thread."""
-        if name in self._waiting:
-            self._queue.put(name)
+        """A source that somebody waits for has a new tick. Called on the sampler's thread."""
+        self._queue.put(name)
 
     def stop(self) -> None:
         """Ends the thread. Does not wait."""
@@ -142,6 +141,7 @@ class Historian:
                     left.append(one)
             if left:
                 self._waiting[name] = left
+                self._sampler.hurry(name)
             else:
                 self._waiting.pop(name, None)
 
@@ -220,9 +220,7 @@ def _timeline(source: Source, query: TimelineQuery) -> dict[str, Any]:
     return {"t_ns": times[: query.limit], "values": values[: query.limit], "more": more}
 
 
-def _rings(
-    history: History, domain: str
-) -> list[tuple[Ring, Callable[[Ring, int], int | None]]]:
+def _rings(history: History, domain: str) -> list[tuple[Ring, Callable[[Ring, int], int | None]]]:
     """Where a domain is kept, the coarsest (oldest) first."""
     column = _COLUMNS[domain]
 

@@ -2,9 +2,11 @@
 
 One message is one kernel message: a kind, a connection number, a body. The front sends OPEN (with
 the connection's descriptor, so that the ring asks the kernel itself who the peer is), REQUEST (the
-client's bytes, found valid), CLOSE and PONG; the ring sends LIMITS (first of all, and after a
-reload), REPLY (the bytes for the client), KICK and PING. Neither believes more of the other than it
-must: the ring decodes and validates again, and a front that answers no PING is replaced.
+client's bytes, found valid), CLOSE, PONG and TOPICS (what is subscribed to); the ring sends LIMITS
+(first of all, and after a reload), SOURCES (what can be subscribed to), REPLY (the bytes for the
+client), KICK, PING and SAMPLE (a topic and the bytes for its subscribers). Neither believes more of
+the other than it must: the ring decodes and validates again, and a front that answers no PING is
+replaced.
 """
 
 from __future__ import annotations
@@ -16,8 +18,8 @@ import struct
 from dataclasses import asdict, dataclass
 from typing import Any
 
-OPEN, REQUEST, CLOSE, PONG = b"O", b"R", b"C", b"o"
-LIMITS, REPLY, KICK, PING = b"L", b"P", b"K", b"i"
+OPEN, REQUEST, CLOSE, PONG, TOPICS = b"O", b"R", b"C", b"o", b"T"
+LIMITS, REPLY, KICK, PING, SOURCES, SAMPLE = b"L", b"P", b"K", b"i", b"N", b"S"
 
 MAX_BYTES = 256 * 1024
 """Largest message on the link; replies that list many clocks are the largest."""
@@ -57,6 +59,18 @@ def pair() -> tuple[socket.socket, socket.socket]:
 def prepare(end: socket.socket) -> None:
     """Gives one end room for the largest messages."""
     end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 * MAX_BYTES)
+
+
+def join_sample(topic: str, payload: bytes) -> bytes:
+    """The body of a SAMPLE."""
+    name = topic.encode()
+    return bytes((len(name),)) + name + payload
+
+
+def split_sample(body: bytes) -> tuple[bytes, bytes]:
+    """Topic and payload of a SAMPLE's body."""
+    end = 1 + body[0]
+    return body[1:end], body[end:]
 
 
 class Receiver:

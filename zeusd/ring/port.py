@@ -18,6 +18,7 @@ from zeusd.ring import link
 from zeusd.ring.engine import Engine
 from zeusd.ring.processes import NoSuchPeer, identify_peer
 from zeusd.ring.reactor import Reactor
+from zeusd.ring.sampler import Sample, describe_sample
 
 log = logging.getLogger(__name__)
 
@@ -56,6 +57,7 @@ class FrontPort:
     def attach(self, engine: Engine) -> None:
         """Says where requests go."""
         self._engine = engine
+        engine.on_found = self._send_sources
 
     def connect(self, end: socket.socket) -> None:
         """A front is at the other end of this link. Takes it over."""
@@ -65,6 +67,7 @@ class FrontPort:
         self._heard_ns = time.monotonic_ns()
         self._reactor.add_reader(end.fileno(), self._readable)
         self._send_limits()
+        self._send_sources()
         if not self._pinging:
             self._pinging = True
             self._ping()
@@ -76,6 +79,7 @@ class FrontPort:
             self._link.close()
             self._link = self._receiver = None
         if self._engine is not None:
+            self._engine.sampling.stream(())
             self._engine.all_peers_closed()
         # Numbers of the next front's connections begin where this one's ended: never used twice.
         self._offset = self._highest
@@ -90,10 +94,20 @@ class FrontPort:
         if conn > self._offset:
             self._send(link.HEADER.pack(link.REPLY, conn - self._offset) + encode(body))
 
+    def publish(self, name: str, sample: Sample) -> None:
+        """Sends a sample; drops it if the front takes nothing more. On the reactor's thread."""
+        payload = encode(describe_sample(name, sample))
+        self._send(link.HEADER.pack(link.SAMPLE, 0) + link.join_sample(name, payload))
+
     # --------------------------------------------------------------------------------- internals
 
     def _send_limits(self) -> None:
         self._send(link.HEADER.pack(link.LIMITS, 0) + encode(self._limits.to_map()))
+
+    def _send_sources(self) -> None:
+        if self._engine is not None:
+            names = {"names": list(self._engine.sampling.names)}
+            self._send(link.HEADER.pack(link.SOURCES, 0) + encode(names))
 
     def _ping(self) -> None:
         if self._link is None:
@@ -131,10 +145,20 @@ class FrontPort:
             return
         elif kind == link.CLOSE:
             engine.peer_closed(conn)
+        elif kind == link.TOPICS:
+            self._topics(engine, body)
         elif kind == link.PONG:
             self._heard_ns = time.monotonic_ns()
         if fd is not None:
             os.close(fd)
+
+    def _topics(self, engine: Engine, body: bytes) -> None:
+        try:
+            topics = decode_request(body)["topics"]
+        except (DecodeError, KeyError):
+            self._end("front_sent_garbage")
+            return
+        engine.sampling.stream(str(topic) for topic in topics)
 
     def _open(self, engine: Engine, conn: int, fd: int) -> None:
         with socket.socket(fileno=fd) as connection:

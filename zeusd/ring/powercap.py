@@ -17,7 +17,6 @@ from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
 from zeusd.nvml.api import NvmlError
-from zeusd.ring.sampler import Sample
 
 log = logging.getLogger(__name__)
 
@@ -92,6 +91,7 @@ class ZoneSource:
     """
 
     aligns = False
+    slow = Slow()
     period_ns = PERIOD_NS
 
     def __init__(
@@ -108,11 +108,16 @@ class ZoneSource:
         self._last = None if last is None else last[0]
 
     @property
+    def latest_read_ns(self) -> int:
+        """See `Source`."""
+        return self.next_read_ns + PERIOD_NS // 4
+
+    @property
     def curve(self) -> Curve:
         """See `Source`."""
         return Curve(self.history, None, CEILING_MW)
 
-    def read(self, streamed: bool) -> Sample | None:
+    def read(self, streamed: bool) -> Edge | None:
         """See `Source`."""
         before_ns = self._clock_ns()
         try:
@@ -141,4 +146,4 @@ class ZoneSource:
         energy_uj = grown_uj + (last.energy_uj if last is not None else 0)
         self._last = edge = Edge(t_ns, energy_uj, power_mw, power_mw, energy_uj)
         self.history.add(edge, None, None, Slow())
-        return Sample(t_ns, energy_uj, power_mw, Slow(), self.history.ticks.end)
+        return edge

@@ -6,6 +6,7 @@ a call costs the other devices nothing: their thread is left to it, and they get
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import threading
 import time
@@ -34,13 +35,31 @@ DEFAULT_CEILING_MW = 1_000_000
 
 
 class Sample(NamedTuple):
-    """What a device's sensors showed at a tick; units as in `messages.Sample`. None: not offered."""
+    """What a device showed at a tick; units as in `messages.Sample`."""
 
     t_ns: int
     energy_uj: int
     power_mw: int
     slow: Slow
     number: int
+
+
+def describe_sample(name: str, sample: Sample) -> dict[str, object]:
+    """`messages.Sample` as a map."""
+    slow = sample.slow
+    return {
+        "gpu": name,
+        "t_ns": sample.t_ns,
+        "number": sample.number,
+        "energy_uj": sample.energy_uj,
+        "power_mw": sample.power_mw,
+        "average_mw": slow.average_mw,
+        "memory_mw": slow.memory_mw,
+        "gpu_clock_mhz": slow.gpu_mhz,
+        "memory_clock_mhz": slow.memory_mhz,
+        "temperature_c": slow.temperature_c,
+        "throttle_reasons": slow.reasons,
+    }
 
 
 class Source(Protocol):
@@ -55,6 +74,10 @@ class Source(Protocol):
         """When to read it next."""
 
     @property
+    def latest_read_ns(self) -> int:
+        """How long that may wait for others to be due."""
+
+    @property
     def period_ns(self) -> int:
         """How often it changes."""
 
@@ -66,8 +89,12 @@ class Source(Protocol):
     def failure(self) -> NvmlError | OSError | None:
         """Why its last readings failed, if they did."""
 
-    def read(self, streamed: bool) -> Sample | None:
+    def read(self, streamed: bool) -> Edge | None:
         """Reads it now. Returns the tick that this showed to have passed, if any."""
+
+    @property
+    def slow(self) -> Slow:
+        """What is read now and then."""
 
 
 class GpuSource:
@@ -84,7 +111,12 @@ class GpuSource:
     aligns = True
 
     def __init__(
-        self, nvml: Nvml, handle: Handle, info: GpuInfo, history: History, clock_ns: Callable[[], int]
+        self,
+        nvml: Nvml,
+        handle: Handle,
+        info: GpuInfo,
+        history: History,
+        clock_ns: Callable[[], int],
     ) -> None:
         self.history = history
         self.failure: NvmlError | OSError | None = None
@@ -102,6 +134,11 @@ class GpuSource:
         return self._channel.next_read_ns
 
     @property
+    def latest_read_ns(self) -> int:
+        """See `Source`."""
+        return self._channel.latest_read_ns
+
+    @property
     def period_ns(self) -> int:
         """See `Source`."""
         return self._channel.period_ns or 100_000_000
@@ -111,7 +148,12 @@ class GpuSource:
         """See `Source`."""
         return self._channel.curve
 
-    def read(self, streamed: bool) -> Sample | None:
+    @property
+    def slow(self) -> Slow:
+        """See `Source`."""
+        return self._channel.slow
+
+    def read(self, streamed: bool) -> Edge | None:
         """See `Source`."""
         channel = self._channel
         try:
@@ -124,10 +166,9 @@ class GpuSource:
             self._slow_at_ns = sensors.t_ns + (STREAMED_SLOW_NS if streamed else SLOW_NS)
             self._read_slow(sensors)
         edge = channel.observe(sensors)
-        if edge is None:
-            return None
-        self.failure = None
-        return _sample(edge, channel.slow, self.history)
+        if edge is not None:
+            self.failure = None
+        return edge
 
     def _read_slow(self, sensors: Sensors) -> None:
         nvml = self._nvml
@@ -152,33 +193,35 @@ class GpuSource:
             return None
 
 
-def _sample(edge: Edge, slow: Slow, history: History) -> Sample:
-    return Sample(edge.t_ns, edge.energy_uj, edge.power_mw, slow, history.ticks.end)
-
-
 class Sampler:
     """Reads sources when they are due.
 
     Args:
-        on_tick: Called on the sampler's thread after each tick, with the source's name.
+        on_tick: Called on the sampler's thread after each tick that somebody waits for.
+        publish: Called there with each sample of a source in `streamed`.
         clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
         guard: Held while a source's history changes; whoever reads histories holds it.
-        streamed: Names of sources whose samples are wanted.
+        streamed: Names of sources whose samples are wanted at once.
     """
 
     def __init__(
         self,
-        on_tick: Callable[[str, Sample], None],
+        on_tick: Callable[[str], None],
+        publish: Callable[[str, Sample], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.guard = threading.RLock()
         self.streamed: frozenset[str] = frozenset()
         self._on_tick = on_tick
+        self._publish = publish
         self._clock_ns = clock_ns
         self._sources: dict[str, Source] = {}
         self._rotation: dict[str, Source] = {}
+        self._urgent: set[str] = set()
+        self._wake = threading.Lock()
+        self._wake.acquire()
         self._generation = 0
         self._busy: tuple[str, int] | None = None
         self._stopped = False
@@ -198,34 +241,50 @@ class Sampler:
         """All sources."""
         return iter(list(self._sources))
 
+    def hurry(self, name: str) -> None:
+        """Somebody waits for this source's next tick."""
+        self._urgent.add(name)
+        self._awaken()
+
     # ---------------------------------------------------------------------------------- reading
 
     @property
     def next_ns(self) -> int | None:
-        """When the next source is due."""
-        rotation = self._rotation
-        return min((source.next_read_ns for source in rotation.values()), default=None)
+        """When next to read; None while there is nothing."""
+        return min(
+            (
+                source.next_read_ns
+                if name in self._urgent or name in self.streamed
+                else source.latest_read_ns
+                for name, source in self._rotation.items()
+            ),
+            default=None,
+        )
 
     def run_due(self, now_ns: int) -> None:
-        """Reads every source that is due."""
+        """Reads every source that may be read now."""
         for name, source in self._rotation.items():
             if source.next_read_ns <= now_ns:
-                self._busy = (name, now_ns)
-                try:
-                    self._read(name, source)
-                finally:
-                    self._busy = None
+                self._read(name, source)
 
     def _read(self, name: str, source: Source) -> None:
         try:
-            sample = source.read(name in self.streamed)
+            edge = source.read(name in self.streamed)
         except Exception:  # the other devices must be read whatever happens to this one
             log.exception("sampling failed", extra={"event": "bug", "gpu": name})
             with self.guard:
                 self._rotation = {key: one for key, one in self._rotation.items() if key != name}
             return
-        if sample is not None:
-            self._on_tick(name, sample)
+        if edge is None:
+            return
+        if name in self._urgent:
+            self._urgent.discard(name)
+            self._on_tick(name)
+        if name in self.streamed:
+            number = source.history.ticks.end
+            self._publish(
+                name, Sample(edge.t_ns, edge.energy_uj, edge.power_mw, source.slow, number)
+            )
 
     # ----------------------------------------------------------------------------------- threads
 
@@ -241,6 +300,7 @@ class Sampler:
     def stop(self) -> None:
         """Ends it. Waits a moment."""
         self._stopped = True
+        self._awaken()
         for thread in self._threads[-1:]:
             thread.join(timeout=1.0)
 
@@ -264,14 +324,14 @@ class Sampler:
         self.start()
 
     def _run(self, generation: int) -> None:
-        clock_ns = self._clock_ns
+        clock_ns, wake = self._clock_ns, self._wake
         while not self._stopped:
             next_ns = self.next_ns
             wait_s = LONGEST_SLEEP_S
             if next_ns is not None:
                 wait_s = min(wait_s, (next_ns - clock_ns()) / 1e9)
             if wait_s > 0:
-                time.sleep(wait_s)
+                wake.acquire(timeout=wait_s)
             for name, source in self._rotation.items():
                 now_ns = clock_ns()
                 if source.next_read_ns <= now_ns:
@@ -282,11 +342,13 @@ class Sampler:
                         return
                     self._busy = None
 
+    def _awaken(self) -> None:
+        with contextlib.suppress(RuntimeError):
+            self._wake.release()
+
     def _rejoin(self, name: str, source: Source) -> None:
         """The driver has let go of this thread; another reads by now."""
-        log.warning(
-            "reading %s works again", name, extra={"event": "sampler_unstuck", "gpu": name}
-        )
+        log.warning("reading %s works again", name, extra={"event": "sampler_unstuck", "gpu": name})
         with self.guard:
             if self._sources.get(name) is source:
                 self._rotation = {**self._rotation, name: source}

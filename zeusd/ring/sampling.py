@@ -79,10 +79,9 @@ class Histories:
                 raise ValueError(f"{path} belongs to somebody else")
             if os.pread(fd, _HEADER, 0).rstrip(b"\0") != identity:
                 os.ftruncate(fd, 0)
-                os.ftruncate(fd, _HEADER + SIZE)
                 os.pwrite(fd, identity, 0)
-            elif os.fstat(fd).st_size != _HEADER + SIZE:
-                os.ftruncate(fd, _HEADER + SIZE)
+            # All of it now: a page that a full disk refuses later would kill this process.
+            os.posix_fallocate(fd, 0, _HEADER + SIZE)
             return memoryview(mmap.mmap(fd, _HEADER + SIZE))[_HEADER:]
         finally:
             os.close(fd)
@@ -107,20 +106,19 @@ class Sampling:
         done: Callable[[int, object], None],
         histories: Histories,
         *,
-        publish: Callable[[str, Sample], None] | None = None,
+        publish: Callable[[str, Sample], None],
         lazy: bool = False,
         powercap: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._nvml = nvml
         self._histories = histories
-        self._publish = publish
         self._lazy = lazy
         self._clock = clock
         self._clock_ns: Callable[[], int] = time.monotonic_ns if clock is None else clock
         self._offered: dict[str, Callable[[], None]] = {}
         self._packages: list[Package] = [] if powercap is None else find_packages(powercap)
-        self.sampler = Sampler(self._ticked, self._clock_ns)
+        self.sampler = Sampler(self._ticked, publish, self._clock_ns)
         hurry = None if clock is None else clock.hurry
         self._historian = Historian(self.sampler, done, self._clock_ns, hurry)
 
@@ -128,6 +126,11 @@ class Sampling:
     def cpus(self) -> list[CpuInfo]:
         """The CPU packages that are measured."""
         return [package.info for package in self._packages]
+
+    @property
+    def names(self) -> set[str]:
+        """All that is sampled, or would be if it were asked for."""
+        return {*self.sampler.names(), *self._offered}
 
     def start(self) -> None:
         """Begins."""
@@ -187,15 +190,11 @@ class Sampling:
     def _add_gpu(self, driver: str, info: GpuInfo, handle: Handle) -> None:
         known = self.sampler.find(info.uuid)
         history = self._histories.open(info.uuid, driver) if known is None else known.history
-        self.sampler.add(
-            info.uuid, GpuSource(self._nvml, handle, info, history, self._clock_ns)
-        )
+        self.sampler.add(info.uuid, GpuSource(self._nvml, handle, info, history, self._clock_ns))
 
     def _add_zone(self, name: str, zone: object) -> None:
         history = self._histories.open(name, "powercap")
         self.sampler.add(name, ZoneSource(zone, history, self._clock_ns))  # type: ignore[arg-type]
 
-    def _ticked(self, name: str, sample: Sample) -> None:
+    def _ticked(self, name: str) -> None:
         self._historian.ticked(name)
-        if self._publish is not None and name in self.sampler.streamed:
-            self._publish(name, sample)

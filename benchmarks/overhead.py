@@ -1,0 +1,254 @@
+"""What measuring costs: the training loop, and the node.
+
+    python benchmarks/overhead.py [--seconds N]
+
+1. `begin_window` + `end_window` of ZeusMonitor for 1 and 8 GPUs, in turns with the method that reads
+   each GPU's energy counter through NVML at both ends.
+2. CPU and memory of zeusd (root process and front) against the sensors' tick, the number of GPUs,
+   and the number of clients that each look a window up once a second.
+
+The GPUs are the C stand-in for libnvidia-ml, which takes next to no time: what is measured is ours.
+It needs gcc.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import multiprocessing
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.fake_nvml.double import NvmlDouble
+from zeus_ipc import Client
+from zeus_ipc.codec import encode
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.messages import PROTOCOL_VERSION
+
+SETTLE_S = 4.0
+"""How long a daemon finds its sensors' ticks before it is measured."""
+
+
+@contextlib.contextmanager
+def daemon(gpus: int, tick_ms: int) -> Iterator[tuple[subprocess.Popen[bytes], str, NvmlDouble]]:
+    """zeusd on the C library."""
+    with tempfile.TemporaryDirectory() as directory:
+        os.chmod(directory, 0o755)
+        double = NvmlDouble(Path(directory), _gpus(gpus, tick_ms))
+        path = f"{directory}/zeusd.sock"
+        config = Path(directory, "zeusd.toml")
+        config.write_text(
+            "[front]\nrequests_per_second = 1e6\nmax_connections_per_user = 1000\n"
+            "[[allow]]\nusers = ['*']\n"
+        )
+        command = [sys.executable, "-m", "zeusd", "serve", "--socket", path]
+        command += ["--state-dir", f"{directory}/state", "--log-level", "warning"]
+        command += ["--nvml-library", double.library, "--config", str(config)]
+        process = subprocess.Popen(command, env={**os.environ, **double.env}, cwd=ROOT)
+        try:
+            with Client(path) as client:
+                while True:
+                    with contextlib.suppress(ZeusIpcError):
+                        if len(client.node().gpus) == gpus:
+                            break
+                    time.sleep(0.05)
+            yield process, path, double
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def _gpus(count: int, tick_ms: int) -> list[dict[str, int]]:
+    """GPUs whose sensors tick at different times."""
+    now_ns = time.monotonic_ns()
+    return [
+        {"tick_ms": tick_ms, "start_ns": now_ns + (index * 7 * tick_ms * 1_000_000) // (8 * count)}
+        for index in range(count)
+    ]
+
+
+# ------------------------------------------------------------------------------- in the loop
+
+
+def _loop_cost(gpus: int, rounds: int, results: Any) -> None:
+    """In a process of its own: ZeusMonitor and raw counters, in turns."""
+    with daemon(gpus, 100) as (_, path, double):
+        os.environ["ZEUSD_SOCK_PATH"] = path
+        os.environ.update(double.env)
+        import ctypes
+
+        import pynvml
+
+        from zeus.monitor import ZeusMonitor
+
+        pynvml.nvmlLib = ctypes.CDLL(double.library)
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(gpus)]
+        monitor = ZeusMonitor()
+        assert len(monitor.gpu_indices) == gpus
+        ours, raw = [], []
+        for _ in range(rounds):
+            start = time.perf_counter_ns()
+            for _ in range(100):
+                monitor.begin_window("step", sync_execution=False)
+                monitor.end_window("step", sync_execution=False)
+            ours.append((time.perf_counter_ns() - start) / 100)
+            start = time.perf_counter_ns()
+            for _ in range(10):
+                begin = [pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in handles]
+                end = [pynvml.nvmlDeviceGetTotalEnergyConsumption(gpu) for gpu in handles]
+                _ = [b - a for a, b in zip(begin, end, strict=True)]
+            raw.append((time.perf_counter_ns() - start) / 10)
+        results.put((statistics.median(ours), p99(ours), statistics.median(raw), p99(raw)))
+
+
+def p99(values: list[float]) -> float:
+    return sorted(values)[min(len(values) - 1, int(0.99 * len(values)))]
+
+
+def loop_table(rounds: int) -> None:
+    print("## begin_window + end_window, without synchronisation\n")
+    print("| GPUs | ours p50 µs | p99 µs | raw counters p50 µs | p99 µs | ours / raw |")
+    print("|--:|--:|--:|--:|--:|--:|")
+    context = multiprocessing.get_context("spawn")
+    for gpus in (1, 8):
+        results = context.Queue()
+        process = context.Process(target=_loop_cost, args=(gpus, rounds, results))
+        process.start()
+        ours, ours99, raw, raw99 = results.get(timeout=120)
+        process.join()
+        print(
+            f"| {gpus} | {ours / 1e3:.2f} | {ours99 / 1e3:.2f} | {raw / 1e3:.1f} | "
+            f"{raw99 / 1e3:.1f} | {ours / raw:.3f} |",
+            flush=True,
+        )
+    print()
+
+
+# -------------------------------------------------------------------------------- the daemon
+
+
+@dataclass
+class Usage:
+    """CPU seconds and memory of a process."""
+
+    cpu_s: float
+    rss_mib: float
+    pss_mib: float
+
+
+def usage(pid: int) -> Usage:
+    # Of each thread, what the scheduler counted: utime and stime miss what sleeps between ticks.
+    cpu_s = 0.0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        cpu_s += int((task / "schedstat").read_text().split()[0]) / 1e9
+    sizes = {"Rss": 0.0, "Pss": 0.0}
+    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+        name = line.partition(":")[0]
+        if name in sizes:
+            sizes[name] = int(line.split()[1]) / 1024
+    return Usage(cpu_s, sizes["Rss"], sizes["Pss"])
+
+
+def front_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+
+
+class Clients:
+    """Connections that each look a window up once a second."""
+
+    def __init__(self, path: str, count: int, gpus: list[str]) -> None:
+        self._gpus = gpus
+        self._context = zmq.Context(io_threads=1)
+        self._sockets = []
+        for _ in range(count):
+            socket = self._context.socket(zmq.DEALER)
+            socket.setsockopt(zmq.LINGER, 0)
+            socket.connect(f"ipc://{path}")
+            self._sockets.append(socket)
+        self.answered = 0
+
+    def run(self, seconds: float) -> None:
+        end = time.monotonic() + seconds
+        pause_s = 1.0 / max(1, len(self._sockets))
+        number = 0
+        due = time.monotonic()
+        while (now := time.monotonic()) < end:
+            if not self._sockets:
+                time.sleep(0.1)
+                continue
+            if now < due:
+                time.sleep(min(due - now, 0.05))
+                continue
+            due += pause_s
+            socket = self._sockets[number % len(self._sockets)]
+            number += 1
+            while socket.poll(0):
+                socket.recv()
+                self.answered += 1
+            now_ns = time.monotonic_ns()
+            message = {"v": PROTOCOL_VERSION, "id": number, "op": "windows"}
+            message |= {"sources": self._gpus, "windows": [now_ns - 200_000_000, now_ns, 0]}
+            socket.send(encode(message))
+
+    def close(self) -> None:
+        self._context.destroy(linger=0)
+
+
+def measure(gpus: int, tick_ms: int, clients: int, seconds: float) -> str:
+    with daemon(gpus, tick_ms) as (process, path, _):
+        with Client(path) as client:
+            uuids = [gpu.uuid for gpu in client.node().gpus]
+        others = Clients(path, clients, uuids)
+        others.run(SETTLE_S)
+        pids = (process.pid, front_of(process.pid))
+        before = [usage(pid) for pid in pids]
+        start = time.monotonic()
+        others.run(seconds)
+        elapsed = time.monotonic() - start
+        after = [usage(pid) for pid in pids]
+        others.close()
+    root, front = (100 * (b.cpu_s - a.cpu_s) / elapsed for a, b in zip(before, after, strict=True))
+    return (
+        f"| {gpus} | {tick_ms} | {clients} | {root:.2f} | {front:.2f} | {after[0].rss_mib:.0f} | "
+        f"{after[0].pss_mib:.0f} | {after[1].pss_mib:.0f} |"
+    )
+
+
+def daemon_table(seconds: float) -> None:
+    print("## zeusd: CPU in percent of one core, memory in MiB\n")
+    print("| GPUs | tick ms | clients | root CPU | front CPU | root RSS | root PSS | front PSS |")
+    print("|--:|--:|--:|--:|--:|--:|--:|--:|")
+    cases = [(1, 100, 0), (4, 100, 0), (8, 100, 0), (1, 20, 0), (4, 20, 0), (8, 20, 0)]
+    cases += [(8, 100, clients) for clients in (1, 16, 64, 256)]
+    for gpus, tick_ms, clients in cases:
+        print(measure(gpus, tick_ms, clients, seconds), flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each daemon")
+    parser.add_argument("--rounds", type=int, default=1000)
+    options = parser.parse_args()
+    print(f"Python {platform.python_version()}, {os.cpu_count()} cores, {platform.machine()}\n")
+    loop_table(options.rounds)
+    daemon_table(options.seconds)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,318 @@
+"""The sampler, look-ups and streams of a running zeusd, over the real nvidia-ml-py."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import zmq
+
+from tests.fake_nvml import fixtures
+from tests.fake_nvml.double import NvmlDouble
+from tests.fake_nvml.fixtures import MakeDouble
+from tests.support import ALL_MAY, RunningDaemon, configuration, running_daemon, wait_for
+from zeus_ipc import Client
+from zeus_ipc.errors import DaemonUnavailable, NvmlFailure, UnknownGpu, ZeusIpcError
+from zeus_ipc.messages import Sample
+
+nvml_double = fixtures.nvml_double
+
+LOAD_MW = 220_000
+
+
+@contextlib.contextmanager
+def measuring(double: NvmlDouble) -> Iterator[tuple[RunningDaemon, Client]]:
+    """A daemon on the double whose sampler has found the sensors' ticks."""
+    gpus = int(double.node.count)
+    with running_daemon("--nvml-library", double.library, env=double.env, gpus=gpus) as daemon:
+        with daemon.client() as client:
+            for index in range(gpus):
+                settle(client, double.uuid(index))
+            yield daemon, client
+
+
+def settle(client: Client, uuid: str) -> None:
+    """Waits until a second has been sampled."""
+    begun_ns = time.monotonic_ns()
+    wait_for(
+        lambda: (found := client.timeline(uuid)) and found[-1][0] > begun_ns + 1_000_000_000,
+        "a second of samples",
+    )
+
+
+def energy_j(client: Client, uuid: str, begin_ns: int, end_ns: int) -> tuple[float, float]:
+    """Energy of a window, and its uncertainty, J."""
+    found = client.windows(uuid, [(begin_ns, end_ns, False)])[uuid]
+    energy_uj = found.energy_uj[0]
+    assert energy_uj is not None
+    return energy_uj / 1e6, found.uncertainty_uj[0] / 1e6
+
+
+def test_windows_are_right_and_a_batch_is_answered_whole(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 100}, {"tick_ms": 20}])
+    with measuring(double) as (_, client):
+        uuids = [double.uuid(0), double.uuid(1)]
+        edges = [time.monotonic_ns()]
+        for _ in range(600):
+            time.sleep(0.001)
+            edges.append(time.monotonic_ns())
+        windows = list(zip(edges, edges[1:], strict=False)) + [(edges[0], edges[-1])]
+        found = client.windows(uuids, [(begin, end, False) for begin, end in windows])
+        for uuid in uuids:
+            energies = [energy_uj or 0 for energy_uj in found[uuid].energy_uj]
+            assert len(energies) == len(found[uuid].uncertainty_uj) == 601
+            assert sum(energies[:-1]) == energies[-1]
+            seconds = (edges[-1] - edges[0]) / 1e9
+            assert energies[-1] / 1e6 == pytest.approx(LOAD_MW / 1000 * seconds, rel=0.02)
+        assert found[uuids[0]].tick_ns == pytest.approx(100_000_000, rel=0.02)
+        assert found[uuids[1]].tick_ns == pytest.approx(20_000_000, rel=0.02)
+
+
+def test_a_window_goes_on_over_a_killed_and_a_restarted_daemon(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 20}])
+    uuid = double.uuid(0)
+    with measuring(double) as (daemon, client):
+        begin_ns = time.monotonic_ns()
+        double.set_load(0, 100_000)
+        changed_ns = time.monotonic_ns()
+        daemon.kill()
+        wait_for(lambda: time.monotonic_ns() > changed_ns + 700_000_000, "work while it is dead")
+        daemon.start_again()
+        daemon.wait_until_serving(1)
+        settle(client, uuid)
+        end_ns = time.monotonic_ns()
+        joules, uncertainty_j = energy_j(client, uuid, begin_ns, end_ns)
+        truth_j = 220 * (changed_ns - begin_ns) / 1e9 + 100 * (end_ns - changed_ns) / 1e9
+        assert joules == pytest.approx(truth_j, rel=0.05)
+        assert uncertainty_j < joules
+        # What was before is remembered too, as the ticks that were seen.
+        assert client.timeline(uuid)[0][0] < begin_ns
+
+
+def test_another_driver_is_another_history(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 20}])
+    with measuring(double) as (daemon, client):
+        daemon.stop()
+        for path in daemon.state_dir.glob("history-*"):
+            with path.open("r+b") as file:  # as if another load of the driver had written it
+                file.write(b"{}")
+        before_ns = time.monotonic_ns()
+        daemon.start_again()
+        daemon.wait_until_serving(1)
+        settle(client, double.uuid(0))
+        assert client.timeline(double.uuid(0))[0][0] > before_ns
+        found = client.windows(double.uuid(0), [(before_ns - 10**9, before_ns, False)])
+        assert found[double.uuid(0)].energy_uj == [None]
+
+
+def test_a_driver_that_keeps_a_call_delays_no_other_gpu(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
+    with measuring(double) as (daemon, client):
+        double.inject(0, "nvmlDeviceGetFieldValues", delay_ms=60_000, count=1)
+        wait_for(lambda: daemon.records("sampler_stuck"), "the sampler to leave its thread behind")
+        assert daemon.records("sampler_stuck")[0]["gpu"] == double.uuid(0)
+        settle(client, double.uuid(1))
+        begin_ns = time.monotonic_ns()
+        time.sleep(0.1)
+        joules, _ = energy_j(client, double.uuid(1), begin_ns, time.monotonic_ns())
+        assert joules == pytest.approx(22, rel=0.2)
+        double.clear_faults()
+        wait_for(lambda: daemon.records("sampler_unstuck"), "the GPU to be sampled again")
+        settle(client, double.uuid(0))
+
+
+def test_readings_that_fail_now_and_then_cost_nothing(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 20}])
+    uuid = double.uuid(0)
+    with measuring(double) as (_, client):
+        begin_ns = time.monotonic_ns()
+        for code in (3, 999, 10):
+            double.inject(0, "nvmlDeviceGetFieldValues", code, count=2)
+            double.inject(0, "field.83.0", 3, count=2)
+            settle(client, uuid)
+        end_ns = time.monotonic_ns()
+        joules, _ = energy_j(client, uuid, begin_ns, end_ns)
+        assert joules == pytest.approx(LOAD_MW / 1000 * (end_ns - begin_ns) / 1e9, rel=0.02)
+
+
+def test_a_lost_gpu_is_told_and_measured_again_when_it_is_back(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
+    uuid = double.uuid(0)
+    with measuring(double) as (_, client):
+        begin_ns = time.monotonic_ns()
+        double.inject(0, "*", 15)
+        end_ns = time.monotonic_ns() + 50_000_000
+        wait_for(lambda: time.monotonic_ns() > end_ns, "the window's end")
+        with pytest.raises(NvmlFailure) as caught:
+            client.windows(uuid, [(begin_ns, end_ns, False)])
+        assert caught.value.nvml_code == 15
+        settle(client, double.uuid(1))
+        double.clear_faults()
+        settle(client, uuid)
+        joules, _ = energy_j(client, uuid, begin_ns, end_ns)
+        assert joules == pytest.approx(LOAD_MW / 1000 * (end_ns - begin_ns) / 1e9, rel=0.1)
+
+
+def test_what_is_asked_wrongly_is_refused_in_one_sentence(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{}])
+    uuid = double.uuid(0)
+    with measuring(double) as (_, client):
+        with pytest.raises(ZeusIpcError, match="ends before it begins"):
+            client.windows(uuid, [(2, 1, False)])
+        with pytest.raises(UnknownGpu, match="GPU-none"):
+            client.windows("GPU-none", [(1, 2, False)])
+        with pytest.raises(UnknownGpu, match="GPU-none"):
+            client.stream("GPU-none")
+        with pytest.raises(ValueError, match="volts"):
+            client.timeline(uuid, "volts")
+
+
+# ---------------------------------------------------------------------------------------- streams
+
+
+def take(stream: Iterator[Sample], count: int) -> list[Sample]:
+    return [next(stream) for _ in range(count)]
+
+
+def test_a_stream_has_every_tick_of_its_gpus_and_of_no_other(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}, {"tick_ms": 20}])
+    wanted = [double.uuid(0), double.uuid(2)]
+    with measuring(double) as (_, client):
+        with client.stream(wanted) as stream:
+            samples = take(stream, 100)
+        assert {sample.gpu for sample in samples} == set(wanted)
+        mine = [sample for sample in samples if sample.gpu == wanted[0]]
+        assert [sample.number for sample in mine] == list(
+            range(mine[0].number, mine[0].number + len(mine))
+        )
+        assert all(sample.lost == 0 for sample in samples)
+        first, last = mine[0], mine[-1]
+        joules = (last.energy_uj - first.energy_uj) / 1e6
+        assert joules == pytest.approx(220 * (last.t_ns - first.t_ns) / 1e9, rel=0.05)
+        assert last.power_mw == pytest.approx(LOAD_MW, rel=0.01)
+        assert last.gpu_clock_mhz is not None
+        assert last.temperature_c is not None
+        assert last.throttle_reasons is not None
+
+
+def test_who_reads_slowly_loses_samples_and_is_told_how_many(nvml_double: MakeDouble) -> None:
+    double = nvml_double([{"tick_ms": 20}] * 8)
+    uuids = [double.uuid(index) for index in range(8)]
+    with measuring(double) as (_, client):
+        with client.stream(uuids) as quick, client.stream(uuids, buffer=5) as slow:
+            first = {}
+            while len(first) < 8:
+                sample = next(slow)
+                first.setdefault(sample.gpu, sample.number)
+            everything = take(quick, 2000)
+            assert all(sample.lost == 0 for sample in everything)
+            newest = max(sample.number for sample in everything if sample.gpu == uuids[0])
+            late = [next(slow)]
+            while late[-1].number <= newest or late[-1].gpu != uuids[0]:
+                late.append(next(slow))
+            mine = [sample for sample in late if sample.gpu == uuids[0]]
+            assert sum(sample.lost for sample in mine) > 20
+            assert slow.lost == sum(sample.lost for sample in late)
+            assert len(mine) + sum(sample.lost for sample in mine) <= mine[-1].number
+            assert mine[-1].number - first[uuids[0]] >= newest - first[uuids[0]]
+
+
+def test_a_stream_can_be_read_asynchronously_and_closed_from_elsewhere(
+    nvml_double: MakeDouble,
+) -> None:
+    double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
+
+    async def read(client: Client) -> tuple[int, int]:
+        streams = [client.stream(double.uuid(index)) for index in (0, 1)]
+        counts = [0, 0]
+
+        async def follow(index: int) -> None:
+            async for sample in streams[index]:
+                assert sample.gpu == double.uuid(index)
+                counts[index] += 1
+
+        tasks = [asyncio.create_task(follow(index)) for index in (0, 1)]
+        while min(counts) < 20:
+            await asyncio.sleep(0.01)
+        for stream in streams:
+            stream.close()
+        await asyncio.wait_for(asyncio.gather(*tasks), 20)
+        return counts[0], counts[1]
+
+    with measuring(double) as (_, client):
+        assert min(asyncio.run(read(client))) >= 20
+
+
+def test_a_stream_survives_the_front_and_a_restart_and_ends_with_the_daemon(
+    nvml_double: MakeDouble,
+) -> None:
+    double = nvml_double([{"tick_ms": 20}])
+    uuid = double.uuid(0)
+    with measuring(double) as (daemon, client):
+        stream = client.stream(uuid)
+        before = take(stream, 10)[-1]
+        os.kill(daemon.front_pid(), signal.SIGKILL)
+        after = next(sample for sample in stream if sample.lost)
+        assert after.number == before.number + after.lost + 1 or after.number > before.number
+        daemon.process.send_signal(signal.SIGUSR1)
+        daemon.process.wait(30)
+        daemon.start_again()
+        daemon.wait_until_serving(1)
+        assert next(stream).number > after.number
+        daemon.stop()
+        with pytest.raises(DaemonUnavailable):
+            take(stream, 10_000)
+        stream.close()
+
+
+def test_nothing_is_published_that_nobody_wants_and_nonsense_is_ignored(
+    nvml_double: MakeDouble,
+) -> None:
+    double = nvml_double([{"tick_ms": 20}])
+    with measuring(double) as (daemon, client):
+        path = client.node().stream
+        assert path is not None
+        with zmq.Context() as context, context.socket(zmq.SUB) as everything:
+            everything.setsockopt(zmq.LINGER, 0)
+            everything.setsockopt(zmq.SUBSCRIBE, b"")  # a prefix of every topic
+            everything.setsockopt(zmq.SUBSCRIBE, b"\xff" * 90)
+            for number in range(2000):
+                everything.setsockopt(zmq.SUBSCRIBE, f"nonsense-{number}".encode())
+            everything.connect(f"ipc://{path}")
+            with client.stream(double.uuid(0)) as stream:
+                take(stream, 30)
+            assert not everything.poll(0)
+        assert daemon.records("front_died") == []
+
+
+def test_one_user_has_a_bounded_number_of_connections_streams_included(
+    nvml_double: MakeDouble,
+) -> None:
+    double = nvml_double([{"tick_ms": 20}])
+    with contextlib.ExitStack() as stack:
+        make = running_daemon("--nvml-library", double.library, env=double.env, gpus=1)
+        daemon = stack.enter_context(make)
+        daemon.stop()
+        text = f"{ALL_MAY}\n[front]\nmax_connections_per_user = 4\n"
+        options = configuration(daemon.directory, text)
+        with running_daemon(
+            "--nvml-library",
+            double.library,
+            *options,
+            env=double.env,
+            gpus=1,
+            directory=daemon.directory,
+        ) as bounded:
+            client = stack.enter_context(bounded.client())
+            settle(client, double.uuid(0))
+            streams = [client.stream(double.uuid(0)) for _ in range(8)]
+            wait_for(lambda: bounded.records("too_many_connections"), "the bound to be enforced")
+            heard = sum(stream.receive(1.0) is not None for stream in streams)
+            assert 1 <= heard <= 3
+            for stream in streams:
+                stream.close()

@@ -1,0 +1,172 @@
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks.accuracy import BURSTS, LOADS, sweep
+from zeusd.energy.curve import Curve
+from zeusd.energy.history import SIZE, History, Slow
+from zeusd.energy.meter import MS, Edge, Meter
+from zeusd.nvml.api import Sensors
+
+TICK = 100 * MS
+BEGIN = 1_000 * TICK
+
+
+def curve_of(
+    powers_mw: list[int], window_ns: int | None = None, ceiling_mw: int = 400_000
+) -> Curve:
+    """A GPU whose ticks have shown these mean powers."""
+    history = History(memoryview(bytearray(SIZE)))
+    meter = Meter(window_ns)
+    counter_mj = 1_000
+    for number, power_mw in enumerate([powers_mw[0], *powers_mw]):
+        t_ns = BEGIN + number * TICK
+        counter_mj += power_mw // 10
+        edge = meter.advance(t_ns, TICK, TICK, Sensors(t_ns, counter_mj, power_mw, None, None))
+        history.add(edge, counter_mj, window_ns, Slow())
+    return Curve(history, window_ns, ceiling_mw)
+
+
+powers = st.lists(st.integers(20_000, 400_000), min_size=4, max_size=30)
+windows = st.sampled_from([None, 25 * MS, 10 * MS])
+
+
+@settings(max_examples=300, deadline=None)
+@given(powers, windows, st.data())
+def test_energy_never_falls_and_never_jumps(
+    powers_mw: list[int], window_ns: int | None, data: st.DataObject
+) -> None:
+    curve = curve_of(powers_mw, window_ns)
+    end = BEGIN + len(powers_mw) * TICK
+    start = data.draw(st.integers(BEGIN - TICK // 2, end))
+    step = data.draw(st.integers(1_000, 5 * MS))
+    last_uj = curve.energy_uj(start)
+    for n in range(1, 60):
+        now_uj = curve.energy_uj(start + n * step)
+        assert now_uj >= last_uj
+        # Bounded power: no jump, however short the time. Ticks that are unlike their neighbours
+        # may hold the neighbours' unseen part, too.
+        assert now_uj - last_uj <= 1_700_000 * step / MS + 2
+        last_uj = now_uj
+
+
+@settings(max_examples=200, deadline=None)
+@given(powers, windows, st.data())
+def test_windows_that_follow_each_other_add_up(
+    powers_mw: list[int], window_ns: int | None, data: st.DataObject
+) -> None:
+    curve = curve_of(powers_mw, window_ns)
+    instants = sorted(
+        data.draw(st.lists(st.integers(BEGIN, BEGIN + len(powers_mw) * TICK), min_size=2))
+    )
+    parts = sum(curve.window(a, b, False).energy_uj for a, b in itertools.pairwise(instants))
+    assert parts == curve.window(instants[0], instants[-1], False).energy_uj
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.integers(20_000, 400_000), min_size=20, max_size=60), windows)
+def test_over_long_windows_it_is_what_the_counter_says(
+    powers_mw: list[int], window_ns: int | None
+) -> None:
+    curve = curve_of(powers_mw, window_ns)
+    energy_uj = curve.window(BEGIN, BEGIN + len(powers_mw) * TICK, False).energy_uj
+    counted_uj = sum(powers_mw) * 100
+    assert abs(energy_uj - counted_uj) <= 400_000 * 50  # half a tick
+
+
+@pytest.mark.parametrize("step_ms", [7, 31, 50, 88])
+def test_a_step_inside_a_tick_is_found_where_it_was(step_ms: int) -> None:
+    mixed = (60_000 * step_ms + 300_000 * (100 - step_ms)) // 100
+    curve = curve_of([60_000] * 5 + [mixed] + [300_000] * 5)
+    begin = BEGIN + 5 * TICK
+    for at_ms in (5, 20, 50, 95):
+        truth_uj = 60_000 * min(at_ms, step_ms) + 300_000 * max(0, at_ms - step_ms)
+        assert curve.window(begin, begin + at_ms * MS, False).energy_uj == pytest.approx(
+            truth_uj, rel=1e-3
+        )
+
+
+@pytest.mark.parametrize("begin_ms", [3, 40, 92])
+@pytest.mark.parametrize("length_ms", [5, 20, 70, 130, 450])
+def test_an_aligned_window_on_a_quiet_gpu_gets_all_that_was_drawn(
+    begin_ms: int, length_ms: int
+) -> None:
+    idle, busy = 60_000, 310_000
+    powers_mw = []
+    for number in range(20):
+        inside = max(
+            0,
+            min((number + 1) * 100, 500 + begin_ms + length_ms) - max(number * 100, 500 + begin_ms),
+        )
+        powers_mw.append((idle * (100 - inside) + busy * inside) // 100)
+    curve = curve_of(powers_mw)
+    begin = BEGIN + (500 + begin_ms) * MS
+    energy = curve.window(begin, begin + length_ms * MS, True)
+    assert energy.energy_uj == pytest.approx(busy * length_ms, rel=0.01)
+    if begin_ms + length_ms <= 100:
+        # Without that hint the tick's energy is shared out evenly, and the uncertainty says so.
+        blind = curve.window(begin, begin + length_ms * MS, False)
+        assert blind.energy_uj < 0.9 * busy * length_ms
+        assert abs(blind.energy_uj - busy * length_ms) <= blind.uncertainty_uj
+
+
+def test_work_between_two_readings_of_a_sensor_that_sees_a_quarter_is_owned_up_to() -> None:
+    curve = curve_of([60_000] * 20, 25 * MS)
+    begin = BEGIN + 10 * TICK + 20 * MS  # readings are of the last 25 ms of each tick
+    energy = curve.window(begin, begin + 20 * MS, True)
+    assert energy.energy_uj == pytest.approx(60_000 * 20, rel=0.01)
+    assert energy.energy_uj + energy.uncertainty_uj > 400_000 * 20 * 0.9
+    steady = curve_of([300_000, 301_000] * 10, 25 * MS).window(begin, begin + 20 * MS, True)
+    assert steady.uncertainty_uj < 0.2 * steady.energy_uj
+
+
+def test_windows_before_the_kept_ticks_are_taken_from_coarser_rows() -> None:
+    history = History(memoryview(bytearray(SIZE)))
+    step = 20 * MS
+    for number in range(50_000):  # 1,000 s, of which 400 are kept in full
+        t_ns = BEGIN + number * step
+        energy_uj = number * 100_000 * 20
+        history.add(Edge(t_ns, energy_uj, 100_000, 100_000, energy_uj), 0, None, Slow())
+    curve = Curve(history, None, 400_000)
+    begin = BEGIN + 10_123 * MS
+    energy = curve.window(begin, begin + 5_000 * MS, True)
+    assert energy.energy_uj == pytest.approx(100_000 * 5_000, rel=1e-6)
+    assert energy.uncertainty_uj > 0
+    across = curve.window(begin, BEGIN + 990_000 * MS, False)
+    assert across.energy_uj == pytest.approx(100_000 * (990_000 - 10_123), rel=1e-6)
+
+
+@pytest.mark.parametrize("device", ["v100-pcie", "a100-sxm-80", "a40", "p100"])
+def test_training_is_measured_as_well_as_promised(device: str) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    errors: dict[int, list[float]] = {}
+    covered = []
+    for part in range(5):
+        for length_ms, window in sweep(device, "training", seed + part, [20, 100, 1000], 30):
+            errors.setdefault(length_ms, []).append(window.error)
+            covered.append(window.covered)
+    means = {length_ms: sum(found) / len(found) for length_ms, found in errors.items()}
+    assert means[20] < 0.05
+    assert means[100] < 0.02
+    assert means[1000] < 0.006
+    assert sum(covered) / len(covered) > 0.93
+
+
+def test_truth_lies_within_the_uncertainty_under_every_load() -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    covered = [
+        window.covered
+        for device in ("v100-pcie", "a100-sxm-80", "a40")
+        for load in [*LOADS, BURSTS]
+        for part in range(3)
+        for _, window in sweep(device, load, seed + part, [20, 100, 500], 10)
+    ]
+    assert len(covered) == 3 * 6 * 3 * 3 * 10
+    assert sum(covered) / len(covered) >= 0.95

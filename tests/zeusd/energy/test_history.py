@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+from zeusd.energy.columns import Column, Ring, size_of
+from zeusd.energy.history import GRAINS, SECOND_NS, SIZE, TICK_ROWS, History, Slow
+from zeusd.energy.meter import Edge
+
+TICK = 20_000_000
+
+
+def fill(history: History, first: int, count: int, step_ns: int = TICK) -> None:
+    """Ticks at 100 W, each 20 ms unless another step is given."""
+    for number in range(first, first + count):
+        t_ns = SECOND_NS + number * step_ns
+        energy_uj = number * step_ns // 10_000
+        edge = Edge(t_ns, energy_uj, 100_000, 100_000 + number % 7, energy_uj)
+        history.add(edge, energy_uj // 1000, None, Slow(temperature_c=40 + number % 3))
+
+
+def memory() -> memoryview:
+    return memoryview(bytearray(SIZE))
+
+
+def test_a_ring_keeps_the_newest_rows_under_their_numbers() -> None:
+    columns = (Column("a", "q"), Column("b", "h"))
+    ring = Ring(columns, 5, memoryview(bytearray(size_of(columns, 5))))
+    for number in range(12):
+        ring.append(number * 10, -number)
+    assert (ring.start, ring.end) == (7, 12)
+    assert [ring.column(0)[number] for number in range(7, 12)] == [70, 80, 90, 100, 110]
+    assert ring.column(1)[11] == -11
+    assert ring.column(0).first_at_least(85, ring.start, ring.end) == 9
+    assert ring.column(0).first_at_least(111, ring.start, ring.end) == 12
+
+
+def test_memory_is_bounded_and_the_old_is_kept_at_coarser_grain() -> None:
+    block = memory()
+    history = History(block)
+    fill(history, 0, 3 * TICK_ROWS)  # 20 minutes
+    assert len(block) == SIZE < 1_400_000
+    assert history.ticks.end - history.ticks.start == TICK_ROWS
+    seconds = history.tiers[0]
+    assert seconds.end == 3 * TICK_ROWS * TICK // SECOND_NS
+    assert history.begins_ns == SECOND_NS
+    assert history.coarse(2 * SECOND_NS) is seconds
+
+
+def test_a_day_and_more_is_remembered() -> None:
+    history = History(memory())
+    day = 86_400
+    fill(history, 0, 2 * day, SECOND_NS)
+    assert history.begins_ns == SECOND_NS
+    grain_ns, rows = GRAINS[-1]
+    assert rows * grain_ns >= 24 * 3600 * SECOND_NS
+    ring = history.coarse(3600 * SECOND_NS)
+    assert ring is history.tiers[1]
+
+
+def test_what_an_earlier_process_kept_is_gone_on_with() -> None:
+    block = memory()
+    fill(History(block), 0, 500)
+    after = History(block)
+    assert after.ticks.end == 500
+    last = after.last()
+    assert last is not None
+    edge, raw_mj = last
+    assert edge.t_ns == SECOND_NS + 499 * TICK
+    assert raw_mj == edge.counted_uj // 1000
+    fill(after, 500, 1)
+    assert after.t_ns[500] == SECOND_NS + 500 * TICK
+
+
+def test_an_empty_history_knows_nothing() -> None:
+    history = History(memory())
+    assert history.last() is None
+    assert history.begins_ns is None
+    assert history.ends_ns == 0
+    assert history.coarse(0) is None

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from zeusd.energy.meter import MS, Meter, sensor_window_ns
+from zeusd.nvml.api import Sensors
+
+TICK = 100 * MS
+
+
+def reading(t_ns: int, energy_mj: int | None, power_mw: int | None) -> Sensors:
+    return Sensors(t_ns, energy_mj, power_mw, None, None)
+
+
+class Ticking:
+    """A GPU at constant power whose counter ticks, and the meter that adds it up."""
+
+    def __init__(self, window_ns: int | None = None, counter_mj: int | None = 5_000_000) -> None:
+        self.meter = Meter(window_ns)
+        self.t_ns = 10 * TICK
+        self.counter_mj = counter_mj
+        self.energy_uj = 0
+        self.tick(60_000)
+
+    def tick(self, power_mw: int, count: int = 1, counts: bool = True) -> int:
+        """A tick at this power. Returns how much the meter has gained."""
+        self.t_ns += count * TICK
+        if self.counter_mj is not None and counts:
+            self.counter_mj += power_mw * count // 10
+        sensors = reading(self.t_ns, self.counter_mj, power_mw)
+        assert self.meter.plausible(sensors)
+        edge = self.meter.advance(self.t_ns, TICK, count * TICK, sensors)
+        gained, self.energy_uj = edge.energy_uj - self.energy_uj, edge.energy_uj
+        return gained
+
+
+def test_what_each_architectures_sensor_sees() -> None:
+    assert sensor_window_ns(4, "Tesla P100-PCIE-16GB") == 10 * MS
+    assert sensor_window_ns(5, "Tesla V100-SXM2-16GB") == 10 * MS
+    assert sensor_window_ns(6, "Tesla T4") is None
+    assert sensor_window_ns(7, "NVIDIA A100-SXM4-80GB") == 25 * MS
+    assert sensor_window_ns(7, "NVIDIA A40") is None
+    assert sensor_window_ns(7, "NVIDIA A30") == 25 * MS
+    assert sensor_window_ns(8, "NVIDIA L40S") is None
+    assert sensor_window_ns(9, "NVIDIA H100 80GB HBM3") == 25 * MS
+
+
+def test_the_counter_is_followed_and_power_where_there_is_none() -> None:
+    counted, integrated = Ticking(), Ticking(counter_mj=None)
+    for power_mw in (100_000, 300_000, 50_000):
+        assert counted.tick(power_mw) == power_mw * 100
+        assert integrated.tick(power_mw) == power_mw * 100
+    assert counted.tick(200_000, count=5) == 200_000 * 500
+
+
+@pytest.mark.parametrize("window_ns", [None, 25 * MS, 10 * MS])
+def test_over_long_it_is_the_counters_whatever_the_load(window_ns: int | None) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    gpu = Ticking(window_ns)
+    gpu.tick(60_000)
+    first_mj, first_uj = gpu.counter_mj, gpu.energy_uj
+    assert first_mj is not None
+    last_uj = 0
+    for _ in range(2000):
+        power_mw = chance.choice([60_000, chance.randrange(60_000, 400_000)])
+        gpu.tick(power_mw, count=chance.choice([1, 1, 1, 3]))
+        assert gpu.energy_uj >= last_uj
+        last_uj = gpu.energy_uj
+    for _ in range(2):
+        gpu.tick(60_000)
+    assert gpu.counter_mj is not None
+    counted_uj = (gpu.counter_mj - first_mj) * 1000
+    assert abs(gpu.energy_uj - first_uj - counted_uj) <= 2000
+
+
+def test_a_counter_that_starts_anew_costs_nothing() -> None:
+    gpu = Ticking()
+    gpu.tick(100_000)
+    gpu.counter_mj = 0
+    gpu.t_ns += TICK
+    sensors = reading(gpu.t_ns, 70, 120_000)
+    assert not gpu.meter.plausible(sensors)  # it may be a slip: asked once more
+    assert gpu.meter.plausible(sensors)
+    edge = gpu.meter.advance(gpu.t_ns, TICK, TICK, sensors)
+    assert edge.energy_uj - gpu.energy_uj == 120_000 * 100
+    assert gpu.meter.epochs == 1
+    gpu.energy_uj, gpu.counter_mj = edge.energy_uj, 70
+    assert gpu.tick(120_000) == 120_000 * 100
+
+
+@pytest.mark.parametrize("slip_mj", [0, 3, 10**15])
+def test_one_senseless_reading_is_passed_over(slip_mj: int) -> None:
+    gpu = Ticking()
+    gpu.tick(100_000)
+    assert not gpu.meter.plausible(reading(gpu.t_ns + MS, slip_mj, 100_000))
+    assert gpu.tick(100_000) == 100_000 * 100
+    assert gpu.meter.epochs == 0
+
+
+def test_a_counter_that_is_missing_for_once_is_not_integrated_twice() -> None:
+    gpu = Ticking()
+    gpu.tick(100_000)
+    assert not gpu.meter.plausible(reading(gpu.t_ns + MS, None, 100_000))
+    assert not gpu.meter.plausible(reading(gpu.t_ns + 2 * MS, None, 100_000))
+    assert gpu.tick(100_000, count=3) == 100_000 * 300
+
+
+def test_a_counter_that_stands_still_is_replaced_by_power_until_it_moves() -> None:
+    gpu = Ticking()
+    gpu.tick(100_000)
+    still = reading(gpu.t_ns, gpu.counter_mj, 200_000)
+    stands = [gpu.meter.stands_still(still) for _ in range(10)]
+    assert stands[0] is False
+    assert stands[-1] is True
+    assert gpu.meter.stuck
+    gained = gpu.tick(200_000, count=10, counts=False)
+    assert gained == 200_000 * 1000
+    assert gpu.tick(200_000) == 200_000 * 100  # it moves again: counted once
+    assert not gpu.meter.stuck
+    assert gpu.tick(300_000) == 300_000 * 100
+
+
+def test_a_counter_that_sees_all_of_a_tick_is_told_by_its_steps() -> None:
+    chance = random.Random(1)
+    gpu = Ticking(25 * MS)
+    for _ in range(200):
+        # What was read last says little of the whole tick.
+        gpu.counter_mj = (gpu.counter_mj or 0) + chance.randrange(6_000, 30_000)
+        gpu.tick(chance.randrange(60_000, 300_000), counts=False)
+    assert gpu.meter.window_ns is None
+    other = Ticking(25 * MS)
+    for _ in range(200):
+        other.tick(chance.randrange(60_000, 300_000))
+    assert other.meter.window_ns == 25 * MS

@@ -1,0 +1,159 @@
+from __future__ import annotations
+
+import bisect
+import random
+
+import pytest
+
+from zeusd.energy.ticks import MS, Tick, TickTracker
+
+SECOND = 1_000 * MS
+
+
+class Sensor:
+    """Changes at given times; looked at as a tracker asks, a little late."""
+
+    def __init__(self, changes_ns: list[int], seed: int) -> None:
+        self.changes_ns = changes_ns
+        self.chance = random.Random(seed)
+        self.tracker = TickTracker(0)
+        self.ticks: list[Tick] = []
+        self.looks: list[int] = []
+        self._shown = -1
+
+    def run(self, until_ns: int) -> None:
+        while True:
+            first, last = self.tracker.next_read_ns, self.tracker.latest_read_ns
+            late_ns = round(self.chance.expovariate(1 / 60_000))
+            if self.chance.random() < 0.01:
+                late_ns += self.chance.randrange(8 * MS)
+            t_ns = self.chance.randint(first, last) + late_ns
+            if self.looks:
+                t_ns = max(t_ns, self.looks[-1] + 1)
+            if t_ns > until_ns:
+                return
+            self.look(t_ns)
+
+    def look(self, t_ns: int) -> Tick | None:
+        shown = bisect.bisect_right(self.changes_ns, t_ns)
+        tick = self.tracker.observe(t_ns, shown != self._shown)
+        self._shown = shown
+        self.looks.append(t_ns)
+        if tick is not None:
+            self.ticks.append(tick)
+        return tick
+
+    def errors_ms(self, since_ns: int) -> list[float]:
+        """How far each tick's stamp is from the change that it is of."""
+        errors = []
+        for tick in self.ticks:
+            if tick.t_ns >= since_ns and not tick.silent:
+                place = bisect.bisect_left(self.changes_ns, tick.t_ns)
+                near = self.changes_ns[max(0, place - 1) : place + 1]
+                errors.append(min(abs(tick.t_ns - at_ns) for at_ns in near) / MS)
+        return errors
+
+
+def every(period_ms: float, seconds: float, jitter_ms: float = 0.0, seed: int = 1) -> list[int]:
+    chance = random.Random(seed)
+    phase = chance.uniform(0, period_ms)
+    count = int(seconds * 1000 / period_ms)
+    return [
+        round((phase + n * period_ms + chance.uniform(-jitter_ms, jitter_ms)) * MS)
+        for n in range(count)
+    ]
+
+
+@pytest.mark.parametrize("period_ms", [20, 37.3, 100, 101.2, 250, 1000])
+def test_a_tick_is_found_and_dated_within_a_millisecond_at_a_few_looks(period_ms: float) -> None:
+    seed = random.randrange(10**6)
+    print(f"seed {seed}")
+    seconds = max(30.0, 60 * period_ms / 1000)
+    sensor = Sensor(every(period_ms, seconds, seed=seed), seed)
+    settled_ns = round(max(3.0, 25 * period_ms / 1000) * SECOND)
+    sensor.run(settled_ns)
+    assert sensor.tracker.period_ns == pytest.approx(period_ms * MS, rel=2e-3)
+    looked = len(sensor.looks)
+    sensor.run(round(seconds * SECOND))
+    errors = sorted(sensor.errors_ms(settled_ns))
+    ticks = (seconds * SECOND - settled_ns) / (period_ms * MS)
+    assert len(errors) == pytest.approx(ticks, rel=0.1)
+    assert errors[int(0.95 * len(errors))] < 1.0
+    assert (len(sensor.looks) - looked) / ticks < 3.0
+
+
+def test_ticks_that_come_early_and_late_are_still_dated() -> None:
+    sensor = Sensor(every(100, 60, jitter_ms=0.4), 7)
+    sensor.run(60 * SECOND)
+    errors = sorted(sensor.errors_ms(5 * SECOND))
+    assert errors[int(0.95 * len(errors))] < 1.2
+    assert len(sensor.looks) < 6 * 600
+
+
+def test_another_period_is_found_again() -> None:
+    first = every(100, 10)
+    second = [first[-1] + change for change in every(20, 10)]
+    sensor = Sensor(first + second, 3)
+    sensor.run(9 * SECOND)
+    assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=1e-3)
+    sensor.run(19 * SECOND)
+    assert sensor.tracker.period_ns == pytest.approx(20 * MS, rel=2e-3)
+    errors = sorted(sensor.errors_ms(15 * SECOND))
+    assert errors[int(0.95 * len(errors))] < 1.0
+
+
+def test_a_sensor_that_stands_still_is_told_of_and_not_hammered() -> None:
+    changes = every(100, 5)
+    sensor = Sensor(changes + [change + 60 * SECOND for change in changes], 5)
+    sensor.run(5 * SECOND)
+    looked = len(sensor.looks)
+    sensor.run(60 * SECOND)
+    assert sum(tick.silent for tick in sensor.ticks) > 300  # about ten a second
+    assert len(sensor.looks) - looked < 55 * 60
+    sensor.run(65 * SECOND)
+    errors = sensor.errors_ms(64 * SECOND)
+    assert errors
+    assert max(errors) < 1.5
+
+
+def test_ticks_that_nobody_looked_at_are_counted() -> None:
+    sensor = Sensor(every(100, 30), 1)
+    sensor.run(10 * SECOND)
+    before = sensor.ticks[-1]
+    tick = sensor.look(sensor.looks[-1] + 1_050 * MS)
+    assert tick is not None
+    assert tick.ticks == round((tick.t_ns - before.t_ns) / (100 * MS)) >= 10
+    assert min(sensor.errors_ms(tick.t_ns)) < 1.0
+
+
+def test_what_changes_at_every_look_is_looked_at_calmly() -> None:
+    sensor = Sensor(every(0.5, 10), 1)
+    sensor.run(10 * SECOND)
+    looks = [t_ns for t_ns in sensor.looks if t_ns > 5 * SECOND]
+    assert 200 < len(looks) < 260
+
+
+def test_failed_looks_are_tried_again_ever_more_rarely_and_then_all_begins_anew() -> None:
+    sensor = Sensor(every(100, 100), 1)
+    sensor.run(10 * SECOND)
+    pauses = []
+    t_ns = sensor.looks[-1]
+    for _ in range(20):
+        sensor.tracker.failed(t_ns)
+        pauses.append(sensor.tracker.next_read_ns - t_ns)
+        t_ns = sensor.tracker.next_read_ns
+    assert pauses[0] <= 5 * MS
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == SECOND
+    sensor.run(t_ns + 10 * SECOND)
+    assert sensor.errors_ms(t_ns + 5 * SECOND)
+    assert max(sensor.errors_ms(t_ns + 5 * SECOND)) < 1.5
+
+
+def test_one_failed_look_costs_no_tick() -> None:
+    sensor = Sensor(every(100, 30), 1)
+    sensor.run(10 * SECOND)
+    sensor.tracker.failed(sensor.looks[-1])
+    sensor.run(12 * SECOND)
+    assert sensor.tracker.period_ns == pytest.approx(100 * MS, rel=1e-3)
+    assert sum(tick.ticks for tick in sensor.ticks if tick.t_ns > 9 * SECOND) in (30, 31)

@@ -1,0 +1,223 @@
+"""`PowerMonitor`: power over time, without a process of its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from enum import Enum
+from typing import Literal
+
+from zeus import _node
+from zeus.device import get_gpus
+from zeus.exceptions import from_ipc
+from zeus.monitor.energy import check_indices
+from zeus.monitor.timeline import Timelines, offset_ns
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.messages import Domain
+
+
+class PowerDomain(Enum):
+    """Which power."""
+
+    DEVICE_INSTANT = "device_instant"
+    """The GPU's, as its sensor last measured it."""
+    DEVICE_AVERAGE = "device_average"
+    """The GPU's, mean of the last second. Ampere (except A100) and newer."""
+    MEMORY_AVERAGE = "memory_average"
+    """The GPU memory's, mean of the last second. Some Hopper and newer."""
+
+
+_DOMAINS = {
+    PowerDomain.DEVICE_INSTANT: Domain.POWER,
+    PowerDomain.DEVICE_AVERAGE: Domain.AVERAGE_POWER,
+    PowerDomain.MEMORY_AVERAGE: Domain.MEMORY_POWER,
+}
+
+DomainName = PowerDomain | Literal["device_instant", "device_average", "memory_average"]
+PowerTimeline = list[tuple[float, float]]
+"""Seconds since the epoch, and watts."""
+
+HOLD_S = 5.0
+"""A mean that is this old is not taken to hold any more."""
+
+
+def infer_counter_update_period(gpu_indicies: Sequence[int]) -> float:
+    """Half of the shortest tick of these GPUs' sensors, seconds; at most 0.1."""
+    gpus = get_gpus()
+    try:
+        found = _node.get_client().windows([gpus[index].uuid for index in gpu_indicies])
+    except ZeusIpcError as error:
+        raise from_ipc(error) from error
+    return min(0.1, min(one.tick_ns for one in found.values()) / 2e9)
+
+
+class PowerMonitor:
+    """Power of GPUs over time, from what zeusd (or this process's own sampler) has recorded.
+
+    Args:
+        gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        update_period: Seconds between samples at least; None: every tick of the sensors.
+        max_samples_per_gpu: Only the newest so many; None: all.
+        power_domains: Which power; None: all that these GPUs offer.
+
+    Raises:
+        ValueError: An index names no GPU, or a domain is none or is not offered.
+        ZeusBaseGPUError: The GPUs cannot be reached.
+    """
+
+    def __init__(
+        self,
+        gpu_indices: list[int] | None = None,
+        update_period: float | None = None,
+        max_samples_per_gpu: int | None = None,
+        power_domains: Sequence[DomainName] | None = None,
+    ) -> None:
+        gpus = get_gpus()
+        self.gpu_indices = check_indices(gpu_indices, gpus)
+        self.update_period = update_period
+        self._client = _node.get_client()
+        self._uuids = {index: gpus[index].uuid for index in self.gpu_indices}
+        self._timelines = Timelines(self._client, self._uuids, update_period, max_samples_per_gpu)
+        self._begin_s = time.time()
+        offered = self._offered()
+        if power_domains is None:
+            self.power_domains = offered
+        else:
+            self.power_domains = [_domain(name) for name in power_domains]
+            for domain in self.power_domains:
+                if domain not in offered:
+                    names = ", ".join(one.value for one in offered)
+                    raise ValueError(
+                        f"these GPUs do not offer the power domain {domain.value}; they offer: "
+                        f"{names}"
+                    )
+
+    def get_power_timeline(
+        self,
+        power_domain: DomainName,
+        gpu_index: int | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> dict[int, PowerTimeline]:
+        """Power of one GPU, or of each, between two times (seconds since the epoch), watts.
+
+        Without a start from where this monitor was made; what was before is remembered, too.
+
+        Raises:
+            ValueError: The domain or the GPU is not monitored.
+        """
+        domain = self._monitored(power_domain)
+        found = self._timelines.read(_DOMAINS[domain], gpu_index, start_time, end_time)
+        return {
+            index: [(t_s, milliwatts / 1000) for t_s, milliwatts in samples]
+            for index, samples in found.items()
+        }
+
+    def get_all_power_timelines(
+        self,
+        gpu_index: int | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> dict[str, dict[int, PowerTimeline]]:
+        """`get_power_timeline` for each domain, by its name."""
+        return {
+            domain.value: self.get_power_timeline(domain, gpu_index, start_time, end_time)
+            for domain in self.power_domains
+        }
+
+    def get_energy(
+        self, start_time: float, end_time: float, power_domain: DomainName | None = None
+    ) -> dict[int, float] | None:
+        """Energy of each GPU between two times (seconds since the epoch), joules.
+
+        For `DEVICE_INSTANT` it is what a window of `ZeusMonitor` would measure; for the averages it
+        is their sum over time, which lags by a second. None: nothing is known of that time.
+
+        Raises:
+            ValueError: The domain is not monitored, or the end lies before the start.
+        """
+        domain = self._monitored(power_domain or self.power_domains[0])
+        if end_time < start_time:
+            raise ValueError(f"the end, {end_time}, lies before the start, {start_time}")
+        if domain is PowerDomain.DEVICE_INSTANT:
+            return self._window_j(start_time, end_time)
+        energies: dict[int, float] = {}
+        timelines = self._timelines.read(_DOMAINS[domain], None, start_time - HOLD_S, end_time)
+        for index, samples in timelines.items():
+            if not samples:
+                return None
+            energies[index] = _integral_j(samples, start_time, end_time)
+        return energies
+
+    def get_power(
+        self,
+        time: float | None = None,
+        power_domain: DomainName = PowerDomain.DEVICE_INSTANT,
+    ) -> dict[int, float] | None:
+        """Power of each GPU at a time (seconds since the epoch), watts; None: not known."""
+        domain = self._monitored(power_domain)
+        found = self._timelines.at(_DOMAINS[domain], time)
+        if found is None:
+            return None
+        return {index: milliwatts / 1000 for index, milliwatts in found.items()}
+
+    def stop(self) -> None:
+        """Does nothing: there is nothing to stop."""
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _window_j(self, start_time: float, end_time: float) -> dict[int, float] | None:
+        shift_ns = offset_ns()
+        begin_ns, end_ns = (max(0, round(t * 1e9) - shift_ns) for t in (start_time, end_time))
+        try:
+            found = self._client.windows(list(self._uuids.values()), [(begin_ns, end_ns, False)])
+        except ZeusIpcError as error:
+            raise from_ipc(error) from error
+        energies: dict[int, float] = {}
+        for index, uuid in self._uuids.items():
+            energy_uj = found[uuid].energy_uj[0]
+            if energy_uj is None:
+                return None
+            energies[index] = energy_uj / 1e6
+        return energies
+
+    def _offered(self) -> list[PowerDomain]:
+        uuids = list(self._uuids.values())
+        if not uuids:
+            return list(PowerDomain)
+        try:
+            self._client.windows(uuids)  # begins to sample where nobody did
+            readings = self._client.power(uuids)
+        except ZeusIpcError as error:
+            raise from_ipc(error) from error
+        offered = {
+            PowerDomain.DEVICE_INSTANT: [one.instant_mw for one in readings.values()],
+            PowerDomain.DEVICE_AVERAGE: [one.average_mw for one in readings.values()],
+            PowerDomain.MEMORY_AVERAGE: [one.memory_average_mw for one in readings.values()],
+        }
+        return [domain for domain, values in offered.items() if None not in values]
+
+    def _monitored(self, name: DomainName) -> PowerDomain:
+        domain = _domain(name)
+        if domain not in self.power_domains:
+            names = ", ".join(one.value for one in self.power_domains)
+            raise ValueError(f"{domain.value} is not monitored; these are: {names}")
+        return domain
+
+
+def _domain(name: DomainName) -> PowerDomain:
+    try:
+        return PowerDomain(name)
+    except ValueError:
+        names = ", ".join(one.value for one in PowerDomain)
+        raise ValueError(f"{name!r} is no power domain; there are: {names}") from None
+
+
+def _integral_j(samples: list[tuple[float, int]], start_s: float, end_s: float) -> float:
+    """Each mean holds from its sample to the next, cut to the span."""
+    total = 0.0
+    for position, (t_s, milliwatts) in enumerate(samples):
+        until_s = samples[position + 1][0] if position + 1 < len(samples) else end_s
+        from_s = start_s if position == 0 else max(t_s, start_s)
+        total += milliwatts / 1000 * max(0.0, min(until_s, end_s) - from_s)
+    return total

@@ -1,0 +1,65 @@
+"""`TemperatureMonitor`: temperature over time, without a process of its own."""
+
+from __future__ import annotations
+
+from zeus import _node
+from zeus.device import get_gpus
+from zeus.exceptions import from_ipc
+from zeus.monitor.energy import check_indices
+from zeus.monitor.timeline import Timelines
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.messages import Domain
+
+TemperatureTimeline = list[tuple[float, int]]
+"""Seconds since the epoch, and degrees Celsius."""
+
+
+class TemperatureMonitor:
+    """Temperature of GPUs over time, from what zeusd (or this process's own sampler) has recorded.
+
+    Args:
+        gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        update_period: Seconds between samples at least; it is read once a second.
+        max_samples_per_gpu: Only the newest so many; None: all.
+
+    Raises:
+        ValueError: An index names no GPU.
+        ZeusBaseGPUError: The GPUs cannot be reached.
+    """
+
+    def __init__(
+        self,
+        gpu_indices: list[int] | None = None,
+        update_period: float = 1.0,
+        max_samples_per_gpu: int | None = None,
+    ) -> None:
+        gpus = get_gpus()
+        client = _node.get_client()
+        self.gpu_indices = check_indices(gpu_indices, gpus)
+        self.update_period = update_period
+        uuids = {index: gpus[index].uuid for index in self.gpu_indices}
+        try:
+            if uuids:
+                client.windows(list(uuids.values()))  # begins to sample where nobody did
+        except ZeusIpcError as error:
+            raise from_ipc(error) from error
+        self._timelines = Timelines(client, uuids, update_period, max_samples_per_gpu)
+
+    def get_temperature_timeline(
+        self,
+        gpu_index: int | None = None,
+        start_time: float | None = None,
+        end_time: float | None = None,
+    ) -> dict[int, TemperatureTimeline]:
+        """Temperature of one GPU, or of each, between two times (seconds since the epoch).
+
+        Without a start from where this monitor was made; what was before is remembered, too.
+        """
+        return self._timelines.read(Domain.TEMPERATURE, gpu_index, start_time, end_time)
+
+    def get_temperature(self, time: float | None = None) -> dict[int, int] | None:
+        """Temperature of each GPU at a time (None: now); None if it is not known of one."""
+        return self._timelines.at(Domain.TEMPERATURE, time)
+
+    def stop(self) -> None:
+        """Does nothing: there is nothing to stop."""

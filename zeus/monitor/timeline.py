@@ -1,0 +1,108 @@
+"""What sensors have shown, from zeusd's history, in seconds since the epoch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from zeus.exceptions import from_ipc
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.messages import Domain
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+
+Samples = list[tuple[float, float]]
+"""Seconds since the epoch, and readings."""
+
+LATEST_S = 5.0
+"""How old the newest reading may be and still be the present one."""
+
+
+def offset_ns() -> int:
+    """What to add to CLOCK_MONOTONIC to get the time since the epoch, ns."""
+    return time.time_ns() - time.monotonic_ns()
+
+
+class Timelines:
+    """Reads timelines of GPUs.
+
+    Args:
+        client: The node.
+        uuids: GPUs by the monitor's index.
+        update_period: Seconds between samples at least; None: all that there are.
+        max_samples: The newest so many of each GPU; None: all.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        uuids: dict[int, str],
+        update_period: float | None,
+        max_samples: int | None,
+    ) -> None:
+        if update_period is not None and update_period <= 0:
+            raise ValueError(f"update_period must be positive, not {update_period}")
+        if max_samples is not None and max_samples <= 0:
+            raise ValueError(f"max_samples_per_gpu must be positive, not {max_samples}")
+        self._client = client
+        self._uuids = uuids
+        self._period_ns = None if update_period is None else round(update_period * 1e9)
+        self._max_samples = max_samples
+        self._begin_s = time.time()
+
+    def read(
+        self,
+        domain: Domain,
+        gpu_index: int | None,
+        start_time: float | None,
+        end_time: float | None,
+    ) -> dict[int, list[tuple[float, int]]]:
+        """Samples of one GPU, or of all, between two times.
+
+        Without a start they begin where the monitor was made; zeusd remembers what was before, too.
+        """
+        start_s = self._begin_s if start_time is None else start_time
+        return {
+            index: self._thinned(self._ask(self._uuids[index], domain, start_s, end_time))
+            for index in self._chosen(gpu_index)
+        }
+
+    def at(self, domain: Domain, at_time: float | None) -> dict[int, int] | None:
+        """The newest reading of each GPU at a time; None if one of them has none."""
+        found: dict[int, int] = {}
+        until_s = time.time() if at_time is None else at_time
+        for index, uuid in self._uuids.items():
+            samples = self._ask(uuid, domain, until_s - LATEST_S, until_s)
+            if not samples:
+                return None
+            found[index] = samples[-1][1]
+        return found
+
+    def _chosen(self, gpu_index: int | None) -> Sequence[int]:
+        if gpu_index is None:
+            return list(self._uuids)
+        if gpu_index not in self._uuids:
+            raise ValueError(f"GPU {gpu_index} is not monitored; these are: {list(self._uuids)}")
+        return [gpu_index]
+
+    def _ask(
+        self, uuid: str, domain: Domain, start_s: float, end_s: float | None
+    ) -> list[tuple[float, int]]:
+        shift_ns = offset_ns()
+        end_ns = None if end_s is None else round(end_s * 1e9) - shift_ns
+        try:
+            found = self._client.timeline(uuid, domain, round(start_s * 1e9) - shift_ns, end_ns)
+        except ZeusIpcError as error:
+            raise from_ipc(error) from error
+        return [((t_ns + shift_ns) / 1e9, value) for t_ns, value in found]
+
+    def _thinned(self, samples: list[tuple[float, int]]) -> list[tuple[float, int]]:
+        if self._period_ns is not None:
+            kept: list[tuple[float, int]] = []
+            for sample in samples:
+                if not kept or (sample[0] - kept[-1][0]) * 1e9 >= 0.95 * self._period_ns:
+                    kept.append(sample)
+            samples = kept
+        return samples if self._max_samples is None else samples[-self._max_samples :]

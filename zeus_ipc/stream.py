@@ -1,0 +1,84 @@
+"""Samples of GPUs as they are taken."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from types import TracebackType
+
+from zeus_ipc.messages import Sample
+from zeus_ipc.transport import Subscription
+
+_POLL_S = 0.2
+"""How soon a closed stream, or a dead daemon, is noticed."""
+
+
+class SampleStream:
+    """An iterator, and an async iterator, over samples of GPUs; made by `Client.stream`.
+
+    It ends when it is closed, which any thread may do. Who reads too slowly loses samples, and
+    finds in `Sample.lost` how many of that GPU were lost just before.
+
+    Raises:
+        DaemonUnavailable: While iterating: the daemon has ended and does not come back.
+    """
+
+    def __init__(self, subscription: Subscription) -> None:
+        self._subscription = subscription
+        self._numbers: dict[str, int] = {}
+        self._closed = False
+        self._guard = threading.Lock()
+        self.lost = 0
+
+    def receive(self, timeout_s: float) -> Sample | None:
+        """The next sample; None if none comes within this time, or the stream is closed."""
+        with self._guard:
+            if self._closed:
+                return None
+            found = self._subscription.receive(timeout_s)
+        if found is None:
+            return None
+        sample = Sample.model_validate(found)
+        before = self._numbers.get(sample.gpu)
+        self._numbers[sample.gpu] = sample.number
+        # A lower number: zeusd was started anew, and counts from the beginning.
+        lost = 0 if before is None else max(0, sample.number - before - 1)
+        self.lost += lost
+        return sample.model_copy(update={"lost": lost}) if lost else sample
+
+    def __iter__(self) -> SampleStream:
+        return self
+
+    def __next__(self) -> Sample:
+        while not self._closed:
+            sample = self.receive(_POLL_S)
+            if sample is not None:
+                return sample
+        raise StopIteration
+
+    def __aiter__(self) -> SampleStream:
+        return self
+
+    async def __anext__(self) -> Sample:
+        while not self._closed:
+            sample = self.receive(0) or await asyncio.to_thread(self.receive, _POLL_S)
+            if sample is not None:
+                return sample
+        raise StopAsyncIteration
+
+    def close(self) -> None:
+        """Ends it."""
+        self._closed = True
+        with self._guard:
+            self._subscription.close()
+
+    def __enter__(self) -> SampleStream:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()

@@ -1,0 +1,131 @@
+"""The XPUB socket: samples of GPUs, to whoever has subscribed to their UUIDs.
+
+A subscriber who reads too slowly loses samples; their numbers tell how many. Nothing is sampled or
+sent for GPUs that nobody has subscribed to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from zeusd.front.admission import Admission
+
+SEND_QUEUE = 500
+SEND_BUFFER = 32 * 1024
+"""Samples, and bytes beyond them, that wait for one subscriber."""
+
+MAX_TOPIC = 96
+MAX_WAITING = 256
+"""Subscriptions of one connection that may wait to be looked at."""
+
+_LABEL = "ipc:///zeusd-stream"
+
+
+class Stream:
+    """Publishes what it is given.
+
+    Args:
+        context: The front's.
+        listen_fd: Bound, listening Unix stream socket.
+        admission: Whose connections are let in.
+        on_topics: Called with all topics when the first subscribes to one or the last leaves it.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        listen_fd: int,
+        admission: Admission,
+        on_topics: Callable[[list[str]], None],
+    ) -> None:
+        self._admission = admission
+        self._on_topics = on_topics
+        self._subscribers: dict[bytes, int] = {}
+        self._offered: frozenset[bytes] = frozenset()
+        self._fds: set[int] = set()
+        self._socket = context.socket(zmq.XPUB)
+        for option, value in (
+            (zmq.MAXMSGSIZE, MAX_TOPIC + 1),
+            (zmq.SNDHWM, SEND_QUEUE),
+            (zmq.SNDBUF, SEND_BUFFER),
+            (zmq.RCVHWM, MAX_WAITING),
+            (zmq.LINGER, 0),
+            (zmq.HANDSHAKE_IVL, 1000),
+            # Only what there is can be subscribed to.
+            (zmq.XPUB_MANUAL, 1),
+            (zmq.USE_FD, os.dup(listen_fd)),
+        ):
+            self._socket.setsockopt(option, value)
+        self._monitor = self._socket.get_monitor_socket(
+            zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
+        )
+        self._monitor.setsockopt(zmq.RCVHWM, 0)
+        self._socket.bind(_LABEL)
+
+    @property
+    def descriptors(self) -> list[int]:
+        """What becomes readable when there is something to do."""
+        return [int(self._socket.getsockopt(zmq.FD)), int(self._monitor.getsockopt(zmq.FD))]
+
+    def serve(self) -> None:
+        """Does what there is to do."""
+        while _readable(self._monitor):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            fd = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._fds.add(fd)
+                self._admission.accepted(fd)
+            else:
+                self._fds.discard(fd)
+                self._admission.ended(fd)
+        changed = False
+        while _readable(self._socket):
+            changed |= self._subscription(self._socket.recv(zmq.NOBLOCK))
+        if not self._fds and self._subscribers:
+            self._subscribers.clear()
+            changed = True
+        if changed:
+            self._on_topics(self.topics)
+
+    @property
+    def topics(self) -> list[str]:
+        """What is subscribed to."""
+        return [topic.decode() for topic in self._subscribers]
+
+    def offer(self, topics: list[str]) -> None:
+        """What can be subscribed to from now on."""
+        self._offered = frozenset(topic.encode() for topic in topics)
+
+    def publish(self, topic: bytes, payload: bytes) -> None:
+        """Sends a sample to its subscribers."""
+        self._socket.send_multipart((topic, payload), zmq.NOBLOCK)
+
+    def close(self) -> None:
+        """Ends the socket."""
+        self._socket.disable_monitor()
+
+    def _subscription(self, message: bytes) -> bool:
+        """A subscription or its end. Returns whether the topics have changed."""
+        kind, topic = message[:1], message[1:]
+        if topic not in self._offered and topic not in self._subscribers:
+            return False
+        count = self._subscribers.get(topic, 0)
+        if kind == b"\x01":
+            self._socket.setsockopt(zmq.SUBSCRIBE, topic)
+            self._subscribers[topic] = count + 1
+            return count == 0
+        if count:
+            self._socket.setsockopt(zmq.UNSUBSCRIBE, topic)
+            self._subscribers[topic] = count - 1
+            if count == 1:
+                del self._subscribers[topic]
+                return True
+        return False
+
+
+def _readable(socket_: zmq.Socket[bytes]) -> bool:
+    return bool(int(socket_.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
