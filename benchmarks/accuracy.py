@@ -1,6 +1,6 @@
 """How far measured energy is from the truth, beside the difference of two counter readings.
 
-    python benchmarks/accuracy.py [--windows N] [--seed N] [--picture FILE]
+    python benchmarks/accuracy.py [--windows N] [--seed N] [--picture FILE] [--reference PYTHON]
 
 On simulated GPUs, whose true energy is known, in simulated time: the sampler of zeusd looks at each
 GPU as it would (late now and then, as threads are), while a load runs and windows of 5 ms to 10 s
@@ -16,12 +16,17 @@ from __future__ import annotations
 
 import argparse
 import heapq
+import json
 import math
+import os
 import random
 import statistics
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
@@ -29,7 +34,13 @@ from zeusd.nvml.simulated import SimulatedNvml, VirtualClock
 from zeusd.nvml.simulated.workloads import ScriptedWorkload
 
 LENGTHS_MS = (5, 10, 20, 50, 100, 200, 300, 500, 1000, 3000, 10_000)
-DEVICES = ("v100-pcie", "a100-sxm-80", "a40", "h100-sxm", "p100")
+DEVICES = {"a100-sxm-80": 100, "h100-sxm": 100, "a40": 100, "v100-pcie": 20, "p100": 20}
+"""Devices, and the tick of their sensors, ms. Of each tick A100 and H100 see 25 ms, V100 and P100
+10 ms, A40 all; P100 has no energy counter."""
+
+PHASES = 8
+"""Nodes for each load and device: each boots at another phase of its sensors' ticks."""
+
 LATE_S = 60e-6
 HELD_UP = 0.01
 """Share of looks that come milliseconds late."""
@@ -219,7 +230,7 @@ BUSY_BURSTS = "bursts beside others"
 
 
 def sweep(
-    device: str, load: str, seed: int, lengths_ms: list[int], count: int
+    device: str, load: str, seed: int, lengths_ms: Sequence[int], count: int
 ) -> Iterator[tuple[int, Window]]:
     """Windows of each length under a load, each on a phase of its own."""
     bench = Bench(device, seed)
@@ -249,6 +260,9 @@ def sweep(
             yield length_ms, window
 
 
+# ------------------------------------------------------------------------------------- figures
+
+
 @dataclass
 class Cell:
     """Windows of one length."""
@@ -256,51 +270,239 @@ class Cell:
     windows: list[Window] = field(default_factory=list)
 
     def errors(self) -> list[float]:
+        """Percent."""
         return [100 * window.error for window in self.windows]
 
     def raw_errors(self) -> list[float]:
+        """Percent, of the windows that the raw method can measure."""
         found = [window.raw_error for window in self.windows]
         return [100 * error for error in found if error is not None]
 
+    def covered(self) -> float:
+        """Percent of windows whose truth lies within the stated uncertainty."""
+        return 100 * statistics.fmean(window.covered for window in self.windows)
 
-def p95(values: list[float]) -> float:
+    def stated(self) -> float:
+        """Stated uncertainty over true energy, median, percent."""
+        return 100 * statistics.median(w.uncertainty_j / w.truth_j for w in self.windows)
+
+
+Cells = dict[tuple[str, str, int], Cell]
+"""By load, device and length in ms."""
+
+
+def run_all(
+    loads: Sequence[str], devices: Sequence[str], lengths_ms: Sequence[int], count: int, seed: int
+) -> Cells:
+    """Everything, on `PHASES` nodes of different phase for each load and device."""
+    cells: Cells = {}
+    for load in loads:
+        for device in devices:
+            for part in range(PHASES):
+                number = 1000 * seed + part
+                for length_ms, window in sweep(device, load, number, lengths_ms, count // PHASES):
+                    cells.setdefault((load, device, length_ms), Cell()).windows.append(window)
+            print(f"{load}: {device} done", file=sys.stderr)
+    return cells
+
+
+def joined(cells: Cells, load: str, devices: Sequence[str], length_ms: int) -> Cell:
+    """The windows of several devices."""
+    return Cell([w for device in devices for w in cells[load, device, length_ms].windows])
+
+
+def p95(values: Sequence[float]) -> float:
     ordered = sorted(values)
     return ordered[min(len(ordered) - 1, int(0.95 * len(ordered)))]
 
 
-def mean_or_dash(values: list[float]) -> str:
-    return f"{statistics.fmean(values):.2f}" if values else "–"
+def figure(values: Sequence[float], of: Callable[[Sequence[float]], float]) -> str:
+    if not values:
+        return "–"
+    value = of(values)
+    return f"{value:.0f}" if value >= 10 else f"{value:.2f}"
+
+
+def print_devices(cells: Cells, load: str, devices: Sequence[str], lengths: Sequence[int]) -> None:
+    print(f"\n## {load}: mean error in percent, with the raw counters' in brackets\n")
+    print("| window | " + " | ".join(devices) + " |")
+    print("|--:|" + "--:|" * len(devices))
+    for length_ms in lengths:
+        row = []
+        for device in devices:
+            cell = cells[load, device, length_ms]
+            ours = figure(cell.errors(), statistics.fmean)
+            row.append(f"{ours} ({figure(cell.raw_errors(), statistics.fmean)})")
+        print(f"| {length_ms} ms | " + " | ".join(row) + " |")
+
+
+def print_load(cells: Cells, load: str, devices: Sequence[str], lengths: Sequence[int]) -> None:
+    print(f"\n## {load} ({', '.join(devices)})\n")
+    print("| window | mean % | p95 % | raw mean % | raw p95 % | truth within | stated ± % |")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
+    for length_ms in lengths:
+        cell = joined(cells, load, devices, length_ms)
+        errors, raw = cell.errors(), cell.raw_errors()
+        print(
+            f"| {length_ms} ms | {figure(errors, statistics.fmean)} | {figure(errors, p95)} | "
+            f"{figure(raw, statistics.fmean)} | {figure(raw, p95)} | {cell.covered():.0f} % | "
+            f"{figure([cell.stated()], max)} |"
+        )
+
+
+def draw(cells: Cells, loads: Sequence[str], devices: Sequence[str], path: str) -> None:
+    """Error against window length, on both axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lengths = sorted({length_ms for _, _, length_ms in cells})
+    columns = 3
+    rows = math.ceil(len(loads) / columns)
+    fig, axes = pyplot.subplots(
+        rows, columns, figsize=(12, 3.3 * rows), sharex=True, sharey=True, squeeze=False
+    )
+    for axis, load in zip(axes.flat, loads, strict=False):
+        found = [joined(cells, load, devices, length_ms) for length_ms in lengths]
+        for values, label, colour in (
+            ([cell.raw_errors() for cell in found], "counter at both ends", "#b5443a"),
+            ([cell.errors() for cell in found], "zeusd", "#2a6f97"),
+        ):
+            means = [max(0.01, statistics.fmean(one)) for one in values]
+            axis.plot(lengths, means, color=colour, label=label, linewidth=2)
+            axis.fill_between(
+                lengths, means, [max(0.01, p95(one)) for one in values], color=colour, alpha=0.15
+            )
+        axis.set_title(load, fontsize=10)
+        axis.set_xscale("log")
+        axis.set_yscale("log")
+        axis.set_ylim(0.01, 2000)
+        axis.grid(True, which="major", linewidth=0.4, alpha=0.6)
+    for axis in axes.flat[len(loads) :]:
+        axis.set_visible(False)
+    for column in range(min(columns, len(loads))):
+        lowest = axes[(len(loads) - 1 - column) // columns][column]
+        lowest.set_xlabel("window (ms)")
+        lowest.tick_params(labelbottom=True)
+    for axis in axes[:, 0]:
+        axis.set_ylabel("error (%), mean to p95")
+    axes[0][0].legend(fontsize=8)
+    fig.suptitle(f"Energy of windows on sensors that tick every 100 ms ({', '.join(devices)})")
+    fig.tight_layout()
+    fig.savefig(path, dpi=110)
+
+
+# ----------------------------------------------------------------- the reference, in real time
+
+PROGRAM = """
+import ctypes, json, os, sys, time, types
+path, library, offset, count, lengths = sys.argv[1:6]
+double = ctypes.CDLL(library)
+def load(milliwatts):
+    code = double.nvml_double_set(
+        path.encode(), 0, ctypes.c_int64(int(offset)), ctypes.c_int64(milliwatts)
+    )
+    assert code == 0
+torch = types.ModuleType("torch")
+torch.cuda = types.SimpleNamespace(
+    is_available=lambda: True, is_initialized=lambda: True, current_device=lambda: 0,
+    memory_reserved=lambda index: 1, synchronize=lambda *args, **kwargs: None,
+)
+torch.distributed = types.SimpleNamespace(is_available=lambda: False)
+from zeus.monitor import ZeusMonitor
+sys.modules["torch"] = torch
+monitor = ZeusMonitor(gpu_indices=[0], cpu_indices=[])
+load(60000)
+time.sleep(3)
+windows = []
+for length in json.loads(lengths):
+    for number in range(int(count)):
+        time.sleep(0.3 + 0.0137 * (number % 9))
+        monitor.begin_window("w")
+        t0 = time.monotonic()
+        load(250000)
+        time.sleep(length / 1000)
+        load(60000)
+        t1 = time.monotonic()
+        windows.append((length, 250 * (t1 - t0), monitor.end_window("w")))
+print(json.dumps([(length, truth, w.total_energy) for length, truth, w in windows]))
+"""
+
+
+def compare_with_reference(python: str, count: int) -> None:
+    """Bursts on an idle GPU, through the C library, by ours and by the reference package."""
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.fake_nvml.double import NvmlDouble, _Gpu
+    from tests.support import running_daemon
+
+    lengths = [20, 50, 100, 300, 1000]
+    found: dict[str, dict[int, list[float]]] = {}
+    with tempfile.TemporaryDirectory() as directory:
+        gpu = {"name": "NVIDIA A40", "architecture": 7, "tick_ms": 100, "limit_max_mw": 300_000}
+        gpu |= {"limit_mw": 300_000, "limit_default_mw": 300_000}
+        double = NvmlDouble(Path(directory), [gpu])
+        arguments = [str(double.state_path), double.library, str(_Gpu.load_mw.offset)]
+        arguments += [str(count), json.dumps(lengths)]
+        env = {**os.environ, **double.env, "LD_LIBRARY_PATH": str(Path(double.library).parent)}
+
+        def run(name: str, interpreter: str, **more: str) -> None:
+            out = subprocess.run(
+                [interpreter, "-W", "ignore", "-c", PROGRAM, *arguments],
+                env={**env, **more},
+                cwd="/" if name != "zeusd" else Path(__file__).resolve().parents[1],
+                stdout=subprocess.PIPE,
+                check=True,
+                text=True,
+            ).stdout
+            for length, truth_j, energy_j in json.loads(out.splitlines()[-1]):
+                errors = found.setdefault(name, {}).setdefault(length, [])
+                errors.append(100 * abs(energy_j - truth_j) / truth_j)
+
+        with running_daemon("--nvml-library", double.library, env=double.env, gpus=1) as daemon:
+            run("zeusd", sys.executable, ZEUSD_SOCK_PATH=daemon.socket)
+        run("reference", python)
+    print("\n## Bursts on an idle GPU, tick 100 ms, through libnvidia-ml, in real time\n")
+    print("| window | zeusd mean % | p95 % | reference mean % | p95 % |")
+    print("|--:|--:|--:|--:|--:|")
+    for length in lengths:
+        ours, theirs = found["zeusd"][length], found["reference"][length]
+        print(
+            f"| {length} ms | {figure(ours, statistics.fmean)} | {figure(ours, p95)} | "
+            f"{figure(theirs, statistics.fmean)} | {figure(theirs, p95)} |"
+        )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--windows", type=int, default=60, help="of each length, load and device")
+    parser.add_argument("--windows", type=int, default=400, help="of each length, load and device")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--devices", nargs="*", default=DEVICES)
     parser.add_argument("--loads", nargs="*", default=[*LOADS, BURSTS, BUSY_BURSTS])
-    parser.add_argument("--picture")
+    parser.add_argument("--picture", help="where to draw it")
+    parser.add_argument("--reference", help="interpreter of an environment with ml-energy/zeus")
     options = parser.parse_args()
+    lengths = LENGTHS_MS
+    cells = run_all(options.loads, options.devices, lengths, options.windows, options.seed)
+    slow = [device for device in options.devices if DEVICES[device] == 100]
+    fast = [device for device in options.devices if DEVICES[device] == 20]
+    print(f"seed {options.seed}, {options.windows} windows of each length, load and device")
+    if "training" in options.loads:
+        print_devices(cells, "training", options.devices, lengths)
     for load in options.loads:
-        for device in options.devices:
-            cells: dict[int, Cell] = {}
-            for part in range(4):
-                seed = 1000 * options.seed + part
-                for length_ms, window in sweep(
-                    device, load, seed, list(LENGTHS_MS), max(1, options.windows // 4)
-                ):
-                    cells.setdefault(length_ms, Cell()).windows.append(window)
-            print(f"\n{load}, {device}")
-            print(" ms    mean%   p95%  | raw mean  p95 | covered  unc/E")
-            for length_ms, cell in cells.items():
-                errors, raw = cell.errors(), cell.raw_errors()
-                covered = statistics.fmean(window.covered for window in cell.windows)
-                unc = statistics.fmean(
-                    window.uncertainty_j / window.truth_j for window in cell.windows
-                )
-                print(
-                    f"{length_ms:6d} {statistics.fmean(errors):7.2f} {p95(errors):7.2f} |"
-                    f" {mean_or_dash(raw):>7} {p95(raw) if raw else 0:7.2f} | {100 * covered:5.1f} {100 * unc:6.1f}"
-                )
+        for devices in (slow, fast):
+            if devices:
+                print_load(cells, load, devices, lengths)
+    every = [window for cell in cells.values() for window in cell.windows]
+    print(
+        f"\nTruth lies within the stated uncertainty in "
+        f"{100 * statistics.fmean(window.covered for window in every):.1f} % of all "
+        f"{len(every)} windows."
+    )
+    if options.picture:
+        draw(cells, options.loads, slow, options.picture)
+    if options.reference:
+        compare_with_reference(options.reference, 24)
     return 0
 
 

@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--seconds N]
 
-1. `begin_window` + `end_window` of ZeusMonitor for 1 and 8 GPUs, in turns with the method that reads
-   each GPU's energy counter through NVML at both ends.
+1. `begin_window` + `end_window` of ZeusMonitor for 1 and 8 GPUs, in turns with the method that
+   reads each GPU's energy counter through NVML at both ends.
 2. CPU and memory of zeusd (root process and front) against the sensors' tick, the number of GPUs,
    and the number of clients that each look a window up once a second.
 
@@ -30,22 +30,23 @@ from typing import Any
 
 import zmq
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-from tests.fake_nvml.double import NvmlDouble
 from zeus_ipc import Client
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.messages import PROTOCOL_VERSION
+
+ROOT = Path(__file__).resolve().parents[1]
 
 SETTLE_S = 4.0
 """How long a daemon finds its sensors' ticks before it is measured."""
 
 
 @contextlib.contextmanager
-def daemon(gpus: int, tick_ms: int) -> Iterator[tuple[subprocess.Popen[bytes], str, NvmlDouble]]:
+def daemon(gpus: int, tick_ms: int) -> Iterator[tuple[subprocess.Popen[bytes], str, Any]]:
     """zeusd on the C library."""
+    sys.path.insert(0, str(ROOT))
+    from tests.fake_nvml.double import NvmlDouble
+
     with tempfile.TemporaryDirectory() as directory:
         os.chmod(directory, 0o755)
         double = NvmlDouble(Path(directory), _gpus(gpus, tick_ms))

@@ -160,8 +160,8 @@ MUTATIONS = (
     ),
     Mutation(
         "connections per user",
-        "zeusd/front/server.py",
-        "        if count > self._limits.max_connections_per_user:\n",
+        "zeusd/front/admission.py",
+        "        if count > self.max_per_user:\n",
         "        if False:\n",
         ("tests/system/test_front.py::test_connections_of_one_user_are_bounded",),
     ),
@@ -195,6 +195,20 @@ MUTATIONS = (
         "        if time.monotonic_ns() - self._heard_ns > SILENT_S * 1e9:\n",
         "        if False:\n",
         ("tests/system/test_front.py::test_a_front_that_stands_still_is_replaced",),
+    ),
+    Mutation(
+        "a stuck GPU is left to its thread",
+        "zeusd/ring/sampling.py",
+        "        self.sampler.replace_stuck()\n",
+        "        pass\n",
+        ("tests/system/test_measuring.py::test_a_driver_that_keeps_a_call_delays_no_other_gpu",),
+    ),
+    Mutation(
+        "a senseless reading is read again",
+        "zeusd/energy/channel.py",
+        "if not self._meter.plausible(sensors):",
+        "if not self._meter.plausible(sensors) and False:",
+        ("tests/zeusd/ring/test_sampler.py::test_one_senseless_reading_changes_nothing",),
     ),
 )
 

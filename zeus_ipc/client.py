@@ -10,7 +10,6 @@ import contextlib
 import os
 import secrets
 import threading
-import time
 from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, TypeVar
@@ -21,6 +20,7 @@ from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.messages import (
     MAX_LOOKUPS,
     MAX_WINDOWS,
+    NO_END_NS,
     PROTOCOL_VERSION,
     Back,
     Control,
@@ -166,9 +166,9 @@ class Client:
             source: UUID of a GPU, `cpu:0`, `dram:0`.
             domain: See `Domain` for the units.
             start_ns: Oldest time.
-            end_ns: Newest; None: now.
+            end_ns: Newest; None: no bound.
         """
-        end_ns = time.monotonic_ns() if end_ns is None else end_ns
+        end_ns = NO_END_NS if end_ns is None else end_ns
         found: list[tuple[int, int]] = []
         while True:
             answer = self._ask(

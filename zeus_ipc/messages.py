@@ -115,7 +115,8 @@ Source = Annotated[str, Field(min_length=1, max_length=96)]
 """What draws power: a GPU's UUID, `cpu:0` (a CPU package) or `dram:0` (its memory)."""
 
 Sources = Annotated[list[Source], Field(min_length=1, max_length=64)]
-Nanoseconds = Annotated[int, Field(ge=0, le=2**62)]
+NO_END_NS = 2**62
+Nanoseconds = Annotated[int, Field(ge=0, le=NO_END_NS)]
 
 MAX_WINDOWS = 256
 """Windows in one request."""
@@ -186,7 +187,7 @@ class GetTimeline(_Request):
     sources: Annotated[list[Source], Field(min_length=1, max_length=1)]
     domain: Annotated[Domain, Field(strict=False)] = Domain.POWER
     start_ns: Nanoseconds = 0
-    end_ns: Nanoseconds = 2**62
+    end_ns: Nanoseconds = NO_END_NS
     limit: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = MAX_SAMPLES
 
 

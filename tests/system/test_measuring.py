@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
 import time
@@ -61,7 +62,7 @@ def test_windows_are_right_and_a_batch_is_answered_whole(nvml_double: MakeDouble
         for _ in range(600):
             time.sleep(0.001)
             edges.append(time.monotonic_ns())
-        windows = list(zip(edges, edges[1:], strict=False)) + [(edges[0], edges[-1])]
+        windows = [*itertools.pairwise(edges), (edges[0], edges[-1])]
         found = client.windows(uuids, [(begin, end, False) for begin, end in windows])
         for uuid in uuids:
             energies = [energy_uj or 0 for energy_uj in found[uuid].energy_uj]

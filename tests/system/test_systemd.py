@@ -39,7 +39,15 @@ client = Client(timeout_s=30)
 for line in sys.stdin:
     name, *arguments = json.loads(line)
     try:
-        result = getattr(client, name)(*arguments)
+        if name == "follow":
+            with client.stream(*arguments) as stream:
+                result = sum(next(stream).power_mw > 0 for _ in range(20))
+        elif name == "energy_mj":
+            gpu, begin_ns, end_ns = arguments
+            found = client.windows(gpu, [(begin_ns, end_ns, False)])
+            result = found[gpu].energy_uj[0] // 1000
+        else:
+            result = getattr(client, name)(*arguments)
         answer = ["ok", result if isinstance(result, int) else str(result)]
     except errors.ZeusIpcError as error:
         answer = [error.code, error.message]
@@ -173,7 +181,7 @@ def test_the_units_are_what_systemd_takes_and_hardly_exposed(node: Node) -> None
     verified = node.machine.run(
         "systemd-analyze", "verify", *(f"/etc/systemd/system/{unit}.service" for unit in units)
     )
-    for unit in ("zeusd.service", "zeusd.socket"):
+    for unit in ("zeusd.service", "zeusd.socket", "zeusd-stream.socket"):
         assert node.machine.systemctl("is-enabled", unit) == "enabled"
     complaints = [line for line in verified.stderr.splitlines() if "zeusd" in line]
     assert complaints == []
@@ -342,6 +350,22 @@ def test_an_aborted_front_costs_a_reconnect(node: Node, user: User, number: str)
     assert user("heartbeat") == ("ok", 1)
     assert node.main_pid() == pid
     assert node.limits() == [190_000, LIMIT]
+
+
+def test_anyone_may_measure_and_follow_and_a_restart_loses_no_energy(
+    node: Node, user: User
+) -> None:
+    gpu = node.double.uuid(0)
+    assert user("follow", gpu) == ("ok", 20)
+    begin_ns = time.monotonic_ns()
+    node.machine.systemctl("restart", "zeusd")
+    node.wait_serving()
+    assert user("follow", gpu) == ("ok", 20)
+    end_ns = time.monotonic_ns()
+    code, energy_mj = user("energy_mj", gpu, begin_ns, end_ns)
+    assert code == "ok"
+    # 220 W, of which 5 % are allowed for the ticks at both ends.
+    assert abs(energy_mj - 220_000 * (end_ns - begin_ns) / 1e9) < 0.05 * energy_mj
 
 
 def test_a_front_that_dies_twenty_times_is_still_started(node: Node, user: User) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import copy
 import csv
+import itertools
 import os
 import subprocess
 import sys
@@ -15,6 +16,9 @@ import pytest
 from tests.zeus.node import VirtualNode
 from zeus.exceptions import ZeusdError, ZeusGPULostError
 from zeus.monitor import Measurement
+from zeusd import embed
+from zeusd.nodes import Node
+from zeusd.nvml.simulated import SimulatedNvml
 from zeusd.nvml.simulated.workloads import ScriptedWorkload
 
 OpenNode = Callable[[str], VirtualNode]
@@ -339,3 +343,21 @@ def test_the_framework_is_waited_for_before_the_clock_is_read(
     node.clock.sleep(1)
     assert monitor.end_window("a").time == pytest.approx(2)
     assert waited == [0]  # GPU 1 has no context in this process, and gets none
+
+
+def test_without_a_daemon_the_sampler_runs_here_and_streams(tmp_path: Path) -> None:
+    node = Node(SimulatedNvml("2xv100:setter_ms=0"), "simulated", lambda: None)
+    client = embed.connect(node, state_dir=str(tmp_path))
+    try:
+        first, second = (gpu.uuid for gpu in client.node().gpus)
+        with client.stream(first) as stream:
+            samples = list(itertools.islice(stream, 30))
+        assert {sample.gpu for sample in samples} == {first}
+        numbers = [sample.number for sample in samples]
+        assert numbers == list(range(numbers[0], numbers[0] + 30))
+        # Only what was asked for is sampled.
+        begun_ns = samples[0].t_ns
+        assert client.timeline(first)
+        assert client.windows(second)[second].begins_ns > begun_ns
+    finally:
+        client.close()

@@ -7,6 +7,7 @@ up by a thread before it grows old; a measurement that nobody holds any more is 
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -87,6 +88,7 @@ class Book:
         self._unread: deque[weakref.ref[Measurement]] = deque(maxlen=MAX_PENDING)
         self._unlogged: deque[tuple[str, int, Measurement]] = deque()
         self._told = False
+        _living.add(self)
 
     def check(self) -> None:
         """Begins to have these devices sampled, and says if there is nothing to sample.
@@ -251,6 +253,18 @@ class Book:
             f"the energy of the window{key} is not known: it began before what zeusd remembers; "
             "zeusd was started or its GPUs were found after that, or it is days ago"
         )
+
+
+_living: weakref.WeakSet[Book] = weakref.WeakSet()
+
+
+def _after_fork_in_child() -> None:
+    """The thread stayed with the parent, perhaps with the lock in its hand."""
+    for book in list(_living):
+        book._guard = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
 
 
 def _behind(book_ref: weakref.ref[Book]) -> None:

@@ -13,7 +13,6 @@ from zeus.exceptions import from_ipc
 from zeus.monitor.energy import check_indices
 from zeus.monitor.timeline import Timelines, offset_ns
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import Domain
 
 
 class PowerDomain(Enum):
@@ -28,17 +27,17 @@ class PowerDomain(Enum):
 
 
 _DOMAINS = {
-    PowerDomain.DEVICE_INSTANT: Domain.POWER,
-    PowerDomain.DEVICE_AVERAGE: Domain.AVERAGE_POWER,
-    PowerDomain.MEMORY_AVERAGE: Domain.MEMORY_POWER,
+    PowerDomain.DEVICE_INSTANT: "power",
+    PowerDomain.DEVICE_AVERAGE: "average_power",
+    PowerDomain.MEMORY_AVERAGE: "memory_power",
 }
 
 DomainName = PowerDomain | Literal["device_instant", "device_average", "memory_average"]
 PowerTimeline = list[tuple[float, float]]
 """Seconds since the epoch, and watts."""
 
-HOLD_S = 5.0
-"""A mean that is this old is not taken to hold any more."""
+AROUND_S = 5.0
+"""A mean that was read this long before or after a span still says something of it."""
 
 
 def infer_counter_update_period(gpu_indicies: Sequence[int]) -> float:
@@ -130,8 +129,9 @@ class PowerMonitor:
     ) -> dict[int, float] | None:
         """Energy of each GPU between two times (seconds since the epoch), joules.
 
-        For `DEVICE_INSTANT` it is what a window of `ZeusMonitor` would measure; for the averages it
-        is their sum over time, which lags by a second. None: nothing is known of that time.
+        For `DEVICE_INSTANT` it is what a window of `ZeusMonitor` would measure; for the averages
+        their sum over time, which is good to a second or so at both ends. None: nothing is known
+        of that time.
 
         Raises:
             ValueError: The domain is not monitored, or the end lies before the start.
@@ -142,7 +142,9 @@ class PowerMonitor:
         if domain is PowerDomain.DEVICE_INSTANT:
             return self._window_j(start_time, end_time)
         energies: dict[int, float] = {}
-        timelines = self._timelines.read(_DOMAINS[domain], None, start_time - HOLD_S, end_time)
+        timelines = self._timelines.read(
+            _DOMAINS[domain], None, start_time - AROUND_S, end_time + AROUND_S
+        )
         for index, samples in timelines.items():
             if not samples:
                 return None
@@ -214,10 +216,12 @@ def _domain(name: DomainName) -> PowerDomain:
 
 
 def _integral_j(samples: list[tuple[float, int]], start_s: float, end_s: float) -> float:
-    """Each mean holds from its sample to the next, cut to the span."""
+    """Each mean is of the time since the sample before it; the last one's is taken to go on."""
     total = 0.0
+    from_s = start_s
     for position, (t_s, milliwatts) in enumerate(samples):
-        until_s = samples[position + 1][0] if position + 1 < len(samples) else end_s
-        from_s = start_s if position == 0 else max(t_s, start_s)
-        total += milliwatts / 1000 * max(0.0, min(until_s, end_s) - from_s)
+        until_s = end_s if position + 1 == len(samples) else min(t_s, end_s)
+        if until_s > from_s:
+            total += milliwatts / 1000 * (until_s - from_s)
+            from_s = until_s
     return total

@@ -8,7 +8,6 @@ from zeus.exceptions import from_ipc
 from zeus.monitor.energy import check_indices
 from zeus.monitor.timeline import Timelines
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import Domain
 
 TemperatureTimeline = list[tuple[float, int]]
 """Seconds since the epoch, and degrees Celsius."""
@@ -55,11 +54,11 @@ class TemperatureMonitor:
 
         Without a start from where this monitor was made; what was before is remembered, too.
         """
-        return self._timelines.read(Domain.TEMPERATURE, gpu_index, start_time, end_time)
+        return self._timelines.read("temperature", gpu_index, start_time, end_time)
 
     def get_temperature(self, time: float | None = None) -> dict[int, int] | None:
         """Temperature of each GPU at a time (None: now); None if it is not known of one."""
-        return self._timelines.at(Domain.TEMPERATURE, time)
+        return self._timelines.at("temperature", time)
 
     def stop(self) -> None:
         """Does nothing: there is nothing to stop."""

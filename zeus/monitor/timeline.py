@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from zeus.exceptions import from_ipc
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import Domain
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -54,12 +53,12 @@ class Timelines:
 
     def read(
         self,
-        domain: Domain,
+        domain: str,
         gpu_index: int | None,
         start_time: float | None,
         end_time: float | None,
     ) -> dict[int, list[tuple[float, int]]]:
-        """Samples of one GPU, or of all, between two times.
+        """Samples of a domain (see `zeus_ipc.messages.Domain`) of one GPU, or of all.
 
         Without a start they begin where the monitor was made; zeusd remembers what was before, too.
         """
@@ -69,7 +68,7 @@ class Timelines:
             for index in self._chosen(gpu_index)
         }
 
-    def at(self, domain: Domain, at_time: float | None) -> dict[int, int] | None:
+    def at(self, domain: str, at_time: float | None) -> dict[int, int] | None:
         """The newest reading of each GPU at a time; None if one of them has none."""
         found: dict[int, int] = {}
         until_s = time.time() if at_time is None else at_time
@@ -88,7 +87,7 @@ class Timelines:
         return [gpu_index]
 
     def _ask(
-        self, uuid: str, domain: Domain, start_s: float, end_s: float | None
+        self, uuid: str, domain: str, start_s: float, end_s: float | None
     ) -> list[tuple[float, int]]:
         shift_ns = offset_ns()
         end_ns = None if end_s is None else round(end_s * 1e9) - shift_ns

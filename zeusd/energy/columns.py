@@ -63,7 +63,7 @@ class Ring:
         return ColumnView(self._columns[position], self.capacity)
 
     def append(self, *row: int) -> None:
-        """Adds a row. It counts when all of it is there."""
+        """Adds a row. It counts when all of it is there: others may read the while."""
         count = self._count[0]
         place = count % self.capacity
         for values, value in zip(self._columns, row, strict=True):

@@ -103,6 +103,11 @@ class History:
                     slow.memory_mhz or 0,
                 )
 
+    @property
+    def next_row_ns(self) -> int:
+        """When the next coarser row is due, which has what is read each second."""
+        return self._next_ns[0]
+
     def last(self) -> tuple[Edge, int | None] | None:
         """The newest edge, and what the counter showed then."""
         if not self.ticks.end or not self._meta.end:

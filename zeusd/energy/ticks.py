@@ -33,6 +33,9 @@ STEP_MIN_NS = 700_000
 TOWARDS_MIDDLE = 0.15
 """How far a prediction moves to the middle of what two looks bracket."""
 
+NUDGE_NS = STEP_MIN_NS / 4
+"""How far a trusted prediction is corrected beyond the look that refuted it."""
+
 MAX_LOOKS = 8
 """Looks at one tick before it is taken for silent."""
 
@@ -243,14 +246,16 @@ class TickTracker:
         narrow = high - low <= 3 * self._step
         middle = (low + high) / 2
         if due > high:  # it came before it was looked for
-            at = high - min(self._spread, (high - low) / 2)
+            near = NUDGE_NS if self._right else self._spread
+            at = high - min(near, (high - low) / 2)
             slop = min(2 * self._spread, (high - low) / 2)
             self._right = 0
             self._astray += 1
             if due - high > NEARLY_NS:
                 self._miss(2.0)
         elif low >= due:  # it was looked for in vain before
-            at, slop = min(middle, low + self._step / 2), (high - low) / 2
+            near = NUDGE_NS if self._right else self._step / 2
+            at, slop = min(middle, low + near), (high - low) / 2
             if low - due > NEARLY_NS:
                 self._miss(1.5)
             if narrow:

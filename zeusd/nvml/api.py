@@ -2,8 +2,8 @@
 
 Names follow NVML; units are NVML's: milliwatts, millijoules, megahertz, degrees Celsius. A handle
 is opaque and stays valid until `shutdown`. Every method may raise `NvmlError`, may block for tens
-of milliseconds (setters) and may be called from any thread, for one GPU from one thread at a
-time.
+of milliseconds (setters) and may be called from any thread, even for one GPU at the same time: what
+changes settings and what samples are different threads.
 """
 
 from __future__ import annotations

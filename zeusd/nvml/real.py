@@ -73,12 +73,14 @@ class _FieldPlan:
         batch: Whether the driver has the batched call at all.
         values: The structures of the batch, used again and again.
         slots: Each field with its structure, and the union in that.
+        guard: Held while the structures are in use.
     """
 
     def __init__(self) -> None:
         self.fields = list(_WANTED)
         self.batch = True
         self.values: Any = None
+        self.guard = threading.Lock()
         self.slots: list[tuple[_Field, Any, Any]] = []
         self._served: set[_Field] = set()
         self._refused: dict[_Field, int] = {}
@@ -292,6 +294,10 @@ class RealNvml:
     def sensors(self, gpu: Handle) -> Sensors:
         """See `Nvml`. Drivers without field values are asked call by call."""
         plan = self._plan(gpu)
+        with plan.guard:
+            return self._sensors(gpu, plan)
+
+    def _sensors(self, gpu: Handle, plan: _FieldPlan) -> Sensors:
         if not plan.batch or not plan.fields:
             return self._sensors_one_by_one(gpu)
         try:

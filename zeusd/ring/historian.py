@@ -151,8 +151,7 @@ class Historian:
             if source is None or source.history.ticks.end < MIN_TICKS:
                 return _nothing(read.gpu, source)
             if isinstance(read.query, TimelineQuery):
-                with self._sampler.guard:
-                    return _timeline(source, read.query)
+                return _timeline(source, read.query)
             if not _has(source, waiting.until_ns) and source.failure is not None:
                 return _nothing(read.gpu, source)
             assert isinstance(read.query, WindowsQuery)
@@ -174,8 +173,7 @@ class Historian:
                 energies.append(None)
                 uncertainties.append(0)
                 continue
-            with self._sampler.guard:
-                energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns)
+            energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns)
             energies.append(energy.energy_uj)
             uncertainties.append(energy.uncertainty_uj)
         return {

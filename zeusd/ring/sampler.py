@@ -26,10 +26,9 @@ LONGEST_SLEEP_S = 0.05
 """How soon a new device is noticed."""
 
 STUCK_NS = 1_000_000_000
-SLOW_NS = 1_000_000_000
 STREAMED_SLOW_NS = 200_000_000
-"""How often clocks, temperature and throttle reasons are read, of a device that nobody watches and
-of one that is streamed."""
+"""How often clocks, temperature and throttle reasons are read of a GPU that is streamed; of others
+once for each row of the history."""
 
 DEFAULT_CEILING_MW = 1_000_000
 
@@ -162,8 +161,9 @@ class GpuSource:
             self.failure = error
             channel.failed(self._clock_ns())
             return None
-        if sensors.t_ns >= self._slow_at_ns:
-            self._slow_at_ns = sensors.t_ns + (STREAMED_SLOW_NS if streamed else SLOW_NS)
+        row_ns = 0 if streamed else self.history.next_row_ns
+        if sensors.t_ns >= max(self._slow_at_ns, row_ns):
+            self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
             self._read_slow(sensors)
         edge = channel.observe(sensors)
         if edge is not None:
@@ -202,7 +202,6 @@ class Sampler:
         clock_ns: CLOCK_MONOTONIC.
 
     Attributes:
-        guard: Held while a source's history changes; whoever reads histories holds it.
         streamed: Names of sources whose samples are wanted at once.
     """
 
@@ -212,7 +211,7 @@ class Sampler:
         publish: Callable[[str, Sample], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
-        self.guard = threading.RLock()
+        self._guard = threading.Lock()
         self.streamed: frozenset[str] = frozenset()
         self._on_tick = on_tick
         self._publish = publish
@@ -229,7 +228,7 @@ class Sampler:
 
     def add(self, name: str, source: Source) -> None:
         """Samples a source from now on, or again after it was found anew."""
-        with self.guard:
+        with self._guard:
             self._sources[name] = source
             self._rotation = {**self._rotation, name: source}
 
@@ -272,7 +271,7 @@ class Sampler:
             edge = source.read(name in self.streamed)
         except Exception:  # the other devices must be read whatever happens to this one
             log.exception("sampling failed", extra={"event": "bug", "gpu": name})
-            with self.guard:
+            with self._guard:
                 self._rotation = {key: one for key, one in self._rotation.items() if key != name}
             return
         if edge is None:
@@ -310,7 +309,7 @@ class Sampler:
         if busy is None or self._stopped or self._clock_ns() - busy[1] < STUCK_NS:
             return
         name, since_ns = busy
-        with self.guard:
+        with self._guard:
             if self._busy != busy:
                 return
             self._rotation = {key: one for key, one in self._rotation.items() if key != name}
@@ -349,6 +348,6 @@ class Sampler:
     def _rejoin(self, name: str, source: Source) -> None:
         """The driver has let go of this thread; another reads by now."""
         log.warning("reading %s works again", name, extra={"event": "sampler_unstuck", "gpu": name})
-        with self.guard:
+        with self._guard:
             if self._sources.get(name) is source:
                 self._rotation = {**self._rotation, name: source}

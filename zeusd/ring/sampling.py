@@ -81,7 +81,11 @@ class Histories:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, identity, 0)
             # All of it now: a page that a full disk refuses later would kill this process.
-            os.posix_fallocate(fd, 0, _HEADER + SIZE)
+            try:
+                os.posix_fallocate(fd, 0, _HEADER + SIZE)
+            except OSError:
+                os.unlink(path)
+                raise
             return memoryview(mmap.mmap(fd, _HEADER + SIZE))[_HEADER:]
         finally:
             os.close(fd)

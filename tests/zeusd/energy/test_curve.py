@@ -154,8 +154,11 @@ def test_training_is_measured_as_well_as_promised(device: str) -> None:
     means = {length_ms: sum(found) / len(found) for length_ms, found in errors.items()}
     assert means[20] < 0.05
     assert means[100] < 0.02
-    assert means[1000] < 0.006
-    assert sum(covered) / len(covered) > 0.93
+    # A sensor that sees a quarter of each tick goes wrong by more, and says so less often, where
+    # the steps' length is a multiple of the tick: it sees the same part of each.
+    partial = device.startswith("a100")
+    assert means[1000] < (0.015 if partial else 0.003)
+    assert sum(covered) / len(covered) > (0.8 if partial else 0.95)
 
 
 def test_truth_lies_within_the_uncertainty_under_every_load() -> None:

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from tests.zeus.node import VirtualNode
+from zeus.monitor import (
+    PowerDomain,
+    PowerMonitor,
+    TemperatureMonitor,
+    infer_counter_update_period,
+)
+from zeusd.nvml.simulated.workloads import ScriptedWorkload
+
+OpenNode = Callable[[str], VirtualNode]
+
+
+class Wall:
+    """Time since the epoch, of a node whose time is virtual."""
+
+    def __init__(self, node: VirtualNode) -> None:
+        self._node = node
+
+    def time(self) -> float:
+        return 1_000_000.0 + self._node.clock() / 1e9
+
+    def offset_ns(self) -> int:
+        return 1_000_000 * 10**9
+
+
+@pytest.fixture
+def node(virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch) -> VirtualNode:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    node = virtual_node("2xa40:setter_ms=0")
+    wall = Wall(node)
+    for module in ("zeus.monitor.timeline", "zeus.monitor.power"):
+        monkeypatch.setattr(f"{module}.time", wall)
+        monkeypatch.setattr(f"{module}.offset_ns", wall.offset_ns)
+    return node
+
+
+def now(node: VirtualNode) -> float:
+    return Wall(node).time()
+
+
+def draw(node: VirtualNode, watts: float) -> Callable[[float], None]:
+    """Has GPU 0 draw a power, and returns what changes it."""
+    load = ScriptedWorkload(watts)
+    work = node.nvml.open_work([0], load)
+    work.launch(1e6)
+
+    def change(watts: float) -> None:
+        load.draw_w = watts
+        work.refresh()
+
+    change(watts)
+    return change
+
+
+def test_constant_power_is_not_zero_joules_and_steps_are_counted(node: VirtualNode) -> None:
+    change = draw(node, 100.0)
+    monitor = PowerMonitor(gpu_indices=[0])
+    node.clock.sleep(2)
+    start = now(node)
+    node.clock.sleep(6)
+    middle = now(node)
+    change(300.0)
+    node.clock.sleep(4)
+    end = now(node)
+    assert monitor.get_energy(start, middle) == {0: pytest.approx(600, rel=0.01)}
+    assert monitor.get_energy(start, end) == {0: pytest.approx(600 + 1200, rel=0.01)}
+    average = monitor.get_energy(start, end, "device_average")
+    assert average is not None
+    assert average[0] == pytest.approx(1800, rel=0.1)  # good to a second
+
+
+def test_timelines_have_every_tick_since_the_monitor_was_made_and_before(
+    node: VirtualNode,
+) -> None:
+    draw(node, 120.0)
+    first = PowerMonitor()
+    node.clock.sleep(3)
+    monitor = PowerMonitor()
+    begin = now(node)
+    node.clock.sleep(2)
+    found = monitor.get_power_timeline(PowerDomain.DEVICE_INSTANT)
+    assert set(found) == {0, 1}
+    assert len(found[0]) == pytest.approx(20, abs=2)
+    assert all(begin <= t_s <= now(node) for t_s, _ in found[0])
+    assert all(watts == pytest.approx(120, abs=1) for _, watts in found[0])
+    assert len(first.get_power_timeline("device_instant", 0)[0]) > 45
+    early = monitor.get_power_timeline("device_instant", 0, begin - 2, begin - 1)
+    assert len(early[0]) == pytest.approx(10, abs=1)
+    every = monitor.get_all_power_timelines(gpu_index=1)
+    assert set(every) == {"device_instant", "device_average"}
+
+
+def test_timelines_can_be_thinned_and_bounded(node: VirtualNode) -> None:
+    monitor = PowerMonitor(update_period=0.5, max_samples_per_gpu=4)
+    node.clock.sleep(6)
+    (samples,) = monitor.get_power_timeline("device_instant", 0).values()
+    assert len(samples) == 4
+    gaps = [b[0] - a[0] for a, b in itertools.pairwise(samples)]
+    assert min(gaps) >= 0.45
+
+
+def test_present_power_and_what_is_not_known(node: VirtualNode) -> None:
+    change = draw(node, 100.0)
+    monitor = PowerMonitor()
+    node.clock.sleep(2)
+    before = now(node)
+    change(200.0)
+    node.clock.sleep(2)
+    present = monitor.get_power()
+    assert present is not None
+    assert present[0] == pytest.approx(200, abs=1)
+    past = monitor.get_power(before)
+    assert past is not None
+    assert past[0] == pytest.approx(100, abs=1)
+    assert monitor.get_power(before - 10_000) is None
+    assert monitor.get_energy(before - 10_000, before) is None
+    monitor.stop()
+
+
+def test_domains_that_are_not_there_are_named(node: VirtualNode) -> None:
+    with pytest.raises(ValueError, match=r"do not offer .*memory_average.*device_instant"):
+        PowerMonitor(power_domains=["memory_average"])
+    with pytest.raises(ValueError, match="no power domain"):
+        PowerMonitor(power_domains=["volts"])  # type: ignore[list-item]
+    monitor = PowerMonitor(power_domains=[PowerDomain.DEVICE_AVERAGE])
+    with pytest.raises(ValueError, match="device_instant is not monitored"):
+        monitor.get_power_timeline("device_instant")
+    with pytest.raises(ValueError, match="GPU 7 is not monitored"):
+        monitor.get_power_timeline("device_average", 7)
+    with pytest.raises(ValueError, match="lies before"):
+        monitor.get_energy(2.0, 1.0)
+    with pytest.raises(ValueError, match="update_period"):
+        PowerMonitor(update_period=0)
+    with pytest.raises(ValueError, match="no GPU 2"):
+        PowerMonitor(gpu_indices=[2])
+
+
+def test_temperature_over_time(node: VirtualNode) -> None:
+    monitor = TemperatureMonitor(gpu_indices=[0])
+    node.clock.sleep(2)
+    cool = monitor.get_temperature()
+    draw(node, 280.0)
+    node.clock.sleep(120)
+    warm = monitor.get_temperature()
+    assert cool is not None
+    assert warm is not None
+    assert warm[0] > cool[0] + 20
+    (samples,) = monitor.get_temperature_timeline(0).values()
+    assert len(samples) == pytest.approx(122, abs=3)
+    assert [celsius for _, celsius in samples] == sorted(celsius for _, celsius in samples)
+    assert monitor.get_temperature(now(node) - 100_000) is None
+
+
+def test_the_counters_period_is_known(node: VirtualNode, virtual_node: OpenNode) -> None:
+    node.clock.sleep(3)
+    assert infer_counter_update_period([0, 1]) == pytest.approx(0.05, rel=0.01)

@@ -1,0 +1,154 @@
+"""The sampler on a simulated node, in virtual time."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from zeusd.energy.history import SIZE, History
+from zeusd.nvml.api import NvmlError, Sensors
+from zeusd.nvml.simulated import SimulatedNvml, VirtualClock
+from zeusd.ring.devices import inspect_gpu
+from zeusd.ring.sampler import GpuSource, Sample, Sampler
+
+
+class Sampled:
+    """A node whose GPUs are sampled as its time passes."""
+
+    def __init__(self, spec: str) -> None:
+        self.clock = VirtualClock()
+        self.nvml = SimulatedNvml(spec, clock_ns=self.clock, sleep=self.clock.sleep)
+        self.nvml.init()
+        self.looks = 0
+        self.samples: list[tuple[str, Sample]] = []
+        self.sampler = Sampler(
+            lambda name: None, lambda name, sample: self.samples.append((name, sample)), self.clock
+        )
+        self.sources: list[GpuSource] = []
+        for index in range(len(self.nvml.specs)):
+            facts, handle = inspect_gpu(self.nvml, index)
+            history = History(memoryview(bytearray(SIZE)))
+            source = GpuSource(self.nvml, handle, facts.info, history, self.clock)
+            self.sources.append(source)
+            self.sampler.add(facts.info.uuid, source)
+        self.clock.attach(self.sampler)
+
+    def energy_j(self, gpu: int, begin_ns: int, end_ns: int) -> float:
+        return self.sources[gpu].curve.window(begin_ns, end_ns, False).energy_uj / 1e6
+
+    def count_looks(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        real = self.nvml.sensors
+
+        def sensors(gpu: Any) -> Sensors:
+            self.looks += 1
+            return real(gpu)
+
+        monkeypatch.setattr(self.nvml, "sensors", sensors)
+
+
+@pytest.mark.parametrize(("kind", "tick_ms"), [("v100", 20), ("a100-sxm-80", 100), ("p100", 20)])
+def test_each_tick_is_seen_at_about_one_reading(
+    kind: str, tick_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node = Sampled(f"4x{kind}:setter_ms=0")
+    node.clock.sleep(5)
+    node.count_looks(monkeypatch)
+    before = [source.history.ticks.end for source in node.sources]
+    node.clock.sleep(20)
+    ticks = [
+        source.history.ticks.end - first for source, first in zip(node.sources, before, strict=True)
+    ]
+    assert ticks == [pytest.approx(20_000 / tick_ms, abs=1)] * 4
+    assert node.looks < 1.5 * sum(ticks)
+    for source in node.sources:
+        assert source.period_ns == pytest.approx(tick_ms * 1e6, rel=1e-3)
+
+
+def test_readings_of_several_gpus_share_the_threads_wake_ups() -> None:
+    node = Sampled("8xv100:setter_ms=0")
+    node.clock.sleep(5)
+    wakes: list[int] = []
+    real = node.sampler.run_due
+
+    def run_due(now_ns: int) -> None:
+        wakes.append(now_ns)
+        real(now_ns)
+
+    node.sampler.run_due = run_due
+    node.clock.sleep(10)
+    assert len(wakes) < 10 * 50 * 4  # half of one for each tick of each GPU
+
+
+def test_one_senseless_reading_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Sampled("v100:setter_ms=0")
+    node.clock.sleep(2)
+    real, numbers = node.nvml.sensors, itertools.count()
+
+    def sensors(gpu: Any) -> Sensors:
+        reading = real(gpu)
+        number = next(numbers)
+        if number % 7 == 3:
+            return reading._replace(energy_mj=0, power_instant_mw=0)
+        if number % 7 == 5:
+            raise NvmlError(3, "nvmlDeviceGetFieldValues")
+        return reading
+
+    monkeypatch.setattr(node.nvml, "sensors", sensors)
+    begin_ns, begin_j = node.clock(), node.nvml.true_energy_j(0)
+    node.clock.sleep(20)
+    truth_j = node.nvml.true_energy_j(0) - begin_j
+    assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
+
+
+def test_a_gpu_that_is_lost_and_comes_back_is_measured_over_the_gap() -> None:
+    node = Sampled("v100:setter_ms=0")
+    node.clock.sleep(2)
+    begin_ns, begin_j = node.clock(), node.nvml.true_energy_j(0)
+    node.nvml.lose(0)
+    node.clock.sleep(60)
+    assert node.sources[0].failure is not None
+    node.nvml.clear_faults()
+    node.clock.sleep(5)
+    assert node.sources[0].failure is None
+    truth_j = node.nvml.true_energy_j(0) - begin_j
+    assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(truth_j, rel=0.005)
+
+
+def test_a_reload_of_the_driver_begins_a_new_epoch_of_the_same_energy() -> None:
+    node = Sampled("a100-sxm-80:setter_ms=0")
+    node.clock.sleep(3)
+    begin_ns = node.clock()
+    node.clock.sleep(3)
+    node.nvml.reload_driver()
+    node.clock.sleep(10)
+    idle_w = node.nvml.specs[0].model.idle_w[0]
+    assert node.energy_j(0, begin_ns, node.clock()) == pytest.approx(13 * idle_w, rel=0.01)
+
+
+def test_only_streamed_gpus_are_published_with_what_is_read_now_and_then() -> None:
+    node = Sampled("2xa40:setter_ms=0")
+    names = list(node.sampler.names())
+    node.sampler.streamed = frozenset({names[1]})
+    node.clock.sleep(5)
+    assert {name for name, _ in node.samples} == {names[1]}
+    sample = node.samples[-1][1]
+    assert sample.slow.temperature_c is not None
+    assert sample.slow.gpu_mhz == node.nvml.gpu_clock_mhz(1)
+    assert sample.slow.average_mw == pytest.approx(sample.power_mw, rel=0.01)
+    numbers = [one.number for _, one in node.samples]
+    assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
+
+
+def test_a_source_that_breaks_the_sampler_is_left_out() -> None:
+    node = Sampled("2xv100:setter_ms=0")
+    node.clock.sleep(2)
+
+    def broken(streamed: bool) -> None:
+        raise ZeroDivisionError
+
+    node.sources[0].read = broken
+    before = node.sources[1].history.ticks.end
+    node.clock.sleep(2)
+    assert node.sources[1].history.ticks.end - before == pytest.approx(100, abs=2)
