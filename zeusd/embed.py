@@ -38,8 +38,8 @@ from zeusd.ring.journal import Journal, JournalError
 from zeusd.ring.powercap import POWERCAP
 from zeusd.ring.processes import own_process
 from zeusd.ring.reactor import Reactor
-from zeusd.ring.sampler import Sample, describe_sample
 from zeusd.ring.sampling import Histories, Sampling
+from zeusd.ring.sources import Sample, describe_sample
 
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
 _CONNECTION = 1

@@ -25,8 +25,8 @@ from zeusd.ring.front import ChildFront, FrontSupervisor, UnitFront
 from zeusd.ring.journal import Journal, JournalError
 from zeusd.ring.listener import InheritedListener, Listener, ListenError
 from zeusd.ring.reactor import Reactor
-from zeusd.ring.sampler import Sample
 from zeusd.ring.sampling import Histories, Sampling
+from zeusd.ring.sources import Sample
 
 log = logging.getLogger(__name__)
 

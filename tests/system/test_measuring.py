@@ -9,6 +9,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import zmq
@@ -16,7 +17,14 @@ import zmq
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
-from tests.support import ALL_MAY, RunningDaemon, configuration, running_daemon, wait_for
+from tests.support import (
+    ALL_MAY,
+    RunningDaemon,
+    configuration,
+    running_daemon,
+    script,
+    wait_for,
+)
 from zeus_ipc import Client
 from zeus_ipc.errors import DaemonUnavailable, NvmlFailure, UnknownGpu, ZeusIpcError
 from zeus_ipc.messages import Sample
@@ -171,6 +179,52 @@ def test_what_is_asked_wrongly_is_refused_in_one_sentence(nvml_double: MakeDoubl
             client.stream("GPU-none")
         with pytest.raises(ValueError, match="volts"):
             client.timeline(uuid, "volts")
+
+
+# ---------------------------------------------------------------------------------------- programs
+
+PROGRAM = """
+import os, sys, time
+from zeus.monitor import ZeusMonitor
+monitor = ZeusMonitor(cpu_indices=[], log_file=sys.argv[1])
+for key in ("first", "second"):
+    with monitor.window(key):
+        time.sleep(0.3)
+print("measured", flush=True)
+if sys.argv[2] == "wait":
+    sys.stdin.readline()
+elif sys.argv[2] == "fork":
+    child = os.fork()
+    if child == 0:
+        with monitor.window("in the child") as window:
+            time.sleep(0.2)
+        watts = window.total_energy / window.time
+        os._exit(0 if 200 < watts < 240 else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+"""
+
+
+@pytest.mark.parametrize("then", ["exit", "wait", "fork"])
+def test_the_log_is_written_behind_and_when_the_program_ends(
+    nvml_double: MakeDouble, tmp_path: Path, then: str
+) -> None:
+    double = nvml_double([{"tick_ms": 20}])
+    path = tmp_path / "log.csv"
+    with measuring(double) as (daemon, _):
+        env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+        program = script(PROGRAM, str(path), then, env=env)
+        assert program.stdout is not None
+        assert program.stdin is not None
+        assert program.stdout.readline() == "measured\n"
+        if then == "wait":
+            wait_for(lambda: len(path.read_text().splitlines()) == 3, "the log to be written")
+            program.stdin.write("\n")
+            program.stdin.flush()
+        assert program.wait(30) == 0
+        rows = [line.split(",") for line in path.read_text().splitlines()[1:]]
+        assert [row[1] for row in rows] == ["first", "second"]
+        for row in rows:
+            assert float(row[3]) / float(row[2]) == pytest.approx(220, rel=0.03)
 
 
 # ---------------------------------------------------------------------------------------- streams

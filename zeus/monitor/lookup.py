@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
-from zeus.monitor.measurement import Measurement
+from zeus.monitor.measurement import Ended, Measurement
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -38,19 +38,6 @@ RIPE_NS = 1_000_000_000
 MAX_PENDING = 100_000
 """Windows that wait to be looked up while zeusd is away; beyond, the oldest are looked up only
 when they are read."""
-
-
-class Ended:
-    """A window that has ended and was not looked up yet; times in ns of CLOCK_MONOTONIC."""
-
-    __slots__ = ("aligned", "begin_ns", "book", "end_ns", "key")
-
-    def __init__(self, book: Book, key: str, begin_ns: int, end_ns: int, aligned: bool) -> None:
-        self.book = book
-        self.key = key
-        self.begin_ns = begin_ns
-        self.end_ns = end_ns
-        self.aligned = aligned
 
 
 class Book:

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from zeus.monitor.lookup import Ended
+
+class LooksUp(Protocol):
+    """Knows where energies are to be had."""
+
+    def look_up(self, wanted: Measurement) -> None:
+        """Fills in a measurement's energy."""
+
+
+class Ended:
+    """A window that has ended and was not looked up yet; times in ns of CLOCK_MONOTONIC."""
+
+    __slots__ = ("aligned", "begin_ns", "book", "end_ns", "key")
+
+    def __init__(self, book: LooksUp, key: str, begin_ns: int, end_ns: int, aligned: bool) -> None:
+        self.book = book
+        self.key = key
+        self.begin_ns = begin_ns
+        self.end_ns = end_ns
+        self.aligned = aligned
 
 
 class Measurement:

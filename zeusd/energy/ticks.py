@@ -20,6 +20,13 @@ SEARCH_CHANGES = 6
 SLOW_AFTER_NS = 3_000 * MS
 """A sensor that shows fewer changes than `SEARCH_CHANGES` in this time is looked at less often."""
 
+AFRESH_NS = 5_000 * MS
+"""Changes on both sides of such a pause say nothing of a period together."""
+
+GIVE_UP_NS = 30_000 * MS
+"""A sensor that shows no period for so long has none: it is looked at as if it changed all the
+time."""
+
 STILL_NS = 1_000 * MS
 STILL_TICK_NS = 100 * MS
 """A sensor that shows no change for so long is taken to tick, silently, so often."""
@@ -107,6 +114,8 @@ class TickTracker:
         self.period_ns: int | None = None
         self._period = 0.0
         self._failures = 0
+        self._ticks = 0
+        self._began_ns = self._changed_ns = now_ns
         self._restart(now_ns)
 
     def _restart(self, now_ns: int) -> None:
@@ -114,7 +123,8 @@ class TickTracker:
         self._continuous = False
         self._read_ns: int | None = None
         self._moved_ns = now_ns
-        self._began_ns = now_ns
+        if self._ticks > 3 * SETTLED_TICKS:
+            self._began_ns = now_ns  # it had a period, and may have another now
         self._changes: list[int] = []
         self._due = 0.0
         self._spread = float(SPREAD_START_NS)
@@ -165,13 +175,23 @@ class TickTracker:
                 return None
             self._moved_ns = t_ns - STILL_NS + STILL_TICK_NS
             return Tick(t_ns, STILL_TICK_NS, silent=True)
-        self._moved_ns = t_ns
+        if t_ns - self._changed_ns > AFRESH_NS:
+            self._began_ns, self._changes = t_ns, []  # it stood still until now
+        self._moved_ns = self._changed_ns = t_ns
         at_ns = (self._read_ns + t_ns) // 2
         slop_ns = (t_ns - self._read_ns) // 2
         self._changes.append(at_ns)
         if len(self._changes) >= SEARCH_CHANGES:
-            self._settle(t_ns)
+            if t_ns - self._began_ns > GIVE_UP_NS:
+                self._read_continuously(t_ns)
+            else:
+                self._settle(t_ns)
         return Tick(at_ns, slop_ns)
+
+    def _read_continuously(self, t_ns: int) -> None:
+        self._continuous = True
+        self.period_ns = CONTINUOUS_NS
+        self._look_at(t_ns + CONTINUOUS_NS)
 
     def _settle(self, t_ns: int) -> None:
         changes = self._changes
@@ -182,9 +202,7 @@ class TickTracker:
             del changes[0]
             return
         if median < 2.5 * SEARCH_POLL_NS:
-            self._continuous = True
-            self.period_ns = CONTINUOUS_NS
-            self._look_at(t_ns + CONTINUOUS_NS)
+            self._read_continuously(t_ns)
             return
         self._period = sum(alike) / len(alike)
         self.period_ns = round(self._period)
@@ -238,6 +256,7 @@ class TickTracker:
         return tick
 
     def _found(self, t_ns: int) -> Tick:
+        self._changed_ns = t_ns
         before_ns = t_ns if self._read_ns is None else self._read_ns
         period = self._period
         missed = int(max(0.0, t_ns - self._due) // period)

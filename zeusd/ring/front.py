@@ -17,7 +17,7 @@ from zeusd.ring import link
 from zeusd.ring.engine import Engine
 from zeusd.ring.port import FrontPort
 from zeusd.ring.reactor import Reactor
-from zeusd.ring.sampler import Sample
+from zeusd.ring.sources import Sample
 
 log = logging.getLogger(__name__)
 

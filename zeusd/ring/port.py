@@ -18,7 +18,7 @@ from zeusd.ring import link
 from zeusd.ring.engine import Engine
 from zeusd.ring.processes import NoSuchPeer, identify_peer
 from zeusd.ring.reactor import Reactor
-from zeusd.ring.sampler import Sample, describe_sample
+from zeusd.ring.sources import Sample, describe_sample
 
 log = logging.getLogger(__name__)
 

@@ -8,6 +8,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -16,8 +17,9 @@ from zeusd.core.effects import Read
 from zeusd.energy.history import LAYOUT, SIZE, History
 from zeusd.nvml.api import Handle, Nvml
 from zeusd.ring.historian import Historian
-from zeusd.ring.powercap import Package, ZoneSource, find_packages
-from zeusd.ring.sampler import GpuSource, Sample, Sampler
+from zeusd.ring.powercap import Package, Zone, ZoneSource, find_packages
+from zeusd.ring.sampler import Sampler
+from zeusd.ring.sources import GpuSource, Sample
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +145,7 @@ class Sampling:
             zones = {f"cpu:{index}": package.zone, f"dram:{index}": package.dram}
             for name, zone in zones.items():
                 if zone is not None:
-                    self._offer(name, lambda name=name, zone=zone: self._add_zone(name, zone))  # type: ignore[misc]
+                    self._offer(name, partial(self._add_zone, name, zone))
         if self._clock is None:
             self.sampler.start()
         else:
@@ -152,10 +154,7 @@ class Sampling:
     def gpus_found(self, driver: str, gpus: Iterable[tuple[GpuInfo, Handle]]) -> None:
         """GPUs, at start or found anew."""
         for info, handle in gpus:
-            self._offer(
-                info.uuid,
-                lambda info=info, handle=handle: self._add_gpu(driver, info, handle),  # type: ignore[misc]
-            )
+            self._offer(info.uuid, partial(self._add_gpu, driver, info, handle))
 
     def submit(self, read: Read) -> None:
         """A question about the past."""
@@ -196,9 +195,9 @@ class Sampling:
         history = self._histories.open(info.uuid, driver) if known is None else known.history
         self.sampler.add(info.uuid, GpuSource(self._nvml, handle, info, history, self._clock_ns))
 
-    def _add_zone(self, name: str, zone: object) -> None:
+    def _add_zone(self, name: str, zone: Zone) -> None:
         history = self._histories.open(name, "powercap")
-        self.sampler.add(name, ZoneSource(zone, history, self._clock_ns))  # type: ignore[arg-type]
+        self.sampler.add(name, ZoneSource(zone, history, self._clock_ns))
 
     def _ticked(self, name: str) -> None:
         self._historian.ticked(name)

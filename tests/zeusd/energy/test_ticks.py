@@ -133,6 +133,20 @@ def test_what_changes_at_every_look_is_looked_at_calmly() -> None:
     assert 200 < len(looks) < 260
 
 
+def test_a_sensor_without_a_period_is_not_searched_for_ever() -> None:
+    chance = random.Random(4)
+    changes = [0]
+    while changes[-1] < 60 * SECOND:
+        changes.append(changes[-1] + chance.randrange(30 * MS, 400 * MS))
+    sensor = Sensor(changes, 4)
+    sensor.run(60 * SECOND)
+    late = [t_ns for t_ns in sensor.looks if t_ns > 50 * SECOND]
+    assert len(late) < 10 * 60
+    seen = [tick for tick in sensor.ticks if tick.t_ns > 50 * SECOND and not tick.silent]
+    there = [t_ns for t_ns in changes if 50 * SECOND < t_ns < 60 * SECOND]
+    assert len(seen) == pytest.approx(len(there), abs=2)
+
+
 def test_failed_looks_are_tried_again_ever_more_rarely_and_then_all_begins_anew() -> None:
     sensor = Sensor(every(100, 100), 1)
     sensor.run(10 * SECOND)

@@ -11,7 +11,8 @@ from zeusd.energy.history import SIZE, History
 from zeusd.nvml.api import NvmlError, Sensors
 from zeusd.nvml.simulated import SimulatedNvml, VirtualClock
 from zeusd.ring.devices import inspect_gpu
-from zeusd.ring.sampler import GpuSource, Sample, Sampler
+from zeusd.ring.sampler import Sampler
+from zeusd.ring.sources import GpuSource, Sample
 
 
 class Sampled:

@@ -1,0 +1,179 @@
+"""Devices whose energy is sampled: how each is read, and what a reading makes known."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple, Protocol
+
+from zeus_ipc.messages import GpuInfo
+from zeusd.energy.channel import Channel
+from zeusd.energy.curve import Curve
+from zeusd.energy.history import History, Slow
+from zeusd.energy.meter import Edge
+from zeusd.nvml.api import Handle, Nvml, NvmlError, Sensors
+
+STREAMED_SLOW_NS = 200_000_000
+"""How often clocks, temperature and throttle reasons are read of a GPU that is streamed; of others
+once for each row of the history."""
+
+DEFAULT_CEILING_MW = 1_000_000
+
+
+class Sample(NamedTuple):
+    """What a device showed at a tick; units as in `messages.Sample`."""
+
+    t_ns: int
+    energy_uj: int
+    power_mw: int
+    slow: Slow
+    number: int
+
+
+def describe_sample(name: str, sample: Sample) -> dict[str, object]:
+    """`messages.Sample` as a map."""
+    slow = sample.slow
+    return {
+        "gpu": name,
+        "t_ns": sample.t_ns,
+        "number": sample.number,
+        "energy_uj": sample.energy_uj,
+        "power_mw": sample.power_mw,
+        "average_mw": slow.average_mw,
+        "memory_mw": slow.memory_mw,
+        "gpu_clock_mhz": slow.gpu_mhz,
+        "memory_clock_mhz": slow.memory_mhz,
+        "temperature_c": slow.temperature_c,
+        "throttle_reasons": slow.reasons,
+    }
+
+
+class Source(Protocol):
+    """A device whose energy is sampled."""
+
+    history: History
+    aligns: bool
+    """Whether windows that are aligned with the GPU's work are aligned with this device's."""
+
+    @property
+    def next_read_ns(self) -> int:
+        """When to read it next."""
+
+    @property
+    def latest_read_ns(self) -> int:
+        """How long that may wait for others to be due."""
+
+    @property
+    def period_ns(self) -> int:
+        """How often it changes."""
+
+    @property
+    def curve(self) -> Curve:
+        """Its energy over time."""
+
+    @property
+    def failure(self) -> NvmlError | OSError | None:
+        """Why its last readings failed, if they did."""
+
+    def read(self, streamed: bool) -> Edge | None:
+        """Reads it now. Returns the tick that this showed to have passed, if any."""
+
+    @property
+    def slow(self) -> Slow:
+        """What is read now and then."""
+
+
+class GpuSource:
+    """One GPU.
+
+    Args:
+        nvml: The library.
+        handle: The GPU.
+        info: What it is.
+        history: Where its ticks go.
+        clock_ns: CLOCK_MONOTONIC.
+    """
+
+    aligns = True
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        handle: Handle,
+        info: GpuInfo,
+        history: History,
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self.history = history
+        self.failure: NvmlError | OSError | None = None
+        self._nvml = nvml
+        self._handle = handle
+        self._clock_ns = clock_ns
+        ceiling_mw = info.power_limit_max_mw or DEFAULT_CEILING_MW
+        self._channel = Channel(clock_ns(), history, info.architecture, info.name, ceiling_mw)
+        self._slow_at_ns = 0
+        self._absent: set[str] = set()
+
+    @property
+    def next_read_ns(self) -> int:
+        """See `Source`."""
+        return self._channel.next_read_ns
+
+    @property
+    def latest_read_ns(self) -> int:
+        """See `Source`."""
+        return self._channel.latest_read_ns
+
+    @property
+    def period_ns(self) -> int:
+        """See `Source`."""
+        return self._channel.period_ns or 100_000_000
+
+    @property
+    def curve(self) -> Curve:
+        """See `Source`."""
+        return self._channel.curve
+
+    @property
+    def slow(self) -> Slow:
+        """See `Source`."""
+        return self._channel.slow
+
+    def read(self, streamed: bool) -> Edge | None:
+        """See `Source`."""
+        channel = self._channel
+        try:
+            sensors = self._nvml.sensors(self._handle)
+        except NvmlError as error:
+            self.failure = error
+            channel.failed(self._clock_ns())
+            return None
+        row_ns = 0 if streamed else self.history.next_row_ns
+        if sensors.t_ns >= max(self._slow_at_ns, row_ns):
+            self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
+            self._read_slow(sensors)
+        edge = channel.observe(sensors)
+        if edge is not None:
+            self.failure = None
+        return edge
+
+    def _read_slow(self, sensors: Sensors) -> None:
+        nvml = self._nvml
+        self._channel.slow = Slow(
+            average_mw=sensors.power_average_mw,
+            memory_mw=sensors.memory_power_average_mw,
+            temperature_c=self._optional(nvml.temperature_c),
+            gpu_mhz=self._optional(nvml.gpu_clock_mhz),
+            memory_mhz=self._optional(nvml.memory_clock_mhz),
+            reasons=self._optional(nvml.throttle_reasons),
+        )
+
+    def _optional(self, call: Callable[[Handle], int]) -> int | None:
+        name = call.__name__
+        if name in self._absent:
+            return None
+        try:
+            return call(self._handle)
+        except NvmlError as error:
+            if error.code in (3, 13):
+                self._absent.add(name)
+            return None
