@@ -35,6 +35,7 @@ values = st.recursive(
 FIELDS = (
     *("gpus", "controls", "control", "block", "power_limit_mw", "min_mhz", "max_mhz", "enabled"),
     *("deadline_ns", "client", "ttl_ms", "force", "client_version"),
+    *("sources", "windows", "domain", "start_ns", "end_ns", "limit"),
 )
 almost_requests = st.fixed_dictionaries(
     {"v": st.just(PROTOCOL_VERSION), "id": st.integers(0, 9), "op": st.sampled_from(OPERATIONS)},
@@ -139,7 +140,8 @@ def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemo
     assert not daemon.records("bug")
 
 
-def test_broken_streams_leave_nothing_behind(daemon: RunningDaemon) -> None:
+@pytest.mark.parametrize("suffix", ["", ".stream"])
+def test_broken_streams_leave_nothing_behind(daemon: RunningDaemon, suffix: str) -> None:
     """Handshakes cut short or scrambled, frames too long, connections opened and dropped."""
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -156,10 +158,10 @@ def test_broken_streams_leave_nothing_behind(daemon: RunningDaemon) -> None:
         with contextlib.suppress(OSError, IndexError):
             if kind < 2:
                 with socket.socket(socket.AF_UNIX) as stream:
-                    stream.connect(daemon.socket)
+                    stream.connect(daemon.socket + suffix)
                     stream.sendall(rng.randbytes(rng.randrange(1, 200)))
             else:
-                with _zmtp_handshake(daemon.socket) as stream:
+                with _zmtp_handshake(daemon.socket + suffix) as stream:
                     size = MAX_REQUEST_BYTES * 2 if kind == 2 else rng.randrange(1, 255)
                     header = b"\x02" + size.to_bytes(8, "big") if kind == 2 else bytes([0, size])
                     stream.sendall(header + rng.randbytes(rng.randrange(size)))
@@ -167,3 +169,29 @@ def test_broken_streams_leave_nothing_behind(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         assert len(client.node().gpus) == 2
     assert daemon.front_pid() == front
+
+
+def test_a_flood_of_subscriptions_is_cut_off_and_leaves_no_memory(daemon: RunningDaemon) -> None:
+    """libzmq keeps every subscription that it is sent, and forty times its size."""
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    front = daemon.front_pid()
+    before = rss_kib(front)
+    with zmq.Context() as context, context.socket(zmq.SUB) as flooder:
+        flooder.setsockopt(zmq.LINGER, 0)
+        flooder.setsockopt(zmq.SNDHWM, 0)
+        flooder.connect(f"ipc://{daemon.socket}.stream")
+        for _ in range(50_000):
+            flooder.setsockopt(zmq.SUBSCRIBE, rng.randbytes(80))
+        wait_for(lambda: daemon.records("stream_flood"), "the flooder to be cut off")
+    with daemon.client() as client:
+        uuid = client.node().gpus[0].uuid
+
+        def follows() -> bool:
+            with client.stream(uuid) as stream:
+                return stream.receive(1.0) is not None
+
+        wait_for(follows, "others to be served again")
+    assert daemon.front_pid() == front
+    assert rss_kib(front) - before < 65_536

@@ -336,7 +336,7 @@ def test_nothing_is_published_that_nobody_wants_and_nonsense_is_ignored(
             everything.setsockopt(zmq.LINGER, 0)
             everything.setsockopt(zmq.SUBSCRIBE, b"")  # a prefix of every topic
             everything.setsockopt(zmq.SUBSCRIBE, b"\xff" * 90)
-            for number in range(2000):
+            for number in range(500):
                 everything.setsockopt(zmq.SUBSCRIBE, f"nonsense-{number}".encode())
             everything.connect(f"ipc://{path}")
             with client.stream(double.uuid(0)) as stream:

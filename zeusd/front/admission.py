@@ -65,6 +65,10 @@ class Admission:
             if self._count_of_uid[uid] == 0:
                 del self._count_of_uid[uid]
 
+    def uid_of(self, fd: int) -> int | None:
+        """The user of a connection; None if it has ended."""
+        return self._uid_of_fd.get(fd)
+
     def shut_out(self, uid: int, now_ns: int) -> None:
         """Lets no connection of this user in for a moment."""
         self._penalty_ns[uid] = now_ns + PENALTY_NS

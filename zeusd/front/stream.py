@@ -6,13 +6,17 @@ sent for GPUs that nobody has subscribed to.
 
 from __future__ import annotations
 
+import logging
 import os
+import time
 from collections.abc import Callable
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from zeusd.front.admission import Admission
+from zeusd.front.admission import Admission, kick
+
+log = logging.getLogger(__name__)
 
 SEND_QUEUE = 500
 SEND_BUFFER = 32 * 1024
@@ -21,6 +25,12 @@ SEND_BUFFER = 32 * 1024
 MAX_TOPIC = 96
 MAX_WAITING = 256
 """Subscriptions of one connection that may wait to be looked at."""
+
+MAX_NONSENSE = 1000
+"""Subscriptions of one user to what there is not, before his connections are closed: libzmq keeps
+each as long as its connection lasts."""
+
+UNKNOWN = -1
 
 _LABEL = "ipc:///zeusd-stream"
 
@@ -46,6 +56,7 @@ class Stream:
         self._on_topics = on_topics
         self._subscribers: dict[bytes, int] = {}
         self._offered: frozenset[bytes] = frozenset()
+        self._nonsense: dict[int, int] = {}
         self._fds: set[int] = set()
         self._socket = context.socket(zmq.XPUB)
         for option, value in (
@@ -84,10 +95,11 @@ class Stream:
                 self._admission.ended(fd)
         changed = False
         while _readable(self._socket):
-            changed |= self._subscription(self._socket.recv(zmq.NOBLOCK))
-        if not self._fds and self._subscribers:
+            changed |= self._subscription(self._socket.recv(zmq.NOBLOCK, copy=False))
+        if not self._fds:
+            changed |= bool(self._subscribers)
             self._subscribers.clear()
-            changed = True
+            self._nonsense.clear()
         if changed:
             self._on_topics(self.topics)
 
@@ -108,10 +120,13 @@ class Stream:
         """Ends the socket."""
         self._socket.disable_monitor()
 
-    def _subscription(self, message: bytes) -> bool:
+    def _subscription(self, frame: zmq.Frame) -> bool:
         """A subscription or its end. Returns whether the topics have changed."""
+        message = frame.bytes
         kind, topic = message[:1], message[1:]
         if topic not in self._offered and topic not in self._subscribers:
+            if kind == b"\x01":
+                self._count_nonsense(_uid_of(frame))
             return False
         count = self._subscribers.get(topic, 0)
         if kind == b"\x01":
@@ -125,6 +140,33 @@ class Stream:
                 del self._subscribers[topic]
                 return True
         return False
+
+    def _count_nonsense(self, uid: int) -> None:
+        count = self._nonsense[uid] = self._nonsense.get(uid, 0) + 1
+        if count <= MAX_NONSENSE:
+            return
+        self._nonsense[uid] = 0
+        now_ns = time.monotonic_ns()
+        if uid != UNKNOWN:
+            self._admission.shut_out(uid, now_ns)
+        # Whoever it was, others subscribe again at once.
+        for fd in self._fds:
+            if uid in (UNKNOWN, self._admission.uid_of(fd)):
+                kick(fd)
+        if self._admission.logged.take(uid, now_ns):
+            log.warning(
+                "user %d subscribes to what there is not, and was cut off",
+                uid,
+                extra={"event": "stream_flood", "uid": uid},
+            )
+
+
+def _uid_of(frame: zmq.Frame) -> int:
+    """Who sent a frame, by what the kernel said of the peer: `localhost:uid:gid:pid`."""
+    try:
+        return int(str(frame.get("Peer-Address")).split(":")[1])
+    except (zmq.ZMQError, IndexError, ValueError):
+        return UNKNOWN  # peers that speak ZMTP 1 or 2 are not told of
 
 
 def _readable(socket_: zmq.Socket[bytes]) -> bool:
