@@ -38,6 +38,12 @@ DEVICES = {"a100-sxm-80": 100, "h100-sxm": 100, "a40": 100, "v100-pcie": 20, "p1
 """Devices, and the tick of their sensors, ms. Of each tick A100 and H100 see 25 ms, V100 and P100
 10 ms, A40 all; P100 has no energy counter."""
 
+
+def tick_ms(device: str) -> int:
+    """The tick of a device that may be given with options, such as `a100-sxm-80:counts_all`."""
+    return DEVICES[device.partition(":")[0]]
+
+
 PHASES = 8
 """Nodes for each load and device: each boots at another phase of its sensors' ticks."""
 
@@ -77,6 +83,7 @@ class Bench:
     """One simulated GPU, the sampler that looks at it, and a load, in simulated time."""
 
     def __init__(self, device: str, seed: int) -> None:
+        """`device` is a kind of the simulated node, with options if there are any."""
         self.chance = random.Random(f"{device}:{seed}")
         self.clock = VirtualClock(start_ns=1_000_000_000 + self.chance.randrange(10**9))
         self.nvml = SimulatedNvml(
@@ -484,8 +491,8 @@ def main() -> int:
     options = parser.parse_args()
     lengths = LENGTHS_MS
     cells = run_all(options.loads, options.devices, lengths, options.windows, options.seed)
-    slow = [device for device in options.devices if DEVICES[device] == 100]
-    fast = [device for device in options.devices if DEVICES[device] == 20]
+    slow = [device for device in options.devices if tick_ms(device) == 100]
+    fast = [device for device in options.devices if tick_ms(device) == 20]
     print(f"seed {options.seed}, {options.windows} windows of each length, load and device")
     if "training" in options.loads:
         print_devices(cells, "training", options.devices, lengths)

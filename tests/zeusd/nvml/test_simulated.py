@@ -176,6 +176,25 @@ def test_capping_shows_in_the_throttle_reasons() -> None:
 # ---------------------------------------------------------------------------------------- sensors
 
 
+def test_a_counter_can_see_more_than_the_power_reading() -> None:
+    for option, seen in (("", False), (":counts_all", True)):
+        nvml, clock = node(f"a100-sxm-80:setter_ms=0{option}")
+        clock.sleep(5)
+        first_mj, first_j = nvml.sensors(0).energy_mj, nvml.true_energy_j(0)
+        work = nvml.open_work([0], "model/compute")
+        clock.sleep((nvml._gpus[0].sensor._last_tick_s * 1e9 - clock()) / 1e9 % 0.1 + 0.005)
+        work.run(0.1)  # 10 ms, right after a tick: long before the next reading's 25 ms
+        work.close()
+        clock.sleep(1)
+        energy_mj = nvml.sensors(0).energy_mj
+        assert energy_mj is not None
+        assert first_mj is not None
+        true_j = nvml.true_energy_j(0) - first_j
+        assert (abs((energy_mj - first_mj) / 1000 - true_j) < 1.0) == seen
+    with pytest.raises(ValueError, match="counts_all"):
+        node("a100:counts_nothing")
+
+
 @pytest.mark.parametrize(
     ("key", "tick_ms"), [("v100-pcie", 20), ("a100-sxm-80", 100), ("a40", 100)]
 )

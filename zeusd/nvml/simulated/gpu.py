@@ -72,7 +72,13 @@ class SimulatedGpu:
         # The driver was loaded some time ago; when it is loaded again, the counter starts at 0.
         counter_mj = float(self.chance.randrange(10**6, 10**9)) if boot == 1 else 0.0
         self.sensor = PowerSensor(
-            self.model.sensor, self.true_energy_j, now_s, gain, self.chance, counter_mj
+            self.model.sensor,
+            self.true_energy_j,
+            now_s,
+            gain,
+            self.chance,
+            counter_mj,
+            spec.counts_all,
         )
         limit_w = self.enforced_limit_mw / 1000
         self._limit_w = Relaxation(now_s, limit_w, limit_w, 0.0)

@@ -2,7 +2,8 @@
 
 True power is averaged over a window that ends at each tick, scaled by the board's gain, quantised,
 and moved by a milliwatt or more so that no two ticks read the same; the counter adds the window's
-mean times the tick. Ticks are worked out when somebody reads, however long ago they were.
+mean times the tick, or, if it sees all, the true energy (which of the two hardware does is not
+known). Ticks are worked out when somebody reads, however long ago they were.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ class PowerSensor:
         gain: Reading over truth.
         chance: Source of phase and noise.
         counter_mj: What the energy counter starts at.
+        counts_all: Whether the counter sees what falls outside the windows, too.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class PowerSensor:
         gain: float,
         chance: random.Random,
         counter_mj: float,
+        counts_all: bool = False,
     ) -> None:
         self._sensor = sensor
         self._energy_at = energy_at
@@ -48,6 +51,8 @@ class PowerSensor:
         self._tick_s = sensor.tick_ms / 1000
         self._window_s = sensor.window_ms / 1000
         self._last_tick_s = start_s - chance.random() * self._tick_s
+        self._counts_all = counts_all
+        self._counted_j = energy_at(self._last_tick_s)
         self._counter_mj = 0.0
         self._instant_mw = 0
         self._ticks_mw: deque[int] = deque(maxlen=AVERAGE_TICKS)
@@ -82,15 +87,21 @@ class PowerSensor:
             self._last_tick_s += (due - _CATCH_UP_TICKS) * self._tick_s
             true_j = self._energy_at(self._last_tick_s) - self._energy_at(start_s)
             self._counter_mj += self._gain * true_j * 1000
+            self._counted_j = self._energy_at(self._last_tick_s)
             due = _CATCH_UP_TICKS
         for _ in range(due):
             self._last_tick_s += self._tick_s
             self._tick(self._last_tick_s)
 
     def _tick(self, t_s: float) -> None:
-        mean_j = self._energy_at(t_s) - self._energy_at(t_s - self._window_s)
+        until_j = self._energy_at(t_s)
+        mean_j = until_j - self._energy_at(t_s - self._window_s)
         mean_mw = self._gain * mean_j / self._window_s * 1000
-        self._counter_mj += mean_mw * self._tick_s
+        if self._counts_all:
+            self._counter_mj += self._gain * (until_j - self._counted_j) * 1000
+        else:
+            self._counter_mj += mean_mw * self._tick_s
+        self._counted_j = until_j
         quantum = self._sensor.quantum_mw
         reading = round(mean_mw / quantum) * quantum + self._chance.choice((-2, -1, 1, 2))
         if reading == self._instant_mw:

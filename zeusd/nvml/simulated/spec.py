@@ -22,6 +22,7 @@ class GpuSpec:
         setter_ms: Mean time a setter takes; 0 for none. Hardware takes 10 to 20 ms.
         gain_sigma: Spread of the power sensor's gain between boards; real boards have about 0.03.
         unprivileged: Setters answer NO_PERMISSION.
+        counts_all: The energy counter sees all of a tick, also where the power reading does not.
     """
 
     model: DeviceModel
@@ -30,6 +31,7 @@ class GpuSpec:
     setter_ms: float = 12.0
     gain_sigma: float = 0.0
     unprivileged: bool = False
+    counts_all: bool = False
 
     @property
     def uuid(self) -> str:
@@ -47,7 +49,7 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
     """The GPUs that a spec names.
 
     `[Nx]KIND[:option=value...]`, several of them separated by commas. Options: seed, setter_ms,
-    gain_sigma, unprivileged.
+    gain_sigma, unprivileged, counts_all.
 
     Raises:
         ValueError: It is not a spec; the message says what is.
@@ -83,11 +85,13 @@ def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
                 spec = replace(spec, gain_sigma=float(value))
             elif option == "unprivileged":
                 spec = replace(spec, unprivileged=True)
+            elif option == "counts_all":
+                spec = replace(spec, counts_all=True)
             else:
                 raise ValueError
         except ValueError:
             raise ValueError(
                 f"cannot simulate {group.strip()!r}: the option {option!r} is none of seed=N, "
-                "setter_ms=MS, gain_sigma=SHARE, unprivileged"
+                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all"
             ) from None
     return spec
