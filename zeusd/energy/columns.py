@@ -10,6 +10,9 @@ from typing import Literal, NamedTuple
 
 WIDTHS = {"q": 8, "i": 4, "I": 4, "h": 2, "H": 2}
 
+SPARE = 4
+"""The oldest rows are not read: new ones are about to take their place, on another thread."""
+
 TypeCode = Literal["q", "i", "I", "h", "H"]
 
 
@@ -55,8 +58,8 @@ class Ring:
 
     @property
     def start(self) -> int:
-        """Number of the oldest row that is kept."""
-        return max(0, self._count[0] - self.capacity)
+        """Number of the oldest row that may be read."""
+        return max(0, self._count[0] - self.capacity + SPARE)
 
     def column(self, position: int) -> ColumnView:
         """One column, by the rows' numbers."""

@@ -43,7 +43,7 @@ ABSENT = -1
 LAYOUT = hashlib.sha256(f"1{TICKS}{TICK_ROWS}{ROWS}{GRAINS}{META}".encode()).hexdigest()[:16]
 """Changes whenever what is kept, or how, does."""
 
-SIZE = size_of(TICKS, TICK_ROWS) + sum(size_of(ROWS, rows) for _, rows in GRAINS) + size_of(META, 4)
+SIZE = size_of(TICKS, TICK_ROWS) + sum(size_of(ROWS, rows) for _, rows in GRAINS) + size_of(META, 8)
 """Bytes of a history."""
 
 
@@ -75,7 +75,7 @@ class History:
 
         self.ticks = Ring(TICKS, TICK_ROWS, take(size_of(TICKS, TICK_ROWS)))
         self.tiers = [Ring(ROWS, rows, take(size_of(ROWS, rows))) for _, rows in GRAINS]
-        self._meta = Ring(META, 4, take(size_of(META, 4)))
+        self._meta = Ring(META, 8, take(size_of(META, 8)))
         self._next_ns = [0] * len(GRAINS)
         self.t_ns, self.energy_uj, self.level_mw, self.power_mw = (
             self.ticks.column(position) for position in range(len(TICKS))

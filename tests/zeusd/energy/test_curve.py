@@ -79,6 +79,23 @@ def test_over_long_windows_it_is_what_the_counter_says(
     assert abs(energy_uj - counted_uj) <= 400_000 * 50  # half a tick
 
 
+@settings(max_examples=300, deadline=None)
+@given(powers, windows, st.booleans(), st.data())
+def test_any_window_has_an_energy_and_an_uncertainty(
+    powers_mw: list[int], window_ns: int | None, aligned: bool, data: st.DataObject
+) -> None:
+    """Also one of no length, one that begins before what is known, and one that ends after it."""
+    curve = curve_of(powers_mw, window_ns)
+    known = BEGIN + len(powers_mw) * TICK
+    begin = data.draw(st.integers(BEGIN - 2 * TICK, known + TICK))
+    length = data.draw(st.sampled_from([0, 1, 1_000, MS, 20 * MS, TICK, 3 * TICK, 40 * TICK]))
+    energy = curve.window(begin, begin + length, aligned)
+    assert 0 <= energy.energy_uj <= 1_700_000 * length / MS + 2
+    assert energy.uncertainty_uj >= 0
+    if length >= MS and energy.energy_uj:
+        assert energy.uncertainty_uj > 0
+
+
 @pytest.mark.parametrize("step_ms", [7, 31, 50, 88])
 def test_a_step_inside_a_tick_is_found_where_it_was(step_ms: int) -> None:
     mixed = (60_000 * step_ms + 300_000 * (100 - step_ms)) // 100
@@ -168,11 +185,12 @@ def test_truth_lies_within_the_uncertainty_under_every_load() -> None:
         window.covered
         for device in ("v100-pcie", "a100-sxm-80", "a40")
         for load in [*LOADS, BURSTS]
-        for part in range(3)
-        for _, window in sweep(device, load, seed + part, [20, 100, 500], 10)
+        for part in range(12)
+        for _, window in sweep(device, load, seed + part, [20, 100, 500], 5)
     ]
-    assert len(covered) == 3 * 6 * 3 * 3 * 10
-    assert sum(covered) / len(covered) >= 0.95
+    assert len(covered) == 3 * 6 * 12 * 3 * 5
+    # 97 % over all windows of benchmarks/accuracy.py; a hundred loads scatter by a percent.
+    assert sum(covered) / len(covered) >= 0.94
 
 
 def test_a_counter_that_sees_all_is_made_use_of() -> None:

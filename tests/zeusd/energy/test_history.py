@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from zeusd.energy.columns import Column, Ring, size_of
+from zeusd.energy.columns import SPARE, Column, Ring, size_of
 from zeusd.energy.history import GRAINS, SECOND_NS, SIZE, TICK_ROWS, History, Slow
 from zeusd.energy.meter import Edge
 
@@ -22,7 +22,7 @@ def memory() -> memoryview:
 
 def test_a_ring_keeps_the_newest_rows_under_their_numbers() -> None:
     columns = (Column("a", "q"), Column("b", "h"))
-    ring = Ring(columns, 5, memoryview(bytearray(size_of(columns, 5))))
+    ring = Ring(columns, 9, memoryview(bytearray(size_of(columns, 9))))
     for number in range(12):
         ring.append(number * 10, -number)
     assert (ring.start, ring.end) == (7, 12)
@@ -37,7 +37,7 @@ def test_memory_is_bounded_and_the_old_is_kept_at_coarser_grain() -> None:
     history = History(block)
     fill(history, 0, 3 * TICK_ROWS)  # 20 minutes
     assert len(block) == SIZE < 1_400_000
-    assert history.ticks.end - history.ticks.start == TICK_ROWS
+    assert history.ticks.end - history.ticks.start == TICK_ROWS - SPARE
     seconds = history.tiers[0]
     assert seconds.end == 3 * TICK_ROWS * TICK // SECOND_NS
     assert history.begins_ns == SECOND_NS
