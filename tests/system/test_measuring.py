@@ -7,6 +7,8 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -225,6 +227,51 @@ def test_the_log_is_written_behind_and_when_the_program_ends(
         assert [row[1] for row in rows] == ["first", "second"]
         for row in rows:
             assert float(row[3]) / float(row[2]) == pytest.approx(220, rel=0.03)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_the_commands_print_what_they_measured_when_they_are_ended(
+    nvml_double: MakeDouble, number: signal.Signals
+) -> None:
+    double = nvml_double([{"tick_ms": 20}, {"tick_ms": 20}])
+    with measuring(double) as (daemon, _):
+        env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket, "PYTHONUNBUFFERED": "1"}
+        command = [sys.executable, "-m", "zeus.monitor"]
+        energy, power = (
+            subprocess.Popen(
+                [*command, *more],
+                env=env,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+            for more in (
+                ["energy", "--gpu-indices", "0", "1"],
+                ["power", "--gpu-indices", "1", "--update-period", "0.2"],
+            )
+        )
+        assert energy.stderr is not None
+        assert energy.stderr.readline().startswith("measuring GPUs [0, 1]")
+        assert power.stdout is not None
+        lines = [power.stdout.readline() for _ in range(5)]
+        assert all("{'GPU1': 220.0" in line for line in lines)
+        for process in (power, energy):
+            process.send_signal(number)
+        out, _ = power.communicate(timeout=30)
+        seconds = float(out.partition("Total time (s): ")[2].splitlines()[0])
+        joules = float(out.partition("GPU1: ")[2].splitlines()[0])
+        assert joules / seconds == pytest.approx(220, rel=0.02)
+        shown, complaint = energy.communicate(timeout=30)
+        assert complaint == ""
+        assert "Measurement(" in shown
+        assert "gpu_energy={0:" in shown.replace("\n", "")
+        assert (power.returncode, energy.returncode) == (0, 0)
+        wrong = subprocess.run(
+            [*command, "energy", "--gpu-indices", "7"], env=env, capture_output=True, text=True
+        )
+        assert wrong.returncode == 1
+        assert wrong.stderr.startswith("zeus.monitor: There is no GPU 7")
+        assert len(wrong.stderr.splitlines()) == 1
 
 
 # ---------------------------------------------------------------------------------------- streams
