@@ -314,8 +314,12 @@ class Curve:
             jump_mw = max(1.0, abs(level_mw - h.level_mw[first - 1]))
             doubt = min(1.0, 4 * outer_mw / jump_mw)
             parts.append(0.6 * doubt * abs(energy_uj - whole_uj) * MS)
-            if self._window_ns is not None:  # a reading that seems to lie inside may not quite
+            if self._window_ns is not None:
+                # A reading that seems to lie inside may not quite, and one before it may be of
+                # something that has ended since.
                 parts.append(jump_mw * STAMP_NS * min(3.0, span_ns / self._window_ns))
+                least_mw, most_mw = self._range_mw(first)
+                parts.append(0.3 * doubt * (most_mw - least_mw) * min(span_ns, tick_ns))
         elif aligned and unseen_ns > 0 and span_ns < tick_ns:
             # A quiet device, and work that fell between two readings: it may have drawn anything.
             quiet_mw = max(h.level_mw[first - 1], h.level_mw[stop])
@@ -331,9 +335,7 @@ class Curve:
         h = self._h
         if number >= h.ticks.end or number <= h.ticks.start:
             return 0.0
-        low, high = max(h.ticks.start, number - AROUND), min(h.ticks.end, number + AROUND + 1)
-        levels = [h.level_mw[other] for other in range(low, high)]
-        least, most = min(levels), max(levels)
+        least, most = self._range_mw(number)
         here_mw, last_mw = h.level_mw[number], h.level_mw[number - 1]
         next_mw = h.level_mw[number + 1] if number + 1 < h.ticks.end else last_mw
         if self._contrast(here_mw, last_mw) and self._contrast(here_mw, next_mw):
@@ -348,6 +350,13 @@ class Curve:
         highest = min(most * before_ns, total - least * after_ns)
         lowest = max(least * before_ns, total - most * after_ns)
         return max(0.0, highest - lowest) / 3
+
+    def _range_mw(self, number: int) -> tuple[int, int]:
+        """Least and most power of a tick and those around it."""
+        h = self._h
+        low, high = max(h.ticks.start, number - AROUND), min(h.ticks.end, number + AROUND + 1)
+        levels = [h.level_mw[other] for other in range(low, high)]
+        return min(levels), max(levels)
 
     def _roughness(self, low: int, high: int) -> float:
         """Mean difference of each tick's power from the last one's, mW."""
