@@ -16,6 +16,7 @@ import pytest
 from tests.zeus.node import VirtualNode
 from zeus.exceptions import ZeusdError, ZeusGPULostError
 from zeus.monitor import Measurement
+from zeus_ipc.errors import RequestTimeout
 from zeusd import embed
 from zeusd.nodes import Node
 from zeusd.nvml.simulated import SimulatedNvml
@@ -279,6 +280,31 @@ def test_the_log_quotes_names_and_keeps_the_known_header(node: VirtualNode, tmp_
     assert second[1] == 'with,comma and "quotes"'
     assert float(second[2]) == pytest.approx(1)
     assert float(second[3]) > 0
+
+
+def test_the_log_of_a_node_that_went_away_neither_grows_nor_ends(
+    node: VirtualNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zeus.monitor.lookup.MAX_PENDING", 5)
+    path = tmp_path / "log.csv"
+    monitor = node.monitor(log_file=path)
+
+    def gone(*args: object) -> None:
+        raise RequestTimeout("zeusd did not answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(node.client, "windows", gone)
+        for number in range(12):
+            with monitor.window(str(number)):
+                node.clock.sleep(0.1)
+        monitor._book.behind()
+        assert [line.split(",")[1] for line in path.read_text().splitlines()[1:]] == list("0123456")
+    node.clock.sleep(2)
+    monitor._book.behind()
+    with path.open(newline="") as file:
+        rows = list(csv.reader(file))[1:]
+    assert [row[1] for row in rows] == [str(number) for number in range(12)]
+    assert [row[3] == "nan" for row in rows] == [number < 7 for number in range(12)]
 
 
 def test_two_processes_do_not_write_one_log(node: VirtualNode, tmp_path: Path) -> None:

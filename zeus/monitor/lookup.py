@@ -36,8 +36,8 @@ RIPE_NS = 1_000_000_000
 """A window that ended this long ago is looked up without waiting for a tick."""
 
 MAX_PENDING = 100_000
-"""Windows that wait to be looked up while zeusd is away; beyond, the oldest are looked up only
-when they are read."""
+"""Windows that wait to be looked up, or logged, while zeusd is away; beyond, the oldest are looked
+up only when they are read, and logged without their energy."""
 
 
 class Book:
@@ -49,6 +49,8 @@ class Book:
         cpus: CPU indices.
         drams: CPU indices whose memory is measured.
         log_file: Where windows are written once they are known, in the order of their ends.
+
+    Attributes:
         clock_ns: CLOCK_MONOTONIC.
     """
 
@@ -157,13 +159,16 @@ class Book:
                     raise
 
     def write_log(self, *, final: bool = False) -> None:
-        """Writes the windows whose energy is known; with `final`, the others too, as `nan`."""
+        """Writes the windows whose energy is known; the others as `nan`, with `final` or when too
+        many wait.
+        """
         if self._log is None:
             return
         with self._guard:
             rows = []
             while self._unlogged:
-                if self._unlogged[0][2]._pending is not None and not final:
+                waits = self._unlogged[0][2]._pending is not None
+                if waits and not final and len(self._unlogged) <= MAX_PENDING:
                     break
                 key, begin_ns, measurement = self._unlogged.popleft()
                 known = measurement._pending is None
