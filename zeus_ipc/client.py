@@ -11,11 +11,11 @@ import os
 import secrets
 import threading
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, TypeVar
 
 from zeus_ipc import errors
 from zeus_ipc._version import __version__
+from zeus_ipc.closing import Closing
 from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.messages import (
     MAX_LOOKUPS,
@@ -45,7 +45,7 @@ DEFAULT_TIMEOUT_S = 5.0
 M = TypeVar("M", bound=_Message)
 
 
-class Client:
+class Client(Closing):
     """A connection to a node's zeusd.
 
     Safe to share between threads, and safe to use after `fork` (the child gets a connection, and
@@ -85,17 +85,6 @@ class Client:
         self._guard = threading.Lock()
         self._unraised: dict[str, Any] | None = None
         self._heartbeat = Heartbeat(self._beat, stall_timeout_s) if heartbeat else None
-
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     # --------------------------------------------------------------------------------- the node
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any
 
+from zeus_ipc.closing import Closing
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
 
@@ -49,7 +49,7 @@ class _DeviceSocket:
         self._socket.close()
 
 
-class SimulatedWork:
+class SimulatedWork(Closing):
     """A stream of work on simulated GPUs.
 
     Args:
@@ -65,17 +65,6 @@ class SimulatedWork:
     def __init__(self, path: str, gpus: Sequence[str], workload: str) -> None:
         self._devices = _DeviceSocket(path)
         self._devices.ask("open", gpus=list(gpus), workload=workload)
-
-    def __enter__(self) -> SimulatedWork:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def launch(self, units: float = 1.0) -> None:
         """Queues units of work (training steps) and returns at once."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from types import TracebackType
 
+from zeus_ipc.closing import Closing
 from zeus_ipc.messages import Sample
 from zeus_ipc.transport import Subscription
 
@@ -13,7 +13,7 @@ _POLL_S = 0.2
 """How soon a closed stream, or a dead daemon, is noticed."""
 
 
-class SampleStream:
+class SampleStream(Closing):
     """An iterator, and an async iterator, over samples of GPUs; made by `Client.stream`.
 
     It ends when it is closed, which any thread may do. Who reads too slowly loses samples, and
@@ -71,14 +71,3 @@ class SampleStream:
         self._closed = True
         with self._guard:
             self._subscription.close()
-
-    def __enter__(self) -> SampleStream:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -126,7 +126,6 @@ class Historian:
         until_ns = min(query.until_ns, now_ns) if isinstance(query, WindowsQuery) else 0
         patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
         waiting = _Waiting(read, until_ns, now_ns + patience_ns)
-        # Registered first: a tick that comes meanwhile must not be missed.
         self._waiting.setdefault(read.gpu, []).append(waiting)
         self._again([read.gpu])
 
@@ -143,6 +142,9 @@ class Historian:
             if left:
                 self._waiting[name] = left
                 self._sampler.hurry(name)
+                # The tick may have come before it was known that somebody waits for it.
+                if source is not None and any(_has(source, one.until_ns) for one in left):
+                    self._queue.put(name)
             else:
                 self._waiting.pop(name, None)
 
