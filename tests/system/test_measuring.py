@@ -28,7 +28,13 @@ from tests.support import (
     wait_for,
 )
 from zeus_ipc import Client
-from zeus_ipc.errors import DaemonUnavailable, NvmlFailure, UnknownGpu, ZeusIpcError
+from zeus_ipc.errors import (
+    DaemonUnavailable,
+    NotSupported,
+    NvmlFailure,
+    UnknownGpu,
+    ZeusIpcError,
+)
 from zeus_ipc.messages import Sample
 
 nvml_double = fixtures.nvml_double
@@ -132,6 +138,9 @@ def test_a_driver_that_keeps_a_call_delays_no_other_gpu(nvml_double: MakeDouble)
         time.sleep(0.1)
         joules, _ = energy_j(client, double.uuid(1), begin_ns, time.monotonic_ns())
         assert joules == pytest.approx(22, rel=0.2)
+        settle(client, double.uuid(1))
+        with pytest.raises(NotSupported, match="at the moment"):  # and nothing is made up
+            energy_j(client, double.uuid(0), begin_ns, time.monotonic_ns())
         double.clear_faults()
         wait_for(lambda: daemon.records("sampler_unstuck"), "the GPU to be sampled again")
         settle(client, double.uuid(0))

@@ -12,9 +12,6 @@ from zeus_ipc.errors import ZeusIpcError
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
 
-Samples = list[tuple[float, float]]
-"""Seconds since the epoch, and readings."""
-
 LATEST_S = 5.0
 """How old the newest reading may be and still be the present one."""
 

@@ -36,7 +36,7 @@ TICK_ROWS = 20_000
 GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640))
 """Period and number of rows of each coarser tier."""
 
-META = (Column("counted_uj", "q"), Column("raw_mj", "q"), Column("window_ns", "q"))
+META = (Column("counted_uj", "q"), Column("raw", "q"), Column("window_ns", "q"))
 """Where the meter stands; the last row counts."""
 
 ABSENT = -1
@@ -81,12 +81,12 @@ class History:
             self.ticks.column(position) for position in range(len(TICKS))
         )
 
-    def add(self, edge: Edge, raw_mj: int | None, window_ns: int | None, slow: Slow) -> None:
-        """A tick."""
+    def add(self, edge: Edge, raw: int | None, window_ns: int | None, slow: Slow) -> None:
+        """A tick. `raw` is what the device's own counter showed, in its unit; None: it has none."""
         self.ticks.append(edge.t_ns, edge.energy_uj, edge.level_mw, edge.power_mw)
         self._meta.append(
             edge.counted_uj,
-            ABSENT if raw_mj is None else raw_mj,
+            ABSENT if raw is None else raw,
             ABSENT if window_ns is None else window_ns,
         )
         for position, (period_ns, _) in enumerate(GRAINS):
@@ -113,7 +113,7 @@ class History:
         if not self.ticks.end or not self._meta.end:
             return None
         number, meta = self.ticks.end - 1, self._meta.end - 1
-        raw_mj = self._meta.column(1)[meta]
+        raw = self._meta.column(1)[meta]
         edge = Edge(
             self.t_ns[number],
             self.energy_uj[number],
@@ -121,7 +121,7 @@ class History:
             self.power_mw[number],
             self._meta.column(0)[meta],
         )
-        return edge, None if raw_mj == ABSENT else raw_mj
+        return edge, None if raw == ABSENT else raw
 
     @property
     def begins_ns(self) -> int | None:

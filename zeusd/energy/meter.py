@@ -21,6 +21,10 @@ MS = 1_000_000
 MAX_POWER_MW = 5_000_000
 """What no GPU draws: a counter that says so is wrong."""
 
+MISSING_READINGS = 20
+"""Readings in a row without the counter that there was, before power is integrated instead: about
+ten seconds, as they become rarer."""
+
 STUCK_TICKS = 6
 """Ticks without a move of the counter, at some power, before it is taken for stuck."""
 
@@ -83,6 +87,7 @@ class Meter:
         self._quiet = 0
         self._agree = self._differ = 0
         self._suspect: int | None = None
+        self._missing = 0
         if last is not None:
             self._last, self.raw_mj = last
 
@@ -98,23 +103,22 @@ class Meter:
         if energy_mj is None:
             if before_mj is None:
                 return bool(sensors.power_instant_mw)
-            suspect = -1  # there was a counter a moment ago
-        elif before_mj is None or self._last is None:
-            return True
-        else:
-            elapsed_ns = sensors.t_ns - self._last.t_ns + 200 * MS
-            grown_mj = energy_mj - before_mj
-            if 0 <= grown_mj <= MAX_POWER_MW * elapsed_ns // 1_000_000_000:
-                self._suspect = None
-                return True
-            suspect = energy_mj
-        if self._suspect is not None and (suspect < 0) == (self._suspect < 0):
-            if suspect < 0:
+            self._missing += 1  # there was a counter a moment ago
+            if self._missing < MISSING_READINGS or not sensors.power_instant_mw:
                 return False
-            if suspect >= self._suspect:
-                self._suspect = None
-                return True
-        self._suspect = suspect
+            self.raw_mj = None
+            return True
+        self._missing = 0
+        if before_mj is None or self._last is None:
+            return True
+        elapsed_ns = sensors.t_ns - self._last.t_ns + 200 * MS
+        grown_mj = energy_mj - before_mj
+        suspect, self._suspect = self._suspect, None
+        if 0 <= grown_mj <= MAX_POWER_MW * elapsed_ns // 1_000_000_000:
+            return True
+        if suspect is not None and energy_mj >= suspect:
+            return True
+        self._suspect = energy_mj
         return False
 
     def stands_still(self, sensors: Sensors) -> bool:

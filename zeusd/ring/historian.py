@@ -31,6 +31,9 @@ PATIENCE_NS = 400_000_000
 MAX_PATIENCE_NS = 3_000_000_000
 MIN_TICKS = 2
 
+STALE_NS = 2_000_000_000
+"""A device that has shown no tick for so long is not taken to go on as it did."""
+
 _COLUMNS = {
     "power": 2,
     "average_power": 3,
@@ -155,7 +158,8 @@ class Historian:
                 return _nothing(read.gpu, source)
             if isinstance(read.query, TimelineQuery):
                 return _timeline(source, read.query)
-            if not _has(source, waiting.until_ns) and source.failure is not None:
+            behind_ns = waiting.until_ns - source.history.ends_ns
+            if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
                 return _nothing(read.gpu, source)
             assert isinstance(read.query, WindowsQuery)
             return self._windows(source, read.query)
@@ -197,8 +201,8 @@ def _nothing(name: str, source: Source | None) -> Failure:
         return nvml_failure("reading the energy", name, source.failure.code)
     return Failure(
         ErrorCode.NOT_SUPPORTED,
-        f"{name} has shown neither energy nor power yet; its sensors may not work, look at "
-        "`nvidia-smi -q -d POWER`",
+        f"{name} shows neither energy nor power at the moment; its driver may be stuck or its "
+        "sensors may not work, look at `nvidia-smi -q -d POWER`",
     )
 
 

@@ -103,9 +103,9 @@ class ZoneSource:
         self._zone = zone
         self._path = str(zone.path / "energy_uj")
         self._clock_ns = clock_ns
-        self._raw_uj: int | None = None
         last = history.last()
-        self._last = None if last is None else last[0]
+        self._last: Edge | None = None if last is None else last[0]
+        self._raw_uj: int | None = None if last is None else last[1]
 
     @property
     def latest_read_ns(self) -> int:
@@ -145,5 +145,5 @@ class ZoneSource:
         power_mw = grown_uj * 1_000_000 // max(1, span_ns)
         energy_uj = grown_uj + (last.energy_uj if last is not None else 0)
         self._last = edge = Edge(t_ns, energy_uj, power_mw, power_mw, energy_uj)
-        self.history.add(edge, None, None, Slow())
+        self.history.add(edge, raw_uj, None, Slow())
         return edge

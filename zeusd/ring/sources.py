@@ -10,11 +10,14 @@ from zeusd.energy.channel import Channel
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
-from zeusd.nvml.api import Handle, Nvml, NvmlError, Sensors
+from zeusd.nvml.api import Handle, Nvml, NvmlError, Return, Sensors
 
 STREAMED_SLOW_NS = 200_000_000
 """How often clocks, temperature and throttle reasons are read of a GPU that is streamed; of others
 once for each row of the history."""
+
+GIVE_UP_AFTER = 3
+"""A reading that was never served is asked for this often; one that was, always."""
 
 DEFAULT_CEILING_MW = 1_000_000
 
@@ -111,7 +114,8 @@ class GpuSource:
         ceiling_mw = info.power_limit_max_mw or DEFAULT_CEILING_MW
         self._channel = Channel(clock_ns(), history, info.architecture, info.name, ceiling_mw)
         self._slow_at_ns = 0
-        self._absent: set[str] = set()
+        self._served: set[str] = set()
+        self._refused: dict[str, int] = {}
 
     @property
     def next_read_ns(self) -> int:
@@ -169,11 +173,14 @@ class GpuSource:
 
     def _optional(self, call: Callable[[Handle], int]) -> int | None:
         name = call.__name__
-        if name in self._absent:
+        if self._refused.get(name, 0) >= GIVE_UP_AFTER:
             return None
         try:
-            return call(self._handle)
+            value = call(self._handle)
         except NvmlError as error:
-            if error.code in (3, 13):
-                self._absent.add(name)
+            absent = error.code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND)
+            if absent and name not in self._served:
+                self._refused[name] = self._refused.get(name, 0) + 1
             return None
+        self._served.add(name)
+        return value

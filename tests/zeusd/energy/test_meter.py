@@ -136,3 +136,13 @@ def test_a_counter_that_sees_all_of_a_tick_is_told_by_its_steps() -> None:
     for _ in range(200):
         other.tick(chance.randrange(60_000, 300_000))
     assert other.meter.window_ns == 25 * MS
+
+
+def test_a_counter_that_goes_away_for_good_is_replaced_by_power() -> None:
+    gpu = Ticking()
+    gpu.tick(100_000)
+    believed = [gpu.meter.plausible(reading(gpu.t_ns, None, 100_000)) for _ in range(25)]
+    assert not any(believed[:10])
+    assert believed[-1]
+    gpu.counter_mj = None
+    assert gpu.tick(150_000, count=10) == 150_000 * 1000

@@ -102,6 +102,18 @@ def test_a_counter_that_was_set_back_neither_gives_nor_takes(tree: Path) -> None
     assert sampled.energy_uj() == 3_000_000
 
 
+def test_what_was_drawn_while_nobody_looked_counts_also_over_a_wrap(tree: Path) -> None:
+    first = Sampled(tree / "intel-rapl:1")
+    (tree / "intel-rapl:1" / "energy_uj").write_text(str(RANGE - 2_000_000))
+    first.read(0)
+    first.read(1_000_000)
+    add(tree / "intel-rapl:1", 50_000_000)
+    first.now_ns += 1_000_000_000
+    again = ZoneSource(first.source._zone, first.history, lambda: first.now_ns)
+    again.read(False)
+    assert first.energy_uj() == 51_000_000
+
+
 def test_a_zone_that_vanishes_is_tried_again_calmly(tree: Path) -> None:
     sampled = Sampled(tree / "intel-rapl:1")
     sampled.read(1_000)

@@ -153,3 +153,20 @@ def test_a_source_that_breaks_the_sampler_is_left_out() -> None:
     before = node.sources[1].history.ticks.end
     node.clock.sleep(2)
     assert node.sources[1].history.ticks.end - before == pytest.approx(100, abs=2)
+
+
+def test_what_is_refused_now_and_then_is_asked_for_again_and_what_always_is_not() -> None:
+    node = Sampled("v100:setter_ms=0")
+    node.clock.sleep(2)
+    node.nvml.inject(0, "temperature_c", 3, count=5)
+    node.clock.sleep(3)
+    node.sampler.streamed = frozenset(node.sampler.names())
+    node.clock.sleep(5)
+    assert node.samples[-1][1].slow.temperature_c is not None
+    other = Sampled("v100:setter_ms=0")
+    other.nvml.inject(0, "temperature_c", 3)
+    other.clock.sleep(8)
+    other.nvml.clear_faults()
+    other.sampler.streamed = frozenset(other.sampler.names())
+    other.clock.sleep(3)
+    assert other.samples[-1][1].slow.temperature_c is None
