@@ -22,6 +22,7 @@ from zeus_ipc.messages import (
     MAX_WINDOWS,
     NO_END_NS,
     PROTOCOL_VERSION,
+    AuditTrail,
     Back,
     Control,
     Domain,
@@ -29,10 +30,14 @@ from zeus_ipc.messages import (
     GpuState,
     LeaseInfo,
     LeaseList,
+    Metrics,
     NodeInfo,
+    Policy,
     PowerReading,
+    Quiesced,
     SupportedClocks,
     Timeline,
+    Whose,
     WindowEnergies,
     _Message,
 )
@@ -278,21 +283,33 @@ class Client(Closing):
         gpus: str | Sequence[str] = (),
         controls: Sequence[Control | str] = (),
         *,
-        force: bool = False,
+        whose: Whose | str = Whose.PROCESS,
+        pids: Sequence[int] = (),
+        job: str = "",
     ) -> int:
         """Puts controls back and gives their leases back.
 
         Args:
             gpus: UUIDs; empty: all.
             controls: Empty: all.
-            force: Whoever holds them; for administrators.
+            whose: This process's own, all of this user's, or, for administrators, anybody's.
+            pids: Only what these processes hold; empty: whoever.
+            job: Only what this job holds: Slurm's job id, or the uid of a Kubernetes pod.
 
         Returns:
             How many leases were given back. None held is no error.
+
+        Raises:
+            PermissionRefused: Anybody's, by who is no administrator.
         """
-        names = [Control(control).value for control in controls]
-        uuids = _uuids(gpus) if gpus else []
-        answer = self._ask("release", gpus=uuids, controls=names, force=force)
+        answer = self._ask(
+            "release",
+            gpus=_uuids(gpus) if gpus else [],
+            controls=[Control(control).value for control in controls],
+            whose=Whose(whose).value,
+            pids=list(pids),
+            job=job,
+        )
         return int(answer["released"])
 
     def leases(self) -> list[LeaseInfo]:
@@ -307,6 +324,62 @@ class Client(Closing):
         """Says that the application comes along; see `stall_timeout_s`. Takes no time."""
         if self._heartbeat is not None:
             self._heartbeat.progress()
+
+    # ---------------------------------------------------------------------------- administration
+
+    def restore(
+        self, gpus: str | Sequence[str] = (), controls: Sequence[Control | str] = ()
+    ) -> dict[str, dict[str, str]]:
+        """Puts controls back to the site's maximum, whoever holds or has set them.
+
+        For administrators. Holders lose their leases, and are told at their next set.
+
+        Args:
+            gpus: UUIDs; empty: all.
+            controls: Empty: all.
+
+        Returns:
+            By UUID and control: `ok`, or why it is not back yet; zeusd goes on trying.
+        """
+        names = [Control(control).value for control in controls]
+        answer = self._ask("restore", gpus=_uuids(gpus) if gpus else [], controls=names)
+        return {uuid: one["controls"] for uuid, one in self._per_gpu(answer).items()}
+
+    def persist(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:
+        """Makes what this process has set the restore target, until `restore`.
+
+        For administrators. A power limit is then also the most that anybody may set.
+
+        Raises:
+            RequestRejected: This process has not set one of these controls.
+        """
+        names = [Control(control).value for control in controls]
+        self._per_gpu(self._ask("persist", gpus=_uuids(gpus), controls=names))
+
+    def quiesce(self) -> Quiesced:
+        """Puts everything back and has zeusd let go of the driver; for administrators."""
+        return Quiesced.model_validate(self._ask("quiesce"))
+
+    def resume(self) -> NodeInfo:
+        """Has zeusd take up the driver again and read every GPU anew; for administrators."""
+        return NodeInfo.model_validate(self._ask("resume"), strict=False)
+
+    def policy(self) -> Policy:
+        """What this user may do."""
+        return Policy.model_validate(self._ask("policy"))
+
+    def audit(self, *, after: int = 0, limit: int = 200) -> AuditTrail:
+        """The newest records of the audit trail, the oldest first.
+
+        Args:
+            after: Only records with a higher number.
+            limit: At most so many; 500 in one answer.
+        """
+        return AuditTrail.model_validate(self._ask("audit", after=after, limit=limit))
+
+    def metrics(self) -> Metrics:
+        """What the daemon counts."""
+        return Metrics.model_validate(self._ask("metrics"))
 
     def close(self) -> None:
         """Gives back what this client took and ends the connection. Never raises."""

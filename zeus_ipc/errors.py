@@ -26,6 +26,7 @@ class ErrorCode:
     NOT_SUPPORTED = "not_supported"
     NVML_ERROR = "nvml_error"
     GPU_LOST = "gpu_lost"
+    QUIESCED = "quiesced"
     OVERLOADED = "overloaded"
     SHUTTING_DOWN = "shutting_down"
     JOURNAL_FAILED = "journal_failed"
@@ -151,6 +152,12 @@ class GpuLost(NvmlFailure):
     code = ErrorCode.GPU_LOST
 
 
+class NodeQuiesced(ZeusIpcError):
+    """An administrator had zeusd let go of the driver, for a reset; it lasts until `resume`."""
+
+    code = ErrorCode.QUIESCED
+
+
 class DaemonOverloaded(ZeusIpcError):
     """A queue in the daemon is full; the request was not applied."""
 
@@ -233,6 +240,7 @@ _BY_CODE: dict[str, type[ZeusIpcError]] = {
         NotSupported,
         NvmlFailure,
         GpuLost,
+        NodeQuiesced,
         DaemonOverloaded,
         DaemonShuttingDown,
         JournalFailed,

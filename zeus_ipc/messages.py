@@ -55,7 +55,8 @@ ControlName = Annotated[Control, Field(strict=False)]
 
 
 class _Message(BaseModel):
-    model_config = ConfigDict(extra="ignore", frozen=True, strict=True)
+    # Built when first used: a client that asks for little does not pay for all.
+    model_config = ConfigDict(extra="ignore", frozen=True, strict=True, defer_build=True)
 
 
 # --------------------------------------------------------------------------------------------
@@ -124,6 +125,9 @@ MAX_WINDOWS = 256
 MAX_SAMPLES = 4096
 """Readings in one reply to `timeline`."""
 
+MAX_RECORDS = 500
+"""Audit records in one reply."""
+
 MAX_LOOKUPS = 4096
 """Windows times sources in one request."""
 
@@ -145,6 +149,8 @@ class Domain(str, Enum):
     """MHz."""
     THROTTLE_REASONS = "throttle_reasons"
     """Bits of nvmlClocksEventReasons."""
+    POWER_LIMIT = "power_limit"
+    """The limit in force, mW."""
 
 
 class GetWindows(_Request):
@@ -258,6 +264,17 @@ class Acquire(_Request):
     default."""
 
 
+class Whose(str, Enum):
+    """Whose leases a `release` is about."""
+
+    PROCESS = "process"
+    """The asking process's own."""
+    USER = "user"
+    """Those of the asking user's processes."""
+    ALL = "all"
+    """Anybody's: for administrators."""
+
+
 class Release(_Request):
     """Puts controls back to their restore target and gives their leases back.
 
@@ -270,8 +287,79 @@ class Release(_Request):
     """Empty: all GPUs."""
     controls: Annotated[list[ControlName], Field(max_length=8)] = []
     """Empty: all controls."""
-    force: bool = False
-    """Whoever holds them: for administrators. The holders are told at their next set."""
+    whose: Annotated[Whose, Field(strict=False)] = Whose.PROCESS
+    """Holders who lose a lease that way are told at their next set."""
+    pids: Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=64)] = []
+    """Only of these processes, as zeusd's pid namespace counts; empty: of all."""
+    job: Annotated[str, Field(max_length=64)] = ""
+    """Only of this job (see `LeaseInfo.job`); empty: of all."""
+
+
+class Restore(_Request):
+    """Puts controls back to the site's maximum, whoever holds or has set them: for administrators.
+
+    Holders lose their leases and are told so at their next set; what `persist` made the target is
+    one no longer, and what somebody set past zeusd is overwritten.
+    Result: `{"gpus": {uuid: {"controls": {control: "ok" | why not}} | {"error": ...}}}`.
+    """
+
+    op: Literal["restore"] = "restore"
+    gpus: Annotated[list[Uuid], Field(max_length=64)] = []
+    """Empty: all GPUs."""
+    controls: Annotated[list[ControlName], Field(max_length=8)] = []
+    """Empty: all controls."""
+
+
+class Persist(_Request):
+    """Makes what this process has set the restore target, until a `restore`: for administrators.
+
+    A power limit is then also the most that anybody may set. The leases end.
+    Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+    """
+
+    op: Literal["persist"] = "persist"
+    gpus: Gpus
+    controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
+
+
+class Quiesce(_Request):
+    """Puts everything back and lets go of the driver, for a reset: for administrators.
+
+    Until `resume`, requests for GPUs answer `quiesced`. Result: `Quiesced`.
+    """
+
+    op: Literal["quiesce"] = "quiesce"
+
+
+class Resume(_Request):
+    """Takes the driver up again and reads every GPU anew: for administrators. Result: `NodeInfo`.
+
+    Without a `quiesce` before, nothing happens.
+    """
+
+    op: Literal["resume"] = "resume"
+
+
+class GetPolicy(_Request):
+    """Asks what the asking user may do. Result: `Policy`."""
+
+    op: Literal["policy"] = "policy"
+
+
+class GetAudit(_Request):
+    """Reads the newest records of the audit trail. Result: `AuditTrail`."""
+
+    op: Literal["audit"] = "audit"
+    after: Annotated[int, Field(ge=0, le=2**62)] = 0
+    """Only records with a higher number."""
+    limit: Annotated[int, Field(ge=1, le=MAX_RECORDS)] = 200
+    """The newest so many."""
+
+
+class GetMetrics(_Request):
+    """Reads what zeusd counts. Result: `Metrics`."""
+
+    op: Literal["metrics"] = "metrics"
 
 
 class ListLeases(_Request):
@@ -306,12 +394,21 @@ Request = (
     | SetRequest
     | Acquire
     | Release
+    | Restore
+    | Persist
+    | Quiesce
+    | Resume
+    | GetPolicy
+    | GetAudit
+    | GetMetrics
     | ListLeases
     | Heartbeat
     | Goodbye
 )
 
-request_adapter: TypeAdapter[Request] = TypeAdapter(Annotated[Request, Field(discriminator="op")])
+request_adapter: TypeAdapter[Request] = TypeAdapter(
+    Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)
+)
 """Validates a decoded map into the request class that its `op` names."""
 
 OPERATIONS: tuple[str, ...] = (
@@ -329,6 +426,13 @@ OPERATIONS: tuple[str, ...] = (
     "reset",
     "acquire",
     "release",
+    "restore",
+    "persist",
+    "quiesce",
+    "resume",
+    "policy",
+    "audit",
+    "metrics",
     "leases",
     "heartbeat",
     "goodbye",
@@ -423,6 +527,10 @@ class NodeInfo(_Message):
     """CPU packages, as sources `cpu:INDEX`."""
     stream: str | None = None
     """Socket on which samples are published; None: there is none."""
+    started_ns: int = 0
+    """CLOCK_MONOTONIC time at which the daemon started; 0: it does not say."""
+    quiesced_ns: int | None = None
+    """Since when the driver is let go of (see `Quiesce`); None: it is not."""
 
 
 class GpuState(_Message):
@@ -491,8 +599,8 @@ class Timeline(_Message):
 class Sample(_Message):
     """What is published at each tick of a GPU, on the topic that is its UUID.
 
-    None: the GPU does not offer the reading. Clocks, temperature and throttle reasons are up to
-    0.2 s old.
+    None: the GPU does not offer the reading. Clocks, temperature, throttle reasons and limit are up
+    to 0.2 s old.
     """
 
     gpu: str
@@ -508,6 +616,8 @@ class Sample(_Message):
     memory_clock_mhz: int | None
     temperature_c: int | None
     throttle_reasons: int | None
+    power_limit_mw: int | None = None
+    """The limit in force."""
     lost: int = 0
     """Samples of this GPU before this one that did not reach this reader; set by the client."""
 
@@ -527,8 +637,9 @@ class Back(_Message):
     value: list[int]
     """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1]."""
     source: str
-    """configured: by the site. observed: in force when zeusd first saw it. unreadable: NVML cannot
-    tell what clocks were locked to before, so they are unlocked."""
+    """configured: by the site. persisted: by an administrator (see `Persist`). observed: in force
+    when zeusd first saw it. unreadable: NVML cannot tell what clocks were locked to before, so they
+    are unlocked."""
 
 
 class HeartbeatResult(_Message):
@@ -560,9 +671,150 @@ class LeaseInfo(_Message):
     ttl_ms: int
     expires_ns: int
     """CLOCK_MONOTONIC time at which it ends if no heartbeat comes."""
+    command: str | None = None
+    """Name of the holder's program; None as for `pid`."""
+    job: str | None = None
+    """The holder's job, as its control group names it: Slurm's job id or Kubernetes' pod uid; None
+    if it is in none, and as for `pid`."""
+    trouble: str | None = None
+    """Why the last attempt to put the control back failed."""
 
 
 class LeaseList(_Message):
     """Result of `leases`."""
 
     leases: list[LeaseInfo]
+
+
+class Quiesced(_Message):
+    """Result of `quiesce`."""
+
+    since_ns: int
+    """CLOCK_MONOTONIC time."""
+    open: list[str]
+    """Device files of the driver that zeusd could not close, if any."""
+    owed: list[list[str]]
+    """[gpu, control] of what could not be put back before; it is tried again after `resume`."""
+
+
+class Permission(_Message):
+    """What a user may do with one control of one GPU."""
+
+    allowed: bool
+    why: str
+    """Why not, as one sentence; empty if allowed."""
+    ranges: list[list[int]]
+    """[smallest, largest] in mW or MHz, any of which a value must lie in; empty: no bound."""
+
+
+class Policy(_Message):
+    """Result of `policy`."""
+
+    uid: int
+    admin: bool
+    """Whether everything is allowed: other users' leases, `restore`, `persist` and `quiesce`."""
+    on_host: bool
+    """Whether the asking process is in zeusd's own pid namespace, and in no container."""
+    gpus: dict[str, dict[str, Permission]]
+    """By UUID and control."""
+
+
+class AuditRecord(_Message):
+    """One record of the audit trail: what happened, to what, by whom."""
+
+    number: int
+    """Counts the records."""
+    t_ns: int
+    """CLOCK_MONOTONIC time at which it happened."""
+    last_ns: int
+    """The same for the last of several, see `count`."""
+    count: int
+    """Successful sets of one control under one lease, one after another, are one record: `old` is
+    of the first and `new` of the last."""
+    event: str
+    """set, restore, restored, persisted, lease_ended, lease_expired, restore_failed,
+    restore_clamped, outside_change, refused, quiesced, resumed, gpu_found, driver_changed."""
+    warning: bool
+    gpu: str | None = None
+    control: str | None = None
+    uid: int | None = None
+    pid: int | None = None
+    """None if it is another user's and the reader is no administrator."""
+    lease: str | None = None
+    old: str | None = None
+    new: str | None = None
+    reason: str | None = None
+    result: str | None = None
+
+
+class AuditTrail(_Message):
+    """Result of `audit`."""
+
+    records: list[AuditRecord]
+    """The oldest first."""
+    dropped: int
+    """How many records there were before those that are kept."""
+
+
+class Count(_Message):
+    """How often something happened, by the values of its labels."""
+
+    labels: dict[str, str]
+    count: int
+
+
+class CallTimes(_Message):
+    """How long calls of one NVML operation took."""
+
+    operation: str
+    """Name in zeusd's NVML interface, such as `set_power_limit`."""
+    seconds: float
+    """In all."""
+    buckets: list[int]
+    """How many took at most `CALL_BUCKETS_S`, each; the last: how many there were."""
+    errors: dict[str, int]
+    """Failures by NVML return code (a decimal string)."""
+
+
+CALL_BUCKETS_S = (0.0001, 0.0005, 0.002, 0.01, 0.05, 0.2, 1.0, 5.0)
+
+
+class SourceState(_Message):
+    """What the sampler last saw of one device."""
+
+    source: str
+    energy_uj: int
+    """Energy from an arbitrary start, as `windows` counts it."""
+    power_mw: int
+    t_ns: int
+    """CLOCK_MONOTONIC time of its newest tick."""
+    tick_ns: int
+    """How often its sensors change."""
+
+
+class Metrics(_Message):
+    """Result of `metrics`. Counts begin with the daemon."""
+
+    t_ns: int
+    """CLOCK_MONOTONIC time of this answer."""
+    started_ns: int
+    """The same of the daemon's start."""
+    changes: list[Count]
+    """Sets that were written or failed: `control`, `result` (ok, failed)."""
+    restores: list[Count]
+    """Leases that ended: `reason`, `result`."""
+    restore_failures: list[Count]
+    """Attempts to put a control back that failed: `control`."""
+    outside_changes: list[Count]
+    """Values that somebody else set: `control`, `result` (adopted, kept, overridden, noticed)."""
+    refusals: list[Count]
+    """Sets and acquires that were refused: `code`, see `errors.ErrorCode`."""
+    lease_expiries: int
+    """Leases whose holder fell silent."""
+    pending: list[list[str]]
+    """[gpu, control] of what could not be put back yet."""
+    persisted: list[list[str]]
+    """[gpu, control] of what an administrator persisted."""
+    connections: int
+    calls: list[CallTimes]
+    sources: list[SourceState]

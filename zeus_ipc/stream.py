@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 
 from zeus_ipc.closing import Closing
@@ -60,6 +59,8 @@ class SampleStream(Closing):
         return self
 
     async def __anext__(self) -> Sample:
+        import asyncio  # most programs have no use for it, and it is slow to import
+
         while not self._closed:
             sample = self.receive(0) or await asyncio.to_thread(self.receive, _POLL_S)
             if sample is not None:

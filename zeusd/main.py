@@ -27,6 +27,7 @@ from zeusd.ring.listener import InheritedListener, Listener, ListenError
 from zeusd.ring.reactor import Reactor
 from zeusd.ring.sampling import Histories, Sampling
 from zeusd.ring.sources import Sample
+from zeusd.ring.trails import SAVE_S, TrailFile
 
 log = logging.getLogger(__name__)
 
@@ -83,6 +84,7 @@ class Daemon:
                     daemon_version=__version__,
                     simulated=self._node.device_socket,
                     stream=stream_path(settings.socket),
+                    started_ns=time.monotonic_ns(),
                 ),
                 reactor=self._reactor,
                 nvml=self._node.nvml,
@@ -107,6 +109,9 @@ class Daemon:
             self._front.attach(self._engine)
             self._engine.start()
             opened.callback(self._engine.close)
+            self._trail_file = TrailFile(settings.state_dir, boot)
+            self._trail_file.load(self._engine.core.trail)
+            opened.callback(self._save_trail)
             opened.callback(self._front.stop)
             self._opened = opened.pop_all()
 
@@ -161,6 +166,7 @@ class Daemon:
         self._give_up_ns = time.monotonic_ns() + round(FIRST_LOOK_S * 1e9)
         self._await_gpus()
         self._tell_status()
+        self._keep_trail()
         watchdog_s = systemd.watchdog_s()
         if watchdog_s is not None:
             self._feed_watchdog(watchdog_s / 3)
@@ -222,8 +228,7 @@ class Daemon:
 
     def _await_gpus(self) -> None:
         """Clients wait in the socket's queue, rather than hear of a node without GPUs."""
-        over = self._engine.finder.first_attempt_over.is_set()
-        if over or time.monotonic_ns() > self._give_up_ns:
+        if self._engine.first_look_over or time.monotonic_ns() > self._give_up_ns:
             self._reactor.post(self._begin)  # after what was found is known
         else:
             self._reactor.call_later(0.005, self._await_gpus)
@@ -242,10 +247,19 @@ class Daemon:
     def _tell_status(self) -> None:
         gpus, leases, pending = self._engine.core.summary()
         status = f"STATUS={gpus} GPUs, {leases} leases, {pending} controls waiting to be put back"
+        if self._engine.core.node.quiesced_ns is not None:
+            status = "STATUS=the GPUs are let go of until `zeusctl resume`"
         if status != self._status:
             self._status = status
             systemd.notify(status)
         self._reactor.call_later(STATUS_S, self._tell_status)
+
+    def _save_trail(self) -> None:
+        self._trail_file.save(self._engine.core.trail)
+
+    def _keep_trail(self) -> None:
+        self._save_trail()
+        self._reactor.call_later(SAVE_S, self._keep_trail)
 
     def _feed_watchdog(self, interval_s: float) -> None:
         """From the loop itself: when it stands still, nothing is sent, and systemd acts."""

@@ -34,7 +34,7 @@ values = st.recursive(
 )
 FIELDS = (
     *("gpus", "controls", "control", "block", "power_limit_mw", "min_mhz", "max_mhz", "enabled"),
-    *("deadline_ns", "client", "ttl_ms", "force", "client_version"),
+    *("deadline_ns", "client", "ttl_ms", "whose", "pids", "job", "after", "limit", "client_version"),
     *("sources", "windows", "domain", "start_ns", "end_ns", "limit"),
 )
 almost_requests = st.fixed_dictionaries(
@@ -131,7 +131,7 @@ def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemo
                         assert isinstance(decode_reply(dealer.recv(zmq.NOBLOCK)), dict)
         context.term()
         with daemon.client() as client:
-            client.release(force=True)
+            client.release(whose="all")
             assert len(client.node().gpus) == 2
         sizes.append(rss_kib(front) + rss_kib(root))
     assert daemon.front_pid() == front

@@ -107,7 +107,7 @@ class Access:
         """Why this user may not lease this control, or set it to this value; None if they may."""
         if self.is_admin(peer):
             return None
-        covering = [rule for rule in self.rules if rule.covers(peer, gpu, control)]
+        covering = self._covering(peer, gpu, control)
         if not covering:
             return Failure(
                 ErrorCode.PERMISSION_DENIED,
@@ -122,6 +122,17 @@ class Access:
             f"user {peer.uid} may set {control.value} of {gpu.uuid} to {allowed}, not to "
             f"{describe(control, value)}; choose a value in between",
         )
+
+    def ranges(self, peer: Peer, gpu: GpuInfo, control: Control) -> list[tuple[int, int]]:
+        """Ranges, any of which a value of this user must lie in; empty: no bound."""
+        if self.is_admin(peer):
+            return []
+        found = [rule.range(control) for rule in self._covering(peer, gpu, control)]
+        bounded = [one for one in found if one is not None]
+        return bounded if len(bounded) == len(found) else []
+
+    def _covering(self, peer: Peer, gpu: GpuInfo, control: Control) -> list[AllowRule]:
+        return [rule for rule in self.rules if rule.covers(peer, gpu, control)]
 
     def needs_compute_process(self, peer: Peer) -> bool:
         """Whether this user must first be seen computing on the GPU."""

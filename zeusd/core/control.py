@@ -28,6 +28,8 @@ Rules, kept by this file alone:
     HELD        first set fails, unchanged   FREE        -       the lease was only for that set
     RESTORING   done, or changed outside     FREE        -
     RESTORING   device call failed           RESTORING   again after a pause
+    any         put back by an administrator RESTORING   read, write the target whatever is found
+    any         suspended                    -           no device call until it is resumed
     RESTORING   set, acquire                 RESTORING   -       wait for the first attempt, else
                                                                  answer restore_pending
 """
@@ -90,6 +92,9 @@ class Lease:
     """Whether it was asked for by itself, and so outlives a set that failed."""
     forgiven: bool = False
     """Whether it was lengthened since the last heartbeat because zeusd itself stood still."""
+    command: str = ""
+    job: str = ""
+    """See `model.Peer`."""
 
     @property
     def name(self) -> str:
@@ -121,6 +126,11 @@ class ControlMachine:
         pinned: Whether the site configured the target, so that outside changes do not move it.
         outbox: Where effects go.
         override: Whether a restore overwrites what someone else set.
+
+    Attributes:
+        first: What it held when zeusd first saw it in this boot, if that is known.
+        persisted: Whether an administrator chose the target (see `messages.Persist`).
+        trouble: Why the last attempt to put it back failed; None: it did not.
     """
 
     def __init__(
@@ -152,6 +162,13 @@ class ControlMachine:
         self._attempts = 0
         self._reason = ""
         self._released: list[Callable[[], None]] = []
+        self.first: ControlValue | None = None
+        self.persisted = False
+        self.trouble: Failure | None = None
+        self._suspended = False
+        self._forced = False
+        # Whether what is being put back was leased; else an administrator only wishes it so.
+        self._owed = True
 
     # ---------------------------------------------------------------------------------- queries
 
@@ -167,7 +184,9 @@ class ControlMachine:
 
     @property
     def target_source(self) -> str:
-        """Where the target is from: configured, observed, or unreadable and so taken to be none."""
+        """Where the target is from, see `messages.Back`."""
+        if self.persisted:
+            return "persisted"
         if self.pinned:
             return "configured"
         return "observed" if self.control in READABLE else "unreadable"
@@ -190,6 +209,30 @@ class ControlMachine:
         if self.lease is not None:
             self._out.add(Put(debt_key(self.gpu, self.control), self._debt().to_json()))
 
+    def persist(self) -> None:
+        """What the holder has set becomes the target, and its lease ends."""
+        assert self.value is not None
+        assert self.lease is not None
+        self._out.add(
+            Note(
+                "persisted",
+                {
+                    **self._who(self.lease),
+                    "old": describe(self.control, self.target),
+                    "new": describe(self.control, self.value),
+                },
+            )
+        )
+        self.pin(self.value)
+
+    def pin(self, value: ControlValue) -> None:
+        """An administrator chose this target."""
+        self.target, self.pinned, self.persisted = value, True, True
+
+    def unpin(self, target: ControlValue, pinned: bool) -> None:
+        """The site's own target again."""
+        self.target, self.pinned, self.persisted = target, pinned, False
+
     def recover(self, debt: Debt, ending: str | None) -> None:
         """Takes up what the journal says was owed when the last zeusd ended.
 
@@ -207,6 +250,8 @@ class ControlMachine:
             debt.ttl_ns,
             self._out.now_ns,
             debt.acquired,
+            command=debt.command,
+            job=debt.job,
         )
         self._values = debt.values
         self._captured = True
@@ -257,6 +302,48 @@ class ControlMachine:
         if self.phase is Phase.HELD and self.lease is not None:
             self._lose(self.lease.holder, clause)
         self.release(reason, then)
+
+    def put_back(self, peer: Peer, clause: str, then: Callable[[], None] = lambda: None) -> None:
+        """An administrator wants the target in force, whoever set what is.
+
+        Args:
+            peer: The administrator.
+            clause: For the holder, as for `revoke`.
+            then: Called after the first attempt; `phase` and `trouble` tell its outcome.
+        """
+        self._forced = True
+        if self.first is not None and not self.pinned and self.target != self.first:
+            self._aim_at(self.first)
+        if self.phase is Phase.HELD:
+            self.revoke("reset", clause, then)
+            return
+        self._released.append(then)
+        if self.phase is Phase.RESTORING:
+            self._out.due_ns.pop(self, None)
+        else:
+            now_ns = self._out.now_ns
+            self.lease = Lease(peer.process, peer.uid, "", now_ns, 0, now_ns, command=peer.command)
+            self.phase = Phase.RESTORING
+            self._values = ()
+            self._reason = "reset"
+            self._attempts = 0
+            self._owed = False
+        self._pump()
+
+    def suspend(self, why: Failure) -> None:
+        """The device is out of reach: takes nothing new, and calls nothing."""
+        self.close(why)
+        self._suspended = True
+
+    def resume(self, found: ControlValue | None) -> None:
+        """The device is in reach again. `found` is what the control holds now, if that is known."""
+        if not self._suspended:
+            return
+        self._suspended, self._closed = False, None
+        if self.phase is Phase.FREE and found is not None:
+            self._adopt(found)
+        self._out.due_ns.pop(self, None)
+        self._pump()
 
     def process_gone(self, process: Process) -> None:
         """A process died: its lease ends, and nobody has to be told of a loss."""
@@ -417,7 +504,7 @@ class ControlMachine:
         self._waiting = kept
 
     def _pump(self) -> None:
-        while not self._busy and self.retry_at_ns is None:
+        while not self._busy and not self._suspended and self.retry_at_ns is None:
             if self.phase is Phase.RESTORING:
                 self._restore()
                 continue
@@ -440,7 +527,16 @@ class ControlMachine:
         fresh = self.phase is Phase.FREE
         now_ns, process = self._out.now_ns, item.peer.process
         if fresh:
-            self.lease = Lease(process, item.peer.uid, item.client, now_ns, item.ttl_ns, now_ns)
+            self.lease = Lease(
+                process,
+                item.peer.uid,
+                item.client,
+                now_ns,
+                item.ttl_ns,
+                now_ns,
+                command=item.peer.command,
+                job=item.peer.job,
+            )
             self.phase = Phase.HELD
             self._captured = False
             self._found = None
@@ -577,7 +673,7 @@ class ControlMachine:
 
     def _restore(self) -> None:
         """Rule 5. Called when RESTORING, idle and due."""
-        if not self._values:
+        if not self._values and not self._forced:
             self._finish_restore("untouched")
         elif self.control not in READABLE:
             self._write_target(None)
@@ -592,7 +688,10 @@ class ControlMachine:
                     self._finish_restore("already_back")
                 elif result not in self._values:
                     assert isinstance(result, tuple)
-                    if self._override:
+                    if self._forced:
+                        self._values = (*self._values, result)
+                        self._write_target(result)
+                    elif self._override:
                         self._note_outside(self._values[-1], result, "overridden")
                         self._write_target(result)
                     else:
@@ -612,7 +711,7 @@ class ControlMachine:
         assert self.lease is not None
         self._busy = True
         lease, target = self.lease, self.target
-        old = current if current is not None else self._values[-1]
+        old = current if current is not None else self.value
 
         def written(result: object) -> None:
             self._busy = False
@@ -622,6 +721,7 @@ class ControlMachine:
                 self._finish_restore("restored")
             elif failure is None:
                 self._values = (target,)  # a reload moved the target meanwhile: once more
+                self._owed = True
             elif failure.nvml_code == Return.INVALID_ARGUMENT:
                 self._find_legal_target(current, failure)
             else:
@@ -677,6 +777,10 @@ class ControlMachine:
         self._write_target(current)
 
     def _restore_failed(self, failure: Failure) -> None:
+        if not self._owed and failure.unchanged:
+            self._finish_restore("failed", failure)
+            return
+        self.trouble = failure
         self._attempts += 1
         pause_ns = min(RETRY_FIRST_NS * 2 ** min(self._attempts - 1, 10), RETRY_MAX_NS)
         self._out.due_ns[self] = self._out.now_ns + pause_ns
@@ -700,18 +804,21 @@ class ControlMachine:
             assert refusal is not None
             item.done(refusal)
 
-    def _finish_restore(self, result: str) -> None:
+    def _finish_restore(self, result: str, trouble: Failure | None = None) -> None:
         assert self.lease is not None
         self._out.add(Forget(debt_key(self.gpu, self.control)))
-        self._out.add(
-            Note(
-                "lease_ended",
-                {**self._who(self.lease), "reason": self._reason, "result": result},
+        if self._owed:
+            self._out.add(
+                Note(
+                    "lease_ended",
+                    {**self._who(self.lease), "reason": self._reason, "result": result},
+                )
             )
-        )
         self.phase = Phase.FREE
         self.lease = None
         self._values = ()
+        self.trouble = trouble
+        self._forced, self._owed = False, True
         self._answer_released()
 
     def _give_up_unused_lease(self) -> None:
@@ -745,19 +852,21 @@ class ControlMachine:
             values=self._values,
             ending=self._reason if self.phase is Phase.RESTORING else "",
             acquired=self.lease.acquired,
+            command=self.lease.command,
+            job=self.lease.job,
         )
 
     def _note_change(
         self,
         event: str,
         lease: Lease,
-        old: ControlValue,
+        old: ControlValue | None,
         new: ControlValue,
         failure: Failure | None,
     ) -> None:
         fields = {
             **self._who(lease),
-            "old": describe(self.control, old),
+            "old": "unknown" if old is None else describe(self.control, old),
             "new": describe(self.control, new),
             "reason": self._reason if event == "restore" else "requested",
             "result": "ok" if failure is None else failure.message,

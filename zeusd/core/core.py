@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from zeus_ipc.messages import Control, CpuInfo, Request
+from zeusd.core.administration import LET_GO
 from zeusd.core.control import ControlMachine, Phase
 from zeusd.core.effects import Effect, Forget, Note, Put
 from zeusd.core.model import (
@@ -24,12 +25,15 @@ from zeusd.core.model import (
     Peer,
     Process,
     baseline_key,
+    first_key,
+    pin_key,
 )
 from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection
 from zeusd.core.policy import SECOND_NS, Settings
 from zeusd.core.requests import SHUTTING_DOWN, Requests
+from zeusd.core.trail import Trail
 
 RECONNECT_NS = 5 * SECOND_NS
 """A holder whose last connection ended (it called exec, say) has this long to come back."""
@@ -46,6 +50,7 @@ class Core:
         daemon_version: Told to clients.
         simulated: Socket of the simulated devices, told to clients; None on real ones.
         stream: Socket of the samples, told to clients; None: there is none.
+        started_ns: When the daemon started, told to clients.
     """
 
     def __init__(
@@ -55,11 +60,13 @@ class Core:
         daemon_version: str,
         simulated: str | None = None,
         stream: str | None = None,
+        started_ns: int = 0,
     ) -> None:
         self.node = Node(settings)
+        self.node.started_ns = started_ns
         self._out = Outbox()
         self._connections: dict[int, Connection] = {}
-        self._baselines: dict[str, ControlValue] = {}
+        self._values: dict[str, ControlValue] = {}
         self._debts: dict[tuple[str, Control], Debt] = {}
         self._losses: list[Loss] = []
         self._alive: set[Process] = set()
@@ -67,30 +74,35 @@ class Core:
         self._was_stopping = False
         self._silent = False
         self._requests = Requests(self.node, self._out, daemon_version, simulated, stream)
+        self._requests.administration.connections = lambda: len(self._connections)
 
     # ----------------------------------------------------------------------------------- events
 
     def recover(
         self,
-        baselines: dict[str, ControlValue],
+        values: dict[str, ControlValue],
         debts: Iterable[Debt],
         alive: set[Process],
         *,
         losses: Iterable[Loss] = (),
         driver: str | None = None,
         was_stopping: bool = False,
+        quiesced_ns: int | None = None,
     ) -> None:
         """What the journal holds, before any GPU is known.
 
         Args:
-            baselines: What controls held when zeusd first saw them in this boot, by journal key.
+            values: Baselines, what controls held when zeusd first saw them in this boot, and what
+                administrators persisted, by journal key.
             debts: What is owed.
             alive: Holders, and processes with a loss, that still run.
             losses: Who lost a lease and does not know it yet.
             driver: The loaded driver that all of this is about.
             was_stopping: The last zeusd was putting everything back when it ended.
+            quiesced_ns: Since when the driver is let go of; None: it is not.
         """
-        self._baselines = dict(baselines)
+        self._values = dict(values)
+        self.node.quiesced_ns = quiesced_ns
         self._debts = {(debt.gpu, debt.control): debt for debt in debts}
         self._losses = list(losses)
         self._alive = set(alive)
@@ -142,7 +154,9 @@ class Core:
         for gpu in self.node.gpus.values():
             for control, machine in gpu.machines.items():
                 target = settings.site.target(control, gpu.facts, machine.observed)
-                if target is not None:
+                if machine.persisted:
+                    machine.configure(machine.target, True, self._override)
+                elif target is not None:
                     machine.configure(target.value, target.pinned, self._override)
                     if control is Control.POWER_LIMIT:
                         gpu.site_mw = target.highest_mw
@@ -218,6 +232,7 @@ class Core:
         """
         self._out.now_ns = now_ns
         self.node.stopping = True
+        restore = restore and self.node.quiesced_ns is None  # else the GPUs are out of reach
         self._silent = not restore
         if restore:
             if self.owed:
@@ -245,9 +260,19 @@ class Core:
         ]
 
     @property
+    def trail(self) -> Trail:
+        """The newest records of the audit trail."""
+        return self._out.trail
+
+    @property
     def unclaimed(self) -> bool:
         """Whether the journal speaks of GPUs that have not been found yet."""
         return bool(self._debts or self._losses)
+
+    @property
+    def putting_back(self) -> bool:
+        """Whether it was stopped, and some control is still to be put back."""
+        return self.node.stopping and not self._silent and bool(self.owed)
 
     def summary(self) -> tuple[int, int, int]:
         """How many GPUs there are, leases, and controls that could not be put back yet."""
@@ -294,10 +319,11 @@ class Core:
                     )
                     self._losses.append(loss)
                     self._out.add(Put(loss.key, loss.to_json()))
-            for key in self._baselines:
-                self._out.add(Forget(key))
+            if not self.node.gpus:
+                for key in self._values:
+                    self._out.add(Forget(key))
             self._debts.clear()
-            self._baselines.clear()
+            self._values.clear()
         if self._driver != driver:
             self._driver = driver
             self._out.add(Put(DRIVER_KEY, {**entry, "id": driver}))
@@ -307,17 +333,26 @@ class Core:
         machines: dict[Control, ControlMachine] = {}
         site_mw: int | None = None
         for control in Control:
-            baseline = self._baselines.get(baseline_key(uuid, control))
+            baseline = self._values.get(baseline_key(uuid, control))
             target = self.node.settings.site.target(control, facts, baseline)
             if target is None:
                 continue
+            first = self._values.get(first_key(uuid, control))
             if control in READABLE and baseline is None and not target.pinned:
-                self._out.add(Put(baseline_key(uuid, control), {"value": list(target.value)}))
+                first = target.value
+                for key in (baseline_key(uuid, control), first_key(uuid, control)):
+                    self._out.add(Put(key, {"value": list(target.value)}))
             if control is Control.POWER_LIMIT:
                 site_mw = target.highest_mw
-            machines[control] = ControlMachine(
+            machine = machines[control] = ControlMachine(
                 uuid, control, target.value, target.pinned, self._out, self._override
             )
+            machine.first = first
+            persisted = self._values.get(pin_key(uuid, control))
+            if persisted is not None:
+                machine.pin(persisted)
+                if control is Control.POWER_LIMIT:
+                    site_mw = persisted[0]
         gpu = self.node.gpus[uuid] = Gpu(facts, machines)
         gpu.site_mw = site_mw
         info = facts.info
@@ -335,3 +370,5 @@ class Core:
             if owed is not None:
                 ending = None if owed.holder in self._alive else "holder_gone"
                 machine.recover(owed, "daemon_stops" if self._was_stopping else ending)
+                if self.node.quiesced_ns is not None:
+                    machine.revoke("quiesced", LET_GO)

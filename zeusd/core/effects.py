@@ -29,6 +29,8 @@ class Reading(Enum):
     WINDOWS = "windows"
     TIMELINE = "timeline"
     """Of the sampler's history, not of the device; see `query`."""
+    METRICS = "metrics"
+    """What the ring counts: the fields `calls` and `sources` of `messages.Metrics`; of no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,20 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
+class LetGo:
+    """Close the driver. Comes back with the device files that stay open all the same."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
+class TakeUp:
+    """Open the driver again. Comes back when the GPUs have been looked for."""
+
+    ticket: int
+
+
+@dataclass(frozen=True, slots=True)
 class Put:
     """Make a journal entry durable that no device write depends on."""
 
@@ -131,4 +147,4 @@ class Note:
     warning: bool = False
 
 
-Effect: TypeAlias = Reply | Read | Write | Put | Forget | Watch | Unwatch | Note
+Effect: TypeAlias = Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Note

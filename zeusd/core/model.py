@@ -49,6 +49,8 @@ class Peer:
         gid: Its primary group.
         groups: All its groups, the primary one among them.
         on_host: Whether it lives in zeusd's own pid namespace, and in no container below.
+        command: Name of its program; nothing hangs on it.
+        job: The job that its control group names, see `jobs.job_of`; empty: none.
     """
 
     conn: int
@@ -57,6 +59,8 @@ class Peer:
     gid: int
     groups: frozenset[int] = frozenset()
     on_host: bool = False
+    command: str = ""
+    job: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +164,8 @@ class Debt:
         values: What zeusd may have written; empty if nothing.
         ending: Why the lease has ended, whoever lives; empty while it has not.
         acquired: See `control.Lease`.
+        command: Name of the holder's program.
+        job: The holder's job, empty if none.
     """
 
     gpu: str
@@ -173,6 +179,8 @@ class Debt:
     values: tuple[ControlValue, ...]
     ending: str = ""
     acquired: bool = False
+    command: str = ""
+    job: str = ""
 
     @property
     def key(self) -> str:
@@ -195,6 +203,8 @@ class Debt:
             "values": [list(value) for value in self.values],
             "ending": self.ending,
             "acquired": self.acquired,
+            "command": self.command,
+            "job": self.job,
         }
 
     @classmethod
@@ -216,6 +226,8 @@ class Debt:
             values=tuple(tuple(int(part) for part in value) for value in entry["values"]),
             ending=str(entry.get("ending", "")),
             acquired=bool(entry.get("acquired", False)),
+            command=str(entry.get("command", "")),
+            job=str(entry.get("job", "")),
         )
 
 
@@ -267,6 +279,7 @@ class Loss:
 
 
 DEBT_PREFIX, BASELINE_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
+FIRST_PREFIX, PIN_PREFIX = "first/", "pin/"
 
 DRIVER_KEY = "driver"
 """Journal key of the driver that the other entries are about."""
@@ -275,14 +288,28 @@ STOPPING_KEY = "stopping"
 """Journal key that says: a stop was under way, everything goes back whoever still lives."""
 
 
+QUIESCED_KEY = "quiesced"
+"""Journal key that says: an administrator had zeusd let go of the driver."""
+
+
 def debt_key(gpu: str, control: Control) -> str:
     """Journal key of what is owed on one control."""
     return f"{DEBT_PREFIX}{gpu}/{control.value}"
 
 
 def baseline_key(gpu: str, control: Control) -> str:
-    """Journal key of the value a control had when zeusd first saw the GPU in this boot."""
+    """Journal key of the value that a control goes back to where the site configured none."""
     return f"{BASELINE_PREFIX}{gpu}/{control.value}"
+
+
+def first_key(gpu: str, control: Control) -> str:
+    """Journal key of the value a control had when zeusd first saw the GPU in this boot."""
+    return f"{FIRST_PREFIX}{gpu}/{control.value}"
+
+
+def pin_key(gpu: str, control: Control) -> str:
+    """Journal key of the value that an administrator persisted."""
+    return f"{PIN_PREFIX}{gpu}/{control.value}"
 
 
 def describe(control: Control, value: ControlValue) -> str:

@@ -8,7 +8,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Control, CpuInfo, GpuInfo
 from zeusd.core.control import ControlMachine
 from zeusd.core.model import Failure, GpuFacts, Process
-from zeusd.core.policy import Settings
+from zeusd.core.policy import Settings, Target
 
 
 class Gpu:
@@ -37,7 +37,20 @@ class Node:
         self.driver_version: str | None = None
         self.gpus: dict[str, Gpu] = {}
         self.stopping = False
+        self.started_ns = 0
+        self.quiesced_ns: int | None = None
         self.cpus: list[CpuInfo] = []
+
+    @property
+    def quiesced(self) -> Failure | None:
+        """Why the GPUs cannot be asked, while an administrator had zeusd let go of them."""
+        if self.quiesced_ns is None:
+            return None
+        return Failure(
+            ErrorCode.QUIESCED,
+            "an administrator had zeusd let go of the GPUs, as for a reset of the driver; wait "
+            "until `zeusctl resume`",
+        )
 
     @property
     def sources(self) -> set[str]:
@@ -66,6 +79,11 @@ class Node:
                 f"{gpu.info.name} {uuid} does not offer {control.value}; leave it alone",
             )
         return machine
+
+    def site_target(self, machine: ControlMachine) -> Target | None:
+        """What the site wants a control to go back to, whatever an administrator persisted."""
+        known = machine.first if machine.first is not None else machine.observed
+        return self.settings.site.target(machine.control, self.gpus[machine.gpu].facts, known)
 
     def unknown(self, uuid: str) -> Failure:
         """The failure of a request for a GPU that is not here."""

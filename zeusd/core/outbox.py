@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
-from zeusd.core.effects import Effect
+from zeusd.core.effects import Effect, Note
+from zeusd.core.trail import Trail
 
 Continuation: TypeAlias = Callable[[object], None]
 """Takes a device call's result: a value, None after a write, or a `Failure`."""
@@ -17,17 +18,21 @@ class Outbox:
     Attributes:
         now_ns: Time of the present event.
         due_ns: When something wants to be woken, by who it is.
+        trail: What was noted so far.
     """
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.due_ns: dict[object, int] = {}
+        self.trail = Trail()
         self._effects: list[Effect] = []
         self._next_ticket = 1
         self._pending: dict[int, Continuation] = {}
 
     def add(self, effect: Effect) -> None:
         """Appends an effect."""
+        if isinstance(effect, Note):
+            self.trail.note(self.now_ns, effect)
         self._effects.append(effect)
 
     def ticket(self, then: Continuation) -> int:

@@ -36,6 +36,10 @@ class Connection:
         self._deferred += 1
         self._last = failure_body(failure, gpu)
 
+    def refuse(self, outbox: Outbox, request_id: int, failure: Failure) -> None:
+        """Answers a request with why not."""
+        self.reply(outbox, request_id, error=failure_body(failure))
+
     def reply(self, outbox: Outbox, request_id: int, **content: Any) -> None:
         """Answers a request, and tells what has failed unasked since the last answer."""
         body: dict[str, Any] = {"id": request_id, **content}

@@ -21,14 +21,10 @@ from zeus_ipc.messages import (
     GetState,
     GetTimeline,
     GetWindows,
-    Goodbye,
     GpuInfo,
-    Heartbeat,
     Hello,
-    ListLeases,
     PastRequest,
     ReadRequest,
-    Release,
     Request,
     Reset,
     SetGpuClocks,
@@ -38,12 +34,14 @@ from zeus_ipc.messages import (
     SetRequest,
 )
 from zeusd.core.access import Access
-from zeusd.core.control import ControlMachine, Phase, Set
+from zeusd.core.administration import Administration
+from zeusd.core.control import ControlMachine, Set
 from zeusd.core.effects import Note, Read, Reading, TimelineQuery, WindowsQuery
+from zeusd.core.leases import LeaseRequests, back_of
 from zeusd.core.model import ControlValue, Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection, PerGpu, failure_body
+from zeusd.core.pending import Connection, PerGpu
 from zeusd.core.rates import RateLimiter
 
 MAX_WAITING_REQUESTS = 64
@@ -98,13 +96,12 @@ class Requests:
         self._pending: list[PerGpu] = []
         self._writes = self._write_limiter()
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
+        self.administration = Administration(node, outbox, self._track, self.describe_node)
         self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
-            Release: self._release,
-            Goodbye: self._goodbye,
-            ListLeases: self._list_leases,
-            Heartbeat: self._heartbeat,
+            **LeaseRequests(node, outbox).handlers,
+            **self.administration.handlers,
             **dict.fromkeys(_READINGS, self._read),
             **dict.fromkeys((GetWindows, GetTimeline), self._look_back),
             **dict.fromkeys(_CONTROLS, self._set),
@@ -171,27 +168,29 @@ class Requests:
 
     def _refuse(self, connection: Connection, request: Request, failure: Failure) -> None:
         if getattr(request, "block", True):
-            connection.reply(self._out, request.id, error=failure_body(failure))
+            connection.refuse(self._out, request.id, failure)
         else:
             connection.defer(failure, request.gpus[0])  # type: ignore[union-attr]  # has block
 
     def _hello(self, connection: Connection, request: Hello) -> None:
+        connection.reply(self._out, request.id, result=self.describe_node())
+
+    def describe_node(self) -> dict[str, Any]:
+        """`messages.NodeInfo` as a map."""
         gpus = sorted((gpu.info for gpu in self._node.gpus.values()), key=lambda info: info.index)
-        connection.reply(
-            self._out,
-            request.id,
-            result={
-                "protocol": PROTOCOL_VERSION,
-                "protocols": [PROTOCOL_VERSION],
-                "daemon_version": self._daemon_version,
-                "driver_version": self._node.driver_version,
-                "lease_ttl_ms": self._node.settings.terms.ttl_ns // 1_000_000,
-                "simulated": self._simulated,
-                "gpus": [self._describe_gpu(info) for info in gpus],
-                "cpus": [cpu.model_dump(mode="json") for cpu in self._node.cpus],
-                "stream": self._stream,
-            },
-        )
+        return {
+            "protocol": PROTOCOL_VERSION,
+            "protocols": [PROTOCOL_VERSION],
+            "daemon_version": self._daemon_version,
+            "driver_version": self._node.driver_version,
+            "lease_ttl_ms": self._node.settings.terms.ttl_ns // 1_000_000,
+            "simulated": self._simulated,
+            "gpus": [self._describe_gpu(info) for info in gpus],
+            "cpus": [cpu.model_dump(mode="json") for cpu in self._node.cpus],
+            "stream": self._stream,
+            "started_ns": self._node.started_ns,
+            "quiesced_ns": self._node.quiesced_ns,
+        }
 
     def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
         described = info.model_dump(mode="json")
@@ -220,6 +219,9 @@ class Requests:
         for uuid in pending.gpus():
             if uuid not in self._node.gpus:
                 pending.fail(uuid, self._node.unknown(uuid))
+                continue
+            if self._node.quiesced is not None:
+                pending.fail(uuid, self._node.quiesced)
                 continue
             ticket = self._out.ticket(partial(self._read_done, pending, uuid, reading))
             self._out.add(Read(ticket, uuid, reading))
@@ -278,12 +280,14 @@ class Requests:
                 if failure is None:
                     pending.succeed(uuid, {})
                 else:
+                    self._out.trail.refused(failure.code)
                     pending.fail(uuid, failure)
         else:
             uuids = list(dict.fromkeys(request.gpus))
 
             def done(uuid: str, failure: Failure | None) -> None:
                 if failure is not None:
+                    self._out.trail.refused(failure.code)
                     connection.defer(failure, uuid)
 
         control = request.control if isinstance(request, Reset) else _CONTROLS[type(request)]
@@ -432,6 +436,7 @@ class Requests:
             missing -= 1
             if failure is not None:
                 failed = True
+                self._out.trail.refused(failure.code)
                 pending.fail(uuid, failure)
             if missing == 0:
                 if failed:
@@ -439,7 +444,7 @@ class Requests:
                         if machine.held_by(peer.process):
                             machine.release("acquire_failed")
                 else:
-                    back = {machine.control.value: self._back(machine) for machine in machines}
+                    back = {machine.control.value: back_of(machine) for machine in machines}
                     pending.succeed(uuid, {"back": back})
 
         for machine in machines:
@@ -455,114 +460,3 @@ class Requests:
                     done=done,
                 ),
             )
-
-    @staticmethod
-    def _back(machine: ControlMachine) -> dict[str, Any]:
-        return {"value": list(machine.target), "source": machine.target_source}
-
-    def _release(self, connection: Connection, request: Release) -> None:
-        peer = connection.peer
-        if request.force and not self._access.is_admin(peer):
-            self._refuse(
-                connection,
-                request,
-                Failure(
-                    ErrorCode.PERMISSION_DENIED,
-                    f"user {peer.uid} may not end the leases of others; "
-                    "ask an administrator of this node's GPUs",
-                ),
-            )
-            return
-        named = [
-            machine
-            for machine in self._node.machines()
-            if (not request.gpus or machine.gpu in request.gpus)
-            and (not request.controls or machine.control in request.controls)
-        ]
-        for machine in named:
-            machine.forgive(peer.process)
-            if not machine.held_by(peer.process):
-                machine.withdraw(peer.process)
-        held = [
-            machine
-            for machine in named
-            if machine.held_by(peer.process) or (request.force and machine.phase is Phase.HELD)
-        ]
-        self._let_go(connection, request.id, held, "released")
-
-    def _goodbye(self, connection: Connection, request: Goodbye) -> None:
-        process = connection.peer.process
-        for machine in self._node.machines():
-            if not machine.held_by(process):
-                machine.withdraw(process, request.client)
-        machines = [
-            machine
-            for machine in self._node.held_by(process)
-            if machine.lease is not None and machine.lease.client == request.client
-        ]
-        self._let_go(connection, request.id, machines, "goodbye")
-
-    def _let_go(
-        self, connection: Connection, request_id: int, machines: list[ControlMachine], reason: str
-    ) -> None:
-        missing = len(machines)
-
-        def answer() -> None:
-            connection.reply(self._out, request_id, result={"released": len(machines)})
-
-        def back() -> None:
-            nonlocal missing
-            missing -= 1
-            if missing == 0:
-                answer()
-
-        if not machines:
-            answer()
-        peer = connection.peer
-        for machine in machines:
-            if machine.held_by(peer.process):
-                machine.release(reason, then=back)
-            else:
-                clause = f"an administrator (user {peer.uid}) ended it"
-                machine.revoke("revoked", clause, then=back)
-
-    def _list_leases(self, connection: Connection, request: ListLeases) -> None:
-        peer = connection.peer
-        admin = self._access.is_admin(peer)
-        leases = [
-            {
-                "gpu": machine.gpu,
-                "control": machine.control.value,
-                "pid": machine.lease.holder.pid if admin or peer.uid == machine.lease.uid else None,
-                "uid": machine.lease.uid,
-                "since_ns": machine.lease.since_ns,
-                "value": None if machine.value is None else list(machine.value),
-                "restoring": machine.phase is Phase.RESTORING,
-                "back": self._back(machine),
-                "ttl_ms": machine.lease.ttl_ns // 1_000_000,
-                "expires_ns": machine.lease.expires_ns,
-            }
-            for machine in self._node.machines()
-            if machine.lease is not None
-        ]
-        connection.reply(self._out, request.id, result={"leases": leases})
-
-    def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
-        process = connection.peer.process
-        held = self._node.held_by(process)
-        for machine in held:
-            machine.heartbeat()
-        ttls = [machine.lease.ttl_ns for machine in held if machine.lease is not None]
-        connection.reply(
-            self._out,
-            request.id,
-            result={
-                "leases": len(held),
-                "ttl_ms": min(ttls, default=self._node.settings.terms.ttl_ns) // 1_000_000,
-                "lost": [
-                    [machine.gpu, machine.control.value]
-                    for machine in self._node.machines()
-                    if machine.lost_by(process)
-                ],
-            },
-        )

@@ -31,6 +31,7 @@ ROWS = (
     Column("temperature_c", "h"),
     Column("gpu_mhz", "H"),
     Column("memory_mhz", "H"),
+    Column("limit_mw", "i"),
 )
 TICK_ROWS = 20_000
 GRAINS = ((SECOND_NS, 10_800), (30 * SECOND_NS, 8_640))
@@ -56,6 +57,7 @@ class Slow(NamedTuple):
     gpu_mhz: int | None = None
     memory_mhz: int | None = None
     reasons: int | None = None
+    limit_mw: int | None = None
 
 
 class History:
@@ -101,6 +103,7 @@ class History:
                     ABSENT if slow.temperature_c is None else slow.temperature_c,
                     slow.gpu_mhz or 0,
                     slow.memory_mhz or 0,
+                    ABSENT if slow.limit_mw is None else slow.limit_mw,
                 )
 
     @property

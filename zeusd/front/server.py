@@ -70,6 +70,7 @@ class Front:
     """
 
     def __init__(self, listen_fd: int, link: socket.socket, stream_fd: int | None = None) -> None:
+        request_adapter.rebuild()  # now, and not while the first client waits
         self._link = link
         self._receiver = wire.Receiver(link)
         self._limits = wire.FrontLimits()

@@ -28,6 +28,10 @@ COSTS = {
     "timeline": 8.0,
     "hello": 2.0,
     "leases": 2.0,
+    "policy": 8.0,
+    "audit": 8.0,
+    "metrics": 16.0,
+    "restore": 8.0,
 }
 """Tokens of operations that cost zeusd more than others."""
 

@@ -115,7 +115,8 @@ class DeviceFinder:
     def stop(self) -> None:
         """Ends the search and lets go of the library."""
         self._stop.set()
-        self._thread.join(timeout=1.0)
+        if self._thread.is_alive():
+            self._thread.join(timeout=1.0)
         if self._initialised:
             self._initialised = False
             _try(self._nvml.shutdown)

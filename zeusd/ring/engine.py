@@ -14,12 +14,28 @@ from typing import Any
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import PROTOCOL_VERSION, Request
 from zeusd.core.core import Core
-from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reply, Unwatch, Watch, Write
+from zeusd.core.effects import (
+    Effect,
+    Forget,
+    LetGo,
+    Note,
+    Put,
+    Read,
+    Reading,
+    Reply,
+    TakeUp,
+    Unwatch,
+    Watch,
+    Write,
+)
 from zeusd.core.model import (
     BASELINE_PREFIX,
     DEBT_PREFIX,
     DRIVER_KEY,
+    FIRST_PREFIX,
     LOSS_PREFIX,
+    PIN_PREFIX,
+    QUIESCED_KEY,
     STOPPING_KEY,
     ControlValue,
     Debt,
@@ -30,13 +46,14 @@ from zeusd.core.model import (
 )
 from zeusd.core.policy import Settings
 from zeusd.nvml.api import Nvml
+from zeusd.nvml.metered import MeteredNvml
 from zeusd.restore import driver_id
 from zeusd.ring.devices import RETRY_S, DeviceFinder, Found
+from zeusd.ring.driver import Driver
 from zeusd.ring.journal import Journal, orphans
 from zeusd.ring.processes import ProcessWatch, open_process
 from zeusd.ring.reactor import Reactor
 from zeusd.ring.sampling import CHECK_S, Sampling
-from zeusd.ring.workers import GpuWorker
 
 log = logging.getLogger(__name__)
 audit = logging.getLogger("zeusd.audit")
@@ -81,19 +98,36 @@ class Engine:
     ) -> None:
         self.core = core
         self._reactor = reactor
-        self._nvml = nvml
+        self._nvml = MeteredNvml(nvml)
         self._journal = journal
         self._reply = reply
         self._boot = boot
         self._orphan_directories = orphan_directories
-        self._workers: dict[str, GpuWorker] = {}
         self._processes = ProcessWatch(reactor, self._process_gone)
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
         self.on_found: Callable[[], None] = lambda: None
-        self.sampling = sampling(nvml, self._done_on_thread)
-        self.finder = DeviceFinder(nvml, self._found_on_thread, driver_id, retry_s)
+        self.sampling = sampling(self._nvml, self._done_on_thread)
+        self._driver = Driver(
+            self._nvml,
+            self.sampling,
+            self._done_on_thread,
+            self._found_on_thread,
+            driver_id,
+            retry_s,
+        )
+
+    @property
+    def finder(self) -> DeviceFinder:
+        """What looks for GPUs."""
+        return self._driver.finder
+
+    @property
+    def first_look_over(self) -> bool:
+        """Whether clients may be told which GPUs there are."""
+        quiesced = self.core.node.quiesced_ns is not None
+        return quiesced or self.finder.first_attempt_over.is_set()
 
     # -------------------------------------------------------------------------------- lifecycle
 
@@ -115,7 +149,12 @@ class Engine:
         self.core.cpus_found(self.sampling.cpus)
         self.sampling.start()
         self._check_sampling()
-        self.finder.start()
+        if self.core.node.quiesced_ns is None:
+            self._driver.start()
+        else:
+            log.warning(
+                "the driver is left alone until `zeusctl resume`", extra={"event": "still_quiesced"}
+            )
 
     def run(self) -> None:
         """Turns the reactor until it is stopped."""
@@ -131,10 +170,10 @@ class Engine:
 
         def check() -> None:
             late = time.monotonic_ns() > give_up_ns
-            if ((restore and self.core.owed) or not self.core.settled) and not late:
+            if (self.core.putting_back or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
-            for gpu, control in self.core.owed if restore else ():
+            for gpu, control in self.core.owed if self.core.putting_back else ():
                 log.error(
                     "stopping although %s of %s could not be put back; it is in the journal",
                     control.value,
@@ -148,9 +187,7 @@ class Engine:
     def close(self) -> None:
         """Frees threads and files. The reactor must have stopped."""
         self.sampling.stop()
-        self.finder.stop()
-        for worker in self._workers.values():
-            worker.stop()
+        self._driver.close()
         self._processes.close()
         self._journal.close()
 
@@ -196,6 +233,10 @@ class Engine:
                     self._call(effect)
                 case Write():
                     self._write(effect)
+                case LetGo():
+                    self._driver.let_go(effect.ticket)
+                case TakeUp():
+                    self._driver.take_up(effect.ticket)
                 case Put():
                     self._keep_journal(self._journal.put, effect.key, effect.entry)
                 case Forget():
@@ -233,10 +274,15 @@ class Engine:
             )
 
     def _call(self, call: Read | Write) -> None:
-        if isinstance(call, Read) and call.query is not None:
+        if isinstance(call, Write):
+            self._driver.submit(call)
+        elif call.query is not None:
             self.sampling.submit(call)
+        elif call.reading is Reading.METRICS:
+            metrics = {"calls": self._nvml.describe(), "sources": self.sampling.describe()}
+            self._done_on_thread(call.ticket, metrics)
         else:
-            self._workers[call.gpu].submit(call)
+            self._driver.submit(call)
 
     def _check_sampling(self) -> None:
         self.sampling.check()
@@ -258,11 +304,7 @@ class Engine:
         self._reactor.post(lambda: self._found(found))
 
     def _found(self, found: Found) -> None:
-        for facts, handle in found.gpus:
-            uuid = facts.info.uuid
-            if uuid not in self._workers:
-                self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done_on_thread)
-        self.sampling.gpus_found(found.driver, [(facts.info, gpu) for facts, gpu in found.gpus])
+        self._driver.attach(found)
         self.apply(
             self.core.gpus_found(
                 time.monotonic_ns(),
@@ -279,13 +321,13 @@ class Engine:
             self._recovered.clear()
 
     def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
-        baselines: dict[str, ControlValue] = {}
+        values: dict[str, ControlValue] = {}
         debts: list[Debt] = []
         losses: list[Loss] = []
         for key, entry in entries.items():
             try:
-                if key.startswith(BASELINE_PREFIX):
-                    baselines[key] = tuple(int(part) for part in entry["value"])
+                if key.startswith((BASELINE_PREFIX, FIRST_PREFIX, PIN_PREFIX)):
+                    values[key] = tuple(int(part) for part in entry["value"])
                 elif key.startswith(DEBT_PREFIX):
                     debts.append(Debt.from_json(entry))
                 elif key.startswith(LOSS_PREFIX):
@@ -302,11 +344,14 @@ class Engine:
                 self._processes.attach(process, pidfd)
                 self._recovered.append(process)
         driver = entries.get(DRIVER_KEY, {}).get("id")
+        quiesced = entries.get(QUIESCED_KEY)
+        quiesced_ns = None if quiesced is None else int(quiesced.get("since_ns", 0))
         self.core.recover(
-            baselines,
+            values,
             debts,
             set(self._recovered),
             losses=losses,
             driver=None if driver is None else str(driver),
             was_stopping=STOPPING_KEY in entries,
+            quiesced_ns=quiesced_ns,
         )

@@ -42,6 +42,7 @@ _COLUMNS = {
     "temperature": 6,
     "gpu_clock": 7,
     "memory_clock": 8,
+    "power_limit": 9,
 }
 
 

@@ -57,6 +57,7 @@ class FrontPort:
     def attach(self, engine: Engine) -> None:
         """Says where requests go."""
         self._engine = engine
+        request_adapter.rebuild()  # now, and not while the first client waits
         engine.on_found = self._send_sources
 
     def connect(self, end: socket.socket) -> None:

@@ -12,6 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from zeusd import restore
+from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
 from zeusd.ring.reactor import Reactor
@@ -55,7 +56,8 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
         os.set_inheritable(pidfd, False)
         process = Process(pid, process_cookie(pid, pidfd, _unique_inodes()))
         groups = frozenset({gid, *_groups(connection)})
-        return Peer(conn, process, uid, gid, groups, _is_on_host(pidfd)), pidfd
+        on_host, command, job = _is_on_host(pidfd), _read(pid, "comm"), job_of(_read(pid, "cgroup"))
+        return Peer(conn, process, uid, gid, groups, on_host, command, job), pidfd
     except (OSError, ValueError, IndexError) as error:
         if pidfd >= 0:
             os.close(pidfd)
@@ -86,6 +88,14 @@ def _is_on_host(pidfd: int) -> bool:
         if line.startswith("NSpid:"):
             return len(line.split()) == 2
     return False
+
+
+def _read(pid: int, name: str) -> str:
+    """A file of a process in /proc; empty if it cannot be read."""
+    try:
+        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+    except OSError:
+        return ""
 
 
 def own_process() -> Process:

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from zeusd.ring.sources import Sample, Source
 
@@ -52,6 +52,8 @@ class Sampler:
         self._wake.acquire()
         self._generation = 0
         self._busy: tuple[str, int] | None = None
+        self._stuck: set[str] = set()
+        self._paused: set[str] = set()
         self._stopped = False
         self._threads: list[threading.Thread] = []
 
@@ -59,7 +61,24 @@ class Sampler:
         """Samples a source from now on, or again after it was found anew."""
         with self._guard:
             self._sources[name] = source
+            self._paused.discard(name)
             self._rotation = {**self._rotation, name: source}
+
+    def pause(self, names: Iterable[str], timeout_s: float) -> bool:
+        """Reads these no more until they are added again. Their past can still be looked up.
+
+        Returns whether none is being read when this returns.
+        """
+        gone = frozenset(names)
+        with self._guard:
+            self._paused |= gone
+            self._rotation = {key: one for key, one in self._rotation.items() if key not in gone}
+        end_ns = time.monotonic_ns() + round(timeout_s * 1e9)
+        while gone & self._stuck or ((busy := self._busy) is not None and busy[0] in gone):
+            if time.monotonic_ns() > end_ns:
+                return False
+            time.sleep(0.001)
+        return True
 
     def find(self, name: str) -> Source | None:
         """The source of a name."""
@@ -143,6 +162,7 @@ class Sampler:
                 return
             self._rotation = {key: one for key, one in self._rotation.items() if key != name}
             self._busy = None
+            self._stuck.add(name)
         log.error(
             "reading %s has taken over %.0f s; it is left out until the driver answers",
             name,
@@ -164,7 +184,8 @@ class Sampler:
                 now_ns = clock_ns()
                 if source.next_read_ns <= now_ns:
                     self._busy = (name, now_ns)
-                    self._read(name, source)
+                    if self._rotation.get(name) is source:  # it may have been removed meanwhile
+                        self._read(name, source)
                     if generation != self._generation:
                         self._rejoin(name, source)
                         return
@@ -178,5 +199,6 @@ class Sampler:
         """The driver has let go of this thread; another reads by now."""
         log.warning("reading %s works again", name, extra={"event": "sampler_unstuck", "gpu": name})
         with self._guard:
-            if self._sources.get(name) is source:
+            self._stuck.discard(name)
+            if self._sources.get(name) is source and name not in self._paused:
                 self._rotation = {**self._rotation, name: source}

@@ -156,6 +156,35 @@ class Sampling:
         for info, handle in gpus:
             self._offer(info.uuid, partial(self._add_gpu, driver, info, handle))
 
+    def pause(self, gpus: Iterable[str], timeout_s: float) -> bool:
+        """Reads these GPUs no more until they are found again. Waits for calls that are under way.
+
+        Returns whether none is left.
+        """
+        names = frozenset(gpus)
+        for name in names:
+            self._offered.pop(name, None)
+        return self.sampler.pause(names, timeout_s)
+
+    def describe(self) -> list[dict[str, object]]:
+        """What was last seen of each device: `messages.SourceState` as maps."""
+        found: list[dict[str, object]] = []
+        for name in self.sampler.names():
+            source = self.sampler.find(name)
+            last = None if source is None else source.history.last()
+            if source is not None and last is not None:
+                edge, _ = last
+                found.append(
+                    {
+                        "source": name,
+                        "energy_uj": edge.energy_uj,
+                        "power_mw": edge.power_mw,
+                        "t_ns": edge.t_ns,
+                        "tick_ns": source.period_ns,
+                    }
+                )
+        return found
+
     def submit(self, read: Read) -> None:
         """A question about the past."""
         offered = self._offered.pop(read.gpu, None)

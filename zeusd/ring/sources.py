@@ -13,8 +13,8 @@ from zeusd.energy.meter import Edge
 from zeusd.nvml.api import Handle, Nvml, NvmlError, Return, Sensors
 
 STREAMED_SLOW_NS = 200_000_000
-"""How often clocks, temperature and throttle reasons are read of a GPU that is streamed; of others
-once for each row of the history."""
+"""How often clocks, temperature, throttle reasons and limit are read of a GPU that is streamed; of
+others once for each row of the history."""
 
 GIVE_UP_AFTER = 3
 """A reading that was never served is asked for this often; one that was, always."""
@@ -47,6 +47,7 @@ def describe_sample(name: str, sample: Sample) -> dict[str, object]:
         "memory_clock_mhz": slow.memory_mhz,
         "temperature_c": slow.temperature_c,
         "throttle_reasons": slow.reasons,
+        "power_limit_mw": slow.limit_mw,
     }
 
 
@@ -169,6 +170,7 @@ class GpuSource:
             gpu_mhz=self._optional(nvml.gpu_clock_mhz),
             memory_mhz=self._optional(nvml.memory_clock_mhz),
             reasons=self._optional(nvml.throttle_reasons),
+            limit_mw=self._optional(nvml.enforced_power_limit_mw),
         )
 
     def _optional(self, call: Callable[[Handle], int]) -> int | None:

@@ -167,6 +167,11 @@ class GpuWorker:
         """Ends the thread when the calls queued before are done. Does not wait."""
         self._queue.put(None)
 
+    def join(self, timeout_s: float) -> bool:
+        """Waits for the end after `stop`. Returns whether it has come."""
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
+
     def _run(self) -> None:
         while (call := self._queue.get()) is not None:
             self._done(call.ticket, self._carry_out(call))

@@ -223,8 +223,8 @@ class Model(World):
                 if not self.held or not self.up:
                     break
                 self.device_step(0)
-        if self.up and restore and not (self.held or self.faults or self.journal_broken):
-            assert self.core.owed == [], "zeusd stops, and something is not back"
+        if self.up and not (self.held or self.faults or self.journal_broken):
+            assert not self.core.putting_back, "zeusd stops, and something is not back"
         self.crash(0)
 
     def reload_driver(self) -> None:
@@ -251,13 +251,31 @@ class Model(World):
         """An administrator ends everybody's leases on a GPU."""
         for other in self.programs:
             other.blameless = False
-        self.request(program, "release", gpus=[gpu], force=True)
+        self.request(program, "release", gpus=[gpu], whose="all")
+
+    def put_back(self, program: Program, gpu: str, control: Control) -> None:
+        """An administrator wants the site's maximum in force."""
+        for other in self.programs:
+            other.blameless = False
+        self.request(program, "restore", gpus=[gpu], controls=[control.value])
+
+    def persist(self, program: Program, gpu: str, control: Control) -> None:
+        """An administrator makes what he has set the target."""
+        program.blameless = False
+        self.request(program, "persist", gpus=[gpu], controls=[control.value])
+
+    def quiesce(self, program: Program) -> None:
+        """An administrator has zeusd let go of the driver."""
+        for other in self.programs:
+            other.blameless = False
+        self.request(program, "quiesce")
 
     # ------------------------------------------------------------------------ what must be true
 
     def check(self) -> None:
         """What must be true at every moment."""
-        if self.up:
+        known = self.up and len(self.core.node.gpus) == len(GPUS)
+        if known:
             for gpu in GPUS:
                 for control in CONTROLS:
                     self.targets[(gpu, control)].add(self.machine(gpu, control).target)
@@ -270,10 +288,10 @@ class Model(World):
                 assert value in (*debt.values, debt.target, *self.targets[key]), (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
-            elif self.up:
+            elif known:
                 machine = self.machine(gpu, control)
                 assert machine.phase is Phase.FREE or not machine._values
-        if self.up:
+        if known:
             self._check_losses()
 
     def machine(self, gpu: str, control: Control) -> ControlMachine:
@@ -286,6 +304,9 @@ class Model(World):
         self.journal_broken = False
         self.crash_in = None
         self.start_zeusd()
+        self._drain()
+        if self.core.node.quiesced_ns is not None:
+            self.request(self.start_program(admin=True), "resume")
         for _ in range(4):
             self._drain()
             self.pass_time(70)
@@ -395,7 +416,8 @@ class Model(World):
         """A restore writes over what zeusd wrote, and not over what it saw somebody else set."""
         seen = self._seen.pop((write.gpu, write.control), None)
         known = [*write.entry["values"], write.entry["target"]]
-        keeps = self.settings.site.outside_change == "keep"
+        asked = self.machine(write.gpu, write.control)._forced
+        keeps = self.settings.site.outside_change == "keep" and not asked
         assert seen is None or list(seen) in known or not keeps, (
             f"{write.control.value} of {write.gpu}: {seen}, which somebody else set, is overwritten"
         )

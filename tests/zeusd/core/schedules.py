@@ -29,6 +29,10 @@ WEIGHTS = {
     "restart": 1,
     "front": 2,
     "revoke": 1,
+    "put_back": 2,
+    "persist": 2,
+    "quiesce": 1,
+    "take_up": 2,
     "driver": 1,
     "reload": 1,
 }
@@ -103,6 +107,14 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
         model.front_dies()
     elif name == "revoke":
         model.revoke(model.programs[1], gpu)
+    elif name == "put_back":
+        model.put_back(model.programs[1], gpu, control)
+    elif name == "persist":
+        model.persist(model.programs[1], gpu, control)
+    elif name == "quiesce":
+        model.quiesce(model.programs[1])
+    elif name == "take_up":
+        model.request(model.programs[1], "resume")
     elif name == "driver":
         if not model.up:
             model.reload_driver()

@@ -148,11 +148,11 @@ def test_only_holder_and_administrator_end_a_lease() -> None:
     world.connect(3, uid=1004, groups=frozenset({ADMINS}))
     world.set_power(1, 200)
     assert world.call(2, "release")["result"] == {"released": 0}
-    assert world.call(2, "release", force=True)["error"]["code"] == "permission_denied"
+    assert world.call(2, "release", whose="all")["error"]["code"] == "permission_denied"
     assert world.call(2, "goodbye", client="")["result"] == {"released": 0}
     assert world.limit_w() == 200
     assert world.call(3, "release")["result"] == {"released": 0}
-    assert world.call(3, "release", force=True, gpus=[GPU0])["result"] == {"released": 1}
+    assert world.call(3, "release", whose="all", gpus=[GPU0])["result"] == {"released": 1}
     assert world.limit_w() == 300
     answer = world.set_power(1, 200)["error"]
     assert answer["code"] == "lease_expired"

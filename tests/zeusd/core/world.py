@@ -12,17 +12,20 @@ from zeusd.core.core import Core
 from zeusd.core.effects import (
     Effect,
     Forget,
+    LetGo,
     Note,
     Put,
     Read,
     Reading,
     Reply,
+    TakeUp,
     Unwatch,
     Watch,
     Write,
 )
 from zeusd.core.model import (
     DRIVER_KEY,
+    QUIESCED_KEY,
     READABLE,
     STOPPING_KEY,
     Changed,
@@ -99,6 +102,7 @@ class World:
         self.faults: dict[tuple[str, Control | None], int] = {}
         self.journal_broken = False
         self.hold = False
+        self.driver_open = False
         self.held: list[Read | Write] = []
         self.limits_mw = limits_mw
         self._ids = itertools.count(1)
@@ -117,7 +121,7 @@ class World:
         baselines = {
             key: tuple(entry["value"])
             for key, entry in self.journal.items()
-            if key.startswith("baseline/")
+            if key.startswith(("baseline/", "first/", "pin/"))
         }
         debts = [
             Debt.from_json(entry) for key, entry in self.journal.items() if key.startswith("debt/")
@@ -133,13 +137,21 @@ class World:
             losses=losses,
             driver=driver,
             was_stopping=STOPPING_KEY in self.journal,
+            quiesced_ns=self.journal.get(QUIESCED_KEY, {}).get("since_ns"),
         )
+        self.driver_open = False
+        if self.core.node.quiesced_ns is None:
+            self.find_gpus()
+        return self.core
+
+    def find_gpus(self) -> None:
+        """The driver is opened, and its GPUs are told to the core."""
+        self.driver_open = True
         found = [
             facts(uuid, index, self.values[(uuid, Control.POWER_LIMIT)][0])
             for index, uuid in enumerate((GPU0, GPU1)[: len(self.limits_mw)])
         ]
         self.apply(self.core.gpus_found(self.now_ns, "1.0", found, self.driver))
-        return self.core
 
     def connect(
         self,
@@ -217,6 +229,13 @@ class World:
                 self._submit(effect)
             elif isinstance(effect, Read):
                 self._submit(effect)
+            elif isinstance(effect, LetGo):
+                assert not self.held, "calls are under way, and the driver is let go of"
+                self.driver_open = False
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, ()))
+            elif isinstance(effect, TakeUp):
+                self.find_gpus()
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, None))
             elif isinstance(effect, Put):
                 self.journal[effect.key] = effect.entry
             elif isinstance(effect, Forget):
@@ -237,6 +256,8 @@ class World:
             self._device(call)
 
     def _device(self, call: Read | Write) -> None:
+        if call.gpu:
+            assert self.driver_open, f"{call} while the driver is let go of"
         control = call.control
         code = self.faults.get((call.gpu, control), self.faults.get((call.gpu, None)))
         result: object = None
@@ -259,6 +280,8 @@ class World:
             result = self.range_mw
         elif call.reading is Reading.COMPUTE_UIDS:
             result = self.compute_uids
+        elif call.reading is Reading.METRICS:
+            result = {"calls": [], "sources": []}
         else:
             result = {"t_ns": self.now_ns, "energy_mj": 5}
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))

@@ -1,0 +1,628 @@
+"""Energy and power of windows as Prometheus metrics, by way of a push gateway.
+
+    with EnergyHistogram([], None, "http://gateway:9091", job="training") as histogram:
+        histogram.begin_window("step")
+        ...
+        histogram.end_window("step")
+
+Beginning and ending a window reads the clock, as in `ZeusMonitor`. What it took is looked up, and
+pushed, by one daemon thread for each metric. A gateway that is down, slow or refuses is told of
+once in the log until it works again; training notices nothing of it, and as all that is pushed is
+cumulative the next push makes up for it. When the process ends in order, or a metric is closed, the
+last state is pushed, which may take `CLOSE_S` altogether.
+
+Each metric object has a group of its own at the gateway, and each push replaces that group. It is
+named by `job`, `instance` (the node's hostname), `rank` (of torch.distributed if it is initialised
+when the metric is made, else from RANK, SLURM_PROCID, OMPI_COMM_WORLD_RANK or PMI_RANK, else 0) and
+`metric` (such as `energy_histogram`; the second of a kind in a process is `energy_histogram_2`). So
+nodes, ranks and metrics do not overwrite each other, and the next run of a job replaces this one's
+groups instead of adding to them. Processes on one node that know no rank need job names of their
+own. Prometheus should scrape the gateway with `honor_labels: true`.
+
+Needs prometheus_client: pip install "zeusd[metrics]".
+"""
+
+from __future__ import annotations
+
+import atexit
+import http.client
+import itertools
+import logging
+import math
+import os
+import socket
+import threading
+import time
+import weakref
+from abc import abstractmethod
+from collections import defaultdict, deque
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor import Measurement, PowerDomain, PowerMonitor, ZeusMonitor
+from zeus.utils import framework
+from zeus_ipc.closing import Closing
+from zeus_ipc.errors import ZeusIpcError
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+    from zeus.monitor.energy import MeasurementState
+
+__all__ = ["EnergyCumulativeCounter", "EnergyHistogram", "Metric", "PowerGauge"]
+
+log = logging.getLogger(__name__)
+
+PUSH_EVERY_S = 5.0
+"""How often an `EnergyHistogram` is pushed while windows end."""
+
+TIMEOUT_S = 5.0
+"""Seconds after which a silent gateway is given up, until the next push."""
+
+CLOSE_S = 6.0
+"""Longest time that closing takes; at the end of the process, that of all metrics together."""
+
+LOOK_UP_S = 1.0
+"""Windows are looked up for this long, then what is known is pushed."""
+
+MAX_PENDING = 10_000
+"""Ended windows that wait for their energy while zeusd is away; beyond, the oldest are left out."""
+
+KEPT_PERIODS = 2
+"""Update periods for which a window that has ended keeps its power."""
+
+LABELS = ("window", "index")
+KINDS = ("gpu", "cpu", "dram")
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+# ------------------------------------------------------------------------------------ the metrics
+
+
+class Metric(Closing):
+    """Windows whose energy or power is pushed to a gateway.
+
+    Windows of several names may overlap, and be begun in one thread and ended in another. In a
+    child of `fork` an inherited metric does nothing: its windows are its parent's.
+
+    Args:
+        gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        cpu_indices: CPU packages, with their memory; None: all that can be measured.
+        period_s: Seconds between updates.
+        pushgateway_url: Such as `http://gateway:9091`.
+        job: Names the group at the gateway, with the node, the rank and the kind of metric.
+
+    Raises:
+        ValueError: An argument is none, or an index names no GPU.
+        RuntimeError: A CPU was asked for that cannot be measured.
+        ZeusBaseError: prometheus_client is not installed, or the GPUs cannot be reached.
+    """
+
+    kind: str
+    """Names the metric among others of this process."""
+
+    def __init__(
+        self,
+        gpu_indices: Sequence[int] | None,
+        cpu_indices: Sequence[int] | None,
+        period_s: float,
+        pushgateway_url: str,
+        job: str,
+    ) -> None:
+        if not 0 < period_s < math.inf:
+            raise ValueError(
+                f"update_period must be a positive number of seconds, not {period_s!r}"
+            )
+        prometheus = _prometheus_client()
+        self._monitor = ZeusMonitor(_list(gpu_indices), _list(cpu_indices))
+        self._group = _Group(prometheus, pushgateway_url, job, self.kind)
+        self._period_s = period_s
+        self._pid = os.getpid()
+        self._closed = False
+        self._child_told = False
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="zeus-metric", daemon=True)
+
+    def begin_window(self, name: str, sync_execution: bool = True) -> None:
+        """Opens a window.
+
+        Args:
+            name: The label `window`. Each name makes series of its own: use few.
+            sync_execution: First wait for the GPU work that the framework has launched.
+
+        Raises:
+            ValueError: A window of this name is open.
+            RuntimeError: This metric was closed.
+        """
+        if self._usable():
+            self._monitor.begin_window(name, sync_execution)
+
+    def end_window(self, name: str, sync_execution: bool = True) -> None:
+        """Closes a window. What it took is pushed with the next update.
+
+        Args:
+            name: Its name.
+            sync_execution: First wait for the GPU work that the framework has launched.
+
+        Raises:
+            ValueError: No window of this name is open.
+            RuntimeError: This metric was closed.
+        """
+        if self._usable():
+            self._end(name, sync_execution)
+
+    def close(self) -> None:
+        """Pushes the last state and ends the thread: within `CLOSE_S`. Never raises."""
+        if self._ask_to_stop():
+            self._await_end(time.monotonic() + CLOSE_S)
+
+    # --------------------------------------------------------------------------------- internals
+
+    @abstractmethod
+    def _ended(self, name: str, measurement: Measurement) -> None:
+        """A window has ended. Must take no time."""
+
+    @abstractmethod
+    def _update(self, final: bool) -> bool:
+        """Brings the series up to date, on the thread. Returns whether any may have changed.
+
+        `final`: this is the last time.
+        """
+
+    def _start(self) -> None:
+        """To be called when all is made: by the constructors of subclasses."""
+        _living.add(self)
+        # Anew, to be called before what ends the way to the GPUs: the last look-ups need it.
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)
+        self._thread.start()
+
+    def _end(self, name: str, sync_execution: bool) -> None:
+        self._ended(name, self._monitor.end_window(name, sync_execution))
+
+    def _usable(self) -> bool:
+        if os.getpid() != self._pid:
+            if not self._child_told:
+                self._child_told = True
+                log.warning(
+                    "a %s of process %d does nothing in its child %d; make one there",
+                    type(self).__name__,
+                    self._pid,
+                    os.getpid(),
+                )
+            return False
+        if self._closed:
+            raise RuntimeError(f"this {type(self).__name__} was closed; make a new one")
+        return True
+
+    def _run(self) -> None:
+        changed = final = False
+        while not final:
+            final = self._stop.wait(self._period_s)
+            try:
+                changed |= self._update(final)
+                if changed:
+                    changed = not self._group.push()
+            except Exception:  # a thread that nobody watches must not end in silence
+                log.exception("a %s could not be updated", type(self).__name__)
+
+    def _ask_to_stop(self) -> bool:
+        """Returns whether there is an end to wait for."""
+        _living.discard(self)
+        if self._closed or os.getpid() != self._pid:
+            return False
+        self._closed = True
+        self._stop.set()
+        return True
+
+    def _await_end(self, deadline_s: float) -> None:
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        if self._thread.is_alive():
+            log.warning(
+                "the last state of a %s was not pushed within %g s; look at the push gateway at %s",
+                type(self).__name__,
+                CLOSE_S,
+                self._group.url,
+            )
+
+
+class _EnergyMetric(Metric):
+    """What becomes of ended windows once their energy is known.
+
+    Args:
+        families: The metrics for `KINDS`.
+        others: See `Metric`.
+    """
+
+    def __init__(
+        self,
+        cpu_indices: Sequence[int] | None,
+        gpu_indices: Sequence[int] | None,
+        period_s: float,
+        pushgateway_url: str,
+        job: str,
+    ) -> None:
+        super().__init__(gpu_indices, cpu_indices, period_s, pushgateway_url, job)
+        self._lookups = _Trouble("the energy of windows for %s cannot be looked up now: %s", job)
+        self._pending: deque[tuple[str, Measurement]] = deque(maxlen=MAX_PENDING)
+
+    @abstractmethod
+    def _add(self, kind: str, name: str, index: str, joules: float) -> None:
+        """A device took this much in a window of this name."""
+
+    def _ended(self, name: str, measurement: Measurement) -> None:
+        self._pending.append((name, measurement))
+
+    def _update(self, final: bool) -> bool:
+        changed = False
+        for name, measurement in self._found():
+            self._add_all(name, measurement)
+            changed = True
+        return changed
+
+    def _add_all(self, name: str, measurement: Measurement) -> None:
+        found = (measurement.gpu_energy, measurement.cpu_energy, measurement.dram_energy)
+        for kind, energies in zip(KINDS, found, strict=True):
+            for index, joules in (energies or {}).items():
+                self._add(kind, name, str(index), joules)
+
+    def _found(self) -> Iterator[tuple[str, Measurement]]:
+        """The ended windows whose energy is known by now. What may be known later is kept."""
+        end_s = time.monotonic() + LOOK_UP_S
+        for _ in range(len(self._pending)):
+            name, measurement = self._pending.popleft()
+            known = self._look_up(name, measurement)
+            if known:
+                yield name, measurement
+            elif known is None:
+                self._pending.append((name, measurement))
+            if time.monotonic() > end_s:
+                return
+
+    def _look_up(self, name: str, measurement: Measurement) -> bool | None:
+        """Whether the energy is known; None: it may be, later."""
+        try:
+            _ = measurement.gpu_energy
+        except ZeusBaseError as error:
+            if isinstance(error.__cause__, ZeusIpcError):  # zeusd, or a GPU, is not to be had
+                self._lookups.met(error.message)
+                return None
+            log.warning("a window %r is left out: %s", name, error.message)
+            return False
+        self._lookups.over()
+        return True
+
+
+class EnergyHistogram(_EnergyMetric):
+    """How the energy of windows is distributed: each window that ends is one observation.
+
+    `energy_monitor_gpu_energy_joules`, `energy_monitor_cpu_energy_joules` and
+    `energy_monitor_dram_energy_joules`: histograms with the labels `window` and `index`. A window
+    that is still open at the end of the process is no observation.
+
+    Args:
+        cpu_indices: CPU packages, with their memory; None: all that can be measured.
+        gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        pushgateway_url: Such as `http://gateway:9091`.
+        job: Names the group at the gateway.
+        gpu_bucket_range: Upper ends of the buckets for GPUs, joules, ascending.
+        cpu_bucket_range: The same for CPU packages.
+        dram_bucket_range: The same for their memory.
+
+    Raises:
+        ValueError: Buckets that are none; further see `Metric`.
+    """
+
+    kind = "energy_histogram"
+
+    def __init__(
+        self,
+        cpu_indices: Sequence[int] | None,
+        gpu_indices: Sequence[int] | None,
+        pushgateway_url: str,
+        job: str,
+        gpu_bucket_range: Sequence[float] = (50, 100, 200, 500, 1000),
+        cpu_bucket_range: Sequence[float] = (10, 50, 100, 500, 1000),
+        dram_bucket_range: Sequence[float] = (5, 10, 20, 50, 150),
+    ) -> None:
+        ranges = zip(KINDS, (gpu_bucket_range, cpu_bucket_range, dram_bucket_range), strict=True)
+        buckets = {kind: _buckets(f"{kind}_bucket_range", given) for kind, given in ranges}
+        super().__init__(cpu_indices, gpu_indices, PUSH_EVERY_S, pushgateway_url, job)
+        self._families: dict[str, Histogram] = {
+            kind: self._group.prometheus.Histogram(
+                _energy_name(kind),
+                ENERGY_HELP,
+                LABELS,
+                buckets=buckets[kind],
+                registry=self._group.registry,
+            )
+            for kind in KINDS
+        }
+        self._start()
+
+    def _add(self, kind: str, name: str, index: str, joules: float) -> None:
+        self._families[kind].labels(name, index).observe(joules)
+
+
+class EnergyCumulativeCounter(_EnergyMetric):
+    """Energy of all windows of a name together, those that are open included.
+
+    `energy_monitor_gpu_energy_joules_total`, `energy_monitor_cpu_energy_joules_total` and
+    `energy_monitor_dram_energy_joules_total`: counters with the labels `window` and `index`. They
+    start at zero in each run, as Prometheus expects of counters.
+
+    Args:
+        cpu_indices: CPU packages, with their memory; None: all that can be measured.
+        gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        update_period: Seconds between updates.
+        pushgateway_url: Such as `http://gateway:9091`.
+        job: Names the group at the gateway.
+    """
+
+    kind = "energy_counter"
+
+    def __init__(
+        self,
+        cpu_indices: Sequence[int] | None,
+        gpu_indices: Sequence[int] | None,
+        update_period: float,
+        pushgateway_url: str,
+        job: str,
+    ) -> None:
+        super().__init__(cpu_indices, gpu_indices, update_period, pushgateway_url, job)
+        self._guards: dict[str, threading.Lock] = {}
+        self._families: dict[str, Counter] = {
+            kind: self._group.prometheus.Counter(
+                _energy_name(kind), ENERGY_HELP, LABELS, registry=self._group.registry
+            )
+            for kind in KINDS
+        }
+        self._start()
+
+    def _end(self, name: str, sync_execution: bool) -> None:
+        with self._guard(name):
+            super()._end(name, sync_execution)
+
+    def _add(self, kind: str, name: str, index: str, joules: float) -> None:
+        self._families[kind].labels(name, index).inc(max(0.0, joules))
+
+    def _update(self, final: bool) -> bool:
+        changed = super()._update(final)
+        end_s = time.monotonic() + LOOK_UP_S
+        for name, state in self._monitor.measurement_states.copy().items():
+            if time.monotonic() < end_s:
+                changed |= self._move_on(name, state)
+        return changed
+
+    def _guard(self, name: str) -> threading.Lock:
+        """Each name has one: only the thread ever waits for a window that waits for its GPU."""
+        return self._guards.setdefault(name, threading.Lock())
+
+    def _move_on(self, name: str, state: MeasurementState) -> bool:
+        """Counts what an open window has taken so far, and has it begin anew from there: zeusd need
+        not remember how a window of weeks began. Returns whether it did.
+        """
+        try:
+            piece = self._monitor.estimate(name)
+        except ValueError:  # it has ended since
+            return False
+        known = self._look_up(name, piece)
+        if known is None:
+            return False
+        with self._guard(name):
+            if self._monitor.measurement_states.get(name) is not state:
+                return False  # it has ended: its measurement has all of it
+            state.t_ns += round(piece.time * 1e9)
+            state.aligned = False
+        if known:
+            self._add_all(name, piece)
+        return known
+
+
+class PowerGauge(Metric):
+    """Power of GPUs while windows are open, as their sensors last measured it.
+
+    `power_monitor_gpu_power_watts`: a gauge with the labels `window` and `index`. A window that has
+    ended keeps the power it ended with for two update periods, so that windows which repeat have no
+    gaps, and what ran last when the process ended is there to see; then its series go.
+
+    Args:
+        gpu_indices: GPUs, as the framework numbers them; None: all it sees.
+        update_period: Seconds between updates.
+        pushgateway_url: Such as `http://gateway:9091`.
+        job: Names the group at the gateway.
+    """
+
+    kind = "power_gauge"
+
+    def __init__(
+        self,
+        gpu_indices: Sequence[int] | None,
+        update_period: float,
+        pushgateway_url: str,
+        job: str,
+    ) -> None:
+        super().__init__(gpu_indices, [], update_period, pushgateway_url, job)
+        self._power = PowerMonitor(_list(gpu_indices), power_domains=[PowerDomain.DEVICE_INSTANT])
+        self._readings = _Trouble("the power of GPUs for %s is not known now: %s", job)
+        self._just_ended: deque[tuple[str, float]] = deque(maxlen=MAX_PENDING)
+        self._watts: dict[str, tuple[float, dict[int, float]]] = {}
+        self._gauge: Gauge = self._group.prometheus.Gauge(
+            "power_monitor_gpu_power_watts",
+            "Power of the GPU while the window is open, in watts",
+            LABELS,
+            registry=self._group.registry,
+        )
+        self._start()
+
+    def _ended(self, name: str, measurement: Measurement) -> None:
+        self._just_ended.append((name, time.time()))
+
+    def _update(self, final: bool) -> bool:
+        now_s = time.monotonic()
+        ended = dict(self._just_ended.popleft() for _ in range(len(self._just_ended)))
+        open_now = list(self._monitor.measurement_states.copy())
+        known = {name: one for name, one in self._watts.items() if final or one[0] > now_s}
+        until_s = now_s + KEPT_PERIODS * self._period_s
+        for name, end_s in ended.items():
+            known[name] = until_s, self._read(end_s)
+        if open_now:
+            present = self._read(None)
+            known.update(dict.fromkeys(open_now, (until_s, present)))
+        changed = bool(ended or open_now) or known != self._watts
+        self._watts = known
+        self._gauge.clear()
+        for name, (_, watts) in known.items():
+            for index, value in watts.items():
+                self._gauge.labels(name, str(index)).set(value)
+        return changed
+
+    def _read(self, at_s: float | None) -> dict[int, float]:
+        """Watts of each GPU at a time (seconds since the epoch); none at all if not known."""
+        try:
+            watts = self._power.get_power(at_s)
+        except ZeusBaseError as error:
+            self._readings.met(error.message)
+            return {}
+        self._readings.over()
+        return watts or {}
+
+
+# -------------------------------------------------------------------------------------- the gateway
+
+ENERGY_HELP = "Energy of windows, in joules"
+
+
+def _energy_name(kind: str) -> str:
+    return f"energy_monitor_{kind}_energy_joules"
+
+
+class _Trouble:
+    """Something that goes wrong again and again: told once, until it is over.
+
+    Args:
+        text: What to say, with the subject and the reason.
+        subject: What it is about.
+    """
+
+    def __init__(self, text: str, subject: str) -> None:
+        self._text = text
+        self._subject = subject
+        self._told = False
+
+    def met(self, reason: object) -> None:
+        """It went wrong."""
+        if not self._told:
+            self._told = True
+            log.warning(self._text, self._subject, reason)
+
+    def over(self) -> None:
+        """It went well."""
+        self._told = False
+
+
+class _Group:
+    """One group at a push gateway.
+
+    Args:
+        prometheus: The module prometheus_client.
+        url: The gateway.
+        job: See `Metric`.
+        kind: See `Metric`.
+
+    Attributes:
+        registry: What is pushed.
+    """
+
+    def __init__(self, prometheus: Any, url: str, job: str, kind: str) -> None:
+        self.url = _checked(url)
+        if not job:
+            raise ValueError("job must not be empty; a push gateway tells jobs apart by their name")
+        self.prometheus = prometheus
+        self.registry: CollectorRegistry = prometheus.CollectorRegistry()
+        self._job = job
+        number = next(_numbers[kind])
+        self._key = {
+            "instance": socket.gethostname(),
+            "rank": _rank(),
+            "metric": kind if number == 1 else f"{kind}_{number}",
+        }
+        self._trouble = _Trouble(
+            "the push gateway at %s takes no metrics (%s); training goes on and it is tried again",
+            url,
+        )
+
+    def push(self) -> bool:
+        """Replaces what the gateway has of this group. Returns whether that worked."""
+        try:
+            self.prometheus.push_to_gateway(
+                self.url, self._job, self.registry, self._key, timeout=TIMEOUT_S
+            )
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._trouble.met(error)
+            return False
+        self._trouble.over()
+        return True
+
+
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+
+
+def _prometheus_client() -> Any:
+    try:
+        import prometheus_client
+    except ImportError:
+        raise ZeusBaseError(
+            "metrics need the package prometheus_client, which is not installed; "
+            'pip install "zeusd[metrics]"'
+        ) from None
+    return prometheus_client
+
+
+def _checked(url: str) -> str:
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # what stands for the port is none
+        valid = False
+    if not valid:
+        raise ValueError(
+            f"pushgateway_url must be the address of a push gateway such as http://gateway:9091, "
+            f"not {url!r}"
+        )
+    return url
+
+
+def _rank() -> str:
+    if framework.world_size() > 1:
+        return str(framework.rank())
+    return next((os.environ[name] for name in RANKS if os.environ.get(name)), "0")
+
+
+def _buckets(name: str, given: Sequence[float]) -> list[float]:
+    buckets = list(given)
+    positive = all(0 < one < math.inf for one in buckets)
+    if not buckets or not positive or any(a >= b for a, b in itertools.pairwise(buckets)):
+        raise ValueError(
+            f"{name} must be positive numbers of joules, each larger than the one before, such as "
+            f"[50, 100, 200], not {buckets}"
+        )
+    return buckets
+
+
+def _list(indices: Sequence[int] | None) -> list[int] | None:
+    return None if indices is None else list(indices)
+
+
+# ------------------------------------------------------------------------- the end of the process
+
+_living: weakref.WeakSet[Metric] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """All at a time: a gateway that hangs delays the end of the process once."""
+    stopping = [metric for metric in list(_living) if metric._ask_to_stop()]
+    deadline_s = time.monotonic() + CLOSE_S
+    for metric in stopping:
+        metric._await_end(deadline_s)

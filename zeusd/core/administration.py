@@ -1,0 +1,383 @@
+"""What administrators ask for, and what everybody may know of the rules and of what happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from functools import partial
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import (
+    Control,
+    GetAudit,
+    GetMetrics,
+    GetPolicy,
+    Persist,
+    Quiesce,
+    Restore,
+    Resume,
+)
+from zeusd.core.control import ControlMachine, Phase
+from zeusd.core.effects import Forget, LetGo, Note, Put, Read, Reading, TakeUp
+from zeusd.core.model import (
+    QUIESCED_KEY,
+    READABLE,
+    ControlValue,
+    Failure,
+    Peer,
+    pin_key,
+)
+from zeusd.core.node import Gpu, Node
+from zeusd.core.outbox import Outbox
+from zeusd.core.pending import Connection, PerGpu
+
+Track = Callable[..., PerGpu]
+
+LET_GO = "an administrator had zeusd let go of the driver"
+"""Told to holders who lose their leases by it."""
+
+
+class Administration:
+    """Answers `restore`, `persist`, `quiesce`, `resume`, `policy`, `audit` and `metrics`.
+
+    Args:
+        node: What they are about.
+        outbox: Where effects go.
+        track: Begins a request for several GPUs.
+        describe_node: `messages.NodeInfo` as a map.
+
+    Attributes:
+        handlers: By request class.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        outbox: Outbox,
+        track: Track,
+        describe_node: Callable[[], dict[str, Any]],
+    ) -> None:
+        self._node = node
+        self._out = outbox
+        self._track = track
+        self._describe_node = describe_node
+        self._changing_over = False
+        self.connections: Callable[[], int] = lambda: 0
+        self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
+            Restore: self._for_admins("put back what others set", self._restore),
+            Persist: self._for_admins("make settings last", self._persist),
+            Quiesce: self._for_admins("let go of the driver", self._quiesce),
+            Resume: self._for_admins("take up the driver", self._resume),
+            GetPolicy: self._policy,
+            GetAudit: self._audit,
+            GetMetrics: self._metrics,
+        }
+
+    def _for_admins(
+        self, what: str, handler: Callable[[Connection, Any], None]
+    ) -> Callable[[Connection, Any], None]:
+        def handle(connection: Connection, request: Any) -> None:
+            peer = connection.peer
+            if self._node.settings.access.is_admin(peer):
+                handler(connection, request)
+                return
+            failure = Failure(
+                ErrorCode.PERMISSION_DENIED,
+                f"user {peer.uid} may not {what}; ask an administrator of this node's GPUs",
+            )
+            self._out.trail.refused(failure.code)
+            connection.refuse(self._out, request.id, failure)
+
+        return handle
+
+    # ------------------------------------------------------------------------- back to the site's
+
+    def _restore(self, connection: Connection, request: Restore) -> None:
+        refusal = self._node.quiesced
+        if refusal is not None or not (request.gpus or self._node.gpus):
+            gone = Failure(ErrorCode.UNKNOWN_GPU, "this node has no GPUs; see `zeusctl doctor`")
+            connection.refuse(self._out, request.id, refusal or gone)
+            return
+        pending = self._track(connection, request, request.gpus or [*self._node.gpus])
+        for uuid in pending.gpus():
+            gpu = self._node.gpus.get(uuid)
+            if gpu is None:
+                pending.fail(uuid, self._node.unknown(uuid))
+            else:
+                machines = _offered(gpu, request.controls or Control)
+                self._restore_gpu(connection.peer, pending, uuid, machines)
+
+    def _restore_gpu(
+        self, peer: Peer, pending: PerGpu, uuid: str, machines: list[ControlMachine]
+    ) -> None:
+        missing = len(machines)
+
+        def back() -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                pending.succeed(
+                    uuid, {"controls": {m.control.value: _outcome(m) for m in machines}}
+                )
+
+        if not machines:
+            failure = Failure(
+                ErrorCode.NOT_SUPPORTED, f"{uuid} offers none of these controls; leave it alone"
+            )
+            pending.fail(uuid, failure)
+        for machine in machines:
+            self._unpin(machine)
+            machine.put_back(peer, f"an administrator (user {peer.uid}) reset the GPU", back)
+
+    def _unpin(self, machine: ControlMachine) -> None:
+        if not machine.persisted:
+            return
+        target = self._node.site_target(machine)
+        assert target is not None
+        machine.unpin(target.value, target.pinned)
+        if machine.control is Control.POWER_LIMIT:
+            self._node.gpus[machine.gpu].site_mw = target.highest_mw
+        self._out.add(Forget(pin_key(machine.gpu, machine.control)))
+
+    # ----------------------------------------------------------------------------------- persist
+
+    def _persist(self, connection: Connection, request: Persist) -> None:
+        pending = self._track(connection, request)
+        for uuid in pending.gpus():
+            machines: list[ControlMachine] = []
+            for control in dict.fromkeys(request.controls):
+                machine = self._node.machine(uuid, control)
+                failure = (
+                    machine if isinstance(machine, Failure) else _unset(machine, connection.peer)
+                )
+                if failure is not None:
+                    pending.fail(uuid, failure)
+                    break
+                assert isinstance(machine, ControlMachine)
+                machines.append(machine)
+            else:
+                self._persist_gpu(pending, uuid, machines)
+
+    def _persist_gpu(self, pending: PerGpu, uuid: str, machines: list[ControlMachine]) -> None:
+        missing = len(machines)
+
+        def released() -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                pending.succeed(uuid, {})
+
+        for machine in machines:
+            value = machine.value
+            assert value is not None
+            machine.persist()
+            if machine.control is Control.POWER_LIMIT:
+                self._node.gpus[uuid].site_mw = value[0]
+            # Durable before the lease ends: a zeusd that is killed in between keeps the value.
+            self._out.add(Put(pin_key(uuid, machine.control), {"value": list(value)}))
+            machine.release("persisted", then=released)
+
+    # ------------------------------------------------------------------------ the driver's absence
+
+    def _quiesce(self, connection: Connection, request: Quiesce) -> None:
+        if self._changing_over or self._node.stopping:
+            failure = Failure(
+                ErrorCode.OVERLOADED, "the driver is being let go of or taken up; ask again"
+            )
+            connection.refuse(self._out, request.id, failure)
+            return
+        if self._node.quiesced_ns is not None:
+            self._answer_quiesced(connection, request.id, ())
+            return
+        self._changing_over = True
+        self._node.quiesced_ns = self._out.now_ns
+        why = self._node.quiesced
+        assert why is not None
+        self._out.add(Put(QUIESCED_KEY, {"since_ns": self._out.now_ns}))
+        self._note("quiesced", connection.peer)
+        machines = [*self._node.machines()]
+        missing = len(machines)
+
+        def back(machine: ControlMachine) -> None:
+            """It is back, or the first attempt has failed: nothing more is tried."""
+            nonlocal missing
+            machine.suspend(why)
+            missing -= 1
+            if missing == 0:
+                self._let_go(connection, request.id)
+
+        for machine in machines:
+            machine.close(why)
+        for machine in machines:
+            machine.revoke("quiesced", LET_GO, then=partial(back, machine))
+        if not machines:
+            self._let_go(connection, request.id)
+
+    def _let_go(self, connection: Connection, request_id: int) -> None:
+        ticket = self._out.ticket(partial(self._gone, connection, request_id))
+        self._out.add(LetGo(ticket))
+
+    def _gone(self, connection: Connection, request_id: int, result: object) -> None:
+        self._changing_over = False
+        assert isinstance(result, tuple)
+        self._answer_quiesced(connection, request_id, result)
+
+    def _answer_quiesced(
+        self, connection: Connection, request_id: int, still_open: Iterable[str]
+    ) -> None:
+        result = {
+            "since_ns": self._node.quiesced_ns,
+            "open": list(still_open),
+            "owed": _named(m for m in self._node.machines() if m.phase is not Phase.FREE),
+        }
+        connection.reply(self._out, request_id, result=result)
+
+    def _resume(self, connection: Connection, request: Resume) -> None:
+        if self._changing_over or self._node.stopping:
+            failure = Failure(
+                ErrorCode.OVERLOADED, "the driver is being let go of or taken up; ask again"
+            )
+            connection.refuse(self._out, request.id, failure)
+            return
+        if self._node.quiesced_ns is None:
+            connection.reply(self._out, request.id, result=self._describe_node())
+            return
+        self._changing_over = True
+        ticket = self._out.ticket(partial(self._resumed, connection, request.id))
+        self._out.add(TakeUp(ticket))
+
+    def _resumed(self, connection: Connection, request_id: int, result: object) -> None:
+        """The GPUs have been looked for, and `Core.gpus_found` told of those that are there."""
+        self._changing_over = False
+        self._node.quiesced_ns = None
+        self._out.add(Forget(QUIESCED_KEY))
+        self._note("resumed", connection.peer)
+        for gpu in self._node.gpus.values():
+            for control, machine in gpu.machines.items():
+                machine.resume(_found(gpu, control))
+                if machine.persisted:  # a reset GPU has forgotten it
+                    machine.put_back(connection.peer, "an administrator resumed zeusd")
+        connection.reply(self._out, request_id, result=self._describe_node())
+
+    def _note(self, event: str, peer: Peer) -> None:
+        self._out.add(Note(event, {"pid": peer.process.pid, "uid": peer.uid}, warning=True))
+
+    # -------------------------------------------------------------------------------- what is known
+
+    def _policy(self, connection: Connection, request: GetPolicy) -> None:
+        peer = connection.peer
+        gpus = {
+            uuid: {
+                machine.control.value: self._permission(peer, gpu, machine)
+                for machine in _offered(gpu, Control)
+            }
+            for uuid, gpu in self._node.gpus.items()
+        }
+        result = {
+            "uid": peer.uid,
+            "admin": self._node.settings.access.is_admin(peer),
+            "on_host": peer.on_host,
+            "gpus": gpus,
+        }
+        connection.reply(self._out, request.id, result=result)
+
+    def _permission(self, peer: Peer, gpu: Gpu, machine: ControlMachine) -> dict[str, Any]:
+        access, control = self._node.settings.access, machine.control
+        refusal = access.refuse(peer, gpu.info, control, None)
+        ranges = access.ranges(peer, gpu.info, control)
+        if control is Control.POWER_LIMIT:
+            low, high = gpu.info.power_limit_min_mw or 0, self._node.highest_mw(machine) or 0
+            ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [(low, high)]]
+        return {
+            "allowed": refusal is None,
+            "why": "" if refusal is None else refusal.message,
+            "ranges": [list(one) for one in ranges] if refusal is None else [],
+        }
+
+    def _audit(self, connection: Connection, request: GetAudit) -> None:
+        peer = connection.peer
+        admin = self._node.settings.access.is_admin(peer)
+        records = []
+        for record in self._out.trail.newest(request.after, request.limit):
+            fields = asdict(record)
+            if not admin and record.uid != peer.uid:
+                fields["pid"] = fields["lease"] = None
+            records.append(fields)
+        result = {"records": records, "dropped": self._out.trail.dropped}
+        connection.reply(self._out, request.id, result=result)
+
+    def _metrics(self, connection: Connection, request: GetMetrics) -> None:
+        ticket = self._out.ticket(partial(self._measured, connection, request.id))
+        self._out.add(Read(ticket, "", Reading.METRICS))
+
+    def _measured(self, connection: Connection, request_id: int, result: object) -> None:
+        trail, machines = self._out.trail, [*self._node.machines()]
+        assert isinstance(result, dict)
+
+        def counts(event: str, *labels: str) -> list[dict[str, Any]]:
+            return [
+                {"labels": dict(zip(labels, values, strict=True)), "count": count}
+                for values, count in trail.total(event)
+            ]
+
+        metrics = {
+            "t_ns": self._out.now_ns,
+            "started_ns": self._node.started_ns,
+            "changes": counts("set", "control", "result"),
+            "restores": counts("lease_ended", "reason", "result"),
+            "restore_failures": counts("restore_failed", "control"),
+            "outside_changes": counts("outside_change", "control", "result"),
+            "refusals": counts("refusal", "code"),
+            "lease_expiries": sum(count for _, count in trail.total("lease_expired")),
+            "pending": _named(m for m in machines if m.retry_at_ns is not None),
+            "persisted": _named(m for m in machines if m.persisted),
+            "connections": self.connections(),
+            **result,
+        }
+        connection.reply(self._out, request_id, result=metrics)
+
+
+def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
+    """The controls that this GPU really has, out of these."""
+    supports = gpu.info.supports
+    there = {
+        Control.POWER_LIMIT: supports.power_limit,
+        Control.GPU_CLOCKS: supports.gpu_clocks,
+        Control.MEMORY_CLOCKS: supports.memory_clocks,
+        Control.PERSISTENCE_MODE: supports.persistence_mode,
+    }
+    return [
+        machine
+        for control, machine in gpu.machines.items()
+        if control in [*controls] and there[control]
+    ]
+
+
+def _outcome(machine: ControlMachine) -> str:
+    return "ok" if machine.trouble is None else machine.trouble.message
+
+
+def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:
+    """Why there is nothing to persist on a control."""
+    if machine.held_by(peer.process) and machine.value is not None:
+        return None
+    return Failure(
+        ErrorCode.BAD_REQUEST,
+        f"this process has not set {machine.control.value} of {machine.gpu}; set it before it is "
+        "made to last",
+    )
+
+
+def _found(gpu: Gpu, control: Control) -> ControlValue | None:
+    """What a control held when its GPU was found anew, where that can be known."""
+    facts = gpu.facts
+    if control not in READABLE:
+        return None
+    if control is Control.POWER_LIMIT:
+        return None if facts.power_limit_mw is None else (facts.power_limit_mw,)
+    return None if facts.persistence_mode is None else (int(facts.persistence_mode),)
+
+
+def _named(machines: Iterable[ControlMachine]) -> list[list[str]]:
+    return [[machine.gpu, machine.control.value] for machine in machines]

@@ -1,0 +1,171 @@
+"""How leases are kept and given back, and who holds which: the requests about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import Goodbye, Heartbeat, ListLeases, Release, Whose
+from zeusd.core.control import ControlMachine, Phase
+from zeusd.core.model import Failure, Peer
+from zeusd.core.node import Node
+from zeusd.core.outbox import Outbox
+from zeusd.core.pending import Connection
+
+
+def back_of(machine: ControlMachine) -> dict[str, Any]:
+    """`messages.Back` as a map."""
+    return {"value": list(machine.target), "source": machine.target_source}
+
+
+class LeaseRequests:
+    """Answers `release`, `goodbye`, `leases` and `heartbeat`.
+
+    Args:
+        node: What they are about.
+        outbox: Where effects go.
+
+    Attributes:
+        handlers: By request class.
+    """
+
+    def __init__(self, node: Node, outbox: Outbox) -> None:
+        self._node = node
+        self._out = outbox
+        self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
+            Release: self._release,
+            Goodbye: self._goodbye,
+            ListLeases: self._list_leases,
+            Heartbeat: self._heartbeat,
+        }
+
+    def _release(self, connection: Connection, request: Release) -> None:
+        peer = connection.peer
+        if request.whose is Whose.ALL and not self._node.settings.access.is_admin(peer):
+            failure = Failure(
+                ErrorCode.PERMISSION_DENIED,
+                f"user {peer.uid} may not end the leases of others; "
+                "ask an administrator of this node's GPUs",
+            )
+            connection.refuse(self._out, request.id, failure)
+            return
+        named = [
+            machine
+            for machine in self._node.machines()
+            if (not request.gpus or machine.gpu in request.gpus)
+            and (not request.controls or machine.control in request.controls)
+        ]
+        for machine in named:
+            machine.forgive(peer.process)
+            if not machine.held_by(peer.process):
+                machine.withdraw(peer.process)
+        held = [machine for machine in named if _is_meant(machine, peer, request)]
+        self._let_go(connection, request.id, held, "released")
+
+    def _goodbye(self, connection: Connection, request: Goodbye) -> None:
+        process = connection.peer.process
+        for machine in self._node.machines():
+            if not machine.held_by(process):
+                machine.withdraw(process, request.client)
+        machines = [
+            machine
+            for machine in self._node.held_by(process)
+            if machine.lease is not None and machine.lease.client == request.client
+        ]
+        self._let_go(connection, request.id, machines, "goodbye")
+
+    def _let_go(
+        self, connection: Connection, request_id: int, machines: list[ControlMachine], reason: str
+    ) -> None:
+        missing = len(machines)
+
+        def answer() -> None:
+            connection.reply(self._out, request_id, result={"released": len(machines)})
+
+        def back() -> None:
+            nonlocal missing
+            missing -= 1
+            if missing == 0:
+                answer()
+
+        if not machines:
+            answer()
+        peer = connection.peer
+        for machine in machines:
+            if machine.held_by(peer.process):
+                machine.release(reason, then=back)
+            else:
+                machine.revoke("revoked", self._who_ended(machine, peer), then=back)
+
+    @staticmethod
+    def _who_ended(machine: ControlMachine, peer: Peer) -> str:
+        if machine.lease is not None and machine.lease.uid == peer.uid:
+            return f"process {peer.process.pid} of the same user ended it"
+        return f"an administrator (user {peer.uid}) ended it"
+
+    def _list_leases(self, connection: Connection, request: ListLeases) -> None:
+        peer = connection.peer
+        admin = self._node.settings.access.is_admin(peer)
+        leases = [
+            _describe_lease(machine, admin or peer.uid == machine.lease.uid)
+            for machine in self._node.machines()
+            if machine.lease is not None
+        ]
+        connection.reply(self._out, request.id, result={"leases": leases})
+
+    def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
+        process = connection.peer.process
+        held = self._node.held_by(process)
+        for machine in held:
+            machine.heartbeat()
+        ttls = [machine.lease.ttl_ns for machine in held if machine.lease is not None]
+        connection.reply(
+            self._out,
+            request.id,
+            result={
+                "leases": len(held),
+                "ttl_ms": min(ttls, default=self._node.settings.terms.ttl_ns) // 1_000_000,
+                "lost": [
+                    [machine.gpu, machine.control.value]
+                    for machine in self._node.machines()
+                    if machine.lost_by(process)
+                ],
+            },
+        )
+
+
+def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
+    """Whether a release is about the lease of this control, if there is one."""
+    lease = machine.lease
+    if machine.phase is not Phase.HELD or lease is None:
+        return False
+    if request.whose is Whose.PROCESS and lease.holder != peer.process:
+        return False
+    if request.whose is Whose.USER and lease.uid != peer.uid:
+        return False
+    if request.pids and lease.holder.pid not in request.pids:
+        return False
+    return not request.job or lease.job == request.job
+
+
+def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> dict[str, Any]:
+    """`messages.LeaseInfo` as a map. Which process it is concerns its own user only."""
+    lease = machine.lease
+    assert lease is not None
+    restoring = machine.phase is Phase.RESTORING
+    return {
+        "gpu": machine.gpu,
+        "control": machine.control.value,
+        "pid": lease.holder.pid if open_to_reader else None,
+        "uid": lease.uid,
+        "since_ns": lease.since_ns,
+        "value": None if machine.value is None else list(machine.value),
+        "restoring": restoring,
+        "back": back_of(machine),
+        "ttl_ms": lease.ttl_ns // 1_000_000,
+        "expires_ns": lease.expires_ns,
+        "command": (lease.command or None) if open_to_reader else None,
+        "job": (lease.job or None) if open_to_reader else None,
+        "trouble": machine.trouble.message if restoring and machine.trouble else None,
+    }

@@ -1,0 +1,128 @@
+"""The newest records of the audit trail, and what can be counted of it. Pure; the log has all."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zeusd.core.effects import Note
+
+KEPT = 1000
+
+_FIELDS = ("gpu", "control", "uid", "pid", "lease", "old", "new", "reason", "result")
+
+
+@dataclass(slots=True)
+class Record:
+    """See `messages.AuditRecord`."""
+
+    number: int
+    t_ns: int
+    last_ns: int
+    count: int
+    event: str
+    warning: bool
+    gpu: str | None = None
+    control: str | None = None
+    uid: int | None = None
+    pid: int | None = None
+    lease: str | None = None
+    old: str | None = None
+    new: str | None = None
+    reason: str | None = None
+    result: str | None = None
+
+    def goes_on(self, other: Record) -> bool:
+        """Whether the other is one more successful set under the same lease."""
+        same = (other.event, other.result, other.lease) == (self.event, self.result, self.lease)
+        return same and self.event == "set" and self.result == "ok"
+
+
+class Trail:
+    """Takes notes, keeps the newest, counts all.
+
+    Attributes:
+        counts: How often each event came, by its name and the values that tell its kinds apart.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Counter[tuple[str, ...]] = Counter()
+        self._records: deque[Record] = deque(maxlen=KEPT)
+        self._newest: dict[tuple[str | None, str | None], Record] = {}
+        self._next = 1
+
+    def note(self, now_ns: int, note: Note) -> None:
+        """Something happened."""
+        fields: dict[str, Any] = {
+            name: note.fields[name] for name in _FIELDS if name in note.fields
+        }
+        if "error" in note.fields:
+            fields["result"] = note.fields["error"]
+        record = Record(self._next, now_ns, now_ns, 1, note.event, note.warning, **fields)
+        self._count(record)
+        where = record.gpu, record.control
+        before = self._newest.get(where)
+        if before is not None and before.goes_on(record):
+            before.count += 1
+            before.last_ns, before.new = now_ns, record.new
+            return
+        self._next += 1
+        self._newest[where] = record
+        self._records.append(record)
+
+    def _count(self, record: Record) -> None:
+        control, result = record.control or "", record.result or ""
+        if record.event in ("set", "restore"):
+            self.counts[record.event, control, "ok" if result == "ok" else "failed"] += 1
+        elif record.event == "lease_ended":
+            self.counts["lease_ended", record.reason or "", result] += 1
+        elif record.event == "outside_change":
+            self.counts["outside_change", control, result] += 1
+        elif record.event in ("restore_failed", "lease_expired"):
+            self.counts[record.event, control] += 1
+
+    def refused(self, code: str) -> None:
+        """A set or an acquire was refused; only some of these become records."""
+        self.counts["refusal", code] += 1
+
+    def total(self, event: str) -> Iterator[tuple[tuple[str, ...], int]]:
+        """The counts of an event: the values that tell its kinds apart, and how often."""
+        for key, count in sorted(self.counts.items()):
+            if key[0] == event:
+                yield key[1:], count
+
+    def newest(self, after: int, limit: int) -> list[Record]:
+        """Records with a number above `after`, at most `limit`, the oldest first."""
+        found: list[Record] = []
+        for record in reversed(self._records):
+            if record.number <= after or len(found) == limit:
+                break
+            found.append(record)
+        return found[::-1]
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """Differs whenever the records do."""
+        return self._next, self.counts.total()
+
+    @property
+    def dropped(self) -> int:
+        """How many records are not kept any more."""
+        return self._next - 1 - len(self._records)
+
+    def dump(self) -> list[dict[str, Any]]:
+        """All records, for the next zeusd."""
+        return [asdict(record) for record in self._records]
+
+    def load(self, records: Iterable[dict[str, Any]]) -> None:
+        """What an earlier zeusd of this boot has dumped. Sets go on as new records.
+
+        Raises:
+            TypeError, ValueError, KeyError: These are no records.
+        """
+        for fields in records:
+            record = Record(**fields)
+            self._next = max(self._next, int(record.number) + 1)
+            self._records.append(record)

@@ -1,0 +1,76 @@
+"""Counts and times the calls of any `Nvml`, for the metrics."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+from zeus_ipc.messages import CALL_BUCKETS_S
+from zeusd.nvml.api import Nvml, NvmlError
+
+_BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
+
+
+class _Calls:
+    """Of one operation. Threads may lose a count to each other, never more."""
+
+    __slots__ = ("buckets", "errors", "ns")
+
+    def __init__(self) -> None:
+        self.ns = 0
+        self.buckets = [0] * (len(_BOUNDS_NS) + 1)
+        self.errors: Counter[int] = Counter()
+
+
+class MeteredNvml:
+    """Implements `zeusd.nvml.api.Nvml` by another one.
+
+    Args:
+        nvml: Who does the work.
+    """
+
+    def __init__(self, nvml: Nvml) -> None:
+        self._nvml = nvml
+        self._calls: dict[str, _Calls] = {}
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = getattr(self._nvml, name)
+        calls = self._calls.setdefault(name, _Calls())
+        buckets, errors, clock_ns = calls.buckets, calls.errors, time.monotonic_ns
+
+        def timed(*arguments: Any) -> Any:
+            begin_ns = clock_ns()
+            try:
+                return function(*arguments)
+            except NvmlError as error:
+                errors[error.code] += 1
+                raise
+            finally:
+                took_ns = clock_ns() - begin_ns
+                calls.ns += took_ns
+                buckets[bisect_left(_BOUNDS_NS, took_ns)] += 1
+
+        timed.__name__ = name
+        setattr(self, name, timed)  # the next call finds it without asking here
+        return timed
+
+    def describe(self) -> list[dict[str, Any]]:
+        """What was called so far: `messages.CallTimes` as maps."""
+        found = []
+        for name, calls in sorted(self._calls.items()):
+            total, cumulated = 0, []
+            for count in calls.buckets:
+                total += count
+                cumulated.append(total)
+            found.append(
+                {
+                    "operation": name,
+                    "seconds": calls.ns / 1e9,
+                    "buckets": cumulated,
+                    "errors": {str(code): count for code, count in calls.errors.items()},
+                }
+            )
+        return found

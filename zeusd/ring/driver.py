@@ -1,0 +1,140 @@
+"""The driver's comings and goings: GPUs are found, get workers, and are let go of."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable
+
+from zeus_ipc.errors import ErrorCode
+from zeusd.core.effects import Read, Write
+from zeusd.core.model import Failure
+from zeusd.nvml.api import Nvml
+from zeusd.ring.devices import RETRY_S, DeviceFinder, Found
+from zeusd.ring.sampling import Sampling
+from zeusd.ring.workers import GpuWorker
+
+log = logging.getLogger(__name__)
+
+PATIENCE_S = 3.0
+"""How long calls that are under way have to return before the driver is let go of all the same."""
+
+DEVICE_FILES = "/dev/nvidia"
+
+
+class Driver:
+    """Everything that calls NVML, and its end.
+
+    Methods belong to the reactor's thread.
+
+    Args:
+        nvml: The library.
+        sampling: What reads the sensors.
+        done: Called on any thread with the ticket and the result of each call.
+        found: Called on any thread with the GPUs.
+        driver_id: Names the present load of the driver.
+        retry_s: Pause between looks for a driver while there is none.
+
+    Attributes:
+        finder: What looks for GPUs at present.
+    """
+
+    def __init__(
+        self,
+        nvml: Nvml,
+        sampling: Sampling,
+        done: Callable[[int, object], None],
+        found: Callable[[Found], None],
+        driver_id: Callable[[], str],
+        retry_s: float = RETRY_S,
+    ) -> None:
+        self._nvml = nvml
+        self._sampling = sampling
+        self._done = done
+        self._found = found
+        self._driver_id = driver_id
+        self._retry_s = retry_s
+        self._workers: dict[str, GpuWorker] = {}
+        self.finder = self._new_finder()
+
+    def start(self) -> None:
+        """Begins to look for GPUs."""
+        self.finder.start()
+
+    def attach(self, found: Found) -> None:
+        """GPUs were found: each gets a worker, and is sampled."""
+        for facts, handle in found.gpus:
+            uuid = facts.info.uuid
+            if uuid not in self._workers:
+                self._workers[uuid] = GpuWorker(self._nvml, uuid, handle, self._done)
+        self._sampling.gpus_found(found.driver, [(facts.info, gpu) for facts, gpu in found.gpus])
+
+    def submit(self, call: Read | Write) -> None:
+        """A call about one GPU; `done` follows in any case."""
+        worker = self._workers.get(call.gpu)
+        if worker is None:
+            failure = Failure(
+                ErrorCode.GPU_LOST,
+                f"{call.gpu} was not found again; look at `nvidia-smi` and the kernel log",
+            )
+            self._done(call.ticket, failure)
+        else:
+            worker.submit(call)
+
+    def let_go(self, ticket: int) -> None:
+        """Ends every call and closes the library; `done` gets what device files stay open."""
+        workers, self._workers = self._workers, {}
+        finder, self.finder = self.finder, self._new_finder()
+        for worker in workers.values():
+            worker.stop()
+
+        def run() -> None:
+            end_s = time.monotonic() + PATIENCE_S
+            quiet = self._sampling.pause(workers, PATIENCE_S)
+            for worker in workers.values():
+                quiet &= worker.join(max(0.0, end_s - time.monotonic()))
+            if not quiet:
+                log.error(
+                    "a call to the driver does not return; its device files cannot be closed",
+                    extra={"event": "driver_stuck"},
+                )
+            else:
+                finder.stop()
+            self._done(ticket, open_device_files())
+
+        threading.Thread(target=run, name="let-go", daemon=True).start()
+
+    def take_up(self, ticket: int) -> None:
+        """Opens the library again; `done` follows when the GPUs have been looked for."""
+        finder = self.finder
+        finder.start()
+
+        def run() -> None:
+            finder.first_attempt_over.wait()
+            self._done(ticket, None)
+
+        threading.Thread(target=run, name="take-up", daemon=True).start()
+
+    def close(self) -> None:
+        """Ends all threads. Does not wait for the driver."""
+        self.finder.stop()
+        for worker in self._workers.values():
+            worker.stop()
+
+    def _new_finder(self) -> DeviceFinder:
+        return DeviceFinder(self._nvml, self._found, self._driver_id, self._retry_s)
+
+
+def open_device_files() -> tuple[str, ...]:
+    """The driver's device files that this process has open."""
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        try:
+            target = os.readlink(f"/proc/self/fd/{fd}")
+        except OSError:
+            continue
+        if target.startswith(DEVICE_FILES):
+            found.add(target)
+    return tuple(sorted(found))
