@@ -495,6 +495,8 @@ class GpuInfo(_Message):
     """The most a client may set: the site's maximum. By default a restore goes back to it too."""
     mig_enabled: bool
     supports: GpuSupport
+    persisted: list[str] = []
+    """Controls whose target an administrator persisted (see `Persist`)."""
 
 
 class CpuInfo(_Message):
@@ -813,8 +815,6 @@ class Metrics(_Message):
     """Leases whose holder fell silent."""
     pending: list[list[str]]
     """[gpu, control] of what could not be put back yet."""
-    persisted: list[list[str]]
-    """[gpu, control] of what an administrator persisted."""
     connections: int
     calls: list[CallTimes]
     sources: list[SourceState]

@@ -331,7 +331,6 @@ class Administration:
             "refusals": counts("refusal", "code"),
             "lease_expiries": sum(count for _, count in trail.total("lease_expired")),
             "pending": _named(m for m in machines if m.retry_at_ns is not None),
-            "persisted": _named(m for m in machines if m.persisted),
             "connections": self.connections(),
             **result,
         }

@@ -395,7 +395,7 @@ class ControlMachine:
         self._reason = reason
         self._attempts = 0
         self._out.add(Unwatch(holder))
-        if self._values or self._busy:
+        if self._values or self._busy or self._forced:
             # A zeusd that is killed before the value is back must not take the lease for alive.
             self._out.add(Put(debt_key(self.gpu, self.control), self._debt().to_json()))
         self.withdraw(holder)

@@ -194,6 +194,8 @@ class Requests:
 
     def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
         described = info.model_dump(mode="json")
+        machines = self._node.gpus[info.uuid].machines
+        described["persisted"] = [one.value for one, m in machines.items() if m.persisted]
         machine = self._node.gpus[info.uuid].machines.get(Control.POWER_LIMIT)
         if machine is not None:
             described["power_limit_site_mw"] = self._node.highest_mw(machine)

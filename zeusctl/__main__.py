@@ -1,0 +1,5 @@
+"""`python -m zeusctl`."""
+
+from zeusctl.cli import main
+
+main()

@@ -1,0 +1,318 @@
+"""What `zeusctl doctor` looks at: each check says what it found, and what to do if it is wrong."""
+
+from __future__ import annotations
+
+import ctypes
+import grp
+import os
+import shutil
+import stat
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zeus_ipc import __version__
+from zeus_ipc.errors import AccessRefused, ZeusIpcError
+from zeusctl.reports import Check
+from zeusctl.session import Session, seconds_since
+from zeusctl.text import duration, value_text
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo, NodeInfo
+
+LIBRARY = "libnvidia-ml.so.1"
+GROUP, ADMIN_GROUP = "zeus", "zeus-admin"
+UNITS = ("zeusd.service", "zeusd-front.service", "zeusd.socket", "zeusd-stream.socket")
+LATE_S = 2.0
+"""A device whose newest tick is older than that is not being sampled."""
+
+
+def _ok(name: str, found: str) -> Check:
+    return Check(name=name, state="ok", found=found, remedy="")
+
+
+def _note(name: str, found: str, remedy: str = "") -> Check:
+    return Check(name=name, state="note", found=found, remedy=remedy)
+
+
+def _fault(name: str, found: str, remedy: str) -> Check:
+    return Check(name=name, state="fault", found=found, remedy=remedy)
+
+
+def examine(session: Session) -> Iterator[Check]:
+    """All checks, from the hardware up to the job's environment."""
+    node, connection = _connect(session)
+    simulated = node is not None and node.simulated is not None
+    if not simulated:
+        yield _driver()
+        yield _library()
+    yield connection
+    yield from _groups(node)
+    yield from _systemd(simulated)
+    yield from _container(session, node)
+    if node is not None:
+        yield from _of_node(session, node)
+
+
+def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
+    yield _version(node)
+    yield _gpus(node)
+    checks: tuple[Callable[[Session, NodeInfo], Check], ...] = (
+        _policy,
+        _sampling,
+        _pending,
+        _visible,
+    )
+    for check in checks:
+        try:
+            yield check(session, node)
+        except ZeusIpcError as error:
+            name = check.__name__.strip("_")
+            yield _fault(name, error.message, "look at zeusd's log (`journalctl -u zeusd`)")
+
+
+def _driver() -> Check:
+    version = Path("/proc/driver/nvidia/version")
+    try:
+        text = version.read_text().splitlines()[0]
+    except (OSError, IndexError):
+        if Path("/sys/module/nvidia").exists():
+            return _ok("driver", "the kernel module nvidia is loaded")
+        return _fault(
+            "driver",
+            "the NVIDIA driver is not loaded",
+            "install it, or `modprobe nvidia`; on a machine without GPUs try `zeusd serve "
+            "--simulate 4xv100-pcie`",
+        )
+    return _ok("driver", text.removeprefix("NVRM version: ").strip())
+
+
+def _library() -> Check:
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError as error:
+        return _fault(
+            "library",
+            f"{LIBRARY} cannot be loaded ({error})",
+            "install the driver's libraries; in a container start it with the NVIDIA toolkit "
+            "(--gpus, or NVIDIA_DRIVER_CAPABILITIES=utility)",
+        )
+    return _ok("library", f"{LIBRARY} can be loaded")
+
+
+def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
+    path = session.socket
+    try:
+        mode = os.stat(path).st_mode
+    except FileNotFoundError:
+        folder = os.path.dirname(path)
+        remedy = "start zeusd (`systemctl start zeusd`), or name its socket in $ZEUSD_SOCK_PATH"
+        if not os.path.isdir(folder):
+            remedy += f"; in a container mount the host's folder {folder}"
+        return None, _fault("socket", f"there is no {path}", remedy)
+    except PermissionError:
+        remedy = f"let this user enter {os.path.dirname(path)}"
+        return None, _fault("socket", f"{path} cannot be seen", remedy)
+    if not stat.S_ISSOCK(mode):
+        return None, _fault("socket", f"{path} is no socket", "name the right one")
+    try:
+        node = session.node
+    except AccessRefused as error:
+        remedy = "become a member of the group that owns the socket (`ls -l` shows it)"
+        return None, _fault("socket", error.message, remedy)
+    except ZeusIpcError as error:
+        remedy = "start zeusd (`systemctl start zeusd`) and look at its log (`journalctl -u zeusd`)"
+        return None, _fault("socket", error.message, remedy)
+    since = duration(seconds_since(node.started_ns))
+    return node, _ok("socket", f"{path} answers; zeusd {node.daemon_version} is up {since}")
+
+
+def _groups(node: NodeInfo | None) -> Iterator[Check]:
+    if os.geteuid() == 0 or (node is not None and node.simulated is not None):
+        return
+    mine = {os.getegid(), *os.getgroups()}
+    for name in (GROUP, ADMIN_GROUP):
+        try:
+            group = grp.getgrnam(name)
+        except KeyError:
+            continue
+        user = _user()
+        if group.gr_gid in mine:
+            yield _ok("group", f"this process is in group {name}")
+        elif user in group.gr_mem:
+            yield _fault(
+                "group",
+                f"{user} was added to group {name} after this session began",
+                f"log in again, or run `newgrp {name}`",
+            )
+
+
+def _user() -> str:
+    import pwd
+
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return str(os.geteuid())
+
+
+def _systemd(simulated: bool) -> Iterator[Check]:
+    if simulated or not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
+        return
+    for unit in UNITS:
+        command = ["systemctl", "show", unit, "--property=LoadState,ActiveState,UnitFileState"]
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        state = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+        if state.get("LoadState") != "loaded":
+            remedy = "run scripts/install, or go on if zeusd is run by other means"
+            yield _note("systemd", f"{unit} is not installed", remedy)
+            return
+        if state.get("ActiveState") != "active":
+            remedy = f"`systemctl start {unit}`, and `journalctl -u {unit}` if it does not stay"
+            yield _fault("systemd", f"{unit} is {state.get('ActiveState')}", remedy)
+            return
+    yield _ok("systemd", "zeusd's units are active")
+
+
+def _container(session: Session, node: NodeInfo | None) -> Iterator[Check]:
+    kind = _container_kind()
+    if not kind:
+        return
+    folder = os.path.dirname(session.socket)
+    if not os.path.ismount(folder) and os.path.ismount(session.socket):
+        yield _fault(
+            "container",
+            f"{kind}: the socket file itself is mounted, and will be dead when zeusd restarts",
+            f"mount the folder {folder} instead",
+        )
+    else:
+        yield _ok("container", kind)
+
+
+def _container_kind() -> str:
+    if Path("/run/.containerenv").exists():
+        return "in a podman container"
+    if Path("/.dockerenv").exists():
+        return "in a Docker container"
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "in a Kubernetes pod"
+    if os.environ.get("APPTAINER_NAME") or os.environ.get("SINGULARITY_NAME"):
+        return "in an Apptainer container"
+    return ""
+
+
+def _version(node: NodeInfo) -> Check:
+    if node.daemon_version == __version__:
+        return _ok("version", f"zeusd and zeusctl are both {__version__}")
+    return _note(
+        "version",
+        f"zeusd is {node.daemon_version} and zeusctl {__version__}; both speak protocol "
+        f"{node.protocol}",
+        "use matching releases if something is missing",
+    )
+
+
+def _gpus(node: NodeInfo) -> Check:
+    if node.quiesced_ns is not None:
+        since = duration(seconds_since(node.quiesced_ns))
+        return _fault("GPUs", f"the driver is let go of, since {since}", "`zeusctl resume`")
+    if not node.gpus:
+        return _fault(
+            "GPUs",
+            "zeusd sees no GPUs",
+            "see the lines above about driver and library, `nvidia-smi`, and zeusd's log",
+        )
+    expected = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
+    found = f"zeusd sees {len(node.gpus)} GPUs" + (", simulated" if node.simulated else "")
+    if not node.simulated and expected > len(node.gpus):
+        remedy = "look at zeusd's log and the kernel's (Xid) for the others"
+        return _fault("GPUs", f"{found} of {expected}", remedy)
+    sliced = [str(gpu.index) for gpu in node.gpus if gpu.mig_enabled]
+    if sliced:
+        remedy = "limits and energy are of the whole GPU, and shared by its instances"
+        return _note("GPUs", f"{found}; MIG is on for {', '.join(sliced)}", remedy)
+    return _ok("GPUs", found)
+
+
+def _policy(session: Session, node: NodeInfo) -> Check:
+    policy = session.client.policy()
+    if policy.admin:
+        return _ok("policy", "you administer this node's GPUs")
+    allowed: dict[str, list[str]] = {}
+    why = ""
+    for gpu in node.gpus:
+        for control, permission in policy.gpus.get(gpu.uuid, {}).items():
+            if permission.allowed:
+                allowed.setdefault(control, []).append(str(gpu.index))
+            elif not why:
+                why = permission.why
+    if allowed:
+        parts = [f"{control} of GPUs {', '.join(gpus)}" for control, gpus in allowed.items()]
+        return _ok("policy", "you may change " + "; ".join(parts))
+    if not node.gpus:
+        return _note("policy", "there is no GPU to have rights on")
+    return _note("policy", "you may read, and change nothing", why.rpartition("; ")[2])
+
+
+def _sampling(session: Session, node: NodeInfo) -> Check:
+    metrics = session.client.metrics()
+    names = {gpu.uuid: f"GPU {gpu.index}" for gpu in node.gpus}
+    late = []
+    for source in metrics.sources:
+        age_s = (metrics.t_ns - source.t_ns) / 1e9
+        if age_s > LATE_S + 10 * source.tick_ns / 1e9:
+            late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
+    seen = {source.source for source in metrics.sources}
+    late += [name for uuid, name in names.items() if uuid not in seen]
+    if node.quiesced_ns is not None:
+        return _note("sampling", "it rests while the driver is let go of")
+    if late:
+        return _fault(
+            "sampling",
+            f"no new samples of {', '.join(late)}",
+            "look at `nvidia-smi` and the kernel log; zeusd goes on trying",
+        )
+    if not metrics.sources:
+        return _note("sampling", "there is nothing to sample")
+    return _ok("sampling", f"{len(metrics.sources)} devices are sampled")
+
+
+def _pending(session: Session, node: NodeInfo) -> Check:
+    index = {gpu.uuid: gpu.index for gpu in node.gpus}
+    waiting = [lease for lease in session.client.leases() if lease.trouble is not None]
+    if not waiting:
+        return _ok("restores", "everything that ended is back")
+    first = waiting[0]
+    target = value_text(first.control.value, first.back.value)
+    return _fault(
+        "restores",
+        f"{len(waiting)} controls could not be put back; the first: {first.control.value} of GPU "
+        f"{index.get(first.gpu, first.gpu)} to {target}: {first.trouble}",
+        "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
+    )
+
+
+def _visible(session: Session, node: NodeInfo) -> Check:
+    from zeus.device.visible import visible_gpus
+    from zeus.exceptions import ZeusBaseError
+
+    text = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return _ok("visible", "CUDA_VISIBLE_DEVICES is unset: programs see all GPUs")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            seen = visible_gpus(node.gpus, os.environ, node.simulated is not None)
+    except ZeusBaseError as error:
+        return _fault("visible", f"CUDA_VISIBLE_DEVICES={text}: {error}", "change it as it says")
+    mapping = ", ".join(_mapped(number, gpu) for number, gpu in enumerate(seen))
+    if not seen:
+        remedy = "name GPUs by index or UUID, each once"
+        return _fault("visible", f"with CUDA_VISIBLE_DEVICES={text} programs see no GPU", remedy)
+    return _ok("visible", f"CUDA_VISIBLE_DEVICES={text}: {mapping}")
+
+
+def _mapped(number: int, gpu: GpuInfo) -> str:
+    return f"a program's GPU {number} is GPU {gpu.index} here"

@@ -1,0 +1,150 @@
+"""The command `zeusctl`: its verbs, and how whatever goes wrong reaches the user."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import import_module
+from typing import Any, NoReturn
+
+import click
+
+from zeus_ipc import __version__
+from zeusctl.exits import CommandError, Exit, exit_for
+from zeusctl.session import Session, now
+
+VERBS = {
+    "status": "status",
+    "gpus": "gpus",
+    "show": "show",
+    "leases": "leases",
+    "top": "top",
+    "watch": "top",
+    "set": "set:set_",
+    "reset": "reset",
+    "release": "release",
+    "measure": "measure",
+    "record": "record",
+    "plot": "plot",
+    "audit": "audit",
+    "doctor": "doctor",
+    "quiesce": "quiesce",
+    "resume": "quiesce",
+    "schema": "about",
+    "completion": "about",
+    "man": "about",
+}
+"""Each verb and its module in `zeusctl.commands`, imported when it is asked for; after a colon the
+verb's name there, where it is another."""
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, _, name = VERBS[cmd_name].partition(":")
+        found = import_module(f"zeusctl.commands.{module}")
+        command: click.Command = getattr(found, name or cmd_name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            raise click.UsageError(
+                f"{error.message.rstrip('.')}; it knows: {', '.join(VERBS)}", ctx
+            ) from None
+
+
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="GPUs are named by index (0,2 or 0-3), UUID, PCI address, or all. Exit codes, files and "
+    "environment: man zeusctl.",
+)
+@click.option(
+    "--socket",
+    metavar="PATH",
+    help="zeusd's socket.  [default: $ZEUSD_SOCK_PATH or /run/zeusd/zeusd.sock]",
+)
+@click.version_option(__version__, prog_name="zeusctl")
+@click.pass_context
+def cli(context: click.Context, socket: str | None) -> None:
+    """See and control the GPUs of this node through zeusd: power limits, clocks, energy, leases.
+
+    Reading needs no rights. Settings are held under a lease, and go back when it ends.
+    """
+    context.obj = Session(socket)
+    context.call_on_close(context.obj.close)
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Runs the command line and exits."""
+    # Plugins are looked for in every installed distribution, which takes longer than a request.
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    json_wanted = "--json" in (
+        arguments[: arguments.index("--")] if "--" in arguments else arguments
+    )
+    try:
+        result = cli.main(arguments, prog_name="zeusctl", standalone_mode=False)
+        code = result if isinstance(result, int) else Exit.OK
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # Who read has read enough. Python must not complain about it at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = Exit.OK
+    except (click.exceptions.Abort, KeyboardInterrupt):
+        code = Exit.INTERRUPTED
+    except SystemExit as end:
+        # click's own end of a broken pipe, and of what completes a command line.
+        piped = type(sys.stdout).__name__ == "PacifyFlushWrapper"
+        code = Exit.OK if piped else int(end.code or 0)
+    except Exception as error:  # noqa: BLE001 - no user must ever see a traceback
+        code = _fail(error, json_wanted)
+    sys.exit(int(code))
+
+
+def _fail(error: Exception, json_wanted: bool) -> int:
+    """Says what went wrong, in one sentence. Returns the exit code."""
+    from zeus_ipc.errors import ZeusIpcError
+
+    hint = ""
+    if isinstance(error, click.ClickException):
+        code, name, message = int(Exit.USAGE), "usage", error.format_message()
+        if isinstance(error, click.UsageError) and error.ctx is not None:
+            hint = f" (see `{error.ctx.command_path} --help`)"
+    elif isinstance(error, CommandError):
+        code, name, message = int(error.exit_code), error.code, str(error)
+    elif isinstance(error, ZeusIpcError):
+        code, name, message = exit_for(_code(error)), error.code, error.message
+    elif isinstance(error, OSError) and error.filename is not None:
+        code, name = int(Exit.FAILED), "failed"
+        message = f"{error.filename}: {error.strerror}"
+    else:
+        if os.environ.get("ZEUSCTL_TRACEBACK"):
+            raise error
+        code, name = int(Exit.FAILED), "internal"
+        message = (
+            f"this is a bug in zeusctl ({type(error).__name__}: {error}); please report it, with "
+            "what ZEUSCTL_TRACEBACK=1 shows"
+        )
+    click.echo(f"zeusctl: {message.rstrip('.')}{hint}", err=True)
+    if json_wanted:
+        from zeusctl.reports import Failed
+
+        report = Failed(at=now(), code=name, message=message, exit_code=code)
+        click.echo(report.model_dump_json(by_alias=True))
+    return code
+
+
+def _code(error: Any) -> str:
+    """The code that decides: of several GPUs' errors, the first one's."""
+    several = getattr(error, "errors", None)
+    first = next(iter(several.values())) if isinstance(several, dict) and several else error
+    return str(first.code)

@@ -1,0 +1,61 @@
+"""`zeusctl schema`, `completion` and `man`: about zeusctl itself."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from zeusctl.session import Session, pass_session
+
+
+@click.command()
+@click.argument("name", required=False)
+def schema(name: str | None) -> None:
+    """The JSON schema of what --json prints.
+
+    Every answer has a field `schema`, such as zeusctl.status/1. Within one number fields are added
+    and never changed or taken away.
+    """
+    from zeusctl.reports import REPORTS
+
+    if name is not None and name not in REPORTS:
+        raise click.UsageError(f"there is no schema {name}; there are: {', '.join(REPORTS)}")
+    kinds = REPORTS if name is None else {name: REPORTS[name]}
+    schemas = {key: kind.model_json_schema(mode="serialization") for key, kind in kinds.items()}
+    click.echo(json.dumps(schemas if name is None else schemas[name], indent=2))
+
+
+@click.command()
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print what makes a shell complete verbs, options, GPUs.
+
+    \b
+    bash:  zeusctl completion bash > /etc/bash_completion.d/zeusctl
+    zsh:   zeusctl completion zsh > /usr/share/zsh/site-functions/_zeusctl
+    fish:  zeusctl completion fish > /etc/fish/completions/zeusctl.fish
+    """
+    from click.shell_completion import get_completion_class
+
+    kind = get_completion_class(shell)
+    assert kind is not None
+    root = context.find_root().command
+    # click's own bash class runs bash to see its version, which source() does not need.
+    source = kind(root, {}, "zeusctl", "_ZEUSCTL_COMPLETE")
+    click.echo(source.source_template % source.source_vars())
+
+
+@click.command()
+@click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@pass_session
+@click.pass_context
+def man(context: click.Context, session: Session, directory: Path) -> None:
+    """Write the manual pages to a directory."""
+    from zeusctl.man import pages
+
+    directory.mkdir(parents=True, exist_ok=True)
+    for name, text in pages(context.find_root().command).items():
+        (directory / f"{name}.1").write_text(text, encoding="utf-8")

@@ -1,0 +1,106 @@
+"""`zeusctl audit`: what was changed of late, by whom."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.text import style, table, user_name, wall_time
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import AuditRecord
+    from zeusctl.reports import AuditReport, Event
+
+HEADER = ("WHEN", "WHAT", "GPU", "CONTROL", "FROM", "TO", "WHO", "WHY AND RESULT")
+_FOLLOW_S = 0.5
+
+
+@click.command()
+@click.option("-n", "--lines", "count", default=50, type=click.IntRange(1, 500), show_default=True)
+@click.option("--gpus", default="all", help="Only about these GPUs.  [default: all]")
+@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@json_option
+@pass_session
+def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
+    """What was changed of late, and by whom.
+
+    Sets, restores, refusals, and changes past zeusd. Many successful sets of one control under one
+    lease are one line. zeusd keeps the newest thousand; its log has everything
+    (`journalctl -u zeusd`).
+    """
+    chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
+    newest = 0
+    while True:
+        trail = session.client.audit(after=newest, limit=count if chosen is None else 500)
+        report = _report(session, trail.records, trail.dropped, chosen, count)
+        if report.events or not newest:
+            session.answer(report, _lines(report, heading=not newest))
+        newest = max([newest, *(record.number for record in trail.records)])
+        if not follow:
+            return
+        time.sleep(_FOLLOW_S)
+
+
+def _report(
+    session: Session,
+    records: Sequence[AuditRecord],
+    dropped: int,
+    chosen: set[str] | None,
+    count: int,
+) -> AuditReport:
+    from zeusctl.reports import AuditReport
+
+    indices = {gpu.uuid: gpu.index for gpu in session.node.gpus}
+    wanted = [record for record in records if chosen is None or record.gpu in chosen]
+    events = [_event(record, indices) for record in wanted[-count:]]
+    return AuditReport(at=now(), events=events, dropped=dropped)
+
+
+def _event(record: AuditRecord, indices: Mapping[str, int]) -> Event:
+    from zeusctl.reports import Event
+
+    now_ns = time.monotonic_ns()
+    return Event(
+        number=record.number,
+        when=wall_time(record.t_ns, now_ns),
+        until=wall_time(record.last_ns, now_ns),
+        count=record.count,
+        event=record.event,
+        warning=record.warning,
+        gpu=None if record.gpu is None else indices.get(record.gpu),
+        uuid=record.gpu,
+        control=record.control,
+        uid=record.uid,
+        user=None if record.uid is None else user_name(record.uid),
+        pid=record.pid,
+        old=record.old,
+        new=record.new,
+        reason=record.reason,
+        result=record.result,
+    )
+
+
+def _lines(report: AuditReport, heading: bool) -> list[str]:
+    rows = []
+    for event in report.events:
+        what = event.event + (f" x{event.count}" if event.count > 1 else "")
+        why = [part for part in (event.reason, event.result) if part not in (None, "requested")]
+        who = "" if event.user is None else event.user
+        rows.append(
+            [
+                event.when.strftime("%Y-%m-%d %H:%M:%S"),
+                style(what, fg="yellow") if event.warning else what,
+                "" if event.uuid is None else str(event.uuid if event.gpu is None else event.gpu),
+                event.control or "",
+                event.old or "",
+                event.new or "",
+                who + (f" {event.pid}" if event.pid is not None else ""),
+                ", ".join(str(part) for part in why),
+            ]
+        )
+    lines = table(HEADER, rows)
+    return lines if heading else lines[1:]

@@ -1,0 +1,41 @@
+"""`zeusctl doctor`: what is wrong here, and what to do."""
+
+from __future__ import annotations
+
+import click
+
+from zeusctl.exits import Exit
+from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.text import style
+
+_COLORS = {"ok": "green", "note": "yellow", "fault": "red"}
+
+
+@click.command()
+@json_option
+@pass_session
+def doctor(session: Session) -> None:
+    """What is wrong here, and what to do about it.
+
+    Looks at driver, library, socket, groups, policy, units, containers, sampling and
+    CUDA_VISIBLE_DEVICES. Each line says ok, or what to do. The exit code is 1 if something is at
+    fault.
+    """
+    from zeusctl.checks import examine
+    from zeusctl.reports import DoctorReport
+
+    checks = list(examine(session))
+    healthy = all(check.state != "fault" for check in checks)
+    report = DoctorReport(at=now(), healthy=healthy, checks=checks)
+
+    def lines() -> list[str]:
+        found = []
+        for check in checks:
+            state = style(f"{check.state:5}", fg=_COLORS[check.state])
+            found.append(f"{state}  {check.name:10} {check.found}")
+            if check.remedy:
+                found.append(f"{'':18}-> {check.remedy}")
+        return found
+
+    session.answer(report, lines)
+    click.get_current_context().exit(Exit.OK if healthy else Exit.FAILED)

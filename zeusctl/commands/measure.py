@@ -1,0 +1,149 @@
+"""`zeusctl measure`: what a command costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.exits import CommandError, Exit
+from zeusctl.running import run
+from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.text import style, table
+
+if TYPE_CHECKING:
+    from zeusctl.reports import Measured, MeasureReport
+
+
+@click.command(context_settings={"allow_interspersed_args": False})
+@click.option("--gpus", default="all", help="GPUs to measure.  [default: all]")
+@click.option("--cpu/--no-cpu", default=True, help="Also CPUs and their memory, where they tell.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Where the result goes.  [default: standard error]",
+)
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+@json_option
+@pass_session
+def measure(
+    session: Session, gpus: str, cpu: bool, output: Path | None, command: tuple[str, ...]
+) -> None:
+    """Run a command, and say what energy the GPUs drew.
+
+    Energy is of the whole GPU, whoever else computes on it. The exit code is the command's. The
+    result comes on standard error, so that standard output stays the command's.
+
+    \b
+    zeusctl measure -- python train.py --epochs 1
+    zeusctl measure --gpus 0,1 -o energy.txt -- ./job.sh
+    """
+    from zeus_ipc.errors import ZeusIpcError
+
+    try:
+        chosen = session.gpus(gpus)
+        names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in chosen}
+        if cpu:
+            for package in session.node.cpus:
+                names[f"cpu:{package.index}"] = f"cpu:{package.index}"
+                if package.dram:
+                    names[f"dram:{package.index}"] = f"dram:{package.index}"
+        session.client.windows(list(names)[:1])  # is there a past to look up?
+    except (CommandError, ZeusIpcError) as error:
+        message = getattr(error, "message", None) or str(error)
+        raise CommandError(message, Exit.NOT_RUN, error.code) from None
+    begin_ns = time.monotonic_ns()
+    code = run(command)
+    end_ns = time.monotonic_ns()
+    seconds = (end_ns - begin_ns) / 1e9
+    sources = [_measured(session, source, name, begin_ns, end_ns) for source, name in names.items()]
+    _answer(session, command, code, seconds, sources, output)
+    click.get_current_context().exit(code)
+
+
+def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
+    """One source's energy. Whatever is wrong with it is no reason to hide the others'."""
+    from zeus_ipc.errors import ZeusIpcError
+    from zeusctl.reports import Measured
+
+    energy_j = uncertainty_j = power_w = trouble = None
+    try:
+        found = session.client.windows(source, [(begin_ns, end_ns, False)])[source]
+        microjoules = found.energy_uj[0]
+        if microjoules is None:
+            trouble = "its history does not reach back so far"
+        else:
+            energy_j = microjoules / 1e6
+            uncertainty_j = found.uncertainty_uj[0] / 1e6
+            power_w = energy_j / max(1e-9, (end_ns - begin_ns) / 1e9)
+    except ZeusIpcError as error:
+        trouble = error.message
+    return Measured(
+        source=name,
+        uuid=source if name.startswith("gpu:") else None,
+        energy_j=energy_j,
+        uncertainty_j=uncertainty_j,
+        average_power_w=power_w,
+        trouble=trouble,
+    )
+
+
+def _answer(
+    session: Session,
+    command: Sequence[str],
+    code: int,
+    seconds: float,
+    sources: list[Measured],
+    output: Path | None,
+) -> None:
+    from zeusctl.reports import MeasureReport
+
+    gpus = [one.energy_j for one in sources if one.source.startswith("gpu:")]
+    known = [energy for energy in gpus if energy is not None]
+    report = MeasureReport(
+        at=now(),
+        command=list(command),
+        exit_code=code,
+        time_s=round(seconds, 6),
+        sources=sources,
+        gpu_energy_j=sum(known) if len(known) == len(gpus) else None,
+    )
+    if output is None:
+        session.answer(report, lambda: _lines(report), err=True)
+    elif session.json:
+        output.write_text(report.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
+    else:
+        output.write_text("\n".join(_lines(report)) + "\n", encoding="utf-8")
+
+
+def _lines(report: MeasureReport) -> Iterator[str]:
+    yield ""
+    yield f"  {' '.join(report.command)}"
+    yield ""
+    rows = []
+    for one in report.sources:
+        if one.energy_j is None or one.uncertainty_j is None:
+            rows.append([f"  {one.source}", "-", "", "", style(one.trouble or "", fg="red")])
+        else:
+            rows.append(
+                [
+                    f"  {one.source}",
+                    f"{one.energy_j:.2f}",
+                    f"± {one.uncertainty_j:.2f}",
+                    f"{one.average_power_w:.2f}",
+                    "",
+                ]
+            )
+    yield from table(("  SOURCE", "ENERGY (J)", "", "AVERAGE (W)", ""), rows, (1, 2, 3))
+    yield ""
+    if report.gpu_energy_j is not None:
+        yield f"  {report.gpu_energy_j:.2f} J of GPUs in {report.time_s:.3f} s"
+    else:
+        yield f"  {report.time_s:.3f} s"
+    if report.exit_code:
+        yield f"  the command ended with code {report.exit_code}"
+    yield ""

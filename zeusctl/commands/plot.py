@@ -1,0 +1,151 @@
+"""`zeusctl plot`: pictures of what was, and of what a limit costs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.exits import CommandError
+from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.text import parse_duration
+
+if TYPE_CHECKING:
+    from zeusctl.plots import Track
+
+ENDINGS = (".png", ".svg", ".pdf")
+
+
+@click.command()
+@gpus_argument(required=False)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="The picture: .png, .svg or .pdf.",
+)
+@click.option("--last", default="10m", show_default=True, help="How far back: 30s, 10m, 6h, 3d.")
+@click.option(
+    "--recording",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="What `zeusctl record` wrote, instead of zeusd's history.",
+)
+@click.option(
+    "--profile",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A profile that the power limit optimizer wrote: time and energy of each limit.",
+)
+@json_option
+@pass_session
+def plot(
+    session: Session,
+    gpus: str,
+    output: Path,
+    last: str,
+    recording: Path | None,
+    profile: Path | None,
+) -> None:
+    """Draw power, limits and clocks, or what each limit costs.
+
+    \b
+    zeusctl plot -o node.png --last 1h
+    zeusctl plot 0,1 -o run.svg --recording run.csv
+    zeusctl plot -o tradeoff.png --profile power_limits.json
+    """
+    if output.suffix not in ENDINGS:
+        raise click.BadParameter(f"name a file that ends in {', '.join(ENDINGS)}", param_hint="-o")
+    if recording is not None and profile is not None:
+        raise click.UsageError("a recording and a profile are two pictures; draw one at a time")
+    from zeusctl import plots
+    from zeusctl.reports import Done
+
+    plots.check_available()
+    if profile is not None:
+        drawn = plots.draw_profile(_measurements(profile), output)
+    else:
+        tracks = (
+            _from_recording(recording, gpus)
+            if recording is not None
+            else _from_history(session, gpus, last)
+        )
+        drawn = plots.draw_tracks(tracks, output)
+    session.answer(Done(at=now(), path=str(output), rows=drawn), [f"{drawn} points in {output}"])
+
+
+def _from_history(session: Session, gpus: str, last: str) -> list[Track]:
+    from zeusctl.plots import Track
+
+    try:
+        span_s = parse_duration(last)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="--last") from None
+    now_ns, now_s = time.monotonic_ns(), time.time()
+    start_ns = max(0, now_ns - round(span_s * 1e9))
+
+    def line(uuid: str, domain: str, factor: float) -> list[tuple[float, float]]:
+        found = session.client.timeline(uuid, domain, start_ns)
+        return [(now_s - (now_ns - t_ns) / 1e9, value * factor) for t_ns, value in found]
+
+    return [
+        Track(
+            name=f"GPU {gpu.index}",
+            power_w=line(gpu.uuid, "power", 1e-3),
+            limit_w=line(gpu.uuid, "power_limit", 1e-3),
+            gpu_clock_mhz=line(gpu.uuid, "gpu_clock", 1),
+            memory_clock_mhz=line(gpu.uuid, "memory_clock", 1),
+        )
+        for gpu in session.gpus(gpus)
+    ]
+
+
+def _from_recording(path: Path, gpus: str) -> list[Track]:
+    from zeusctl.plots import Track
+    from zeusctl.recording import read
+
+    recordings = read(path)
+    there = {recording.gpu for recording in recordings}
+    wanted = there if gpus == "all" else _indices(gpus)
+    if not wanted <= there:
+        found = ", ".join(str(index) for index in sorted(there))
+        raise CommandError(f"{path} has samples of GPUs {found} only; name some of these")
+
+    def line(columns: dict[str, list[float | None]], name: str) -> list[tuple[float, float]]:
+        pairs = zip(columns["time"], columns[name], strict=True)
+        return [(t, value) for t, value in pairs if t is not None and value is not None]
+
+    return [
+        Track(
+            name=f"GPU {recording.gpu}",
+            power_w=line(recording.columns, "power_w"),
+            limit_w=line(recording.columns, "power_limit_w"),
+            gpu_clock_mhz=line(recording.columns, "gpu_clock_mhz"),
+            memory_clock_mhz=line(recording.columns, "memory_clock_mhz"),
+        )
+        for recording in recordings
+        if recording.gpu in wanted
+    ]
+
+
+def _indices(text: str) -> set[int]:
+    found: set[int] = set()
+    for part in text.split(","):
+        low, _, high = part.partition("-")
+        if not low.isdigit() or (high and not high.isdigit()):
+            raise CommandError(f"{part!r} is no index; GPUs of a recording are named as 0,2 or 0-3")
+        found |= set(range(int(low), int(high or low) + 1))
+    return found
+
+
+def _measurements(path: Path) -> Sequence[tuple[float, float, float]]:
+    """Limit (W), time (s) and energy (J) of each measurement."""
+    from zeus.optimizer.power_limit.profile import ProfileError, load
+
+    try:
+        found = load(path, 0, 10**9)
+    except ProfileError as error:
+        raise CommandError(str(error)) from None
+    return sorted((one.power_limit, one.time, one.energy) for one in found)

@@ -1,0 +1,154 @@
+"""`zeusctl record`: samples into a file, until stopped."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zeusctl.exits import CommandError, Exit
+from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.text import parse_duration
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import Sample
+    from zeusctl.recording import Writer
+
+_FLUSH_S = 1.0
+
+
+def _duration(
+    context: click.Context, parameter: click.Parameter, value: str | None
+) -> float | None:
+    if value is None:
+        return None
+    try:
+        return parse_duration(value)
+    except ValueError as error:
+        raise click.BadParameter(str(error), context, parameter) from None
+
+
+@click.command()
+@gpus_argument(required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="File; .parquet makes it Parquet.  [default: CSV on standard output]",
+)
+@click.option("--format", "form", type=click.Choice(["csv", "parquet"]), help="Whatever its name.")
+@click.option("-d", "--duration", callback=_duration, help="End after 30s, 10m, 2h.")
+@click.option("--every", callback=_duration, help="One sample of each GPU in 1s, 10s.")
+@json_option
+@pass_session
+def record(
+    session: Session,
+    gpus: str,
+    output: Path | None,
+    form: str | None,
+    duration: float | None,
+    every: float | None,
+) -> None:
+    """Write every sample to CSV or Parquet, until Ctrl-C.
+
+    Power, energy, limit, clocks and temperature, a row for each tick of a GPU's sensors: 10 to 50 a
+    second. `zeusctl plot --recording FILE` draws it.
+    """
+    from zeusctl.recording import writer_for
+
+    if session.json and output is None:
+        raise click.UsageError("--json tells what was written where: name a file with -o")
+    chosen = session.gpus(gpus)
+    index = {gpu.uuid: gpu.index for gpu in chosen}
+    # Asked for before a file is made: what cannot be recorded leaves none behind.
+    with session.client.stream(list(index), buffer=10_000) as stream, _ended() as ended:
+        writer = writer_for(output, form)
+        try:
+            rows, lost = _copy(stream, writer, index, duration, every, ended)
+        finally:
+            writer.close()
+    if lost:
+        click.echo(f"zeusctl: {lost} samples were missed; this machine was too busy", err=True)
+    if output is not None:
+        from zeusctl.reports import Done
+
+        report = Done(at=now(), path=str(output), rows=rows)
+        session.answer(report, [f"{rows} samples in {output}"], err=not session.json)
+
+
+def _copy(
+    stream: Any,
+    writer: Writer,
+    index: dict[str, int],
+    duration_s: float | None,
+    every_s: float | None,
+    ended: list[int],
+) -> tuple[int, int]:
+    """Rows from the stream to the writer. Returns how many, and how many samples were missed."""
+    begin_s = flushed_s = time.monotonic()
+    next_s = dict.fromkeys(index, 0.0)
+    rows = lost = 0
+    while not ended:
+        now_s = time.monotonic()
+        if duration_s is not None and now_s - begin_s >= duration_s:
+            break
+        if now_s - flushed_s > _FLUSH_S:
+            writer.flush()
+            flushed_s = now_s
+        sample = stream.receive(0.1)
+        if sample is None:
+            continue
+        lost += sample.lost
+        if every_s is not None:
+            if sample.t_ns / 1e9 < next_s[sample.gpu]:
+                continue
+            next_s[sample.gpu] = sample.t_ns / 1e9 + every_s
+        writer.write(_row(sample, index))
+        rows += 1
+    if not rows:
+        raise CommandError(
+            "no sample came; look at `zeusctl doctor`, or record for longer", Exit.FAILED
+        )
+    return rows, lost
+
+
+def _row(sample: Sample, index: dict[str, int]) -> dict[str, Any]:
+    def watts(milliwatts: int | None) -> float | None:
+        return None if milliwatts is None else milliwatts / 1000
+
+    age_s = (time.monotonic_ns() - sample.t_ns) / 1e9
+    return {
+        "time": round(time.time() - age_s, 6),
+        "gpu": index[sample.gpu],
+        "uuid": sample.gpu,
+        "power_w": watts(sample.power_mw),
+        "average_power_w": watts(sample.average_mw),
+        "memory_power_w": watts(sample.memory_mw),
+        "energy_j": sample.energy_uj / 1e6,
+        "power_limit_w": watts(sample.power_limit_mw),
+        "gpu_clock_mhz": sample.gpu_clock_mhz,
+        "memory_clock_mhz": sample.memory_clock_mhz,
+        "temperature_c": sample.temperature_c,
+        "throttle_reasons": sample.throttle_reasons,
+        "lost": sample.lost,
+    }
+
+
+@contextmanager
+def _ended() -> Iterator[list[int]]:
+    """Fills when Ctrl-C, SIGTERM or SIGHUP asks for the end."""
+    found: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {
+        number: signal.signal(number, lambda number, _: found.append(number)) for number in numbers
+    }
+    try:
+        yield found
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

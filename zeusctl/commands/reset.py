@@ -1,0 +1,131 @@
+"""`zeusctl reset`: back to the site's maximum, whoever set what."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.exits import CommandError, Exit
+from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.text import style
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo
+    from zeusctl.reports import Lease, Outcome, ResetReport
+
+CONTROLS = ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
+
+
+@click.command()
+@gpus_argument()
+@click.option(
+    "-c",
+    "--control",
+    "controls",
+    multiple=True,
+    type=click.Choice(CONTROLS),
+    help="Only this control; may be repeated.",
+)
+@json_option
+@pass_session
+def reset(session: Session, gpus: str, controls: tuple[str, ...]) -> None:
+    """Back to the site's maximum, whoever set what.
+
+    That is limits, clocks and persistence mode. Administrators reset all of it: leases end, and
+    their holders are told; settings made with --persist and past zeusd (nvidia-smi) are undone too.
+    Everybody else lets go of what their own processes hold.
+
+    \b
+    zeusctl reset all
+    zeusctl reset 3 --control gpu_clocks
+    """
+    chosen = session.gpus(gpus)
+    if session.client.policy().admin:
+        report = _restore(session, chosen, controls)
+    else:
+        report = _release_own(session, chosen, controls)
+    session.answer(report, lambda: _lines(report))
+    if not all(outcome.ok for outcome in report.outcomes):
+        raise CommandError(
+            "not everything is back; zeusd goes on trying, see `zeusctl leases`", Exit.NOT_BACK
+        )
+
+
+def _restore(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> ResetReport:
+    from zeusctl.reports import Outcome, ResetReport
+
+    others = _leases(session, gpus, controls)
+    results = session.client.restore([gpu.uuid for gpu in gpus], controls)
+    index = {gpu.uuid: gpu.index for gpu in gpus}
+    outcomes = [
+        Outcome(
+            gpu=index[uuid],
+            uuid=uuid,
+            control=control,
+            ok=result == "ok",
+            trouble=None if result == "ok" else result,
+        )
+        for uuid, by_control in results.items()
+        for control, result in by_control.items()
+    ]
+    return ResetReport(at=now(), outcomes=outcomes, revoked=others)
+
+
+def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> ResetReport:
+    from zeusctl.reports import ResetReport
+
+    uid = os.geteuid()
+    before = _leases(session, gpus, controls)
+    session.client.release([gpu.uuid for gpu in gpus], controls, whose="user")
+    left = _leases(session, gpus, controls)
+    held = [(lease.uuid, lease.control) for lease in left]
+    outcomes = [_outcome(one, (one.uuid, one.control) in held) for one in before if one.uid == uid]
+    others = [lease for lease in left if lease.uid != uid]
+    if others:
+        first = others[0]
+        raise CommandError(
+            f"{first.control} of GPU {first.gpu} is held by user {first.user}, and only an "
+            "administrator may end that; what your own processes held is back",
+            Exit.DENIED,
+            "permission_denied",
+        )
+    return ResetReport(at=now(), outcomes=outcomes, revoked=[])
+
+
+def _outcome(lease: Lease, still_there: bool) -> Outcome:
+    from zeusctl.reports import Outcome
+
+    return Outcome(
+        gpu=lease.gpu,
+        uuid=lease.uuid,
+        control=lease.control,
+        ok=not still_there,
+        trouble="it could not be put back yet" if still_there else None,
+    )
+
+
+def _leases(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str]) -> list[Lease]:
+    from zeusctl.views import lease_reports
+
+    found = lease_reports(session.client, gpus)
+    return [lease for lease in found if not controls or lease.control in controls]
+
+
+def _lines(report: ResetReport) -> list[str]:
+    from zeusctl.views import holder
+
+    lines = []
+    for lease in report.revoked:
+        value = lease.value or "nothing"
+        lines.append(f"GPU {lease.gpu}: {holder(lease)} lost {lease.control} (had set {value})")
+    for outcome in report.outcomes:
+        if not outcome.ok:
+            text = f"GPU {outcome.gpu}: {outcome.control} is not back: {outcome.trouble}"
+            lines.append(style(text, fg="red"))
+    back = sum(outcome.ok for outcome in report.outcomes)
+    gpus = len({outcome.uuid for outcome in report.outcomes})
+    lines.append(f"{back} controls of {gpus} GPUs are at the site's maximum")
+    return lines

@@ -1,0 +1,147 @@
+"""`zeusctl show`: all about one GPU."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.commands.status import lease_lines
+from zeusctl.exits import CommandError, Exit
+from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.text import energy, style
+
+if TYPE_CHECKING:
+    from zeusctl.reports import Permitted, ShowReport
+
+_HOUR_NS = 3600 * 10**9
+
+
+@click.command()
+@gpus_argument()
+@json_option
+@pass_session
+def show(session: Session, gpus: str) -> None:
+    """One GPU: limits, clocks, sensors, leases, what you may change."""
+    from zeus_ipc.errors import ZeusIpcError
+    from zeusctl.reports import ShowReport
+    from zeusctl.views import gpu_reports, known_report, lease_reports, permitted_report
+
+    chosen = session.gpus(gpus)
+    if len(chosen) > 1:
+        raise CommandError("show is about one GPU; name one", Exit.USAGE, "usage")
+    gpu, client = chosen[0], session.client
+    memory_mhz: list[int] = []
+    gpu_mhz: list[int] = []
+    try:
+        clocks = client.clocks(gpu.uuid)
+        memory_mhz = clocks.memory_mhz
+        gpu_mhz = clocks.gpu_mhz.get(str(memory_mhz[0]), []) if memory_mhz else []
+    except ZeusIpcError:
+        pass  # not offered by this GPU; everything else is worth showing
+    report = ShowReport(
+        at=now(),
+        known=known_report(gpu),
+        now=gpu_reports(client, [gpu])[0],
+        leases=lease_reports(client, [gpu]),
+        you_may=[
+            permitted_report(control, permission)
+            for control, permission in client.policy().gpus.get(gpu.uuid, {}).items()
+        ],
+        memory_clocks_mhz=memory_mhz,
+        gpu_clocks_mhz=gpu_mhz,
+        energy_last_hour_j=_last_hour(session, gpu.uuid),
+    )
+    session.answer(report, lambda: _lines(report))
+
+
+def _last_hour(session: Session, uuid: str) -> float | None:
+    from zeus_ipc.errors import ZeusIpcError
+
+    end_ns = time.monotonic_ns()
+    try:
+        begins_ns = session.client.windows(uuid)[uuid].begins_ns
+        begin_ns = max(begins_ns, end_ns - _HOUR_NS)
+        found = session.client.windows(uuid, [(begin_ns, end_ns, False)])[uuid].energy_uj[0]
+    except ZeusIpcError:
+        return None
+    return None if found is None else round(found / 1e6, 3)
+
+
+def _lines(report: ShowReport) -> Iterator[str]:
+    known, state, limit = report.known, report.now, report.now.power_limit_w
+    yield style(f"GPU {known.index}: {known.name}", bold=True)
+    if state.error is not None:
+        yield style(state.error, fg="red")
+    memory = f"{known.memory_mib / 1024:.0f} GiB"
+    yield from _rows(
+        ("UUID", known.uuid),
+        ("PCI address", known.pci_address),
+        ("memory", memory + (", MIG is on" if known.mig_enabled else "")),
+        ("power", _unit(state.power_w, "W")),
+        ("limit requested", _unit(limit.requested, "W")),
+        ("limit enforced", _unit(limit.enforced, "W")),
+        ("site's maximum", _unit(limit.site, "W")),
+        ("limits it takes", _span(limit.smallest, limit.largest, "W")),
+        ("vendor's default", _unit(limit.default, "W")),
+        (
+            "graphics clock",
+            _unit(state.gpu_clock_mhz, "MHz") + _locked(state.locked_gpu_clocks_mhz),
+        ),
+        (
+            "memory clock",
+            _unit(state.memory_clock_mhz, "MHz") + _locked(state.locked_memory_clocks_mhz),
+        ),
+        ("graphics clocks", _clocks(report.gpu_clocks_mhz)),
+        ("memory clocks", _clocks(report.memory_clocks_mhz)),
+        ("temperature", _unit(state.temperature_c, "C")),
+        ("held back by", ", ".join(state.throttle_reasons or ()) or "nothing"),
+        ("persistence mode", {None: "-", True: "on", False: "off"}[state.persistence_mode]),
+        ("energy counter", "-" if state.energy_j is None else energy(state.energy_j)),
+        (
+            "energy, last hour",
+            "-" if report.energy_last_hour_j is None else energy(report.energy_last_hour_j),
+        ),
+    )
+    yield ""
+    yield "You may change:"
+    yield from _rows(*((one.control, _may(one)) for one in report.you_may))
+    yield ""
+    if report.leases:
+        yield from lease_lines(report.leases)
+    else:
+        yield "Nobody holds anything on it."
+
+
+def _rows(*pairs: tuple[str, str]) -> Iterator[str]:
+    for name, value in pairs:
+        yield f"  {name:18} {value}"
+
+
+def _may(one: Permitted) -> str:
+    if not one.allowed:
+        return f"no: {one.why}"
+    unit = "W" if one.control == "power_limit" else "MHz"
+    return " or ".join(_span(low, high, unit) for low, high in one.ranges) or "yes"
+
+
+def _unit(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:g} {unit}"
+
+
+def _span(low: float | None, high: float | None, unit: str) -> str:
+    return "-" if low is None or high is None else f"{low:g} to {high:g} {unit}"
+
+
+def _locked(span: tuple[int, int] | None) -> str:
+    return "" if span is None else f", locked to {span[0]} to {span[1]} MHz"
+
+
+def _clocks(mhz: list[int]) -> str:
+    if not mhz:
+        return "-"
+    if len(mhz) <= 4:
+        return ", ".join(map(str, sorted(mhz))) + " MHz"
+    return f"{len(mhz)} from {min(mhz)} to {max(mhz)} MHz"

@@ -1,0 +1,160 @@
+"""`zeusctl status`: the node at one glance."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.text import duration, energy, shorten, style, table
+
+if TYPE_CHECKING:
+    from zeusctl.reports import Gpu, Lease, Node, StatusReport
+
+HEADER = (
+    "GPU",
+    "NAME",
+    "POWER",
+    "LIMIT",
+    "SITE",
+    "CLOCK",
+    "MEMORY",
+    "TEMP",
+    "ENERGY",
+    "HELD BACK BY",
+)
+RIGHT = (0, 2, 3, 4, 5, 6, 7, 8)
+
+
+@click.command()
+@gpus_argument(required=False)
+@json_option
+@pass_session
+def status(session: Session, gpus: str) -> None:
+    """Daemon, GPUs, limits and who holds what, at one glance.
+
+    POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is what software requested; 200>180
+    says that the board enforces less. SITE is the site's maximum: what a GPU goes back to. A clock
+    marked with * is locked.
+    """
+    report = read(session, gpus)
+    session.answer(report, lambda: lines(report))
+
+
+def read(session: Session, gpus: str) -> StatusReport:
+    """The node as it is now."""
+    from zeusctl.reports import StatusReport
+    from zeusctl.views import gpu_reports, lease_reports, node_report
+
+    chosen = session.gpus(gpus) if session.node.gpus or gpus != "all" else []
+    quiesced = session.node.quiesced_ns is not None
+    leases = lease_reports(session.client, session.node.gpus)
+    indices = {gpu.index for gpu in chosen}
+    return StatusReport(
+        at=now(),
+        node=node_report(session.node, session.socket, leases),
+        gpus=[] if quiesced else gpu_reports(session.client, chosen),
+        leases=[lease for lease in leases if lease.gpu in indices],
+    )
+
+
+def lines(report: StatusReport) -> Iterator[str]:
+    """The report for a person."""
+    yield headline(report.node)
+    if report.node.quiesced_s is not None:
+        since = duration(report.node.quiesced_s)
+        text = f"The driver is let go of, since {since}; `zeusctl resume` takes it up again."
+        yield style(text, fg="yellow")
+    elif not report.gpus:
+        yield "It sees no GPUs; `zeusctl doctor` says why."
+    else:
+        yield from table(HEADER, [gpu_row(gpu) for gpu in report.gpus], RIGHT)
+        for gpu in report.gpus:
+            if gpu.error is not None:
+                yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
+        for gpu in report.gpus:
+            if gpu.persisted:
+                what = ", ".join(gpu.persisted)
+                yield f"GPU {gpu.index}: {what} set to last; `zeusctl reset {gpu.index}` ends that"
+    if report.leases:
+        yield ""
+        yield from lease_lines(report.leases)
+
+
+def headline(node: Node) -> str:
+    """The daemon in one line."""
+    driver = f"driver {node.driver_version}" if node.driver_version else "no driver"
+    if node.simulated:
+        driver = "simulated GPUs"
+    text = (
+        f"zeusd {node.daemon_version} at {node.socket}, up {duration(node.uptime_s)}, {driver}, "
+        f"{node.gpus} GPUs, {node.leases} leases"
+    )
+    if node.not_back:
+        text += style(f", {node.not_back} controls not back yet", fg="red")
+    return text
+
+
+def gpu_row(gpu: Gpu) -> list[str]:
+    """A GPU as a row of the table."""
+    limit = gpu.power_limit_w
+    return [
+        str(gpu.index),
+        shorten(gpu.name, 24),
+        _number(gpu.power_w, 1),
+        limit_text(limit.requested, limit.enforced, limit.site),
+        _number(limit.site),
+        _number(gpu.gpu_clock_mhz) + ("*" if gpu.locked_gpu_clocks_mhz else ""),
+        _number(gpu.memory_clock_mhz) + ("*" if gpu.locked_memory_clocks_mhz else ""),
+        "-" if gpu.temperature_c is None else f"{gpu.temperature_c} C",
+        "-" if gpu.energy_j is None else energy(gpu.energy_j),
+        ", ".join(gpu.throttle_reasons or ()),
+    ]
+
+
+def limit_text(requested: float | None, enforced: float | None, site: float | None) -> str:
+    """A limit, what the board makes of it, and in yellow if it is below the site's."""
+    if requested is None:
+        return "-"
+    text = _number(requested)
+    if enforced is not None and enforced < requested:
+        text += f">{_number(enforced)}"
+    below = site is not None and min(requested, enforced or requested) < site
+    return style(text, fg="yellow") if below else text
+
+
+def lease_lines(leases: Sequence[Lease]) -> list[str]:
+    """Leases as a table."""
+    from zeusctl.views import holder
+
+    rows = []
+    for lease in leases:
+        state = "held"
+        if lease.restoring:
+            state = style("not back yet", fg="red")
+        rows.append(
+            [
+                str(lease.gpu),
+                lease.control,
+                lease.value or "not set",
+                lease.goes_back_to,
+                state,
+                duration(lease.held_s),
+                holder(lease) + (f": {lease.trouble}" if lease.trouble else ""),
+            ]
+        )
+    return table(
+        ("GPU", "CONTROL", "SET TO", "GOES BACK TO", "STATE", "SINCE", "HOLDER"), rows, (0,)
+    )
+
+
+def _number(value: float | None, digits: int = 0) -> str:
+    return (
+        "-"
+        if value is None
+        else f"{value:.{digits}f}".rstrip("0").rstrip(".")
+        if digits
+        else f"{value:g}"
+    )

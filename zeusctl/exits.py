@@ -1,0 +1,75 @@
+"""Exit codes of `zeusctl`. They are part of its interface: never changed, only added."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from zeus_ipc.errors import ErrorCode
+
+
+class Exit(IntEnum):
+    """What the exit code of a verb says."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    UNAVAILABLE = 3
+    DENIED = 4
+    HELD = 5
+    UNKNOWN = 6
+    OUT_OF_RANGE = 7
+    NOT_BACK = 8
+    NOT_SUPPORTED = 9
+    NOT_RUN = 125
+    NOT_EXECUTABLE = 126
+    NOT_FOUND = 127
+    INTERRUPTED = 130
+
+
+MEANINGS: dict[Exit, str] = {
+    Exit.OK: "what was asked is done",
+    Exit.FAILED: "it failed for a reason that no other code names; doctor: something is to do",
+    Exit.USAGE: "the command line is wrong",
+    Exit.UNAVAILABLE: "no zeusd answers at the socket, or not in time",
+    Exit.DENIED: "this user may not do that, or may not use the socket",
+    Exit.HELD: "somebody else holds the lease",
+    Exit.UNKNOWN: "there is no such GPU",
+    Exit.OUT_OF_RANGE: "the value lies outside what the GPU or the site allows",
+    Exit.NOT_BACK: "something could not be put back yet, or the node is quiesced",
+    Exit.NOT_SUPPORTED: "the GPU or its driver does not offer this",
+    Exit.NOT_RUN: "measure, set: zeusctl itself failed, and the command was not run",
+    Exit.NOT_EXECUTABLE: "measure, set: the command cannot be executed",
+    Exit.NOT_FOUND: "measure, set: the command was not found",
+    Exit.INTERRUPTED: "ended by Ctrl-C",
+}
+
+_BY_ERROR: dict[str, Exit] = {
+    ErrorCode.UNAVAILABLE: Exit.UNAVAILABLE,
+    ErrorCode.TIMEOUT: Exit.UNAVAILABLE,
+    ErrorCode.SHUTTING_DOWN: Exit.UNAVAILABLE,
+    ErrorCode.DEADLINE_EXCEEDED: Exit.UNAVAILABLE,
+    ErrorCode.OVERLOADED: Exit.UNAVAILABLE,
+    ErrorCode.ACCESS_REFUSED: Exit.DENIED,
+    ErrorCode.PERMISSION_DENIED: Exit.DENIED,
+    ErrorCode.LEASE_HELD: Exit.HELD,
+    ErrorCode.LEASE_EXPIRED: Exit.HELD,
+    ErrorCode.UNKNOWN_GPU: Exit.UNKNOWN,
+    ErrorCode.OUT_OF_RANGE: Exit.OUT_OF_RANGE,
+    ErrorCode.RESTORE_PENDING: Exit.NOT_BACK,
+    ErrorCode.QUIESCED: Exit.NOT_BACK,
+    ErrorCode.NOT_SUPPORTED: Exit.NOT_SUPPORTED,
+}
+
+
+def exit_for(code: str) -> Exit:
+    """The exit code for an error of the daemon or the client (`zeus_ipc.errors.ErrorCode`)."""
+    return _BY_ERROR.get(code, Exit.FAILED)
+
+
+class CommandError(Exception):
+    """Ends a verb: one sentence that says what failed and what to do, and the exit code."""
+
+    def __init__(self, message: str, exit_code: int = Exit.FAILED, code: str = "failed") -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+        self.code = code

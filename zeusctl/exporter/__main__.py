@@ -1,0 +1,73 @@
+"""The command `zeusd-exporter`: a page for Prometheus, at http://ADDRESS:PORT/metrics."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+
+import click
+
+from zeus_ipc import __version__
+
+DEFAULT_LISTEN = "127.0.0.1:9850"
+
+
+def _address(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int]:
+    host, colon, port = value.rpartition(":")
+    if not colon or not port.isdigit() or int(port) > 65535:
+        raise click.BadParameter("write ADDRESS:PORT, such as 127.0.0.1:9850 or [::]:9850")
+    return host.strip("[]") or "::", int(port)
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--listen",
+    default=DEFAULT_LISTEN,
+    show_default=True,
+    callback=_address,
+    metavar="ADDRESS:PORT",
+    help="Where Prometheus asks; [::]:9850 for all addresses of the machine.",
+)
+@click.option("--socket", metavar="PATH", help="zeusd's socket.")
+@click.option(
+    "--once", is_flag=True, help="Print the metrics and exit, as for node_exporter's text files."
+)
+@click.version_option(__version__, prog_name="zeusd-exporter")
+def main(listen: tuple[str, int], socket: str | None, once: bool) -> None:
+    """Serve zeusd's metrics to Prometheus. Needs no rights beyond those to the socket."""
+    try:
+        from prometheus_client import CollectorRegistry, generate_latest, start_http_server
+    except ImportError:
+        raise SystemExit(
+            'zeusd-exporter: prometheus_client is not installed; pip install "zeusd[metrics]"'
+        ) from None
+    from zeus_ipc.client import Client
+    from zeusctl.exporter.collector import ZeusdCollector
+
+    logging.basicConfig(level=logging.INFO, format="zeusd-exporter: %(message)s")
+    registry = CollectorRegistry(auto_describe=False)
+    with Client(socket, heartbeat=False) as client:
+        registry.register(ZeusdCollector(client))
+        if once:
+            sys.stdout.buffer.write(generate_latest(registry))
+            return
+        ended = threading.Event()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: ended.set())
+        host, port = listen
+        try:
+            server, _ = start_http_server(port, host, registry)
+        except OSError as error:
+            raise SystemExit(
+                f"zeusd-exporter: cannot listen at {host}:{port} ({error.strerror}); name another "
+                "place with --listen"
+            ) from None
+        logging.info("serving at http://%s:%d/metrics", host, server.server_port)
+        ended.wait()
+        server.shutdown()
+
+
+if __name__ == "__main__":
+    main()

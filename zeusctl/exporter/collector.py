@@ -1,0 +1,283 @@
+"""zeusd's answers as metrics. Names and units follow Prometheus's conventions."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from zeus_ipc.client import Client
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.messages import CALL_BUCKETS_S, Count, GpuInfo, LeaseInfo, Metrics, NodeInfo
+from zeusctl.text import REASONS
+from zeusctl.views import read_states
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuState
+
+log = logging.getLogger(__name__)
+
+GPU = ("gpu", "uuid")
+"""Labels of everything about one GPU: the index, as nvidia-smi counts, and the UUID."""
+
+
+class ZeusdCollector(Collector):
+    """Asks zeusd at each scrape, and says so if it does not answer.
+
+    Args:
+        client: The connection; it finds zeusd again after a restart by itself.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._guard = threading.Lock()
+        self._failing = False
+
+    def describe(self) -> Iterator[Metric]:
+        """Nothing in advance: zeusd may not run yet."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics. What cannot be read is left out, and `zeusd_up` is 0."""
+        begin_s = time.perf_counter()
+        with self._guard:
+            try:
+                families = [*self._families()]
+            except ZeusIpcError as error:
+                families = []
+                self._tell(error)
+            else:
+                self._failing = False
+        up = GaugeMetricFamily("zeusd_up", "Whether zeusd answered this scrape.")
+        up.add_metric([], 0.0 if self._failing else 1.0)
+        took = GaugeMetricFamily("zeusd_scrape_seconds", "How long asking zeusd took.")
+        took.add_metric([], time.perf_counter() - begin_s)
+        yield from (up, took, *families)
+
+    def _tell(self, error: ZeusIpcError) -> None:
+        if not self._failing:
+            log.warning("zeusd cannot be asked: %s", error.message)
+        self._failing = True
+
+    def _families(self) -> Iterator[Metric]:
+        client = self._client
+        node, metrics, leases = client.node(), client.metrics(), client.leases()
+        yield from _daemon(node, metrics)
+        yield from _counts(metrics)
+        yield from _leases(node, leases)
+        yield from _sources(node, metrics)
+        yield from _calls(metrics)
+        states = {} if node.quiesced_ns is not None else read_states(client, node.gpus)[0]
+        yield from _gpus(node.gpus, states)
+
+
+def _daemon(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
+    build = GaugeMetricFamily(
+        "zeusd_build_info", "Versions.", labels=("version", "driver", "protocol")
+    )
+    build.add_metric([node.daemon_version, node.driver_version or "", str(node.protocol)], 1)
+    yield build
+    uptime_s = (metrics.t_ns - metrics.started_ns) / 1e9
+    # Rounded, so that the same start is the same number whatever the scrape's delay.
+    yield _gauge(
+        "zeusd_start_time_seconds", "When zeusd started.", round(time.time() - uptime_s, 1)
+    )
+    yield _gauge("zeusd_gpus", "GPUs that zeusd knows.", len(node.gpus))
+    yield _gauge("zeusd_connections", "Clients that are connected.", metrics.connections)
+    yield _gauge("zeusd_quiesced", "Whether the driver is let go of.", node.quiesced_ns is not None)
+
+
+def _counts(metrics: Metrics) -> Iterator[Metric]:
+    for name, help_text, counts, labels in (
+        ("zeusd_changes", "Sets carried out.", metrics.changes, ("control", "result")),
+        ("zeusd_restores", "Leases that ended.", metrics.restores, ("reason", "result")),
+        (
+            "zeusd_restore_failures",
+            "Attempts to put a control back that failed.",
+            metrics.restore_failures,
+            ("control",),
+        ),
+        (
+            "zeusd_outside_changes",
+            "Values that somebody set past zeusd.",
+            metrics.outside_changes,
+            ("control", "result"),
+        ),
+        ("zeusd_refusals", "Requests that were refused.", metrics.refusals, ("code",)),
+    ):
+        yield _counter(name, help_text, counts, labels)
+    expiries = CounterMetricFamily(
+        "zeusd_lease_expiries", "Leases whose holder gave no sign of life any more."
+    )
+    expiries.add_metric([], metrics.lease_expiries)
+    yield expiries
+
+
+def _counter(
+    name: str, help_text: str, counts: Iterable[Count], labels: tuple[str, ...]
+) -> CounterMetricFamily:
+    family = CounterMetricFamily(name, help_text, labels=labels)
+    for one in counts:
+        family.add_metric([one.labels.get(label, "") for label in labels], one.count)
+    return family
+
+
+def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Iterator[Metric]:
+    gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    held = {
+        (gpu.uuid, control): 0.0
+        for gpu in node.gpus
+        for control in ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
+    }
+    pending = dict(held)
+    age = GaugeMetricFamily(
+        "zeusd_lease_heartbeat_age_seconds",
+        "How long ago the holder last gave a sign of life.",
+        labels=(*GPU, "control"),
+    )
+    now_ns = time.monotonic_ns()
+    for lease in leases:
+        if lease.gpu not in gpus:
+            continue
+        control = lease.control.value
+        if lease.restoring:
+            pending[lease.gpu, control] = float(lease.trouble is not None)
+            continue
+        held[lease.gpu, control] = 1.0
+        last_ns = lease.expires_ns - lease.ttl_ms * 1_000_000
+        age.add_metric([*_labels(gpus[lease.gpu]), control], max(0.0, (now_ns - last_ns) / 1e9))
+    yield _by_control("zeusd_lease_held", "Whether a control is leased.", gpus, held)
+    yield _by_control(
+        "zeusd_restore_pending", "Whether a control could not be put back yet.", gpus, pending
+    )
+    yield age
+    persisted = {(gpu.uuid, control): 1.0 for gpu in node.gpus for control in gpu.persisted}
+    yield _by_control(
+        "zeusd_persisted", "Controls that an administrator persisted.", gpus, persisted
+    )
+
+
+def _by_control(
+    name: str,
+    help_text: str,
+    gpus: Mapping[str, GpuInfo],
+    values: Mapping[tuple[str, str], float],
+) -> GaugeMetricFamily:
+    family = GaugeMetricFamily(name, help_text, labels=(*GPU, "control"))
+    for (uuid, control), value in values.items():
+        family.add_metric([*_labels(gpus[uuid]), control], value)
+    return family
+
+
+def _sources(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
+    gpus = {gpu.uuid: gpu for gpu in node.gpus}
+    energy = CounterMetricFamily(
+        "zeusd_gpu_energy_joules", "Energy drawn by a GPU, as zeusd samples it.", labels=GPU
+    )
+    package = CounterMetricFamily(
+        "zeusd_cpu_energy_joules",
+        "Energy drawn by a CPU package or its memory.",
+        labels=("package", "part"),
+    )
+    lag = GaugeMetricFamily(
+        "zeusd_sample_lag_seconds", "Age of a device's newest sample.", labels=("source",)
+    )
+    tick = GaugeMetricFamily(
+        "zeusd_sample_period_seconds", "How often a device's sensors change.", labels=("source",)
+    )
+    for source in metrics.sources:
+        joules = source.energy_uj / 1e6
+        gpu = gpus.get(source.source)
+        name = source.source if gpu is None else f"gpu:{gpu.index}"
+        if gpu is not None:
+            energy.add_metric(_labels(gpu), joules)
+        else:
+            part, _, number = source.source.partition(":")
+            package.add_metric([number, "memory" if part == "dram" else "package"], joules)
+        lag.add_metric([name], max(0.0, (metrics.t_ns - source.t_ns) / 1e9))
+        tick.add_metric([name], source.tick_ns / 1e9)
+    yield from (energy, package, lag, tick)
+
+
+def _calls(metrics: Metrics) -> Iterator[Metric]:
+    calls = HistogramMetricFamily(
+        "zeusd_nvml_call_seconds", "How long calls of the driver took.", labels=("operation",)
+    )
+    errors = CounterMetricFamily(
+        "zeusd_nvml_errors", "Calls of the driver that failed.", labels=("operation", "code")
+    )
+    for one in metrics.calls:
+        bounds = [*(str(bound_s) for bound_s in CALL_BUCKETS_S), "+Inf"]
+        calls.add_metric([one.operation], list(zip(bounds, one.buckets, strict=True)), one.seconds)
+        for code, count in one.errors.items():
+            errors.add_metric([one.operation, code], count)
+    yield from (calls, errors)
+
+
+def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[Metric]:
+    info = GaugeMetricFamily(
+        "zeusd_gpu_info", "What a GPU is.", labels=(*GPU, "name", "pci_address")
+    )
+    power = GaugeMetricFamily("zeusd_gpu_power_watts", "Power at this moment.", labels=GPU)
+    limits = GaugeMetricFamily(
+        "zeusd_gpu_power_limit_watts",
+        "Power limits: requested by software, enforced by the board, the site's maximum.",
+        labels=(*GPU, "kind"),
+    )
+    clocks = GaugeMetricFamily("zeusd_gpu_clock_hertz", "Clocks.", labels=(*GPU, "clock"))
+    locked = GaugeMetricFamily(
+        "zeusd_gpu_locked_clock_hertz",
+        "Ends of the ranges that zeusd locked clocks to.",
+        labels=(*GPU, "clock", "end"),
+    )
+    temperature = GaugeMetricFamily("zeusd_gpu_temperature_celsius", "Temperature.", labels=GPU)
+    throttled = GaugeMetricFamily(
+        "zeusd_gpu_throttled", "Whether something holds the clocks back.", labels=(*GPU, "reason")
+    )
+    readable = GaugeMetricFamily("zeusd_gpu_readable", "Whether a GPU answers.", labels=GPU)
+    for gpu in gpus:
+        labels, state = _labels(gpu), states.get(gpu.uuid)
+        info.add_metric([*labels, gpu.name, gpu.pci_address], 1)
+        readable.add_metric(labels, state is not None)
+        _add(limits, [*labels, "site"], gpu.power_limit_site_mw, 1e-3)
+        if state is None:
+            continue
+        _add(power, labels, state.power_mw, 1e-3)
+        _add(limits, [*labels, "requested"], state.power_limit_mw, 1e-3)
+        _add(limits, [*labels, "enforced"], state.enforced_power_limit_mw, 1e-3)
+        _add(clocks, [*labels, "gpu"], state.gpu_clock_mhz, 1e6)
+        _add(clocks, [*labels, "memory"], state.memory_clock_mhz, 1e6)
+        for clock, span in (
+            ("gpu", state.locked_gpu_clocks_mhz),
+            ("memory", state.locked_memory_clocks_mhz),
+        ):
+            for end, value in zip(("lowest", "highest"), span or (), strict=False):
+                _add(locked, [*labels, clock, end], value, 1e6)
+        _add(temperature, labels, state.temperature_c, 1)
+        if state.throttle_reasons is not None:
+            for bit, reason in REASONS.items():
+                throttled.add_metric([*labels, reason], bool(state.throttle_reasons & bit))
+    yield from (info, readable, power, limits, clocks, locked, temperature, throttled)
+
+
+def _labels(gpu: GpuInfo) -> list[str]:
+    return [str(gpu.index), gpu.uuid]
+
+
+def _add(family: GaugeMetricFamily, labels: list[str], value: float | None, factor: float) -> None:
+    if value is not None:
+        family.add_metric(labels, value * factor)
+
+
+def _gauge(name: str, help_text: str, value: float) -> GaugeMetricFamily:
+    return GaugeMetricFamily(name, help_text, value=value)

@@ -1,0 +1,194 @@
+"""Samples in files: written as they come, read back whole."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any, NamedTuple, Protocol
+
+from zeusctl.exits import CommandError
+
+COLUMNS: dict[str, type] = {
+    "time": float,
+    "gpu": int,
+    "uuid": str,
+    "power_w": float,
+    "average_power_w": float,
+    "memory_power_w": float,
+    "energy_j": float,
+    "power_limit_w": float,
+    "gpu_clock_mhz": int,
+    "memory_clock_mhz": int,
+    "temperature_c": int,
+    "throttle_reasons": int,
+    "lost": int,
+}
+"""Of a recording. `time` is in seconds since 1970; `energy_j` counts from an arbitrary start;
+`throttle_reasons` are the bits of nvmlClocksEventReasons; `lost` counts samples that were missed
+just before. Empty: the GPU does not offer it."""
+
+_ROWS_AT_ONCE = 4096
+
+Row = Mapping[str, Any]
+
+
+class Writer(Protocol):
+    """Takes rows."""
+
+    def write(self, row: Row) -> None:
+        """One row."""
+
+    def flush(self) -> None:
+        """What was written so far can be read by others, if the format allows that."""
+
+    def close(self) -> None:
+        """The end."""
+
+
+class CsvWriter:
+    """Rows as CSV, to a file or standard output."""
+
+    def __init__(self, path: Path | None) -> None:
+        self._file: IO[str] = sys.stdout if path is None else path.open("w", encoding="utf-8")
+        self._own = path is not None
+        self._csv = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
+        self._csv.writeheader()
+
+    def write(self, row: Row) -> None:
+        """See `Writer`."""
+        self._csv.writerow(row)
+
+    def flush(self) -> None:
+        """See `Writer`."""
+        self._file.flush()
+
+    def close(self) -> None:
+        """See `Writer`."""
+        self.flush()
+        if self._own:
+            self._file.close()
+
+
+class ParquetWriter:
+    """Rows as Parquet. The file appears under its name when it is complete: half of one is none."""
+
+    def __init__(self, path: Path) -> None:
+        pyarrow, parquet = _pyarrow()
+        kinds = {float: pyarrow.float64(), int: pyarrow.int64(), str: pyarrow.string()}
+        self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
+        self._table = pyarrow.Table
+        self._path = path
+        self._aside = path.with_name(f".{path.name}.{os.getpid()}")
+        self._file = parquet.ParquetWriter(self._aside, self._schema, compression="zstd")
+        self._rows: list[Row] = []
+
+    def write(self, row: Row) -> None:
+        """See `Writer`."""
+        self._rows.append(row)
+        if len(self._rows) >= _ROWS_AT_ONCE:
+            self._write_rows()
+
+    def flush(self) -> None:
+        """See `Writer`. Rows wait until there are enough of them."""
+
+    def close(self) -> None:
+        """See `Writer`."""
+        self._write_rows()
+        self._file.close()
+        os.replace(self._aside, self._path)
+
+    def _write_rows(self) -> None:
+        if self._rows:
+            self._file.write_table(self._table.from_pylist(self._rows, schema=self._schema))
+            self._rows.clear()
+
+
+def writer_for(path: Path | None, form: str | None) -> Writer:
+    """What writes to a path, by its ending unless a format is named.
+
+    Raises:
+        CommandError: Parquet needs a file and pyarrow.
+    """
+    if form is None:
+        form = "parquet" if path is not None and path.suffix == ".parquet" else "csv"
+    if form == "csv":
+        return CsvWriter(path)
+    if path is None:
+        raise CommandError("Parquet cannot go to standard output; name a file with -o")
+    return ParquetWriter(path)
+
+
+class Recording(NamedTuple):
+    """What was recorded of one GPU: columns of equal length."""
+
+    gpu: int
+    columns: dict[str, list[float | None]]
+
+
+def read(path: Path) -> list[Recording]:
+    """The GPUs of a recording, in order.
+
+    Raises:
+        CommandError: The file is no recording; the message names the line, if one is to blame.
+    """
+    rows = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
+    by_gpu: dict[int, Recording] = {}
+    numbers = [name for name, kind in COLUMNS.items() if kind is not str]
+    for row in rows:
+        gpu = int(row["gpu"] or 0)
+        recording = by_gpu.get(gpu)
+        if recording is None:
+            recording = by_gpu[gpu] = Recording(gpu, {name: [] for name in numbers})
+        for name in numbers:
+            recording.columns[name].append(row[name])
+    if not by_gpu:
+        raise CommandError(f"{path} holds no samples; record for longer")
+    return [by_gpu[gpu] for gpu in sorted(by_gpu)]
+
+
+def _read_csv(path: Path) -> list[dict[str, float | None]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        missing = set(COLUMNS) - set(reader.fieldnames or ())
+        if missing:
+            raise CommandError(
+                f"{path} is no recording of zeusctl: it has no column {', '.join(sorted(missing))}"
+            )
+        rows = []
+        for number, row in enumerate(reader, start=2):
+            try:
+                rows.append(
+                    {
+                        name: float(row[name]) if row[name] else None
+                        for name, kind in COLUMNS.items()
+                        if kind is not str
+                    }
+                )
+            except (TypeError, ValueError):
+                raise CommandError(
+                    f"{path}: line {number}: this is no row of a recording; remove it"
+                ) from None
+    return rows
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    pyarrow, parquet = _pyarrow()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path, columns=list(COLUMNS)).to_pylist()
+    except (pyarrow.ArrowException, ValueError) as error:
+        raise CommandError(f"{path} is no recording of zeusctl: {error}") from None
+    return rows
+
+
+def _pyarrow() -> tuple[Any, Any]:
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise CommandError(
+            'Parquet needs pyarrow, which is not installed; pip install "zeusd[parquet]"'
+        ) from None
+    return pyarrow, pyarrow.parquet

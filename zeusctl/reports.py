@@ -1,0 +1,368 @@
+"""What `--json` prints, verb by verb. Within a schema's number, fields are added and never changed.
+
+Units are in the names: watts, joules, megahertz, degrees Celsius, seconds. Times are ISO 8601 with
+their zone. None: the GPU does not offer it, or the reader may not know it.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import ClassVar
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class _Part(BaseModel):
+    model_config = ConfigDict(frozen=True, defer_build=True, extra="forbid")
+
+
+class Report(_Part):
+    """What every report begins with."""
+
+    NAME: ClassVar[str]
+    VERSION: ClassVar[int] = 1
+
+    schema_: str = Field(default="", alias="schema")
+    """`zeusctl.NAME/VERSION`."""
+    at: datetime
+    """When it was made."""
+
+    def model_post_init(self, context: object) -> None:
+        """The schema is the class's own."""
+        object.__setattr__(self, "schema_", f"zeusctl.{self.NAME}/{self.VERSION}")
+
+
+class Node(_Part):
+    """The daemon and its node."""
+
+    socket: str
+    daemon_version: str
+    protocol: int
+    driver_version: str | None
+    uptime_s: float
+    simulated: bool
+    quiesced_s: float | None
+    """How long the driver has been let go of; None: it is not."""
+    gpus: int
+    leases: int
+    not_back: int
+    """Controls that could not be put back yet."""
+
+
+class PowerLimit(_Part):
+    """Power limits of a GPU, in watts."""
+
+    requested: float | None
+    """What software asked for."""
+    enforced: float | None
+    """What is in force."""
+    site: float | None
+    """The site's maximum: what it goes back to, and the most that may be set."""
+    smallest: float | None
+    largest: float | None
+    default: float | None
+
+
+class Lease(_Part):
+    """Who holds a control."""
+
+    gpu: int
+    uuid: str
+    control: str
+    value: str | None
+    """What was last set under it; None: nothing yet."""
+    uid: int
+    user: str
+    pid: int | None
+    command: str | None
+    job: str | None
+    held_s: float
+    expires_in_s: float
+    """When it ends if its holder gives no sign of life until then."""
+    goes_back_to: str
+    goes_back_source: str
+    """configured, persisted, observed or unreadable, see the protocol's `Back`."""
+    restoring: bool
+    """The holder is gone, and the control is not back yet."""
+    trouble: str | None
+    """Why not."""
+
+
+class Gpu(_Part):
+    """One GPU as it is now."""
+
+    index: int
+    uuid: str
+    pci_address: str
+    name: str
+    error: str | None
+    """Why it could not be read; then the readings are None."""
+    power_limit_w: PowerLimit
+    power_w: float | None
+    energy_j: float | None
+    """Since the driver was loaded."""
+    temperature_c: int | None
+    gpu_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    locked_gpu_clocks_mhz: tuple[int, int] | None
+    """As zeusd locked them; None: unlocked, as far as zeusd knows."""
+    locked_memory_clocks_mhz: tuple[int, int] | None
+    persistence_mode: bool | None
+    throttle_reasons: list[str] | None
+    persisted: list[str]
+    """Controls that an administrator set with --persist."""
+
+
+class StatusReport(Report):
+    """`zeusctl status`."""
+
+    NAME = "status"
+
+    node: Node
+    gpus: list[Gpu]
+    leases: list[Lease]
+
+
+class LeasesReport(Report):
+    """`zeusctl leases`."""
+
+    NAME = "leases"
+
+    leases: list[Lease]
+
+
+class KnownGpu(_Part):
+    """What does not change about a GPU."""
+
+    index: int
+    uuid: str
+    pci_address: str
+    name: str
+    architecture: int
+    memory_mib: int
+    mig_enabled: bool
+    controls: list[str]
+    """What can be changed on it."""
+    power_limit_w: PowerLimit
+
+
+class GpusReport(Report):
+    """`zeusctl gpus`."""
+
+    NAME = "gpus"
+
+    gpus: list[KnownGpu]
+
+
+class Permitted(_Part):
+    """What the asking user may do with one control."""
+
+    control: str
+    allowed: bool
+    why: str
+    """Why not; empty if allowed."""
+    ranges: list[tuple[float, float]]
+    """In W or MHz, any of which a value must lie in; empty: no bound."""
+
+
+class ShowReport(Report):
+    """`zeusctl show`."""
+
+    NAME = "show"
+
+    known: KnownGpu
+    now: Gpu
+    leases: list[Lease]
+    you_may: list[Permitted]
+    memory_clocks_mhz: list[int]
+    gpu_clocks_mhz: list[int]
+    """At the highest memory clock."""
+    energy_last_hour_j: float | None
+
+
+class Setting(_Part):
+    """What was set on one GPU."""
+
+    gpu: int
+    uuid: str
+    control: str
+    value: str
+    was: str | None
+
+
+class SetReport(Report):
+    """`zeusctl set`, when the values are in force."""
+
+    NAME = "set"
+
+    settings: list[Setting]
+    kept: str
+    """command: while it runs. process: until Ctrl-C. persisted: until `zeusctl reset`."""
+
+
+class Outcome(_Part):
+    """What became of one control."""
+
+    gpu: int
+    uuid: str
+    control: str
+    ok: bool
+    trouble: str | None
+
+
+class ResetReport(Report):
+    """`zeusctl reset`."""
+
+    NAME = "reset"
+
+    outcomes: list[Outcome]
+    revoked: list[Lease]
+    """Leases that others lost by it."""
+
+
+class ReleaseReport(Report):
+    """`zeusctl release`."""
+
+    NAME = "release"
+
+    released: int
+
+
+class Measured(_Part):
+    """Energy of one source."""
+
+    source: str
+    """`gpu:INDEX`, `cpu:INDEX` or `dram:INDEX`."""
+    uuid: str | None
+    energy_j: float | None
+    """None: nothing could be measured, see `trouble`."""
+    uncertainty_j: float | None
+    """Two standard deviations."""
+    average_power_w: float | None
+    trouble: str | None
+
+
+class MeasureReport(Report):
+    """`zeusctl measure`."""
+
+    NAME = "measure"
+
+    command: list[str]
+    exit_code: int
+    time_s: float
+    sources: list[Measured]
+    gpu_energy_j: float | None
+    """Of all GPUs together."""
+
+
+class Done(Report):
+    """`zeusctl record` and `plot`: what was written."""
+
+    NAME = "done"
+
+    path: str
+    rows: int
+
+
+class QuiesceReport(Report):
+    """`zeusctl quiesce`."""
+
+    NAME = "quiesce"
+
+    quiesced: bool
+    """Whether no device file of the driver is open any more."""
+    open: list[str]
+    not_back: list[str]
+    """Controls that could not be put back before."""
+
+
+class ResumeReport(Report):
+    """`zeusctl resume`."""
+
+    NAME = "resume"
+
+    gpus: list[KnownGpu]
+
+
+class Check(_Part):
+    """One thing that `doctor` looked at."""
+
+    name: str
+    state: str
+    """ok, note (nothing is wrong, but it is good to know) or fault."""
+    found: str
+    remedy: str
+    """What to do; empty if ok."""
+
+
+class DoctorReport(Report):
+    """`zeusctl doctor`."""
+
+    NAME = "doctor"
+
+    healthy: bool
+    checks: list[Check]
+
+
+class Event(_Part):
+    """One record of the audit trail."""
+
+    number: int
+    when: datetime
+    until: datetime
+    count: int
+    event: str
+    warning: bool
+    gpu: int | None
+    uuid: str | None
+    control: str | None
+    uid: int | None
+    user: str | None
+    pid: int | None
+    old: str | None
+    new: str | None
+    reason: str | None
+    result: str | None
+
+
+class AuditReport(Report):
+    """`zeusctl audit`."""
+
+    NAME = "audit"
+
+    events: list[Event]
+    dropped: int
+    """How many older records zeusd no longer keeps; its log has them."""
+
+
+class Failed(Report):
+    """What a verb prints with `--json` when it fails; the sentence is on standard error too."""
+
+    NAME = "error"
+
+    code: str
+    """As in the protocol, or `usage`, `failed`."""
+    message: str
+    exit_code: int
+
+
+REPORTS: dict[str, type[Report]] = {
+    kind.NAME: kind
+    for kind in (
+        StatusReport,
+        LeasesReport,
+        GpusReport,
+        ShowReport,
+        SetReport,
+        ResetReport,
+        ReleaseReport,
+        MeasureReport,
+        Done,
+        QuiesceReport,
+        ResumeReport,
+        DoctorReport,
+        AuditReport,
+        Failed,
+    )
+}
+"""By the name in their schema."""

@@ -1,0 +1,148 @@
+"""One run of a verb: its connection, what it asks of the node, and how it answers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timezone
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from zeusctl.exits import CommandError, Exit
+from zeusctl.selecting import select
+
+if TYPE_CHECKING:
+    from zeus_ipc import Client
+    from zeus_ipc.messages import GpuInfo, NodeInfo
+    from zeusctl.reports import Report
+
+TIMEOUT_S = 10.0
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class Session:
+    """What the options before the verb say, and the connection that they lead to.
+
+    Args:
+        socket: The daemon's socket; None: where clients look for it.
+        json_wanted: Answer for machines.
+    """
+
+    def __init__(self, socket: str | None, json_wanted: bool = False) -> None:
+        self._socket = socket
+        self.json = json_wanted
+        self._client: Client | None = None
+
+    @property
+    def socket(self) -> str:
+        """Where the daemon is looked for."""
+        from zeus_ipc.paths import socket_path
+
+        return socket_path(self._socket)
+
+    @property
+    def client(self) -> Client:
+        """The connection, made when it is first needed."""
+        if self._client is None:
+            from zeus_ipc.client import Client
+
+            self._client = Client(self.socket, timeout_s=TIMEOUT_S)
+        return self._client
+
+    @cached_property
+    def node(self) -> NodeInfo:
+        """The daemon, and the GPUs at the time of the first look."""
+        return self.client.node()
+
+    def gpus(self, selection: str = "all") -> list[GpuInfo]:
+        """The GPUs that a person names.
+
+        Raises:
+            CommandError: One of them is not there, or the node has none.
+        """
+        if not self.node.gpus:
+            if self.node.quiesced_ns is not None:
+                message = "zeusd has let go of the GPUs; run `zeusctl resume`"
+                raise CommandError(message, Exit.NOT_BACK, "quiesced")
+            message = "zeusd sees no GPUs; `zeusctl doctor` says why"
+            raise CommandError(message, Exit.UNKNOWN, "unknown_gpu")
+        return select(selection, self.node.gpus)
+
+    def look_again(self) -> None:
+        """Forgets the node: it may have changed."""
+        self.__dict__.pop("node", None)
+
+    def close(self) -> None:
+        """Ends the connection, and the leases taken through it."""
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def answer(
+        self,
+        report: Report,
+        lines: Iterable[str] | Callable[[], Iterable[str]],
+        *,
+        err: bool = False,
+    ) -> None:
+        """Prints a report: its JSON if that is wanted, else these lines."""
+        if self.json:
+            click.echo(report.model_dump_json(by_alias=True), err=err)
+            return
+        for line in lines() if callable(lines) else lines:
+            click.echo(line, err=err)
+
+
+def now() -> datetime:
+    """This moment, with its zone."""
+    return datetime.now(timezone.utc).astimezone()
+
+
+def seconds_since(t_ns: int) -> float:
+    """How long ago an instant of CLOCK_MONOTONIC was."""
+    return max(0.0, (time.monotonic_ns() - t_ns) / 1e9)
+
+
+def json_option(function: F) -> F:
+    """`--json`, which every verb takes."""
+
+    def chosen(context: click.Context, _: click.Parameter, value: bool) -> None:
+        if value:
+            context.find_root().obj.json = True
+
+    return click.option(
+        "--json",
+        is_flag=True,
+        expose_value=False,
+        is_eager=True,
+        callback=chosen,
+        help="Answer as one JSON object (see `zeusctl schema`).",
+    )(function)
+
+
+def gpus_argument(required: bool = True) -> Callable[[F], F]:
+    """The GPUs that a verb is about; completes to those of the node."""
+    return click.argument(
+        "gpus", required=required, default=None if required else "all", shell_complete=_complete
+    )
+
+
+def _complete(context: click.Context, _: click.Parameter, begun: str) -> Sequence[str]:
+    from zeus_ipc.errors import ZeusIpcError
+
+    session = Session(context.find_root().params.get("socket"))
+    try:
+        names = ["all", *(str(gpu.index) for gpu in session.node.gpus)]
+        if begun.upper().startswith("GPU-"):
+            names = [gpu.uuid for gpu in session.node.gpus]
+    except ZeusIpcError:  # no daemon, no suggestions
+        names = ["all"]
+    finally:
+        session.close()
+    return [name for name in names if name.lower().startswith(begun.lower())]
+
+
+pass_session = click.make_pass_decorator(Session)

@@ -1,0 +1,142 @@
+"""Values, times and tables as text. No table library: it would be half of what a start takes."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import sys
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from functools import lru_cache
+
+import click
+
+NS = 1_000_000_000
+
+REASONS = {
+    0x1: "idle",
+    0x2: "application clocks",
+    0x4: "power limit",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "software thermal",
+    0x40: "hardware thermal",
+    0x80: "power brake",
+    0x100: "display clocks",
+}
+"""Bits of nvmlClocksEventReasons (nvml.h)."""
+
+_UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86_400.0}
+_ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def use_color() -> bool:
+    """Whether standard output takes colours: a terminal, unless NO_COLOR says otherwise."""
+    if os.environ.get("NO_COLOR"):
+        return False
+    return sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def style(text: str, fg: str | None = None, bold: bool = False) -> str:
+    """Coloured text, where colours are welcome."""
+    return click.style(text, fg=fg, bold=bold) if use_color() else text
+
+
+def reasons(bits: int | None) -> list[str]:
+    """Why a GPU's clocks are not as high as they might be; idleness is none."""
+    if bits is None:
+        return []
+    return [name for bit, name in REASONS.items() if bits & bit and bit != 0x1]
+
+
+@lru_cache(maxsize=1024)
+def user_name(uid: int) -> str:
+    """A user's name, or the number if there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def value_text(control: str, value: Sequence[int] | None) -> str:
+    """A control's value as the journal has it, for a person."""
+    if value is None:
+        return "not set"
+    if control == "power_limit":
+        return f"{value[0] / 1000:g} W"
+    if control == "persistence_mode":
+        return "on" if value[0] else "off"
+    return f"{value[0]}-{value[1]} MHz" if value else "unlocked"
+
+
+def duration(seconds: float) -> str:
+    """How long, in the two largest units: `3 d 4 h`."""
+    seconds = max(0.0, seconds)
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    parts: list[str] = []
+    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60), ("s", 1)):
+        count, seconds = divmod(int(seconds), length)
+        if count or parts:
+            parts.append(f"{count} {unit}")
+    return " ".join(parts[:2])
+
+
+def energy(joules: float) -> str:
+    """Joules with a prefix that leaves at most four digits before the point."""
+    for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):
+        if abs(joules) >= 10 * factor:
+            return f"{joules / factor:.1f} {unit}"
+    return f"{joules:.1f} J"
+
+
+def parse_duration(text: str) -> float:
+    """Seconds of `30s`, `10m`, `1.5h`, `2d` or a bare number of seconds.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    match = re.fullmatch(r"([0-9]*\.?[0-9]+) *(ms|s|min|m|h|d)?", text.strip())
+    if match is None or float(match[1]) <= 0:
+        raise ValueError(f"{text!r} is no duration; write 30s, 10m, 2h or 1d")
+    return float(match[1]) * _UNITS_S[match[2] or "s"]
+
+
+def wall_time(t_ns: int, now_ns: int, now: datetime | None = None) -> datetime:
+    """The local time of an instant of CLOCK_MONOTONIC."""
+    here = datetime.now(timezone.utc) if now is None else now
+    return datetime.fromtimestamp(here.timestamp() - (now_ns - t_ns) / NS).astimezone()
+
+
+def table(
+    header: Sequence[str], rows: Sequence[Sequence[str]], right: Sequence[int] = ()
+) -> list[str]:
+    """Lines of aligned columns.
+
+    Args:
+        header: Names of the columns.
+        rows: Cells; may hold colours.
+        right: Positions of columns that are aligned to the right.
+    """
+    widths = [
+        max([len(name), *(_width(row[position]) for row in rows)])
+        for position, name in enumerate(header)
+    ]
+    lines = []
+    for row in [[style(name, bold=True) for name in header], *rows]:
+        cells = []
+        for position, cell in enumerate(row):
+            blank = " " * (widths[position] - _width(cell))
+            cells.append(blank + cell if position in right else cell + blank)
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def _width(cell: str) -> int:
+    return len(_ESCAPE.sub("", cell))
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters, with a mark where some are missing."""
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,191 @@
+"""What zeusd answers, as the reports have it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+
+from zeus_ipc.client import Client
+from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.messages import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission
+from zeusctl.reports import Gpu, KnownGpu, Lease, Node, Permitted, PowerLimit
+from zeusctl.session import seconds_since
+from zeusctl.text import reasons, user_name, value_text
+
+_LISTED = 16
+"""GPUs asked for in one message."""
+
+_NO_STATE = GpuState(
+    t_ns=0,
+    power_limit_mw=None,
+    enforced_power_limit_mw=None,
+    gpu_clock_mhz=None,
+    memory_clock_mhz=None,
+    locked_gpu_clocks_mhz=None,
+    locked_memory_clocks_mhz=None,
+    persistence_mode=None,
+    power_mw=None,
+    energy_mj=None,
+    temperature_c=None,
+    throttle_reasons=None,
+)
+
+
+def read_states(
+    client: Client, gpus: Sequence[GpuInfo]
+) -> tuple[dict[str, GpuState], dict[str, str]]:
+    """The present state of GPUs, and why some could not be read; both by UUID."""
+    states: dict[str, GpuState] = {}
+    errors: dict[str, str] = {}
+    for first in range(0, len(gpus), _LISTED):
+        uuids = [gpu.uuid for gpu in gpus[first : first + _LISTED]]
+        failed: Mapping[str, ZeusIpcError] = {}
+        try:
+            states |= client.state(uuids)
+        except SeveralGpusFailed as error:
+            failed = error.errors
+        except ZeusIpcError as error:
+            if error.gpu is None:
+                raise
+            failed = {error.gpu: error}
+        errors |= {uuid: error.message for uuid, error in failed.items()}
+        # Those that could be read are asked for again, without the others.
+        left = [uuid for uuid in uuids if uuid not in states and uuid not in failed]
+        if left:
+            states |= client.state(left)
+    return states, errors
+
+
+def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
+    """GPUs as they are now."""
+    states, errors = read_states(client, gpus)
+    return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
+
+
+def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
+    """One GPU as it is now."""
+    bits = state.throttle_reasons
+    return Gpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pci_address=gpu.pci_address,
+        name=gpu.name,
+        error=error,
+        power_limit_w=power_limit(gpu, state),
+        power_w=_thousandth(state.power_mw),
+        energy_j=_thousandth(state.energy_mj),
+        temperature_c=state.temperature_c,
+        gpu_clock_mhz=state.gpu_clock_mhz,
+        memory_clock_mhz=state.memory_clock_mhz,
+        locked_gpu_clocks_mhz=_pair(state.locked_gpu_clocks_mhz),
+        locked_memory_clocks_mhz=_pair(state.locked_memory_clocks_mhz),
+        persistence_mode=state.persistence_mode,
+        throttle_reasons=None if bits is None else reasons(bits),
+        persisted=gpu.persisted,
+    )
+
+
+def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
+    """Power limits of a GPU; without its state, those that do not change."""
+    return PowerLimit(
+        requested=_thousandth(state.power_limit_mw),
+        enforced=_thousandth(state.enforced_power_limit_mw),
+        site=_thousandth(gpu.power_limit_site_mw),
+        smallest=_thousandth(gpu.power_limit_min_mw),
+        largest=_thousandth(gpu.power_limit_max_mw),
+        default=_thousandth(gpu.power_limit_default_mw),
+    )
+
+
+def known_report(gpu: GpuInfo) -> KnownGpu:
+    """What does not change about a GPU."""
+    supports = gpu.supports
+    there = {
+        "power_limit": supports.power_limit,
+        "gpu_clocks": supports.gpu_clocks,
+        "memory_clocks": supports.memory_clocks,
+        "persistence_mode": supports.persistence_mode,
+    }
+    return KnownGpu(
+        index=gpu.index,
+        uuid=gpu.uuid,
+        pci_address=gpu.pci_address,
+        name=gpu.name,
+        architecture=gpu.architecture,
+        memory_mib=gpu.memory_mib,
+        mig_enabled=gpu.mig_enabled,
+        controls=[name for name, offered in there.items() if offered],
+        power_limit_w=power_limit(gpu),
+    )
+
+
+def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
+    """A lease, with the GPU's index."""
+    control = lease.control.value
+    return Lease(
+        gpu=indices.get(lease.gpu, -1),
+        uuid=lease.gpu,
+        control=control,
+        value=None if lease.value is None else value_text(control, lease.value),
+        uid=lease.uid,
+        user=user_name(lease.uid),
+        pid=lease.pid,
+        command=lease.command,
+        job=lease.job,
+        held_s=round(seconds_since(lease.since_ns), 3),
+        expires_in_s=round(max(0.0, (lease.expires_ns - time.monotonic_ns()) / 1e9), 3),
+        goes_back_to=value_text(control, lease.back.value),
+        goes_back_source=lease.back.source,
+        restoring=lease.restoring,
+        trouble=lease.trouble,
+    )
+
+
+def lease_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Lease]:
+    """The leases on these GPUs, in their order."""
+    indices = {gpu.uuid: gpu.index for gpu in gpus}
+    leases = [lease_report(one, indices) for one in client.leases() if one.gpu in indices]
+    return sorted(leases, key=lambda lease: lease.gpu)
+
+
+def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
+    """The daemon and its node."""
+    return Node(
+        socket=socket,
+        daemon_version=node.daemon_version,
+        protocol=node.protocol,
+        driver_version=node.driver_version,
+        uptime_s=round(seconds_since(node.started_ns), 3),
+        simulated=node.simulated is not None,
+        quiesced_s=None if node.quiesced_ns is None else round(seconds_since(node.quiesced_ns), 3),
+        gpus=len(node.gpus),
+        leases=sum(not lease.restoring for lease in leases),
+        not_back=sum(lease.restoring for lease in leases),
+    )
+
+
+def permitted_report(control: str, permission: Permission) -> Permitted:
+    """What a user may do with a control."""
+    factor = 1000 if control == "power_limit" else 1
+    return Permitted(
+        control=control,
+        allowed=permission.allowed,
+        why=permission.why,
+        ranges=[(low / factor, high / factor) for low, high in permission.ranges],
+    )
+
+
+def holder(lease: Lease) -> str:
+    """Who holds a lease, for a person."""
+    who = lease.user
+    if lease.pid is not None:
+        who = f"{lease.command or 'process'} {lease.pid} ({lease.user})"
+    return who + (f", job {lease.job}" if lease.job else "")
+
+
+def _pair(values: Sequence[int] | None) -> tuple[int, int] | None:
+    return None if values is None else (values[0], values[1])
+
+
+def _thousandth(value: int | None) -> float | None:
+    return None if value is None else value / 1000
