@@ -38,6 +38,7 @@ from abc import abstractmethod
 from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
 from urllib.parse import urlsplit
 
 from zeus.exceptions import ZeusBaseError
@@ -560,7 +561,7 @@ class _Group:
                 self.url, self._job, self.registry, self._key, timeout=TIMEOUT_S
             )
         except (OSError, http.client.HTTPException, ValueError) as error:
-            self._trouble.met(error)
+            self._trouble.met(error.reason if type(error) is URLError else error)
             return False
         self._trouble.over()
         return True

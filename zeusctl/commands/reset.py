@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from zeusctl.reports import Lease, Outcome, ResetReport
 
 CONTROLS = ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
+"""`messages.Control`, without what its import takes."""
 
 
 @click.command()

@@ -26,6 +26,8 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     "--listen",
     default=DEFAULT_LISTEN,
     show_default=True,
+    envvar="ZEUSD_EXPORTER_LISTEN",
+    show_envvar=True,
     callback=_address,
     metavar="ADDRESS:PORT",
     help="Where Prometheus asks; [::]:9850 for all addresses of the machine.",

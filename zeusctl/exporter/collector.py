@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector
 
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import CALL_BUCKETS_S, Count, GpuInfo, LeaseInfo, Metrics, NodeInfo
+from zeus_ipc.messages import CALL_BUCKETS_S, Control, Count, GpuInfo, LeaseInfo, Metrics, NodeInfo
 from zeusctl.text import REASONS
 from zeusctl.views import read_states
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+CONTROLS = tuple(control.value for control in Control)
 GPU = ("gpu", "uuid")
 """Labels of everything about one GPU: the index, as nvidia-smi counts, and the UUID."""
 
@@ -98,19 +99,26 @@ def _daemon(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
 
 
 def _counts(metrics: Metrics) -> Iterator[Metric]:
+    # A counter that begins at 1 shows no increase: what alerts watch is there from the start.
+    outside = [
+        Count(labels={"control": control, "result": result}, count=0)
+        for control in ("power_limit", "persistence_mode")
+        for result in ("adopted", "kept", "overridden", "noticed")
+    ]
+    failures = [Count(labels={"control": control}, count=0) for control in CONTROLS]
     for name, help_text, counts, labels in (
         ("zeusd_changes", "Sets carried out.", metrics.changes, ("control", "result")),
         ("zeusd_restores", "Leases that ended.", metrics.restores, ("reason", "result")),
         (
             "zeusd_restore_failures",
             "Attempts to put a control back that failed.",
-            metrics.restore_failures,
+            [*failures, *metrics.restore_failures],
             ("control",),
         ),
         (
             "zeusd_outside_changes",
             "Values that somebody set past zeusd.",
-            metrics.outside_changes,
+            [*outside, *metrics.outside_changes],
             ("control", "result"),
         ),
         ("zeusd_refusals", "Requests that were refused.", metrics.refusals, ("code",)),
@@ -127,18 +135,18 @@ def _counter(
     name: str, help_text: str, counts: Iterable[Count], labels: tuple[str, ...]
 ) -> CounterMetricFamily:
     family = CounterMetricFamily(name, help_text, labels=labels)
+    totals: dict[tuple[str, ...], int] = {}
     for one in counts:
-        family.add_metric([one.labels.get(label, "") for label in labels], one.count)
+        key = tuple(one.labels.get(label, "") for label in labels)
+        totals[key] = totals.get(key, 0) + one.count
+    for values, total in totals.items():
+        family.add_metric(values, total)
     return family
 
 
 def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Iterator[Metric]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
-    held = {
-        (gpu.uuid, control): 0.0
-        for gpu in node.gpus
-        for control in ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
-    }
+    held = {(gpu.uuid, control): 0.0 for gpu in node.gpus for control in CONTROLS}
     pending = dict(held)
     age = GaugeMetricFamily(
         "zeusd_lease_heartbeat_age_seconds",

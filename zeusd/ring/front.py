@@ -25,6 +25,8 @@ CALM_S = 10.0
 """A front that lived this long died by accident; the next one starts at once."""
 
 MAX_PAUSE_S = 1.0
+END_S = 2.0
+"""How long a front has to end that zeusd may not kill."""
 
 
 class FrontSupervisor(Protocol):
@@ -197,8 +199,13 @@ class ChildFront:
         status = process.poll()
         self._reactor.remove_reader(self._pidfd)
         os.close(self._pidfd)
-        process.kill()
-        process.wait()
+        try:
+            process.kill()
+            process.wait()
+        except PermissionError:
+            # Without CAP_KILL, as in a container: it ends by itself, since its link has ended.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(END_S)
         return status
 
 

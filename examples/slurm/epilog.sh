@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Slurm epilog (Epilog= in slurm.conf, runs as root on each node after a job's last task): what the
+# job's processes still hold goes back.
+#
+# zeusd puts a process's settings back by itself when the process ends. This is for what outlives its
+# job: a process that is stuck in the kernel, or that escaped the job's end. It takes well under a
+# second, exits 0 when there is nothing to release, and never drains the node.
+set -u
+export PATH=/usr/local/bin:/usr/bin:/bin
+
+[ -n "${SLURM_JOB_ID:-}" ] || exit 0
+timeout 10 zeusctl release --job "$SLURM_JOB_ID" >/dev/null ||
+    echo "zeusd epilog: leases of job $SLURM_JOB_ID could not be released (zeusctl: $?)" >&2
+exit 0
