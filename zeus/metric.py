@@ -187,7 +187,7 @@ class Metric(Closing):
             if not self._child_told:
                 self._child_told = True
                 log.warning(
-                    "a %s of process %d does nothing in its child %d; make one there",
+                    "the %s of process %d does nothing in its child %d; make one there",
                     type(self).__name__,
                     self._pid,
                     os.getpid(),
@@ -198,7 +198,7 @@ class Metric(Closing):
         return True
 
     def _run(self) -> None:
-        changed = final = False
+        changed = final = told = False
         while not final:
             final = self._stop.wait(self._period_s)
             try:
@@ -206,7 +206,9 @@ class Metric(Closing):
                 if changed:
                     changed = not self._group.push()
             except Exception:  # a thread that nobody watches must not end in silence
-                log.exception("a %s could not be updated", type(self).__name__)
+                if not told:
+                    log.exception("%s could not be updated", type(self).__name__)
+                told = True
 
     def _ask_to_stop(self) -> bool:
         """Returns whether there is an end to wait for."""
@@ -221,7 +223,7 @@ class Metric(Closing):
         self._thread.join(max(0.0, deadline_s - time.monotonic()))
         if self._thread.is_alive():
             log.warning(
-                "the last state of a %s was not pushed within %g s; look at the push gateway at %s",
+                "the last state of %s was not pushed within %g s; look at the push gateway at %s",
                 type(self).__name__,
                 CLOSE_S,
                 self._group.url,
@@ -229,12 +231,7 @@ class Metric(Closing):
 
 
 class _EnergyMetric(Metric):
-    """What becomes of ended windows once their energy is known.
-
-    Args:
-        families: The metrics for `KINDS`.
-        others: See `Metric`.
-    """
+    """Has ended windows looked up, and adds their energy. Arguments as for `Metric`."""
 
     def __init__(
         self,

@@ -38,7 +38,17 @@ VERBS = {
 verb's name there, where it is another."""
 
 
+class _ReaderGoneError(Exception):
+    """Who read from the other end of the pipe has read enough; click would call that a failure."""
+
+
 class _Verbs(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError:
+            raise _ReaderGoneError from None
+
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
 
@@ -95,16 +105,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         result = cli.main(arguments, prog_name="zeusctl", standalone_mode=False)
         code = result if isinstance(result, int) else Exit.OK
         sys.stdout.flush()
-    except BrokenPipeError:
-        # Who read has read enough. Python must not complain about it at its end.
+    except (_ReaderGoneError, BrokenPipeError):
+        # Python must not complain about it at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = Exit.OK
     except (click.exceptions.Abort, KeyboardInterrupt):
         code = Exit.INTERRUPTED
-    except SystemExit as end:
-        # click's own end of a broken pipe, and of what completes a command line.
-        piped = type(sys.stdout).__name__ == "PacifyFlushWrapper"
-        code = Exit.OK if piped else int(end.code or 0)
+    except SystemExit as end:  # of what completes a command line
+        code = int(end.code or 0)
     except Exception as error:  # noqa: BLE001 - no user must ever see a traceback
         code = _fail(error, json_wanted)
     sys.exit(int(code))

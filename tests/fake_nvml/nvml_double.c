@@ -67,6 +67,7 @@ _Static_assert(sizeof(temperature_t) == 12, "nvmlTemperature_v1_t");
 
 static node_t *node;
 static int initialised;
+static int device_fd = -1;
 static int state_fd = -1;
 static pid_t state_owner;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -209,13 +210,20 @@ static int map_state(void) {
     node = mapped;
     return OK;
 }
+/* As the driver's library has /dev/nvidiactl open from init to shutdown: a file beside the state. */
+static void open_device(void) {
+    char path[4096];
+    const char *state = getenv("NVML_DOUBLE_STATE");
+    if (state && snprintf(path, sizeof path, "%s.nvidiactl", state) < (int)sizeof path)
+        device_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+}
 int nvmlInitWithFlags(unsigned flags) {
     int code;
     (void)flags;
     pthread_mutex_lock(&lock);
     code = map_state();
     if (code == OK) code = (int)node->init_code;
-    if (code == OK) initialised++;
+    if (code == OK && initialised++ == 0) open_device();
     pthread_mutex_unlock(&lock);
     return code;
 }
@@ -223,7 +231,10 @@ int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 int nvmlShutdown(void) {
     int code = UNINITIALIZED;
     pthread_mutex_lock(&lock);
-    if (initialised) { initialised--; code = OK; }
+    if (initialised) {
+        if (--initialised == 0 && device_fd >= 0) { close(device_fd); device_fd = -1; }
+        code = OK;
+    }
     pthread_mutex_unlock(&lock);
     return code;
 }

@@ -34,7 +34,17 @@ values = st.recursive(
 )
 FIELDS = (
     *("gpus", "controls", "control", "block", "power_limit_mw", "min_mhz", "max_mhz", "enabled"),
-    *("deadline_ns", "client", "ttl_ms", "whose", "pids", "job", "after", "limit", "client_version"),
+    *(
+        "deadline_ns",
+        "client",
+        "ttl_ms",
+        "whose",
+        "pids",
+        "job",
+        "after",
+        "limit",
+        "client_version",
+    ),
     *("sources", "windows", "domain", "start_ns", "end_ns", "limit"),
 )
 almost_requests = st.fixed_dictionaries(

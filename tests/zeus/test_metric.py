@@ -601,6 +601,27 @@ def test_what_answers_but_is_no_gateway_ends_nothing(
     assert "takes no metrics (220 mail.example.org" in told(caplog)[0]
 
 
+def test_a_mishap_of_its_own_does_not_end_the_thread(
+    node: VirtualNode,
+    double: Double,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = histogram(double.address)
+    tried: list[None] = []
+
+    def fail(final: bool) -> bool:
+        tried.append(None)
+        raise KeyError("a mishap")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_update", fail)
+        spend(node, one, "step", 1)
+        wait_for(lambda: len(tried) > 2, "some attempts")
+    wait_for(lambda: double.series().of(f"{GPU_J}_count") == [1, 1], "the observation")
+    assert told(caplog) == ["EnergyHistogram could not be updated"]
+
+
 # ------------------------------------------------------------------------ what is not known yet
 
 

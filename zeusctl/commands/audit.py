@@ -35,8 +35,10 @@ def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
     chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
     newest = 0
     while True:
-        trail = session.client.audit(after=newest, limit=count if chosen is None else 500)
-        report = _report(session, trail.records, trail.dropped, chosen, count)
+        trail = session.client.audit(after=newest, limit=500 if chosen or newest else count)
+        wanted = [one for one in trail.records if chosen is None or one.gpu in chosen]
+        # What has come since the first look is all of interest.
+        report = _report(session, wanted if newest else wanted[-count:], trail.dropped)
         if report.events or not newest:
             session.answer(report, _lines(report, heading=not newest))
         newest = max([newest, *(record.number for record in trail.records)])
@@ -49,14 +51,11 @@ def _report(
     session: Session,
     records: Sequence[AuditRecord],
     dropped: int,
-    chosen: set[str] | None,
-    count: int,
 ) -> AuditReport:
     from zeusctl.reports import AuditReport
 
     indices = {gpu.uuid: gpu.index for gpu in session.node.gpus}
-    wanted = [record for record in records if chosen is None or record.gpu in chosen]
-    events = [_event(record, indices) for record in wanted[-count:]]
+    events = [_event(record, indices) for record in records]
     return AuditReport(at=now(), events=events, dropped=dropped)
 
 

@@ -117,12 +117,15 @@ class Trail:
         return [asdict(record) for record in self._records]
 
     def load(self, records: Iterable[dict[str, Any]]) -> None:
-        """What an earlier zeusd of this boot has dumped. Sets go on as new records.
+        """What an earlier zeusd of this boot has dumped, before what has happened since.
 
         Raises:
-            TypeError, ValueError, KeyError: These are no records.
+            TypeError, ValueError: These are no records.
         """
-        for fields in records:
-            record = Record(**fields)
-            self._next = max(self._next, int(record.number) + 1)
-            self._records.append(record)
+        earlier, present = [Record(**fields) for fields in records], [*self._records]
+        last = max((int(record.number) for record in earlier), default=0)
+        for record in present:
+            record.number += last
+        self._next += last
+        self._records.clear()
+        self._records.extend([*earlier, *present])

@@ -37,14 +37,15 @@ class MeteredNvml:
         self._calls: dict[str, _Calls] = {}
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        function = getattr(self._nvml, name)
+        nvml = self._nvml
+        getattr(nvml, name)  # no such method is no such method here
         calls = self._calls.setdefault(name, _Calls())
         buckets, errors, clock_ns = calls.buckets, calls.errors, time.monotonic_ns
 
         def timed(*arguments: Any) -> Any:
             begin_ns = clock_ns()
             try:
-                return function(*arguments)
+                return getattr(nvml, name)(*arguments)
             except NvmlError as error:
                 errors[error.code] += 1
                 raise

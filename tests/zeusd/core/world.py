@@ -160,9 +160,11 @@ class World:
         uid: int = 1000,
         groups: frozenset[int] = frozenset(),
         on_host: bool = True,
+        command: str = "",
+        job: str = "",
     ) -> Process:
         process = Process(pid if pid is not None else conn, 77)
-        peer = Peer(conn, process, uid, uid, groups, on_host)
+        peer = Peer(conn, process, uid, uid, groups, on_host, command, job)
         self.apply(self.core.peer_opened(self.now_ns, peer))
         return process
 

@@ -1,0 +1,79 @@
+"""A node for the command line: one daemon for a module, and `ctl`, which runs a command line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.support import RunningDaemon, running_daemon
+from zeus_ipc.simulation import SimulatedNode
+from zeusctl.cli import main
+
+
+class Said(NamedTuple):
+    """What a command line said."""
+
+    code: int
+    out: str
+    err: str
+
+
+Ctl = Callable[..., Said]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100-pcie,a100-sxm-80,p100", gpus=4) as running:
+        yield running
+
+
+@pytest.fixture
+def ctl(
+    daemon: RunningDaemon, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Ctl]:
+    """Runs `zeusctl ARGUMENTS` here and now; everything is back afterwards."""
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+
+    def run(*arguments: str) -> Said:
+        capfd.readouterr()
+        with pytest.raises(SystemExit) as ended:
+            main(list(arguments))
+        captured = capfd.readouterr()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Said(code, captured.out, captured.err)
+
+    yield run
+    with daemon.client() as client:
+        client.resume()
+        client.restore()
+
+
+@pytest.fixture
+def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
+    """What an experimenter may do to the devices; faults end with the test."""
+    with daemon.client() as client:
+        path = client.node().simulated
+    assert path is not None
+    simulated = SimulatedNode(path)
+    yield simulated
+    simulated.clear_faults()
+    simulated.close()
+
+
+def spawn(daemon: RunningDaemon, *arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """`zeusctl ARGUMENTS` as a process of its own, with pipes."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "zeusctl", *arguments],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+        **options,
+    )

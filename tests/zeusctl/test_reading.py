@@ -1,0 +1,336 @@
+"""What the reading verbs say: in text, as JSON, and when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.zeusctl.conftest import Ctl, spawn
+from zeus_ipc.simulation import SimulatedNode
+from zeusctl.cli import VERBS
+from zeusctl.exits import MEANINGS, Exit
+from zeusctl.reports import REPORTS
+
+
+def parse(text: str) -> dict[str, Any]:
+    (line,) = text.splitlines()
+    found: dict[str, Any] = json.loads(line)
+    name, _, version = found["schema"].removeprefix("zeusctl.").partition("/")
+    REPORTS[name].model_validate_json(line)
+    assert version == str(REPORTS[name].VERSION)
+    return found
+
+
+def test_status_shows_the_node_at_one_glance(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    with daemon.client() as client:
+        uuid = client.node().gpus[1].uuid
+        client.set_power_limit(uuid, 150_000)
+        client.set_gpu_clocks(uuid, 600, 900)
+        said = ctl("status")
+        found = parse(ctl("status", "--json").out)
+    assert said.code == 0
+    assert said.err == ""
+    headline, header, *rows = said.out.splitlines()
+    assert "4 GPUs, 2 leases" in headline
+    assert header.split()[:5] == ["GPU", "NAME", "POWER", "LIMIT", "SITE"]
+    assert rows[1].split()[0] == "1"
+    assert " 150 " in rows[1]
+    assert "*" in rows[1]
+    assert " 250 " in rows[0]
+    assert f"python {os.getpid()}" in said.out or f"pytest {os.getpid()}" in said.out
+    gpu = found["gpus"][1]
+    assert gpu["power_limit_w"]["requested"] == 150.0
+    assert gpu["power_limit_w"]["site"] == 250.0
+    assert gpu["locked_gpu_clocks_mhz"] == [600, 900]
+    assert [(one["gpu"], one["control"], one["value"]) for one in found["leases"]] == [
+        (1, "power_limit", "150 W"),
+        (1, "gpu_clocks", "600-900 MHz"),
+    ]
+
+
+def test_status_of_some_gpus(ctl: Ctl) -> None:
+    found = parse(ctl("status", "2,0", "--json").out)
+    assert [gpu["index"] for gpu in found["gpus"]] == [0, 2]
+
+
+def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
+    ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon
+) -> None:
+    """Readings that fail are dashes; what everybody needs is still there."""
+    for call in ("sensors", "power_limit_mw", "temperature_c"):
+        node.inject(2, call, 15)
+    said = ctl("status")
+    assert said.code == 0
+    rows = {row.split()[0]: row for row in said.out.splitlines()[2:6]}
+    assert " - " in rows["2"]
+    assert " 250 " in rows["1"]
+
+
+def test_what_is_not_back_yet_is_shown_with_its_reason(
+    ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon
+) -> None:
+    with daemon.client() as client:
+        client.set_power_limit(client.node().gpus[0].uuid, 150_000)
+        node.inject(0, "set_power_limit", 999)
+    said = wait_for(
+        lambda: next((one for one in [ctl("status")] if "not back yet" in one.out), None),
+        "the restore to fail",
+    )
+    assert "1 controls not back yet" in said.out
+    assert "an internal driver error occurred (NVML 999)" in said.out
+    assert "could not be put back; the first: power_limit of GPU 0" in ctl("doctor").out
+    said = ctl("reset", "0")
+    assert said.code == Exit.NOT_BACK
+    node.clear_faults()
+    assert ctl("reset", "0").code == 0
+    assert "not back yet" not in ctl("status").out
+
+
+def test_gpus_and_what_they_take(ctl: Ctl) -> None:
+    found = parse(ctl("gpus", "--json").out)["gpus"]
+    assert found[0]["power_limit_w"]["smallest"] == 100.0
+    assert "memory_clocks" in found[2]["controls"]
+    assert "gpu_clocks" not in found[3]["controls"], "a P100 has no locked clocks"
+    said = ctl("gpus")
+    assert found[3]["uuid"] in said.out
+    assert "125-250 W" in said.out or "100-250 W" in said.out
+
+
+def test_all_about_one_gpu(ctl: Ctl) -> None:
+    found = parse(ctl("show", "2", "--json").out)
+    assert found["known"]["index"] == found["now"]["index"] == 2
+    assert max(found["gpu_clocks_mhz"]) > 1000
+    assert {one["control"]: one["allowed"] for one in found["you_may"]}["power_limit"]
+    said = ctl("show", "2")
+    assert "Nobody holds anything on it." in said.out
+    assert ctl("show", "0-1").code == Exit.USAGE
+
+
+def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
+    assert ctl("leases").out == "nobody holds anything\n"
+    with daemon.client() as client:
+        client.acquire(client.node().gpus[3].uuid, ["power_limit"])
+        (lease,) = parse(ctl("leases", "--mine", "--json").out)["leases"]
+    assert lease["pid"] == os.getpid()
+    assert lease["value"] is None
+    assert lease["goes_back_to"] == "250 W"
+    assert 0 < lease["expires_in_s"] <= 15
+
+
+def test_audit_tells_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        for watts in (150, 160, 170):
+            client.set_power_limit(client.node().gpus[0].uuid, watts * 1000)
+    events = parse(ctl("audit", "-n", "3", "--json").out)["events"]
+    sets, back, ended = events
+    assert (sets["event"], sets["count"], sets["new"]) == ("set", 3, "170 W")
+    assert (back["event"], back["old"], back["new"]) == ("restore", "170 W", "250 W")
+    assert ended["pid"] == os.getpid()
+    said = ctl("audit", "--gpus", "0")
+    assert "set x3" in said.out
+    assert "WHEN" in said.out.splitlines()[0]
+    about = parse(ctl("audit", "--gpus", "2", "--json").out)["events"]
+    assert {event["gpu"] for event in about} == {2}
+
+
+def test_audit_follows(daemon: RunningDaemon) -> None:
+    with spawn(daemon, "audit", "--follow", "--json", "-n", "1") as follower:
+        assert follower.stdout is not None
+        first = json.loads(follower.stdout.readline())
+        with daemon.client() as client:
+            client.set_power_limit(client.node().gpus[1].uuid, 155_000)
+        second = json.loads(follower.stdout.readline())
+        follower.terminate()
+    assert first["events"][0]["number"] < second["events"][0]["number"]
+    assert "155 W" in [event["new"] for event in second["events"]]
+
+
+# ------------------------------------------------------------------------------------------- doctor
+
+
+def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    said = ctl("doctor", "--json")
+    found = parse(said.out)
+    assert (said.code, found["healthy"]) == (0, True)
+    by_name = {check["name"]: check for check in found["checks"]}
+    assert "a program's GPU 0 is GPU 3 here" in by_name["visible"]["found"]
+    assert by_name["sampling"]["found"].startswith("4 devices")
+    assert by_name["policy"]["state"] == "ok"
+
+
+@pytest.mark.parametrize("visible", ["7", "0,0", "MIG-1"])
+def test_the_doctor_sees_what_programs_would_not(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch, visible: str
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    said = ctl("doctor")
+    assert said.code == Exit.FAILED
+    assert "fault  visible" in said.out
+    assert "->" in said.out
+
+
+def test_the_doctor_finds_what_keeps_a_client_away(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    missing = ctl("--socket", str(tmp_path / "no" / "z.sock"), "doctor")
+    assert missing.code == Exit.FAILED
+    assert "mount the host's folder" in missing.out
+    (tmp_path / "file").touch()
+    assert "is no socket" in ctl("--socket", str(tmp_path / "file"), "doctor").out
+    import socket
+
+    dead = socket.socket(socket.AF_UNIX)
+    dead.bind(str(tmp_path / "dead"))
+    dead.close()
+    assert "systemctl start zeusd" in ctl("--socket", str(tmp_path / "dead"), "doctor").out
+
+
+def test_the_doctor_sees_a_device_that_is_not_sampled(ctl: Ctl, node: SimulatedNode) -> None:
+    node.inject(1, "sensors", 15)
+    said = wait_for(
+        lambda: next((one for one in [ctl("doctor")] if "fault  sampling" in one.out), None),
+        "the sampler to fall behind",
+    )
+    assert "GPU 1" in said.out
+    assert said.code == Exit.FAILED
+
+
+# ------------------------------------------------------------------------------- what always counts
+
+
+def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path: Path) -> None:
+    socket = ("--socket", str(tmp_path / "none.sock"))
+    for verb in ("status", "gpus", "leases", "audit", "release", "resume", "quiesce"):
+        said = ctl(*socket, verb)
+        assert said.code == Exit.UNAVAILABLE, verb
+        (sentence,) = said.err.splitlines()
+        assert sentence.startswith("zeusctl: ")
+        assert "start zeusd" in sentence or "ZEUSD_SOCK_PATH" in sentence, sentence
+        assert said.out == ""
+    failed = parse(ctl(*socket, "status", "--json").out)
+    assert (failed["code"], failed["exit_code"]) == ("unavailable", 3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "sentence"),
+    [
+        (("show", "9"), Exit.UNKNOWN, "there is no GPU '9' here"),
+        (("set", "0", "-p", "1"), Exit.OUT_OF_RANGE, "outside 100 to 250 W"),
+        (("set", "0"), Exit.USAGE, "nothing to set"),
+        (("set", "0", "-p", "much"), Exit.USAGE, "write watts, such as 250"),
+        (("set", "0", "-g", "fast"), Exit.USAGE, "write MHz"),
+        (("set", "0", "-g", "900,600"), Exit.OUT_OF_RANGE, "the minimum is above the maximum"),
+        (("set", "3", "-g", "900"), Exit.NOT_SUPPORTED, ""),
+        (("plot", "-o", "x.txt"), Exit.USAGE, "name a file that ends in"),
+        (("record", "-d", "soon"), Exit.USAGE, "write 30s"),
+        (("nonsense",), Exit.USAGE, "it knows: status, gpus"),
+        (("status", "--nonsense"), Exit.USAGE, "zeusctl status --help"),
+        (("schema", "nonsense"), Exit.USAGE, "there are: status"),
+    ],
+)
+def test_what_is_wrong_is_told_with_its_code(
+    ctl: Ctl, arguments: tuple[str, ...], code: Exit, sentence: str
+) -> None:
+    said = ctl(*arguments)
+    assert (said.code, said.out) == (code, "")
+    assert sentence in said.err
+    assert len(said.err.splitlines()) == 1
+    assert "Traceback" not in said.err
+
+
+def test_a_bug_is_told_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: Any) -> None:
+        raise ZeroDivisionError("oops")
+
+    monkeypatch.setattr("zeusctl.commands.status.read", fail)
+    said = ctl("status", "--json")
+    assert said.code == Exit.FAILED
+    assert "this is a bug in zeusctl (ZeroDivisionError: oops)" in said.err
+    assert parse(said.out)["code"] == "internal"
+
+
+def test_every_verb_has_help_that_says_enough(ctl: Ctl) -> None:
+    overview = ctl("--help").out
+    for verb in VERBS:
+        said = ctl(verb, "--help")
+        assert said.code == 0
+        assert f"Usage: zeusctl {verb}" in said.out
+        summary = next(line for line in overview.splitlines() if line.startswith(f"  {verb} "))
+        assert not summary.endswith("..."), f"{summary!r} is cut short on a terminal of 80 columns"
+
+
+def test_every_exit_code_has_a_meaning() -> None:
+    assert set(MEANINGS) == set(Exit)
+
+
+def test_help_and_completion_import_nothing_heavy(daemon: RunningDaemon) -> None:
+    source = (
+        "import sys; from zeusctl.cli import main\n"
+        "try: main(['status', '--help'])\n"
+        "except SystemExit: pass\n"
+        "heavy = {'zmq', 'pydantic', 'rich', 'matplotlib', 'pyarrow', 'torch', 'zeus'}\n"
+        "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", source], capture_output=True, text=True)
+    assert ran.stderr.strip() == "[]"
+
+
+def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
+    with spawn(daemon, "record", "-d", "2s") as recorder:
+        assert recorder.stdout is not None
+        assert recorder.stdout.readline().startswith("time,gpu")
+        recorder.stdout.close()
+        assert recorder.wait(20) == 0
+        assert recorder.stderr is not None
+        assert recorder.stderr.read() == ""
+
+
+def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> None:
+    from tests.support import as_nobody, configuration
+
+    rule = '[[allow]]\nusers = ["root"]\n'
+    with running_daemon(
+        "--simulate", "1xv100-pcie", "--socket-mode", "0666", *configuration(tmp_path, rule)
+    ) as node:
+        who = as_nobody()
+        if not who:  # whom zeusd runs as is an administrator
+            pytest.fail("this test needs root: it acts as two users")
+
+        def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [sys.executable, "-m", "zeusctl", *arguments],
+                capture_output=True,
+                text=True,
+                cwd="/",
+                env={**os.environ, "ZEUSD_SOCK_PATH": node.socket},
+                **who,
+            )
+
+        assert run("status").returncode == 0
+        for arguments in (("set", "0", "-p", "150"), ("quiesce",), ("release", "--all")):
+            refused = run(*arguments)
+            assert refused.returncode == Exit.DENIED, refused.stderr
+            assert "administrator" in refused.stderr
+        with node.client() as client:
+            uuid = client.node().gpus[0].uuid
+            client.set_power_limit(uuid, 150_000)
+            blocked = run("reset", "all")
+            assert blocked.returncode == Exit.DENIED
+            assert "is held by user root" in blocked.stderr
+            assert client.state(uuid)[uuid].power_limit_mw == 150_000
+            leases = json.loads(run("leases", "--json").stdout)["leases"]
+            assert [lease["pid"] for lease in leases] == [None]
+        assert run("release").returncode == 0
+        assert run("release", "--job", "7").returncode == 0
+        assert "you may read, and change nothing" in run("doctor").stdout

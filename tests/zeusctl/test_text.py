@@ -1,0 +1,139 @@
+"""Values, times and tables as text, and GPUs as a person names them."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+
+import pytest
+
+from zeus_ipc.messages import GpuInfo, GpuSupport
+from zeusctl import text
+from zeusctl.exits import CommandError, Exit
+from zeusctl.selecting import select
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [(0, "0 s"), (59.4, "59 s"), (60, "1 min 0 s"), (3599, "59 min 59 s"), (7260, "2 h 1 min")]
+    + [(90_000, "1 d 1 h"), (86_400 * 400, "400 d 0 h"), (-3, "0 s")],
+)
+def test_durations(seconds: float, said: str) -> None:
+    assert text.duration(seconds) == said
+
+
+@pytest.mark.parametrize(
+    ("said", "seconds"),
+    [("30s", 30), ("10m", 600), ("1.5h", 5400), ("2d", 172_800), ("45", 45), ("250ms", 0.25)]
+    + [("5 min", 300)],
+)
+def test_durations_are_read(said: str, seconds: float) -> None:
+    assert text.parse_duration(said) == pytest.approx(seconds)
+
+
+@pytest.mark.parametrize("said", ["", "x", "-3s", "0", "3 weeks", "1e3", "10 m s"])
+def test_what_is_no_duration_is_told(said: str) -> None:
+    with pytest.raises(ValueError, match="no duration"):
+        text.parse_duration(said)
+
+
+@pytest.mark.parametrize(
+    ("joules", "said"),
+    [
+        (0.04, "0.0 J"),
+        (9999, "9999.0 J"),
+        (10_000, "10.0 kJ"),
+        (2.5e7, "25.0 MJ"),
+        (3e10, "30.0 GJ"),
+    ],
+)
+def test_energy(joules: float, said: str) -> None:
+    assert text.energy(joules) == said
+
+
+@pytest.mark.parametrize(
+    ("control", "value", "said"),
+    [
+        ("power_limit", [200_000], "200 W"),
+        ("power_limit", [182_500], "182.5 W"),
+        ("gpu_clocks", [600, 900], "600-900 MHz"),
+        ("gpu_clocks", [], "unlocked"),
+        ("persistence_mode", [1], "on"),
+        ("memory_clocks", None, "not set"),
+    ],
+)
+def test_values(control: str, value: list[int] | None, said: str) -> None:
+    assert text.value_text(control, value) == said
+
+
+def test_reasons_leave_idleness_out() -> None:
+    assert text.reasons(0x1) == []
+    assert text.reasons(0x4 | 0x40 | 0x1) == ["power limit", "hardware thermal"]
+    assert text.reasons(None) == []
+
+
+def test_columns_line_up_whatever_their_colour() -> None:
+    lines = text.table(("A", "N"), [["x", "1"], ["\x1b[31mlonger\x1b[0m", "22"]], right=(1,))
+    assert [line.replace("\x1b[31m", "").replace("\x1b[0m", "") for line in lines] == [
+        "A        N",
+        "x        1",
+        "longer  22",
+    ]
+
+
+def test_instants_become_wall_times() -> None:
+    now = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+    then = text.wall_time(7_000_000_000, 10_500_000_000, now)
+    assert (now - then).total_seconds() == pytest.approx(3.5)
+
+
+def gpus(count: int) -> list[GpuInfo]:
+    return [
+        GpuInfo(
+            uuid=f"GPU-{index}aaa-{index}",
+            index=index,
+            pci_address=f"00000000:0{index}:00.0",
+            name="Test",
+            architecture=7,
+            memory_mib=1,
+            power_limit_min_mw=1,
+            power_limit_max_mw=2,
+            power_limit_default_mw=2,
+            power_limit_site_mw=2,
+            mig_enabled=False,
+            supports=GpuSupport(
+                power_limit=True,
+                gpu_clocks=True,
+                memory_clocks=True,
+                persistence_mode=True,
+                energy_counter=True,
+                power_instant=True,
+                power_average=True,
+            ),
+        )
+        for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("said", "indices"),
+    [
+        ("all", [0, 1, 2, 3]),
+        ("2", [2]),
+        ("3,1", [1, 3]),
+        ("1-2", [1, 2]),
+        ("0-1,1,3", [0, 1, 3]),
+        ("GPU-2aaa-2", [2]),
+        ("gpu-3", [3]),
+        ("00000000:01:00.0", [1]),
+        ("01:00.0", [1]),
+    ],
+)
+def test_gpus_by_what_a_person_says(said: str, indices: list[int]) -> None:
+    assert [gpu.index for gpu in select(said, gpus(4))] == indices
+
+
+@pytest.mark.parametrize("said", ["4", "2-5", "3-1", "x", "", "1,", "GPU-", "-1", "GPU-9"])
+def test_gpus_that_are_not_there(said: str) -> None:
+    with pytest.raises(CommandError, match="name one of 0, 1, 2, 3") as raised:
+        select(said, gpus(4))
+    assert raised.value.exit_code == Exit.UNKNOWN

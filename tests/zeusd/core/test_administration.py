@@ -1,0 +1,472 @@
+"""What administrators may do to a node, and what everybody may know of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.zeusd.core.world import GPU0, GPU1, World
+from zeus_ipc.messages import AuditTrail, Control, Metrics, NodeInfo, Policy, Quiesced
+from zeusd.core.access import Access, AllowRule
+from zeusd.core.policy import GpuRule, SitePolicy
+
+ADMIN, ALICE, BOB = 1, 2, 3
+ADMINS = frozenset({600})
+ACCESS = Access(
+    rules=(
+        AllowRule(
+            uids=frozenset({1002, 1003}),
+            controls=frozenset({Control.POWER_LIMIT, Control.GPU_CLOCKS}),
+            power_limit_mw=(150_000, 290_000),
+        ),
+    ),
+    admin_gids=ADMINS,
+)
+POWER, CLOCKS = (GPU0, Control.POWER_LIMIT), (GPU0, Control.GPU_CLOCKS)
+
+
+def make_world(policy: SitePolicy | None = None, gpus: int = 1) -> World:
+    world = World(policy, (300_000,) * gpus, ACCESS)
+    connect(world)
+    return world
+
+
+def connect(world: World) -> None:
+    world.connect(ADMIN, pid=101, uid=1001, groups=ADMINS)
+    world.connect(ALICE, pid=102, uid=1002)
+    world.connect(BOB, pid=103, uid=1003)
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+def restore(world: World, conn: int = ADMIN, **arguments: Any) -> dict[str, Any]:
+    result: dict[str, Any] = world.call(conn, "restore", **arguments)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("op", "arguments"),
+    [
+        ("restore", {}),
+        ("persist", {"gpus": [GPU0], "controls": ["power_limit"]}),
+        ("quiesce", {}),
+        ("resume", {}),
+        ("release", {"whose": "all"}),
+    ],
+)
+def test_only_administrators_may(world: World, op: str, arguments: dict[str, Any]) -> None:
+    world.set_power(ALICE, 200)
+    reply = world.call(ALICE, op, **arguments)
+    assert reply["error"]["code"] == "permission_denied"
+    assert "administrator" in reply["error"]["message"]
+    assert world.limit_w() == 200
+    assert world.call(BOB, "policy")["result"]["admin"] is False
+
+
+# ------------------------------------------------------------------------------------------ restore
+
+
+def test_a_restore_ends_leases_and_tells_their_holders(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    outcomes = restore(world)["result"]["gpus"][GPU0]["controls"]
+    assert outcomes == dict.fromkeys(
+        ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode"), "ok"
+    )
+    assert world.limit_w() == 300
+    assert world.values[CLOCKS] == ()
+    assert world.call(ADMIN, "leases")["result"]["leases"] == []
+    refusal = world.set_power(ALICE, 200)["error"]
+    assert refusal["code"] == "lease_expired"
+    assert "administrator (user 1001) reset the GPU" in refusal["message"]
+
+
+def test_a_restore_of_one_control_leaves_the_others(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    restore(world, gpus=[GPU0], controls=["gpu_clocks"])
+    assert world.values[CLOCKS] == ()
+    assert world.limit_w() == 200
+
+
+def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
+    """Held, free, or adopted as the target by a lease since: the site's maximum is in force."""
+    world.values[POWER] = (120_000,)
+    world.values[CLOCKS] = (300, 300)
+    restore(world)
+    assert (world.limit_w(), world.values[CLOCKS]) == (300, ())
+    world.values[POWER] = (160_000,)
+    world.set_power(ALICE, 150)  # the value outside becomes what it goes back to
+    world.call(ALICE, "release")
+    assert world.limit_w() == 160
+    restore(world)
+    assert world.limit_w() == 300
+    assert "error" not in world.set_power(ALICE, 290), "the site's maximum is the most again"
+
+
+def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.values[POWER] = (120_000,)
+    restore(world)
+    assert world.limit_w() == 300
+    assert world.call(ADMIN, "leases")["result"]["leases"] == []
+
+
+def test_a_restore_goes_back_to_what_the_site_configured() -> None:
+    world = make_world(SitePolicy(rules=(GpuRule("*", 220_000, (300, 1200)),)))
+    restore(world)
+    assert (world.limit_w(), world.values[CLOCKS]) == (220, (300, 1200))
+
+
+def test_a_restore_that_fails_says_so_and_goes_on_when_something_was_owed(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.faults[POWER] = 15
+    outcome = restore(world, controls=["power_limit"])["result"]["gpus"][GPU0]["controls"]
+    assert "fallen off the bus" in outcome["power_limit"]
+    (lease,) = world.call(ADMIN, "leases")["result"]["leases"]
+    assert lease["restoring"] is True
+    assert "fallen off the bus" in lease["trouble"]
+    world.faults.clear()
+    assert restore(world)["result"]["gpus"][GPU0]["controls"]["power_limit"] == "ok"
+    assert world.limit_w() == 300
+
+
+def test_a_wish_that_fails_owes_nothing(world: World) -> None:
+    """Nobody had changed the clock: a GPU that refuses is not leased to nobody for ever."""
+    world.faults[CLOCKS] = 3
+    outcome = restore(world, controls=["gpu_clocks"])["result"]["gpus"][GPU0]["controls"]
+    assert "not supported" in outcome["gpu_clocks"]
+    world.faults.clear()
+    assert world.call(ADMIN, "leases")["result"]["leases"] == []
+    reply = world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    assert "error" not in reply["result"]["gpus"][GPU0]
+
+
+def test_a_restore_that_a_crash_cuts_short_is_finished(world: World) -> None:
+    world.values[POWER] = (120_000,)
+    world.hold = True
+    world.ask(ADMIN, "restore", controls=["power_limit"])
+    world._device(world.held.pop(0))  # read; the write is under way, and in the journal
+    world.values[POWER] = (120_000,)
+    world.hold = False
+    world.start_core(alive=set())
+    assert world.limit_w() == 300
+
+
+def test_a_restore_of_an_unknown_gpu_is_told(world: World) -> None:
+    reply = restore(world, gpus=["GPU-no", GPU0])["result"]["gpus"]
+    assert reply["GPU-no"]["error"]["code"] == "unknown_gpu"
+    assert reply[GPU0]["controls"]["power_limit"] == "ok"
+
+
+# ------------------------------------------------------------------------------------------ persist
+
+
+def persist(world: World, watts: int) -> None:
+    world.set_power(ADMIN, watts)
+    reply = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])
+    assert reply["result"]["gpus"] == {GPU0: {}}
+
+
+def test_what_is_persisted_stays_and_is_the_most_that_may_be_set(world: World) -> None:
+    persist(world, 240)
+    world.apply(world.core.peer_closed(world.now_ns, ADMIN))
+    world.advance(60)
+    assert world.limit_w() == 240
+    assert world.set_power(ALICE, 250)["error"]["code"] == "out_of_range"
+    world.set_power(ALICE, 200)
+    world.call(ALICE, "release")
+    assert world.limit_w() == 240
+    assert world.call(ALICE, "hello")["result"]["gpus"][0]["persisted"] == ["power_limit"]
+
+
+def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
+    world: World,
+) -> None:
+    persist(world, 240)
+    world.call(ADMIN, "set_gpu_clocks", gpus=[GPU0], min_mhz=300, max_mhz=1100)
+    world.call(ADMIN, "persist", gpus=[GPU0], controls=["gpu_clocks"])
+    world.start_core(alive=set())
+    connect(world)
+    world.apply(world.core.reconfigure(world.now_ns, world.settings))
+    world.set_power(ALICE, 200)
+    world.call(ALICE, "release")
+    assert (world.limit_w(), world.values[CLOCKS]) == (240, (300, 1100))
+    restore(world)
+    assert (world.limit_w(), world.values[CLOCKS]) == (300, ())
+    assert not [key for key in world.journal if key.startswith("pin/")]
+    assert world.call(ALICE, "hello")["result"]["gpus"][0]["persisted"] == []
+    world.start_core(alive=set())
+    connect(world)
+    assert "error" not in world.set_power(ALICE, 290)
+
+
+def test_what_was_not_set_cannot_be_persisted(world: World) -> None:
+    world.set_power(ALICE, 200)
+    reply = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == "bad_request"
+    world.call(ALICE, "release")
+    assert world.limit_w() == 300
+
+
+# --------------------------------------------------------------------------------- the driver's end
+
+
+def test_quiesce_puts_everything_back_and_nothing_touches_the_driver_until_resume(
+    world: World,
+) -> None:
+    world.set_power(ALICE, 200)
+    result = Quiesced.model_validate(world.call(ADMIN, "quiesce")["result"])
+    assert (result.open, result.owed) == ([], [])
+    assert world.limit_w() == 300
+    assert world.driver_open is False  # from here on the world fails every call to a device
+    assert world.set_power(ALICE, 200)["error"]["code"] == "quiesced"
+    state = world.call(BOB, "state", gpus=[GPU0])["result"]["gpus"][GPU0]
+    assert state["error"]["code"] == "quiesced"
+    assert restore(world)["error"]["code"] == "quiesced"
+    assert world.call(BOB, "hello")["result"]["quiesced_ns"] is not None
+    assert world.call(ADMIN, "quiesce")["result"]["since_ns"] == result.since_ns
+    world.advance(100)
+    node = NodeInfo.model_validate(world.call(ADMIN, "resume")["result"], strict=False)
+    assert (len(node.gpus), node.quiesced_ns) == (1, None)
+    assert world.set_power(ALICE, 200)["error"]["code"] == "lease_expired"
+    world.call(ALICE, "acquire", gpus=[GPU0], controls=["power_limit"])
+    assert "error" not in world.set_power(ALICE, 200)
+
+
+def test_a_quiesced_node_stays_so_over_a_restart(world: World) -> None:
+    world.call(ADMIN, "quiesce")
+    world.start_core(alive=set())
+    connect(world)
+    assert world.driver_open is False
+    assert world.call(BOB, "hello")["result"]["gpus"] == []
+    world.call(ADMIN, "resume")
+    assert "error" not in world.set_power(ALICE, 200)
+
+
+def test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open() -> None:
+    """It is what a reset is for: what is owed is tried again after it."""
+    world = make_world(gpus=2)
+    world.set_power(ALICE, 200)
+    world.set_power(ALICE, 200, GPU1)
+    world.faults[POWER] = 15
+    result = world.call(ADMIN, "quiesce")["result"]
+    assert result["owed"] == [[GPU0, "power_limit"]]
+    assert world.values[(GPU1, Control.POWER_LIMIT)] == (300_000,)
+    world.advance(10)  # no attempt is made meanwhile: the world would fail
+    world.faults.clear()
+    world.call(ADMIN, "resume")
+    assert world.limit_w() == 300
+    assert world.call(ADMIN, "leases")["result"]["leases"] == []
+
+
+def test_after_a_reset_persisted_limits_are_in_force_again_and_others_are_what_is_found(
+    world: World,
+) -> None:
+    persist(world, 240)
+    world.call(ADMIN, "quiesce")
+    world.values[POWER] = (280_000,)  # a reset GPU has the vendor's default
+    world.call(ADMIN, "resume")
+    assert world.limit_w() == 240
+    restore(world)
+    world.call(ADMIN, "quiesce")
+    world.values[POWER] = (280_000,)
+    world.call(ADMIN, "resume")
+    assert world.limit_w() == 280
+    assert world.call(ALICE, "hello")["result"]["gpus"][0]["power_limit_site_mw"] == 280_000
+    restore(world)
+    assert world.limit_w() == 300
+
+
+def test_resume_without_quiesce_does_nothing(world: World) -> None:
+    world.set_power(ALICE, 200)
+    assert len(world.call(ADMIN, "resume")["result"]["gpus"]) == 1
+    assert world.limit_w() == 200
+
+
+def test_a_stop_while_quiesced_waits_for_nothing(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.faults[POWER] = 15
+    world.call(ADMIN, "quiesce")
+    world.apply(world.core.stop(world.now_ns))
+    assert world.core.putting_back is False
+
+
+# ------------------------------------------------------------------------------------------ release
+
+
+def test_a_user_may_release_what_another_of_his_processes_holds(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.connect(9, pid=902, uid=1002)
+    assert world.call(9, "release")["result"] == {"released": 0}
+    assert world.call(BOB, "release", whose="user")["result"] == {"released": 0}
+    assert world.limit_w() == 200
+    assert world.call(9, "release", whose="user")["result"] == {"released": 1}
+    assert world.limit_w() == 300
+    message = world.set_power(ALICE, 200)["error"]["message"]
+    assert "process 902 of the same user ended it" in message
+
+
+def test_leases_are_released_by_process_and_by_job() -> None:
+    world = make_world(gpus=2)
+    world.connect(7, pid=707, uid=1002, job="77", command="train")
+    world.set_power(7, 200)
+    world.set_power(BOB, 200, GPU1)
+    (mine, bobs) = world.call(7, "leases")["result"]["leases"]
+    assert (mine["job"], mine["command"], mine["pid"]) == ("77", "train", 707)
+    assert (bobs["job"], bobs["command"], bobs["pid"]) == (None, None, None)
+    assert world.call(ADMIN, "release", whose="all", job="78")["result"] == {"released": 0}
+    assert world.call(ADMIN, "release", whose="all", pids=[999])["result"] == {"released": 0}
+    assert world.call(ADMIN, "release", whose="all", job="77")["result"] == {"released": 1}
+    assert world.limit_w(GPU0) == 300
+    assert world.limit_w(GPU1) == 200
+    assert world.call(ADMIN, "release", whose="all", pids=[103])["result"] == {"released": 1}
+    assert world.limit_w(GPU1) == 300
+
+
+def test_a_job_is_known_after_a_restart_too() -> None:
+    world = make_world()
+    process = world.connect(7, pid=707, uid=1002, job="77")
+    world.set_power(7, 200)
+    world.start_core(alive={process})
+    connect(world)
+    assert world.call(ADMIN, "release", whose="all", job="77")["result"] == {"released": 1}
+    assert world.limit_w() == 300
+
+
+# -------------------------------------------------------------------------------- what may be known
+
+
+def test_the_policy_says_what_this_user_may(world: World) -> None:
+    policy = Policy.model_validate(world.call(ALICE, "policy")["result"])
+    mine = policy.gpus[GPU0]
+    assert (policy.uid, policy.admin) == (1002, False)
+    assert mine["power_limit"].ranges == [[150_000, 290_000]]
+    assert mine["gpu_clocks"].allowed
+    assert mine["gpu_clocks"].ranges == []
+    assert not mine["memory_clocks"].allowed
+    assert "may not change memory_clocks" in mine["memory_clocks"].why
+    admins = Policy.model_validate(world.call(ADMIN, "policy")["result"])
+    assert admins.admin
+    assert admins.gpus[GPU0]["power_limit"].ranges == [[100_000, 300_000]]
+    assert all(one.allowed for one in admins.gpus[GPU0].values())
+
+
+def test_what_the_policy_allows_is_what_a_set_may_do(world: World) -> None:
+    """Neither says more than the other."""
+    for conn in (ADMIN, ALICE):
+        ((low, high),) = world.call(conn, "policy")["result"]["gpus"][GPU0]["power_limit"]["ranges"]
+        for milliwatts, fits in (
+            (low, True),
+            (high, True),
+            (low - 1000, False),
+            (high + 1000, False),
+        ):
+            result = world.set_power(conn, milliwatts // 1000)
+            assert ("error" not in result) is fits, milliwatts
+        world.call(conn, "release")
+
+
+def trail(world: World, conn: int = ADMIN, **arguments: Any) -> AuditTrail:
+    return AuditTrail.model_validate(world.call(conn, "audit", **arguments)["result"])
+
+
+def test_the_audit_trail_has_every_change_and_many_sets_are_one_record(world: World) -> None:
+    begin = trail(world).records[-1].number
+    for watts in (200, 220, 210):
+        world.set_power(ALICE, watts)
+    world.call(ALICE, "release")
+    records = trail(world, after=begin).records
+    assert [one.event for one in records] == ["set", "restore", "lease_ended"]
+    sets, back, end = records
+    assert (sets.count, sets.old, sets.new, sets.uid) == (3, "300 W", "210 W", 1002)
+    assert (back.old, back.new, back.reason, back.result) == ("210 W", "300 W", "released", "ok")
+    assert (end.reason, end.result) == ("released", "restored")
+    assert sets.number < back.number < end.number
+
+
+def test_a_failed_set_is_a_record_of_its_own(world: World) -> None:
+    begin = trail(world).records[-1].number
+    world.set_power(ALICE, 200)
+    world.faults[POWER] = 999
+    world.set_power(ALICE, 210)
+    results = [one.result for one in trail(world, after=begin).records]
+    assert results[0] == "ok"
+    assert "internal driver error" in str(results[1])
+
+
+def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
+    world.set_power(ALICE, 200)
+    assert trail(world).records[-1].pid == 102
+    assert trail(world, ALICE).records[-1].pid == 102
+    seen = trail(world, BOB).records[-1]
+    assert (seen.pid, seen.lease, seen.uid) == (None, None, 1002)
+
+
+def test_the_trail_is_bounded_and_says_what_it_dropped(world: World) -> None:
+    for turn in range(1200):
+        world.set_power(ALICE, 200 + turn % 2)
+        world.call(ALICE, "release")
+    found = trail(world, limit=500)
+    assert len(found.records) == 500
+    assert found.dropped > 2000
+    assert found.records[-1].number - found.records[0].number == 499
+
+
+def test_a_dumped_trail_goes_on_after_a_restart(world: World) -> None:
+    world.set_power(ALICE, 200)
+    before = trail(world).records
+    dumped = world.core.trail.dump()
+    world.start_core(alive=set())
+    world.core.trail.load(dumped)
+    connect(world)
+    after = trail(world).records
+    assert after[: len(before)] == before
+    assert [one.event for one in after[len(before) :]] == ["gpu_found", "restore", "lease_ended"]
+    numbers = [one.number for one in after]
+    assert numbers == list(range(1, len(after) + 1))
+    with pytest.raises(TypeError):
+        world.core.trail.load([{"nonsense": 1}])
+
+
+def metrics(world: World) -> Metrics:
+    return Metrics.model_validate(world.call(BOB, "metrics")["result"])
+
+
+def test_the_metrics_count_what_happened(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.set_power(ALICE, 210)
+    world.set_power(BOB, 200)  # held
+    world.call(BOB, "set_memory_clocks", gpus=[GPU0], min_mhz=1, max_mhz=2)  # not allowed
+    world.values[POWER] = (120_000,)
+    world.call(ALICE, "release")
+    found = metrics(world)
+    assert [(one.labels, one.count) for one in found.changes] == [
+        ({"control": "power_limit", "result": "ok"}, 2)
+    ]
+    assert [(one.labels, one.count) for one in found.restores] == [
+        ({"reason": "released", "result": "changed_outside"}, 1)
+    ]
+    assert {one.labels["code"]: one.count for one in found.refusals} == {
+        "lease_held": 1,
+        "permission_denied": 1,
+    }
+    assert [(one.labels, one.count) for one in found.outside_changes] == [
+        ({"control": "power_limit", "result": "kept"}, 1)
+    ]
+    assert found.connections == 3
+
+
+def test_the_metrics_name_what_is_not_back(world: World) -> None:
+    world.set_power(ALICE, 200)
+    world.faults[POWER] = 15
+    world.call(ALICE, "release")
+    assert metrics(world).pending == [[GPU0, "power_limit"]]
+    assert [one.count for one in metrics(world).restore_failures] == [1]
+    world.faults.clear()
+    world.advance(1)
+    assert metrics(world).pending == []
