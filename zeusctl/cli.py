@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from importlib import import_module
@@ -97,6 +98,9 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     # Plugins are looked for in every installed distribution, which takes longer than a request.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
+    # The client's warnings are for programs; verbs say in their own words what matters.
+    logging.getLogger("zeus_ipc").addHandler(logging.NullHandler())
+    logging.getLogger("zeus_ipc").propagate = False
     arguments = sys.argv[1:] if arguments is None else arguments
     json_wanted = "--json" in (
         arguments[: arguments.index("--")] if "--" in arguments else arguments

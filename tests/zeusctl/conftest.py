@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 
@@ -52,6 +54,7 @@ def ctl(
     with daemon.client() as client:
         client.resume()
         client.restore()
+        client.release()  # this process knows of what it lost
 
 
 @pytest.fixture
@@ -66,14 +69,20 @@ def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
     simulated.close()
 
 
-def spawn(daemon: RunningDaemon, *arguments: str, **options: Any) -> subprocess.Popen[str]:
-    """`zeusctl ARGUMENTS` as a process of its own, with pipes."""
-    return subprocess.Popen(
+@contextlib.contextmanager
+def spawn(daemon: RunningDaemon, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """`zeusctl ARGUMENTS` as a process of its own, with pipes; it ends with the block."""
+    with subprocess.Popen(
         [sys.executable, "-m", "zeusctl", *arguments],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
         env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
-        **options,
-    )
+        start_new_session=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)

@@ -130,7 +130,7 @@ def set_(
     _answer(session, settings, "persisted" if persist else "command" if command else "process")
     if persist:
         return
-    watch = _LossWatch(session, chosen)
+    watch = _LossWatch(session, settings)
     if command:
         click.get_current_context().exit(run(command, watch))
     if not session.json:
@@ -248,10 +248,10 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
 class _LossWatch:
     """Tells once when a lease was lost."""
 
-    def __init__(self, session: Session, gpus: Sequence[GpuInfo]) -> None:
+    def __init__(self, session: Session, settings: Sequence[Setting]) -> None:
         self._session = session
-        self._index = {gpu.uuid: gpu.index for gpu in gpus}
-        self._held = self._read()
+        self._index = {one.uuid: one.gpu for one in settings}
+        self._held = {(one.uuid, one.control) for one in settings}
 
     def __call__(self) -> None:
         held = self._read()
@@ -271,7 +271,7 @@ class _LossWatch:
         try:
             leases = self._session.client.leases()
         except ZeusIpcError:  # zeusd is being restarted; leases outlive that
-            return getattr(self, "_held", set())
+            return self._held
         return {
             (lease.gpu, lease.control.value)
             for lease in leases

@@ -1,0 +1,358 @@
+"""The verbs that change something, and how it goes back."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import RunningDaemon, wait_for
+from tests.zeusctl.conftest import Ctl, spawn
+from zeus_ipc.errors import LeaseExpired
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+from zeusctl.exits import Exit
+from zeusctl.recording import read
+
+WORK = "nsdi23/v100/imagenet/resnet50/adadelta/32"
+
+
+def limits(daemon: RunningDaemon) -> list[float]:
+    with daemon.client() as client:
+        uuids = [gpu.uuid for gpu in client.node().gpus]
+        return [(state.power_limit_mw or 0) / 1000 for state in client.state(uuids).values()]
+
+
+def locked(daemon: RunningDaemon, gpu: int) -> list[int] | None:
+    with daemon.client() as client:
+        uuid = client.node().gpus[gpu].uuid
+        return client.state(uuid)[uuid].locked_gpu_clocks_mhz
+
+
+def said_json(text: str) -> Any:
+    return json.loads(text.splitlines()[0])
+
+
+# ------------------------------------------------------------------------------------ set, release
+
+
+def test_a_setting_lasts_as_long_as_its_command(ctl: Ctl, daemon: RunningDaemon) -> None:
+    look = "import sys; from zeusctl.cli import main; main(['leases', '--json'])"
+    said = ctl("set", "0-1", "-p", "150W", "-g", "600,900", "--", sys.executable, "-c", look)
+    assert said.code == 0
+    leases = said_json(said.out)["leases"]
+    assert [(one["gpu"], one["value"]) for one in leases] == [
+        (0, "150 W"),
+        (0, "600-900 MHz"),
+        (1, "150 W"),
+        (1, "600-900 MHz"),
+    ]
+    assert "GPU 0: power_limit 150 W (was 250 W)" in said.err
+    assert limits(daemon)[:2] == [250, 250]
+    assert locked(daemon, 0) is None
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        (("sh", "-c", "exit 7"), 7),
+        (("sh", "-c", "kill -TERM $$"), 143),
+        (("no-such-command",), Exit.NOT_FOUND),
+        (("/etc/passwd",), Exit.NOT_EXECUTABLE),
+    ],
+)
+def test_the_exit_code_is_the_commands(ctl: Ctl, command: tuple[str, ...], code: int) -> None:
+    for verb in (("set", "0", "-p", "150"), ("measure",)):
+        assert ctl(*verb, "--", *command).code == code
+
+
+def test_a_command_is_not_run_without_its_setting(ctl: Ctl, tmp_path: Path) -> None:
+    ran = tmp_path / "ran"
+    said = ctl("set", "0", "-p", "5", "--", "touch", str(ran))
+    assert said.code == Exit.NOT_RUN
+    assert "outside 100 to 250 W" in said.err
+    said = ctl("--socket", str(tmp_path / "none"), "measure", "--", "touch", str(ran))
+    assert said.code == Exit.NOT_RUN
+    assert not ran.exists()
+
+
+def test_all_or_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
+    """GPU 3 has no locked clocks: what was set before on it goes back too."""
+    said = ctl("set", "0,3", "-p", "200", "-g", "900")
+    assert said.code == Exit.NOT_SUPPORTED
+    wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "everything to be back")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_setting_without_a_command_ends_with_zeusctl(
+    daemon: RunningDaemon, number: signal.Signals
+) -> None:
+    with spawn(daemon, "set", "1", "-p", "150") as setter:
+        assert setter.stdout is not None
+        assert "power_limit 150 W" in setter.stdout.readline()
+        assert limits(daemon)[1] == 150
+        setter.send_signal(number)
+        assert setter.wait(20) == (0 if number is not signal.SIGKILL else -9)
+    wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
+
+
+def test_a_signal_ends_the_command_and_then_the_setting(daemon: RunningDaemon) -> None:
+    with spawn(daemon, "set", "1", "-p", "150", "--", "sleep", "100") as setter:
+        wait_for(lambda: limits(daemon)[1] == 150, "the limit")
+        assert setter.stderr is not None
+        setter.stderr.readline()  # the command runs now, or soon
+        children = Path(f"/proc/{setter.pid}/task/{setter.pid}/children")
+        wait_for(lambda: children.read_text().strip(), "the command to run")
+        setter.send_signal(signal.SIGTERM)
+        assert setter.wait(20) == 128 + signal.SIGTERM
+    wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
+
+
+def test_who_loses_a_setting_is_told(daemon: RunningDaemon) -> None:
+    with spawn(daemon, "set", "1", "-p", "150", "--", "sleep", "100") as setter:
+        wait_for(lambda: limits(daemon)[1] == 150, "the limit")
+        with daemon.client() as client:
+            client.restore()
+        assert setter.stderr is not None
+        lines = [setter.stderr.readline(), setter.stderr.readline()]
+        assert "the lease on power_limit of GPU 1 is lost" in lines[1]
+        setter.terminate()
+
+
+def test_held_by_somebody_else(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        client.set_power_limit(client.node().gpus[0].uuid, 200_000)
+        with spawn(daemon, "set", "0", "-p", "150", "--json") as other:
+            out, err = other.communicate(timeout=20)
+        assert other.returncode == Exit.HELD
+        assert f"is held by process {os.getpid()}" in err
+        assert said_json(out)["code"] == "lease_held"
+
+
+@pytest.mark.parametrize(
+    ("answer", "kept"),
+    [("y\n", True), ("YES\n", True), ("n\n", False), ("\n", False), (None, False)],
+)
+def test_a_setting_that_nobody_confirms_goes_back(
+    daemon: RunningDaemon, answer: str | None, kept: bool
+) -> None:
+    within = "60s" if answer is not None else "200ms"
+    with spawn(daemon, "set", "0", "-p", "150", "--persist", "--confirm-within", within) as setter:
+        assert setter.stdin is not None
+        if answer is not None:
+            wait_for(lambda: limits(daemon)[0] == 150, "the limit to be set")
+            setter.stdin.write(answer)
+            setter.stdin.flush()
+        code = setter.wait(30)
+        assert setter.stderr is not None
+        err = setter.stderr.read()
+    assert (code == 0) is kept, err
+    wait_for(lambda: limits(daemon)[0] == (150 if kept else 250), "the outcome")
+    if not kept:
+        assert "so everything goes back; confirm with y" in err
+    with daemon.client() as client:
+        client.restore()
+    assert limits(daemon)[0] == 250
+
+
+def test_what_is_persisted_lasts_until_a_reset(ctl: Ctl, daemon: RunningDaemon) -> None:
+    said = ctl("set", "all", "-p", "200", "--persist", "--json")
+    assert said_json(said.out)["kept"] == "persisted"
+    assert limits(daemon) == [200, 200, 200, 200]
+    shown = ctl("status").out
+    assert "GPU 0: power_limit set to last; `zeusctl reset 0` ends that" in shown
+    assert ctl("set", "0", "-p", "210").code == Exit.OUT_OF_RANGE
+    assert ctl("reset", "0,1").code == 0
+    assert limits(daemon) == [250, 250, 200, 200]
+    assert "16 controls" not in ctl("reset", "all").out
+    assert limits(daemon) == [250, 250, 400, 250]
+    assert ctl("set", "0", "-p", "200", "--persist", "--", "true").code == Exit.USAGE
+
+
+def test_a_reset_ends_leases_and_outside_changes(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    node.set_outside(1, 120_000)
+    with daemon.client() as client:
+        uuid = client.node().gpus[0].uuid
+        client.set_power_limit(uuid, 150_000)
+        said = ctl("reset", "all", "-c", "power_limit", "--json")
+        report = said_json(said.out)
+        assert [one["pid"] for one in report["revoked"]] == [os.getpid()]
+        assert [one["ok"] for one in report["outcomes"]] == [True] * 4
+        assert limits(daemon) == [250, 250, 400, 250]
+        with pytest.raises(LeaseExpired, match="reset the GPU"):
+            client.set_power_limit(uuid, 150_000)
+
+
+def test_release_by_pid_and_of_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        client.set_power_limit(client.node().gpus[0].uuid, 150_000)
+        assert said_json(ctl("release", "--pid", "1", "--json").out)["released"] == 0
+        assert ctl("release", "--job", "4711").out == "0 leases given back\n"
+        assert limits(daemon)[0] == 150
+        assert ctl("release", "--pid", str(os.getpid())).out == "1 leases given back\n"
+        assert limits(daemon)[0] == 250
+    assert ctl("release").code == 0
+    assert ctl("release", "--all").code == 0
+
+
+# ------------------------------------------------------------------------- measure, record, plot
+
+
+def test_measuring_a_command(ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode) -> None:
+    with daemon.client() as client:
+        info = client.node()
+    assert info.simulated is not None
+    with SimulatedWork(info.simulated, [info.gpus[0].uuid], WORK) as work:
+        work.launch(1000)
+        before_j = node.true_energy_j(0)
+        said = ctl("measure", "--json", "--gpus", "0-1", "--", "sleep", "0.4")
+        drawn_j = node.true_energy_j(0) - before_j
+    assert said.out == "", "standard output is the command's"
+    report = said_json(said.err)
+    busy, idle = (one for one in report["sources"] if one["source"].startswith("gpu:"))
+    assert report["time_s"] >= 0.4
+    assert busy["energy_j"] == pytest.approx(busy["average_power_w"] * report["time_s"], rel=1e-6)
+    assert 0 < busy["energy_j"] <= drawn_j
+    assert busy["average_power_w"] > 2 * idle["average_power_w"]
+    assert report["gpu_energy_j"] == pytest.approx(busy["energy_j"] + idle["energy_j"])
+
+
+def test_a_measurement_in_a_file(ctl: Ctl, tmp_path: Path) -> None:
+    path = tmp_path / "energy"
+    said = ctl("measure", "-o", str(path), "--", "echo", "mine")
+    assert (said.out, said.err) == ("mine\n", "")
+    assert "gpu:3" in path.read_text()
+    assert "J of GPUs in" in path.read_text()
+
+
+@pytest.mark.parametrize("name", ["samples.csv", "samples.parquet"])
+def test_a_recording_has_every_tick_and_is_read_back(ctl: Ctl, tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    said = ctl("record", "0,2", "-o", str(path), "-d", "600ms", "--json")
+    assert said.code == 0, said.err
+    assert said_json(said.out)["rows"] > 10
+    first, second = read(path)
+    assert (first.gpu, second.gpu) == (0, 2)
+    times = [t for t in first.columns["time"] if t is not None]
+    assert times == sorted(times)
+    assert abs(times[-1] - time.time()) < 60
+    energies = [one for one in first.columns["energy_j"] if one is not None]
+    assert energies == sorted(energies)
+    assert set(first.columns["power_limit_w"]) == {250.0}
+    assert sum(one or 0 for one in first.columns["lost"]) == 0
+
+
+def test_a_recording_to_standard_output_ends_in_order(daemon: RunningDaemon) -> None:
+    with spawn(daemon, "record", "0", "--every", "100ms") as recorder:
+        assert recorder.stdout is not None
+        rows = [recorder.stdout.readline() for _ in range(4)]
+        recorder.send_signal(signal.SIGINT)
+        assert recorder.wait(20) == 0
+    found = list(csv.DictReader(rows))
+    times = [float(row["time"]) for row in found]
+    assert times[1] - times[0] > 0.09
+
+
+def test_a_recording_that_zeusd_leaves_is_kept(tmp_path: Path) -> None:
+    from tests.support import running_daemon
+
+    path = tmp_path / "samples.csv"
+    with running_daemon("--simulate", "1xv100-pcie") as node:
+        with spawn(node, "record", "-o", str(path)) as recorder:
+            wait_for(lambda: path.exists() and len(path.read_text().splitlines()) > 5, "rows")
+            node.stop()
+            recorder.send_signal(signal.SIGINT)
+            assert recorder.wait(30) == 0
+    assert len(read(path)[0].columns["time"]) > 4
+
+
+def test_what_is_no_recording_is_told_with_its_line(ctl: Ctl, tmp_path: Path) -> None:
+    path = tmp_path / "samples.csv"
+    ctl("record", "0", "-o", str(path), "-d", "300ms")
+    rows = path.read_text().splitlines()
+    rows[2] = rows[2].replace(",", ",x", 1)
+    path.write_text("\n".join(rows))
+    said = ctl("plot", "-o", str(tmp_path / "p.png"), "--recording", str(path))
+    assert said.code == Exit.FAILED
+    assert "line 3" in said.err
+    path.write_text("a,b\n1,2\n")
+    said = ctl("plot", "-o", str(tmp_path / "p.png"), "--recording", str(path))
+    assert "it has no column" in said.err
+    assert not (tmp_path / "p.png").exists()
+
+
+def test_pictures_of_history_and_recordings(ctl: Ctl, tmp_path: Path) -> None:
+    png, svg = tmp_path / "history.png", tmp_path / "recording.svg"
+    assert ctl("plot", "-o", str(png), "--last", "1m").code == 0
+    assert png.read_bytes().startswith(b"\x89PNG")
+    recording = tmp_path / "r.csv"
+    ctl("record", "0,2", "-o", str(recording), "-d", "400ms")
+    said = ctl("plot", "2", "-o", str(svg), "--recording", str(recording), "--json")
+    assert said_json(said.out)["rows"] > 5
+    text = svg.read_text()
+    assert "GPU 2" in text
+    assert "GPU 0" not in text
+    assert {"power", "limit", "graphics clock"} <= set(_words(text))
+    said = ctl("plot", "1", "-o", str(svg), "--recording", str(recording))
+    assert "samples of GPUs 0, 2 only" in said.err
+
+
+def _words(svg: str) -> list[str]:
+    """matplotlib writes each text beside its outlines, as a comment."""
+    return [part.split("-->")[0].strip() for part in svg.split("<!--")[1:]]
+
+
+def test_a_picture_of_a_profile(ctl: Ctl, tmp_path: Path) -> None:
+    profile, svg = tmp_path / "profile.json", tmp_path / "p.svg"
+    measurements = [
+        {"power_limit": 250, "energy": 2300.0, "time": 10.0},
+        {"power_limit": 175, "energy": 1800.0, "time": 11.0},
+        {"power_limit": 100, "energy": 1700.0, "time": 17.0},
+    ]
+    profile.write_text(json.dumps({"measurements": measurements}))
+    assert ctl("plot", "-o", str(svg), "--profile", str(profile)).code == 0
+    assert {"250 W", "175 W", "100 W", "energy saved", "time added"} <= set(_words(svg.read_text()))
+    profile.write_text("{}")
+    said = ctl("plot", "-o", str(svg), "--profile", str(profile))
+    assert (said.code, "is no power limit profile" in said.err) == (Exit.FAILED, True)
+
+
+# ------------------------------------------------------------------------------- quiesce and resume
+
+
+def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        uuid = client.node().gpus[0].uuid
+        client.set_power_limit(uuid, 150_000)
+        report = said_json(ctl("quiesce", "--json").out)
+        assert (report["quiesced"], report["open"], report["not_back"]) == (True, [], [])
+        assert "The driver is let go of" in ctl("status").out
+        said = ctl("set", "0", "-p", "150")
+        assert said.code == Exit.NOT_BACK
+        assert "`zeusctl resume`" in said.err
+        assert "fault  GPUs" in ctl("doctor").out
+        assert len(said_json(ctl("resume", "--json").out)["gpus"]) == 4
+        assert limits(daemon)[0] == 250
+        with pytest.raises(LeaseExpired, match="let go of the driver"):
+            client.set_power_limit(uuid, 150_000)
+    before = time.monotonic_ns()
+    with daemon.client() as client:  # the sampler goes on where it was
+        window = (before, before + 10_000_000, False)
+        assert client.windows(uuid, [window])[uuid].energy_uj[0] is not None
+
+
+def test_nothing_of_this_is_left(daemon: RunningDaemon) -> None:
+    wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "all limits to be back")
+    with daemon.client() as client:
+        assert client.leases() == []
+    ended = subprocess.run(["pgrep", "-f", daemon.socket], capture_output=True, text=True)
+    assert daemon.process.pid in [int(pid) for pid in ended.stdout.split()]
