@@ -159,8 +159,8 @@ class Dashboard:
     def _table(self, report: StatusReport, width: int) -> Table:
         table = Table(box=None, padding=(0, 1), expand=False, header_style="bold")
         table.add_column("GPU", justify="right")
-        wide = width >= 100
-        if wide:
+        wide, named = width >= 100, width >= 128
+        if named:
             table.add_column("NAME")
         table.add_column("POWER", justify="right")
         table.add_column("", no_wrap=True, min_width=BAR if wide else NARROW_BAR)
@@ -169,19 +169,19 @@ class Dashboard:
         table.add_column("TEMP", justify="right")
         if wide:
             table.add_column("ENERGY", justify="right")
-        room = max(0, width - (114 if wide else 68))
+        room = max(0, width - (114 if named else 90 if wide else 68))
         spark = min(60, room)
         table.add_column(f"LAST {SPAN_S // 60} MIN" if spark >= 10 else "")
         table.add_column("HELD BACK BY", no_wrap=True)
         for gpu in report.gpus:
-            table.add_row(*self._row(gpu, wide, spark))
+            table.add_row(*self._row(gpu, named, wide, spark))
         return table
 
-    def _row(self, gpu: Gpu, wide: bool, spark: int) -> list[RenderableType]:
+    def _row(self, gpu: Gpu, named: bool, wide: bool, spark: int) -> list[RenderableType]:
         limit = gpu.power_limit_w
         in_force = limit.enforced if limit.enforced is not None else limit.requested
         lowered = in_force is not None and limit.site is not None and in_force < limit.site
-        name: list[RenderableType] = [shorten(gpu.name, 24)] if wide else []
+        name: list[RenderableType] = [shorten(gpu.name, 24)] if named else []
         counter: list[RenderableType] = []
         if wide:
             counter = ["-" if gpu.energy_j is None else energy(gpu.energy_j)]

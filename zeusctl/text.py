@@ -40,7 +40,7 @@ def use_color() -> bool:
 
 def style(text: str, fg: str | None = None, bold: bool = False) -> str:
     """Coloured text, where colours are welcome."""
-    return click.style(text, fg=fg, bold=bold) if use_color() else text
+    return click.style(text, fg=fg, bold=bold or None) if use_color() else text
 
 
 def reasons(bits: int | None) -> list[str]:

@@ -1,0 +1,158 @@
+"""What `--json` prints, held against files: who reads it must be able to go on reading it.
+
+After a wanted change: `python -m tests.zeusctl.test_golden` writes the files anew. A field that is
+taken away or changed asks for another number in the report's schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import RunningDaemon
+from tests.zeusctl.conftest import Ctl
+from zeusctl.reports import REPORTS
+
+GOLDEN = Path(__file__).with_name("golden")
+SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schema"
+
+VERBS: dict[str, tuple[str, ...]] = {
+    "status": ("status", "--json"),
+    "gpus": ("gpus", "--json"),
+    "leases": ("leases", "--json"),
+    "show": ("show", "2", "--json"),
+    "set": ("set", "1", "-p", "200", "-g", "600,900", "--persist", "--json"),
+    "reset": ("reset", "1", "-c", "gpu_clocks", "--json"),
+    "release": ("release", "--json"),
+    "measure": ("measure", "--json", "--no-cpu", "--gpus", "0,1", "--", "true"),
+    "audit": ("audit", "-n", "3", "--json"),
+    "doctor": ("doctor", "--json"),
+    "quiesce": ("quiesce", "--json"),
+    "resume": ("resume", "--json"),
+    "record": ("record", "0", "-d", "200ms", "-o", "samples.csv", "--json"),
+    "error": ("show", "9", "--json"),
+}
+
+MOVING = {
+    *("at", "when", "until", "uptime_s", "held_s", "expires_in_s", "number", "pid", "socket"),
+    *("power_w", "energy_j", "uncertainty_j", "average_power_w", "gpu_energy_j", "time_s", "rows"),
+    *("temperature_c", "gpu_clock_mhz", "energy_last_hour_j", "dropped", "uid", "user", "command"),
+    *("throttle_reasons", "found", "leases", "path"),
+}
+"""What differs from run to run: only its kind is compared."""
+
+
+def still(value: Any, name: str = "") -> Any:
+    """The same whatever the time and the machine."""
+    if isinstance(value, dict):
+        return {key: still(one, key) for key, one in value.items()}
+    if isinstance(value, list) and name not in MOVING:
+        return [still(one, name) for one in value]
+    if name in MOVING and value is not None:
+        if isinstance(value, list):
+            return [
+                still(one) if isinstance(one, dict) else type(one).__name__ for one in value[:1]
+            ]
+        return f"<{type(value).__name__}>"
+    if isinstance(value, str):
+        return re.sub(r"/\S*\.sock\S*", "<socket>", value)
+    return value
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_each_verb_prints_what_it_always_printed(
+    ctl: Ctl,
+    daemon: RunningDaemon,
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    found = still(answer(ctl, daemon, name))
+    golden = json.loads((GOLDEN / f"{name}.json").read_text())
+    assert found == golden
+
+
+def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
+    """What a verb prints while somebody holds a limit."""
+    with daemon.client() as client:
+        client.release()
+        client.set_power_limit(client.node().gpus[0].uuid, 200_000)
+        if name == "resume":
+            ctl("quiesce")
+        said = ctl(*VERBS[name])
+    text = said.out if said.out.strip() else said.err
+    report = json.loads(text.splitlines()[-1])
+    kind = REPORTS[report["schema"].removeprefix("zeusctl.").partition("/")[0]]
+    kind.model_validate(report)
+    if name == "doctor":  # what else there is depends on the machine
+        known = {"socket", "version", "GPUs", "policy", "sampling", "restores", "visible"}
+        report["checks"] = [check for check in report["checks"] if check["name"] in known]
+    return report
+
+
+@pytest.mark.parametrize("name", REPORTS)
+def test_the_published_schema_is_that_of_the_report(ctl: Ctl, name: str) -> None:
+    said = ctl("schema", name)
+    assert json.loads(said.out) == json.loads((SCHEMAS / f"{name}.json").read_text())
+
+
+def test_a_schema_grows_only() -> None:
+    """Every field of a published schema is still there, and still of its kind."""
+    for name, kind in REPORTS.items():
+        published = json.loads((SCHEMAS / f"{name}.json").read_text())
+        present = kind.model_json_schema(mode="serialization")
+        parts = [("", published, present)]
+        parts += [
+            (part, fields, present["$defs"].get(part, {}))
+            for part, fields in published.get("$defs", {}).items()
+        ]
+        for part, before, now in parts:
+            for field, was in before.get("properties", {}).items():
+                assert now.get("properties", {}).get(field) == was, f"{name} {part}.{field}"
+
+
+def write() -> None:
+    """Writes golden files and schemas anew."""
+    import contextlib
+    import io
+    import os
+    import tempfile
+
+    from tests.support import running_daemon
+    from tests.zeusctl.conftest import Said
+    from zeusctl.cli import main
+
+    SCHEMAS.mkdir(exist_ok=True)
+    for name, kind in REPORTS.items():
+        text = json.dumps(kind.model_json_schema(mode="serialization"), indent=2)
+        (SCHEMAS / f"{name}.json").write_text(text + "\n")
+    with running_daemon("--simulate", "2xv100-pcie,a100-sxm-80,p100", gpus=4) as daemon:
+        os.environ["ZEUSD_SOCK_PATH"] = daemon.socket
+        os.chdir(tempfile.mkdtemp())
+
+        def ctl(*arguments: str) -> Said:
+            out, err = io.StringIO(), io.StringIO()
+            with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+                try:
+                    main(list(arguments))
+                except SystemExit as end:
+                    return Said(int(str(end.code)), out.getvalue(), err.getvalue())
+
+        for name in VERBS:
+            text = json.dumps(still(answer(ctl, daemon, name)), indent=2)
+            (GOLDEN / f"{name}.json").write_text(text + "\n")
+            with daemon.client() as client:
+                client.resume()
+                client.restore()
+
+
+if __name__ == "__main__":
+    sys.exit(write())

@@ -1,0 +1,311 @@
+"""Every verb in a terminal: pseudo-terminals, tmux, and the shells that complete its words."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pty
+import re
+import select
+import shutil
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Iterator
+from fcntl import ioctl
+from pathlib import Path
+
+import pytest
+
+from tests.support import TIMEOUT_S, RunningDaemon, wait_for
+from zeus_ipc.simulation import SimulatedWork
+from zeusctl.cli import VERBS
+
+ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
+
+
+class Terminal:
+    """A program in a terminal of its own.
+
+    Attributes:
+        text: What the terminal has shown so far, with its escapes.
+    """
+
+    def __init__(self, command: list[str], env: dict[str, str], size: tuple[int, int]) -> None:
+        self.text = ""
+        self._master, slave = pty.openpty()
+        ioctl(slave, termios.TIOCSWINSZ, struct.pack("4H", size[1], size[0], 0, 0))
+        self.process = subprocess.Popen(
+            command,
+            stdin=slave,
+            stdout=slave,
+            stderr=slave,
+            env={**os.environ, "TERM": "xterm-256color", **env},
+            start_new_session=True,
+            preexec_fn=lambda: ioctl(0, termios.TIOCSCTTY, 0),
+        )
+        os.close(slave)
+
+    def read(self, timeout_s: float = 0.1) -> str:
+        """What is shown now."""
+        with contextlib.suppress(OSError):
+            while select.select([self._master], [], [], timeout_s)[0]:
+                data = os.read(self._master, 65536)
+                if not data:
+                    break
+                self.text += data.decode(errors="replace")
+        return self.text
+
+    def expect(self, part: str) -> None:
+        """Waits until something is shown."""
+        wait_for(lambda: part in ESCAPE.sub("", self.read()), f"{part!r} in the terminal")
+
+    def type(self, keys: str) -> None:
+        """Presses keys."""
+        os.write(self._master, keys.encode())
+
+    def wait(self) -> int:
+        """Waits for the end; the exit code."""
+        end = time.monotonic() + TIMEOUT_S
+        while self.process.poll() is None and time.monotonic() < end:
+            self.read(0.05)
+        self.read()
+        return self.process.wait(1)
+
+    def close(self) -> None:
+        """Ends it."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._master)
+
+
+@contextlib.contextmanager
+def terminal(
+    daemon: RunningDaemon, *arguments: str, size: tuple[int, int] = (120, 40), **env: str
+) -> Iterator[Terminal]:
+    command = [sys.executable, "-m", "zeusctl", *arguments]
+    found = Terminal(command, {"ZEUSD_SOCK_PATH": daemon.socket, **env}, size)
+    try:
+        yield found
+    finally:
+        found.close()
+
+
+SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
+    "status": (("status",), "", "HELD BACK BY", 0),
+    "gpus": (("gpus",), "", "CONTROLS", 0),
+    "show": (("show", "0"), "", "You may change:", 0),
+    "leases": (("leases",), "", "nobody holds anything", 0),
+    "top": (("top", "-i", "0.2"), "q", "LAST 2 MIN", 0),
+    "watch": (("watch", "-i", "0.2"), "q", "nobody holds anything", 0),
+    "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 0),
+    "reset": (("reset", "all"), "", "are at the site's maximum", 0),
+    "release": (("release",), "", "0 leases given back", 0),
+    "measure": (("measure", "--", "sh", "-c", "exit 3"), "", "the command ended with code 3", 3),
+    "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 0),
+    "plot": (("plot", "0", "-o", "p.svg", "--last", "30s"), "", "points in p.svg", 0),
+    "audit": (("audit", "-n", "5"), "", "WHY AND RESULT", 0),
+    "doctor": (("doctor",), "", "everything that ended is back", 0),
+    "quiesce": (("quiesce",), "", "has let go of the driver", 0),
+    "resume": (("resume",), "", "taken up the driver again: 4 GPUs", 0),
+    "schema": (("schema", "status"), "", '"title": "StatusReport"', 0),
+    "completion": (("completion", "bash"), "", "_ZEUSCTL_COMPLETE", 0),
+    "man": (("man", "pages"), "", "", 0),
+}
+"""By verb: the command line, what is typed in the end, what is shown, and the exit code."""
+
+
+def test_there_is_a_session_for_every_verb() -> None:
+    assert set(SESSIONS) == set(VERBS)
+
+
+@pytest.mark.parametrize("verb", SESSIONS)
+def test_each_verb_in_a_terminal(
+    daemon: RunningDaemon, verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments, keys, shown, code = SESSIONS[verb]
+    with terminal(daemon, *arguments) as session:
+        if keys:
+            if verb == "record":
+                wait_for(lambda: Path("samples.csv").exists(), "the recording to begin")
+                time.sleep(0.3)  # a few ticks
+            else:
+                session.expect(shown)
+            session.type(keys)
+        assert session.wait() == code, session.text
+        plain = ESCAPE.sub("", session.text)
+        assert shown in plain
+        assert "Traceback" not in plain
+        if verb in ("top", "watch"):
+            assert session.text.rindex("\x1b[?1049l") > session.text.rindex("\x1b[?1049h"), (
+                "the terminal's own screen is back"
+            )
+            assert session.text.rindex("\x1b[?25h") > session.text.rindex("\x1b[?25l")
+    if verb == "quiesce":
+        with daemon.client() as client:
+            client.resume()
+    if verb == "man":
+        assert {f"zeusctl-{name}.1" for name in VERBS} <= {
+            one.name for one in Path("pages").iterdir()
+        }
+
+
+def test_a_terminal_is_coloured_unless_it_must_not_be(daemon: RunningDaemon) -> None:
+    shown = {}
+    for name, env in (("plain", {"NO_COLOR": "1"}), ("dumb", {"TERM": "dumb"}), ("colour", {})):
+        with terminal(daemon, "doctor", **env) as session:
+            assert session.wait() == 0
+            shown[name] = session.text
+    assert "\x1b[32mok" in shown["colour"]
+    assert "\x1b[" not in shown["plain"]
+    assert "\x1b[" not in shown["dumb"]
+
+
+def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
+    with terminal(daemon, "set", "0", "-p", "150", "--confirm-within", "60s") as session:
+        session.expect("keep them? [y/N, within 60 s]")
+        session.type("y\n")
+        session.expect("held until Ctrl-C")
+        session.type("\x03")
+        assert session.wait() == 0
+
+
+def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> None:
+    """Under tmux, as people run it."""
+    assert shutil.which("tmux"), "this test needs tmux (apt-get install tmux)"
+    socket = f"zeusd-test-{os.getpid()}"
+
+    def tmux(*arguments: str) -> str:
+        return subprocess.run(
+            ["tmux", "-L", socket, "-f", "/dev/null", *arguments],
+            check=True,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "LC_ALL": "C.UTF-8", "ZEUSD_SOCK_PATH": daemon.socket},
+        ).stdout
+
+    def screen() -> str:
+        return tmux("capture-pane", "-p", "-t", "t")
+
+    def shows(*parts: str) -> None:
+        wait_for(lambda: all(part in screen() for part in parts), f"{parts} on the screen")
+
+    command = f"{sys.executable} -m zeusctl top -i 0.2; echo ended $?; sleep 100"
+    tmux("-u", "new-session", "-d", "-s", "t", "-x", "150", "-y", "30", command)
+    try:
+        with daemon.client() as client:
+            info = client.node()
+            assert info.simulated is not None
+            uuid = info.gpus[0].uuid
+            work = SimulatedWork(
+                info.simulated, [uuid], "nsdi23/v100/imagenet/resnet50/adadelta/32"
+            )
+            work.launch(100_000)
+            client.set_power_limit(uuid, 150_000)
+            shows("━━━", "150 W", "▂", "power limit", str(os.getpid()), "LAST 2 MIN")
+            row = next(line for line in screen().splitlines() if line.strip().startswith("0 "))
+            assert row.index("|") < row.index("150 W"), "the limit is marked in the bar"
+            work.close()
+        shows("nobody holds anything")
+        tmux("resize-window", "-t", "t", "-x", "80", "-y", "20")
+        wait_for(lambda: max(map(len, screen().splitlines())) <= 80, "the new width")
+        shows("POWER", "q quits")
+        assert "ENERGY" not in screen(), "a narrow terminal has no room for it"
+        assert all(len(line) < 80 or "…" not in line for line in screen().splitlines())
+        tmux("send-keys", "-t", "t", "q")
+        shows("ended 0")
+    finally:
+        subprocess.run(["tmux", "-L", socket, "kill-server"], check=False)
+
+
+def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) -> None:
+    command = [sys.executable, "-m", "zeusctl", "top", "-i", "0.1", "-n", "2", "--json"]
+    env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+    ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
+    assert ran.returncode == 0
+    first, second = (json.loads(line) for line in ran.stdout.splitlines())
+    assert first["schema"] == "zeusctl.status/1"
+    assert first["at"] < second["at"]
+
+
+# ------------------------------------------------------------------------------------------- shells
+
+
+def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> list[str]:
+    """What a real shell, told by `zeusctl completion`, would complete the words to."""
+    assert shutil.which(shell), f"this test needs {shell} (apt-get install {shell})"
+    env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+    bin_folder = tmp_path / "bin"
+    bin_folder.mkdir(exist_ok=True)
+    program = bin_folder / "zeusctl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m zeusctl "$@"\n')
+    program.chmod(0o755)
+    env["PATH"] = f"{bin_folder}:{env['PATH']}"
+    script = subprocess.run(
+        [str(program), "completion", shell], check=True, capture_output=True, text=True, env=env
+    ).stdout
+    path = tmp_path / f"completion.{shell}"
+    path.write_text(script)
+    if shell == "bash":
+        source = (
+            f"source {path}; COMP_WORDS=({words} ''); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1)); "
+            "_zeusctl_completion zeusctl; printf '%s\\n' \"${COMPREPLY[@]}\""
+        )
+    elif shell == "fish":
+        source = f"source {path}; complete -C '{words} '"
+    else:
+        # Outside of a widget zsh completes nothing: what the script hands over is printed instead.
+        shows = "for one; do [[ $one == completions* ]] && print -rl -- ${(P)one}; done"
+        source = (
+            f"compdef() {{ true }}; _describe() {{ {shows} }}; compadd() {{ {shows} }}; "
+            f"words=({words} ''); CURRENT=${{#words}}; source {path}; _zeusctl_completion"
+        )
+    ran = subprocess.run(
+        [shell, *(["-f"] if shell == "zsh" else []), "-c", source],
+        capture_output=True,
+        text=True,
+        env=env,
+    )
+    return [re.split(r"[\t:]", line)[0] for line in ran.stdout.splitlines()]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_complete_verbs_and_gpus(daemon: RunningDaemon, shell: str, tmp_path: Path) -> None:
+    assert {"status", "set", "quiesce"} <= set(complete(daemon, shell, tmp_path, "zeusctl"))
+    assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl show"))
+
+
+def test_manual_pages_are_clean_and_name_every_option(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    assert shutil.which("groff"), "this test needs groff (apt-get install groff-base)"
+    command = [sys.executable, "-m", "zeusctl", "man", str(tmp_path)]
+    subprocess.run(command, check=True)
+    pages = sorted(tmp_path.iterdir())
+    assert len(pages) == len(VERBS) + 1
+    for page in pages:
+        ran = subprocess.run(
+            ["groff", "-man", "-Tutf8", "-ww", "-z", str(page)], capture_output=True, text=True
+        )
+        assert (ran.returncode, ran.stderr) == (0, ""), page.name
+    shown = subprocess.run(
+        ["groff", "-man", "-Tascii", "-P-cbou", str(tmp_path / "zeusctl-set.1")],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    for part in (
+        "--power-limit",
+        "--confirm-within",
+        "zeusctl set 0-3 --power-limit 200 -- python",
+    ):
+        assert part in " ".join(shown.split()), part
+    overview = (tmp_path / "zeusctl.1").read_text()
+    assert "EXIT STATUS" in overview
+    assert "ZEUSD_SOCK_PATH" in overview
