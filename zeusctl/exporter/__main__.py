@@ -12,6 +12,8 @@ import click
 from zeus_ipc import __version__
 
 DEFAULT_LISTEN = "127.0.0.1:9850"
+TIMEOUT_S = 3.0
+"""Well within the ten seconds that Prometheus waits."""
 
 
 def _address(context: click.Context, parameter: click.Parameter, value: str) -> tuple[str, int]:
@@ -50,7 +52,7 @@ def main(listen: tuple[str, int], socket: str | None, once: bool) -> None:
 
     logging.basicConfig(level=logging.INFO, format="zeusd-exporter: %(message)s")
     registry = CollectorRegistry(auto_describe=False)
-    with Client(socket, heartbeat=False) as client:
+    with Client(socket, heartbeat=False, timeout_s=TIMEOUT_S) as client:
         registry.register(ZeusdCollector(client))
         if once:
             sys.stdout.buffer.write(generate_latest(registry))

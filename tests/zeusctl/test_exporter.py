@@ -1,0 +1,304 @@
+"""The exporter, asked by a real Prometheus; its names, rules and dashboard against promtool."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.support import RunningDaemon, running_daemon, wait_for
+from zeus_ipc.simulation import SimulatedNode
+
+MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def tool(name: str) -> str:
+    path = shutil.which(name)
+    assert path is not None, f"this test needs {name} (apt-get install prometheus)"
+    return path
+
+
+@contextlib.contextmanager
+def serving(command: list[str], url: str, **env: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of its own that answers."""
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, **env},
+    )
+
+    def answers() -> bool:
+        assert process.poll() is None, f"{command[0]} ended"
+        with contextlib.suppress(OSError):
+            return bool(urllib.request.urlopen(url, timeout=5).read())
+        return False
+
+    try:
+        wait_for(answers, f"{command[0]} to serve")
+        yield process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextlib.contextmanager
+def exporter(daemon: RunningDaemon) -> Iterator[str]:
+    """An exporter of a daemon; its URL."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}/metrics"
+    command = [sys.executable, "-m", "zeusctl.exporter", "--listen", f"127.0.0.1:{port}"]
+    with serving(command, url, ZEUSD_SOCK_PATH=daemon.socket):
+        yield url
+
+
+def scrape(url: str) -> str:
+    text: str = urllib.request.urlopen(url, timeout=10).read().decode()
+    return text
+
+
+def values(text: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Samples by name."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append((sample.labels, sample.value))
+    return found
+
+
+def one(text: str, name: str, **labels: str) -> float:
+    """The only sample with these labels."""
+    (value,) = (
+        value
+        for found, value in values(text)[name]
+        if all(found.get(label) == wanted for label, wanted in labels.items())
+    )
+    return value
+
+
+@pytest.fixture
+def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
+    with daemon.client() as client:
+        path = client.node().simulated
+    assert path is not None
+    simulated = SimulatedNode(path)
+    yield simulated
+    simulated.clear_faults()
+    simulated.close()
+
+
+def test_a_prometheus_sees_what_happens_on_the_node(
+    daemon: RunningDaemon, node: SimulatedNode, tmp_path: Path
+) -> None:
+    """The real server, with the shipped rules, asks for a node on which something goes wrong."""
+    port = free_port()
+    with exporter(daemon) as url:
+        target = url.removeprefix("http://").removesuffix("/metrics")
+        text = (MONITORING / "prometheus.yml").read_text()
+        text = text.replace("127.0.0.1:9850", target).replace("15s", "200ms")
+        (tmp_path / "prometheus.yml").write_text(text)
+        shutil.copy(MONITORING / "alerts.yml", tmp_path)
+        base = f"http://127.0.0.1:{port}"
+        command = [tool("prometheus"), f"--config.file={tmp_path / 'prometheus.yml'}"]
+        command += [f"--storage.tsdb.path={tmp_path / 'data'}"]
+        command += [f"--web.listen-address=127.0.0.1:{port}"]
+        with serving(command, f"{base}/-/ready"):
+
+            def ask(query: str) -> list[dict[str, Any]]:
+                arguments = urllib.parse.urlencode({"query": query})
+                reply = json.loads(scrape(f"{base}/api/v1/query?{arguments}"))
+                found: list[dict[str, Any]] = reply["data"]["result"]
+                return found
+
+            wait_for(lambda: ask("zeusd_gpu_power_watts"), "the first scrape")
+            assert len(ask("zeusd_gpu_power_watts")) == 4
+            assert [float(found["value"][1]) for found in ask("zeusd_up")] == [1.0]
+            with daemon.client() as client:
+                client.set_power_limit(client.node().gpus[1].uuid, 150_000)
+                wait_for(
+                    lambda: ask('zeusd_gpu_power_limit_watts{kind="enforced", gpu="1"} == 150'),
+                    "the limit",
+                )
+                (held,) = ask('zeusd_lease_held{control="power_limit"} == 1')
+                assert held["metric"]["gpu"] == "1"
+                node.inject(1, "set_power_limit", 999)
+            wait_for(lambda: ask('zeusd_restore_pending{gpu="1"} == 1'), "the pending restore")
+            wait_for(lambda: ask("rate(zeusd_gpu_energy_joules_total[5s]) > 20"), "the energy")
+            assert ask('zeusd_nvml_errors_total{operation="set_power_limit", code="999"} > 0')
+            alerts = wait_for(
+                lambda: json.loads(scrape(f"{base}/api/v1/alerts"))["data"]["alerts"], "an alert"
+            )
+            assert "ZeusdRestorePending" in {alert["labels"]["alertname"] for alert in alerts}
+            node.clear_faults()
+            wait_for(lambda: ask("sum(zeusd_restore_pending) == 0"), "the limit to be back")
+            expected = queries()
+            for query in expected:
+                json.loads(
+                    scrape(f"{base}/api/v1/query?{urllib.parse.urlencode({'query': query})}")
+                )
+            silent = [query for query in expected if not ask(query)]
+            assert silent == [], "the dashboard asks for what the exporter does not have"
+
+
+def queries() -> list[str]:
+    """What the dashboard asks for, of all nodes and GPUs."""
+    dashboard = json.loads((MONITORING / "grafana-dashboard.json").read_text())
+    found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
+    return [expr.replace("$instance", ".*").replace("$gpu", ".*") for expr in found]
+
+
+def test_names_and_units_are_prometheus_own(daemon: RunningDaemon) -> None:
+    with exporter(daemon) as url:
+        text = scrape(url)
+    checked = subprocess.run(
+        [tool("promtool"), "check", "metrics"], input=text, capture_output=True, text=True
+    )
+    assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
+    families = {family.name: family for family in text_string_to_metric_families(text)}
+    own = {name for name in families if name.startswith("zeusd_")}
+    assert len(own) > 30
+    assert all(families[name].documentation for name in own)
+
+
+def test_rules_are_valid_and_fire_when_they_should(tmp_path: Path) -> None:
+    subprocess.run(
+        [tool("promtool"), "check", "rules", str(MONITORING / "alerts.yml")],
+        check=True,
+        capture_output=True,
+    )
+    shutil.copy(MONITORING / "alerts.yml", tmp_path)
+    shutil.copy(Path(__file__).with_name("alerts_test.yml"), tmp_path)
+    tested = subprocess.run(
+        [tool("promtool"), "test", "rules", "alerts_test.yml"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert tested.returncode == 0, tested.stdout + tested.stderr
+
+
+def test_rules_and_dashboard_name_only_what_there_is(daemon: RunningDaemon) -> None:
+    with exporter(daemon) as url:
+        known = set(values(scrape(url)))
+        known |= set(re.findall(r"# TYPE (\S+)", scrape(url)))
+    named = " ".join(queries()) + (MONITORING / "alerts.yml").read_text()
+    asked = set(re.findall(r"\bzeusd_[a-z_]+", named)) - {"zeusd_test"}
+    # These have samples only after something was refused or changed.
+    rare = {"zeusd_refusals_total", "zeusd_nvml_errors_total", "zeusd_restores_total"}
+    missing = {name for name in asked if name not in known and name not in rare}
+    assert missing == set()
+    assert {name.removesuffix("_total") for name in rare} <= {
+        name.removesuffix("_total") for name in known
+    }
+
+
+def test_what_zeusd_counts_is_what_is_exported(daemon: RunningDaemon, node: SimulatedNode) -> None:
+    with exporter(daemon) as url:
+        before = scrape(url)
+        with daemon.client() as client:
+            gpu = client.node().gpus[2]
+            client.set_gpu_clocks(gpu.uuid, 600, 900)
+            text = scrape(url)
+            labels = {"gpu": "2", "clock": "gpu"}
+            assert one(text, "zeusd_gpu_locked_clock_hertz", end="lowest", **labels) == 600e6
+            assert one(text, "zeusd_gpu_locked_clock_hertz", end="highest", **labels) == 900e6
+            age_s = one(text, "zeusd_lease_heartbeat_age_seconds", gpu="2")
+            assert 0 <= age_s < 15
+            held = one(text, "zeusd_lease_held", gpu="2", control="gpu_clocks")
+            assert held == 1
+        after = scrape(url)
+        ended = {"reason": "goodbye", "result": "restored"}
+        was = sum(
+            v for found, v in values(before).get("zeusd_restores_total", []) if found == ended
+        )
+        assert one(after, "zeusd_restores_total", **ended) == was + 1
+        node.set_outside(0, 120_000)
+        with daemon.client() as client:
+            client.set_power_limit(client.node().gpus[0].uuid, 110_000)
+        changed = {"control": "power_limit", "result": "adopted"}
+        assert one(before, "zeusd_outside_changes_total", **changed) == 0
+        assert one(scrape(url), "zeusd_outside_changes_total", **changed) == 1
+        with daemon.client() as client:
+            client.restore()
+        assert one(after, "zeusd_gpu_clock_hertz", gpu="0", clock="memory") == 877e6
+        counts = {
+            found["operation"]: value
+            for found, value in values(after)["zeusd_nvml_call_seconds_count"]
+        }
+        assert counts["sensors"] > counts["set_gpu_clocks"] > 0
+
+
+def test_energy_is_a_counter_that_goes_on_as_drawn(
+    daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    def energy() -> float:
+        return one(scrape(url), "zeusd_gpu_energy_joules_total", gpu="3")
+
+    with exporter(daemon) as url:
+        begin_j, true_j = energy(), node.true_energy_j(3)
+        end_j = wait_for(lambda: next((e for e in [energy()] if e > begin_j + 20), None), "20 J")
+        drawn_j = node.true_energy_j(3) - true_j
+    assert end_j - begin_j == pytest.approx(drawn_j, rel=0.25)
+
+
+def test_an_exporter_without_a_daemon_says_so_and_finds_it_again(tmp_path: Path) -> None:
+    """One that is started first, outlives zeusd, and is asked all the while."""
+    with running_daemon("--simulate", "1xv100-pcie") as node, exporter(node) as url:
+        assert one(scrape(url), "zeusd_up") == 1
+        started = one(scrape(url), "zeusd_start_time_seconds")
+        node.stop()
+        text = scrape(url)
+        assert one(text, "zeusd_up") == 0
+        assert "zeusd_gpu_power_watts" not in values(text)
+        node.start_again()
+        node.wait_until_serving(1)
+        wait_for(lambda: one(scrape(url), "zeusd_up") == 1, "zeusd to be found again")
+        assert one(scrape(url), "zeusd_start_time_seconds") > started
+
+
+def test_a_quiesced_node_is_exported_as_one(daemon: RunningDaemon) -> None:
+    with exporter(daemon) as url:
+        with daemon.client() as client:
+            client.quiesce()
+            try:
+                text = scrape(url)
+                assert one(text, "zeusd_up") == 1
+                assert one(text, "zeusd_quiesced") == 1
+                assert "zeusd_gpu_power_watts" not in values(text)
+            finally:
+                client.resume()
+        assert one(scrape(url), "zeusd_quiesced") == 0
+
+
+def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        command = [sys.executable, "-m", "zeusctl.exporter"]
+        command += ["--listen", f"127.0.0.1:{taken.getsockname()[1]}"]
+        env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+        ran = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert ran.returncode == 1
+    assert "name another place with --listen" in ran.stderr
+    assert "Traceback" not in ran.stderr
