@@ -34,6 +34,9 @@ from zeusd.core.pending import Connection, PerGpu
 
 Track = Callable[..., PerGpu]
 
+PATIENCE_NS = 5_000_000_000
+"""How long everything has to go back before the driver is let go of all the same."""
+
 LET_GO = "an administrator had zeusd let go of the driver"
 """Told to holders who lose their leases by it."""
 
@@ -62,7 +65,9 @@ class Administration:
         self._out = outbox
         self._track = track
         self._describe_node = describe_node
-        self._changing_over = False
+        self._change: str | None = None
+        self._restoring: set[ControlMachine] = set()
+        self._askers: list[tuple[Connection, int]] = []
         self.connections: Callable[[], int] = lambda: 0
         self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Restore: self._for_admins("put back what others set", self._restore),
@@ -181,84 +186,94 @@ class Administration:
     # ------------------------------------------------------------------------ the driver's absence
 
     def _quiesce(self, connection: Connection, request: Quiesce) -> None:
-        if self._changing_over or self._node.stopping:
-            failure = Failure(
-                ErrorCode.OVERLOADED, "the driver is being let go of or taken up; ask again"
-            )
-            connection.refuse(self._out, request.id, failure)
+        if self._node.quiesced_ns is not None and self._change is None:
+            connection.reply(self._out, request.id, result=self._describe_quiesced(()))
             return
-        if self._node.quiesced_ns is not None:
-            self._answer_quiesced(connection, request.id, ())
+        if not self._begin(connection, request):
             return
-        self._changing_over = True
         self._node.quiesced_ns = self._out.now_ns
         why = self._node.quiesced
         assert why is not None
         self._out.add(Put(QUIESCED_KEY, {"since_ns": self._out.now_ns}))
         self._note("quiesced", connection.peer)
-        machines = [*self._node.machines()]
-        missing = len(machines)
-
-        def back(machine: ControlMachine) -> None:
-            """It is back, or the first attempt has failed: nothing more is tried."""
-            nonlocal missing
-            machine.suspend(why)
-            missing -= 1
-            if missing == 0:
-                self._let_go(connection, request.id)
-
-        for machine in machines:
+        self._out.due_ns[self] = self._out.now_ns + PATIENCE_NS
+        self._restoring = {*self._node.machines()}
+        for machine in self._node.machines():
             machine.close(why)
-        for machine in machines:
-            machine.revoke("quiesced", LET_GO, then=partial(back, machine))
-        if not machines:
-            self._let_go(connection, request.id)
+        for machine in [*self._restoring]:
+            machine.revoke("quiesced", LET_GO, then=partial(self._back, machine))
+        self._let_go_if_settled()
 
-    def _let_go(self, connection: Connection, request_id: int) -> None:
-        ticket = self._out.ticket(partial(self._gone, connection, request_id))
-        self._out.add(LetGo(ticket))
+    def _back(self, machine: ControlMachine) -> None:
+        """It is back, or the first attempt has failed: nothing more is tried."""
+        if machine in self._restoring:
+            self._suspend(machine)
+            self._let_go_if_settled()
 
-    def _gone(self, connection: Connection, request_id: int, result: object) -> None:
-        self._changing_over = False
-        assert isinstance(result, tuple)
-        self._answer_quiesced(connection, request_id, result)
+    def _suspend(self, machine: ControlMachine) -> None:
+        why = self._node.quiesced
+        assert why is not None
+        self._restoring.discard(machine)
+        machine.suspend(why)
 
-    def _answer_quiesced(
-        self, connection: Connection, request_id: int, still_open: Iterable[str]
-    ) -> None:
-        result = {
+    def tick(self, now_ns: int) -> None:
+        """Time has passed: a GPU that does not answer must not keep the driver from its reset."""
+        due_ns = self._out.due_ns.get(self)
+        if due_ns is not None and now_ns >= due_ns:
+            for machine in [*self._restoring]:
+                self._suspend(machine)
+            self._let_go_if_settled()
+
+    def _let_go_if_settled(self) -> None:
+        if not self._restoring and self._out.due_ns.pop(self, None) is not None:
+            self._out.add(LetGo(self._out.ticket(self._gone)))
+
+    def _gone(self, still_open: object) -> None:
+        assert isinstance(still_open, tuple)
+        self._end(self._describe_quiesced(still_open))
+
+    def _describe_quiesced(self, still_open: Iterable[str]) -> dict[str, Any]:
+        return {
             "since_ns": self._node.quiesced_ns,
             "open": list(still_open),
             "owed": _named(m for m in self._node.machines() if m.phase is not Phase.FREE),
         }
-        connection.reply(self._out, request_id, result=result)
 
     def _resume(self, connection: Connection, request: Resume) -> None:
-        if self._changing_over or self._node.stopping:
-            failure = Failure(
-                ErrorCode.OVERLOADED, "the driver is being let go of or taken up; ask again"
-            )
-            connection.refuse(self._out, request.id, failure)
-            return
         if self._node.quiesced_ns is None:
             connection.reply(self._out, request.id, result=self._describe_node())
-            return
-        self._changing_over = True
-        ticket = self._out.ticket(partial(self._resumed, connection, request.id))
-        self._out.add(TakeUp(ticket))
+        elif self._begin(connection, request):
+            self._out.add(TakeUp(self._out.ticket(partial(self._resumed, connection.peer))))
 
-    def _resumed(self, connection: Connection, request_id: int, result: object) -> None:
+    def _resumed(self, peer: Peer, result: object) -> None:
         """The GPUs have been looked for, and `Core.gpus_found` told of those that are there."""
-        self._changing_over = False
         self._node.quiesced_ns = None
         self._out.add(Forget(QUIESCED_KEY))
-        self._note("resumed", connection.peer)
+        self._note("resumed", peer)
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(_found(gpu, control))
                 if machine.persisted:  # a reset GPU has forgotten it
-                    machine.put_back(connection.peer, "an administrator resumed zeusd")
-        connection.reply(self._out, request_id, result=self._describe_node())
+                    machine.put_back(peer, "an administrator resumed zeusd")
+        self._end(self._describe_node())
+
+    def _begin(self, connection: Connection, request: Quiesce | Resume) -> bool:
+        """Whether to begin. Who asks for what is under way, as clients do again, waits for it."""
+        if self._change not in (None, request.op) or self._node.stopping:
+            failure = Failure(
+                ErrorCode.OVERLOADED, "the driver is being let go of or taken up; ask again"
+            )
+            connection.refuse(self._out, request.id, failure)
+            return False
+        self._askers.append((connection, request.id))
+        begins, self._change = self._change is None, request.op
+        return begins
+
+    def _end(self, result: dict[str, Any]) -> None:
+        self._change = None
+        askers, self._askers = self._askers, []
+        for connection, request_id in askers:
+            connection.reply(self._out, request_id, result=result)
 
     def _note(self, event: str, peer: Peer) -> None:
         self._out.add(Note(event, {"pid": peer.process.pid, "uid": peer.uid}, warning=True))

@@ -216,6 +216,7 @@ class Core:
         """Time has passed."""
         self._out.now_ns = now_ns
         self._requests.expire()
+        self._requests.administration.tick(now_ns)
         if self._out.due_ns:
             self._forgive_own_stall(now_ns)
             for machine in [*self.node.machines()]:

@@ -282,6 +282,47 @@ def test_after_a_reset_persisted_limits_are_in_force_again_and_others_are_what_i
     assert world.limit_w() == 300
 
 
+def test_a_gpu_that_does_not_answer_does_not_keep_the_administrator() -> None:
+    world = make_world(gpus=2)
+    world.set_power(ALICE, 200)
+    world.set_power(ALICE, 200, GPU1)
+    world.hold = True
+    asked = world.ask(ADMIN, "quiesce")
+    stuck = [call for call in world.held if call.gpu == GPU0]
+    while any(call.gpu == GPU1 for call in world.held):
+        call = next(call for call in world.held if call.gpu == GPU1)
+        world.held.remove(call)
+        world._device(call)
+    assert world.answer(ADMIN, asked) is None
+    world.advance(6)
+    answer = world.answer(ADMIN, asked)
+    assert answer is not None
+    assert answer["result"]["open"] == ["/dev/nvidia0"]
+    assert answer["result"]["owed"] == [[GPU0, "power_limit"]]
+    world.hold = False
+    assert stuck == world.held
+    world.run_held()
+    world.advance(60)  # what was under way is over; nothing new is tried
+    assert world.limit_w() == 200
+    world.call(ADMIN, "resume")
+    assert world.limit_w() == 300
+
+
+def test_who_asks_again_for_what_is_under_way_gets_the_same_answer(world: World) -> None:
+    """As a client does that lost its connection."""
+    world.set_power(ALICE, 200)
+    world.hold = True
+    first = world.ask(ADMIN, "quiesce")
+    second = world.ask(ADMIN, "quiesce")
+    assert world.call(ADMIN, "resume")["error"]["code"] == "overloaded"
+    world.run_held()
+    world.hold = False
+    answers = [world.answer(ADMIN, number) for number in (first, second)]
+    assert answers[0] is not None
+    assert answers[1] is not None
+    assert answers[0]["result"] == answers[1]["result"]
+
+
 def test_resume_without_quiesce_does_nothing(world: World) -> None:
     world.set_power(ALICE, 200)
     assert len(world.call(ADMIN, "resume")["result"]["gpus"]) == 1

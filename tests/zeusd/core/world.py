@@ -232,9 +232,10 @@ class World:
             elif isinstance(effect, Read):
                 self._submit(effect)
             elif isinstance(effect, LetGo):
-                assert not self.held, "calls are under way, and the driver is let go of"
-                self.driver_open = False
-                self.apply(self.core.device_done(self.now_ns, effect.ticket, ()))
+                # A call that does not return keeps the library, and with it the device files.
+                self.driver_open = bool(self.held)
+                still_open = ("/dev/nvidia0",) if self.held else ()
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, still_open))
             elif isinstance(effect, TakeUp):
                 self.find_gpus()
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, None))
