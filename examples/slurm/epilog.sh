@@ -6,7 +6,7 @@
 # job: a process that is stuck in the kernel, or that escaped the job's end. It takes well under a
 # second, exits 0 when there is nothing to release, and never drains the node.
 set -u
-export PATH=/usr/local/bin:/usr/bin:/bin
+export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 
 [ -n "${SLURM_JOB_ID:-}" ] || exit 0
 timeout 10 zeusctl release --job "$SLURM_JOB_ID" >/dev/null ||

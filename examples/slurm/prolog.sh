@@ -5,7 +5,7 @@
 # A prolog that fails drains the node; a power limit is no reason for that, so this never fails. What
 # went wrong is in slurmd's log, and `zeusctl doctor` says why.
 set -u
-export PATH=/usr/local/bin:/usr/bin:/bin
+export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 
 gpus=${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}}
 [ -n "$gpus" ] || exit 0

@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
+import socket
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -177,7 +179,7 @@ def user(node: Node) -> Iterator[User]:
 
 
 def test_the_units_are_what_systemd_takes_and_hardly_exposed(node: Node) -> None:
-    units = ["zeusd", "zeusd-front", "zeusd-restore"]
+    units = ["zeusd", "zeusd-front", "zeusd-restore", "zeusd-exporter"]
     verified = node.machine.run(
         "systemd-analyze", "verify", *(f"/etc/systemd/system/{unit}.service" for unit in units)
     )
@@ -207,6 +209,58 @@ def test_the_front_is_a_unit_of_its_own_and_has_nothing(node: Node) -> None:
     assert int(root["CapBnd"], 16) == 1 << 21, "CAP_SYS_ADMIN and nothing else"
     maps = node.machine.run("cat", f"/proc/{node.main_pid()}/maps").stdout
     assert "libzmq" not in maps, "the root process must not link libzmq"
+
+
+def test_zeusctl_is_there_for_everybody(node: Node) -> None:
+    said = node.machine.run("zeusctl", "doctor", "--json", user=str(NOBODY))
+    checks = {check["name"]: check for check in json.loads(said.stdout)["checks"]}
+    assert checks["systemd"]["found"] == "zeusd's units are active"
+    assert checks["policy"]["found"] == "you may read, and change nothing"
+    assert checks["sampling"]["state"] == "ok"
+    member = node.machine.run("zeusctl", "doctor", user=str(NOBODY), groups=[node.zeus_gid])
+    assert "you may change power_limit of GPUs 0, 1" in member.stdout
+    share = Path(f"{node.machine.root}/usr/local/share")
+    assert (share / "man/man1/zeusctl.1").exists()
+    assert (share / "man/man1/zeusctl-set.1").exists()
+    for path in ("bash-completion/completions/zeusctl", "zsh/site-functions/_zeusctl"):
+        assert "_ZEUSCTL_COMPLETE" in (share / path).read_text()
+    node.machine.run("zeusctl", "set", "all", "-p", "200", "--persist")
+    assert node.limits() == [200_000, 200_000]
+    node.machine.systemctl("restart", "zeusd")
+    node.wait_serving()
+    assert node.limits() == [200_000, 200_000]
+    node.machine.run("zeusctl", "reset", "all")
+    assert node.limits() == [LIMIT, LIMIT]
+    assert "persisted" in node.machine.run("zeusctl", "audit").stdout
+
+
+def test_the_exporter_is_an_ordinary_client_of_nobodys(node: Node) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert node.machine.systemctl("is-enabled", "zeusd-exporter", check=False) == "disabled"
+    environment = Path(f"{node.machine.root}/etc/zeusd/exporter.env")
+    environment.write_text(f"ZEUSD_EXPORTER_LISTEN=127.0.0.1:{port}\n")
+    node.machine.systemctl("start", "zeusd-exporter")
+
+    def scrape() -> str:
+        with contextlib.suppress(OSError):
+            url = f"http://127.0.0.1:{port}/metrics"
+            return str(urllib.request.urlopen(url, timeout=10).read().decode())
+        return ""
+
+    text = wait_for(scrape, "the exporter to serve")
+    assert "zeusd_up 1.0" in text
+    assert text.count("zeusd_gpu_power_watts{") == 2
+    pid = node.machine.show("zeusd-exporter", "MainPID")
+    status = dict(
+        line.split(":", 1)
+        for line in node.machine.run("cat", f"/proc/{pid}/status").stdout.splitlines()
+    )
+    assert int(status["Uid"].split()[0]) >= 61184, "a user of its own, made for it alone"
+    assert {int(status[name], 16) for name in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {0}
+    node.machine.systemctl("stop", "zeusd-exporter")
+    environment.unlink()
 
 
 def test_installing_again_changes_nothing_and_keeps_leases(node: Node, user: User) -> None:
@@ -505,6 +559,7 @@ def test_what_the_sandbox_of_each_unit_denies(node: Node, unit: str) -> None:
 def test_zz_uninstalling_restores_and_leaves_nothing_running(node: Node) -> None:
     user = node.user()
     assert user.set(0, 200) == "ok"
+    node.machine.run("zeusctl", "set", "1", "-p", "200", "--persist")
     node.machine.run("bash", f"{SOURCES}/scripts/install", "--uninstall")
     assert node.limits() == [LIMIT, LIMIT]
     root = node.machine.root
@@ -512,6 +567,7 @@ def test_zz_uninstalling_restores_and_leaves_nothing_running(node: Node) -> None
     assert not list((root / "etc/systemd/system").glob("zeusd*.s*t"))
     assert not list((root / "etc/systemd/system").glob("zeusd*.service"))
     assert (root / "etc/zeusd/zeusd.toml").exists()
+    assert not list((root / "usr/local").rglob("*zeusctl*"))
     left = node.machine.run("pgrep", "-f", "/opt/zeusd/bin", check=False).stdout.split()
     assert len(left) <= 1, "only the client of this test may be left"
     node.machine.run("bash", f"{SOURCES}/scripts/install", "--uninstall")

@@ -682,6 +682,8 @@ class ControlMachine:
 
             def seen(result: object) -> None:
                 self._busy = False
+                if self._suspended:
+                    return  # all of it again when the device is in reach again
                 if isinstance(result, Failure):
                     self._restore_failed(result)
                 elif result == self.target:

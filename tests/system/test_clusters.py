@@ -1,0 +1,175 @@
+"""What batch systems and Kubernetes are given: scripts by their effect, manifests by rule."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support import RunningDaemon, running_daemon, script, wait_for
+from zeus_ipc.simulation import SimulatedNode
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+
+HOLD = """
+import os, sys
+from zeus_ipc import Client
+for path in sys.argv[3:]:
+    open(path + "/cgroup.procs", "w").write(str(os.getpid()))
+client = Client(sys.argv[1])
+client.set_power_limit(client.node().gpus[int(sys.argv[2])].uuid, 150_000)
+print("held", flush=True)
+sys.stdin.readline()
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100-pcie:setter_ms=0", gpus=2) as running:
+        yield running
+
+
+@contextlib.contextmanager
+def control_group(name: str) -> Iterator[Path]:
+    """A control group as slurmd makes them, in whichever hierarchy this machine has."""
+    if os.getuid() != 0:
+        pytest.skip("control groups are root's to make")
+    base = Path("/sys/fs/cgroup")
+    if (base / "freezer").is_dir():
+        base /= "freezer"
+    folders = [base / "zeusd-test"]
+    for part in name.split("/"):
+        folders.append(folders[-1] / part)
+    for folder in folders:
+        folder.mkdir(exist_ok=True)
+    try:
+        yield folders[-1]
+    finally:
+        for folder in reversed(folders):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def run_hook(daemon: RunningDaemon, name: str, tmp_path: Path, **env: str) -> Any:
+    """A Slurm script as slurmd runs it: root, and hardly an environment."""
+    program = tmp_path / "zeusctl"
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m zeusctl "$@"\n')
+    program.chmod(0o755)
+    return subprocess.run(
+        [str(EXAMPLES / "slurm" / name)],
+        capture_output=True,
+        text=True,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "ZEUSD_SOCK_PATH": daemon.socket, **env},
+    )
+
+
+def limits(daemon: RunningDaemon) -> list[float]:
+    with daemon.client() as client:
+        uuids = [gpu.uuid for gpu in client.node().gpus]
+        return [(state.power_limit_mw or 0) / 1000 for state in client.state(uuids).values()]
+
+
+def test_the_epilog_releases_what_its_job_holds_and_nothing_else(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    with (
+        control_group("slurm/uid_0/job_4711/step_0") as group,
+        script(HOLD, daemon.socket, "0", str(group)) as job,
+        script(HOLD, daemon.socket, "1") as other,
+    ):
+        for process in (job, other):
+            assert process.stdout is not None
+            assert process.stdout.readline() == "held\n"
+        assert limits(daemon) == [150, 150]
+        with daemon.client() as client:
+            assert {lease.job for lease in client.leases()} == {"4711", None}
+        assert run_hook(daemon, "epilog.sh", tmp_path, SLURM_JOB_ID="4712").returncode == 0
+        assert limits(daemon) == [150, 150]
+        done = run_hook(daemon, "epilog.sh", tmp_path, SLURM_JOB_ID="4711")
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert limits(daemon) == [250, 150]
+        assert run_hook(daemon, "epilog.sh", tmp_path, SLURM_JOB_ID="4711").returncode == 0
+        for process in (job, other):
+            process.communicate("\n", timeout=20)
+    wait_for(lambda: limits(daemon) == [250, 250], "everything to be back")
+
+
+def test_the_prolog_gives_a_job_gpus_at_the_sites_maximum(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    with daemon.client() as client:
+        path = client.node().simulated
+    assert path is not None
+    simulated = SimulatedNode(path)
+    for gpu in range(2):
+        simulated.set_outside(gpu, 120_000)
+    done = run_hook(daemon, "prolog.sh", tmp_path, SLURM_JOB_ID="1", SLURM_JOB_GPUS="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert limits(daemon) == [120, 250]
+    assert run_hook(daemon, "prolog.sh", tmp_path, SLURM_JOB_ID="1").returncode == 0
+    assert limits(daemon) == [120, 250]
+    with daemon.client() as client:
+        client.restore()
+
+
+@pytest.mark.parametrize("name", ["prolog.sh", "epilog.sh"])
+def test_no_hook_ever_drains_a_node(daemon: RunningDaemon, tmp_path: Path, name: str) -> None:
+    """Whatever is wrong is told in slurmd's log, and the exit code is 0."""
+    nowhere = {"ZEUSD_SOCK_PATH": str(tmp_path / "none"), "SLURM_JOB_ID": "7"}
+    done = run_hook(daemon, name, tmp_path, SLURM_JOB_GPUS="0", **nowhere)
+    assert done.returncode == 0
+    assert "(zeusctl: 3)" in done.stderr
+    assert "job 7" in done.stderr
+
+
+# --------------------------------------------------------------------------------------- Kubernetes
+
+
+def manifests(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text()))
+
+
+def test_the_daemonset_has_the_least_that_zeusd_needs() -> None:
+    (daemonset,) = (one for one in manifests("daemonset.yaml") if one["kind"] == "DaemonSet")
+    pod = daemonset["spec"]["template"]["spec"]
+    containers = {one["name"]: one for one in pod["containers"]}
+    zeusd, exporter = containers["zeusd"], containers["exporter"]
+    assert pod["hostPID"] is True, "zeusd must see the processes of its clients"
+    assert "hostNetwork" not in pod
+    assert pod["automountServiceAccountToken"] is False
+    rights = zeusd["securityContext"]
+    assert "privileged" not in rights
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN", "SETUID", "SETGID"]}
+    assert exporter["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert exporter["securityContext"]["runAsNonRoot"] is True
+    assert all(one["securityContext"]["readOnlyRootFilesystem"] for one in containers.values())
+    volumes = {one["name"]: one for one in pod["volumes"]}
+    assert volumes["run"]["hostPath"] == {"path": "/run/zeusd", "type": "DirectoryOrCreate"}
+    assert [one["name"] for one in pod["volumes"] if "hostPath" in one] == ["run"]
+
+
+def test_the_daemonsets_configuration_is_one_that_zeusd_takes(tmp_path: Path) -> None:
+    (config,) = (one for one in manifests("daemonset.yaml") if one["kind"] == "ConfigMap")
+    path = tmp_path / "zeusd.toml"
+    path.write_text(config["data"]["zeusd.toml"])
+    checked = subprocess.run(
+        [sys.executable, "-m", "zeusd", "check-config", str(path)], capture_output=True, text=True
+    )
+    assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_a_training_pod_has_the_folder_and_no_rights() -> None:
+    (pod,) = manifests("training-pod.yaml")
+    (container,) = pod["spec"]["containers"]
+    (volume,) = pod["spec"]["volumes"]
+    assert volume["hostPath"] == {"path": "/run/zeusd", "type": "Directory"}
+    assert container["volumeMounts"][0]["mountPath"] == "/run/zeusd"
+    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
