@@ -148,7 +148,7 @@ def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path)
     trade.set_xlabel("time (s)")
     trade.set_ylabel("energy (J)")
     trade.set_title("trade-off", loc="left", fontsize=10)
-    trade.margins(x=0.14, y=0.1)
+    trade.margins(x=0.18, y=0.1)
     slower = [100 * (time / slowest_free - 1) for time in times]
     saved = [100 * (1 - energy / dearest) for energy in energies]
     relative.plot(limits, saved, "o-", color=_COLORS[2], label="energy saved")

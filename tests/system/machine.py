@@ -136,7 +136,12 @@ class Machine:
     @staticmethod
     def _environment() -> dict[str, str]:
         keep = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
-        return {**keep, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "HOME": "/root", "LANG": "C"}
+        return {
+            **keep,
+            "PATH": "/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+            "HOME": "/root",
+            "LANG": "C",
+        }
 
     def _copy_sources(self) -> None:
         target = Path(f"{self.root}{SOURCES}")
