@@ -210,6 +210,50 @@ MUTATIONS = (
         "if not self._meter.plausible(sensors) and False:",
         ("tests/zeusd/ring/test_sampler.py::test_one_senseless_reading_changes_nothing",),
     ),
+    Mutation(
+        "administration is for administrators",
+        "zeusd/core/administration.py",
+        "            if self._node.settings.access.is_admin(peer):\n",
+        "            if True:\n",
+        ("tests/zeusd/core/test_administration.py::test_only_administrators_may",),
+    ),
+    Mutation(
+        "a user releases what is the user's own",
+        "zeusd/core/leases.py",
+        "    if request.whose is Whose.USER and lease.uid != peer.uid:\n        return False\n",
+        "",
+        (
+            "tests/zeusd/core/test_administration.py::"
+            "test_a_user_may_release_what_another_of_his_processes_holds",
+        ),
+    ),
+    Mutation(
+        "what is persisted is durable",
+        "zeusd/core/administration.py",
+        '            self._out.add(Put(pin_key(uuid, machine.control), {"value": list(value)}))\n',
+        "",
+        (
+            "tests/zeusd/core/test_administration.py::"
+            "test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore",
+        ),
+    ),
+    Mutation(
+        "a quiesced node stays so",
+        "zeusd/core/administration.py",
+        '        self._out.add(Put(QUIESCED_KEY, {"since_ns": self._out.now_ns}))\n',
+        "",
+        ("tests/zeusd/core/test_administration.py::test_a_quiesced_node_stays_so_over_a_restart",),
+    ),
+    Mutation(
+        "no call to a driver that is let go of",
+        "zeusd/core/control.py",
+        "while not self._busy and not self._suspended and self.retry_at_ns is None:",
+        "while not self._busy and self.retry_at_ns is None:",
+        (
+            "tests/zeusd/core/test_administration.py::"
+            "test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open",
+        ),
+    ),
 )
 
 
