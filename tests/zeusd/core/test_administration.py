@@ -193,6 +193,9 @@ def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
     world.start_core(alive=set())
     connect(world)
     world.apply(world.core.reconfigure(world.now_ns, world.settings))
+    known = world.call(ALICE, "hello")["result"]["gpus"][0]
+    assert known["persisted"] == ["power_limit", "gpu_clocks"]
+    assert world.set_power(ALICE, 250)["error"]["code"] == "out_of_range"
     world.set_power(ALICE, 200)
     world.call(ALICE, "release")
     assert (world.limit_w(), world.values[CLOCKS]) == (240, (300, 1100))
