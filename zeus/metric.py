@@ -25,30 +25,26 @@ Needs prometheus_client: pip install "zeusd[metrics]".
 from __future__ import annotations
 
 import atexit
-import http.client
 import itertools
 import logging
 import math
 import os
-import socket
 import threading
 import time
 import weakref
 from abc import abstractmethod
-from collections import defaultdict, deque
+from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
-from urllib.error import URLError
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING
 
+from zeus._pushgateway import Group, Trouble, prometheus_client
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, PowerDomain, PowerMonitor, ZeusMonitor
-from zeus.utils import framework
 from zeus_ipc.closing import Closing
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+    from prometheus_client import Counter, Gauge, Histogram
 
     from zeus.monitor.energy import MeasurementState
 
@@ -58,9 +54,6 @@ log = logging.getLogger(__name__)
 
 PUSH_EVERY_S = 5.0
 """How often an `EnergyHistogram` is pushed while windows end."""
-
-TIMEOUT_S = 5.0
-"""Seconds after which a silent gateway is given up, until the next push."""
 
 CLOSE_S = 6.0
 """Longest time that closing takes; at the end of the process, that of all metrics together."""
@@ -76,7 +69,6 @@ KEPT_PERIODS = 2
 
 LABELS = ("window", "index")
 KINDS = ("gpu", "cpu", "dram")
-RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
 
 # ------------------------------------------------------------------------------------ the metrics
 
@@ -115,9 +107,9 @@ class Metric(Closing):
             raise ValueError(
                 f"update_period must be a positive number of seconds, not {period_s!r}"
             )
-        prometheus = _prometheus_client()
+        prometheus = prometheus_client()
         self._monitor = ZeusMonitor(_list(gpu_indices), _list(cpu_indices))
-        self._group = _Group(prometheus, pushgateway_url, job, self.kind)
+        self._group = Group(prometheus, pushgateway_url, job, self.kind)
         self._period_s = period_s
         self._pid = os.getpid()
         self._closed = False
@@ -242,7 +234,7 @@ class _EnergyMetric(Metric):
         job: str,
     ) -> None:
         super().__init__(gpu_indices, cpu_indices, period_s, pushgateway_url, job)
-        self._lookups = _Trouble("the energy of windows for %s cannot be looked up now: %s", job)
+        self._lookups = Trouble("the energy of windows for %s cannot be looked up now: %s", job)
         self._pending: deque[tuple[str, Measurement]] = deque(maxlen=MAX_PENDING)
 
     @abstractmethod
@@ -443,7 +435,7 @@ class PowerGauge(Metric):
     ) -> None:
         super().__init__(gpu_indices, [], update_period, pushgateway_url, job)
         self._power = PowerMonitor(_list(gpu_indices), power_domains=[PowerDomain.DEVICE_INSTANT])
-        self._readings = _Trouble("the power of GPUs for %s is not known now: %s", job)
+        self._readings = Trouble("the power of GPUs for %s is not known now: %s", job)
         self._just_ended: deque[tuple[str, float]] = deque(maxlen=MAX_PENDING)
         self._watts: dict[str, tuple[float, dict[int, float]]] = {}
         self._gauge: Gauge = self._group.prometheus.Gauge(
@@ -487,115 +479,13 @@ class PowerGauge(Metric):
         return watts or {}
 
 
-# -------------------------------------------------------------------------------------- the gateway
+# ----------------------------------------------------------------------------------- arguments
 
 ENERGY_HELP = "Energy of windows, in joules"
 
 
 def _energy_name(kind: str) -> str:
     return f"energy_monitor_{kind}_energy_joules"
-
-
-class _Trouble:
-    """Something that goes wrong again and again: told once, until it is over.
-
-    Args:
-        text: What to say, with the subject and the reason.
-        subject: What it is about.
-    """
-
-    def __init__(self, text: str, subject: str) -> None:
-        self._text = text
-        self._subject = subject
-        self._told = False
-
-    def met(self, reason: object) -> None:
-        """It went wrong."""
-        if not self._told:
-            self._told = True
-            log.warning(self._text, self._subject, reason)
-
-    def over(self) -> None:
-        """It went well."""
-        self._told = False
-
-
-class _Group:
-    """One group at a push gateway.
-
-    Args:
-        prometheus: The module prometheus_client.
-        url: The gateway.
-        job: See `Metric`.
-        kind: See `Metric`.
-
-    Attributes:
-        registry: What is pushed.
-    """
-
-    def __init__(self, prometheus: Any, url: str, job: str, kind: str) -> None:
-        self.url = _checked(url)
-        if not job:
-            raise ValueError("job must not be empty; a push gateway tells jobs apart by their name")
-        self.prometheus = prometheus
-        self.registry: CollectorRegistry = prometheus.CollectorRegistry()
-        self._job = job
-        number = next(_numbers[kind])
-        self._key = {
-            "instance": socket.gethostname(),
-            "rank": _rank(),
-            "metric": kind if number == 1 else f"{kind}_{number}",
-        }
-        self._trouble = _Trouble(
-            "the push gateway at %s takes no metrics (%s); training goes on and it is tried again",
-            url,
-        )
-
-    def push(self) -> bool:
-        """Replaces what the gateway has of this group. Returns whether that worked."""
-        try:
-            self.prometheus.push_to_gateway(
-                self.url, self._job, self.registry, self._key, timeout=TIMEOUT_S
-            )
-        except (OSError, http.client.HTTPException, ValueError) as error:
-            self._trouble.met(error.reason if type(error) is URLError else error)
-            return False
-        self._trouble.over()
-        return True
-
-
-_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
-
-
-def _prometheus_client() -> Any:
-    try:
-        import prometheus_client
-    except ImportError:
-        raise ZeusBaseError(
-            "metrics need the package prometheus_client, which is not installed; "
-            'pip install "zeusd[metrics]"'
-        ) from None
-    return prometheus_client
-
-
-def _checked(url: str) -> str:
-    parts = urlsplit(url if "://" in url else f"http://{url}")
-    try:
-        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # what stands for the port is none
-        valid = False
-    if not valid:
-        raise ValueError(
-            f"pushgateway_url must be the address of a push gateway such as http://gateway:9091, "
-            f"not {url!r}"
-        )
-    return url
-
-
-def _rank() -> str:
-    if framework.world_size() > 1:
-        return str(framework.rank())
-    return next((os.environ[name] for name in RANKS if os.environ.get(name)), "0")
 
 
 def _buckets(name: str, given: Sequence[float]) -> list[float]:

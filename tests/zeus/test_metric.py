@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import script, wait_for
 from tests.zeus.node import VirtualNode
-from zeus import _node, metric
+from zeus import _node, _pushgateway, metric
 from zeus.exceptions import ZeusBaseError
 from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, Metric, PowerGauge
 from zeus_ipc.errors import RequestTimeout
@@ -150,10 +150,10 @@ def double() -> Iterator[Double]:
 @pytest.fixture(autouse=True)
 def surroundings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Fast updates, no rank, and no metric that outlives its test."""
-    for name in (*metric.RANKS, "CUDA_VISIBLE_DEVICES", "http_proxy", "HTTP_PROXY"):
+    for name in (*_pushgateway.RANKS, "CUDA_VISIBLE_DEVICES", "http_proxy", "HTTP_PROXY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(metric, "PUSH_EVERY_S", 0.03)
-    metric._numbers.clear()
+    _pushgateway._numbers.clear()
     yield
     with monkeypatch.context() as patch:
         patch.setattr(metric, "CLOSE_S", 0.5)
@@ -448,7 +448,7 @@ def test_nodes_ranks_and_metrics_do_not_overwrite_each_other(
     for host, rank in (("alpha", "0"), ("alpha", "1"), ("beta", "2")):
         monkeypatch.setattr(socket, "gethostname", lambda: host)  # noqa: B023
         monkeypatch.setenv("RANK", rank)
-        metric._numbers.clear()  # each is a process of its own
+        _pushgateway._numbers.clear()  # each is a process of its own
         ones: list[Metric] = [
             histogram(gateway, "all"),
             histogram(gateway, "all", gpu_bucket_range=[1]),
@@ -472,14 +472,14 @@ def test_nodes_ranks_and_metrics_do_not_overwrite_each_other(
 
 
 def test_the_rank_is_what_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert metric._rank() == "0"
+    assert _pushgateway.rank() == "0"
     monkeypatch.setenv("SLURM_PROCID", "5")
-    assert metric._rank() == "5"
+    assert _pushgateway.rank() == "5"
     monkeypatch.setenv("RANK", "3")
-    assert metric._rank() == "3"
+    assert _pushgateway.rank() == "3"
     monkeypatch.setattr("zeus.utils.framework.world_size", lambda: 8)
     monkeypatch.setattr("zeus.utils.framework.rank", lambda: 7)
-    assert metric._rank() == "7"
+    assert _pushgateway.rank() == "7"
 
 
 # -------------------------------------------------------------------- gateways that do not work
@@ -566,7 +566,7 @@ def test_a_silent_gateway_is_given_up_after_a_while(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(metric, "TIMEOUT_S", 0.05)
+    monkeypatch.setattr(_pushgateway, "TIMEOUT_S", 0.05)
     double.does = "hang"
     one = histogram(double.address)
     spend(node, one, "step", 1)
@@ -752,7 +752,7 @@ def test_other_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> 
         EnergyCumulativeCounter([], [2], 1, "gateway:9091", "j")
     with pytest.raises(RuntimeError, match=r"cpu_indices=\[\]"):
         EnergyHistogram([3], [0], "gateway:9091", "j")
-    assert next(metric._numbers["energy_histogram"]) == 1  # no name was spent on them
+    assert next(_pushgateway._numbers["energy_histogram"]) == 1  # no name was spent on them
 
 
 def test_without_prometheus_client_there_is_one_error_with_the_remedy(

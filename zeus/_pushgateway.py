@@ -1,0 +1,136 @@
+"""A group of metrics at a Prometheus push gateway, and who of a job it is about."""
+
+from __future__ import annotations
+
+import http.client
+import itertools
+import logging
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+from urllib.error import URLError
+from urllib.parse import urlsplit
+
+from zeus.exceptions import ZeusBaseError
+from zeus.utils import framework
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+log = logging.getLogger("zeus.metric")
+
+TIMEOUT_S = 5.0
+"""Seconds after which a silent gateway is given up, until the next push."""
+
+RANKS = ("RANK", "SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK")
+
+
+class Trouble:
+    """Something that goes wrong again and again: told once, until it is over.
+
+    Args:
+        text: What to say, with the subject and the reason.
+        subject: What it is about.
+    """
+
+    def __init__(self, text: str, subject: str) -> None:
+        self._text = text
+        self._subject = subject
+        self._told = False
+
+    def met(self, reason: object) -> None:
+        """It went wrong."""
+        if not self._told:
+            self._told = True
+            log.warning(self._text, self._subject, reason)
+
+    def over(self) -> None:
+        """It went well."""
+        self._told = False
+
+
+class Group:
+    """One group at a push gateway.
+
+    Args:
+        prometheus: The module prometheus_client.
+        url: The gateway.
+        job: See `zeus.metric.Metric`.
+        kind: See `zeus.metric.Metric`.
+
+    Attributes:
+        registry: What is pushed.
+    """
+
+    def __init__(self, prometheus: Any, url: str, job: str, kind: str) -> None:
+        self.url = checked(url)
+        if not job:
+            raise ValueError("job must not be empty; a push gateway tells jobs apart by their name")
+        self.prometheus = prometheus
+        self.registry: CollectorRegistry = prometheus.CollectorRegistry()
+        self._job = job
+        number = next(_numbers[kind])
+        self._key = {
+            "instance": socket.gethostname(),
+            "rank": rank(),
+            "metric": kind if number == 1 else f"{kind}_{number}",
+        }
+        self._trouble = Trouble(
+            "the push gateway at %s takes no metrics (%s); training goes on and it is tried again",
+            url,
+        )
+
+    def push(self) -> bool:
+        """Replaces what the gateway has of this group. Returns whether that worked."""
+        try:
+            self.prometheus.push_to_gateway(
+                self.url, self._job, self.registry, self._key, timeout=TIMEOUT_S
+            )
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._trouble.met(error.reason if type(error) is URLError else error)
+            return False
+        self._trouble.over()
+        return True
+
+
+_numbers: defaultdict[str, Iterator[int]] = defaultdict(lambda: itertools.count(1))
+
+
+def prometheus_client() -> Any:
+    """The package.
+
+    Raises:
+        ZeusBaseError: It is not installed.
+    """
+    try:
+        import prometheus_client
+    except ImportError:
+        raise ZeusBaseError(
+            "metrics need the package prometheus_client, which is not installed; "
+            'pip install "zeusd[metrics]"'
+        ) from None
+    return prometheus_client
+
+
+def checked(url: str) -> str:
+    """The URL, if it is one of a push gateway; else ValueError."""
+    parts = urlsplit(url if "://" in url else f"http://{url}")
+    try:
+        valid = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # what stands for the port is none
+        valid = False
+    if not valid:
+        raise ValueError(
+            f"pushgateway_url must be the address of a push gateway such as http://gateway:9091, "
+            f"not {url!r}"
+        )
+    return url
+
+
+def rank() -> str:
+    """This process's rank in its job; 0 if it knows none."""
+    if framework.world_size() > 1:
+        return str(framework.rank())
+    return next((os.environ[name] for name in RANKS if os.environ.get(name)), "0")
