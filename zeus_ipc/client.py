@@ -18,6 +18,7 @@ from zeus_ipc._version import __version__
 from zeus_ipc.closing import Closing
 from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.messages import (
+    MAX_JOB_NAME,
     MAX_LOOKUPS,
     MAX_WINDOWS,
     NO_END_NS,
@@ -302,6 +303,11 @@ class Client(Closing):
         Raises:
             PermissionRefused: Anybody's, by who is no administrator.
         """
+        if len(job) > MAX_JOB_NAME:
+            raise errors.RequestRejected(
+                f"a job's name has at most {MAX_JOB_NAME} characters, not {len(job)}; give Slurm's "
+                "job id or the uid of a pod"
+            )
         answer = self._ask(
             "release",
             gpus=_uuids(gpus) if gpus else [],

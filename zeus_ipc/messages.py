@@ -125,6 +125,9 @@ MAX_WINDOWS = 256
 MAX_SAMPLES = 4096
 """Readings in one reply to `timeline`."""
 
+MAX_JOB_NAME = 64
+"""Characters of a job's name: the uid of a pod has 36."""
+
 MAX_RECORDS = 500
 """Audit records in one reply."""
 
@@ -291,7 +294,7 @@ class Release(_Request):
     """Holders who lose a lease that way are told at their next set."""
     pids: Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=64)] = []
     """Only of these processes, as zeusd's pid namespace counts; empty: of all."""
-    job: Annotated[str, Field(max_length=64)] = ""
+    job: Annotated[str, Field(max_length=MAX_JOB_NAME)] = ""
     """Only of this job (see `LeaseInfo.job`); empty: of all."""
 
 
@@ -742,6 +745,10 @@ class AuditRecord(_Message):
     uid: int | None = None
     pid: int | None = None
     """None if it is another user's and the reader is no administrator."""
+    command: str | None = None
+    """Name of the process's program; None as for `pid`."""
+    job: str | None = None
+    """Its job, see `LeaseInfo.job`; empty if it is in none, None as for `pid`."""
     lease: str | None = None
     old: str | None = None
     new: str | None = None

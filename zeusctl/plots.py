@@ -167,5 +167,8 @@ def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path)
 def _save(figure: Any, path: Path) -> None:
     # A reader sees the old picture or the whole new one.
     aside = path.with_name(f".{path.stem}.new{path.suffix}")
-    figure.savefig(aside, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
-    aside.replace(path)
+    try:
+        figure.savefig(aside, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
+        aside.replace(path)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror}") from None

@@ -256,12 +256,13 @@ class MeasureReport(Report):
 
 
 class Done(Report):
-    """`zeusctl record` and `plot`: what was written."""
+    """`zeusctl record`, `plot` and `man`: what was written."""
 
     NAME = "done"
 
     path: str
     rows: int
+    """Samples, points or pages."""
 
 
 class QuiesceReport(Report):
@@ -319,6 +320,9 @@ class Event(_Part):
     uid: int | None
     user: str | None
     pid: int | None
+    """None if it is another user's and the reader is no administrator; so `command` and `job`."""
+    command: str | None
+    job: str | None
     old: str | None
     new: str | None
     reason: str | None

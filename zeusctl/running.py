@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
 from zeusctl.exits import CommandError, Exit
 
-_LOOK_S = 1.0
+LOOK_S = 1.0
+"""How often to look whether all is well."""
 
 
 def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) -> int:
@@ -42,7 +44,7 @@ def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) ->
         forward(process)
         while True:
             try:
-                code = process.wait(_LOOK_S)
+                code = process.wait(LOOK_S)
             except subprocess.TimeoutExpired:
                 meanwhile()
             else:
@@ -53,9 +55,17 @@ def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) ->
 def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     """Hands SIGTERM and SIGHUP on; the terminal gives Ctrl-C to both processes by itself."""
     target: list[subprocess.Popen[bytes]] = []
+    early: list[int] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
+        if not target:
+            early.append(number)
         for process in target:
+            process.send_signal(number)
+
+    def forward(process: subprocess.Popen[bytes]) -> None:
+        target.append(process)
+        for number in early:
             process.send_signal(number)
 
     def ignore(number: int, frame: FrameType | None) -> None:
@@ -65,18 +75,20 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
     handlers |= {signal.SIGINT: ignore, signal.SIGQUIT: ignore}
     before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
-        yield target.append
+        yield forward
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
 
 
-def until_interrupted(meanwhile: Callable[[], None] = lambda: None) -> None:
-    """Waits for Ctrl-C, SIGTERM or SIGHUP."""
-    ends = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP}
-    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
+@contextlib.contextmanager
+def asked_to_end() -> Iterator[threading.Event]:
+    """Set when Ctrl-C, SIGTERM or SIGHUP asks for the end."""
+    ended = threading.Event()
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    before = {number: signal.signal(number, lambda *_: ended.set()) for number in numbers}
     try:
-        while signal.sigtimedwait(ends, _LOOK_S) is None:
-            meanwhile()
+        yield ended
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, ends)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -125,9 +125,9 @@ def json_option(function: F) -> F:
 
 def gpus_argument(required: bool = True) -> Callable[[F], F]:
     """The GPUs that a verb is about; completes to those of the node."""
-    return click.argument(
-        "gpus", required=required, default=None if required else "all", shell_complete=_complete
-    )
+    if required:
+        return click.argument("gpus", shell_complete=_complete)
+    return click.argument("gpus", default="all", shell_complete=_complete)
 
 
 def _complete(context: click.Context, _: click.Parameter, begun: str) -> Sequence[str]:

@@ -18,6 +18,8 @@ _FIELDS = {
     "gpu": "GPU_UUID",
     "uid": "CLIENT_UID",
     "pid": "CLIENT_PID",
+    "command": "CLIENT_COMMAND",
+    "job": "CLIENT_JOB",
     "control": "CONTROL",
     "old": "OLD",
     "new": "NEW",

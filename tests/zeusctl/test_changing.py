@@ -220,8 +220,8 @@ def test_measuring_a_command(ctl: Ctl, daemon: RunningDaemon, node: SimulatedNod
     report = said_json(said.err)
     busy, idle = (one for one in report["sources"] if one["source"].startswith("gpu:"))
     assert report["time_s"] >= 0.4
-    assert busy["energy_j"] == pytest.approx(busy["average_power_w"] * report["time_s"], rel=1e-6)
-    assert 0 < busy["energy_j"] <= drawn_j
+    assert busy["energy_j"] == pytest.approx(busy["average_power_w"] * report["time_s"], rel=1e-5)
+    assert 0 < busy["energy_j"] <= 1.05 * drawn_j + busy["uncertainty_j"]
     assert busy["average_power_w"] > 2 * idle["average_power_w"]
     assert report["gpu_energy_j"] == pytest.approx(busy["energy_j"] + idle["energy_j"])
 

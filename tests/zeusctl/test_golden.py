@@ -31,7 +31,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "reset": ("reset", "1", "-c", "gpu_clocks", "--json"),
     "release": ("release", "--json"),
     "measure": ("measure", "--json", "--no-cpu", "--gpus", "0,1", "--", "true"),
-    "audit": ("audit", "-n", "3", "--json"),
+    "audit": ("audit", "-n", "1", "--json"),
     "doctor": ("doctor", "--json"),
     "quiesce": ("quiesce", "--json"),
     "resume": ("resume", "--json"),

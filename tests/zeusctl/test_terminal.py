@@ -115,7 +115,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "resume": (("resume",), "", "taken up the driver again: 4 GPUs", 0),
     "schema": (("schema", "status"), "", '"title": "StatusReport"', 0),
     "completion": (("completion", "bash"), "", "_ZEUSCTL_COMPLETE", 0),
-    "man": (("man", "pages"), "", "", 0),
+    "man": (("man", "pages"), "", "pages in pages", 0),
 }
 """By verb: the command line, what is typed in the end, what is shown, and the exit code."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from zeusctl.session import Session, pass_session
+from zeusctl.session import Session, json_option, now, pass_session
 
 
 @click.command()
@@ -50,12 +50,17 @@ def completion(context: click.Context, shell: str) -> None:
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
+@json_option
 @pass_session
 @click.pass_context
 def man(context: click.Context, session: Session, directory: Path) -> None:
     """Write the manual pages to a directory."""
     from zeusctl.man import pages
+    from zeusctl.reports import Done
 
     directory.mkdir(parents=True, exist_ok=True)
-    for name, text in pages(context.find_root().command).items():
+    found = pages(context.find_root().command)
+    for name, text in found.items():
         (directory / f"{name}.1").write_text(text, encoding="utf-8")
+    report = Done(at=now(), path=str(directory), rows=len(found))
+    session.answer(report, [f"{len(found)} pages in {directory}"])

@@ -76,6 +76,8 @@ def _event(record: AuditRecord, indices: Mapping[str, int]) -> Event:
         uid=record.uid,
         user=None if record.uid is None else user_name(record.uid),
         pid=record.pid,
+        command=record.command or None,
+        job=record.job or None,
         old=record.old,
         new=record.new,
         reason=record.reason,
@@ -83,12 +85,18 @@ def _event(record: AuditRecord, indices: Mapping[str, int]) -> Event:
     )
 
 
+def _who(event: Event) -> str:
+    if event.pid is None:
+        return event.user or ""
+    who = f"{event.command or 'process'} {event.pid} ({event.user})"
+    return f"{who}, job {event.job}" if event.job else who
+
+
 def _lines(report: AuditReport, heading: bool) -> list[str]:
     rows = []
     for event in report.events:
         what = event.event + (f" x{event.count}" if event.count > 1 else "")
         why = [part for part in (event.reason, event.result) if part not in (None, "requested")]
-        who = "" if event.user is None else event.user
         rows.append(
             [
                 event.when.strftime("%Y-%m-%d %H:%M:%S"),
@@ -97,7 +105,7 @@ def _lines(report: AuditReport, heading: bool) -> list[str]:
                 event.control or "",
                 event.old or "",
                 event.new or "",
-                who + (f" {event.pid}" if event.pid is not None else ""),
+                _who(event),
                 ", ".join(str(part) for part in why),
             ]
         )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import signal
+import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from zeusctl.exits import CommandError, Exit
+from zeusctl.running import asked_to_end
 from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
 from zeusctl.text import parse_duration
 
@@ -66,7 +65,7 @@ def record(
     chosen = session.gpus(gpus)
     index = {gpu.uuid: gpu.index for gpu in chosen}
     # Asked for before a file is made: what cannot be recorded leaves none behind.
-    with session.client.stream(list(index), buffer=10_000) as stream, _ended() as ended:
+    with session.client.stream(list(index), buffer=10_000) as stream, asked_to_end() as ended:
         writer = writer_for(output, form)
         try:
             rows, lost = _copy(stream, writer, index, duration, every, ended)
@@ -87,13 +86,13 @@ def _copy(
     index: dict[str, int],
     duration_s: float | None,
     every_s: float | None,
-    ended: list[int],
+    ended: threading.Event,
 ) -> tuple[int, int]:
     """Rows from the stream to the writer. Returns how many, and how many samples were missed."""
     begin_s = flushed_s = time.monotonic()
     next_s = dict.fromkeys(index, 0.0)
     rows = lost = 0
-    while not ended:
+    while not ended.is_set():
         now_s = time.monotonic()
         if duration_s is not None and now_s - begin_s >= duration_s:
             break
@@ -137,18 +136,3 @@ def _row(sample: Sample, index: dict[str, int]) -> dict[str, Any]:
         "throttle_reasons": sample.throttle_reasons,
         "lost": sample.lost,
     }
-
-
-@contextmanager
-def _ended() -> Iterator[list[int]]:
-    """Fills when Ctrl-C, SIGTERM or SIGHUP asks for the end."""
-    found: list[int] = []
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {
-        number: signal.signal(number, lambda number, _: found.append(number)) for number in numbers
-    }
-    try:
-        yield found
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

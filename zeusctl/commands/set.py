@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeusctl.exits import CommandError, Exit
-from zeusctl.running import run, until_interrupted
+from zeusctl.running import LOOK_S, asked_to_end, run
 from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
 from zeusctl.text import parse_duration, value_text
 
@@ -50,6 +50,8 @@ class _Range(_Type):
             message = f"{value!r} is no clock; write MHz: 1200, or a range such as 900,1200"
             self.fail(message, param, ctx)
         low, high = int(parts[0]), int(parts[-1])
+        if max(low, high) > 100_000:
+            self.fail(f"{value!r} is no clock of a GPU; write MHz, such as 1200", param, ctx)
         return low, high
 
 
@@ -135,7 +137,9 @@ def set_(
         click.get_current_context().exit(run(command, watch))
     if not session.json:
         click.echo("held until Ctrl-C", err=True)
-    until_interrupted(watch)
+    with asked_to_end() as ended:
+        while not ended.wait(LOOK_S):
+            watch()
 
 
 def _wishes(

@@ -276,7 +276,8 @@ class Administration:
             connection.reply(self._out, request_id, result=result)
 
     def _note(self, event: str, peer: Peer) -> None:
-        self._out.add(Note(event, {"pid": peer.process.pid, "uid": peer.uid}, warning=True))
+        fields = {"pid": peer.process.pid, "uid": peer.uid, "command": peer.command}
+        self._out.add(Note(event, fields, warning=True))
 
     # -------------------------------------------------------------------------------- what is known
 
@@ -317,7 +318,7 @@ class Administration:
         for record in self._out.trail.newest(request.after, request.limit):
             fields = asdict(record)
             if not admin and record.uid != peer.uid:
-                fields["pid"] = fields["lease"] = None
+                fields |= dict.fromkeys(("pid", "lease", "command", "job"))
             records.append(fields)
         result = {"records": records, "dropped": self._out.trail.dropped}
         connection.reply(self._out, request.id, result=result)

@@ -448,6 +448,8 @@ class ControlMachine:
             "control": self.control.value,
             "pid": lease.holder.pid,
             "uid": lease.uid,
+            "command": lease.command,
+            "job": lease.job,
             "lease": lease.name,
         }
 

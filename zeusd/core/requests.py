@@ -376,6 +376,8 @@ class Requests:
                         "control": machine.control.value,
                         "pid": peer.process.pid,
                         "uid": peer.uid,
+                        "command": peer.command,
+                        "job": peer.job,
                         "result": refusal.message,
                     },
                     warning=True,

@@ -11,7 +11,10 @@ from zeusd.core.effects import Note
 
 KEPT = 1000
 
-_FIELDS = ("gpu", "control", "uid", "pid", "lease", "old", "new", "reason", "result")
+_FIELDS = (
+    *("gpu", "control", "uid", "pid", "command", "job", "lease"),
+    *("old", "new", "reason", "result"),
+)
 
 
 @dataclass(slots=True)
@@ -28,6 +31,8 @@ class Record:
     control: str | None = None
     uid: int | None = None
     pid: int | None = None
+    command: str | None = None
+    job: str | None = None
     lease: str | None = None
     old: str | None = None
     new: str | None = None

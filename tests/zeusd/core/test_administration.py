@@ -449,6 +449,16 @@ def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
     assert trail(world, ALICE).records[-1].pid == 102
     seen = trail(world, BOB).records[-1]
     assert (seen.pid, seen.lease, seen.uid) == (None, None, 1002)
+    assert (seen.command, seen.job) == (None, None)
+
+
+def test_the_trail_names_program_and_job(world: World) -> None:
+    """Of a process that may be gone when somebody asks who slowed a GPU down."""
+    process = world.connect(7, pid=707, uid=1002, command="train", job="77")
+    world.set_power(7, 200)
+    world.kill(process)
+    found = trail(world).records[-1]
+    assert (found.event, found.command, found.job) == ("lease_ended", "train", "77")
 
 
 def test_the_trail_is_bounded_and_says_what_it_dropped(world: World) -> None:

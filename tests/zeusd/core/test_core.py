@@ -454,7 +454,7 @@ def test_a_process_that_dies_before_its_first_write_leaves_nothing(world: World)
 
 
 def test_the_audit_trail_names_old_and_new_value_and_who(world: World) -> None:
-    process = world.connect(1, uid=4711)
+    process = world.connect(1, uid=4711, command="train", job="77")
     world.set_power(1, 200)
     (change,) = world.events("set")
     assert change == {
@@ -464,6 +464,8 @@ def test_the_audit_trail_names_old_and_new_value_and_who(world: World) -> None:
         "new": "200 W",
         "pid": process.pid,
         "uid": 4711,
+        "command": "train",
+        "job": "77",
         "lease": f"{process.pid}-{world.now_ns}",
         "reason": "requested",
         "result": "ok",
