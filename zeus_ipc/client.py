@@ -20,9 +20,11 @@ from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.messages import (
     MAX_JOB_NAME,
     MAX_LOOKUPS,
+    MAX_RECORDS,
     MAX_WINDOWS,
     NO_END_NS,
     PROTOCOL_VERSION,
+    AuditRecord,
     AuditTrail,
     Back,
     Control,
@@ -379,9 +381,18 @@ class Client(Closing):
 
         Args:
             after: Only records with a higher number.
-            limit: At most so many; 500 in one answer.
+            limit: At most so many; zeusd keeps a thousand.
         """
-        return AuditTrail.model_validate(self._ask("audit", after=after, limit=limit))
+        records: list[AuditRecord] = []
+        before = 2**62
+        while True:
+            size = max(1, min(MAX_RECORDS, limit - len(records)))
+            answer = self._ask("audit", after=after, before=before, limit=size)
+            trail = AuditTrail.model_validate(answer)
+            records = [*trail.records, *records]
+            if len(trail.records) < size or len(records) >= limit:
+                return AuditTrail(records=records, dropped=trail.dropped)
+            before = records[0].number
 
     def metrics(self) -> Metrics:
         """What the daemon counts."""

@@ -128,8 +128,8 @@ MAX_SAMPLES = 4096
 MAX_JOB_NAME = 64
 """Characters of a job's name: the uid of a pod has 36."""
 
-MAX_RECORDS = 500
-"""Audit records in one reply."""
+MAX_RECORDS = 200
+"""Audit records in one reply: about 100 KB."""
 
 MAX_LOOKUPS = 4096
 """Windows times sources in one request."""
@@ -355,8 +355,10 @@ class GetAudit(_Request):
     op: Literal["audit"] = "audit"
     after: Annotated[int, Field(ge=0, le=2**62)] = 0
     """Only records with a higher number."""
-    limit: Annotated[int, Field(ge=1, le=MAX_RECORDS)] = 200
-    """The newest so many."""
+    before: Annotated[int, Field(ge=1, le=2**62)] = 2**62
+    """Only records with a lower number."""
+    limit: Annotated[int, Field(ge=1, le=MAX_RECORDS)] = MAX_RECORDS
+    """The newest so many of these."""
 
 
 class GetMetrics(_Request):

@@ -16,7 +16,8 @@ from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
-from zeus_ipc.errors import LeaseExpired, NodeQuiesced
+from zeus_ipc.errors import LeaseExpired, NodeQuiesced, NvmlFailure
+from zeus_ipc.simulation import SimulatedNode
 from zeusd.ring import driver
 
 nvml_double = fixtures.nvml_double
@@ -149,6 +150,23 @@ def test_the_audit_trail_outlives_a_restart_and_garbage_in_its_place() -> None:
         assert daemon.records("audit_unreadable")
         with daemon.client() as client:
             assert [record.event for record in client.audit().records] == ["gpu_found"]
+
+
+def test_all_of_a_long_trail_reaches_its_reader() -> None:
+    """Records with the longest texts there are: a message that is too long would never arrive."""
+    with running_daemon("--simulate", "1xv100-pcie:setter_ms=0") as daemon:
+        with daemon.client() as client:
+            gpu = client.node()
+            assert gpu.simulated is not None
+            simulated = SimulatedNode(gpu.simulated)
+            simulated.inject(0, "set_power_limit", 10)
+            for _ in range(600):
+                with contextlib.suppress(NvmlFailure):
+                    client.set_power_limit(gpu.gpus[0].uuid, 150_000)
+            trail = client.audit(limit=1000)
+        assert len(trail.records) >= 600
+        numbers = [record.number for record in trail.records]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers)))
 
 
 def test_a_zeusd_that_may_not_kill_its_front_ends_all_the_same() -> None:

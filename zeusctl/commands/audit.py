@@ -17,10 +17,12 @@ if TYPE_CHECKING:
 
 HEADER = ("WHEN", "WHAT", "GPU", "CONTROL", "FROM", "TO", "WHO", "WHY AND RESULT")
 _FOLLOW_S = 0.5
+KEPT = 1000
+"""Records that zeusd keeps."""
 
 
 @click.command()
-@click.option("-n", "--lines", "count", default=50, type=click.IntRange(1, 500), show_default=True)
+@click.option("-n", "--lines", "count", default=50, type=click.IntRange(1, KEPT), show_default=True)
 @click.option("--gpus", default="all", help="Only about these GPUs.  [default: all]")
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
 @json_option
@@ -35,7 +37,7 @@ def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
     chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
     newest = 0
     while True:
-        trail = session.client.audit(after=newest, limit=500 if chosen or newest else count)
+        trail = session.client.audit(after=newest, limit=KEPT if chosen or newest else count)
         wanted = [one for one in trail.records if chosen is None or one.gpu in chosen]
         # What has come since the first look is all of interest.
         report = _report(session, wanted if newest else wanted[-count:], trail.dropped)

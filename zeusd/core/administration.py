@@ -315,7 +315,7 @@ class Administration:
         peer = connection.peer
         admin = self._node.settings.access.is_admin(peer)
         records = []
-        for record in self._out.trail.newest(request.after, request.limit):
+        for record in self._out.trail.newest(request.after, request.before, request.limit):
             fields = asdict(record)
             if not admin and record.uid != peer.uid:
                 fields |= dict.fromkeys(("pid", "lease", "command", "job"))

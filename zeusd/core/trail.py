@@ -98,13 +98,14 @@ class Trail:
             if key[0] == event:
                 yield key[1:], count
 
-    def newest(self, after: int, limit: int) -> list[Record]:
-        """Records with a number above `after`, at most `limit`, the oldest first."""
+    def newest(self, after: int, before: int, limit: int) -> list[Record]:
+        """The newest records with a number between these two, at most `limit`, the oldest first."""
         found: list[Record] = []
         for record in reversed(self._records):
             if record.number <= after or len(found) == limit:
                 break
-            found.append(record)
+            if record.number < before:
+                found.append(record)
         return found[::-1]
 
     @property
