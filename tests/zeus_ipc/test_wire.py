@@ -32,6 +32,10 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "set_persistence_mode": {"gpus": ["GPU-1"], "enabled": True},
     "reset": {"gpus": ["GPU-1"], "control": "gpu_clocks"},
     "acquire": {"gpus": ["GPU-1"], "controls": ["power_limit"]},
+    "release": {"whose": "user", "pids": [7], "job": "1234"},
+    "restore": {"gpus": ["GPU-1"], "controls": ["gpu_clocks"]},
+    "persist": {"gpus": ["GPU-1"], "controls": ["power_limit"]},
+    "audit": {"after": 3, "before": 9, "limit": 5},
 }
 
 
