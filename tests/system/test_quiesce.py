@@ -111,8 +111,9 @@ def test_a_call_that_does_not_return_does_not_keep_the_administrator(
         assert daemon.records("driver_stuck")
         assert device_is_open(daemon, double)
         double.clear_faults()
+        wait_for(lambda: not device_is_open(daemon, double), "the driver to let go")
+        assert client.quiesce().open == []
         client.resume()
-        wait_for(lambda: daemon.records("sampler_unstuck"), "the driver to let go")
         gpu = client.node().gpus[0].uuid
         assert client.state(gpu)[gpu].power_limit_mw == 250_000
 

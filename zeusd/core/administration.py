@@ -186,10 +186,10 @@ class Administration:
     # ------------------------------------------------------------------------ the driver's absence
 
     def _quiesce(self, connection: Connection, request: Quiesce) -> None:
-        if self._node.quiesced_ns is not None and self._change is None:
-            connection.reply(self._out, request.id, result=self._describe_quiesced(()))
-            return
         if not self._begin(connection, request):
+            return
+        if self._node.quiesced_ns is not None:
+            self._let_go()  # again: a call that did not return then may have done so by now
             return
         self._node.quiesced_ns = self._out.now_ns
         why = self._node.quiesced
@@ -226,7 +226,10 @@ class Administration:
 
     def _let_go_if_settled(self) -> None:
         if not self._restoring and self._out.due_ns.pop(self, None) is not None:
-            self._out.add(LetGo(self._out.ticket(self._gone)))
+            self._let_go()
+
+    def _let_go(self) -> None:
+        self._out.add(LetGo(self._out.ticket(self._gone)))
 
     def _gone(self, still_open: object) -> None:
         assert isinstance(still_open, tuple)

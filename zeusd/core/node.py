@@ -86,7 +86,9 @@ class Node:
         return self.settings.site.target(machine.control, self.gpus[machine.gpu].facts, known)
 
     def unknown(self, uuid: str) -> Failure:
-        """The failure of a request for a GPU that is not here."""
+        """The failure of a request for a GPU that is not here, or not known while quiesced."""
+        if self.quiesced is not None:
+            return self.quiesced
         known = (
             ", ".join([*self.gpus, *sorted(self.sources)]) or "none; is the NVIDIA driver loaded?"
         )

@@ -21,6 +21,9 @@ log = logging.getLogger(__name__)
 PATIENCE_S = 3.0
 """How long calls that are under way have to return before the driver is let go of all the same."""
 
+STUCK_LOOK_S = 0.2
+"""How often to look whether a call that did not return in time has."""
+
 DEVICE_FILES = "/dev/nvidia"
 
 
@@ -95,14 +98,20 @@ class Driver:
             quiet = self._sampling.pause(workers, PATIENCE_S)
             for worker in workers.values():
                 quiet &= worker.join(max(0.0, end_s - time.monotonic()))
-            if not quiet:
+            if quiet:
+                finder.stop()
+            else:
                 log.error(
                     "a call to the driver does not return; its device files cannot be closed",
                     extra={"event": "driver_stuck"},
                 )
-            else:
-                finder.stop()
             self._done(ticket, open_device_files())
+            if not quiet:
+                for worker in workers.values():
+                    worker.join(None)
+                while self._sampling.sampler.reads(workers.keys()):
+                    time.sleep(STUCK_LOOK_S)
+                finder.stop()
 
         threading.Thread(target=run, name="let-go", daemon=True).start()
 

@@ -10,7 +10,7 @@ import contextlib
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Set
 
 from zeusd.ring.sources import Sample, Source
 
@@ -74,11 +74,16 @@ class Sampler:
             self._paused |= gone
             self._rotation = {key: one for key, one in self._rotation.items() if key not in gone}
         end_ns = time.monotonic_ns() + round(timeout_s * 1e9)
-        while gone & self._stuck or ((busy := self._busy) is not None and busy[0] in gone):
+        while self.reads(gone):
             if time.monotonic_ns() > end_ns:
                 return False
             time.sleep(0.001)
         return True
+
+    def reads(self, names: Set[str]) -> bool:
+        """Whether a call about one of these is under way."""
+        busy = self._busy
+        return bool(names & self._stuck) or (busy is not None and busy[0] in names)
 
     def find(self, name: str) -> Source | None:
         """The source of a name."""

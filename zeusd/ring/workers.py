@@ -167,8 +167,8 @@ class GpuWorker:
         """Ends the thread when the calls queued before are done. Does not wait."""
         self._queue.put(None)
 
-    def join(self, timeout_s: float) -> bool:
-        """Waits for the end after `stop`. Returns whether it has come."""
+    def join(self, timeout_s: float | None) -> bool:
+        """Waits for the end after `stop`, None: for however long. Returns whether it has come."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 

@@ -247,6 +247,7 @@ def test_a_quiesced_node_stays_so_over_a_restart(world: World) -> None:
     connect(world)
     assert world.driver_open is False
     assert world.call(BOB, "hello")["result"]["gpus"] == []
+    assert world.set_power(ALICE, 200)["error"]["code"] == "quiesced"
     world.call(ADMIN, "resume")
     assert "error" not in world.set_power(ALICE, 200)
 
