@@ -244,7 +244,7 @@ def test_cpus_and_their_memory_have_metrics_of_their_own(
         total.begin_window("step")
         begun_ns = time.monotonic_ns()
         for source in ("cpu:0", "dram:0"):
-            wait_for(lambda: client.timeline(source, start_ns=begun_ns), "a reading")  # noqa: B023
+            wait_for(lambda: client.timeline(source, start_ns=begun_ns), "a reading")
         spend_uj(package, 30_000_000)
         spend_uj(dram, 7_000_000)
         wait_for(
@@ -302,7 +302,7 @@ def test_a_counter_grows_while_windows_are_open_and_ends_at_their_energy(
     one.begin_window("training")
     for number in range(1, 6):
         node.clock.sleep(10)
-        wait_for(lambda: joules("training") > number * 10 * IDLE_W * 0.98, f"{number} times 10 s")  # noqa: B023
+        wait_for(lambda: joules("training") > number * 10 * IDLE_W * 0.98, f"{number} times 10 s")
     spend(node, one, "evaluation", 4)  # overlaps
     node.clock.sleep(1)
     one.end_window("training")
@@ -355,7 +355,7 @@ def test_updates_are_no_progress_of_training_and_begin_nowhere_in_particular(
     for _ in range(3):
         node.clock.sleep(5)
         seen = len(double.pushes)
-        wait_for(lambda: len(double.pushes) > seen, "an update")  # noqa: B023
+        wait_for(lambda: len(double.pushes) > seen, "an update")
     assert len(progress) == 1
     assert not one._monitor.measurement_states["a"].aligned
 
@@ -446,7 +446,7 @@ def test_nodes_ranks_and_metrics_do_not_overwrite_each_other(
     node: VirtualNode, gateway: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for host, rank in (("alpha", "0"), ("alpha", "1"), ("beta", "2")):
-        monkeypatch.setattr(socket, "gethostname", lambda: host)  # noqa: B023
+        monkeypatch.setattr(socket, "gethostname", lambda: host)
         monkeypatch.setenv("RANK", rank)
         _pushgateway._numbers.clear()  # each is a process of its own
         ones: list[Metric] = [
@@ -501,7 +501,7 @@ def test_a_gateway_that_is_down_is_told_of_once_and_nothing_is_lost(
         for one in ones:
             spend(node, one, "step", 1)
         before = len(failures)
-        wait_for(lambda: len(failures) > before, "another failure")  # noqa: B023
+        wait_for(lambda: len(failures) > before, "another failure")
     wait_for(lambda: len(told(caplog)) == 2, "one warning of each metric")
     assert "Connection refused" in told(caplog)[0]
     assert "training goes on" in told(caplog)[0]

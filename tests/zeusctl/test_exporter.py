@@ -98,17 +98,6 @@ def one(text: str, name: str, **labels: str) -> float:
     return value
 
 
-@pytest.fixture
-def node(daemon: RunningDaemon) -> Iterator[SimulatedNode]:
-    with daemon.client() as client:
-        path = client.node().simulated
-    assert path is not None
-    simulated = SimulatedNode(path)
-    yield simulated
-    simulated.clear_faults()
-    simulated.close()
-
-
 def test_a_prometheus_sees_what_happens_on_the_node(
     daemon: RunningDaemon, node: SimulatedNode, tmp_path: Path
 ) -> None:
@@ -160,7 +149,7 @@ def test_a_prometheus_sees_what_happens_on_the_node(
                     client.set_power_limit(uuid, 1000)
                 # Each panel has something to show: no name in the dashboard is unknown here.
                 for query in queries():
-                    wait_for(lambda: ask(query), query)  # noqa: B023 - used at once
+                    wait_for(lambda: ask(query), query)
 
 
 def queries() -> list[str]:

@@ -6,7 +6,8 @@ from datetime import datetime, timezone
 
 import pytest
 
-from zeus_ipc.messages import GpuInfo, GpuSupport
+from tests.zeusd.core.world import facts
+from zeus_ipc.messages import GpuInfo
 from zeusctl import text
 from zeusctl.exits import CommandError, Exit
 from zeusctl.selecting import select
@@ -87,31 +88,7 @@ def test_instants_become_wall_times() -> None:
 
 
 def gpus(count: int) -> list[GpuInfo]:
-    return [
-        GpuInfo(
-            uuid=f"GPU-{index}aaa-{index}",
-            index=index,
-            pci_address=f"00000000:0{index}:00.0",
-            name="Test",
-            architecture=7,
-            memory_mib=1,
-            power_limit_min_mw=1,
-            power_limit_max_mw=2,
-            power_limit_default_mw=2,
-            power_limit_site_mw=2,
-            mig_enabled=False,
-            supports=GpuSupport(
-                power_limit=True,
-                gpu_clocks=True,
-                memory_clocks=True,
-                persistence_mode=True,
-                energy_counter=True,
-                power_instant=True,
-                power_average=True,
-            ),
-        )
-        for index in range(count)
-    ]
+    return [facts(f"GPU-{index}aaa-{index}", index).info for index in range(count)]
 
 
 @pytest.mark.parametrize(

@@ -306,7 +306,8 @@ class Administration:
         refusal = access.refuse(peer, gpu.info, control, None)
         ranges = access.ranges(peer, gpu.info, control)
         if control is Control.POWER_LIMIT:
-            low, high = gpu.info.power_limit_min_mw or 0, self._node.highest_mw(machine) or 0
+            low = gpu.info.power_limit_min_mw or 0
+            high = self._node.highest_mw(machine, access.is_admin(peer)) or 0
             ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [(low, high)]]
         return {
             "allowed": refusal is None,

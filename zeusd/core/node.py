@@ -94,6 +94,12 @@ class Node:
         )
         return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
 
-    def highest_mw(self, machine: ControlMachine) -> int | None:
-        """The most a power limit may be set to: the site's maximum."""
+    def highest_mw(self, machine: ControlMachine, admin: bool = False) -> int | None:
+        """The most a power limit may be set to: the site's maximum.
+
+        For an administrator what another has persisted is no bound.
+        """
+        if admin and machine.persisted:
+            target = self.site_target(machine)
+            return None if target is None else target.highest_mw
         return self.gpus[machine.gpu].site_mw if machine.pinned else machine.target[0]

@@ -306,7 +306,7 @@ class Requests:
             if isinstance(request, Reset):
                 value = machine.target
             else:
-                value = self._check_set(self._node.gpus[uuid].info, machine, request)
+                value = self._check_set(peer, self._node.gpus[uuid].info, machine, request)
             if isinstance(value, Failure):
                 done(uuid, value)
                 continue
@@ -385,13 +385,14 @@ class Requests:
             )
 
     def _check_set(
-        self, info: GpuInfo, machine: ControlMachine, request: SetRequest
+        self, peer: Peer, info: GpuInfo, machine: ControlMachine, request: SetRequest
     ) -> ControlValue | Failure:
         """Whether this set is allowed at all, and the value it asks for."""
         if self._node.stopping:
             return SHUTTING_DOWN
         if isinstance(request, SetPowerLimit):
-            low, high = info.power_limit_min_mw, self._node.highest_mw(machine)
+            low = info.power_limit_min_mw
+            high = self._node.highest_mw(machine, self._access.is_admin(peer))
             if low is not None and high is not None and not low <= request.power_limit_mw <= high:
                 return Failure(
                     ErrorCode.OUT_OF_RANGE,

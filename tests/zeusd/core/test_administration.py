@@ -208,6 +208,16 @@ def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
     assert "error" not in world.set_power(ALICE, 290)
 
 
+def test_an_administrator_may_persist_a_higher_limit_than_before(world: World) -> None:
+    persist(world, 200)
+    ((_, most),) = world.call(ADMIN, "policy")["result"]["gpus"][GPU0]["power_limit"]["ranges"]
+    assert most == 300_000
+    assert world.set_power(ADMIN, 301)["error"]["code"] == "out_of_range"
+    persist(world, 260)
+    assert world.limit_w() == 260
+    assert "error" not in world.set_power(ALICE, 250)
+
+
 def test_what_was_not_set_cannot_be_persisted(world: World) -> None:
     world.set_power(ALICE, 200)
     reply = world.call(ADMIN, "persist", gpus=[GPU0], controls=["power_limit"])
