@@ -356,7 +356,7 @@ class Client(Closing):
     def persist(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:
         """Makes what this process has set the restore target, until `restore`.
 
-        For administrators. A power limit is then also the most that anybody may set.
+        For administrators. A power limit is then also the most that others may set.
 
         Raises:
             RequestRejected: This process has not set one of these controls.

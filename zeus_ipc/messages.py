@@ -316,7 +316,7 @@ class Restore(_Request):
 class Persist(_Request):
     """Makes what this process has set the restore target, until a `restore`: for administrators.
 
-    A power limit is then also the most that anybody may set. The leases end.
+    A power limit is then also the most that others may set. The leases end.
     Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
     """
 

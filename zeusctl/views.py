@@ -34,7 +34,10 @@ _NO_STATE = GpuState(
 def read_states(
     client: Client, gpus: Sequence[GpuInfo]
 ) -> tuple[dict[str, GpuState], dict[str, str]]:
-    """The present state of GPUs, and why some could not be read; both by UUID."""
+    """The present state of GPUs, and why some could not be read; both by UUID.
+
+    zeusd answers for a GPU that the driver has lost, too: with nothing in it.
+    """
     states: dict[str, GpuState] = {}
     errors: dict[str, str] = {}
     for first in range(0, len(gpus), _LISTED):
@@ -53,7 +56,15 @@ def read_states(
         left = [uuid for uuid in uuids if uuid not in states and uuid not in failed]
         if left:
             states |= client.state(left)
+    for uuid in [uuid for uuid, state in states.items() if not _answers(state)]:
+        del states[uuid]
+        errors[uuid] = "it answers nothing that it is asked; look at nvidia-smi and the kernel log"
     return states, errors
+
+
+def _answers(state: GpuState) -> bool:
+    readings = (state.power_mw, state.power_limit_mw, state.temperature_c, state.gpu_clock_mhz)
+    return any(reading is not None for reading in readings)
 
 
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:

@@ -16,6 +16,12 @@ from tests.support import RunningDaemon, running_daemon
 from zeus_ipc.simulation import SimulatedNode
 from zeusctl.cli import main
 
+READINGS = (
+    *("sensors", "power_limit_mw", "enforced_power_limit_mw", "temperature_c"),
+    *("gpu_clock_mhz", "memory_clock_mhz", "persistence_mode", "throttle_reasons"),
+)
+"""What fails of a GPU that the driver has lost."""
+
 
 class Said(NamedTuple):
     """What a command line said."""

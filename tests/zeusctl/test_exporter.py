@@ -20,6 +20,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.zeusctl.conftest import READINGS
 from zeus_ipc.errors import OutOfRange
 from zeus_ipc.simulation import SimulatedNode
 
@@ -238,6 +239,21 @@ def test_what_zeusd_counts_is_what_is_exported(daemon: RunningDaemon, node: Simu
             for found, value in values(after)["zeusd_nvml_call_seconds_count"]
         }
         assert counts["sensors"] > counts["set_gpu_clocks"] > 0
+
+
+def test_a_gpu_that_is_lost_is_exported_as_unreadable(
+    daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    with exporter(daemon) as url:
+        assert one(scrape(url), "zeusd_gpu_readable", gpu="1") == 1
+        for call in READINGS:
+            node.inject(1, call, 15)
+        text = scrape(url)
+        assert one(text, "zeusd_gpu_readable", gpu="1") == 0
+        assert one(text, "zeusd_gpu_readable", gpu="0") == 1
+        assert {labels["gpu"] for labels, _ in values(text)["zeusd_gpu_power_watts"]} == {
+            *("0", "2", "3")
+        }
 
 
 def test_energy_is_a_counter_that_goes_on_as_drawn(

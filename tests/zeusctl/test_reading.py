@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.support import RunningDaemon, running_daemon, wait_for
-from tests.zeusctl.conftest import Ctl, spawn
+from tests.zeusctl.conftest import READINGS, Ctl, spawn
 from zeus_ipc.simulation import SimulatedNode
 from zeusctl.cli import VERBS
 from zeusctl.exits import MEANINGS, Exit
@@ -66,13 +66,19 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     ctl: Ctl, node: SimulatedNode, daemon: RunningDaemon
 ) -> None:
     """Readings that fail are dashes; what everybody needs is still there."""
-    for call in ("sensors", "power_limit_mw", "temperature_c"):
-        node.inject(2, call, 15)
+    node.inject(2, "temperature_c", 999)
     said = ctl("status")
     assert said.code == 0
     rows = {row.split()[0]: row for row in said.out.splitlines()[2:6]}
     assert " - " in rows["2"]
     assert " 250 " in rows["1"]
+    for call in READINGS:
+        node.inject(2, call, 15)
+    said = ctl("status")
+    assert said.code == 0
+    assert "GPU 2: it answers nothing that it is asked" in said.out
+    gpus = parse(ctl("status", "--json").out)["gpus"]
+    assert [gpu["error"] is None for gpu in gpus] == [True, True, False, True]
 
 
 def test_what_is_not_back_yet_is_shown_with_its_reason(
