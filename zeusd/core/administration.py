@@ -131,19 +131,24 @@ class Administration:
                 ErrorCode.NOT_SUPPORTED, f"{uuid} offers none of these controls; leave it alone"
             )
             pending.fail(uuid, failure)
+        clause = f"an administrator (user {peer.uid}) reset the GPU"
         for machine in machines:
-            self._unpin(machine)
-            machine.put_back(peer, f"an administrator (user {peer.uid}) reset the GPU", back)
+            persisted = self._unpin(machine)
+            machine.put_back(peer, clause, back, persisted)
+            if persisted is not None:
+                # Last: a zeusd that is killed before has either this or the debt.
+                self._out.add(Forget(pin_key(machine.gpu, machine.control)))
 
-    def _unpin(self, machine: ControlMachine) -> None:
+    def _unpin(self, machine: ControlMachine) -> ControlValue | None:
+        """Aims at the site's own target again. Returns what was persisted, if anything was."""
         if not machine.persisted:
-            return
-        target = self._node.site_target(machine)
+            return None
+        persisted, target = machine.target, self._node.site_target(machine)
         assert target is not None
         machine.unpin(target.value, target.pinned)
         if machine.control is Control.POWER_LIMIT:
             self._node.gpus[machine.gpu].site_mw = target.highest_mw
-        self._out.add(Forget(pin_key(machine.gpu, machine.control)))
+        return persisted
 
     # ----------------------------------------------------------------------------------- persist
 
@@ -257,7 +262,7 @@ class Administration:
             for control, machine in gpu.machines.items():
                 machine.resume(_found(gpu, control))
                 if machine.persisted:  # a reset GPU has forgotten it
-                    machine.put_back(peer, "an administrator resumed zeusd")
+                    machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
         self._end(self._describe_node())
 
     def _begin(self, connection: Connection, request: Quiesce | Resume) -> bool:

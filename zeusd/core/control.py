@@ -303,13 +303,21 @@ class ControlMachine:
             self._lose(self.lease.holder, clause)
         self.release(reason, then)
 
-    def put_back(self, peer: Peer, clause: str, then: Callable[[], None] = lambda: None) -> None:
-        """An administrator wants the target in force, whoever set what is.
+    def put_back(
+        self,
+        peer: Peer,
+        clause: str,
+        then: Callable[[], None] = lambda: None,
+        owed: ControlValue | None = None,
+    ) -> None:
+        """An administrator wants the target in force, whoever set what.
 
         Args:
             peer: The administrator.
             clause: For the holder, as for `revoke`.
             then: Called after the first attempt; `phase` and `trouble` tell its outcome.
+            owed: What zeusd itself wrote, and nobody leases; None: nothing. Then a failure that
+                changes nothing is the end of it.
         """
         self._forced = True
         if self.first is not None and not self.pinned and self.target != self.first:
@@ -324,10 +332,12 @@ class ControlMachine:
             now_ns = self._out.now_ns
             self.lease = Lease(peer.process, peer.uid, "", now_ns, 0, now_ns, command=peer.command)
             self.phase = Phase.RESTORING
-            self._values = ()
+            self._values = () if owed is None else (owed,)
             self._reason = "reset"
             self._attempts = 0
-            self._owed = False
+            self._owed = owed is not None
+            if self._owed:
+                self._out.add(Put(debt_key(self.gpu, self.control), self._debt().to_json()))
         self._pump()
 
     def suspend(self, why: Failure) -> None:

@@ -208,6 +208,23 @@ def test_what_is_persisted_outlives_zeusd_and_a_reload_and_ends_with_a_restore(
     assert "error" not in world.set_power(ALICE, 290)
 
 
+def test_a_reset_of_what_was_persisted_is_owed_until_it_is_done(world: World) -> None:
+    """Neither a full disk nor a kill leaves the value without anybody who answers for it."""
+    persist(world, 240)
+    world.journal_broken = True
+    assert "disk is full" in restore(world)["result"]["gpus"][GPU0]["controls"]["power_limit"]
+    assert world.limit_w() == 240
+    world.journal_broken = False
+    world.advance(1)
+    assert world.limit_w() == 300
+    persist(world, 240)
+    world.hold = True
+    world.ask(ADMIN, "restore", controls=["power_limit"])
+    world.hold = False
+    world.start_core(alive=set())
+    assert world.limit_w() == 300
+
+
 def test_an_administrator_may_persist_a_higher_limit_than_before(world: World) -> None:
     persist(world, 200)
     ((_, most),) = world.call(ADMIN, "policy")["result"]["gpus"][GPU0]["power_limit"]["ranges"]
