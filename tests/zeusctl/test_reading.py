@@ -46,7 +46,7 @@ def test_status_shows_the_node_at_one_glance(
     assert " 150 " in rows[1]
     assert "*" in rows[1]
     assert " 250 " in rows[0]
-    assert f"python {os.getpid()}" in said.out or f"pytest {os.getpid()}" in said.out
+    assert f"{Path('/proc/self/comm').read_text().strip()} {os.getpid()} (" in said.out
     gpu = found["gpus"][1]
     assert gpu["power_limit_w"]["requested"] == 150.0
     assert gpu["power_limit_w"]["site"] == 250.0
