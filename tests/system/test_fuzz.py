@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.system.test_front import _zmtp_handshake
+from zeus_ipc import Client, errors
 from zeus_ipc.codec import DecodeError, decode_reply, decode_request
 from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION
 from zeusd.front.server import _examine
@@ -123,6 +124,18 @@ def _garbage(rng: random.Random) -> bytes:
     return bytes(data)
 
 
+def settle(client: Client) -> None:
+    """Undoes what garbage may have asked for; a `quiesce` of it may still be under way."""
+
+    def resumed() -> bool:
+        with contextlib.suppress(errors.DaemonOverloaded):
+            return client.resume().quiesced_ns is None
+        return False
+
+    wait_for(resumed, "the driver to be taken up")
+    client.restore()
+
+
 def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemon) -> None:
     seed = random.SystemRandom().randrange(2**32)
     print(f"seed {seed}")
@@ -141,8 +154,7 @@ def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemo
                         assert isinstance(decode_reply(dealer.recv(zmq.NOBLOCK)), dict)
         context.term()
         with daemon.client() as client:
-            client.resume()  # it may have asked for a quiesce
-            client.restore()
+            settle(client)
             assert len(client.node().gpus) == 2
         sizes.append(rss_kib(front) + rss_kib(root))
     assert daemon.front_pid() == front
@@ -197,7 +209,8 @@ def test_a_flood_of_subscriptions_is_cut_off_and_leaves_no_memory(daemon: Runnin
             flooder.setsockopt(zmq.SUBSCRIBE, rng.randbytes(80))
         wait_for(lambda: daemon.records("stream_flood"), "the flooder to be cut off")
     with daemon.client() as client:
-        uuid = client.resume().gpus[0].uuid  # the garbage of other tests may have been a quiesce
+        settle(client)
+        uuid = client.node().gpus[0].uuid
 
         def follows() -> bool:
             with client.stream(uuid) as stream:

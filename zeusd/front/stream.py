@@ -15,6 +15,7 @@ import zmq
 from zmq.utils.monitor import recv_monitor_message
 
 from zeusd.front.admission import Admission, kick
+from zeusd.front.guard import MemoryGuard
 
 log = logging.getLogger(__name__)
 
@@ -58,6 +59,7 @@ class Stream:
         self._offered: frozenset[bytes] = frozenset()
         self._nonsense: dict[int, int] = {}
         self._fds: set[int] = set()
+        self._guard = MemoryGuard(self._end_flood)
         self._socket = context.socket(zmq.XPUB)
         for option, value in (
             (zmq.MAXMSGSIZE, MAX_TOPIC + 1),
@@ -94,8 +96,11 @@ class Stream:
                 self._fds.discard(fd)
                 self._admission.ended(fd)
         changed = False
-        while _readable(self._socket):
-            changed |= self._subscription(self._socket.recv(zmq.NOBLOCK, copy=False))
+        # libzmq takes in all that a peer has sent, and goes on while more comes. `poll` lets go of
+        # the GIL meanwhile, which getsockopt does not.
+        with self._guard.watching():
+            while self._socket.poll(0):
+                changed |= self._subscription(self._socket.recv(zmq.NOBLOCK, copy=False))
         if not self._fds:
             changed |= bool(self._subscribers)
             self._subscribers.clear()
@@ -140,6 +145,11 @@ class Stream:
                 del self._subscribers[topic]
                 return True
         return False
+
+    def _end_flood(self) -> None:
+        """On the guard's thread. Whoever it is, others subscribe again at once."""
+        for fd in [*self._fds]:
+            kick(fd)
 
     def _count_nonsense(self, uid: int) -> None:
         count = self._nonsense[uid] = self._nonsense.get(uid, 0) + 1
