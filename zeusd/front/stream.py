@@ -56,7 +56,7 @@ class Stream:
         self._admission = admission
         self._on_topics = on_topics
         self._subscribers: dict[bytes, int] = {}
-        self._offered: frozenset[bytes] = frozenset()
+        self._offered: frozenset[bytes] | None = None
         self._nonsense: dict[int, int] = {}
         self._fds: set[int] = set()
         self._guard = MemoryGuard(self._end_flood)
@@ -95,6 +95,8 @@ class Stream:
             else:
                 self._fds.discard(fd)
                 self._admission.ended(fd)
+        if self._offered is None:
+            return  # who subscribes before it is known what there is, waits
         changed = False
         # libzmq takes in all that a peer has sent, and goes on while more comes. `poll` lets go of
         # the GIL meanwhile, which getsockopt does not.
@@ -129,6 +131,7 @@ class Stream:
         """A subscription or its end. Returns whether the topics have changed."""
         message = frame.bytes
         kind, topic = message[:1], message[1:]
+        assert self._offered is not None
         if topic not in self._offered and topic not in self._subscribers:
             if kind == b"\x01":
                 self._count_nonsense(_uid_of(frame))
