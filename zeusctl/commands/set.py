@@ -129,15 +129,17 @@ def set_(
         if command:
             raise _not_run(error) from None
         raise
-    _answer(session, settings, "persisted" if persist else "command" if command else "process")
     if persist:
+        _answer(session, settings, "persisted")
         return
     watch = _LossWatch(session, settings)
     if command:
+        _answer(session, settings, "command")
         click.get_current_context().exit(run(command, watch))
-    if not session.json:
-        click.echo("held until Ctrl-C", err=True)
     with asked_to_end() as ended:
+        _answer(session, settings, "process")
+        if not session.json:
+            click.echo("held until Ctrl-C", err=True)
         while not ended.wait(LOOK_S):
             watch()
 
