@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import RunningDaemon
+from tests.support import RunningDaemon, wait_for
 from tests.zeusctl.conftest import Ctl
 from zeusctl.reports import REPORTS
 
@@ -85,6 +85,8 @@ def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
     with daemon.client() as client:
         client.release()
         client.set_power_limit(client.node().gpus[0].uuid, 200_000)
+        gpu = client.node().gpus[2].uuid
+        wait_for(lambda: client.timeline(gpu), "a history")
         if name == "resume":
             ctl("quiesce")
         said = ctl(*VERBS[name])
