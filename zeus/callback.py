@@ -2,11 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import TypeVar
+
+Item = TypeVar("Item")
+Self = TypeVar("Self", bound="Callback")
 
 
 class Callback:
-    """Does nothing at each point of a training run; subclasses override what they need."""
+    """Does nothing at each point of a training run; subclasses override what they need.
+
+    A hand-written loop needs none of the calls but these:
+
+        with callback:
+            for epoch in range(epochs):
+                for batch in callback.steps(loader):
+                    train(batch)
+                with callback.paused():
+                    evaluate()
+    """
+
+    def __enter__(self: Self) -> Self:
+        """Training begins."""
+        self.on_train_begin()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Training has ended, in order or by an error, which passes through."""
+        self.on_train_end()
+
+    def steps(self, batches: Iterable[Item]) -> Iterator[Item]:
+        """Passes an epoch's batches on; each is one training step, and all of them one epoch."""
+        self.on_epoch_begin()
+        for batch in batches:
+            self.on_step_begin()
+            yield batch
+            self.on_step_end()
+        self.on_epoch_end()
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """What the block does is no training: an evaluation, a checkpoint."""
+        self.on_pause()
+        yield
 
     def on_train_begin(self) -> None:
         """Training begins."""
@@ -25,6 +70,12 @@ class Callback:
 
     def on_step_end(self) -> None:
         """A training step has ended."""
+
+    def on_pause(self) -> None:
+        """Between two steps something else begins, such as an evaluation or a checkpoint.
+
+        It ends where the next step begins.
+        """
 
     def on_evaluate(self, metric: float) -> None:
         """The model was evaluated.
@@ -87,6 +138,11 @@ class CallbackSet(Callback):
         """See `Callback`."""
         for callback in self.callbacks:
             callback.on_step_end()
+
+    def on_pause(self) -> None:
+        """See `Callback`."""
+        for callback in self.callbacks:
+            callback.on_pause()
 
     def on_evaluate(self, metric: float) -> None:
         """See `Callback`."""

@@ -139,6 +139,12 @@ class GlobalPowerLimitOptimizer(Callback):
                 self._adapt_to_short_epochs(state)
             self._interrupt(state, keep=short)
 
+    def on_pause(self) -> None:
+        """Something else begins between two steps: the window ends with the last one."""
+        state = self.state
+        if isinstance(state, (Warmup, Profiling)):
+            self._interrupt(state, keep=True)
+
     def on_evaluate(self, metric: float) -> None:
         """The model was evaluated: the window that was open is worth nothing."""
         state = self.state
