@@ -51,7 +51,7 @@ def test_the_choice_is_the_best_of_the_table(
         "cost": ZeusCost(0.5, world_size=table.gpus),
         "slowdown": MaxSlowdownConstraint(1.1),
     }[kind]
-    optimizer = GlobalPowerLimitOptimizer(node.monitor(), selector)
+    optimizer = GlobalPowerLimitOptimizer(node.monitor(), selector, search="exhaustive")
     work = node.nvml.open_work(list(range(table.gpus)), name)
     train(optimizer, work, 100_000, until_done=True)
     assert [one.power_limit for one in optimizer.measurements] == list(reversed(table.limits_w))

@@ -31,7 +31,12 @@ from zeusd.nvml.simulated.physics import ModelLoad
 from zeusd.nvml.simulated.workloads import ModelWorkload
 
 OpenNode = Callable[[str], VirtualNode]
-SMALL = {"warmup_steps": 2, "profile_steps": 30, "pl_step": 50}
+SMALL: dict[str, Any] = {
+    "warmup_steps": 2,
+    "profile_steps": 30,
+    "pl_step": 50,
+    "search": "exhaustive",
+}
 WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.4, power_w=240.0))
 
 

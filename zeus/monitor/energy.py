@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -146,7 +145,7 @@ class ZeusMonitor:
         self._book.check()
         self._book.run_behind()
         if self.log_file is not None:
-            atexit.register(_finish, weakref.ref(self._book))
+            atexit.register(self._book.finish)
 
     def begin_window(self, key: str, sync_execution: bool = True, restart: bool = False) -> None:
         """Opens a window.
@@ -219,6 +218,10 @@ class ZeusMonitor:
                 key, begin_ns, self._clock_ns(), aligned and begins_aligned
             )
 
+    def ripe(self, measurement: Measurement) -> bool:
+        """Whether a measurement's energy can be read without waiting for the sensors' next tick."""
+        return self._book.ripe(measurement)
+
     def reset_windows(self) -> None:
         """Forgets all open windows."""
         self.measurement_states.clear()
@@ -232,12 +235,6 @@ class ZeusMonitor:
         if begin is None:
             raise ValueError(f"Measurement window '{key}' does not exist")
         return begin
-
-
-def _finish(book_ref: weakref.ref[Book]) -> None:
-    book = book_ref()
-    if book is not None:
-        book.finish()
 
 
 def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:

@@ -32,6 +32,9 @@ BATCH = 256
 BEHIND_S = 2.0
 """How often the thread looks for windows that nobody has read."""
 
+TICK_NS = 150_000_000
+"""A window's energy is there this long after its end: the longest tick, and zeusd's look at it."""
+
 RIPE_NS = 1_000_000_000
 """A window that ended this long ago is looked up without waiting for a tick."""
 
@@ -110,6 +113,11 @@ class Book:
         measurement.time = (end_ns - begin_ns) / 1e9
         measurement._pending = Ended(self, key, begin_ns, end_ns, False)
         return measurement
+
+    def ripe(self, measurement: Measurement) -> bool:
+        """Whether its energy is there, or has had the time to be."""
+        pending = measurement._pending
+        return pending is None or self.clock_ns() - pending.end_ns > TICK_NS
 
     def look_up(self, wanted: Measurement) -> None:
         """Looks a measurement's energy up, and that of others with it.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import Any, Literal
 
 Framework = Literal["torch", "jax", "cupy"]
@@ -62,11 +63,26 @@ def rank() -> int:
     return 0 if distributed is None else int(distributed.get_rank())
 
 
-def gather(value: Any) -> list[Any]:
-    """Every process's value, by rank. All must call it."""
+def store(timeout: timedelta) -> Any:
+    """The key-value store that the processes have met through; None where there is none.
+
+    Args:
+        timeout: How long one call to it may take, where torch is new enough to set it apart.
+    """
     distributed = _distributed()
     if distributed is None:
-        return [value]
-    values: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(values, value)
-    return values
+        return None
+    try:
+        found = distributed.distributed_c10d._get_default_store()
+    except (AttributeError, RuntimeError, ValueError):
+        return None
+    if hasattr(found, "clone"):
+        # A connection of its own: neither its calls nor its timeout are training's.
+        found = found.clone()
+        found.set_timeout(timeout)
+    return found
+
+
+def prefixed(prefix: str, store: Any) -> Any:
+    """A part of a store in which all keys begin with a prefix."""
+    return sys.modules["torch"].distributed.PrefixStore(prefix, store)

@@ -145,7 +145,7 @@ def _measurements(path: Path) -> Sequence[tuple[float, float, float]]:
     from zeus.optimizer.power_limit.profile import ProfileError, load
 
     try:
-        found = load(path, 0, 10**9)
+        found = load(path).measurements
     except ProfileError as error:
         raise CommandError(str(error)) from None
     return sorted((one.power_limit, one.time, one.energy) for one in found)

@@ -1,14 +1,17 @@
-"""`GlobalPowerLimitOptimizer`: tries each power limit while training goes on, and keeps the best.
+"""`GlobalPowerLimitOptimizer`: tries power limits while training goes on, and keeps the best.
 
-From the highest limit down, each is held for `warmup_steps` unmeasured and `profile_steps` measured
-steps. Then a selector chooses, the choice is set, and training goes on under it. State changes
-happen where steps begin:
+A search says which limit to hold and for how many steps (`search`), a leader makes one decision of
+what all processes measured (`leader`, `link`); this class is one process: it counts steps, sets
+limits, opens and closes windows. State changes happen where steps begin:
 
-    Ready      steps used up           -> Warmup at the next limit
-    Warmup     steps used up           -> Profiling at the same limit, window opened
-    Profiling  steps used up           -> window closed; Warmup at the next limit, or Done
-    Warmup, Profiling   epoch ends, evaluation   -> window dropped; Ready for the same limit
-    any        a limit cannot be set, nothing can be measured   -> Done, at the highest limit
+    Ready      steps used up, a trial is commanded   -> Warmup at its limit
+    Warmup     steps used up             -> Profiling at the same limit, window opened
+    Profiling  steps used up             -> window closed, and a new one opened
+    Warmup, Profiling   another trial    -> Warmup at its limit
+    Warmup, Profiling   epoch ends, pause, evaluation   -> Ready for the same trial
+    any        the choice is made        -> Done, at the chosen limit
+    any        a limit cannot be set, nothing can be measured, a process is silent
+                                         -> Done, at the highest limit
 
 Limits are set under leases of the node's daemon, which puts them back when training ends, however
 it ends.
@@ -17,48 +20,101 @@ it ends.
 from __future__ import annotations
 
 import logging
+import time
 import warnings
+from collections import deque
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from zeus import _node
 from zeus.callback import Callback
-from zeus.exceptions import ZeusBaseError
+from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.power_limit import profile
-from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileError, watts
+from zeus.optimizer.power_limit.estimates import Curve, Estimate
+from zeus.optimizer.power_limit.leader import (
+    Choose,
+    Command,
+    Hello,
+    Leader,
+    Message,
+    Party,
+    Piece,
+    Stop,
+    Trouble,
+    Try,
+)
+from zeus.optimizer.power_limit.link import Link, LinkError, connect
+from zeus.optimizer.power_limit.profile import (
+    PowerLimitMeasurement,
+    Profile,
+    ProfileError,
+    SampleRow,
+    watts,
+)
+from zeus.optimizer.power_limit.search import (
+    Adaptive,
+    Exhaustive,
+    Search,
+    SearchName,
+    expected_steps,
+)
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
+from zeus.optimizer.power_limit.watch import Watch
 from zeus.utils import framework
 
 log = logging.getLogger(__name__)
+
+LISTEN_STEPS = 20
+"""After the choice, commands are looked for this often."""
+PATIENCE_STEPS = 3
+"""A command that is for a later step is obeyed after this many steps at the latest."""
+
+
+@dataclass
+class _Told:
+    """A piece whose energy is still to be read."""
+
+    trial: Try
+    index: int
+    steps: int
+    measurement: Measurement
 
 
 class GlobalPowerLimitOptimizer(Callback):
     """Finds the best common power limit of the monitor's GPUs, one job, while it trains.
 
     Call it as a callback: `on_epoch_begin`, `on_step_begin`, `on_step_end`, `on_epoch_end`,
-    `on_evaluate`, `on_train_end`. A failure of power limits or measuring never ends training: the
-    optimizer says so once, in a warning, and stays at the highest limit.
+    `on_pause`, `on_evaluate`, `on_train_end`; or let `Callback.steps` do it. Where processes train
+    together by torch.distributed, each makes its own, with a monitor of its own GPUs; energies are
+    added, the slowest counts, and all hold the same limit. A failure of power limits or measuring
+    never ends training: the optimizer says so once, in a warning, and stays at the highest limit.
 
     Args:
         monitor: Its GPUs are optimized; they must take the same range of limits.
         optimum_selector: Chooses; None: `ZeusCost(eta_knob=0.5)` over all GPUs that train together.
         wait_steps: Steps to wait before the first limit.
-        warmup_steps: Unmeasured steps at each limit.
-        profile_steps: Measured steps at each limit.
-        pl_step: Difference of one limit to the next, W. The lowest limit is always tried.
-        profile_path: JSON file of the measurements: read if it fits these GPUs, else written when
-            all limits are measured.
+        warmup_steps: Unmeasured steps after a change of the limit; the adaptive search takes fewer
+            where they last longer than clocks and power need to follow.
+        profile_steps: Measured steps at each limit; at most, for the adaptive search.
+        pl_step: Difference of one limit to the next, W. The lowest limit is always one of them.
+        profile_path: JSON file of the measurements: used if it fits these GPUs and this selector,
+            else written when the choice is made. Until then `<profile_path>.partial` is kept, and
+            gone on from by the next run. With several processes only rank 0's counts.
+        search: `adaptive` measures only what helps the choice, and measures anew when training
+            changes; `exhaustive` every limit once, from the highest down.
 
     Raises:
         ValueError: An argument is out of range, or the GPUs differ in their ranges.
 
     Attributes:
         state: `Ready`, `Warmup`, `Profiling` or `Done`.
-        measurements: What was measured so far.
-        power_limits: The limits to try, mW, descending.
+        estimates: What the choice was made of, or on rank 0 is known until now.
+        power_limits: The limits that may be tried, mW, descending.
         on_progress: Called with the optimizer after every step it takes notice of, if set.
+        on_metrics: Called with figures by name, when there are new ones, if set.
     """
 
     def __init__(
@@ -70,6 +126,7 @@ class GlobalPowerLimitOptimizer(Callback):
         profile_steps: int = 40,
         pl_step: int = 25,
         profile_path: str | Path | None = None,
+        search: SearchName = "adaptive",
     ) -> None:
         if wait_steps < 0:
             raise ValueError("wait_steps must be non-negative.")
@@ -79,54 +136,87 @@ class GlobalPowerLimitOptimizer(Callback):
             raise ValueError("profile_steps must be positive.")
         if pl_step <= 0:
             raise ValueError("pl_step must be positive.")
+        if search not in ("adaptive", "exhaustive"):
+            raise ValueError(f"search must be adaptive or exhaustive, not {search!r}.")
         self.monitor = monitor
         self.optimum_selector = optimum_selector
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
         self.profile_path = None if profile_path is None else Path(profile_path)
+        self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
-        self.measurements: list[PowerLimitMeasurement] = []
+        self.on_metrics: Callable[[dict[str, float]], None] | None = None
         self.disabled = False
+        self.estimates: list[Estimate] = []
 
         min_mw, max_mw = self._common_range()
-        self.power_limits = _scan(min_mw, max_mw, int(pl_step * 1000))
+        self._highest = max_mw
+        self._step_mw = int(pl_step * 1000)
+        self.power_limits = _scan(min_mw, max_mw, self._step_mw)
         self.current_power_limit = 0
-        self._partial: list[Measurement] = []
-        self._ended: list[tuple[int, list[Measurement]]] = []
-        self._partial_steps = 0
-        self._epoch_steps = 0
-        self._warned_short = False
-        self._warmup = warmup_steps
         self.state: State = Ready(next_power_limit=max_mw, steps=wait_steps + 1)
+
+        self._over = False
+        self._joined = False
+        self._world = 0
+        self._link: Link | None = None
+        self._trial: Try | None = None
+        self._index = 0  # of the piece that is measured, ...
+        self._target = 0  # ... how many steps it has, ...
+        self._left = 0  # ... or will have: fewer, once an interruption has cut one
+        self._told: deque[_Told] = deque()
+        self._command: Command | None = None
+        self._heard_at = 0
+        self._step = 0
+        self._stretch = 0  # steps since the epoch began, or since something else did
+        self._searched = 0
+        self._cap = warmup_steps
+        self._warned_short = False
+        self._watch: Watch | None = None
+        self._chosen: Choose | None = None
 
         self._make_profile_folder()
         self._turn_persistence_on()
-        if self._load_profile(min_mw, max_mw):
-            self._choose()
-        else:
-            self._set_power_limit(max_mw)
+        self._profile = self._read_profile()
+        if self._profile is not None and framework.world_size() == 1:
+            self._join()
+            self._obey()
+        if isinstance(self.state, Ready):
+            self._set_power_limit(self._highest)
 
     # ------------------------------------------------------------------------------- callbacks
 
+    def on_train_begin(self) -> None:
+        """Training begins. After one that has ended: its choice is set again, or searched anew."""
+        if not self._over or self.disabled:
+            return
+        self._over = False
+        if self._chosen is not None:
+            self._choose(self._chosen)
+            return
+        self._world, self._joined = 0, False
+        self.state = Ready(next_power_limit=self._highest, steps=1)
+        self._profile = self._read_profile()
+        self._set_power_limit(self._highest)
+
     def on_epoch_begin(self) -> None:
         """An epoch begins."""
-        self._epoch_steps = 0
+        self._stretch = 0
 
     def on_step_begin(self) -> None:
         """A step begins: where limits change and windows open and close."""
         _node.progress()
-        self._epoch_steps += 1
-        state = self.state
-        if isinstance(state, Done):
+        self._step += 1
+        self._stretch += 1
+        if self._over:
             return
-        state.steps -= 1
-        if state.steps <= 0:
-            if isinstance(state, Ready):
-                self._begin_warmup(state.next_power_limit)
-            elif isinstance(state, Warmup):
-                self._begin_profiling(state.current_power_limit)
-            else:
-                self._end_profiling(state.current_power_limit)
+        if not self._joined:
+            self._joined = True
+            self._join()
+        if isinstance(self.state, Done):
+            self._look_after()
+            return
+        self._advance()
         if self.on_progress is not None:
             self.on_progress(self)
 
@@ -134,22 +224,23 @@ class GlobalPowerLimitOptimizer(Callback):
         """An epoch has ended: what follows must not be measured."""
         state = self.state
         if isinstance(state, (Warmup, Profiling)):
-            short = self._epoch_steps < self.warmup_steps + self.profile_steps + 1
-            if short:
-                self._adapt_to_short_epochs(state)
-            self._interrupt(state, keep=short)
+            short = self._stretch < self._needed
+            self._interrupt(state, keep=short or self.search == "adaptive")
+        self._drop_check()
 
     def on_pause(self) -> None:
         """Something else begins between two steps: the window ends with the last one."""
         state = self.state
         if isinstance(state, (Warmup, Profiling)):
             self._interrupt(state, keep=True)
+        self._drop_check()
 
     def on_evaluate(self, metric: float) -> None:
         """The model was evaluated: the window that was open is worth nothing."""
         state = self.state
         if isinstance(state, (Warmup, Profiling)):
             self._interrupt(state, keep=False)
+        self._drop_check()
 
     def on_train_end(self) -> None:
         """Training has ended: the limits go back."""
@@ -157,195 +248,484 @@ class GlobalPowerLimitOptimizer(Callback):
 
     def close(self) -> None:
         """Gives the limits back. Never raises; the daemon does it too when this process ends."""
+        self._drop_check()
         if isinstance(self.state, Profiling):
             self._drop_window(self.state.current_power_limit)
         if not isinstance(self.state, Done):
-            self.state = Done(optimal_power_limit=self.power_limits[0])
+            self.state = Done(optimal_power_limit=self._highest)
+            self._leave("its training has ended")
+        self._over = True
         try:
             self.monitor.gpus.release_all(self.monitor.gpu_indices)
         except ZeusBaseError as error:
             log.info("limits are put back by zeusd when this process ends: %s", error.message)
         self.current_power_limit = 0
 
-    # -------------------------------------------------------------------------------- progress
+    # --------------------------------------------------------------------------------- results
+
+    @property
+    def measurements(self) -> list[PowerLimitMeasurement]:
+        """What each limit costs for `profile_steps` steps, descending: of those that were tried,
+        as far as this process knows. Rank 0 knows it at any time, the others once all have chosen.
+        """
+        return _measurements(self._known(), self.profile_steps)
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Steps done and steps needed to measure all limits."""
-        each = self.warmup_steps + self.profile_steps
-        done = self._profiled * each
+        """Steps the search has taken, and takes at most."""
+        total = expected_steps(
+            self.search, len(self.power_limits), self.warmup_steps, self.profile_steps
+        )
+        return (total if isinstance(self.state, Done) else min(self._searched, total)), total
+
+    def _known(self) -> list[Estimate]:
+        leader = None if self._link is None else self._link.leader
+        if self.estimates or leader is None or leader.search is None:
+            return self.estimates
+        return leader.search.estimates(leader.position)
+
+    # ------------------------------------------------------------------------- steps of a trial
+
+    def _advance(self) -> None:
         state = self.state
-        if isinstance(state, Warmup):
-            done += max(0, self.warmup_steps - state.steps)
-        elif isinstance(state, Profiling):
-            done += self.warmup_steps + self.profile_steps - state.steps
-        total = len(self.power_limits) * each
-        return (total if isinstance(state, Done) else min(done, total)), total
-
-    # ------------------------------------------------------------------------------- internals
-
-    def _begin_warmup(self, power_limit_mw: int) -> None:
-        if not self._set_power_limit(power_limit_mw):
+        if isinstance(state, Done):
             return
-        if self._warmup:
-            self.state = Warmup(current_power_limit=power_limit_mw, steps=self._warmup)
+        state.steps -= 1
+        due = state.steps <= 0
+        if isinstance(state, (Warmup, Profiling)):
+            self._searched += 1
+        if due and isinstance(state, Profiling):
+            self._end_piece(state.current_power_limit, self._target)
+        self._deliver()
+        if self._over or self._obey() or self._over or not due:
+            return
+        if isinstance(state, Ready):
+            if self._trial is None:
+                state.steps = 1  # the leader has not decided yet
+            else:
+                self._begin_trial(self._trial)
+        elif self._trial is not None:
+            self._begin_piece(self._trial)
+
+    def _begin_trial(self, trial: Try) -> None:
+        self._trial = trial
+        if not self._set_power_limit(trial.power_limit_mw):
+            return
+        steps = min(trial.warmup_steps, self._cap)
+        if steps:
+            self.state = Warmup(current_power_limit=trial.power_limit_mw, steps=steps)
         else:
-            self._begin_profiling(power_limit_mw)
+            self._begin_piece(trial)
 
-    def _begin_profiling(self, power_limit_mw: int) -> None:
-        try:
-            self.monitor.begin_window(_window(power_limit_mw), restart=True)
-        except ZeusBaseError as error:
-            self._give_up(f"energy cannot be measured: {error.message}")
+    def _begin_piece(self, trial: Try) -> None:
+        limit = trial.power_limit_mw
+        if self._open_window(limit):
+            self._target = self._left
+            self.state = Profiling(current_power_limit=limit, steps=self._target)
+
+    def _end_piece(self, limit: int, steps: int) -> None:
+        """Closes the window of some steps of the trial, and has their energy read later."""
+        trial = self._trial
+        measurement = self._close_window(limit)
+        if measurement is None or trial is None or self._link is None:
             return
-        steps = self.profile_steps - self._partial_steps
-        self.state = Profiling(current_power_limit=power_limit_mw, steps=steps)
-
-    def _end_profiling(self, power_limit_mw: int) -> None:
-        measurement = self._close_window(power_limit_mw)
-        if measurement is None:
-            return
-        self._ended.append((power_limit_mw, [*self._partial, measurement]))
-        self._partial, self._partial_steps = [], 0
-        last = self._profiled == len(self.power_limits)
-        # A window's energy is there a tick after its end: read now it would hold training up.
-        if not self._read_energies(leave=0 if last else 1):
-            return
-        if not last:
-            self._begin_warmup(self.power_limits[self._profiled])
-            return
-        self._choose()
-        self._save_profile()
-
-    @property
-    def _profiled(self) -> int:
-        """How many limits have been profiled, their energy read or not."""
-        return len(self.measurements) + len(self._ended)
-
-    def _read_energies(self, leave: int) -> bool:
-        """Reads the energy of limits that were profiled, but for the newest `leave`.
-
-        Returns False if it cannot be, and we gave up.
-        """
-        while len(self._ended) > leave:
-            power_limit_mw, parts = self._ended.pop(0)
-            try:
-                own = sum(part.total_energy for part in parts), sum(part.time for part in parts)
-                joules, seconds = _reduce(*own)
-            except ZeusBaseError as error:
-                self._give_up(f"energy cannot be measured: {error.message}")
-                return False
-            except RuntimeError as error:
-                self._give_up(f"the other processes did not answer: {error}")
-                return False
-            if joules <= 0:
-                self._give_up(
-                    f"{self.profile_steps} steps at {watts(power_limit_mw)} W were measured as "
-                    "0 J; look at the GPU's sensors with `nvidia-smi -q -d POWER`"
-                )
-                return False
-            self.measurements.append(
-                PowerLimitMeasurement(
-                    power_limit=watts(power_limit_mw), energy=joules, time=seconds
-                )
-            )
-        return True
+        self._told.append(_Told(trial, self._index, steps, measurement))
+        self._left = trial.steps if steps >= self._left else self._left - steps
+        index, self._index = self._index, self._index + 1
+        if self._link.leader is not None:
+            self._link.leader.ran(trial, index, steps)
 
     def _interrupt(self, state: Warmup | Profiling, keep: bool) -> None:
         """Ends what is under way, and goes on at the highest limit until the next step."""
-        next_mw = state.current_power_limit
+        if self._stretch < self._needed:
+            self._adapt_to_short_stretches(state)
+        self._stretch = 0
         if isinstance(state, Profiling):
             # The window covers the step it was opened at and those that began since.
-            steps = self.profile_steps - self._partial_steps - state.steps + 1
-            if self._partial_steps + steps >= self.profile_steps:
-                self._end_profiling(next_mw)
-                if not isinstance(self.state, (Warmup, Profiling)):
-                    return
-                if isinstance(self.state, Profiling):
-                    self._drop_window(self.state.current_power_limit)
-                next_mw = self.state.current_power_limit
-            elif keep:
-                measurement = self._close_window(next_mw)
-                if measurement is None:
-                    return
-                self._partial.append(measurement)
-                self._partial_steps += steps
+            steps = self._target - state.steps + 1
+            if keep or steps >= self._target:
+                self._end_piece(state.current_power_limit, steps)
             else:
-                self._drop_window(next_mw)
-        if self._set_power_limit(self.power_limits[0]):
-            self.state = Ready(next_power_limit=next_mw, steps=1)
+                self._drop_window(state.current_power_limit)
+        if not self._over and self._set_power_limit(self._highest):
+            self.state = Ready(next_power_limit=state.current_power_limit, steps=1)
 
-    def _adapt_to_short_epochs(self, state: Warmup | Profiling) -> None:
-        """An epoch has fewer steps than a limit needs: measures it in parts, over several."""
+    @property
+    def _needed(self) -> int:
+        """Steps without an interruption that a trial needs to be measured in one piece."""
+        steps = self.profile_steps if self._trial is None else self._trial.steps
+        return self.warmup_steps + steps + 1
+
+    def _adapt_to_short_stretches(self, state: Warmup | Profiling) -> None:
+        """Epochs have fewer steps than a limit needs: measures it in parts, over several."""
         if isinstance(state, Warmup):
-            # Leave at least half of the epoch to measure in.
-            self._warmup = min(self._warmup, max(0, (self._epoch_steps - 1) // 2))
-        if not self._warned_short:
+            # Leave at least half of them to measure in.
+            self._cap = min(self._cap, max(0, (self._stretch - 1) // 2))
+        if not self._warned_short and self.search == "exhaustive":
             self._warned_short = True
             warnings.warn(
-                f"An epoch of {self._epoch_steps} steps is shorter than the "
-                f"{self.warmup_steps + self.profile_steps + 1} that one power limit needs; each "
-                "limit is measured over several epochs. Lower warmup_steps or profile_steps to "
-                "finish sooner.",
-                stacklevel=3,
+                f"A stretch of {self._stretch} steps between epochs, evaluations and checkpoints "
+                f"is shorter than the {self._needed} that one power limit needs; each limit is "
+                "measured over several. Lower warmup_steps or profile_steps to finish sooner.",
+                stacklevel=4,
             )
 
-    def _close_window(self, power_limit_mw: int) -> Measurement | None:
+    # -------------------------------------------------------------------- the leader, both ways
+
+    def _join(self) -> None:
+        """Says hello to the leader. Once more if others have come since the constructor's time."""
+        world = framework.world_size()
+        if world == self._world:
+            return
+        if self._world and isinstance(self.state, Done):
+            self.state = Ready(next_power_limit=self._highest, steps=1)
+        self._world = world
+        self._trial = self._command = None
+        self._told.clear()
+        leader = Leader(world, self._make_search, self._select, self._save)
         try:
-            return self.monitor.end_window(_window(power_limit_mw))
-        except ZeusBaseError as error:
-            self._drop_window(power_limit_mw)
-            self._give_up(f"energy cannot be measured: {error.message}")
-            return None
-        except ValueError as error:  # someone reset the monitor's windows
+            self._link = connect(leader, world)
+        except LinkError as error:
             self._give_up(str(error))
-            return None
+            return
+        self._tell(
+            Hello(
+                gpus=[self.monitor.gpus[i].get_name() for i in self.monitor.gpu_indices],
+                min_mw=self.power_limits[-1],
+                max_mw=self.power_limits[0],
+            )
+        )
 
-    def _drop_window(self, power_limit_mw: int) -> None:
-        if _window(power_limit_mw) in self.monitor.measurement_states:
-            self.monitor.end_window(_window(power_limit_mw), cancel=True)
+    def _tell(self, message: Message) -> None:
+        if self._link is None:
+            return
+        try:
+            self._link.tell(message)
+        except LinkError as error:
+            self._give_up(str(error))
 
-    def _choose(self) -> None:
+    def _deliver(self) -> None:
+        """Reads the energies that are there, and tells the leader."""
+        leader = None if self._link is None else self._link.leader
+        while self._told and not self._over:
+            # All has been run, and nobody else has a part in it: then the last tick is waited for.
+            last = self._world == 1 and leader is not None and leader.waits
+            if not last and not self.monitor.ripe(self._told[0].measurement):
+                return
+            told = self._told.popleft()
+            limit = told.trial.power_limit_mw
+            try:
+                joules, error_j = told.measurement.total_energy, told.measurement.uncertainty
+            except ZeusBaseError as error:
+                self._give_up(f"energy cannot be measured: {error.message}")
+                return
+            if joules <= 0:
+                self._give_up(
+                    f"{told.steps} steps at {watts(limit)} W were measured as 0 J; look at the "
+                    "GPU's sensors with `nvidia-smi -q -d POWER`"
+                )
+                return
+            seconds = told.measurement.time
+            self._tell(
+                Piece(
+                    trial=told.trial.trial,
+                    index=told.index,
+                    steps=told.steps,
+                    energy_j=joules,
+                    energy_error_j=error_j,
+                    time_s=seconds,
+                )
+            )
+            self._show(
+                power_limit_w=limit / 1000,
+                step_time_s=seconds / told.steps,
+                step_energy_j=joules / told.steps,
+                power_w=joules / seconds,
+            )
+
+    def _obey(self) -> bool:
+        """Does what the leader commands. Returns whether that ended what was under way."""
+        if self._link is None:
+            return False
+        try:
+            for heard in self._link.hear(time.monotonic(), self._step):
+                self._command, self._heard_at = heard, self._step
+        except LinkError as error:
+            self._give_up(str(error))
+            return True
+        command = self._command
+        if command is None or not self._is_time(command):
+            return False
+        self._command = None
+        if isinstance(command, Stop):
+            self._stop(command.reason)
+            return True
+        state = self.state
+        if isinstance(state, Profiling):
+            self._cut(state)
+        if isinstance(command, Choose):
+            self._choose(command)
+            return True
+        self._trial, self._index, self._left = command, 0, command.steps
+        if isinstance(state, Ready):
+            state.next_power_limit = command.power_limit_mw
+            return False
+        self._begin_trial(command)
+        return True
+
+    def _cut(self, state: Profiling) -> None:
+        """Another command ends a piece: alone, its whole steps count; in company, whose pieces
+        would end elsewhere, they do not.
+        """
+        limit = state.current_power_limit
+        if _window(limit) not in self.monitor.measurement_states:
+            return
+        steps = self._target - state.steps
+        if self._world == 1 and steps > 0:
+            self._end_piece(limit, steps)
+        else:
+            self._drop_window(limit)
+
+    def _is_time(self, command: Command) -> bool:
+        if isinstance(command, Stop) or self._world == 1:
+            return True
+        waited = self._step - self._heard_at
+        return self._step >= command.from_step or waited >= PATIENCE_STEPS
+
+    def _choose(self, command: Choose) -> None:
+        self._chosen = command
+        self.estimates = [Estimate(**vars(rate)) for rate in command.rates]
+        chosen = next(one for one in self.estimates if one.power_limit_mw == command.power_limit_mw)
+        log.info("optimal power limit: %g W", chosen.power_limit_mw / 1000)
+        self.state = Done(optimal_power_limit=chosen.power_limit_mw)
+        if not self._set_power_limit(chosen.power_limit_mw):
+            return
+        first = self.estimates[0]
+        self._show(
+            chosen_power_limit_w=chosen.power_limit_mw / 1000,
+            energy_saving=1 - chosen.energy_j / first.energy_j,
+            slowdown=chosen.time_s / first.time_s - 1,
+        )
+        if self.search == "adaptive":
+            before = self._watch
+            self._watch = Watch(chosen, before, loaded=self._searched == 0, power=self._world == 1)
+
+    def _look_after(self) -> None:
+        """After the choice: obeys, and looks whether training is still what was measured."""
+        watch = self._watch
+        if watch is None:
+            return
+        watch.step()
+        if self._world > 1 and watch.steps % LISTEN_STEPS == 0 and self._obey():
+            return
+        leader = None if self._link is None else self._link.leader
+        if leader is None:
+            return
+        if watch.due_to_begin:
+            if self._open_window(watch.limit_mw):
+                watch.began()
+        elif watch.due_to_end:
+            measurement = self._close_window(watch.limit_mw)
+            if measurement is not None:
+                watch.ended(measurement)
+        elif watch.measurement is not None and self.monitor.ripe(watch.measurement):
+            try:
+                energy_j = watch.measurement.total_energy
+            except ZeusBaseError as error:
+                log.info("training is not checked this time: %s", error.message)
+                watch.dropped()
+                return
+            if watch.changed(energy_j):
+                log.info("training has changed (%s): power limits are measured anew", watch.what)
+                leader.again()
+                self._obey()
+
+    def _drop_check(self) -> None:
+        if self._watch is not None:
+            self._drop_window(self._watch.limit_mw)
+            self._watch.dropped()
+
+    # --------------------------------------------------------------------------- for the leader
+
+    def _make_search(self, party: Party) -> Search:
+        limits = self.power_limits = _scan(party.min_mw, party.max_mw, self._step_mw)
+        selector = self._selector(party)
+        loaded, self._profile = self._profile, None  # what is measured anew is not read again
+        if loaded is not None:
+            reason = loaded.check(party.gpus, party.min_mw, party.max_mw)
+            if reason is not None:
+                warnings.warn(
+                    f"{self.profile_path} {reason}. It is measured anew and replaced.", stacklevel=5
+                )
+                loaded = None
+        same = loaded is not None and loaded.selector in (None, _describe(selector))
+        if loaded is not None and same and loaded.complete:
+            rows = loaded.measurements
+            limits = sorted((round(row.power_limit * 1000) for row in rows), reverse=True)
+        search: Search
+        if self.search == "exhaustive":
+            search = Exhaustive(limits, self.warmup_steps, self.profile_steps)
+        else:
+            search = Adaptive(
+                limits,
+                self.warmup_steps,
+                self.profile_steps,
+                lambda curve: _costs(selector, search.limits_mw, curve),
+                len(party.gpus),
+            )
+        if loaded is not None:
+            samples = loaded.as_samples(self.profile_steps)
+            if not same:  # what it spent was spent on another question
+                samples = [replace(one, position=one.position - loaded.position) for one in samples]
+            search.resume(samples, loaded.position if same else 0)
+            if same and loaded.complete:
+                search.settle()
+        return search
+
+    def _select(self, estimates: list[Estimate], party: Party) -> int:
+        selector = self._selector(party)
+        name = type(selector).__name__
+        rows = _measurements(estimates, self.profile_steps)
+        try:
+            chosen = round(selector.select(rows) * 1000)
+        except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
+            raise ValueError(f"{name} could not choose: {error!r}") from None
+        if chosen not in [one.power_limit_mw for one in estimates]:
+            raise ValueError(f"{name} chose {chosen / 1000:g} W, which was not measured")
+        return chosen
+
+    def _selector(self, party: Party) -> OptimumSelector:
         selector = self.optimum_selector
         if selector is None:
-            gpus = len(self.monitor.gpu_indices) * framework.world_size()
-            selector = ZeusCost(eta_knob=0.5, world_size=gpus)
-        try:
-            optimal_mw = round(selector.select(list(self.measurements)) * 1000)
-        except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
-            self._give_up(f"{type(selector).__name__} could not choose: {error!r}")
+            selector = ZeusCost(eta_knob=0.5)
+        return selector.of(len(party.gpus)) if isinstance(selector, ZeusCost) else selector
+
+    def _save(self, search: Search, party: Party, position: int, complete: bool) -> None:
+        estimates = search.estimates(position)
+        if self.profile_path is None or not estimates:
             return
-        log.info("optimal power limit: %g W", optimal_mw / 1000)
-        self.state = Done(optimal_power_limit=optimal_mw)
-        self._set_power_limit(optimal_mw)
+        found = Profile(
+            measurements=_measurements(estimates, self.profile_steps),
+            gpus=party.gpus,
+            range=(party.min_mw / 1000, party.max_mw / 1000),
+            selector=_describe(self._selector(party)),
+            complete=complete,
+            position=position,
+            samples=[SampleRow.of(sample) for sample in search.samples],
+        )
+        try:
+            profile.keep(self.profile_path, found)
+        except OSError as error:
+            warnings.warn(
+                f"The power limit profile could not be written to {self.profile_path}: {error}.",
+                stacklevel=6,
+            )
+
+    def _read_profile(self) -> Profile | None:
+        if self.profile_path is None or framework.rank() != 0:
+            return None
+        try:
+            return profile.find(self.profile_path)
+        except ProfileError as error:
+            warnings.warn(f"{error}. It is measured anew and replaced.", stacklevel=4)
+            return None
+
+    # -------------------------------------------------------------------------- limits, windows
+
+    def _open_window(self, limit: int) -> bool:
+        try:
+            self.monitor.begin_window(_window(limit), restart=True)
+        except ZeusBaseError as error:
+            self._give_up(f"energy cannot be measured: {error.message}")
+            return False
+        return True
+
+    def _close_window(self, limit: int) -> Measurement | None:
+        try:
+            return self.monitor.end_window(_window(limit))
+        except ZeusBaseError as error:
+            self._drop_window(limit)
+            self._give_up(f"energy cannot be measured: {error.message}")
+        except ValueError as error:  # someone reset the monitor's windows
+            self._give_up(str(error))
+        return None
+
+    def _drop_window(self, limit: int) -> None:
+        if _window(limit) in self.monitor.measurement_states:
+            self.monitor.end_window(_window(limit), cancel=True)
 
     def _set_power_limit(self, power_limit_mw: int) -> bool:
-        """Sets the limit on all GPUs unless it is set. False: it cannot be, and we gave up."""
-        if self.disabled:
+        """Sets the limit on all GPUs unless it is set. False: it cannot be, and all is changed."""
+        if self._over:
             return False
         if power_limit_mw == self.current_power_limit:
             return True
         try:
             self.monitor.gpus.set_power_management_limits(self.monitor.gpu_indices, power_limit_mw)
+        except ZeusGPUInvalidArgError as error:
+            if power_limit_mw == self._highest or isinstance(self.state, Done):
+                self._give_up(f"the power limit cannot be set: {error.message}")
+            else:
+                self._refuse(power_limit_mw, error.message)
+            return False
         except ZeusBaseError as error:
             self._give_up(f"the power limit cannot be set: {error.message}")
             return False
         self.current_power_limit = power_limit_mw
         return True
 
+    def _refuse(self, power_limit_mw: int, reason: str) -> None:
+        """The GPUs do not take this limit: the search leaves it out."""
+        self._trial = None
+        # Some of several GPUs may have taken it.
+        self.current_power_limit = 0
+        if self._set_power_limit(self._highest):
+            self.state = Ready(next_power_limit=self._highest, steps=1)
+            self._tell(Trouble(reason=reason, power_limit_mw=power_limit_mw))
+
     def _give_up(self, reason: str) -> None:
-        if self.disabled:
+        """Nothing can be done here any more: says so, and tells the others."""
+        if self.disabled or self._over:
             return
         self.disabled = True
+        searching = not isinstance(self.state, Done)
         if isinstance(self.state, Profiling):
             self._drop_window(self.state.current_power_limit)
-        self.state = Done(optimal_power_limit=self.power_limits[0])
+        self.state = Done(optimal_power_limit=self._highest)
         warnings.warn(
             "The power limit optimizer stopped, and training goes on at the highest limit: "
             f"{reason}",
             stacklevel=2,
         )
+        if searching:
+            self._leave(reason)
         self.close()
+
+    def _stop(self, reason: str) -> None:
+        """The leader stops all. It says why; the others would only repeat it."""
+        if framework.rank() == 0:
+            self._link = None
+            self._give_up(reason)
+            return
+        log.warning("the power limit optimizer stopped: %s", reason)
+        self.disabled = True
+        self._link = None
+        self.close()
+
+    def _leave(self, reason: str) -> None:
+        """Others that search with this process must not wait for it."""
+        link, self._link = self._link, None
+        if link is None or self._world == 1:
+            return
+        try:
+            link.tell(Trouble(reason=reason))
+            link.hear(time.monotonic(), self._step)  # the leader's answer, for the others
+        except LinkError as error:
+            log.info("the other processes will miss this one: %s", error)
+
+    def _show(self, **figures: float) -> None:
+        if self.on_metrics is not None:
+            self.on_metrics({f"zeus/{name}": value for name, value in figures.items()})
 
     def _common_range(self) -> tuple[int, int]:
         """The range of limits that all GPUs take, mW."""
@@ -367,36 +747,9 @@ class GlobalPowerLimitOptimizer(Callback):
             except ZeusBaseError as error:
                 log.debug("persistence mode stays off: %s", error.message)
 
-    # --------------------------------------------------------------------------------- profile
-
     def _make_profile_folder(self) -> None:
         if self.profile_path is not None:
             self.profile_path.parent.mkdir(parents=True, exist_ok=True)
-
-    def _load_profile(self, min_mw: int, max_mw: int) -> bool:
-        """Reads the profile of rank 0, which all then use, or none does."""
-        loaded: list[PowerLimitMeasurement] | None = None
-        if self.profile_path is not None and framework.rank() == 0 and self.profile_path.exists():
-            try:
-                loaded = profile.load(self.profile_path, min_mw, max_mw)
-            except ProfileError as error:
-                warnings.warn(f"{error}. It is measured anew and replaced.", stacklevel=3)
-        shared: list[list[PowerLimitMeasurement] | None] = framework.gather(loaded)
-        if shared[0] is None:
-            return False
-        self.measurements = shared[0]
-        return True
-
-    def _save_profile(self) -> None:
-        if self.profile_path is None or framework.rank() != 0:
-            return
-        try:
-            profile.save(self.profile_path, self.measurements)
-        except OSError as error:
-            warnings.warn(
-                f"The power limit profile could not be written to {self.profile_path}: {error}.",
-                stacklevel=3,
-            )
 
 
 def _scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
@@ -410,7 +763,35 @@ def _window(power_limit_mw: int) -> str:
     return f"__GlobalPowerLimitOptimizer_{watts(power_limit_mw)}"
 
 
-def _reduce(joules: float, seconds: float) -> tuple[float, float]:
-    """Energy of all processes together, and the time of the slowest."""
-    parts = framework.gather((joules, seconds))
-    return sum(part[0] for part in parts), max(part[1] for part in parts)
+def _measurements(estimates: list[Estimate], steps: int) -> list[PowerLimitMeasurement]:
+    return [
+        PowerLimitMeasurement(
+            power_limit=watts(one.power_limit_mw),
+            energy=one.energy_j * steps,
+            time=one.time_s * steps,
+        )
+        for one in estimates
+    ]
+
+
+def _costs(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float] | None:
+    """What the selector makes of a curve; None: nothing, or it fails, as a user's may."""
+    rows = [
+        PowerLimitMeasurement.model_construct(power_limit=watts(limit), energy=joules, time=seconds)
+        for limit, joules, seconds in zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
+    ]
+    try:
+        return selector.costs(rows)
+    except Exception as error:  # noqa: BLE001
+        log.info("%s does not say what limits cost: %r", type(selector).__name__, error)
+        return None
+
+
+def _describe(selector: OptimumSelector) -> str:
+    """Its name and arguments: whether a profile was made for the same question."""
+    arguments = ", ".join(
+        f"{name}={value!r}"
+        for name, value in sorted(vars(selector).items())
+        if isinstance(value, (bool, int, float, str))
+    )
+    return f"{type(selector).__name__}({arguments})"

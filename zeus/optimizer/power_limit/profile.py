@@ -1,13 +1,18 @@
-"""What was measured at each limit, and the file it is kept in."""
+"""What was measured at each limit, and the files it is kept in.
+
+A profile is JSON: `measurements` is what any reader of the reference's format finds; the rest says
+what it was measured on, and holds the samples, so that another selector can go on from them. While
+a search is under way the same is kept beside it, in a file that ends in `.partial`.
+"""
 
 from __future__ import annotations
 
-import json
 import os
-from collections.abc import Sequence
 from pathlib import Path
 
-from pydantic import BaseModel, PositiveFloat, PositiveInt, ValidationError
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
+
+from zeus.optimizer.power_limit.estimates import Sample
 
 
 class PowerLimitMeasurement(BaseModel):
@@ -24,8 +29,89 @@ class PowerLimitMeasurement(BaseModel):
     time: PositiveFloat
 
 
-class _Profile(BaseModel):
+class SampleRow(BaseModel):
+    """A `Sample` as it is written. Limit in W, energies in J, time in s."""
+
+    power_limit: PositiveInt | PositiveFloat
+    steps: PositiveInt
+    energy: PositiveFloat
+    time: PositiveFloat
+    energy_error: float = 0.0
+    position: float = 0.0
+
+    @classmethod
+    def of(cls, sample: Sample) -> SampleRow:
+        """From a sample."""
+        return cls(
+            power_limit=watts(sample.power_limit_mw),
+            steps=sample.steps,
+            energy=sample.energy_j,
+            time=sample.time_s,
+            energy_error=sample.energy_error_j,
+            position=sample.position,
+        )
+
+    def sample(self) -> Sample:
+        """As a sample."""
+        return Sample(
+            round(self.power_limit * 1000),
+            self.steps,
+            self.energy,
+            self.time,
+            self.energy_error,
+            self.position,
+        )
+
+
+class Profile(BaseModel):
+    """The file. What the reference's files do not have is None or empty.
+
+    Attributes:
+        measurements: One a limit that was measured, descending.
+        gpus: Product names of the GPUs that trained together.
+        range: Lowest and highest limit that they take, W.
+        selector: What the search was for.
+        complete: Whether the choice was made.
+        position: Steps that the search took.
+        samples: What the measurements were made of.
+    """
+
     measurements: list[PowerLimitMeasurement]
+    gpus: list[str] | None = None
+    range: tuple[float, float] | None = None
+    selector: str | None = None
+    complete: bool = True
+    position: int = 0
+    samples: list[SampleRow] = Field(default_factory=list)
+
+    def check(self, gpus: list[str], min_mw: int, max_mw: int) -> str | None:
+        """Why it is of no use for these GPUs, as a half sentence; None: it is."""
+        if self.gpus is not None:
+            if len(self.gpus) != len(gpus):
+                return f"was measured on {len(self.gpus)} GPUs, and {len(gpus)} train now"
+            if sorted(self.gpus) != sorted(gpus):
+                return f"was measured on {_names(self.gpus)}, and this is {_names(gpus)}"
+        here = (min_mw / 1000, max_mw / 1000)
+        if self.range is not None and self.range != here:
+            low, high = self.range
+            return f"is of limits from {low:g} to {high:g} W, and here they are {_range(here)}"
+        limits = [row.power_limit for row in self.measurements]
+        for limit in limits + [row.power_limit for row in self.samples]:
+            if not here[0] <= limit <= here[1]:
+                return (
+                    "was measured on another GPU or under another limit: "
+                    f"{limit:g} W is outside {_range(here)}"
+                )
+        return None
+
+    def as_samples(self, steps: int) -> list[Sample]:
+        """What was measured; where only averages are known, they count as of so many steps."""
+        if self.samples:
+            return [row.sample() for row in self.samples]
+        return [
+            Sample(round(one.power_limit * 1000), steps, one.energy, one.time)
+            for one in self.measurements
+        ]
 
 
 class ProfileError(Exception):
@@ -38,14 +124,43 @@ def watts(power_limit_mw: int) -> int | float:
     return power_limit_mw / 1000 if rest else whole
 
 
-def load(path: Path, min_mw: int, max_mw: int) -> list[PowerLimitMeasurement]:
-    """Reads a profile and checks it against what the GPUs take.
+def find(path: Path) -> Profile | None:
+    """Reads a profile, else what an unfinished search has left; None: there is neither.
 
     Raises:
-        ProfileError: It cannot be read, is empty, or has a limit outside the range.
+        ProfileError: It cannot be read, or is empty.
+    """
+    for there in (path, _partial(path)):
+        if there.exists():
+            return load(there)
+    return None
+
+
+def keep(path: Path, profile: Profile) -> None:
+    """Writes a profile, or what an unfinished search knows.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if not profile.complete:
+        save(_partial(path), profile)
+        return
+    save(path, profile)
+    _partial(path).unlink(missing_ok=True)
+
+
+def _partial(path: Path) -> Path:
+    return path.with_name(f"{path.name}.partial")
+
+
+def load(path: Path) -> Profile:
+    """Reads a profile.
+
+    Raises:
+        ProfileError: It cannot be read, or is empty.
     """
     try:
-        profile = _Profile.model_validate_json(path.read_text(encoding="utf-8"))
+        profile = Profile.model_validate_json(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path} cannot be read ({error})") from None
     except ValidationError as error:
@@ -53,22 +168,23 @@ def load(path: Path, min_mw: int, max_mw: int) -> list[PowerLimitMeasurement]:
         raise ProfileError(f"{path} is no power limit profile: {fault['msg']}") from None
     if not profile.measurements:
         raise ProfileError(f"{path} holds no measurements")
-    for measurement in profile.measurements:
-        if not min_mw <= measurement.power_limit * 1000 <= max_mw:
-            raise ProfileError(
-                f"{path} was measured on another GPU or under another limit: "
-                f"{measurement.power_limit:g} W is outside {min_mw / 1000:g} to {max_mw / 1000:g} W"
-            )
-    return profile.measurements
+    return profile
 
 
-def save(path: Path, measurements: Sequence[PowerLimitMeasurement]) -> None:
+def save(path: Path, profile: Profile) -> None:
     """Writes a profile; a reader sees the old file or the whole new one.
 
     Raises:
         OSError: It cannot be written.
     """
-    content = {"measurements": [measurement.model_dump() for measurement in measurements]}
     aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(json.dumps(content, indent=4), encoding="utf-8")
+    aside.write_text(profile.model_dump_json(indent=4, exclude_none=True), encoding="utf-8")
     os.replace(aside, path)
+
+
+def _names(gpus: list[str]) -> str:
+    return ", ".join(f"{gpus.count(name)} {name}" for name in sorted(set(gpus)))
+
+
+def _range(limits_w: tuple[float, float]) -> str:
+    return f"{limits_w[0]:g} to {limits_w[1]:g} W"

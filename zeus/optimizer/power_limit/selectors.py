@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.utils.metric import zeus_cost
+
+log = logging.getLogger(__name__)
 
 
 class OptimumSelector(ABC):
@@ -23,9 +26,22 @@ class OptimumSelector(ABC):
             The chosen limit, W: that of one of the measurements.
         """
 
+    def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float] | None:
+        """What each limit costs, positive, in any unit: the adaptive search spares the steps at
+        limits that will not be chosen. None, the default: not known, so every limit is measured.
+
+        Args:
+            measurements: One a limit, from the highest limit to the lowest.
+        """
+        return None
+
 
 class Energy(OptimumSelector):
     """Least energy. Of equals, the highest limit."""
+
+    def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:
+        """The energy of each, J."""
+        return [one.energy for one in measurements]
 
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
         """See `OptimumSelector`."""
@@ -34,6 +50,10 @@ class Energy(OptimumSelector):
 
 class Time(OptimumSelector):
     """Least time. Of equals, the highest limit."""
+
+    def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:
+        """The time of each, s."""
+        return [one.time for one in measurements]
 
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
         """See `OptimumSelector`."""
@@ -45,19 +65,31 @@ class ZeusCost(OptimumSelector):
 
     Args:
         eta_knob: 1 counts energy only, 0 time only.
-        world_size: How many GPUs the measured energy is of.
+        world_size: How many GPUs the measured energy is of. None: 1, or as many as train together
+            where an optimizer calls.
 
     Raises:
         ValueError: An argument is out of range.
     """
 
-    def __init__(self, eta_knob: float, world_size: int = 1) -> None:
+    def __init__(self, eta_knob: float, world_size: int | None = None) -> None:
         if not 0 <= eta_knob <= 1:
             raise ValueError("eta_knob must be between 0 and 1, inclusive both sides.")
-        if world_size < 1:
+        if world_size is not None and world_size < 1:
             raise ValueError("world_size must be greater than or equal to 1.")
         self.eta_knob = eta_knob
-        self.world_size = world_size
+        self.world_size = 1 if world_size is None else world_size
+        self._given = world_size is not None
+
+    def of(self, gpus: int) -> ZeusCost:
+        """The same cost for so many GPUs, unless it was made for a number of them."""
+        if self._given and self.world_size != gpus:
+            log.warning(
+                "ZeusCost was made for world_size=%d, and %d GPUs train; leave world_size out",
+                self.world_size,
+                gpus,
+            )
+        return self if self._given else ZeusCost(self.eta_knob, gpus)
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:
         """The cost of each, J."""
@@ -81,11 +113,22 @@ class MaxSlowdownConstraint(OptimumSelector):
     """
 
     def __init__(self, factor: float) -> None:
-        if factor < 1.0:
+        if not factor >= 1.0:  # nor is NaN
             raise ValueError(
                 f"max_slowdown_factor must be greater than or equal to 1.0. Got {factor}."
             )
         self.factor = factor
+
+    def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:
+        """A tenth of the limit's share of the highest, and what is too slow in full: by this a
+        percent too slow is as bad as a limit that is a tenth of the range too high.
+        """
+        fastest = max(measurements, key=lambda one: one.power_limit)
+        bound = self.factor * fastest.time
+        return [
+            1 + one.power_limit / fastest.power_limit / 10 + max(0.0, one.time / bound - 1)
+            for one in measurements
+        ]
 
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
         """See `OptimumSelector`."""

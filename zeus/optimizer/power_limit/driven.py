@@ -1,0 +1,202 @@
+"""What the callbacks for other people's trainers have in common.
+
+They hold a `GlobalPowerLimitOptimizer` and translate. Training must not end because of them: an
+error in a callback is said once, and the limits go back.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import warnings
+from collections import deque
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Concatenate, ParamSpec, TypeVar, cast
+
+from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
+from zeus.optimizer.power_limit.states import Profiling, State, Warmup
+
+P = ParamSpec("P")
+Event = TypeVar("Event", bound=Callable[..., None])
+AnyDriven = TypeVar("AnyDriven", bound="Driven")
+
+_FIGURES_KEPT = 1000
+
+
+def same_arguments(
+    original: Callable[Concatenate[Any, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Gives a constructor that passes its arguments on the signature of the one it passes them to.
+
+    For people, `inspect.signature` and type checkers alike.
+    """
+
+    def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        vars(constructor)["__signature__"] = inspect.signature(original)
+        return constructor
+
+    return decorate
+
+
+def guarded(event: Event) -> Event:
+    """An event whose errors end the search and not the training."""
+
+    @functools.wraps(event)
+    def call(self: Driven, *args: Any, **kwargs: Any) -> None:
+        if self._failed:
+            return
+        try:
+            event(self, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._fail(error)
+
+    return cast("Event", call)
+
+
+class Driven:
+    """A power limit optimizer that a trainer's events drive.
+
+    As a context manager it gives the limits back where the block ends, however it ends.
+
+    Args:
+        args: What `GlobalPowerLimitOptimizer` takes.
+        kwargs: The same.
+
+    Attributes:
+        optimizer: The optimizer. Another one after the first training has ended and a second one
+            has begun.
+    """
+
+    optimizer: GlobalPowerLimitOptimizer
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        self._make = functools.partial(GlobalPowerLimitOptimizer, *args, **kwargs)
+        self.optimizer = self._make()
+        self._closed = False
+        self._failed = False
+        self._logs = True
+        self._in_step = False
+        self._in_epoch = False
+        self._figures: deque[dict[str, float]] = deque(maxlen=_FIGURES_KEPT)
+
+    def __enter__(self: AnyDriven) -> AnyDriven:
+        """Nothing happens before training begins."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """The limits go back."""
+        self.close()
+
+    @property
+    def state(self) -> State:
+        """`Ready`, `Warmup`, `Profiling` or `Done`."""
+        return self.optimizer.state
+
+    @property
+    def measurements(self) -> list[PowerLimitMeasurement]:
+        """What was measured so far."""
+        return self.optimizer.measurements
+
+    @property
+    def power_limits(self) -> list[int]:
+        """The limits to try, mW, descending."""
+        return self.optimizer.power_limits
+
+    @property
+    def current_power_limit(self) -> int:
+        """The limit that is set, mW; 0: they went back."""
+        return self.optimizer.current_power_limit
+
+    @property
+    def disabled(self) -> bool:
+        """Whether the search was given up; a warning said why."""
+        return self.optimizer.disabled or self._failed
+
+    def close(self) -> None:
+        """Gives the limits back. Never raises. The next training sets them again."""
+        self._in_step = False
+        self._closed = True
+        self.optimizer.close()
+
+    # ------------------------------------------------------------------------ for the subclasses
+
+    def _begin_training(self) -> None:
+        """Training begins, perhaps anew: after an error the last one was never said to end."""
+        self._drop_window()
+        self._in_step = self._in_epoch = False
+        self.optimizer.on_train_begin()
+        if self._closed and self.optimizer.current_power_limit == 0:
+            before = vars(self.optimizer)
+            self.optimizer = self._make()
+            for hook in ("on_progress", "on_metrics"):
+                if hook in before:
+                    setattr(self.optimizer, hook, before[hook])
+        self._closed = False
+
+    def _begin_step(self) -> None:
+        self._in_step = self._in_epoch = True
+        self.optimizer.on_step_begin()
+
+    def _end_step(self) -> None:
+        self._in_step = False
+        self.optimizer.on_step_end()
+
+    def _end_epoch(self) -> None:
+        if not self._in_epoch:
+            return
+        self._in_epoch = False
+        if self._in_step:  # cut short: it must not count as one
+            self._drop_window()
+            self._in_step = False
+        self.optimizer.on_epoch_end()
+
+    def _end_training(self) -> None:
+        if not self._closed:
+            self._in_step = False
+            self._closed = True
+            self.optimizer.on_train_end()
+
+    def _drop_window(self) -> None:
+        """Something that is no training happened, and nobody had said that it would."""
+        if isinstance(self.optimizer.state, (Warmup, Profiling)):
+            self.optimizer.on_evaluate(math.nan)
+
+    def _collect_metrics(self) -> None:
+        """Has the optimizer's figures wait for `_log`: it has them at times that suit no log."""
+        self.optimizer.on_metrics = self._figures.append
+
+    def _log(self, send: Callable[[dict[str, float]], object]) -> None:
+        """Sends the figures that wait. What cannot be logged ends the logging only."""
+        while self._figures:
+            figures = self._figures.popleft()
+            if not self._logs:
+                continue
+            try:
+                send(dict(figures))
+            except Exception as error:  # noqa: BLE001 - a logger's, of which there are many
+                self._logs = False
+                warnings.warn(
+                    f"The power limit optimizer goes on, but logs no more: {error!r}", stacklevel=2
+                )
+
+    def _fail(self, error: Exception) -> None:
+        self._failed = True
+        warnings.warn(
+            "The power limit optimizer stopped, and training goes on at the highest limit: "
+            f"{error!r}",
+            stacklevel=3,
+        )
+        try:
+            self.close()
+        except Exception as again:  # noqa: BLE001 - zeusd puts the limits back
+            warnings.warn(
+                f"Limits go back when this process ends, and not before: {again!r}", stacklevel=3
+            )

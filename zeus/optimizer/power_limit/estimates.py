@@ -1,0 +1,315 @@
+"""What is known of every power limit from noisy measurements of some: a Gaussian process.
+
+Time per step and mean power are each estimated on a logarithmic scale, relative to the first
+measurement. Below the power that the job draws by itself, time grows and power falls with the
+limit, steeper the lower; above it nothing changes. That is the mean and the two slopes; what is
+left is a smooth deviation, one of each limit's own, and a drift over the search (a GPU that warms
+up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
+chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
+
+Plain Python: some thousand operations a decision, and training jobs need no NumPy for it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+STEP_NOISE = 0.03
+"""Assumed spread of single steps until chunks show it, as a fraction, ..."""
+STEP_NOISE_WEIGHT = 3.0
+"""... and how many chunks that is worth."""
+DRIFT = 0.01
+"""How far time and power may drift over the whole search, one standard deviation."""
+
+
+@dataclass(frozen=True)
+class Sample:
+    """What some steps at one limit took, all GPUs together.
+
+    Attributes:
+        power_limit_mw: Limit of each GPU.
+        steps: How many.
+        energy_j: Energy of all of them on all GPUs.
+        time_s: Time of all of them, of the slowest process.
+        energy_error_j: How far off the energy may be, two standard deviations.
+        position: Training steps between the beginning of the search and the sample's middle.
+    """
+
+    power_limit_mw: int
+    steps: int
+    energy_j: float
+    time_s: float
+    energy_error_j: float = 0.0
+    position: float = 0.0
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A limit's time and energy per step as they are now.
+
+    Attributes:
+        power_limit_mw: The limit.
+        time_s: Seconds per step.
+        energy_j: Joules per step, of all GPUs together.
+        time_error: Standard deviation of `time_s`, as a fraction of it.
+        energy_error: The same of `energy_j`.
+        steps: How many steps were measured at it.
+    """
+
+    power_limit_mw: int
+    time_s: float
+    energy_j: float
+    time_error: float
+    energy_error: float
+    steps: int
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Time and energy per step at each limit, as they may be."""
+
+    time_s: list[float]
+    energy_j: list[float]
+
+
+@dataclass(frozen=True)
+class _Shape:
+    """What a quantity's logarithm is expected to be, and standard deviations from that.
+
+    `slope` and `bend` multiply by how far a limit is below the job's own draw, and its square.
+    """
+
+    slope_mean: float
+    bend_mean: float
+    level: float
+    slope: float
+    bend: float
+    smooth: float
+    own: float = 0.0
+
+
+_OWN = (0.02, 0.06)
+"""How far one limit may be off the smooth curve, one standard deviation: jobs whose time hardly
+depends on the GPU scatter widely. The likelier of the two is taken."""
+_LENGTH = 0.25  # of the smooth deviation, in the limit's logarithm
+_TIME = _Shape(0.2, 0.7, level=0.05, slope=0.3, bend=0.7, smooth=0.02)
+_POWER = _Shape(-0.9, 0.0, level=0.05, slope=0.1, bend=0.1, smooth=0.03)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """Where the process is asked or was observed: a limit, and how long ago it was."""
+
+    limit_mw: int
+    log: float
+    below: float
+    age: float
+
+
+class _Process:
+    """A Gaussian process of one quantity's logarithm, observed with errors, on a grid of points."""
+
+    def __init__(
+        self,
+        shape: _Shape,
+        level: float,
+        observed: Sequence[tuple[_Point, float, float]],
+        grid: Sequence[_Point],
+    ) -> None:
+        points = [point for point, _, _ in observed]
+        likeliest = -math.inf
+        for own in _OWN:
+            self._shape = replace(shape, own=own)
+            gram = [[self._kernel(a, b) for b in points] for a in points]
+            for i, (_, _, variance) in enumerate(observed):
+                gram[i][i] += variance + 1e-9
+            factor = _cholesky(gram)
+            scaled = _solve(
+                factor, [value - level - self._mean(point) for point, value, _ in observed]
+            )
+            evidence = -_dot(scaled, scaled) / 2 - sum(math.log(row[-1]) for row in factor)
+            if evidence > likeliest:
+                likeliest, lower, rest, chosen = evidence, factor, scaled, self._shape
+        self._shape = chosen
+        across = [_solve(lower, [self._kernel(a, b) for b in points]) for a in grid]
+        self.mean = [
+            level + self._mean(point) + _dot(row, rest)
+            for point, row in zip(grid, across, strict=True)
+        ]
+        self.covariance = [
+            [self._kernel(a, b) - _dot(across[i], across[j]) for j, b in enumerate(grid)]
+            for i, a in enumerate(grid)
+        ]
+        self._lower: list[list[float]] | None = None
+
+    def draw(self, normals: Sequence[float]) -> list[float]:
+        """A random curve on the grid, made of as many independent normal numbers."""
+        if self._lower is None:
+            padded = [list(row) for row in self.covariance]
+            for i, row in enumerate(padded):
+                row[i] += 1e-9
+            self._lower = _cholesky(padded)
+        return [
+            mean + _dot(row[: i + 1], normals)
+            for i, (mean, row) in enumerate(zip(self.mean, self._lower, strict=True))
+        ]
+
+    def _mean(self, point: _Point) -> float:
+        return (self._shape.slope_mean + self._shape.bend_mean * point.below) * point.below
+
+    def _kernel(self, a: _Point, b: _Point) -> float:
+        shape = self._shape
+        product = a.below * b.below
+        value = shape.level**2 + shape.slope**2 * product + shape.bend**2 * product**2
+        value += shape.smooth**2 * math.exp(-(((a.log - b.log) / _LENGTH) ** 2) / 2)
+        value += DRIFT**2 * a.age * b.age
+        return value + (shape.own**2 if a.limit_mw == b.limit_mw else 0.0)
+
+
+def _cholesky(matrix: list[list[float]]) -> list[list[float]]:
+    """The lower factor, rows of growing length."""
+    lower: list[list[float]] = []
+    for i, row in enumerate(matrix):
+        new: list[float] = []
+        for j in range(i):
+            new.append((row[j] - _dot(new, lower[j])) / lower[j][j])
+        new.append(math.sqrt(max(1e-12, row[i] - _dot(new, new))))
+        lower.append(new)
+    return lower
+
+
+def _solve(lower: list[list[float]], right: Sequence[float]) -> list[float]:
+    found: list[float] = []
+    for i, row in enumerate(lower):
+        found.append((right[i] - _dot(found, row)) / row[i])
+    return found
+
+
+def _dot(a: Sequence[float], b: Sequence[float]) -> float:
+    """Over the shorter of the two."""
+    return float(sum(map(operator.mul, a, b)))
+
+
+class Estimates:
+    """Learns from samples.
+
+    Args:
+        limits_mw: All limits, descending; the first sample is of the first.
+        gpus: How many GPUs the energies are of.
+        horizon: Steps over which `DRIFT` may happen.
+    """
+
+    def __init__(self, limits_mw: Sequence[int], gpus: int, horizon: float) -> None:
+        self.limits_mw = list(limits_mw)
+        self.gpus = gpus
+        self.horizon = max(1.0, horizon)
+        self.samples: list[Sample] = []
+
+    def add(self, sample: Sample) -> None:
+        """Takes a sample in."""
+        self.samples.append(sample)
+
+    def steps_at(self, power_limit_mw: int) -> int:
+        """How many steps were measured at a limit."""
+        return sum(one.steps for one in self.samples if one.power_limit_mw == power_limit_mw)
+
+    def posterior(self, position: float) -> Posterior:
+        """What is known, as of a position in the search.
+
+        Raises:
+            ValueError: There is no sample.
+        """
+        if not self.samples:
+            raise ValueError("nothing was measured yet")
+        return Posterior(self, position)
+
+    def step_noise(self) -> float:
+        """Spread of a single step's time, as a fraction: from how samples of one limit differ."""
+        squares = STEP_NOISE_WEIGHT * STEP_NOISE**2
+        degrees = STEP_NOISE_WEIGHT
+        for group in self.visits():
+            mean = sum(one.time_s for one in group) / sum(one.steps for one in group)
+            squares += sum(
+                one.steps * math.log(one.time_s / one.steps / mean) ** 2 for one in group
+            )
+            degrees += len(group) - 1
+        return math.sqrt(squares / degrees)
+
+    def visits(self) -> list[list[Sample]]:
+        """The samples in order, those of one stay at a limit together."""
+        groups: list[list[Sample]] = []
+        for one in self.samples:
+            if groups and groups[-1][0].power_limit_mw == one.power_limit_mw:
+                groups[-1].append(one)
+            else:
+                groups.append([one])
+        return groups
+
+
+class Posterior:
+    """The estimates of all limits as of one time. Made by `Estimates.posterior`."""
+
+    def __init__(self, source: Estimates, position: float) -> None:
+        self._limits = source.limits_mw
+        self._steps = [source.steps_at(limit) for limit in self._limits]
+        noise = source.step_noise()
+        visits = source.visits()
+        times: list[tuple[float, float]] = []
+        powers: list[tuple[float, float]] = []
+        for group in visits:
+            steps = sum(one.steps for one in group)
+            time_s = sum(one.time_s for one in group)
+            energy_j = sum(one.energy_j for one in group)
+            sensor = sum(one.energy_error_j for one in group) / 2 / energy_j
+            times.append((math.log(time_s / steps), noise**2 / steps))
+            # A longer step is more work at much the same power.
+            powers.append((math.log(energy_j / time_s), (noise / 3) ** 2 / steps + sensor**2))
+        self._natural_mw = math.exp(powers[0][0]) / source.gpus * 1000
+        points = [
+            self._point(group[0].power_limit_mw, (_middle(group) - position) / source.horizon)
+            for group in visits
+        ]
+        grid = [self._point(limit, 0.0) for limit in self._limits]
+
+        def process(shape: _Shape, values: list[tuple[float, float]]) -> _Process:
+            observed = [(point, *value) for point, value in zip(points, values, strict=True)]
+            return _Process(shape, values[0][0], observed, grid)
+
+        self._time = process(_TIME, times)
+        self._power = process(_POWER, powers)
+
+    def estimates(self) -> list[Estimate]:
+        """One a limit, measured or not."""
+        found = []
+        for i, limit in enumerate(self._limits):
+            time_var, power_var = self._time.covariance[i][i], self._power.covariance[i][i]
+            time_s = math.exp(self._time.mean[i])
+            energy_j = time_s * math.exp(self._power.mean[i])
+            errors = math.sqrt(max(0.0, time_var)), math.sqrt(max(0.0, time_var + power_var))
+            found.append(Estimate(limit, time_s, energy_j, *errors, self._steps[i]))
+        return found
+
+    def curves(self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Curve]:
+        """Random curves, as likely as what was measured makes them.
+
+        Args:
+            normals: For each two rows of independent normal numbers, as many as there are limits.
+        """
+        curves = []
+        for for_time, for_power in normals:
+            time_s = [math.exp(one) for one in self._time.draw(for_time)]
+            power_w = [math.exp(one) for one in self._power.draw(for_power)]
+            curves.append(Curve(time_s, [t * p for t, p in zip(time_s, power_w, strict=True)]))
+        return curves
+
+    def _point(self, limit_mw: int, age: float) -> _Point:
+        # A job's peaks are capped a little before its mean is.
+        below = max(0.0, math.log(1.04 * self._natural_mw / limit_mw))
+        return _Point(limit_mw, math.log(limit_mw), below, age)
+
+
+def _middle(group: Sequence[Sample]) -> float:
+    return sum(one.position * one.steps for one in group) / sum(one.steps for one in group)

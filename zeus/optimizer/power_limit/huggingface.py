@@ -1,0 +1,196 @@
+"""The power limit optimizer as a callback of Hugging Face's `Trainer`, and of TRL's trainers."""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from zeus.optimizer.power_limit.driven import Driven, guarded, same_arguments
+from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+
+if TYPE_CHECKING:
+    from transformers import (
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
+
+    INSTALLED = True
+else:
+    try:
+        from transformers import TrainerCallback
+
+        INSTALLED = True
+    except ImportError:
+        TrainerCallback = object
+        INSTALLED = False
+
+
+class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
+    """`GlobalPowerLimitOptimizer` for `Trainer(callbacks=[...])`; takes the same arguments.
+
+    A step is an optimizer step, with all batches that it accumulates. Evaluation and checkpoints
+    are kept out of what is measured, and run at the highest limit while the search goes on. The
+    limits go back when training ends. `Trainer` tells no callback that training failed: use this as
+    a context manager where the process lives on, as in a notebook.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: As `GlobalPowerLimitOptimizer`.
+    """
+
+    @same_arguments(GlobalPowerLimitOptimizer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not INSTALLED:
+            raise ImportError(
+                "The transformers package is not installed. Please install it to use the "
+                'HFGlobalPowerLimitOptimizer. Run `pip install "zeusd[hf]"`.'
+            )
+        super().__init__(*args, **kwargs)
+        self._trainer: Callable[[], Trainer | None] = lambda: None
+
+    def attach(self, trainer: Trainer) -> None:
+        """Adds this to a trainer's callbacks, unless it is there, and logs figures by its `log`.
+
+        So they get where the loss gets: the trainer's history, TensorBoard, Weights & Biases. One
+        process logs, the one for which `is_world_process_zero()` is true.
+
+        Args:
+            trainer: A `transformers.Trainer`, before it trains.
+        """
+        if not any(one is self for one in trainer.callback_handler.callbacks):
+            trainer.add_callback(self)
+        # Weak: a trainer holds the model, which must be freed with it and not with this.
+        self._trainer = weakref.ref(trainer)
+        self._logs = True
+        self._collect_metrics()
+
+    # ---------------------------------------------------------------------------------- events
+
+    @guarded
+    def on_train_begin(self, *event: Any, **objects: Any) -> None:
+        """Training begins, the first time or again."""
+        self._begin_training()
+
+    @guarded
+    def on_epoch_begin(self, *event: Any, **objects: Any) -> None:
+        """An epoch begins."""
+        self.optimizer.on_epoch_begin()
+
+    @guarded
+    def on_step_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *event: Any,
+        **objects: Any,
+    ) -> None:
+        """An optimizer step begins."""
+        self._begin_step()
+        self._send(control)
+
+    @guarded
+    def on_step_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *event: Any,
+        **objects: Any,
+    ) -> None:
+        """An optimizer step has ended; what may follow is known from the control's flags."""
+        self._end_step()
+        if control.should_evaluate or control.should_save:
+            self.optimizer.on_pause()
+
+    @guarded
+    def on_prediction_step(self, *event: Any, **objects: Any) -> None:
+        """A batch was evaluated, if this comes as a surprise by a callback behind this one."""
+        self._drop_window()
+
+    @guarded
+    def on_evaluate(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *event: Any,
+        metrics: Mapping[str, Any] | None = None,
+        **objects: Any,
+    ) -> None:
+        """The model was evaluated."""
+        self.optimizer.on_evaluate(_metric(args, metrics or {}))
+
+    @guarded
+    def on_predict(self, *event: Any, **objects: Any) -> None:
+        """The model has predicted."""
+        self._drop_window()
+
+    @guarded
+    def on_save(self, *event: Any, **objects: Any) -> None:
+        """A checkpoint was written."""
+        self._drop_window()
+
+    @guarded
+    def on_epoch_end(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *event: Any,
+        **objects: Any,
+    ) -> None:
+        """An epoch has ended; the evaluation after it has not begun."""
+        self._end_epoch()
+        self._send(control)
+
+    @guarded
+    def on_log(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *event: Any,
+        logs: Mapping[str, Any] | None = None,
+        **objects: Any,
+    ) -> None:
+        """Something was logged. If it sums training up, this is the last time to log something:
+        the callbacks that write logs close them in `on_train_end`, before ours is called.
+        """
+        over = control.should_training_stop or state.global_step >= state.max_steps
+        if over and "train_runtime" in (logs or {}) and self._trainer() is not None:
+            self._end_training()
+            self._send(control)
+
+    @guarded
+    def on_train_end(self, *event: Any, **objects: Any) -> None:
+        """Training has ended: the limits go back."""
+        self._end_training()
+
+    # ------------------------------------------------------------------------------- internals
+
+    def _send(self, control: TrainerControl) -> None:
+        trainer = self._trainer()
+        if trainer is None or not self._figures:
+            return
+        if not trainer.is_world_process_zero():
+            self._figures.clear()
+            return
+        # To log clears the flag by which the trainer knows that its own figures are due.
+        due = control.should_log
+        self._log(trainer.log)
+        control.should_log = due
+
+
+def _metric(args: TrainingArguments, metrics: Mapping[str, Any]) -> float:
+    """The metric that the best model is chosen by, else the loss, else not a number."""
+    best = str(getattr(args, "metric_for_best_model", None) or "loss")
+    for name in (best, f"eval_{best}", "eval_loss"):
+        if isinstance(metrics.get(name), (int, float)):
+            return float(metrics[name])
+    return math.nan

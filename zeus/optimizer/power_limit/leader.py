@@ -1,0 +1,377 @@
+"""One decision for all: what the processes that train together tell rank 0, and what it answers.
+
+Every process tells the leader what it can and what it measured; the leader, in the process of rank
+0, owns the search and the choice, and commands the same to all. A process alone is its own leader.
+Nobody ever waits for an answer: until a command comes, a process trains on under the limit it has,
+and one that hears nothing for long goes back to the highest limit and says so.
+
+Pure: no clock of its own, no device, no network. Time is told with each call.
+
+    Hello     what a process can: its range of limits, its GPUs; or why it cannot
+    Piece     what some steps of a trial took here
+    Trouble   this limit cannot be set here, or nothing can any more
+    ->
+    Try       hold this limit, measure in pieces
+    Choose    hold this limit from now on
+    Stop      the highest limit, for this reason
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, TypeAdapter
+
+from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus.optimizer.power_limit.search import Search, Trial
+
+log = logging.getLogger(__name__)
+
+SILENCE_S = 60.0
+"""A process that is behind by this long, ..."""
+SILENCE_STEPS = 20
+"""... and by this many of the leader's steps, does not take part any more."""
+AHEAD = 2
+"""Steps from a decision to its beginning, so that all begin it at the same step."""
+
+
+class Hello(BaseModel):
+    """What a process can. Limits in mW, the highest that it may set last."""
+
+    kind: Literal["hello"] = "hello"
+    gpus: list[str]
+    min_mw: PositiveInt
+    max_mw: PositiveInt
+    trouble: str | None = None
+
+
+class Piece(BaseModel):
+    """What some steps of a trial took here, on all GPUs of this process."""
+
+    kind: Literal["piece"] = "piece"
+    trial: int
+    index: int
+    steps: PositiveInt
+    energy_j: PositiveFloat
+    energy_error_j: float
+    time_s: PositiveFloat
+
+
+class Trouble(BaseModel):
+    """This limit cannot be set here (mW), or, without one, nothing can any more."""
+
+    kind: Literal["trouble"] = "trouble"
+    reason: str
+    power_limit_mw: int | None = None
+
+
+Message = Hello | Piece | Trouble
+
+
+class Try(BaseModel):
+    """Hold a limit (mW) from a step on and measure in pieces until another command comes."""
+
+    kind: Literal["try"] = "try"
+    trial: int
+    power_limit_mw: int
+    warmup_steps: int
+    steps: int
+    from_step: int
+
+
+class Rate(BaseModel):
+    """What a limit (mW) costs per step, with standard deviations as fractions."""
+
+    power_limit_mw: int
+    time_s: float
+    energy_j: float
+    time_error: float
+    energy_error: float
+    steps: int
+
+
+class Choose(BaseModel):
+    """Hold a limit (mW) from a step on; that is the choice, made of these rates."""
+
+    kind: Literal["choose"] = "choose"
+    power_limit_mw: int
+    rates: list[Rate]
+    from_step: int
+
+
+class Stop(BaseModel):
+    """Go back to the highest limit."""
+
+    kind: Literal["stop"] = "stop"
+    reason: str
+
+
+Command = Try | Choose | Stop
+MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
+
+
+@dataclass(frozen=True)
+class Party:
+    """All that train together, once they have said hello.
+
+    Attributes:
+        gpus: The product name of each GPU, all processes' in order.
+        min_mw: The lowest limit that all take.
+        max_mw: The highest limit that all take.
+    """
+
+    gpus: list[str]
+    min_mw: int
+    max_mw: int
+
+
+@dataclass
+class _Shared:
+    """A piece until all processes have told theirs."""
+
+    power_limit_mw: int
+    position: float
+    since_s: float
+    since_step: int
+    steps: int = 0  # as this process ran them; 0: it has not yet
+    parts: dict[int, Piece] = field(default_factory=dict)
+
+
+class Leader:
+    """Owns the search.
+
+    Args:
+        world: How many processes train together.
+        begin: Makes the search once all are known; raises ValueError if it cannot be made.
+        choose: The choice, mW, of estimates; raises ValueError if there is none.
+        save: Called with the search when a limit is left and when the choice is made.
+    """
+
+    def __init__(
+        self,
+        world: int,
+        begin: Callable[[Party], Search],
+        choose: Callable[[list[Estimate], Party], int],
+        save: Callable[[Search, Party, int, bool], None],
+    ) -> None:
+        self.world = world
+        self.search: Search | None = None
+        self.party: Party | None = None
+        self.over = False
+        self._begin = begin
+        self._choose = choose
+        self._save = save
+        self._hellos: dict[int, Hello] = {}
+        self._first_s: float | None = None
+        self._shared: dict[tuple[int, int], _Shared] = {}
+        self._trial: Try | None = None
+        self._trials = 0
+        self._heard: dict[int, tuple[float, int]] = {}
+        self._commands: list[Command] = []
+        self._all_run = False
+        self._step = 0
+        self._start_step = 0
+        self._now_s = 0.0
+
+    # ------------------------------------------------------------------------------- is told
+
+    def take(self, rank: int, message: Message) -> None:
+        """Takes what a process says."""
+        self._heard[rank] = self._now_s, self._step
+        if self.over:
+            return
+        if isinstance(message, Hello):
+            self._hellos[rank] = message
+            if message.trouble is not None:
+                self._stop(self._from(rank, message.trouble))
+            elif len(self._hellos) == self.world:
+                self._start()
+        elif isinstance(message, Trouble):
+            self._trouble(rank, message)
+        else:
+            self._piece(rank, message)
+
+    def ran(self, trial: Try, index: int, steps: int) -> None:
+        """This process has measured a piece of a trial; what it took will be told."""
+        if self.search is None or self.over:
+            return
+        limit = trial.power_limit_mw
+        shared = self._shared.setdefault((trial.trial, index), self._new_shared(limit))
+        shared.position = self.position - steps / 2
+        shared.steps = steps
+        self.search.ran(limit, steps)
+        self._decide()
+
+    def tick(self, now_s: float, step: int) -> None:
+        """A step of this process begins: looks for processes that have fallen silent."""
+        self._now_s, self._step = now_s, step
+        if self.over:
+            return
+        if self.search is None:
+            if self._first_s is None:
+                self._first_s, self._start_step = now_s, step
+            if self._late(self._first_s, self._start_step):
+                missing = [rank for rank in range(self.world) if rank not in self._hellos]
+                self._stop(f"{_ranks(missing)} did not begin")
+            return
+        for key, shared in list(self._shared.items()):
+            if not self._late(shared.since_s, shared.since_step):
+                continue
+            missing = [rank for rank in range(self.world) if rank not in shared.parts]
+            silent = [rank for rank in missing if self._late(*self._heard.get(rank, (0.0, 0)))]
+            if silent:
+                self._stop(f"{_ranks(silent)} did not report steps")
+                return
+            del self._shared[key]  # they went on to the next trial without it
+            if shared.steps:
+                self.search.lost(shared.power_limit_mw, shared.steps)
+
+    def commands(self) -> list[Command]:
+        """What has been decided since the last call."""
+        new, self._commands = self._commands, []
+        return new
+
+    def again(self) -> None:
+        """Training is no longer what was measured: the search begins anew."""
+        self.over = False
+        self._start()
+
+    # ----------------------------------------------------------------------------- internals
+
+    @property
+    def waits(self) -> bool:
+        """Whether all has been run, and only what it took is still to be told."""
+        return not self.over and self.search is not None and self._all_run
+
+    @property
+    def position(self) -> int:
+        """Steps that the search has taken."""
+        return self._step - self._start_step
+
+    def _late(self, since_s: float, since_step: int) -> bool:
+        return self._now_s - since_s > SILENCE_S and self._step - since_step > SILENCE_STEPS
+
+    def _from(self, rank: int, reason: str) -> str:
+        return reason if self.world == 1 else f"rank {rank}: {reason}"
+
+    def _start(self) -> None:
+        hellos = [self._hellos[rank] for rank in range(self.world)]
+        self.party = Party(
+            [gpu for hello in hellos for gpu in hello.gpus],
+            max(hello.min_mw for hello in hellos),
+            min(hello.max_mw for hello in hellos),
+        )
+        self._shared.clear()
+        self._heard = dict.fromkeys(range(self.world), (self._now_s, self._step))
+        self._trial, self._start_step = None, self._step
+        if self.party.min_mw > self.party.max_mw:
+            self._stop("there is no power limit that all GPUs of this job take")
+            return
+        try:
+            self.search = self._begin(self.party)
+        except ValueError as error:
+            self._stop(str(error))
+            return
+        self._start_step -= self.search.position
+        self._decide()
+
+    def _piece(self, rank: int, piece: Piece) -> None:
+        key = piece.trial, piece.index
+        shared = self._shared.get(key)
+        if shared is None:
+            if self._trial is None or piece.trial < self._trial.trial:
+                return  # of a trial that is over, whose other parts will not come
+            shared = self._shared[key] = self._new_shared(self._trial.power_limit_mw)
+        shared.parts[rank] = piece
+        if len(shared.parts) < self.world or self.search is None:
+            return
+        del self._shared[key]
+        parts = [shared.parts[rank] for rank in range(self.world)]
+        steps = shared.steps
+        self.search.add(
+            Sample(
+                shared.power_limit_mw,
+                steps,
+                sum(part.energy_j / part.steps for part in parts) * steps,
+                max(part.time_s / part.steps for part in parts) * steps,
+                sum(part.energy_error_j / part.steps for part in parts) * steps,
+                shared.position,
+            )
+        )
+        self._decide()
+
+    def _new_shared(self, limit: int) -> _Shared:
+        return _Shared(limit, self.position, self._now_s, self._step)
+
+    def _trouble(self, rank: int, trouble: Trouble) -> None:
+        limit = trouble.power_limit_mw
+        search = self.search
+        if limit is None or search is None or limit == search.limits_mw[0]:
+            self._stop(self._from(rank, trouble.reason))
+            return
+        if limit in search.limits_mw:
+            log.info("%g W is left out: %s", limit / 1000, self._from(rank, trouble.reason))
+            search.without(limit)
+        if self._trial is not None and self._trial.power_limit_mw == limit:
+            self._trial = None
+            self._decide()
+
+    def _decide(self) -> None:
+        search, party = self.search, self.party
+        if search is None or party is None or self.over:
+            return
+        current = 0 if self._trial is None else self._trial.power_limit_mw
+        trial = search.next(current, self.position)
+        self._all_run = trial is None
+        if trial is not None:
+            self._try(trial, current)
+        elif not search.pending:
+            self._finish(search, party)
+
+    def _try(self, trial: Trial, current: int) -> None:
+        if trial.power_limit_mw == current and not trial.warmup_steps:
+            return  # as it is until told otherwise
+        if current and self.search is not None and self.party is not None:
+            self._save(self.search, self.party, self.position, False)
+        self._trials += 1
+        self._trial = Try(
+            trial=self._trials,
+            power_limit_mw=trial.power_limit_mw,
+            warmup_steps=trial.warmup_steps,
+            steps=trial.steps,
+            from_step=self._from_step(),
+        )
+        self._commands.append(self._trial)
+
+    def _finish(self, search: Search, party: Party) -> None:
+        estimates = search.estimates(self.position)
+        try:
+            chosen = self._choose(estimates, party)
+        except ValueError as error:
+            self._stop(str(error))
+            return
+        self.over = True
+        self._save(search, party, self.position, True)
+        rates = [Rate(**vars(one)) for one in estimates]
+        self._commands.append(
+            Choose(power_limit_mw=chosen, rates=rates, from_step=self._from_step())
+        )
+
+    def _from_step(self) -> int:
+        return self._step if self.world == 1 else self._step + AHEAD
+
+    def _stop(self, reason: str) -> None:
+        self.over = True
+        self._commands.append(Stop(reason=reason))
+
+
+def _ranks(ranks: list[int]) -> str:
+    """`rank 3`, or `ranks 1, 2 and 5 more`."""
+    if len(ranks) == 1:
+        return f"rank {ranks[0]}"
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"ranks {shown}" + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")

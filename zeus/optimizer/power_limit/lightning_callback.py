@@ -1,0 +1,193 @@
+"""The power limit optimizer as a callback of Lightning's `Trainer`."""
+
+from __future__ import annotations
+
+import math
+import sys
+from typing import TYPE_CHECKING, Any
+
+from zeus.optimizer.power_limit.driven import Driven, guarded, same_arguments
+from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Callback, LightningModule, Trainer
+
+    INSTALLED = True
+else:
+
+    def _find() -> type | None:
+        """The callback of the package that the program has imported, else of what is there."""
+        names = ["lightning.pytorch", "pytorch_lightning"]
+        for name in sorted(names, key=lambda name: name not in sys.modules):
+            try:
+                return __import__(name, fromlist=["Callback"]).Callback
+            except ImportError:
+                continue
+        return None
+
+    INSTALLED = _find() is not None
+    Callback = _find() or object
+
+
+class LightningGlobalPowerLimitOptimizer(Driven, Callback):
+    """`GlobalPowerLimitOptimizer` for `Trainer(callbacks=[...])`; takes the same arguments.
+
+    A step is an optimizer step, with all batches that it accumulates; where the module optimizes by
+    hand, it is a batch. Validation and checkpoints are kept out of what is measured, and run at the
+    highest limit while the search goes on. Figures go to the trainer's loggers. The limits go back
+    when `fit` ends, also by an error.
+
+    Raises:
+        ImportError: Lightning is not installed.
+        ValueError: As `GlobalPowerLimitOptimizer`.
+    """
+
+    @same_arguments(GlobalPowerLimitOptimizer.__init__)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not INSTALLED:
+            raise ImportError(
+                "The lightning package is not installed. Please install it to use the "
+                'LightningGlobalPowerLimitOptimizer. Run `pip install "zeusd[lightning]"`.'
+            )
+        super().__init__(*args, **kwargs)
+        self._step_began_at = 0
+        self._saved: list[Any] = []
+        self._collect_metrics()
+
+    # ---------------------------------------------------------------------------------- events
+
+    @guarded
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training begins, the first time or again; the sanity check is over."""
+        self._begin_training()
+        self._saved = _saved(trainer)
+
+    @guarded
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """An epoch begins."""
+        self.optimizer.on_epoch_begin()
+
+    @guarded
+    def on_train_batch_start(
+        self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """A batch begins, and with it a step unless one is under way."""
+        saved = _saved(trainer)
+        if saved != self._saved:  # a checkpoint of weights only asks no callback
+            self._saved = saved
+            self._drop_window()
+        if not self._in_step:
+            self._step_began_at = trainer.global_step
+            self._begin_step()
+            self._send(trainer)
+
+    @guarded
+    def on_train_batch_end(
+        self,
+        trainer: Trainer,
+        pl_module: LightningModule,
+        outputs: Any,
+        batch: Any,
+        batch_idx: int,
+    ) -> None:
+        """A batch has ended, and with it a step if the weights have changed."""
+        if pl_module.automatic_optimization and trainer.global_step == self._step_began_at:
+            return
+        self._end_step()
+        # What follows is foreseen, because Lightning tells of it when its workers have started or
+        # the state has been gathered.
+        if trainer.is_last_batch:
+            self._end_epoch()
+        elif _validates_now(trainer) or _saves_now(trainer):
+            self.optimizer.on_pause()
+
+    @guarded
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Validation begins, by surprise or amid a step if a window is open."""
+        self._drop_window()
+
+    @guarded
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """The model was validated."""
+        if not trainer.sanity_checking:
+            self.optimizer.on_evaluate(_metric(trainer))
+
+    @guarded
+    def on_save_checkpoint(
+        self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """A checkpoint is about to be written."""
+        self._drop_window()
+
+    @guarded
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """An epoch has ended."""
+        self._end_epoch()
+        self._send(trainer)
+
+    @guarded
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Training has ended: the limits go back."""
+        self._end_training()
+        self._send(trainer)
+
+    @guarded
+    def on_exception(
+        self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
+    ) -> None:
+        """Training has failed or was interrupted: the limits go back."""
+        self.close()
+
+    @guarded
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Whatever has ended: the limits go back."""
+        if stage == "fit":
+            self._end_training()
+
+    # ------------------------------------------------------------------------------- internals
+
+    def _send(self, trainer: Trainer) -> None:
+        if not self._figures:
+            return
+        if not trainer.is_global_zero:
+            self._figures.clear()
+            return
+        # The number under which Lightning itself logs, which its own callbacks read here too.
+        loop = trainer.fit_loop.epoch_loop
+        step = getattr(loop, "_batches_that_stepped", trainer.global_step)
+
+        def send(figures: dict[str, float]) -> None:
+            for logger in trainer.loggers:
+                logger.log_metrics(figures, step=step)
+
+        self._log(send)
+
+
+def _validates_now(trainer: Trainer) -> bool:
+    """Whether validation comes after this batch, if this Lightning can be asked."""
+    try:
+        loop = trainer.fit_loop
+        return bool(loop.epoch_loop._should_check_val_fx(loop._data_fetcher))
+    except (AttributeError, TypeError):
+        return False
+
+
+def _saves_now(trainer: Trainer) -> bool:
+    """Whether a checkpoint comes after this step, as far as it is known."""
+    steps = [getattr(one, "_every_n_train_steps", 0) for one in trainer.checkpoint_callbacks]
+    return any(every and trainer.global_step % every == 0 for every in steps)
+
+
+def _saved(trainer: Trainer) -> list[Any]:
+    """What changes when a checkpoint is written."""
+    names = ("_last_global_step_saved", "best_model_path", "last_model_path")
+    return [getattr(one, name, None) for one in trainer.checkpoint_callbacks for name in names]
+
+
+def _metric(trainer: Trainer) -> float:
+    """The metric that checkpoints are chosen by, else `val_loss`, else not a number."""
+    monitored = [getattr(one, "monitor", None) for one in trainer.checkpoint_callbacks]
+    for name in (*monitored, "val_loss"):
+        if name in trainer.callback_metrics:
+            return float(trainer.callback_metrics[name])
+    return math.nan
