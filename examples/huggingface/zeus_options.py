@@ -1,0 +1,119 @@
+"""What both examples take on the command line for the power limit optimizer, and do with it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import Any
+
+from transformers import Trainer, TrainingArguments
+
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import (
+    Done,
+    Energy,
+    HFGlobalPowerLimitOptimizer,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+    Time,
+    ZeusCost,
+)
+
+
+@dataclass
+class ZeusArguments:
+    """The options of the power limit optimizer. Set none, and it takes its own defaults."""
+
+    selector: str | None = field(
+        default=None,
+        metadata={
+            "help": "what is best: zeus-cost, energy, time or max-slowdown; the last if a slowdown "
+            "is given, else zeus-cost",
+            "choices": ["zeus-cost", "energy", "time", "max-slowdown"],
+        },
+    )
+    max_slowdown: float | None = field(
+        default=None,
+        metadata={
+            "help": "lowest limit that costs at most this factor in time, such as 1.1 "
+            "(default: ZEUS_MAX_SLOWDOWN, if it is set)"
+        },
+    )
+    eta_knob: float = field(
+        default=0.5, metadata={"help": "for zeus-cost: 1 counts energy only, 0 time only"}
+    )
+    zeus_warmup_steps: int | None = field(
+        default=None, metadata={"help": "unmeasured steps at each limit"}
+    )
+    zeus_profile_steps: int | None = field(
+        default=None, metadata={"help": "measured steps at each limit"}
+    )
+    zeus_pl_step: int | None = field(
+        default=None, metadata={"help": "difference of one limit to the next, W"}
+    )
+    zeus_profile_path: str | None = field(
+        default=None, metadata={"help": "JSON file to keep the measurements in, for the next run"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.max_slowdown is None and os.environ.get("ZEUS_MAX_SLOWDOWN"):
+            try:
+                self.max_slowdown = float(os.environ["ZEUS_MAX_SLOWDOWN"])
+            except ValueError:
+                raise ValueError("ZEUS_MAX_SLOWDOWN must be a number, such as 1.1") from None
+        if self.selector is None:
+            self.selector = "zeus-cost" if self.max_slowdown is None else "max-slowdown"
+        if self.selector == "max-slowdown" and self.max_slowdown is None:
+            raise ValueError("--selector max-slowdown needs --max_slowdown, such as 1.1")
+
+
+def make_selector(options: ZeusArguments, world_size: int) -> OptimumSelector:
+    """What the options call best."""
+    if options.selector == "energy":
+        return Energy()
+    if options.selector == "time":
+        return Time()
+    if options.selector == "max-slowdown":
+        assert options.max_slowdown is not None
+        return MaxSlowdownConstraint(options.max_slowdown)
+    return ZeusCost(options.eta_knob, world_size=world_size)
+
+
+def attach_optimizer(
+    trainer: Trainer, args: TrainingArguments, options: ZeusArguments
+) -> HFGlobalPowerLimitOptimizer:
+    """Adds the power limit optimizer to a trainer, with its figures in the trainer's log.
+
+    One process of several has a GPU of its own; a process alone has all that it sees.
+    """
+    own_gpu = [args.local_process_index] if args.world_size > 1 else None
+    monitor = ZeusMonitor(gpu_indices=own_gpu, cpu_indices=[])
+    gpus = len(monitor.gpu_indices) * args.world_size
+    given: dict[str, Any] = {
+        "warmup_steps": options.zeus_warmup_steps,
+        "profile_steps": options.zeus_profile_steps,
+        "pl_step": options.zeus_pl_step,
+        "profile_path": options.zeus_profile_path,
+    }
+    optimizer = HFGlobalPowerLimitOptimizer(
+        monitor,
+        make_selector(options, gpus),
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    optimizer.attach(trainer)
+    return optimizer
+
+
+def print_result(optimizer: HFGlobalPowerLimitOptimizer, args: TrainingArguments) -> None:
+    """Says what was measured and chosen."""
+    if args.process_index != 0:
+        return
+    state = optimizer.state
+    chosen = state.optimal_power_limit / 1000 if isinstance(state, Done) else None
+    if optimizer.disabled or not optimizer.measurements:
+        print("The power limit optimizer has chosen nothing: training was too short, or see above.")
+        return
+    print("limit (W)  time (s)  energy (J)")
+    for one in optimizer.measurements:
+        mark = "  <- chosen" if one.power_limit == chosen else ""
+        print(f"{one.power_limit:9g}  {one.time:8.2f}  {one.energy:10.1f}{mark}")

@@ -1,0 +1,165 @@
+"""The training loop, and where the power limit optimizer meets it: `fit`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import checkpoint
+import torch
+import torch.distributed as dist
+from options import Options
+from simulated import GpuWork
+from torch import nn
+from torch.utils.data import DataLoader
+from torch.utils.data.distributed import DistributedSampler
+
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor import ZeusMonitor
+from zeus.monitor.energy import Window
+from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer
+
+
+class Trainer:
+    """Trains and evaluates an image classifier, on one device of perhaps several.
+
+    Args:
+        model: On its device, wrapped for data parallelism if there are several.
+        device: The device.
+        gpu_work: What makes a simulated GPU busy.
+    """
+
+    def __init__(
+        self, options: Options, model: nn.Module, device: torch.device, gpu_work: GpuWork
+    ) -> None:
+        self.options = options
+        self.model = model
+        self.device = device
+        self.gpu_work = gpu_work
+        self.optimizer = torch.optim.SGD(
+            model.parameters(), options.lr, momentum=0.9, weight_decay=1e-4
+        )
+
+    def train(self, batches: Iterable[Any], epoch: int) -> float:
+        """One epoch. Returns the mean loss."""
+        self.model.train()
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.options.lr * 0.1 ** (epoch // 30)
+        losses = torch.zeros((), device=self.device)
+        steps = 0
+        for images, labels in batches:
+            with self.gpu_work.step():
+                loss = nn.functional.cross_entropy(self._logits(images), self._moved(labels))
+                loss.backward()
+                self.optimizer.step()
+                self.optimizer.zero_grad(set_to_none=True)
+                losses += loss.detach()
+            steps += 1
+        mean, ranks = self.over_ranks(losses.item() / steps, 1)
+        return mean / ranks
+
+    @torch.no_grad()
+    def evaluate(self, batches: Iterable[Any]) -> float:
+        """Share of the images that are classified right."""
+        self.model.eval()
+        right = torch.zeros((), device=self.device)
+        seen = 0
+        for images, labels in batches:
+            with self.gpu_work.step(1 / 3):  # of a training step, most is backward
+                right += (self._logits(images).argmax(1) == self._moved(labels)).sum()
+            seen += len(labels)
+        right_of_all, all_seen = self.over_ranks(right.item(), seen)
+        return right_of_all / all_seen
+
+    def over_ranks(self, *values: float) -> list[float]:
+        """Sums of all processes' values."""
+        if not dist.is_initialized():
+            return list(values)
+        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(sums)
+        return sums.tolist()
+
+    def _logits(self, images: torch.Tensor) -> torch.Tensor:
+        # Autocast, also with FSDP: its own mixed precision would take batch norm's weights too.
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self.options.amp):
+            logits: torch.Tensor = self.model(self._moved(images))
+        return logits.float()
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device, non_blocking=True)
+
+
+def fit(
+    trainer: Trainer,
+    train_loader: DataLoader[Any],
+    val_loader: DataLoader[Any],
+    monitor: ZeusMonitor,
+    plo: GlobalPowerLimitOptimizer,
+) -> None:
+    """Trains all epochs while the power limit optimizer looks for the best limit, and keeps it."""
+    options = trainer.options
+    first = checkpoint.load(options.resume, trainer.model, trainer.optimizer)
+    sampler = train_loader.sampler
+    assert isinstance(sampler, DistributedSampler)
+    total_s = total_j = 0.0
+    with plo:
+        for epoch in range(first, options.epochs):
+            sampler.set_epoch(epoch)
+            batches = itertools.islice(train_loader, options.steps_per_epoch)
+            with monitor.window("epoch") as window:
+                loss = trainer.train(plo.steps(batches), epoch)
+            with plo.paused():  # what is measured at a limit is training, and nothing else
+                batches = itertools.islice(val_loader, options.steps_per_epoch)
+                accuracy = trainer.evaluate(batches)
+                checkpoint.save(options.checkpoint, epoch + 1, trainer.model, trainer.optimizer)
+            (joules,) = trainer.over_ranks(_joules(window))
+            total_s, total_j = total_s + window.time, total_j + joules
+            limit_w = chosen_limit_w(plo)
+            say(
+                f"epoch {epoch + 1}/{options.epochs}: loss {loss:.3f}, accuracy {accuracy:.1%}, "
+                f"{window.time:.1f} s, {joules:.0f} J, "
+                + ("looking for a limit" if limit_w is None else f"at {limit_w:g} W")
+            )
+        found = what_was_found(plo)
+    say(f"training: {total_s:.1f} s, {total_j:.0f} J")
+    say(found)
+
+
+def what_was_found(plo: GlobalPowerLimitOptimizer) -> str:
+    """The limit, and what it saves a step against the highest one."""
+    limit_w = chosen_limit_w(plo)
+    if plo.disabled:
+        return "no limit was chosen: see the warning above"
+    if limit_w is None:
+        return "no limit was chosen: {} of {} steps were trained".format(*plo.progress)
+    by_limit = {one.power_limit: one for one in plo.measurements}
+    highest, chosen = by_limit[max(by_limit)], by_limit[limit_w]
+    if chosen is highest:
+        return f"chosen: {limit_w:g} W, the highest limit"
+    return (
+        f"chosen: {limit_w:g} W instead of {highest.power_limit:g} W, "
+        f"{1 - chosen.energy / highest.energy:.1%} less energy and "
+        f"{chosen.time / highest.time - 1:.1%} more time for each step"
+    )
+
+
+def chosen_limit_w(plo: GlobalPowerLimitOptimizer) -> float | None:
+    """The limit that the optimizer settled on; None while it looks, or where it gave up."""
+    if plo.disabled or not isinstance(plo.state, Done):
+        return None
+    return plo.state.optimal_power_limit / 1000
+
+
+def say(line: str) -> None:
+    """Prints on one of the processes only."""
+    if not dist.is_initialized() or dist.get_rank() == 0:
+        print(line, flush=True)
+
+
+def _joules(window: Window) -> float:
+    try:
+        return window.total_energy
+    except ZeusBaseError:  # zeusd is gone, or a sensor: training goes on
+        return math.nan

@@ -1,0 +1,58 @@
+"""Runs examples as their READMEs say, on a simulated node."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support import RunningDaemon
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def environment(socket: str, *modules: Path, **more: str) -> dict[str, str]:
+    """For a program that finds its zeusd at `socket`, and modules in these folders first."""
+    env = {**os.environ, "ZEUSD_SOCK_PATH": socket, "OMP_NUM_THREADS": "1"}
+    for name in ("CUDA_VISIBLE_DEVICES", "ZEUS_MAX_SLOWDOWN"):
+        env.pop(name, None)
+    path = [*map(str, modules), os.environ.get("PYTHONPATH", "")]
+    return {**env, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
+
+
+def python(*arguments: str | Path) -> list[str]:
+    """`python`"""
+    return [sys.executable, *map(str, arguments)]
+
+
+def torchrun(ranks: int, *arguments: str | Path) -> list[str]:
+    """`torchrun`, at a port that is free"""
+    options = ("--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
+    return python(
+        *("-m", "torch.distributed.run", *options, "--nproc_per_node", str(ranks)), *arguments
+    )
+
+
+def run(
+    command: Sequence[str], folder: Path, env: dict[str, str]
+) -> subprocess.CompletedProcess[str]:
+    """Runs a program in its folder."""
+    return subprocess.run(command, cwd=folder, env=env, capture_output=True, text=True)
+
+
+def limits_w(daemon: RunningDaemon, gpus: int) -> list[float]:
+    """The power limits that the first GPUs have."""
+    with daemon.client() as client:
+        found = client.node().gpus[:gpus]
+        states = client.state([gpu.uuid for gpu in found])
+    return [(states[gpu.uuid].power_limit_mw or 0) / 1000 for gpu in found]
+
+
+def limits_set(daemon: RunningDaemon, gpus: int) -> list[list[str]]:
+    """The power limits that each of the first GPUs was given by programs, in order."""
+    with daemon.client() as client:
+        uuids = [gpu.uuid for gpu in client.node().gpus[:gpus]]
+    records = [one for one in daemon.records("set") if one["control"] == "power_limit"]
+    return [[one["new"] for one in records if one["gpu"] == uuid] for uuid in uuids]

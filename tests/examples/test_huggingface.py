@@ -1,0 +1,121 @@
+"""The Hugging Face examples, as a user runs them, at a zeusd with simulated GPUs."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import RunningDaemon, running_daemon
+
+HERE = Path(__file__).parent
+EXAMPLES = HERE.parents[1] / "examples" / "huggingface"
+SEARCH = ["--zeus_warmup_steps", "1", "--zeus_profile_steps", "4", "--zeus_pl_step", "50"]
+TRAINING = ["--per_device_train_batch_size", "2", "--use_cpu", "--disable_tqdm", "true"]
+LOGGING = ["--logging_steps", "5", "--report_to", "tensorboard", "--save_strategy", "no"]
+TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100:setter_ms=0", gpus=2) as daemon:
+        yield daemon
+
+
+def run(daemon: RunningDaemon, *command: str, **env: str) -> str:
+    """Runs an example to its end. Returns what it printed."""
+    done = subprocess.run(
+        [sys.executable, *command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={
+            **os.environ,
+            "ZEUSD_SOCK_PATH": daemon.socket,
+            "CUDA_VISIBLE_DEVICES": "0,1",
+            "HF_HUB_OFFLINE": "1",
+            "OMP_NUM_THREADS": "1",
+            **env,
+        },
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+def assert_given_back(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        assert client.leases() == []
+
+
+def text(path: Path) -> Path:
+    path.write_text(
+        "A limit that is lower costs time, and one that is higher costs energy.\n" * 200
+    )
+    return path
+
+
+def save_tiny_gemma(folder: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig, PreTrainedTokenizerFast
+
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<pad>", "<eos>"]
+    made.train_from_iterator(
+        [], trainers.BpeTrainer(special_tokens=special, initial_alphabet=alphabet)
+    )
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=made, pad_token="<pad>", eos_token="<eos>")
+    tokenizer.chat_template = TEMPLATE
+    tokenizer.save_pretrained(folder)
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "head_dim": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    config = Gemma3TextConfig(vocab_size=len(tokenizer), **sizes, **heads)
+    Gemma3ForCausalLM(config).save_pretrained(folder)
+
+
+def test_causal_language_model_in_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
+    profile = tmp_path / "profile.json"
+    out = run(
+        daemon,
+        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+        str(HERE / "on_simulated_gpu.py"),
+        str(EXAMPLES / "run_clm.py"),
+        *("--train_file", str(text(tmp_path / "text.txt")), "--block_size", "32"),
+        *("--output_dir", str(tmp_path / "out"), "--max_steps", "30"),
+        *("--eval_strategy", "steps", "--eval_steps", "10", "--zeus_profile_path", str(profile)),
+        *(*SEARCH, *TRAINING, *LOGGING),
+        ZEUS_MAX_SLOWDOWN="1.2",
+    )
+    assert out.count("<- chosen") == 1
+    assert len(json.loads(profile.read_text())["measurements"]) > 1
+    assert (tmp_path / "out" / "model.safetensors").exists()
+    assert_given_back(daemon)
+
+
+def test_supervised_fine_tuning_in_4_bits(daemon: RunningDaemon, tmp_path: Path) -> None:
+    model = tmp_path / "model"
+    save_tiny_gemma(model)
+    chat = [
+        {"role": "user", "content": "What is it?"},
+        {"role": "assistant", "content": "It is what it is."},
+    ]
+    chats = tmp_path / "chats.jsonl"
+    chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(80)))
+    out = run(
+        daemon,
+        str(HERE / "on_simulated_gpu.py"),
+        str(EXAMPLES / "run_gemma_sft_qlora.py"),
+        *("--model_name_or_path", str(model), "--train_file", str(chats), "--max_slowdown", "1.2"),
+        *("--output_dir", str(tmp_path / "out"), "--max_steps", "30", "--max_length", "64"),
+        *("--bf16", "false", *SEARCH, *TRAINING, *LOGGING),
+        CUDA_VISIBLE_DEVICES="0",
+    )
+    assert "<- chosen" in out
+    assert (tmp_path / "out" / "adapter_model.safetensors").exists()
+    assert_given_back(daemon)
