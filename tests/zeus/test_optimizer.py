@@ -24,7 +24,6 @@ from zeus.optimizer.power_limit import (
     Warmup,
     ZeusCost,
 )
-from zeus.utils import framework
 from zeus.utils.metric import zeus_cost
 from zeusd.nvml.simulated import Work
 from zeusd.nvml.simulated.physics import ModelLoad
@@ -210,19 +209,18 @@ def test_all_gpus_of_the_monitor_get_the_limit_and_their_energy_is_added(
     assert first.energy / first.time == pytest.approx(480, rel=0.03)
 
 
-def test_the_default_selector_counts_every_gpu_that_trains(
-    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With the energy of eight GPUs and the power of one, it would choose far too low."""
-    monkeypatch.setattr(framework, "world_size", lambda: 8)
-    monkeypatch.setattr(framework, "gather", lambda value: [value] * 8)
-    work = node.nvml.open_work([0], ModelWorkload(ModelLoad(unit_s=0.1, k=0.8, power_w=240.0)))
-    plo = optimizer(node)
-    train(plo, work, 1000, until_done=True)
-    assert isinstance(plo.state, Done)
-    best = ZeusCost(0.5, world_size=8).select(plo.measurements)
-    assert plo.state.optimal_power_limit == best * 1000
-    assert best != ZeusCost(0.5, world_size=1).select(plo.measurements)
+def test_the_default_selector_counts_every_gpu_that_trains(node: VirtualNode) -> None:
+    """With the energy of two GPUs and the power of one, it would choose too low."""
+    workload = ModelWorkload(ModelLoad(unit_s=0.1, k=0.9, power_w=240.0))
+    work = node.nvml.open_work([0, 1], workload)
+    for selector in (None, ZeusCost(0.5)):
+        plo = optimizer(node, selector, monitor=node.monitor(), pl_step=5)
+        train(plo, work, 3000, until_done=True)
+        assert isinstance(plo.state, Done)
+        best = ZeusCost(0.5, world_size=2).select(plo.measurements)
+        assert plo.state.optimal_power_limit == best * 1000
+        assert best != ZeusCost(0.5, world_size=1).select(plo.measurements)
+        plo.on_train_end()
 
 
 # --------------------------------------------------------------------------------------- defects

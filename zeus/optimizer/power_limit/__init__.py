@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileError
+from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,
@@ -34,6 +35,7 @@ __all__ = [
     "ProfileError",
     "Profiling",
     "Ready",
+    "Report",
     "Time",
     "Warmup",
     "ZeusCost",

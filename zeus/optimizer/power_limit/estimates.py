@@ -242,10 +242,13 @@ class Estimates:
         """The samples in order, those of one stay at a limit together."""
         groups: list[list[Sample]] = []
         for one in self.samples:
-            if groups and groups[-1][0].power_limit_mw == one.power_limit_mw:
-                groups[-1].append(one)
-            else:
-                groups.append([one])
+            last = groups[-1][-1] if groups else None
+            if last is not None and last.power_limit_mw == one.power_limit_mw:
+                between = one.position - last.position - (one.steps + last.steps) / 2
+                if between <= one.steps + last.steps:
+                    groups[-1].append(one)
+                    continue
+            groups.append([one])
         return groups
 
 

@@ -235,8 +235,9 @@ class Leader:
         new, self._commands = self._commands, []
         return new
 
-    def again(self) -> None:
+    def again(self, now_s: float, step: int) -> None:
         """Training is no longer what was measured: the search begins anew."""
+        self._now_s, self._step = now_s, step
         self.over = False
         self._start()
 

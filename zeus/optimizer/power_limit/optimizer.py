@@ -53,6 +53,7 @@ from zeus.optimizer.power_limit.profile import (
     SampleRow,
     watts,
 )
+from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.search import (
     Adaptive,
     Exhaustive,
@@ -277,6 +278,26 @@ class GlobalPowerLimitOptimizer(Callback):
             self.search, len(self.power_limits), self.warmup_steps, self.profile_steps
         )
         return (total if isinstance(self.state, Done) else min(self._searched, total)), total
+
+    def report(self, path: str | Path | None = None) -> Report:
+        """What was found, or is known until now; `print` it.
+
+        Args:
+            path: Draws it there as well, see `Report.draw`. What cannot be drawn or written costs a
+                warning.
+        """
+        known = tuple(self._known())
+        chosen = None
+        if self._chosen is not None and not self.disabled:
+            limit = self._chosen.power_limit_mw
+            chosen = next((one for one in known if one.power_limit_mw == limit), None)
+        report = Report(known, chosen, self._searched)
+        if path is not None:
+            try:
+                report.draw(path)
+            except (ImportError, OSError, ValueError) as error:
+                warnings.warn(f"The report is not drawn: {error}.", stacklevel=2)
+        return report
 
     def _known(self) -> list[Estimate]:
         leader = None if self._link is None else self._link.leader
@@ -537,7 +558,7 @@ class GlobalPowerLimitOptimizer(Callback):
                 return
             if watch.changed(energy_j):
                 log.info("training has changed (%s): power limits are measured anew", watch.what)
-                leader.again()
+                leader.again(time.monotonic(), self._step)
                 self._obey()
 
     def _drop_check(self) -> None:
@@ -560,8 +581,8 @@ class GlobalPowerLimitOptimizer(Callback):
                 loaded = None
         same = loaded is not None and loaded.selector in (None, _describe(selector))
         if loaded is not None and same and loaded.complete:
-            rows = loaded.measurements
-            limits = sorted((round(row.power_limit * 1000) for row in rows), reverse=True)
+            measured = {round(row.power_limit * 1000) for row in loaded.measurements}
+            limits = sorted(measured.union(limits), reverse=True)
         search: Search
         if self.search == "exhaustive":
             search = Exhaustive(limits, self.warmup_steps, self.profile_steps)
@@ -792,6 +813,6 @@ def _describe(selector: OptimumSelector) -> str:
     arguments = ", ".join(
         f"{name}={value!r}"
         for name, value in sorted(vars(selector).items())
-        if isinstance(value, (bool, int, float, str))
+        if not name.startswith("_") and isinstance(value, (bool, int, float, str))
     )
     return f"{type(selector).__name__}({arguments})"

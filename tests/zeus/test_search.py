@@ -1,0 +1,290 @@
+"""Searches on their own: what they measure, when they end, and what they make of noise."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from zeus.optimizer.power_limit.estimates import Curve, Estimates, Sample
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
+from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search, expected_steps
+from zeus.optimizer.power_limit.selectors import MaxSlowdownConstraint, OptimumSelector, ZeusCost
+
+LIMITS = [300_000, 275_000, 250_000, 225_000, 200_000, 175_000, 150_000, 125_000, 100_000]
+
+
+class Job:
+    """A job that draws 260 W unless it is capped; its steps vary."""
+
+    def __init__(self, seed: int, noise: float = 0.02, unit_s: float = 0.3) -> None:
+        self.random = random.Random(seed)
+        self.noise = noise
+        self.unit_s = unit_s
+        self.position = 0
+        self.slower = 1.0
+
+    def time_s(self, limit_mw: int) -> float:
+        below = max(0.0, math.log(260_000 / limit_mw))
+        return self.unit_s * self.slower * math.exp(0.25 * below + 0.8 * below**2)
+
+    def power_w(self, limit_mw: int) -> float:
+        return min(260.0, 0.97 * limit_mw / 1000)
+
+    def energy_j(self, limit_mw: int) -> float:
+        return self.time_s(limit_mw) * self.power_w(limit_mw)
+
+    def run(self, limit_mw: int, steps: int) -> Sample:
+        seconds = sum(
+            self.time_s(limit_mw) * math.exp(self.random.gauss(0, self.noise)) for _ in range(steps)
+        )
+        self.position += steps
+        joules = seconds * self.power_w(limit_mw)
+        return Sample(limit_mw, steps, joules, seconds, 0.5, self.position - steps / 2)
+
+    def curve(self) -> Curve:
+        return Curve([self.time_s(one) for one in LIMITS], [self.energy_j(one) for one in LIMITS])
+
+
+def costs(selector: OptimumSelector, limits: list[int], curve: Curve) -> list[float] | None:
+    return selector.costs(
+        [
+            PowerLimitMeasurement(power_limit=limit / 1000, energy=joules, time=seconds)
+            for limit, joules, seconds in zip(limits, curve.energy_j, curve.time_s, strict=True)
+        ]
+    )
+
+
+def adaptive(selector: OptimumSelector) -> Adaptive:
+    return Adaptive(LIMITS, 10, 40, lambda curve: costs(selector, LIMITS, curve), gpus=1)
+
+
+def search(searching: Search, job: Job, late: int = 0) -> list[int]:
+    """Runs a search to its end; samples come `late` pieces after they were run. Returns the limits
+    in the order they were held.
+    """
+    held: list[int] = []
+    waiting: list[Sample] = []
+    current = 0
+    trial = searching.next(current, 0)
+    while trial is not None or searching.pending:
+        assert job.position < 2000, "the search does not end"
+        if trial is None:
+            searching.add(waiting.pop(0))
+        else:
+            if trial.power_limit_mw != current:
+                held.append(trial.power_limit_mw)
+                job.run(trial.power_limit_mw, max(1, trial.warmup_steps))
+            current = trial.power_limit_mw
+            waiting.append(job.run(current, trial.steps))
+            searching.ran(current, trial.steps)
+            if len(waiting) > late:
+                searching.add(waiting.pop(0))
+        trial = searching.next(current, job.position)
+    return held
+
+
+def regret(searching: Search, job: Job, selector: OptimumSelector) -> float:
+    rows = [
+        PowerLimitMeasurement(
+            power_limit=one.power_limit_mw / 1000, energy=one.energy_j, time=one.time_s
+        )
+        for one in searching.estimates(job.position)
+    ]
+    chosen = LIMITS.index(round(selector.select(rows) * 1000))
+    true = costs(selector, LIMITS, job.curve())
+    assert true is not None
+    return true[chosen] / min(true) - 1
+
+
+# -------------------------------------------------------------------------------------- estimates
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_estimates_are_right_within_what_they_say(seed: int) -> None:
+    """Of 9 limits in 5 runs, one may be off by more than three standard deviations."""
+    job = Job(seed)
+    known = Estimates(LIMITS, 1, 150)
+    for limit in (300_000, 250_000, 200_000, 150_000):
+        for _ in range(3):
+            known.add(job.run(limit, 5))
+    off = [
+        abs(math.log(one.time_s / job.time_s(one.power_limit_mw))) / one.time_error
+        for one in known.posterior(job.position).estimates()
+    ]
+    assert sum(one > 3 for one in off) <= 1, off
+
+
+def test_what_was_measured_is_known_better_and_what_lies_between_better_than_what_does_not() -> (
+    None
+):
+    job = Job(0)
+    known = Estimates(LIMITS, 1, 150)
+    for limit in (300_000, 200_000, 150_000):
+        known.add(job.run(limit, 10))
+    errors = {
+        one.power_limit_mw: one.time_error for one in known.posterior(job.position).estimates()
+    }
+    assert errors[200_000] < errors[175_000] < errors[100_000]
+    known.add(job.run(200_000, 30))
+    again = {
+        one.power_limit_mw: one.time_error for one in known.posterior(job.position).estimates()
+    }
+    assert again[200_000] < errors[200_000]
+
+
+def test_the_spread_of_steps_is_learnt_from_pieces() -> None:
+    quiet, noisy = Estimates(LIMITS, 1, 150), Estimates(LIMITS, 1, 150)
+    for known, noise in ((quiet, 0.005), (noisy, 0.1)):
+        job = Job(3, noise)
+        for _ in range(20):
+            known.add(job.run(300_000, 5))
+    assert quiet.step_noise() < 0.02
+    assert noisy.step_noise() == pytest.approx(0.1, rel=0.35)
+
+
+def test_a_gpu_that_slows_down_is_not_mistaken_for_a_better_limit() -> None:
+    """The same limit measured again, slower by 3 %, makes the earlier ones slower too."""
+    job = Job(0, noise=0.001)
+    known = Estimates(LIMITS, 1, 150)
+    for limit in (300_000, 200_000):
+        for _ in range(5):
+            known.add(job.run(limit, 5))
+    before = known.posterior(job.position).estimates()[0].time_s
+    job.position, job.slower = 140, 1.03
+    for _ in range(5):
+        known.add(job.run(200_000, 5))
+    after = known.posterior(job.position).estimates()[0].time_s
+    assert after > before * 1.01
+
+
+def test_nothing_is_known_of_nothing() -> None:
+    with pytest.raises(ValueError, match="nothing was measured"):
+        Estimates(LIMITS, 1, 150).posterior(0)
+
+
+# ------------------------------------------------------------------------------------- exhaustive
+
+
+def test_the_exhaustive_search_measures_every_limit_from_the_highest_down() -> None:
+    job = Job(0)
+    searching = Exhaustive(LIMITS, 10, 40)
+    assert search(searching, job, late=1) == LIMITS
+    assert job.position == expected_steps("exhaustive", 9, 10, 40) == 450
+    assert [one.steps for one in searching.estimates(450)] == [40] * 9
+
+
+def test_what_an_interruption_left_is_measured_for_the_steps_that_are_missing() -> None:
+    searching = Exhaustive(LIMITS, 10, 40)
+    searching.ran(300_000, 15)
+    trial = searching.next(0, 0)
+    assert trial is not None
+    assert (trial.power_limit_mw, trial.steps) == (300_000, 25)
+    searching.ran(300_000, 25)
+    searching.lost(300_000, 25)
+    again = searching.next(300_000, 0)
+    assert again is not None
+    assert (again.power_limit_mw, again.steps) == (300_000, 25)
+
+
+# --------------------------------------------------------------------------------------- adaptive
+
+
+@pytest.mark.parametrize("noise", [0.02, 0.05])
+def test_the_adaptive_search_takes_a_third_of_the_steps_and_chooses_as_well(noise: float) -> None:
+    found = []
+    for seed in range(20):
+        job = Job(seed, noise)
+        searching = adaptive(ZeusCost(0.5))
+        search(searching, job, late=1)
+        assert job.position <= 450 / 3 + 15, f"seed {seed}"
+        found.append(regret(searching, job, ZeusCost(0.5)))
+    assert sum(found) / len(found) < 0.01, found
+    assert max(found) < 0.03, found
+
+
+def test_a_constraint_is_kept_within_what_can_be_known() -> None:
+    for seed in range(10):
+        job = Job(seed)
+        searching = adaptive(MaxSlowdownConstraint(1.1))
+        search(searching, job)
+        rows = [
+            PowerLimitMeasurement(
+                power_limit=one.power_limit_mw / 1000, energy=one.energy_j, time=one.time_s
+            )
+            for one in searching.estimates(job.position)
+        ]
+        chosen = round(MaxSlowdownConstraint(1.1).select(rows) * 1000)
+        slowdown = job.time_s(chosen) / job.time_s(LIMITS[0])
+        assert slowdown < 1.1 * 1.02, f"seed {seed}"
+        lower = [one for one in LIMITS if one < chosen]
+        assert job.time_s(lower[0]) / job.time_s(LIMITS[0]) > 1.1 * 0.96, f"seed {seed}"
+
+
+def test_limits_that_cannot_win_are_not_measured() -> None:
+    held = search(adaptive(ZeusCost(0.5)), Job(1, noise=0.01))
+    assert held[0] == 300_000
+    assert len(set(held)) < len(LIMITS)
+
+
+def test_the_same_samples_lead_to_the_same_search() -> None:
+    assert search(adaptive(ZeusCost(0.5)), Job(4)) == search(adaptive(ZeusCost(0.5)), Job(4))
+
+
+def test_a_selector_without_costs_has_every_limit_measured_until_it_is_known() -> None:
+    job = Job(0, noise=0.002)
+    searching = Adaptive(LIMITS, 10, 40, lambda curve: None, gpus=1)
+    held = search(searching, job)
+    assert set(held) == set(LIMITS)
+    assert job.position < 450
+
+
+def test_a_limit_that_is_left_out_is_never_tried_nor_estimated() -> None:
+    job = Job(0)
+    limits = list(LIMITS)
+    searching = Adaptive(
+        limits, 10, 40, lambda curve: costs(ZeusCost(0.5), searching.limits_mw, curve), gpus=1
+    )
+    searching.without(200_000)
+    assert 200_000 not in search(searching, job)
+    assert 200_000 not in [one.power_limit_mw for one in searching.estimates(job.position)]
+
+
+def test_what_an_earlier_run_measured_is_not_measured_again() -> None:
+    job = Job(0)
+    first = adaptive(ZeusCost(0.5))
+    search(first, job)
+    second = adaptive(ZeusCost(0.5))
+    second.resume(first.samples, position=job.position)
+    assert second.next(0, job.position) is None or not second.pending
+    half = adaptive(ZeusCost(0.5))
+    half.resume(first.samples[: len(first.samples) // 2], position=job.position // 2)
+    rest = Job(1)
+    rest.position = job.position // 2
+    search(half, rest)
+    assert rest.position <= 450 / 3 + 15
+    settled = adaptive(ZeusCost(0.5))
+    settled.resume(first.samples[:1])
+    settled.settle()
+    assert settled.next(0, 0) is None
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_any_job_ends_in_time_and_is_measured_at_its_highest_limit(seed: int) -> None:
+    randomness = random.Random(seed)
+    print(f"seed {seed}")
+    count = randomness.randint(1, 12)
+    limits = sorted(randomness.sample(range(60_000, 700_000, 5_000), count), reverse=True)
+    warmup, profile = randomness.randint(0, 12), randomness.randint(1, 60)
+    noise = randomness.choice([0.0, 0.02, 0.3])
+    job = Job(seed, noise, unit_s=10 ** randomness.uniform(-4, 1))
+    selector = randomness.choice([ZeusCost(0.0), ZeusCost(1.0), MaxSlowdownConstraint(1.2)])
+    searching = Adaptive(
+        limits, warmup, profile, lambda curve: costs(selector, limits, curve), gpus=1
+    )
+    held = search(searching, job, late=randomness.randint(0, 3))
+    assert held[0] == limits[0]
+    assert job.position <= expected_steps("adaptive", count, warmup, profile) + 5 * (
+        warmup + profile
+    )
