@@ -19,7 +19,7 @@ from typing import Any
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 60.0
 """How long a test waits for what must happen; long, because CI machines are slow."""
 
 NOBODY = 65534
@@ -108,7 +108,7 @@ class RunningDaemon:
         wait_for(answers, f"zeusd to serve {gpus} GPUs")
         return self
 
-    def client(self, timeout_s: float = 10.0) -> Client:
+    def client(self, timeout_s: float = 30.0) -> Client:
         """A new client of it."""
         return Client(self.socket, timeout_s=timeout_s)
 
@@ -121,6 +121,11 @@ class RunningDaemon:
                 if event is None or record.get("event") == event:
                     lines.append(record)
         return lines
+
+    def wait_for_records(self, event: str, count: int = 1) -> list[dict[str, Any]]:
+        """Waits until it has logged an event so often: a GPU changes before the record of it."""
+        wait_for(lambda: len(self.records(event)) >= count, f"{count} records of {event}")
+        return self.records(event)
 
     def front_pid(self) -> int:
         """Process id of the newest front."""

@@ -7,6 +7,7 @@ stream; how fast it goes depends on the power limit and clocks that are set at t
 from __future__ import annotations
 
 import socket
+import struct
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -22,9 +23,12 @@ _LONGEST_SLEEP_S = 0.05
 class _DeviceSocket:
     def __init__(self, path: str, timeout_s: float = 10.0) -> None:
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self._socket.settimeout(timeout_s)
+        # A timeout of Python's own would not wait for room in the queue of a busy server.
+        timeout = struct.pack("ll", *divmod(round(timeout_s * 1e6), 10**6))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
         try:
             self._socket.connect(path)
+            self._socket.settimeout(timeout_s)
         except OSError as error:
             self._socket.close()
             raise DaemonUnavailable(

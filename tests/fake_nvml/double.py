@@ -180,9 +180,11 @@ class NvmlDouble:
         return int(self.node.gpus[gpu].limit_mw)
 
     def calls(self, symbol: str | None = None) -> list[Call]:
-        """Setter calls so far, in order."""
+        """Setter calls so far, in order: all of those whose effect could be seen before."""
         calls = []
-        for line in self.record_path.read_text().splitlines():
+        with self.locked():  # a setter's value is there a moment before its record
+            text = self.record_path.read_text()
+        for line in text.splitlines():
             t_ns, pid, uid, name, gpu, first, second, result = line.split()
             if symbol is None or name == symbol:
                 calls.append(

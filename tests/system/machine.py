@@ -38,6 +38,7 @@ class Machine:
         self.root = self._directory / "root"
         self._process: subprocess.Popen[bytes] | None = None
         self._leader = 0
+        self._groups: list[Path] = []
 
     def start(self) -> Machine:
         """Boots it."""
@@ -50,6 +51,7 @@ class Machine:
         )
         self._copy_sources()
         self._quieten()
+        self._make_groups()
         name = f"zeusd-{os.getpid()}"
         with (self._directory / "console").open("wb") as console:
             self._process = subprocess.Popen(
@@ -61,6 +63,7 @@ class Machine:
                 stdin=subprocess.DEVNULL,
                 stdout=console,
                 stderr=subprocess.STDOUT,
+                preexec_fn=self._enter_groups,
             )
         self._leader = wait_for(self._find_leader, "the container's init", BOOT_S)
         wait_for(self._is_up, "the container to boot", BOOT_S)
@@ -73,6 +76,7 @@ class Machine:
                 os.kill(self._leader, 9)
             self._process.kill()
             self._process.wait()
+        self._remove_groups()
         # Lazily: this process may have files of it mapped, which it lets go of when it ends.
         if os.path.ismount(self.root):
             subprocess.run(["umount", "--lazy", str(self.root)], check=True)
@@ -142,6 +146,38 @@ class Machine:
             "HOME": "/root",
             "LANG": "C",
         }
+
+    def _make_groups(self) -> None:
+        """Control groups of its own: in those of another machine on this host are processes that
+        it cannot see, and its systemd then refuses to kill anything.
+        """
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, kind, path = line.split(":", 2)
+            mounts = {"": ("unified", "."), "name=systemd": ("systemd",)}.get(kind, ())
+            for mount in mounts:
+                parent = Path("/sys/fs/cgroup") / mount / path.lstrip("/")
+                if (parent / "cgroup.procs").exists():
+                    group = parent / self._directory.name
+                    with contextlib.suppress(OSError):  # read-only: then there is but one
+                        group.mkdir()
+                        self._groups.append(group)
+                    break
+
+    def _enter_groups(self) -> None:
+        for group in self._groups:
+            with contextlib.suppress(OSError):
+                (group / "cgroup.procs").write_text("0")
+
+    def _remove_groups(self) -> None:
+        def gone() -> bool:
+            for group in self._groups:
+                for folder in sorted(group.glob("**/"), reverse=True):
+                    with contextlib.suppress(OSError):  # its processes are ending
+                        folder.rmdir()
+            return not any(group.exists() for group in self._groups)
+
+        with contextlib.suppress(AssertionError):
+            wait_for(gone, "the control groups to be empty", 10.0)
 
     def _copy_sources(self) -> None:
         target = Path(f"{self.root}{SOURCES}")

@@ -308,20 +308,23 @@ def test_members_may_lower_and_everybody_may_read(node: Node, user: User) -> Non
 
 
 def test_every_change_is_one_journal_record_with_its_fields(node: Node, user: User) -> None:
-    seen = len(node.records(EVENT="set")), len(node.records(EVENT="restore"))
+    seen = len(node.records(EVENT="set"))
     calls = len(node.double.calls())
     uuid = node.double.uuid(1)
     for watts in (200, 190, 180):
         assert user.set(1, watts) == "ok"
     assert user("release")[0] == "ok"
-    sets = node.records(EVENT="set")[seen[0] :]
-    restores = node.records(EVENT="restore")[seen[1] :]
+    # zeusd has answered before another thread of it hands the records to the journal.
+    wait_for(lambda: len(node.records(EVENT="set")) >= seen + 3, "the records of the sets")
+    lease = node.records(EVENT="set")[seen]["LEASE"]
+    wait_for(lambda: node.records(EVENT="restore", LEASE=lease), "the record of the restore")
+    sets = node.records(EVENT="set")[seen:]
     assert [(one["OLD"], one["NEW"]) for one in sets] == [
         ("250 W", "200 W"),
         ("200 W", "190 W"),
         ("190 W", "180 W"),
     ]
-    (restore,) = restores
+    (restore,) = node.records(EVENT="restore", LEASE=lease)
     assert (restore["OLD"], restore["NEW"], restore["REASON"]) == ("180 W", "250 W", "released")
     for record in (*sets, restore):
         assert record["GPU_UUID"] == uuid
@@ -474,8 +477,9 @@ def test_a_reload_takes_a_good_file_and_a_bad_one_changes_nothing(node: Node, us
         node.configure("[[gpu]]\n\npower_limit_w = 'much'\n")
         failed = node.machine.run("systemctl", "reload", "zeusd", check=False)
         assert failed.returncode != 0
-        log = node.machine.run("journalctl", "-u", "zeusd", "-n", "20", "-o", "cat").stdout
-        assert "zeusd.toml: line 5: gpu.0.power_limit_w" in log
+        last = ("journalctl", "-u", "zeusd", "-n", "20", "-o", "cat")
+        complaint = "zeusd.toml: line 5: gpu.0.power_limit_w"
+        wait_for(lambda: complaint in node.machine.run(*last).stdout, "the complaint in the log")
         assert user.set(0, 220) == "out_of_range"
         # A file that breaks between check and signal is refused by zeusd itself, with its line.
         node.machine.run("kill", "-HUP", str(node.main_pid()))

@@ -34,12 +34,13 @@ from zeus.optimizer.power_limit import Energy, GlobalPowerLimitOptimizer
 
 monitor = ZeusMonitor()
 optimizer = GlobalPowerLimitOptimizer(
-    monitor, Energy(), warmup_steps=2, profile_steps=5, pl_step=50, profile_path=sys.argv[1]
+    monitor, Energy(), warmup_steps=2, profile_steps=5, pl_step=50, profile_path=sys.argv[1],
+    search="exhaustive",
 )
 optimizer.on_epoch_begin()
-for step in range(60):
+for step in range(40):
     optimizer.on_step_begin()
-    time.sleep(0.02)  # its work draws 220 W if it may, and takes as long at any limit
+    time.sleep(0.05)  # its work draws 220 W if it may, and takes as long at any limit
     optimizer.on_step_end()
 optimizer.on_epoch_end()
 print(json.dumps({
@@ -157,14 +158,15 @@ def test_a_job_that_makes_no_more_steps_lets_its_limit_go(
     assert json.loads(training.stdout.readline())["state"] == "Done"  # and it goes on living
     wait_for(lambda: double.limit_mw(0) == 250_000, "the limit to be back")
     assert training.poll() is None
-    assert {one["reason"] for one in daemon.records("restore")} == {"expired"}
+    restores = daemon.wait_for_records("restore", 2)  # of the limit and of persistence mode
+    assert {one["reason"] for one in restores} == {"expired"}
     training.kill()
     training.wait()
 
 
 def test_killing_the_job_while_it_profiles(node: tuple[RunningDaemon, NvmlDouble, Path]) -> None:
     daemon, double, directory = node
-    training = job(daemon, directory, JOB.replace("time.sleep(0.02)", "time.sleep(0.1)"))
+    training = job(daemon, directory, JOB.replace("time.sleep(0.05)", "time.sleep(0.1)"))
     wait_for(lambda: double.limit_mw(0) == 200_000, "the second limit to be tried")
     training.kill()
     training.wait()
@@ -208,7 +210,7 @@ def test_losing_the_daemon_for_good_does_not_end_training(
     node: tuple[RunningDaemon, NvmlDouble, Path],
 ) -> None:
     daemon, double, directory = node
-    training = job(daemon, directory, JOB.replace("0.02)", "0.05)"))
+    training = job(daemon, directory, JOB.replace("range(40)", "range(60)"))
     wait_for(lambda: double.limit_mw(0) == 200_000, "the second limit to be tried")
     daemon.stop()
     assert double.limit_mw(0) == 250_000

@@ -236,7 +236,7 @@ def test_a_measurement_in_a_file(ctl: Ctl, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["samples.csv", "samples.parquet"])
 def test_a_recording_has_every_tick_and_is_read_back(ctl: Ctl, tmp_path: Path, name: str) -> None:
     path = tmp_path / name
-    said = ctl("record", "0,2", "-o", str(path), "-d", "600ms", "--json")
+    said = ctl("record", "0,2", "-o", str(path), "-d", "1s", "--json")
     assert said.code == 0, said.err
     assert said_json(said.out)["rows"] > 10
     first, second = read(path)
@@ -276,7 +276,7 @@ def test_a_recording_that_zeusd_leaves_is_kept(tmp_path: Path) -> None:
 
 def test_what_is_no_recording_is_told_with_its_line(ctl: Ctl, tmp_path: Path) -> None:
     path = tmp_path / "samples.csv"
-    ctl("record", "0", "-o", str(path), "-d", "300ms")
+    ctl("record", "0", "-o", str(path), "-d", "1s")
     rows = path.read_text().splitlines()
     rows[2] = rows[2].replace(",", ",x", 1)
     path.write_text("\n".join(rows))
@@ -294,7 +294,7 @@ def test_pictures_of_history_and_recordings(ctl: Ctl, tmp_path: Path) -> None:
     assert ctl("plot", "-o", str(png), "--last", "1m").code == 0
     assert png.read_bytes().startswith(b"\x89PNG")
     recording = tmp_path / "r.csv"
-    ctl("record", "0,2", "-o", str(recording), "-d", "400ms")
+    ctl("record", "0,2", "-o", str(recording), "-d", "1s")
     said = ctl("plot", "2", "-o", str(svg), "--recording", str(recording), "--json")
     assert said_json(said.out)["rows"] > 5
     text = svg.read_text()
@@ -352,6 +352,6 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
 def test_nothing_of_this_is_left(daemon: RunningDaemon) -> None:
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "all limits to be back")
     with daemon.client() as client:
-        assert client.leases() == []
+        wait_for(lambda: client.leases() == [], "all leases to have ended")
     ended = subprocess.run(["pgrep", "-f", daemon.socket], capture_output=True, text=True)
     assert daemon.process.pid in [int(pid) for pid in ended.stdout.split()]

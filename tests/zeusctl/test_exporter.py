@@ -137,10 +137,13 @@ def test_a_prometheus_sees_what_happens_on_the_node(
             wait_for(lambda: ask('zeusd_restore_pending{gpu="1"} == 1'), "the pending restore")
             wait_for(lambda: ask("rate(zeusd_gpu_energy_joules_total[5s]) > 20"), "the energy")
             assert ask('zeusd_nvml_errors_total{operation="set_power_limit", code="999"} > 0')
-            alerts = wait_for(
-                lambda: json.loads(scrape(f"{base}/api/v1/alerts"))["data"]["alerts"], "an alert"
-            )
-            assert "ZeusdRestorePending" in {alert["labels"]["alertname"] for alert in alerts}
+
+            def alerts() -> set[str]:
+                found = json.loads(scrape(f"{base}/api/v1/alerts"))["data"]["alerts"]
+                return {alert["labels"]["alertname"] for alert in found}
+
+            # Others may come before it, as of a scrape that a busy machine was late with.
+            wait_for(lambda: "ZeusdRestorePending" in alerts(), "the alert")
             node.clear_faults()
             wait_for(lambda: ask("sum(zeusd_restore_pending) == 0"), "the limit to be back")
             with daemon.client() as client:

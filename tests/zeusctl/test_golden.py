@@ -35,7 +35,7 @@ VERBS: dict[str, tuple[str, ...]] = {
     "doctor": ("doctor", "--json"),
     "quiesce": ("quiesce", "--json"),
     "resume": ("resume", "--json"),
-    "record": ("record", "0", "-d", "200ms", "-o", "samples.csv", "--json"),
+    "record": ("record", "0", "-d", "1s", "-o", "samples.csv", "--json"),
     "error": ("show", "9", "--json"),
 }
 

@@ -60,10 +60,12 @@ def show(session: Session, gpus: str) -> None:
 def _last_hour(session: Session, uuid: str) -> float | None:
     from zeus_ipc.errors import ZeusIpcError
 
-    end_ns = time.monotonic_ns()
     try:
-        begins_ns = session.client.windows(uuid)[uuid].begins_ns
-        begin_ns = max(begins_ns, end_ns - _HOUR_NS)
+        known = session.client.windows(uuid)[uuid]
+        end_ns = time.monotonic_ns()
+        # A tick later than it says: that first moment is an estimate, and may move between two
+        # questions, to where the second would be told that nothing is known of so early a time.
+        begin_ns = max(known.begins_ns + known.tick_ns, end_ns - _HOUR_NS)
         found = session.client.windows(uuid, [(begin_ns, end_ns, False)])[uuid].energy_uj[0]
     except ZeusIpcError:
         return None

@@ -86,15 +86,7 @@ class Stream:
 
     def serve(self) -> None:
         """Does what there is to do."""
-        while _readable(self._monitor):
-            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
-            fd = int(event["value"])
-            if event["event"] == zmq.EVENT_ACCEPTED:
-                self._fds.add(fd)
-                self._admission.accepted(fd)
-            else:
-                self._fds.discard(fd)
-                self._admission.ended(fd)
+        self._drain_monitor()
         if self._offered is None:
             return  # who subscribes before it is known what there is, waits
         changed = False
@@ -103,6 +95,7 @@ class Stream:
         with self._guard.watching():
             while self._socket.poll(0):
                 changed |= self._subscription(self._socket.recv(zmq.NOBLOCK, copy=False))
+        self._drain_monitor()  # who has subscribed just now was accepted just before
         if not self._fds:
             changed |= bool(self._subscribers)
             self._subscribers.clear()
@@ -126,6 +119,17 @@ class Stream:
     def close(self) -> None:
         """Ends the socket."""
         self._socket.disable_monitor()
+
+    def _drain_monitor(self) -> None:
+        while _readable(self._monitor):
+            event = recv_monitor_message(self._monitor, zmq.NOBLOCK)
+            fd = int(event["value"])
+            if event["event"] == zmq.EVENT_ACCEPTED:
+                self._fds.add(fd)
+                self._admission.accepted(fd)
+            else:
+                self._fds.discard(fd)
+                self._admission.ended(fd)
 
     def _subscription(self, frame: zmq.Frame) -> bool:
         """A subscription or its end. Returns whether the topics have changed."""

@@ -1,0 +1,53 @@
+"""How `scripts/test` shares the tests out: what stays on one worker, and what begins first.
+
+Only with pytest-xdist; a plain pytest runs everything in its usual order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+FIRST = "tests/system/test_systemd.py"
+"""The file that takes longest and cannot be parted: all of it is about one machine that booted."""
+
+APART = (
+    "tests/test_mutations.py",
+    "tests/zeusd/core/test_schedules.py",
+    "tests/system/test_measuring.py",
+    "tests/system/test_whole_path.py",
+    "tests/system/test_front.py",
+    "tests/system/test_promises.py",
+    "tests/system/test_quiesce.py",
+    "tests/zeusd/test_restore.py",
+)
+"""Files whose tests share nothing and take long: each test goes to whichever worker is free. They
+come last, those with the longest tests first, so that all workers end at about the same time."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """On each worker alike: the order in which tests are handed out."""
+    if hasattr(config, "workerinput"):
+        rank = {FIRST: -2, **{path: number for number, path in enumerate(APART)}}
+        items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], -1))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Files stay whole, as what their modules make is not to be made twice, but for `APART`.
+
+    The groups of pytest-xdist 3.8 would do the same, had they not lost their effect with pytest
+    9.2 (pytest-xdist's issue 1386).
+    """
+    from xdist.scheduler import LoadFileScheduling
+
+    class Sharing(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            path = super()._split_scope(nodeid)
+            return nodeid if path in APART else path
+
+    if config.getvalue("dist") != "loadfile":
+        return None
+    config.option.loadscopereorder = False  # it would put those with the most tests first
+    return Sharing(config, log)
