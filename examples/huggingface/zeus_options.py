@@ -10,7 +10,6 @@ from transformers import Trainer, TrainingArguments
 
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import (
-    Done,
     Energy,
     HFGlobalPowerLimitOptimizer,
     MaxSlowdownConstraint,
@@ -67,7 +66,7 @@ class ZeusArguments:
             raise ValueError("--selector max-slowdown needs --max_slowdown, such as 1.1")
 
 
-def make_selector(options: ZeusArguments, world_size: int) -> OptimumSelector:
+def make_selector(options: ZeusArguments) -> OptimumSelector:
     """What the options call best."""
     if options.selector == "energy":
         return Energy()
@@ -76,7 +75,7 @@ def make_selector(options: ZeusArguments, world_size: int) -> OptimumSelector:
     if options.selector == "max-slowdown":
         assert options.max_slowdown is not None
         return MaxSlowdownConstraint(options.max_slowdown)
-    return ZeusCost(options.eta_knob, world_size=world_size)
+    return ZeusCost(options.eta_knob)
 
 
 def attach_optimizer(
@@ -88,7 +87,6 @@ def attach_optimizer(
     """
     own_gpu = [args.local_process_index] if args.world_size > 1 else None
     monitor = ZeusMonitor(gpu_indices=own_gpu, cpu_indices=[])
-    gpus = len(monitor.gpu_indices) * args.world_size
     given: dict[str, Any] = {
         "warmup_steps": options.zeus_warmup_steps,
         "profile_steps": options.zeus_profile_steps,
@@ -97,7 +95,7 @@ def attach_optimizer(
     }
     optimizer = HFGlobalPowerLimitOptimizer(
         monitor,
-        make_selector(options, gpus),
+        make_selector(options),
         **{name: value for name, value in given.items() if value is not None},
     )
     optimizer.attach(trainer)
@@ -108,12 +106,4 @@ def print_result(optimizer: HFGlobalPowerLimitOptimizer, args: TrainingArguments
     """Says what was measured and chosen."""
     if args.process_index != 0:
         return
-    state = optimizer.state
-    chosen = state.optimal_power_limit / 1000 if isinstance(state, Done) else None
-    if optimizer.disabled or not optimizer.measurements:
-        print("The power limit optimizer has chosen nothing: training was too short, or see above.")
-        return
-    print("limit (W)  time (s)  energy (J)")
-    for one in optimizer.measurements:
-        mark = "  <- chosen" if one.power_limit == chosen else ""
-        print(f"{one.power_limit:9g}  {one.time:8.2f}  {one.energy:10.1f}{mark}")
+    print(optimizer.report())

@@ -134,15 +134,7 @@ def what_was_found(plo: GlobalPowerLimitOptimizer) -> str:
         return "no limit was chosen: see the warning above"
     if limit_w is None:
         return "no limit was chosen: {} of {} steps were trained".format(*plo.progress)
-    by_limit = {one.power_limit: one for one in plo.measurements}
-    highest, chosen = by_limit[max(by_limit)], by_limit[limit_w]
-    if chosen is highest:
-        return f"chosen: {limit_w:g} W, the highest limit"
-    return (
-        f"chosen: {limit_w:g} W instead of {highest.power_limit:g} W, "
-        f"{1 - chosen.energy / highest.energy:.1%} less energy and "
-        f"{chosen.time / highest.time - 1:.1%} more time for each step"
-    )
+    return f"chosen: {limit_w:g} W\n{plo.report()}"
 
 
 def chosen_limit_w(plo: GlobalPowerLimitOptimizer) -> float | None:

@@ -89,6 +89,7 @@ def main() -> int:
         warmup_steps=options.warmup_steps,
         profile_steps=options.profile_steps,
         profile_path=profile_path,
+        search="exhaustive",  # to show what every limit costs; a job has no need to know
     )
     gpu = monitor.gpus[0]
     simulated = node.simulated is not None

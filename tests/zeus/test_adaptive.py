@@ -163,6 +163,22 @@ def test_a_limit_that_the_gpu_refuses_is_left_out(
     assert cost(chosen_w(plo)) <= 1.03 * min(cost(one) for one in table() if one != 200)
 
 
+@pytest.mark.parametrize("hook", ["on_progress", "on_metrics"])
+def test_a_hook_that_fails_ends_only_the_search(node: VirtualNode, work: Work, hook: str) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("the logger is full")
+
+    plo = optimizer(node)
+    setattr(plo, hook, fail)
+    with pytest.warns(UserWarning, match="RuntimeError: the logger is full") as caught:
+        assert train(plo, work, 100) == 100
+    assert len(caught) == 1
+    assert plo.disabled
+    assert node.limit_w() == 300
+    assert plo.monitor.measurement_states == {}
+    assert node.client.leases() == []
+
+
 # --------------------------------------------------------------------------------- interruptions
 
 

@@ -43,9 +43,12 @@ OpenNode = Callable[[str], VirtualNode]
 ROOT = Path(__file__).parents[2]
 WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.4, power_w=240.0))
 LIMITS = [250, 200, 150, 100]
-SMALL: dict[str, Any] = {"warmup_steps": 2, "profile_steps": 10, "pl_step": 50}
-if "search" in inspect.signature(GlobalPowerLimitOptimizer).parameters:
-    SMALL["search"] = "exhaustive"
+SMALL: dict[str, Any] = {
+    "warmup_steps": 2,
+    "profile_steps": 10,
+    "pl_step": 50,
+    "search": "exhaustive",
+}
 STEPS = 2 + len(LIMITS) * 12
 """As many steps as every limit needs, where nothing comes between them."""
 
@@ -446,7 +449,7 @@ def test_an_error_of_ours_ends_the_search_and_not_the_training(
 
 
 def figures_while_training(plo: HFGlobalPowerLimitOptimizer) -> None:
-    """Until the optimizer has figures of its own: two at the times that suit a log least."""
+    """More figures, at the two times that suit a log least."""
     optimizer = plo.optimizer
     pause, end = optimizer.on_pause, optimizer.on_train_end
 
@@ -494,6 +497,11 @@ def test_figures_go_where_the_loss_goes(
     assert {"train/zeus/test_limit_w", "train/zeus/test_end"} <= set(board.Tags()["scalars"])
     (point, _) = board.Scalars("train/zeus/test_limit_w")
     assert (point.step, point.value) == (30, 250.0)
+    # The evaluation has cut one limit's steps in two.
+    limits = [one.value for one in board.Scalars("train/zeus/power_limit_w")]
+    assert list(dict.fromkeys(limits)) == [250, 200, 150, 100]
+    (chosen,) = board.Scalars("train/zeus/chosen_power_limit_w")
+    assert chosen.value == min(plo.measurements, key=lambda one: one.energy).power_limit
     assert not plo.disabled
 
 

@@ -21,7 +21,13 @@ from torch.utils.data import DataLoader
 from tests import snippets
 from tests.zeus.node import VirtualNode, train
 from zeus.optimizer import LightningGlobalPowerLimitOptimizer
-from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, Profiling
+from zeus.optimizer.power_limit import (
+    Done,
+    Energy,
+    GlobalPowerLimitOptimizer,
+    PowerLimitMeasurement,
+    Profiling,
+)
 from zeusd.nvml.simulated import Work
 from zeusd.nvml.simulated.physics import ModelLoad
 from zeusd.nvml.simulated.workloads import ModelWorkload
@@ -32,9 +38,12 @@ OpenNode = Callable[[str], VirtualNode]
 ROOT = Path(__file__).parents[2]
 WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.4, power_w=240.0))
 LIMITS = [250, 200, 150, 100]
-SMALL: dict[str, Any] = {"warmup_steps": 2, "profile_steps": 10, "pl_step": 50}
-if "search" in inspect.signature(GlobalPowerLimitOptimizer).parameters:
-    SMALL["search"] = "exhaustive"
+SMALL: dict[str, Any] = {
+    "warmup_steps": 2,
+    "profile_steps": 10,
+    "pl_step": 50,
+    "search": "exhaustive",
+}
 STEPS = 2 + len(LIMITS) * 12
 """As many steps as every limit needs, where nothing comes between them."""
 
@@ -336,22 +345,24 @@ def test_an_error_of_ours_ends_the_search_and_not_the_training(
     assert_given_back(node)
 
 
+def energy(one: PowerLimitMeasurement) -> float:
+    return one.energy
+
+
 def test_figures_go_to_every_logger(node: VirtualNode, work: Work, tmp_path: Path) -> None:
     plo = plugin(node)
-    # Until the optimizer has figures of its own.
-    plo.optimizer.on_progress = lambda optimizer: optimizer.on_metrics(
-        {"zeus/test_limit_w": optimizer.current_power_limit / 1000}
-    )
     loggers = [TensorBoardLogger(tmp_path, "board"), CSVLogger(tmp_path, "csv")]
-    fit(plo, Model(node, work, steps=40), tmp_path, logger=loggers)
+    fit(plo, Model(node, work, steps=60), tmp_path, logger=loggers)
     (events,) = (tmp_path / "board").rglob("events.out.tfevents.*")
     board = EventAccumulator(str(events))
     board.Reload()
-    points = board.Scalars("zeus/test_limit_w")
-    assert [point.step for point in points] == list(range(40))
-    assert {point.value for point in points} == {250.0, 200.0, 150.0, 100.0}
+    assert [point.value for point in board.Scalars("zeus/power_limit_w")] == [250, 200, 150, 100]
+    chosen = min(plo.measurements, key=energy)
+    assert [one.value for one in board.Scalars("zeus/chosen_power_limit_w")] == [chosen.power_limit]
+    for point, one in zip(board.Scalars("zeus/step_energy_j"), plo.measurements, strict=True):
+        assert point.value == pytest.approx(one.energy / SMALL["profile_steps"], rel=1e-4)
     (table,) = (tmp_path / "csv").rglob("metrics.csv")
-    assert "zeus/test_limit_w" in table.read_text()
+    assert "zeus/step_time_s" in table.read_text()
     assert not plo.disabled
 
 

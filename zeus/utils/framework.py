@@ -4,6 +4,7 @@ imported its framework has nothing running on it.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -55,6 +56,11 @@ def world_size() -> int:
     """Processes that train together; 1 where torch.distributed is not initialised."""
     distributed = _distributed()
     return 1 if distributed is None else int(distributed.get_world_size())
+
+
+def alone() -> bool:
+    """Whether this process trains by itself, and is not about to meet others."""
+    return world_size() == 1 and os.environ.get("WORLD_SIZE", "1") == "1"
 
 
 def rank() -> int:

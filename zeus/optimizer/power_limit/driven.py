@@ -12,11 +12,13 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar, cast
 
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
+from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.states import Profiling, State, Warmup
 
 P = ParamSpec("P")
@@ -66,15 +68,13 @@ class Driven:
         kwargs: The same.
 
     Attributes:
-        optimizer: The optimizer. Another one after the first training has ended and a second one
-            has begun.
+        optimizer: The optimizer.
     """
 
     optimizer: GlobalPowerLimitOptimizer
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self._make = functools.partial(GlobalPowerLimitOptimizer, *args, **kwargs)
-        self.optimizer = self._make()
+        self.optimizer = GlobalPowerLimitOptimizer(*args, **kwargs)
         self._closed = False
         self._failed = False
         self._logs = True
@@ -120,6 +120,10 @@ class Driven:
         """Whether the search was given up; a warning said why."""
         return self.optimizer.disabled or self._failed
 
+    def report(self, path: str | Path | None = None) -> Report:
+        """What was found; see `GlobalPowerLimitOptimizer.report`."""
+        return self.optimizer.report(path)
+
     def close(self) -> None:
         """Gives the limits back. Never raises. The next training sets them again."""
         self._in_step = False
@@ -133,12 +137,6 @@ class Driven:
         self._drop_window()
         self._in_step = self._in_epoch = False
         self.optimizer.on_train_begin()
-        if self._closed and self.optimizer.current_power_limit == 0:
-            before = vars(self.optimizer)
-            self.optimizer = self._make()
-            for hook in ("on_progress", "on_metrics"):
-                if hook in before:
-                    setattr(self.optimizer, hook, before[hook])
         self._closed = False
 
     def _begin_step(self) -> None:

@@ -7,7 +7,7 @@ and one that hears nothing for long goes back to the highest limit and says so.
 
 Pure: no clock of its own, no device, no network. Time is told with each call.
 
-    Hello     what a process can: its range of limits, its GPUs; or why it cannot
+    Hello     what a process can: its range of limits, its GPUs
     Piece     what some steps of a trial took here
     Trouble   this limit cannot be set here, or nothing can any more
     ->
@@ -33,9 +33,10 @@ log = logging.getLogger(__name__)
 SILENCE_S = 60.0
 """A process that is behind by this long, ..."""
 SILENCE_STEPS = 20
-"""... and by this many of the leader's steps, does not take part any more."""
+"""... and by this many of the leader's steps besides those of two trials, does not take part any
+more."""
 AHEAD = 2
-"""Steps from a decision to its beginning, so that all begin it at the same step."""
+"""Steps from a command to its beginning, so that all begin it at the same step."""
 
 
 class Hello(BaseModel):
@@ -45,7 +46,6 @@ class Hello(BaseModel):
     gpus: list[str]
     min_mw: PositiveInt
     max_mw: PositiveInt
-    trouble: str | None = None
 
 
 class Piece(BaseModel):
@@ -79,7 +79,7 @@ class Try(BaseModel):
     power_limit_mw: int
     warmup_steps: int
     steps: int
-    from_step: int
+    from_step: int = 0
 
 
 class Rate(BaseModel):
@@ -99,7 +99,7 @@ class Choose(BaseModel):
     kind: Literal["choose"] = "choose"
     power_limit_mw: int
     rates: list[Rate]
-    from_step: int
+    from_step: int = 0
 
 
 class Stop(BaseModel):
@@ -138,6 +138,7 @@ class _Shared:
     since_s: float
     since_step: int
     steps: int = 0  # as this process ran them; 0: it has not yet
+    counts: bool = False  # whether the search waits for it
     parts: dict[int, Piece] = field(default_factory=dict)
 
 
@@ -173,6 +174,10 @@ class Leader:
         self._heard: dict[int, tuple[float, int]] = {}
         self._commands: list[Command] = []
         self._all_run = False
+        self._sampled = False  # whether the trial has a sample
+        self._enough = False  # whether what was run of it is
+        self._lost = False  # whether there is less to wait for
+        self._longest = 0  # steps of a trial
         self._step = 0
         self._start_step = 0
         self._now_s = 0.0
@@ -186,9 +191,7 @@ class Leader:
             return
         if isinstance(message, Hello):
             self._hellos[rank] = message
-            if message.trouble is not None:
-                self._stop(self._from(rank, message.trouble))
-            elif len(self._hellos) == self.world:
+            if len(self._hellos) == self.world:
                 self._start()
         elif isinstance(message, Trouble):
             self._trouble(rank, message)
@@ -203,36 +206,46 @@ class Leader:
         shared = self._shared.setdefault((trial.trial, index), self._new_shared(limit))
         shared.position = self.position - steps / 2
         shared.steps = steps
-        self.search.ran(limit, steps)
+        # Once enough was run, all go on until told otherwise, and nobody waits for those pieces.
+        wanted = self._is_current(trial.trial) and not self._enough
+        shared.counts = wanted or self.world == 1
+        if shared.counts:
+            self.search.ran(limit, steps)
         self._decide()
 
     def tick(self, now_s: float, step: int) -> None:
-        """A step of this process begins: looks for processes that have fallen silent."""
+        """A step of this process begins."""
         self._now_s, self._step = now_s, step
+
+    def look(self) -> None:
+        """Looks for processes that have fallen silent, once all that was told is taken."""
         if self.over:
             return
         if self.search is None:
             if self._first_s is None:
-                self._first_s, self._start_step = now_s, step
+                self._first_s, self._start_step = self._now_s, self._step
             if self._late(self._first_s, self._start_step):
                 missing = [rank for rank in range(self.world) if rank not in self._hellos]
                 self._stop(f"{_ranks(missing)} did not begin")
             return
-        for key, shared in list(self._shared.items()):
-            if not self._late(shared.since_s, shared.since_step):
-                continue
-            missing = [rank for rank in range(self.world) if rank not in shared.parts]
-            silent = [rank for rank in missing if self._late(*self._heard.get(rank, (0.0, 0)))]
-            if silent:
-                self._stop(f"{_ranks(silent)} did not report steps")
-                return
-            del self._shared[key]  # they went on to the next trial without it
-            if shared.steps:
-                self.search.lost(shared.power_limit_mw, shared.steps)
+        late = [one for one in self._shared.values() if self._late(one.since_s, one.since_step)]
+        silent = [
+            rank
+            for rank, heard in self._heard.items()
+            # Who leaves a trial loses its last piece, and has nothing to say until the next one's.
+            if any(rank not in one.parts for one in late) and self._late(*heard, 2 * self._longest)
+        ]
+        if silent:
+            self._stop(f"{_ranks(silent)} did not report steps")
+        elif self._lost:
+            self._decide()
 
     def commands(self) -> list[Command]:
         """What has been decided since the last call."""
         new, self._commands = self._commands, []
+        for command in new:
+            if not isinstance(command, Stop):
+                command.from_step = self._step if self.world == 1 else self._step + AHEAD
         return new
 
     def again(self, now_s: float, step: int) -> None:
@@ -253,8 +266,9 @@ class Leader:
         """Steps that the search has taken."""
         return self._step - self._start_step
 
-    def _late(self, since_s: float, since_step: int) -> bool:
-        return self._now_s - since_s > SILENCE_S and self._step - since_step > SILENCE_STEPS
+    def _late(self, since_s: float, since_step: int, more_steps: int = 0) -> bool:
+        steps = self._step - since_step
+        return self._now_s - since_s > SILENCE_S and steps > SILENCE_STEPS + more_steps
 
     def _from(self, rank: int, reason: str) -> str:
         return reason if self.world == 1 else f"rank {rank}: {reason}"
@@ -269,6 +283,7 @@ class Leader:
         self._shared.clear()
         self._heard = dict.fromkeys(range(self.world), (self._now_s, self._step))
         self._trial, self._start_step = None, self._step
+        self._sampled = self._enough = False
         if self.party.min_mw > self.party.max_mw:
             self._stop("there is no power limit that all GPUs of this job take")
             return
@@ -281,6 +296,7 @@ class Leader:
         self._decide()
 
     def _piece(self, rank: int, piece: Piece) -> None:
+        self._left(rank, piece.trial)
         key = piece.trial, piece.index
         shared = self._shared.get(key)
         if shared is None:
@@ -293,6 +309,9 @@ class Leader:
         del self._shared[key]
         parts = [shared.parts[rank] for rank in range(self.world)]
         steps = shared.steps
+        self._sampled = self._sampled or self._is_current(piece.trial)
+        if not shared.counts:
+            self.search.ran(shared.power_limit_mw, steps)
         self.search.add(
             Sample(
                 shared.power_limit_mw,
@@ -308,6 +327,21 @@ class Leader:
     def _new_shared(self, limit: int) -> _Shared:
         return _Shared(limit, self.position, self._now_s, self._step)
 
+    def _is_current(self, trial: int) -> bool:
+        return self._trial is not None and trial == self._trial.trial
+
+    def _left(self, rank: int, trial: int) -> None:
+        """A process has gone on to a trial: what it has not told of those before will not come."""
+        for key, shared in list(self._shared.items()):
+            if key[0] < trial and rank not in shared.parts:
+                self._lose(key)
+
+    def _lose(self, key: tuple[int, int]) -> None:
+        shared = self._shared.pop(key)
+        if shared.counts and self.search is not None:
+            self.search.lost(shared.power_limit_mw, shared.steps)
+            self._lost = True
+
     def _trouble(self, rank: int, trouble: Trouble) -> None:
         limit = trouble.power_limit_mw
         search = self.search
@@ -317,21 +351,29 @@ class Leader:
         if limit in search.limits_mw:
             log.info("%g W is left out: %s", limit / 1000, self._from(rank, trouble.reason))
             search.without(limit)
+        for key, shared in list(self._shared.items()):
+            if shared.power_limit_mw == limit:
+                self._lose(key)
         if self._trial is not None and self._trial.power_limit_mw == limit:
+            self._left(rank, self._trial.trial)
             self._trial = None
-            self._decide()
+        self._decide()
 
     def _decide(self) -> None:
         search, party = self.search, self.party
         if search is None or party is None or self.over:
             return
+        self._lost = False
         current = 0 if self._trial is None else self._trial.power_limit_mw
         trial = search.next(current, self.position)
         self._all_run = trial is None
-        if trial is not None:
+        self._enough = trial is None or trial.power_limit_mw != current
+        if trial is None:
+            if not search.pending:
+                self._finish(search, party)
+        elif self.world == 1 or self._trial is None or self._sampled or not self._enough:
             self._try(trial, current)
-        elif not search.pending:
-            self._finish(search, party)
+        # else: all must have measured something of a trial before any is told to leave it
 
     def _try(self, trial: Trial, current: int) -> None:
         if trial.power_limit_mw == current and not trial.warmup_steps:
@@ -339,12 +381,13 @@ class Leader:
         if current and self.search is not None and self.party is not None:
             self._save(self.search, self.party, self.position, False)
         self._trials += 1
+        self._longest = max(self._longest, trial.warmup_steps + trial.steps)
+        self._sampled = self._enough = False
         self._trial = Try(
             trial=self._trials,
             power_limit_mw=trial.power_limit_mw,
             warmup_steps=trial.warmup_steps,
             steps=trial.steps,
-            from_step=self._from_step(),
         )
         self._commands.append(self._trial)
 
@@ -358,12 +401,7 @@ class Leader:
         self.over = True
         self._save(search, party, self.position, True)
         rates = [Rate(**vars(one)) for one in estimates]
-        self._commands.append(
-            Choose(power_limit_mw=chosen, rates=rates, from_step=self._from_step())
-        )
-
-    def _from_step(self) -> int:
-        return self._step if self.world == 1 else self._step + AHEAD
+        self._commands.append(Choose(power_limit_mw=chosen, rates=rates))
 
     def _stop(self, reason: str) -> None:
         self.over = True

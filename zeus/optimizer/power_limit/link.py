@@ -13,12 +13,22 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any
 
-from zeus.optimizer.power_limit.leader import COMMAND, MESSAGE, Command, Leader, Message
+from zeus.optimizer.power_limit.leader import (
+    COMMAND,
+    MESSAGE,
+    SILENCE_S,
+    SILENCE_STEPS,
+    Command,
+    Leader,
+    Message,
+)
 from zeus.utils import framework
 
 log = logging.getLogger(__name__)
 
 STORE_TIMEOUT = timedelta(seconds=10)
+BEAT = 10
+"""Calls of `hear` from one sign of life of rank 0 to the next."""
 _parties = itertools.count()
 
 
@@ -86,6 +96,9 @@ class Together(Link):
         self._told = 0  # notes left by this process; on rank 0, by all
         self._heard = 0
         self._taken = [0] * world
+        self._calls = 0
+        self._beats = -1
+        self._beat_at = (0.0, 0)  # seconds and calls, when rank 0 was last known to live
 
     def tell(self, message: Message) -> None:
         """See `Link`."""
@@ -94,26 +107,43 @@ class Together(Link):
             return
         self._set(f"{self._rank}/{self._told}", MESSAGE.dump_json(message))
         self._told += 1
-        self._count(1)
+        self._count("told", 1)
 
     def hear(self, now_s: float, step: int) -> list[Command]:
         """See `Link`."""
+        self._calls += 1
         if self.leader is None:
             new: list[Command] = []
             while (note := self._note(f"command/{self._heard}")) is not None:
                 new.append(COMMAND.validate_json(note))
                 self._heard += 1
+            if not new:
+                self._watch_leader(now_s)
             return new
-        self._collect(self.leader)
+        if self._calls % BEAT == 1:
+            self._count("alive", 1)
         self.leader.tick(now_s, step)
+        self._collect(self.leader)
+        self.leader.look()
         commands = self.leader.commands()
         for command in commands:
             self._set(f"command/{self._heard}", COMMAND.dump_json(command))
             self._heard += 1
         return commands
 
+    def _watch_leader(self, now_s: float) -> None:
+        """Raises LinkError where rank 0 is silent for long."""
+        if self._calls % BEAT != 1:
+            return
+        beats = self._count("alive", 0)
+        if beats != self._beats:
+            self._beats, self._beat_at = beats, (now_s, self._calls)
+        since_s, since_calls = self._beat_at
+        if now_s - since_s > SILENCE_S and self._calls - since_calls > SILENCE_STEPS:
+            raise LinkError(f"rank 0 has not been heard of for {now_s - since_s:.0f} s")
+
     def _collect(self, leader: Leader) -> None:
-        told = self._count(0)
+        told = self._count("told", 0)
         if told == self._told:
             return
         self._told = told
@@ -131,10 +161,10 @@ class Together(Link):
         except RuntimeError as error:  # as torch's own errors are
             raise LinkError(f"the store of torch.distributed does not answer ({error})") from None
 
-    def _count(self, more: int) -> int:
-        """How many notes all have left: one question, whether there is something to look for."""
+    def _count(self, key: str, more: int) -> int:
+        """Counts, and says how far: `told`, notes that others have left, and rank 0's steps."""
         try:
-            return int(self._store.add("told", more))
+            return int(self._store.add(key, more))
         except RuntimeError as error:
             raise LinkError(f"the store of torch.distributed does not answer ({error})") from None
 

@@ -19,6 +19,7 @@ it ends.
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 import warnings
@@ -26,6 +27,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from zeus import _node
 from zeus.callback import Callback
@@ -70,8 +72,28 @@ log = logging.getLogger(__name__)
 
 LISTEN_STEPS = 20
 """After the choice, commands are looked for this often."""
+STARVED = 3
+"""So many stretches without a measurement, one after another, and warm-ups are cut."""
 PATIENCE_STEPS = 3
 """A command that is for a later step is obeyed after this many steps at the latest."""
+
+
+Event = TypeVar("Event", bound=Callable[..., None])
+
+
+def _guarded(event: Event) -> Event:
+    """An event whose errors, a hook's or our own, end the search and not the training."""
+
+    @functools.wraps(event)
+    def call(self: GlobalPowerLimitOptimizer, *args: Any) -> None:
+        try:
+            event(self, *args)
+        except Exception as error:
+            log.info("the power limit optimizer failed", exc_info=True)
+            self._give_up(f"{type(error).__name__}: {error}")
+            self.close()
+
+    return cast("Event", call)
 
 
 @dataclass
@@ -148,6 +170,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
         self.on_metrics: Callable[[dict[str, float]], None] | None = None
         self.disabled = False
+        self._reason = ""  # why it is
         self.estimates: list[Estimate] = []
 
         min_mw, max_mw = self._common_range()
@@ -172,6 +195,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._stretch = 0  # steps since the epoch began, or since something else did
         self._searched = 0
         self._cap = warmup_steps
+        self._starved: list[int] = []  # stretches that ended in a warm-up, one after another
         self._warned_short = False
         self._watch: Watch | None = None
         self._chosen: Choose | None = None
@@ -179,7 +203,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._make_profile_folder()
         self._turn_persistence_on()
         self._profile = self._read_profile()
-        if self._profile is not None and framework.world_size() == 1:
+        if self._profile is not None and framework.alone():
             self._join()
             self._obey()
         if isinstance(self.state, Ready):
@@ -187,9 +211,14 @@ class GlobalPowerLimitOptimizer(Callback):
 
     # ------------------------------------------------------------------------------- callbacks
 
+    @_guarded
     def on_train_begin(self) -> None:
         """Training begins. After one that has ended: its choice is set again, or searched anew."""
-        if not self._over or self.disabled:
+        if not self._over:
+            return
+        if self.disabled:
+            # Those that search anew are told so.
+            self._joined = self._joined and self._chosen is not None
             return
         self._over = False
         if self._chosen is not None:
@@ -200,20 +229,22 @@ class GlobalPowerLimitOptimizer(Callback):
         self._profile = self._read_profile()
         self._set_power_limit(self._highest)
 
+    @_guarded
     def on_epoch_begin(self) -> None:
         """An epoch begins."""
         self._stretch = 0
 
+    @_guarded
     def on_step_begin(self) -> None:
         """A step begins: where limits change and windows open and close."""
         _node.progress()
         self._step += 1
         self._stretch += 1
-        if self._over:
-            return
-        if not self._joined:
+        if not self._joined and (self.disabled or not self._over):
             self._joined = True
             self._join()
+        if self._over:
+            return
         if isinstance(self.state, Done):
             self._look_after()
             return
@@ -221,6 +252,7 @@ class GlobalPowerLimitOptimizer(Callback):
         if self.on_progress is not None:
             self.on_progress(self)
 
+    @_guarded
     def on_epoch_end(self) -> None:
         """An epoch has ended: what follows must not be measured."""
         state = self.state
@@ -229,6 +261,7 @@ class GlobalPowerLimitOptimizer(Callback):
             self._interrupt(state, keep=short or self.search == "adaptive")
         self._drop_check()
 
+    @_guarded
     def on_pause(self) -> None:
         """Something else begins between two steps: the window ends with the last one."""
         state = self.state
@@ -236,6 +269,7 @@ class GlobalPowerLimitOptimizer(Callback):
             self._interrupt(state, keep=True)
         self._drop_check()
 
+    @_guarded
     def on_evaluate(self, metric: float) -> None:
         """The model was evaluated: the window that was open is worth nothing."""
         state = self.state
@@ -347,6 +381,7 @@ class GlobalPowerLimitOptimizer(Callback):
     def _end_piece(self, limit: int, steps: int) -> None:
         """Closes the window of some steps of the trial, and has their energy read later."""
         trial = self._trial
+        self._starved.clear()
         measurement = self._close_window(limit)
         if measurement is None or trial is None or self._link is None:
             return
@@ -380,8 +415,11 @@ class GlobalPowerLimitOptimizer(Callback):
     def _adapt_to_short_stretches(self, state: Warmup | Profiling) -> None:
         """Epochs have fewer steps than a limit needs: measures it in parts, over several."""
         if isinstance(state, Warmup):
-            # Leave at least half of them to measure in.
-            self._cap = min(self._cap, max(0, (self._stretch - 1) // 2))
+            self._starved.append(self._stretch)
+        if len(self._starved) >= STARVED:
+            # Nothing was measured in any of them: leaves at least half of the longest to measure.
+            self._cap = min(self._cap, (max(self._starved) - 1) // 2)
+            self._starved.clear()
         if not self._warned_short and self.search == "exhaustive":
             self._warned_short = True
             warnings.warn(
@@ -396,10 +434,12 @@ class GlobalPowerLimitOptimizer(Callback):
     def _join(self) -> None:
         """Says hello to the leader. Once more if others have come since the constructor's time."""
         world = framework.world_size()
-        if world == self._world:
+        if world == self._world and not self.disabled:
             return
-        if self._world and isinstance(self.state, Done):
-            self.state = Ready(next_power_limit=self._highest, steps=1)
+        if self._world and not self.disabled:
+            self._profile = self._read_profile()  # it was another party's
+            if isinstance(self.state, Done):
+                self.state = Ready(next_power_limit=self._highest, steps=1)
         self._world = world
         self._trial = self._command = None
         self._told.clear()
@@ -408,6 +448,9 @@ class GlobalPowerLimitOptimizer(Callback):
             self._link = connect(leader, world)
         except LinkError as error:
             self._give_up(str(error))
+            return
+        if self.disabled:
+            self._leave(self._reason)
             return
         self._tell(
             Hello(
@@ -472,6 +515,10 @@ class GlobalPowerLimitOptimizer(Callback):
             for heard in self._link.hear(time.monotonic(), self._step):
                 self._command, self._heard_at = heard, self._step
         except LinkError as error:
+            if isinstance(self.state, Done):  # the choice stays, and nothing else will come
+                log.info("training is not checked any more: %s", error)
+                self._link = self._watch = None
+                return False
             self._give_up(str(error))
             return True
         command = self._command
@@ -515,6 +562,7 @@ class GlobalPowerLimitOptimizer(Callback):
 
     def _choose(self, command: Choose) -> None:
         self._chosen = command
+        self._told.clear()
         self.estimates = [Estimate(**vars(rate)) for rate in command.rates]
         chosen = next(one for one in self.estimates if one.power_limit_mw == command.power_limit_mw)
         log.info("optimal power limit: %g W", chosen.power_limit_mw / 1000)
@@ -708,7 +756,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """Nothing can be done here any more: says so, and tells the others."""
         if self.disabled or self._over:
             return
-        self.disabled = True
+        self.disabled, self._reason = True, reason
         searching = not isinstance(self.state, Done)
         if isinstance(self.state, Profiling):
             self._drop_window(self.state.current_power_limit)
@@ -729,7 +777,7 @@ class GlobalPowerLimitOptimizer(Callback):
             self._give_up(reason)
             return
         log.warning("the power limit optimizer stopped: %s", reason)
-        self.disabled = True
+        self.disabled, self._reason = True, reason
         self._link = None
         self.close()
 

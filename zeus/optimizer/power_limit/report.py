@@ -112,6 +112,7 @@ class Report:
                 xytext=(8, -13),
                 weight="bold" if chosen else "normal",
                 color=_GREEN if chosen else "black",
+                bbox={"boxstyle": "square,pad=0.1", "facecolor": "white", "linewidth": 0},
             )
             if chosen:
                 axes.plot([x], [y], "o", color=_GREEN, markersize=13, label="chosen", zorder=3)
@@ -120,7 +121,7 @@ class Report:
         axes.axvline(0, color="#999999", linewidth=0.8)
         axes.set_xlabel(f"time per step against {highest.power_limit_mw / 1000:g} W (%)")
         axes.set_ylabel("energy saved per step (%)")
-        axes.set_title(self.sentence, fontsize=9, loc="left", wrap=True)
+        axes.set_title(self.sentence.replace("; ", "\n"), fontsize=9, loc="left")
         axes.grid(alpha=0.3)
         axes.margins(x=0.12, y=0.12)
         figure.savefig(path, dpi=150)

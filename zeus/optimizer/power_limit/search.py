@@ -22,8 +22,10 @@ Costs = Callable[[Curve], "list[float] | None"]
 
 TOLERANCE = 0.001
 """The adaptive search ends when its choice is expected to cost at most this share too much, ..."""
-EXTEND = 0.006
+EXTEND = 0.007
 """... and may take twice its steps while it is expected to cost more than this."""
+STRIDE = 0.6
+"""A limit is not tried before one that is at most so much higher was: low limits may cost much."""
 GOOD_ENOUGH = 0.005
 """A limit's time is known well enough, as a fraction, where the selector names no costs."""
 CURVES = 64
@@ -237,13 +239,18 @@ class Adaptive(Search):
             blame[cost.index(low)] += cost[best] / low - 1
         blame[best] = 0.0
 
+        reach = STRIDE * min(self.limits_mw[i] for i in measured)
+        near = [i for i, limit in enumerate(self.limits_mw) if limit >= reach]
+
         def worth(i: int) -> float:
             trial = self._trial(self.limits_mw[i], current_mw)
             return blame[i] / (trial.warmup_steps + trial.steps)
 
-        rival = max(range(len(blame)), key=worth)
+        rival = max(near, key=worth)
         if blame[rival] <= 0:
-            return None
+            if not any(blame):
+                return None
+            rival = min(max(near[-1], max(measured) + 1), len(blame) - 1)  # on the way there
         known_less = min((rival, best), key=lambda i: self._run[self.limits_mw[i]])
         return self.limits_mw[known_less]
 
