@@ -25,7 +25,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -33,8 +33,7 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
 from zeus.monitor import Measurement, ZeusMonitor
-from zeus.optimizer.power_limit import profile
-from zeus.optimizer.power_limit.estimates import Curve, Estimate
+from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import (
     Choose,
     Command,
@@ -48,22 +47,15 @@ from zeus.optimizer.power_limit.leader import (
     Try,
 )
 from zeus.optimizer.power_limit.link import Link, LinkError, connect
-from zeus.optimizer.power_limit.profile import (
-    PowerLimitMeasurement,
-    Profile,
-    ProfileError,
-    SampleRow,
-    watts,
-)
+from zeus.optimizer.power_limit.planner import Planner, measurements, scan
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.search import (
-    Adaptive,
-    Exhaustive,
     Search,
     SearchName,
     expected_steps,
 )
-from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
+from zeus.optimizer.power_limit.selectors import OptimumSelector
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
 from zeus.optimizer.power_limit.watch import Watch
 from zeus.utils import framework
@@ -175,8 +167,11 @@ class GlobalPowerLimitOptimizer(Callback):
 
         min_mw, max_mw = self._common_range()
         self._highest = max_mw
-        self._step_mw = int(pl_step * 1000)
-        self.power_limits = _scan(min_mw, max_mw, self._step_mw)
+        step_mw = int(pl_step * 1000)
+        self._planner = Planner(
+            search, optimum_selector, warmup_steps, profile_steps, step_mw, self.profile_path
+        )
+        self.power_limits = scan(min_mw, max_mw, step_mw)
         self.current_power_limit = 0
         self.state: State = Ready(next_power_limit=max_mw, steps=wait_steps + 1)
 
@@ -202,8 +197,7 @@ class GlobalPowerLimitOptimizer(Callback):
 
         self._make_profile_folder()
         self._turn_persistence_on()
-        self._profile = self._read_profile()
-        if self._profile is not None and framework.alone():
+        if self._read_profile() and framework.alone():
             self._join()
             self._obey()
         if isinstance(self.state, Ready):
@@ -226,7 +220,7 @@ class GlobalPowerLimitOptimizer(Callback):
             return
         self._world, self._joined = 0, False
         self.state = Ready(next_power_limit=self._highest, steps=1)
-        self._profile = self._read_profile()
+        self._read_profile()
         self._set_power_limit(self._highest)
 
     @_guarded
@@ -303,7 +297,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """What each limit costs for `profile_steps` steps, descending: of those that were tried,
         as far as this process knows. Rank 0 knows it at any time, the others once all have chosen.
         """
-        return _measurements(self._known(), self.profile_steps)
+        return measurements(self._known(), self.profile_steps)
 
     @property
     def progress(self) -> tuple[int, int]:
@@ -437,13 +431,13 @@ class GlobalPowerLimitOptimizer(Callback):
         if world == self._world and not self.disabled:
             return
         if self._world and not self.disabled:
-            self._profile = self._read_profile()  # it was another party's
+            self._read_profile()  # it was another party's
             if isinstance(self.state, Done):
                 self.state = Ready(next_power_limit=self._highest, steps=1)
         self._world = world
         self._trial = self._command = None
         self._told.clear()
-        leader = Leader(world, self._make_search, self._select, self._save)
+        leader = Leader(world, self._begin_search, self._planner.choose, self._planner.save)
         try:
             self._link = connect(leader, world)
         except LinkError as error:
@@ -459,6 +453,15 @@ class GlobalPowerLimitOptimizer(Callback):
                 max_mw=self.power_limits[0],
             )
         )
+
+    def _read_profile(self) -> bool:
+        """Only the leader's profile counts."""
+        return framework.rank() == 0 and self._planner.read_profile()
+
+    def _begin_search(self, party: Party) -> Search:
+        search = self._planner.begin(party)
+        self.power_limits = self._planner.limits_mw
+        return search
 
     def _tell(self, message: Message) -> None:
         if self._link is None:
@@ -534,6 +537,8 @@ class GlobalPowerLimitOptimizer(Callback):
         if isinstance(command, Choose):
             self._choose(command)
             return True
+        if isinstance(state, Done):  # training has changed: what was known is of before
+            self.estimates, self._chosen = [], None
         self._trial, self._index, self._left = command, 0, command.steps
         if isinstance(state, Ready):
             state.next_power_limit = command.power_limit_mw
@@ -613,91 +618,6 @@ class GlobalPowerLimitOptimizer(Callback):
         if self._watch is not None:
             self._drop_window(self._watch.limit_mw)
             self._watch.dropped()
-
-    # --------------------------------------------------------------------------- for the leader
-
-    def _make_search(self, party: Party) -> Search:
-        limits = self.power_limits = _scan(party.min_mw, party.max_mw, self._step_mw)
-        selector = self._selector(party)
-        loaded, self._profile = self._profile, None  # what is measured anew is not read again
-        if loaded is not None:
-            reason = loaded.check(party.gpus, party.min_mw, party.max_mw)
-            if reason is not None:
-                warnings.warn(
-                    f"{self.profile_path} {reason}. It is measured anew and replaced.", stacklevel=5
-                )
-                loaded = None
-        same = loaded is not None and loaded.selector in (None, _describe(selector))
-        if loaded is not None and same and loaded.complete:
-            measured = {round(row.power_limit * 1000) for row in loaded.measurements}
-            limits = sorted(measured.union(limits), reverse=True)
-        search: Search
-        if self.search == "exhaustive":
-            search = Exhaustive(limits, self.warmup_steps, self.profile_steps)
-        else:
-            search = Adaptive(
-                limits,
-                self.warmup_steps,
-                self.profile_steps,
-                lambda curve: _costs(selector, search.limits_mw, curve),
-                len(party.gpus),
-            )
-        if loaded is not None:
-            samples = loaded.as_samples(self.profile_steps)
-            if not same:  # what it spent was spent on another question
-                samples = [replace(one, position=one.position - loaded.position) for one in samples]
-            search.resume(samples, loaded.position if same else 0)
-            if same and loaded.complete:
-                search.settle()
-        return search
-
-    def _select(self, estimates: list[Estimate], party: Party) -> int:
-        selector = self._selector(party)
-        name = type(selector).__name__
-        rows = _measurements(estimates, self.profile_steps)
-        try:
-            chosen = round(selector.select(rows) * 1000)
-        except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
-            raise ValueError(f"{name} could not choose: {error!r}") from None
-        if chosen not in [one.power_limit_mw for one in estimates]:
-            raise ValueError(f"{name} chose {chosen / 1000:g} W, which was not measured")
-        return chosen
-
-    def _selector(self, party: Party) -> OptimumSelector:
-        selector = self.optimum_selector
-        if selector is None:
-            selector = ZeusCost(eta_knob=0.5)
-        return selector.of(len(party.gpus)) if isinstance(selector, ZeusCost) else selector
-
-    def _save(self, search: Search, party: Party, position: int, complete: bool) -> None:
-        estimates = search.estimates(position)
-        if self.profile_path is None or not estimates:
-            return
-        found = Profile(
-            measurements=_measurements(estimates, self.profile_steps),
-            gpus=party.gpus,
-            range=(party.min_mw / 1000, party.max_mw / 1000),
-            selector=_describe(self._selector(party)),
-            complete=complete,
-            position=position,
-            samples=[SampleRow.of(sample) for sample in search.samples],
-        )
-        try:
-            profile.keep(self.profile_path, found)
-        except OSError as error:
-            warnings.warn(
-                f"The power limit profile could not be written to {self.profile_path}: {error}.",
-                stacklevel=6,
-            )
-
-    def _read_profile(self) -> Profile | None:
-        if self.profile_path is None or framework.rank() != 0:
-            return None
-        try:
-            return profile.find(self.profile_path)
-        except ProfileError as error:
-            warnings.warn(f"{error}. It is measured anew and replaced.", stacklevel=4)
-            return None
 
     # -------------------------------------------------------------------------- limits, windows
 
@@ -821,46 +741,5 @@ class GlobalPowerLimitOptimizer(Callback):
             self.profile_path.parent.mkdir(parents=True, exist_ok=True)
 
 
-def _scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
-    limits = list(range(max_mw, min_mw - 1, -step_mw))
-    if limits[-1] != min_mw:
-        limits.append(min_mw)
-    return limits
-
-
 def _window(power_limit_mw: int) -> str:
     return f"__GlobalPowerLimitOptimizer_{watts(power_limit_mw)}"
-
-
-def _measurements(estimates: list[Estimate], steps: int) -> list[PowerLimitMeasurement]:
-    return [
-        PowerLimitMeasurement(
-            power_limit=watts(one.power_limit_mw),
-            energy=one.energy_j * steps,
-            time=one.time_s * steps,
-        )
-        for one in estimates
-    ]
-
-
-def _costs(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float] | None:
-    """What the selector makes of a curve; None: nothing, or it fails, as a user's may."""
-    rows = [
-        PowerLimitMeasurement.model_construct(power_limit=watts(limit), energy=joules, time=seconds)
-        for limit, joules, seconds in zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
-    ]
-    try:
-        return selector.costs(rows)
-    except Exception as error:  # noqa: BLE001
-        log.info("%s does not say what limits cost: %r", type(selector).__name__, error)
-        return None
-
-
-def _describe(selector: OptimumSelector) -> str:
-    """Its name and arguments: whether a profile was made for the same question."""
-    arguments = ", ".join(
-        f"{name}={value!r}"
-        for name, value in sorted(vars(selector).items())
-        if not name.startswith("_") and isinstance(value, (bool, int, float, str))
-    )
-    return f"{type(selector).__name__}({arguments})"

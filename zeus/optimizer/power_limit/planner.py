@@ -1,0 +1,188 @@
+"""What a leader knows of its job: its limits, its selector, and what earlier runs measured."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from zeus.optimizer.power_limit import profile
+from zeus.optimizer.power_limit.estimates import Curve, Estimate
+from zeus.optimizer.power_limit.leader import Party
+from zeus.optimizer.power_limit.profile import (
+    PowerLimitMeasurement,
+    Profile,
+    ProfileError,
+    SampleRow,
+    watts,
+)
+from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search, SearchName
+from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
+
+log = logging.getLogger(__name__)
+
+
+class Planner:
+    """Makes a search, makes its choice, keeps what it measured.
+
+    Args:
+        name: Which search.
+        selector: Chooses; None: `ZeusCost(eta_knob=0.5)`.
+        warmup_steps: Of each trial.
+        profile_steps: The same; measurements are of so many steps.
+        step_mw: Difference of one limit to the next.
+        path: Of the profile, or None.
+    """
+
+    def __init__(
+        self,
+        name: SearchName,
+        selector: OptimumSelector | None,
+        warmup_steps: int,
+        profile_steps: int,
+        step_mw: int,
+        path: Path | None,
+    ) -> None:
+        self.name = name
+        self.warmup_steps = warmup_steps
+        self.profile_steps = profile_steps
+        self.step_mw = step_mw
+        self.path = path
+        self.limits_mw: list[int] = []
+        self._selector = ZeusCost(eta_knob=0.5) if selector is None else selector
+        self._profile: Profile | None = None
+
+    def read_profile(self) -> bool:
+        """Reads what an earlier run has kept, for the next search. Returns whether there is any."""
+        self._profile = None
+        if self.path is not None:
+            try:
+                self._profile = profile.find(self.path)
+            except ProfileError as error:
+                warnings.warn(f"{error}. It is measured anew and replaced.", stacklevel=5)
+        return self._profile is not None
+
+    def begin(self, party: Party) -> Search:
+        """The search for these GPUs, with what is known of them."""
+        self.limits_mw = scan(party.min_mw, party.max_mw, self.step_mw)
+        loaded, self._profile = self._profile, None  # what is measured anew is not read again
+        if loaded is None:
+            return self._make(self.limits_mw, party)
+        reason = loaded.check(party.gpus, party.min_mw, party.max_mw)
+        if reason is not None:
+            warnings.warn(f"{self.path} {reason}. It is measured anew and replaced.", stacklevel=6)
+            return self._make(self.limits_mw, party)
+        samples = loaded.as_samples(self.profile_steps)
+        if loaded.selector not in (None, _describe(self._for(party))):
+            # What it spent was spent on another question.
+            search = self._make(self.limits_mw, party)
+            search.resume(
+                [replace(one, position=one.position - loaded.position) for one in samples]
+            )
+            return search
+        measured = {round(row.power_limit * 1000) for row in loaded.measurements}
+        search = self._make(sorted(measured.union(self.limits_mw), reverse=True), party)
+        search.resume(samples, loaded.position)
+        if loaded.complete:
+            search.settle()
+        return search
+
+    def choose(self, estimates: list[Estimate], party: Party) -> int:
+        """The best limit, mW.
+
+        Raises:
+            ValueError: The selector fails, or chooses what was not measured.
+        """
+        selector = self._for(party)
+        name = type(selector).__name__
+        try:
+            chosen = round(selector.select(measurements(estimates, self.profile_steps)) * 1000)
+        except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
+            raise ValueError(f"{name} could not choose: {error!r}") from None
+        if chosen not in [one.power_limit_mw for one in estimates]:
+            raise ValueError(f"{name} chose {chosen / 1000:g} W, which was not measured")
+        return chosen
+
+    def save(self, search: Search, party: Party, position: int, complete: bool) -> None:
+        """Keeps what is known. What cannot be written costs a warning."""
+        estimates = search.estimates(position)
+        if self.path is None or not estimates:
+            return
+        found = Profile(
+            measurements=measurements(estimates, self.profile_steps),
+            gpus=party.gpus,
+            range=(party.min_mw / 1000, party.max_mw / 1000),
+            selector=_describe(self._for(party)),
+            complete=complete,
+            position=position,
+            samples=[SampleRow.of(sample) for sample in search.samples],
+        )
+        try:
+            profile.keep(self.path, found)
+        except OSError as error:
+            warnings.warn(
+                f"The power limit profile could not be written to {self.path}: {error}.",
+                stacklevel=7,
+            )
+
+    def _for(self, party: Party) -> OptimumSelector:
+        selector = self._selector
+        return selector.of(len(party.gpus)) if isinstance(selector, ZeusCost) else selector
+
+    def _make(self, limits_mw: Sequence[int], party: Party) -> Search:
+        if self.name == "exhaustive":
+            return Exhaustive(limits_mw, self.warmup_steps, self.profile_steps)
+        selector = self._for(party)
+        search = Adaptive(
+            limits_mw,
+            self.warmup_steps,
+            self.profile_steps,
+            lambda curve: _costs(selector, search.limits_mw, curve),
+            len(party.gpus),
+        )
+        return search
+
+
+def scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
+    """The limits to try, from the highest down; the lowest always."""
+    limits = list(range(max_mw, min_mw - 1, -step_mw))
+    if limits[-1] != min_mw:
+        limits.append(min_mw)
+    return limits
+
+
+def measurements(estimates: list[Estimate], steps: int) -> list[PowerLimitMeasurement]:
+    """Estimates as selectors and files have them: of so many steps."""
+    return [
+        PowerLimitMeasurement(
+            power_limit=watts(one.power_limit_mw),
+            energy=one.energy_j * steps,
+            time=one.time_s * steps,
+        )
+        for one in estimates
+    ]
+
+
+def _costs(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float] | None:
+    """What the selector makes of a curve; None: nothing, or it fails, as a user's may."""
+    rows = [
+        PowerLimitMeasurement.model_construct(power_limit=watts(limit), energy=joules, time=seconds)
+        for limit, joules, seconds in zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
+    ]
+    try:
+        return selector.costs(rows)
+    except Exception as error:  # noqa: BLE001
+        log.info("%s does not say what limits cost: %r", type(selector).__name__, error)
+        return None
+
+
+def _describe(selector: OptimumSelector) -> str:
+    """Its name and arguments: whether a profile was made for the same question."""
+    arguments = ", ".join(
+        f"{name}={value!r}"
+        for name, value in sorted(vars(selector).items())
+        if not name.startswith("_") and isinstance(value, (bool, int, float, str))
+    )
+    return f"{type(selector).__name__}({arguments})"
