@@ -53,7 +53,6 @@ def main() -> None:
     validation = monitor.end_window("validation")
     show("validation so far", so_far)
     show("validation", validation)
-    monitor.flush()  # the log file's last lines, now
 
 
 def show(what: str, taken: Measurement) -> None:

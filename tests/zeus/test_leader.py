@@ -22,7 +22,7 @@ from zeus.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit import Done, Energy, Time, ZeusCost, leader, link
 from zeus.optimizer.power_limit import optimizer as product
 from zeus.optimizer.power_limit.leader import Choose, Hello, Piece, Trouble, Try
-from zeus.optimizer.power_limit.link import LinkError, connect
+from zeus.optimizer.power_limit.link import LinkError, Together, connect
 from zeus.optimizer.power_limit.profile import load
 from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.utils import framework
@@ -973,3 +973,15 @@ def check_fate(job: Party, fate: Fate) -> None:
     assert not held & refused
     if not fate.faults and not fate.starved and high not in refused:
         job.assert_chosen()
+
+
+def test_a_note_of_another_version_is_told_as_that() -> None:
+    class Notes:
+        def check(self, keys: list[str]) -> bool:
+            return keys == ["command/0"]
+
+        def get(self, key: str) -> bytes:
+            return b'{"kind": "dance"}'
+
+    with pytest.raises(LinkError, match="another version of zeus; install the same"):
+        Together(Notes(), 1, 2, None).hear(0.0, 1)

@@ -13,6 +13,8 @@ from abc import ABC, abstractmethod
 from datetime import timedelta
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from zeus.optimizer.power_limit.leader import (
     COMMAND,
     MESSAGE,
@@ -115,7 +117,7 @@ class Together(Link):
         if self.leader is None:
             new: list[Command] = []
             while (note := self._note(f"command/{self._heard}")) is not None:
-                new.append(COMMAND.validate_json(note))
+                new.append(_read(COMMAND, note))
                 self._heard += 1
             if not new:
                 self._watch_leader(now_s)
@@ -151,7 +153,7 @@ class Together(Link):
         for rank in others:
             while (note := self._note(f"{rank}/{self._taken[rank]}")) is not None:
                 self._taken[rank] += 1
-                leader.take(rank, MESSAGE.validate_json(note))
+                leader.take(rank, _read(MESSAGE, note))
 
     def _note(self, key: str) -> bytes | None:
         try:
@@ -173,6 +175,15 @@ class Together(Link):
             self._store.set(key, note)
         except RuntimeError as error:
             raise LinkError(f"the store of torch.distributed does not answer ({error})") from None
+
+
+def _read(kind: TypeAdapter[Any], note: bytes) -> Any:
+    try:
+        return kind.validate_json(note)
+    except ValueError:
+        raise LinkError(
+            "another process of this job has another version of zeus; install the same on all nodes"
+        ) from None
 
 
 def connect(leader: Leader, world: int) -> Link:

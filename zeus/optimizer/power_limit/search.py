@@ -223,6 +223,8 @@ class Adaptive(Search):
         curves = posterior.curves(self._normals)
         costs = [cost for curve in curves if (cost := self.costs(curve)) is not None]
         measured = [i for i, limit in enumerate(self.limits_mw) if self._run[limit]]
+        if not measured:  # what was measured has been left out since
+            return self.limits_mw[0]
         if not costs:
             return self._least_known(current_mw, posterior.estimates())
         lowest = [min(cost) for cost in costs]
