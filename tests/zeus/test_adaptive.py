@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import threading
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +13,9 @@ from typing import Any
 
 import pytest
 
+from tests.support import wait_for
 from tests.zeus.node import VirtualNode, train
-from zeus.exceptions import ZeusGPUInvalidArgError
+from zeus.exceptions import ZeusdError, ZeusGPUInvalidArgError
 from zeus.optimizer.power_limit import (
     Done,
     Energy,
@@ -25,8 +27,10 @@ from zeus.optimizer.power_limit import (
     Ready,
     Time,
     ZeusCost,
+    letting_go,
 )
 from zeus.optimizer.power_limit.search import expected_steps
+from zeus_ipc.errors import DaemonUnavailable
 from zeusd.nvml.simulated import Work
 from zeusd.nvml.simulated.physics import ModelLoad
 from zeusd.nvml.simulated.workloads import MeasuredTable, ModelWorkload, catalog
@@ -374,6 +378,54 @@ def test_the_next_training_sets_the_choice_again(node: VirtualNode, work: Work) 
 
 
 # ---------------------------------------------------------------------------------------- results
+
+
+@pytest.fixture
+def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[GlobalPowerLimitOptimizer], list[bool]]:
+    """Has zeusd not answer whoever gives limits back, until the list it returns is emptied."""
+    monkeypatch.setattr(letting_go, "RETRY_S", 0.01)
+
+    def make(plo: GlobalPowerLimitOptimizer) -> list[bool]:
+        gone = [True]
+        real = plo.monitor.gpus.release_all
+
+        def release_all(indices: Any) -> None:
+            if gone:
+                gone.append(True)
+                raise ZeusdError("no zeusd listens") from DaemonUnavailable("no zeusd listens")
+            real(indices)
+
+        monkeypatch.setattr(plo.monitor.gpus, "release_all", release_all)
+        return gone
+
+    return make
+
+
+def test_a_zeusd_that_was_away_is_told_when_it_is_back(
+    node: VirtualNode, work: Work, away: Callable[[GlobalPowerLimitOptimizer], list[bool]]
+) -> None:
+    plo = optimizer(node)
+    train(plo, work, 25)
+    gone = away(plo)
+    plo.on_train_end()
+    assert node.limit_w() < 300  # zeusd keeps what a living process holds
+    wait_for(lambda: len(gone) > 3, "it to be told again")
+    gone.clear()
+    wait_for(lambda: node.limit_w() == 300, "the limit to be back")
+    assert node.client.leases() == []
+
+
+def test_what_is_wanted_again_is_not_given_back_late(
+    node: VirtualNode, work: Work, away: Callable[[GlobalPowerLimitOptimizer], list[bool]]
+) -> None:
+    plo = optimizer(node)
+    train(plo, work, 1000, until_done=True)
+    gone = away(plo)
+    plo.on_train_end()
+    plo.on_train_begin()
+    gone.clear()
+    assert not [one for one in threading.enumerate() if one.name == "zeus-letting-go"]
+    assert node.limit_w() == chosen_w(plo) < 300
 
 
 def test_what_the_cost_was_made_for_is_told_from_what_trains(

@@ -46,6 +46,7 @@ from zeus.optimizer.power_limit.leader import (
     Trouble,
     Try,
 )
+from zeus.optimizer.power_limit.letting_go import LettingGo
 from zeus.optimizer.power_limit.link import Link, LinkError, connect
 from zeus.optimizer.power_limit.planner import Planner, measurements, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
@@ -168,6 +169,7 @@ class GlobalPowerLimitOptimizer(Callback):
         min_mw, max_mw = self._common_range()
         self._highest = max_mw
         step_mw = int(pl_step * 1000)
+        self._limits = LettingGo(monitor.gpus, monitor.gpu_indices)
         self._planner = Planner(
             search, optimum_selector, warmup_steps, profile_steps, step_mw, self.profile_path
         )
@@ -214,6 +216,7 @@ class GlobalPowerLimitOptimizer(Callback):
             # Those that search anew are told so.
             self._joined = self._joined and self._chosen is not None
             return
+        self._limits.keep()
         self._over = False
         if self._chosen is not None:
             self._choose(self._chosen)
@@ -284,10 +287,7 @@ class GlobalPowerLimitOptimizer(Callback):
             self.state = Done(optimal_power_limit=self._highest)
             self._leave("its training has ended")
         self._over = True
-        try:
-            self.monitor.gpus.release_all(self.monitor.gpu_indices)
-        except ZeusBaseError as error:
-            log.info("limits are put back by zeusd when this process ends: %s", error.message)
+        self._limits.now()
         self.current_power_limit = 0
 
     # --------------------------------------------------------------------------------- results
