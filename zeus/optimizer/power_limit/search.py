@@ -25,7 +25,7 @@ TOLERANCE = 0.001
 EXTEND = 0.007
 """... and may take twice its steps while it is expected to cost more than this."""
 STRIDE = 0.6
-"""A limit is not tried before one that is at most so much higher was: low limits may cost much."""
+"""The next limit is at least this share of the lowest that was tried: low ones may cost much."""
 GOOD_ENOUGH = 0.005
 """A limit's time is known well enough, as a fraction, where the selector names no costs."""
 CURVES = 64
