@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.zeus import in_trainers
 from tests.zeus.node import VirtualNode
+from zeusd.nvml.simulated import Work
 
 
 @pytest.fixture
@@ -21,3 +23,27 @@ def virtual_node(tmp_path: Path) -> Iterator[Callable[[str], VirtualNode]]:
     yield open_node
     for node in reversed(opened):
         node.close()
+
+
+@pytest.fixture
+def node(
+    virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
+) -> VirtualNode:
+    """One V100."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    return virtual_node("v100:setter_ms=0")
+
+
+@pytest.fixture
+def work(node: VirtualNode) -> Work:
+    """What keeps its GPU busy."""
+    return node.nvml.open_work([0], in_trainers.WORKLOAD)
+
+
+@pytest.fixture
+def expected(virtual_node: Callable[[str], VirtualNode]) -> dict[float, float]:
+    """See `in_trainers.times_in_a_plain_loop`."""
+    plain = virtual_node("v100:setter_ms=0")
+    times = in_trainers.times_in_a_plain_loop(plain)
+    plain.close()
+    return times

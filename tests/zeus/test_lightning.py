@@ -19,7 +19,8 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 
 from tests import snippets
-from tests.zeus.node import VirtualNode, train
+from tests.zeus.in_trainers import LIMITS, SMALL, STEPS, assert_given_back, assert_right
+from tests.zeus.node import VirtualNode
 from zeus.optimizer import LightningGlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit import (
     Done,
@@ -29,45 +30,10 @@ from zeus.optimizer.power_limit import (
     Profiling,
 )
 from zeusd.nvml.simulated import Work
-from zeusd.nvml.simulated.physics import ModelLoad
-from zeusd.nvml.simulated.workloads import ModelWorkload
 
 torch.set_num_threads(1)  # more only wait for each other with models so small
 
-OpenNode = Callable[[str], VirtualNode]
 ROOT = Path(__file__).parents[2]
-WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.4, power_w=240.0))
-LIMITS = [250, 200, 150, 100]
-SMALL: dict[str, Any] = {
-    "warmup_steps": 2,
-    "profile_steps": 10,
-    "pl_step": 50,
-    "search": "exhaustive",
-}
-STEPS = 2 + len(LIMITS) * 12
-"""As many steps as every limit needs, where nothing comes between them."""
-
-
-@pytest.fixture
-def node(virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch) -> VirtualNode:
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    return virtual_node("v100:setter_ms=0")
-
-
-@pytest.fixture
-def work(node: VirtualNode) -> Work:
-    return node.nvml.open_work([0], WORKLOAD)
-
-
-@pytest.fixture
-def expected(virtual_node: OpenNode) -> dict[float, float]:
-    """Seconds that the profiled steps take at each limit in a loop with nothing else in it."""
-    plain = virtual_node("v100:setter_ms=0")
-    optimizer = GlobalPowerLimitOptimizer(plain.monitor(), Energy(), **SMALL)
-    train(optimizer, plain.nvml.open_work([0], WORKLOAD), STEPS + 10)
-    optimizer.close()
-    plain.close()
-    return {one.power_limit: one.time for one in optimizer.measurements}
 
 
 class Model(pl.LightningModule):
@@ -153,19 +119,6 @@ def fit(
     trainer = pl.Trainer(callbacks=[plo, *callbacks], **arguments)
     trainer.fit(model, ckpt_path=ckpt_path)
     return trainer
-
-
-def assert_right(plo: LightningGlobalPowerLimitOptimizer, expected: dict[float, float]) -> None:
-    """All limits were measured, and training steps were all that was measured."""
-    assert not plo.disabled
-    assert [one.power_limit for one in plo.measurements] == LIMITS
-    for one in plo.measurements:
-        assert one.time == pytest.approx(expected[one.power_limit], rel=0.02)
-
-
-def assert_given_back(node: VirtualNode) -> None:
-    assert node.limit_w() == 250
-    assert node.client.leases() == []
 
 
 def test_it_takes_what_the_optimizer_takes() -> None:
