@@ -20,7 +20,7 @@ SearchName = Literal["adaptive", "exhaustive"]
 Costs = Callable[[Curve], "list[float] | None"]
 """The cost of each limit under a curve, in the limits' order; None: it cannot be said."""
 
-TOLERANCE = 0.001
+TOLERANCE = 0.002
 """The adaptive search ends when its choice is expected to cost at most this share too much, ..."""
 EXTEND = 0.007
 """... and may take twice its steps while it is expected to cost more than this."""
