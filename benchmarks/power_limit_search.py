@@ -8,7 +8,7 @@ steps, with steps that vary by 2 % and by 5 %. After a change of the limit, time
 with a time constant of 150 ms; a window's energy is known 100 ms after its end and is off by some
 millijoules per watt. What is compared: the search that a job runs (`zeus.optimizer.power_limit.
 search`), with each strategy, on the same tables; the tables are the truth that regret is taken
-against. All seeds are printed numbers: 0 to N - 1.
+against. Seeds are 0 to N - 1.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from zeus.optimizer.power_limit.estimates import Curve, Sample
-from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
+from zeus.optimizer.power_limit.planner import costs_of, measurements
 from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search
 from zeus.optimizer.power_limit.selectors import (
     Energy,
@@ -50,16 +50,14 @@ class Run:
     Attributes:
         steps: Training steps until the choice.
         regret: Cost of the choice over the least cost, less 1.
-        extra_j: Energy of the search's steps over that of the same steps at the highest limit.
+        extra: Energy of the search's steps over that of as many at the highest limit, less 1.
         saved: Share of the energy of 5,000 steps at the highest limit that the job saved.
-        late: How much longer the choice takes than the selector allows, as a fraction.
     """
 
     steps: int
     regret: float
     extra: float
     saved: float
-    late: float
 
 
 class Training:
@@ -127,26 +125,8 @@ def search(training: Training, strategy: Search, selector: OptimumSelector) -> i
             while late and late[0][0] <= training.now_s:
                 strategy.add(late.pop(0)[1])
         trial = strategy.next(current, training.steps)
-    measured = [
-        PowerLimitMeasurement(
-            power_limit=watts(one.power_limit_mw),
-            energy=one.energy_j * PROFILE_STEPS,
-            time=one.time_s * PROFILE_STEPS,
-        )
-        for one in strategy.estimates(training.steps)
-    ]
+    measured = measurements(strategy.estimates(training.steps), PROFILE_STEPS)
     return training.limits_mw.index(round(selector.select(measured) * 1000))
-
-
-def costs_of(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float]:
-    """What the selector makes of a curve."""
-    rows = [
-        PowerLimitMeasurement.model_construct(power_limit=watts(limit), energy=joules, time=seconds)
-        for limit, joules, seconds in zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
-    ]
-    found = selector.costs(rows)
-    assert found is not None
-    return found
 
 
 def run(name: str, kind: str, strategy: str, noise: float, drift: float, seed: int) -> Run:
@@ -173,15 +153,14 @@ def run(name: str, kind: str, strategy: str, noise: float, drift: float, seed: i
     chosen = search(training, searching, selector)
     energy = [t * p for t, p in zip(training.time_s, training.power_w, strict=True)]
     costs = costs_of(selector, limits, Curve(training.time_s, energy))
+    assert costs is not None
     nothing_j = JOB_STEPS * energy[0]
     whole_j = training.true_j + (JOB_STEPS - training.steps) * energy[chosen]
-    late = training.time_s[chosen] / training.time_s[0] / 1.1 - 1
     return Run(
         training.steps,
         costs[chosen] / min(costs) - 1,
         training.true_j / (training.steps * energy[0]) - 1,
         1 - whole_j / nothing_j,
-        max(0.0, late),
     )
 
 
@@ -192,7 +171,7 @@ def runs(task: tuple[str, str, str, float, float, int]) -> list[Run]:
 
 
 def main() -> int:
-    """Prints the table. Returns 1 if a goal is missed."""
+    """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--workloads", default="*", help="pattern of names, such as 'profiles/*'")

@@ -82,23 +82,12 @@ class Try(BaseModel):
     from_step: int = 0
 
 
-class Rate(BaseModel):
-    """What a limit (mW) costs per step, with standard deviations as fractions."""
-
-    power_limit_mw: int
-    time_s: float
-    energy_j: float
-    time_error: float
-    energy_error: float
-    steps: int
-
-
 class Choose(BaseModel):
-    """Hold a limit (mW) from a step on; that is the choice, made of these rates."""
+    """Hold a limit (mW) from a step on; that is the choice, made of these estimates."""
 
     kind: Literal["choose"] = "choose"
     power_limit_mw: int
-    rates: list[Rate]
+    estimates: list[Estimate]
     from_step: int = 0
 
 
@@ -400,8 +389,7 @@ class Leader:
             return
         self.over = True
         self._save(search, party, self.position, True)
-        rates = [Rate(**vars(one)) for one in estimates]
-        self._commands.append(Choose(power_limit_mw=chosen, rates=rates))
+        self._commands.append(Choose(power_limit_mw=chosen, estimates=estimates))
 
     def _stop(self, reason: str) -> None:
         self.over = True

@@ -568,7 +568,7 @@ class GlobalPowerLimitOptimizer(Callback):
     def _choose(self, command: Choose) -> None:
         self._chosen = command
         self._told.clear()
-        self.estimates = [Estimate(**vars(rate)) for rate in command.rates]
+        self.estimates = command.estimates
         chosen = next(one for one in self.estimates if one.power_limit_mw == command.power_limit_mw)
         log.info("optimal power limit: %g W", chosen.power_limit_mw / 1000)
         self.state = Done(optimal_power_limit=chosen.power_limit_mw)

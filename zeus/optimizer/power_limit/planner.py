@@ -139,7 +139,7 @@ class Planner:
             limits_mw,
             self.warmup_steps,
             self.profile_steps,
-            lambda curve: _costs(selector, search.limits_mw, curve),
+            lambda curve: costs_of(selector, search.limits_mw, curve),
             len(party.gpus),
         )
         return search
@@ -165,7 +165,7 @@ def measurements(estimates: list[Estimate], steps: int) -> list[PowerLimitMeasur
     ]
 
 
-def _costs(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float] | None:
+def costs_of(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float] | None:
     """What the selector makes of a curve; None: nothing, or it fails, as a user's may."""
     rows = [
         PowerLimitMeasurement.model_construct(power_limit=watts(limit), energy=joules, time=seconds)
@@ -173,7 +173,7 @@ def _costs(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> lis
     ]
     try:
         return selector.costs(rows)
-    except Exception as error:  # noqa: BLE001
+    except Exception as error:  # noqa: BLE001 - it may be a user's, and costs only some steps
         log.info("%s does not say what limits cost: %r", type(selector).__name__, error)
         return None
 
