@@ -26,6 +26,7 @@ from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
 _QUANTUM_MS = 2
 """How long a thread that waits for a reply keeps the socket from other threads."""
 
+_AFTER_LOSS_NS = 1_000_000_000
 _RECONNECT_MS = 10
 
 _SILENT_NS = 5_000_000_000
@@ -110,6 +111,7 @@ class _Connection:
         self.lock = _FairLock()
         self.replies: dict[int, dict[str, Any] | None] = {}
         self.lost = 0
+        self.lost_at_ns = 0
         self.context = zmq.Context(io_threads=1)
         self.dealer = self.context.socket(zmq.DEALER)
         for option, value in (
@@ -131,6 +133,7 @@ class _Connection:
         while int(self.monitor.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
             self.monitor.recv_multipart(zmq.NOBLOCK)
             self.lost += 1
+            self.lost_at_ns = time.monotonic_ns()
         return self.lost
 
     def close(self) -> None:
@@ -138,11 +141,22 @@ class _Connection:
         self.context.destroy(linger=0)
 
 
+def _went_nowhere(connection: _Connection, sent_ns: int) -> bool:
+    """Whether a request is unanswered that was sent soon after a connection was lost.
+
+    libzmq tells of a loss a moment before it takes the connection away; what is sent in that moment
+    is gone with it, and no second loss is told of.
+    """
+    unanswered = time.monotonic_ns() - sent_ns > _AFTER_LOSS_NS
+    return unanswered and sent_ns - connection.lost_at_ns < _AFTER_LOSS_NS
+
+
 class ZmqTransport:
     """The way to a daemon's socket.
 
     A request whose connection is lost before the reply came is sent again once there is a new
-    connection: all operations may be repeated without harm.
+    connection, as is one that got no reply right after a loss: all operations may be repeated
+    without harm.
 
     Args:
         path: The daemon's Unix socket.
@@ -178,7 +192,7 @@ class ZmqTransport:
         data = encode(message)
         replies = connection.replies
         replies[request_id] = None
-        sent_at = -1
+        sent_at, sent_ns = -1, 0
         try:
             while True:
                 with connection.lock:
@@ -186,13 +200,14 @@ class ZmqTransport:
                     if reply is not None:
                         return reply
                     if sent_at < 0 and self._try_send(connection, data):
-                        sent_at = connection.lost
+                        sent_at, sent_ns = connection.lost, time.monotonic_ns()
                     if sent_at >= 0:
                         self._receive(connection, request_id)
                         reply = replies[request_id]
                         if reply is not None:
                             return reply
-                    if connection.check_lost() > sent_at >= 0:
+                    lost = connection.check_lost() > sent_at
+                    if sent_at >= 0 and (lost or _went_nowhere(connection, sent_ns)):
                         sent_at = -1
                 self._check_time(deadline_ns + _GRACE_NS, sent_at >= 0, timeout_s)
         finally:
