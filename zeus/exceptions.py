@@ -17,6 +17,10 @@ class ZeusBaseError(Exception):
         self.message = message
 
 
+class PipelineFrequencyError(ZeusBaseError, ValueError):
+    """A pipeline's profile, plan or request cannot be used; the message says what and where."""
+
+
 class ZeusBaseGPUError(ZeusBaseError):
     """Something about a GPU failed.
 

@@ -1,0 +1,36 @@
+"""Sets each GPU's clock for every instruction of pipeline-parallel training.
+
+The stages of a pipeline are never equal, so GPUs wait for one another at full clock. A plan slows
+down what would wait anyway.
+
+Source of the idea: J.-W. Chung et al., "Reducing Energy Bloat in Large Model Training", SOSP 2024.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency.frequency_controller import (
+        FrequencyController as FrequencyController,
+    )
+    from zeus.optimizer.pipeline_frequency.optimizer import (
+        PipelineFrequencyOptimizer as PipelineFrequencyOptimizer,
+    )
+    from zeus.optimizer.pipeline_frequency.plans import Frontier as Frontier
+    from zeus.optimizer.pipeline_frequency.plans import Plan as Plan
+
+# The planner and the server do without what the client imports, and the other way round.
+_LAZY = {
+    "FrequencyController": "frequency_controller",
+    "Frontier": "plans",
+    "PipelineFrequencyOptimizer": "optimizer",
+    "Plan": "plans",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

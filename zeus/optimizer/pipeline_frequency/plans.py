@@ -1,0 +1,329 @@
+"""Frequency plans, and the frontier of them between the fastest and the thriftiest; as files too.
+
+A plan file is a Python literal, one line for each stage, as the field knows it
+(`freqs_pipeline_00042.py`); what it costs follows in comments. It is read with `ast.literal_eval`:
+a plan is data, and is never run.
+"""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import math
+import os
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zeus.exceptions import PipelineFrequencyError
+
+Step = tuple[str, int]
+"""An instruction's name and the clock to run it at, MHz; 0 leaves the clock as it is."""
+
+FORMAT = 1
+INDEX = "frontier.json"
+TABLE = "frontier.csv"
+PLAN = "freqs_pipeline_{:05d}.py"
+
+_COSTS = (
+    ("time_s", "iteration time (s)"),
+    ("energy_j", "energy of an iteration (J)"),
+    ("effective_energy_j", "energy beyond blocking throughout (J)"),
+    ("blocking_energy_j", "of it while blocked (J)"),
+    ("bound_j", "no plan of this time takes less than (J)"),
+)
+_COMMENT = re.compile(r"^#\s*(?P<name>.*?):\s*(?P<value>\S+)\s*$")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The clock of every instruction of an iteration.
+
+    Attributes:
+        stages: For each stage its instructions in the order in which they run.
+        time_s: Of an iteration, s, found on the schedule's graph.
+        energy_j: Of an iteration, J: all GPUs of one pipeline, blocking included.
+        effective_energy_j: `energy_j` without blocking power for the whole iteration: what is least
+            where the iteration's length is given, by a deadline or a straggler.
+        blocking_energy_j: What GPUs draw of `energy_j` while they wait for another stage.
+        bound_j: No plan that takes at most `time_s` has less effective energy than this bound less
+            blocking throughout, so none of exactly this time takes less energy, J.
+        clock_changes: Times in an iteration that a stage's clock changes.
+
+    What a file of other origin does not tell is nan.
+    """
+
+    stages: tuple[tuple[Step, ...], ...]
+    time_s: float = math.nan
+    energy_j: float = math.nan
+    effective_energy_j: float = math.nan
+    blocking_energy_j: float = math.nan
+    bound_j: float = math.nan
+    clock_changes: int = field(default=-1)
+
+    def __post_init__(self) -> None:
+        if self.clock_changes < 0:
+            object.__setattr__(self, "clock_changes", count_changes(self.stages))
+
+    @property
+    def gap(self) -> float:
+        """Share by which the plan's energy is above the bound."""
+        return self.energy_j / self.bound_j - 1.0
+
+    def text(self) -> str:
+        """The plan as a file's text."""
+        lines = ["[", *(f"{list(stage)!r}," for stage in self.stages), "]"]
+        lines += [f"# {label}: {getattr(self, name)!r}" for name, label in _COSTS]
+        return "\n".join([*lines, f"# clock changes: {self.clock_changes}", ""])
+
+
+def count_changes(stages: Iterable[Sequence[Step]]) -> int:
+    """How often a stage's clock changes in one iteration; 0 MHz is no change."""
+    count = 0
+    for stage in stages:
+        clocks = [mhz for _, mhz in stage if mhz]
+        count += sum(a != b for a, b in zip(clocks, clocks[1:], strict=False))
+    return count
+
+
+@dataclass(frozen=True)
+class Frontier:
+    """Plans of one pipeline, the slowest first: each is slower and takes less than the next.
+
+    Attributes:
+        plans: Times fall and effective energies rise.
+        schedule: Such as `1f1b`.
+        num_stages: GPUs in a row, or groups of `gpus_per_stage`.
+        num_microbatches: Of an iteration.
+        p2p_power_w: What one GPU draws while it is blocked on communication, W.
+        gpus_per_stage: GPUs that share a stage's work.
+        baseline_time_s: Of an iteration with every instruction at its highest clock, s.
+        baseline_energy_j: Its energy, J.
+    """
+
+    plans: tuple[Plan, ...]
+    schedule: str
+    num_stages: int
+    num_microbatches: int
+    p2p_power_w: float
+    gpus_per_stage: int
+    baseline_time_s: float
+    baseline_energy_j: float
+
+    def __post_init__(self) -> None:
+        if not self.plans:
+            raise PipelineFrequencyError("a frontier needs at least one plan")
+
+    def fastest(self) -> int:
+        """Index of the plan that no other is faster than."""
+        return len(self.plans) - 1
+
+    def by_deadline(self, time_s: float) -> int:
+        """Index of the plan with the least energy of those that take at most `time_s`.
+
+        The fastest where none does.
+        """
+        return self._best(time_s, lambda plan: plan.energy_j)
+
+    def by_max_slowdown(self, factor: float) -> int:
+        """`by_deadline`, as a multiple of the fastest plan's time."""
+        if not factor >= 1.0:
+            raise PipelineFrequencyError(f"a slowdown is at least 1, not {factor}")
+        return self.by_deadline(factor * self.plans[-1].time_s)
+
+    def by_straggler(self, time_s: float) -> int:
+        """Index of the plan to run where another pipeline needs `time_s` for an iteration.
+
+        GPUs then wait at the iteration's end, and draw the blocking power; so what is least is the
+        effective energy. The fastest plan where none is as fast as the straggler.
+        """
+        return self._best(time_s, lambda plan: plan.effective_energy_j)
+
+    def _best(self, time_s: float, cost: Callable[[Plan], float]) -> int:
+        if math.isnan(time_s):
+            raise PipelineFrequencyError("a time to keep within must be a number of seconds")
+        # A time that was written down and read again may have lost its last digits.
+        limit = time_s * (1 + 1e-9)
+        fitting = [index for index, plan in enumerate(self.plans) if plan.time_s <= limit]
+        return min(fitting, key=lambda index: cost(self.plans[index]), default=self.fastest())
+
+    # ---------------------------------------------------------------------------------- files
+
+    def to_json(self) -> dict[str, Any]:
+        """All of it, in what JSON can hold."""
+        return {**self._header(), "plans": [_plan_to_json(plan) for plan in self.plans]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Frontier:
+        """What `to_json` made.
+
+        Raises:
+            PipelineFrequencyError: It is something else.
+        """
+        try:
+            if data["version"] != FORMAT:
+                raise PipelineFrequencyError(
+                    f"a frontier of format {data['version']} cannot be read; this release reads "
+                    f"format {FORMAT}: make it anew"
+                )
+            plans = tuple(_plan_from_json(plan) for plan in data["plans"])
+            return cls(
+                plans,
+                str(data["schedule"]),
+                int(data["num_stages"]),
+                int(data["num_microbatches"]),
+                float(data["p2p_power_w"]),
+                int(data["gpus_per_stage"]),
+                float(data["baseline"]["time_s"]),
+                float(data["baseline"]["energy_j"]),
+            )
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            if isinstance(error, PipelineFrequencyError):
+                raise
+            raise PipelineFrequencyError(
+                f"this is no frontier ({type(error).__name__}: {error}); make it anew"
+            ) from None
+
+    def write(self, folder: str | os.PathLike[str]) -> None:
+        """Writes every plan's file, the index `frontier.json` and the table `frontier.csv`."""
+        path = Path(folder)
+        path.mkdir(parents=True, exist_ok=True)
+        listed = []
+        for number, plan in enumerate(self.plans):
+            name = PLAN.format(number)
+            (path / name).write_text(plan.text(), encoding="utf-8")
+            listed.append({"file": name, **_costs(plan)})
+        index = {**self._header(), "plans": listed}
+        with (path / TABLE).open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            names = [*(name for name, _ in _COSTS), "gap", "clock_changes"]
+            table.writerow(["plan", *names])
+            for number, plan in enumerate(self.plans):
+                table.writerow([number, *(getattr(plan, name) for name in names)])
+        # Last, so that where there is an index there are all its plans.
+        (path / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str | os.PathLike[str]) -> Frontier:
+        """What `write` wrote: the folder, or its `frontier.json`.
+
+        Raises:
+            PipelineFrequencyError: It is missing, or something else.
+        """
+        path = Path(folder)
+        path = path / INDEX if path.is_dir() else path
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise PipelineFrequencyError(
+                f"the frontier {path} cannot be read ({_why(error)}); give the folder that "
+                "run_optimization.py wrote"
+            ) from None
+        try:
+            for plan in data["plans"]:
+                plan["stages"] = read_plan(path.parent / plan.pop("file")).stages
+        except (KeyError, TypeError, AttributeError):
+            raise PipelineFrequencyError(
+                f"{path} is no index of a frontier; give the folder that run_optimization.py wrote"
+            ) from None
+        return cls.from_json(data)
+
+    def _header(self) -> dict[str, Any]:
+        return {
+            "version": FORMAT,
+            "schedule": self.schedule,
+            "num_stages": self.num_stages,
+            "num_microbatches": self.num_microbatches,
+            "p2p_power_w": self.p2p_power_w,
+            "gpus_per_stage": self.gpus_per_stage,
+            "baseline": {"time_s": self.baseline_time_s, "energy_j": self.baseline_energy_j},
+        }
+
+
+def read_plan(path: str | os.PathLike[str]) -> Plan:
+    """Reads a plan file, of this project or of ml-energy/zeus.
+
+    Raises:
+        PipelineFrequencyError: It cannot be read, or is no plan.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise PipelineFrequencyError(
+            f"the plan {os.fspath(path)} cannot be read ({_why(error)})"
+        ) from None
+    try:
+        stages = ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError) as error:
+        line = getattr(error, "lineno", None)
+        where = "" if line is None else f" at line {line}"
+        raise PipelineFrequencyError(
+            f"the plan {os.fspath(path)} is no Python literal{where}; it must be a list of stages, "
+            "each a list of ('forward', MHz) pairs"
+        ) from None
+    labels = {label: name for name, label in _COSTS}
+    found: dict[str, float] = {}
+    for line in text.splitlines():
+        comment = _COMMENT.match(line)
+        if comment and comment["name"] in labels:
+            try:
+                found[labels[comment["name"]]] = float(comment["value"])
+            except ValueError:
+                continue
+    try:
+        return Plan(parse_stages(stages), **found)  # type: ignore[arg-type]
+    except PipelineFrequencyError as error:
+        raise PipelineFrequencyError(f"the plan {os.fspath(path)}: {error.message}") from None
+
+
+def parse_stages(stages: object) -> tuple[tuple[Step, ...], ...]:
+    """Checks what should be a plan's stages.
+
+    Raises:
+        PipelineFrequencyError: It names the stage and the instruction that are wrong.
+    """
+    if not isinstance(stages, list | tuple) or not stages:
+        raise PipelineFrequencyError("a plan is a list of stages, and has at least one")
+    return tuple(_stage(number, stage) for number, stage in enumerate(stages))
+
+
+def _stage(number: int, stage: object) -> tuple[Step, ...]:
+    if not isinstance(stage, list | tuple) or not stage:
+        raise PipelineFrequencyError(
+            f"stage {number} must be a list of ('forward', MHz) pairs with at least one"
+        )
+    steps: list[Step] = []
+    for place, step in enumerate(stage):
+        match step:
+            case [str(name), int(mhz)] if not isinstance(mhz, bool) and 0 <= mhz <= 100_000:
+                steps.append((name, mhz))
+            case _:
+                raise PipelineFrequencyError(
+                    f"instruction {place} of stage {number} must be a pair such as "
+                    f"('forward', 1410), not {step!r}"
+                )
+    return tuple(steps)
+
+
+def _why(error: Exception) -> str:
+    return (error.strerror or str(error)) if isinstance(error, OSError) else str(error)
+
+
+def _costs(plan: Plan) -> dict[str, Any]:
+    return {
+        **{name: getattr(plan, name) for name, _ in _COSTS},
+        "clock_changes": plan.clock_changes,
+    }
+
+
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
+    return {**_costs(plan), "stages": [[list(step) for step in stage] for stage in plan.stages]}
+
+
+def _plan_from_json(data: dict[str, Any]) -> Plan:
+    costs = {name: float(data[name]) for name, _ in _COSTS}
+    changes = int(data["clock_changes"])
+    return Plan(parse_stages(data["stages"]), clock_changes=changes, **costs)
