@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import csv
+import itertools
 import json
 import math
 import os
@@ -85,7 +86,7 @@ def count_changes(stages: Iterable[Sequence[Step]]) -> int:
     count = 0
     for stage in stages:
         clocks = [mhz for _, mhz in stage if mhz]
-        count += sum(a != b for a, b in zip(clocks, clocks[1:], strict=False))
+        count += sum(a != b for a, b in itertools.pairwise(clocks))
     return count
 
 

@@ -1,0 +1,266 @@
+"""The command that plans: `python -m zeus.optimizer.pipeline_frequency`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
+from zeus.optimizer.pipeline_frequency.schedules import (
+    BY_NAME,
+    Pipeline,
+    interleaved_1f1b,
+    read_schedule,
+)
+
+DEFAULT_P2P_POWER_W = 70.0
+
+
+class _Watts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+    """A number, or the file that profile_p2p.py wrote."""
+
+    name = "W|FILE"
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> float:
+        try:
+            return float(value)
+        except ValueError:
+            pass
+        try:
+            return float(json.loads(Path(value).read_text(encoding="utf-8"))["power_w"])
+        except (OSError, ValueError, KeyError, TypeError):
+            self.fail(f"{value} is neither watts nor a file that profile_p2p.py wrote", param, ctx)
+
+
+def _both(name: str) -> tuple[str, str]:
+    """Dashes or underscores, as people type it."""
+    return f"--{name}", f"--{name.replace('-', '_')}"
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    *_both("inst-profile"),
+    required=True,
+    metavar="CSV",
+    help="What each instruction takes at each clock: stage,instruction,frequency,time,energy.",
+)
+@click.option(
+    *_both("output-dir"),
+    required=True,
+    type=click.Path(path_type=Path),
+    help="A new folder for the plans.",
+)
+@click.option(*_both("num-mbs"), type=int, help="Microbatches of an iteration.")
+@click.option(*_both("num-stages"), type=int, help="Stages of the pipeline.")
+@click.option(
+    *_both("p2p-power"),
+    type=_Watts(),
+    default=DEFAULT_P2P_POWER_W,
+    show_default=True,
+    help="What a GPU draws while blocked on communication: W, or profile_p2p.py's file.",
+)
+@click.option(
+    "--schedule",
+    default="1f1b",
+    show_default=True,
+    metavar="NAME|JSON",
+    help="1f1b, gpipe, interleaved, or a file with a schedule of your own.",
+)
+@click.option(*_both("num-chunks"), type=int, default=2, show_default=True, help="If interleaved.")
+@click.option("--stages", help="Plan for these of the profile's stages only, such as 0,1,2,7.")
+@click.option(
+    *_both("gpus-per-stage"), type=int, help="By default what the profile's tp_rank column tells."
+)
+@click.option(
+    *_both("energy-per"),
+    type=click.Choice(["gpu", "stage"]),
+    default="gpu",
+    show_default=True,
+    help="Whose energies the profile holds.",
+)
+@click.option("--points", type=int, help="So many plans over the whole frontier.  [default: 100]")
+@click.option("--deadline", type=float, help="One plan: least energy within so many seconds.")
+@click.option(*_both("max-slowdown"), type=float, help="One plan: within this times the fastest.")
+@click.option(
+    "--straggler", type=float, help="One plan, for when another pipeline takes so many seconds."
+)
+@click.option(*_both("change-time"), type=float, default=0.0, help="Seconds that a change takes.")
+@click.option(*_both("max-changes"), type=int, help="Most changes of clocks in an iteration.")
+@click.option("--exact/--no-exact", default=None, help="Prove plans best; slow unless small.")
+@click.option("--polish", is_flag=True, help="Improve each plan for some seconds.")
+@click.option(
+    *_both("plot-interval"), type=int, default=100, show_default=True, help="0: no pictures."
+)
+@click.option(*_both("unit-time"), type=float, hidden=True)
+@click.option(*_both("noise-factor"), type=float, hidden=True)
+def main(**options: Any) -> None:
+    """Plans the clock of every instruction of pipeline-parallel training.
+
+    Writes freqs_pipeline_00000.py (the slowest plan) and so on, frontier.json and frontier.csv,
+    pictures, and job.log.
+    """
+    try:
+        _run(**options)
+    except PipelineFrequencyError as error:
+        raise click.ClickException(error.message) from None
+
+
+def _run(
+    inst_profile: str,
+    output_dir: Path,
+    num_mbs: int | None,
+    num_stages: int | None,
+    p2p_power: float,
+    schedule: str,
+    num_chunks: int,
+    stages: str | None,
+    gpus_per_stage: int | None,
+    energy_per: Any,
+    points: int | None,
+    deadline: float | None,
+    max_slowdown: float | None,
+    straggler: float | None,
+    change_time: float,
+    max_changes: int | None,
+    exact: bool | None,
+    polish: bool,
+    plot_interval: int,
+    unit_time: float | None,
+    noise_factor: float | None,
+) -> None:
+    asked = {"points": points, "deadline": deadline, "max_slowdown": max_slowdown}
+    asked = {name: value for name, value in {**asked, "straggler": straggler}.items() if value}
+    if len(asked) > 1:
+        raise PipelineFrequencyError(
+            f"give one of --{', --'.join(name.replace('_', '-') for name in asked)}: each asks "
+            "for plans in a way of its own"
+        )
+    if unit_time is not None or noise_factor is not None:
+        click.echo("note: --unit-time and --noise-factor have no effect; plans are exact", err=True)
+    if output_dir.exists():
+        raise PipelineFrequencyError(f"{output_dir} exists already; give a new folder")
+    profile = InstructionProfile.read(inst_profile)
+    if stages is not None:
+        profile = profile.pick(_numbers(stages))
+    pipeline = _pipeline(schedule, num_stages, num_mbs, num_chunks)
+    # Only now: it takes longer to import than all that may be wrong takes to be found.
+    from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
+
+    planner = Planner(
+        profile,
+        pipeline,
+        p2p_power_w=p2p_power,
+        gpus_per_stage=gpus_per_stage or profile.tensor_parallel,
+        energy_per=energy_per,
+        changes=Changes(change_time, max_changes),
+        exact=exact,
+        polish=polish,
+    )
+    if deadline is not None:
+        frontier = planner.deadline(deadline)
+    elif max_slowdown is not None:
+        frontier = planner.max_slowdown(max_slowdown)
+    elif straggler is not None:
+        frontier = planner.straggler(straggler)
+    else:
+        with _progress() as tell:
+            frontier = planner.frontier(100 if points is None else points, tell)
+    frontier.write(output_dir)
+    text = summary(frontier, planner.fastest_time_s)
+    (output_dir / "job.log").write_text(f"{text}\n", encoding="utf-8")
+    click.echo(text)
+    if plot_interval > 0:
+        _plot(profile, pipeline, frontier, output_dir, plot_interval)
+    click.echo(f"Plans are in {output_dir}; index 0 is the slowest.")
+
+
+def summary(frontier: Frontier, fastest_time_s: float) -> str:
+    """What was found, in a few lines."""
+    plans = frontier.plans
+    chosen = sorted({0, frontier.by_deadline(float("inf")), len(plans) // 2, len(plans) - 1})
+    lines = [
+        f"{frontier.schedule}: {frontier.num_stages} stages, {frontier.num_microbatches} "
+        f"microbatches, {frontier.p2p_power_w:g} W while blocked",
+        f"highest clocks: {frontier.baseline_time_s:.4f} s, {frontier.baseline_energy_j:.1f} J",
+        f"{'plan':>5} {'time (s)':>10} {'slower':>8} {'energy (J)':>12} {'saved':>8} "
+        f"{'above bound':>12} {'changes':>8}",
+    ]
+    for index in chosen:
+        plan = plans[index]
+        lines.append(
+            f"{index:>5} {plan.time_s:>10.4f} {plan.time_s / fastest_time_s - 1:>8.2%} "
+            f"{plan.energy_j:>12.1f} {1 - plan.energy_j / frontier.baseline_energy_j:>8.2%} "
+            f"{plan.gap:>12.3%} {plan.clock_changes:>8}"
+        )
+    gaps = [plan.gap for plan in plans]
+    lines.append(
+        f"{len(plans)} plan{'s' * (len(plans) > 1)}; above the lower bound by "
+        f"{sum(gaps) / len(gaps):.3%} on average, {max(gaps):.3%} at most"
+    )
+    return "\n".join(lines)
+
+
+def _pipeline(
+    schedule: str, num_stages: int | None, num_mbs: int | None, num_chunks: int
+) -> Pipeline:
+    if schedule not in (*BY_NAME, "interleaved"):
+        return read_schedule(schedule)
+    if num_stages is None or num_mbs is None:
+        raise PipelineFrequencyError(
+            f"the schedule {schedule} needs --num-stages and --num-mbs, the microbatches"
+        )
+    if schedule == "interleaved":
+        return interleaved_1f1b(num_stages, num_mbs, num_chunks)
+    return BY_NAME[schedule](num_stages, num_mbs)
+
+
+def _numbers(text: str) -> list[int]:
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise PipelineFrequencyError(
+            f"--stages must be stages' numbers such as 0,1,2,7, not {text!r}"
+        ) from None
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (TextColumn("planning"), BarColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("planning", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _plot(
+    profile: InstructionProfile,
+    pipeline: Pipeline,
+    frontier: Frontier,
+    folder: Path,
+    interval: int,
+) -> None:
+    from zeus.optimizer.pipeline_frequency import plots
+
+    try:
+        plots.plot_profile(profile, folder / "profile")
+        if len(frontier.plans) > 1:
+            plots.plot_frontier(frontier, folder / "frontier")
+        last = len(frontier.plans) - 1
+        for index in sorted({*range(0, last + 1, interval), last}):
+            target = folder / f"pipeline_{index:05d}"
+            plots.plot_timeline(profile, pipeline, frontier, index, target)
+    except PipelineFrequencyError as error:
+        click.echo(f"note: {error.message}", err=True)

@@ -1,0 +1,8 @@
+"""Plans the clocks of a pipeline's instructions: the frontier between time and energy."""
+
+from __future__ import annotations
+
+from zeus.optimizer.pipeline_frequency.planner.changes import Changes
+from zeus.optimizer.pipeline_frequency.planner.planner import Planner, plan_frontier
+
+__all__ = ["Changes", "Planner", "plan_frontier"]

@@ -1,0 +1,275 @@
+"""The planning problem as a mixed-integer program: exact where it is small, or polishes a plan."""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
+
+_USUAL = 50.0
+"""Times are scaled so that instructions take about this: solvers' tolerances are absolute."""
+
+_GAP = 1e-9
+
+
+@dataclass(frozen=True)
+class Found:
+    """A plan that the solver found.
+
+    Attributes:
+        options: One for each instruction.
+        bound_j: No plan within the deadline has less effective energy, as far as the options that
+            were given to choose from.
+        proven: Whether the plan is known to be the best of them.
+    """
+
+    options: Ints
+    bound_j: float
+    proven: bool
+
+
+class Program:
+    """Chooses one option for each instruction.
+
+    Args:
+        problem: The problem.
+        allowed: (instructions, options): which options to choose from; None: all.
+        change_time_s: How long a change of a stage's clock takes.
+        max_changes: Most changes in an iteration; None: any number.
+        count_changes: Whether changes are in the program although they cost nothing, so that
+            `fewest_changes` can minimise them.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        allowed: Any = None,
+        change_time_s: float = 0.0,
+        max_changes: int | None = None,
+        count_changes: bool = False,
+    ) -> None:
+        self._problem = problem
+        self._scale = _USUAL / float(np.median(problem.fastest))
+        width = problem.times.shape[1] - 1
+        usable = np.arange(width) < problem.num_options[problem.kind][:, None]
+        chosen = usable if allowed is None else usable & allowed
+        self._owner, self._option = np.nonzero(chosen)
+        self._binaries = len(self._owner)
+        self._changing = count_changes or change_time_s > 0 or max_changes is not None
+        spread = float(sum(np.ptp(curve.cost_j) for curve in problem.curves)) or 1.0
+        self._unit = spread / len(problem.curves)
+        self._build(change_time_s * self._scale, max_changes)
+
+    def _build(self, change: float, max_changes: int | None) -> None:
+        """Columns: ends of instructions, choices, changes, the iteration's end."""
+        problem, scale = self._problem, self._scale
+        count = problem.count
+        entries: list[tuple[int, int, float]] = []
+        low: list[float] = []
+        high: list[float] = []
+
+        def row(least: float, most: float, *terms: tuple[int, float]) -> None:
+            entries.extend((len(low), column, value) for column, value in terms)
+            low.append(least)
+            high.append(most)
+
+        choices: list[list[int]] = [[] for _ in range(count)]
+        times: list[list[tuple[int, float]]] = [[] for _ in range(count)]
+        for place, (owner, option) in enumerate(zip(self._owner, self._option, strict=True)):
+            column = count + place
+            choices[owner].append(column)
+            times[owner].append((column, -problem.times[problem.kind[owner], option] * scale))
+        changes: dict[int, int] = {}
+        following = count + self._binaries
+        if self._changing:
+            for stage in problem.pipeline.stages:
+                for before, after in itertools.pairwise(stage):
+                    changes[after] = following + len(changes)
+                    self._link(row, before, after, changes[after], choices)
+        self._changes = sorted(changes.values())
+        self._end = following + len(changes)
+        starts = [True] * count
+        last = [True] * count
+        for tail, head in problem.arcs:
+            starts[head], last[tail] = False, False
+        for tail, head in [*problem.arcs, *((-1, n) for n in range(count) if starts[n])]:
+            waits = [(tail, -1.0)] if tail >= 0 else []
+            cost = [(changes[head], -change)] if head in changes and change else []
+            row(0.0, np.inf, (head, 1.0), *waits, *times[head], *cost)
+        for place in range(count):
+            if last[place]:
+                row(0.0, np.inf, (self._end, 1.0), (place, -1.0))
+            row(1.0, 1.0, *((column, 1.0) for column in choices[place]))
+        if max_changes is not None and changes:
+            row(-np.inf, float(max_changes), *((column, 1.0) for column in self._changes))
+        self._entries = entries
+        self._row_low, self._row_high = np.array(low), np.array(high)
+        costs = problem.costs[problem.kind[self._owner], self._option] / self._unit
+        self._cost = np.concatenate([np.zeros(count), costs, np.zeros(len(changes) + 1)])
+        self._high = np.full(self._end + 1, np.inf)
+        self._high[count : self._end] = 1.0
+        self._integer = np.zeros(self._end + 1, dtype=bool)
+        self._integer[count : self._end] = True
+
+    def _link(
+        self, row: Any, before: int, after: int, column: int, choices: list[list[int]]
+    ) -> None:
+        """The change is 1 unless both run at one clock."""
+        mhz: dict[int, list[list[int]]] = {}
+        for side, place in enumerate((before, after)):
+            curve = self._problem.curves[self._problem.kind[place]]
+            for choice in choices[place]:
+                option = self._option[choice - self._problem.count]
+                mhz.setdefault(curve.mhz[option], [[], []])[side].append(choice)
+        for first, second in mhz.values():
+            terms = [(choice, -1.0) for choice in first] + [(choice, 1.0) for choice in second]
+            row(0.0, np.inf, (column, 1.0), *terms)
+
+    def solve(
+        self,
+        deadline_s: float,
+        *,
+        time_price_w: float = 0.0,
+        start: Ints | None = None,
+        time_limit_s: float = 60.0,
+        fewest_changes: bool = False,
+    ) -> Found | None:
+        """The best plan within a deadline.
+
+        Args:
+            deadline_s: The deadline.
+            time_price_w: What a second of the iteration costs beside the effective energy.
+            start: A plan to begin with.
+            time_limit_s: The best found so far after this.
+            fewest_changes: Of plans that cost the same, the one that changes clocks the least.
+
+        Returns:
+            None where no plan was found.
+        """
+        cost, high = self._cost.copy(), self._high.copy()
+        cost[self._end] = time_price_w / self._unit / self._scale
+        high[self._end] = deadline_s * self._scale * (1 + 1e-10)
+        first = self._values(start) if start is not None else None
+        found = _solve(self, cost, high, first, time_limit_s)
+        if found is None:
+            return None
+        values, bound, proven = found
+        if fewest_changes and proven and self._changes:
+            best = float(cost @ values)
+            self._entries_with = (cost, best + 1e-7 * max(1.0, abs(best)))
+            tied = np.zeros(len(cost))
+            tied[self._changes] = 1.0
+            again = _solve(self, tied, high, values, time_limit_s)
+            del self._entries_with
+            values = values if again is None else again[0]
+        return Found(self._options(values), bound * self._unit, proven)
+
+    def _values(self, options: Ints) -> Floats:
+        problem = self._problem
+        values = np.zeros(self._end + 1)
+        ends = problem.finishes(problem.durations(options[:, None]))[:-1, 0] * self._scale
+        values[: problem.count] = ends
+        values[problem.count : problem.count + self._binaries] = (
+            options[self._owner] == self._option
+        )
+        if self._changes:
+            stages = problem.stages(problem.clocks(options))
+            flags = [float(a[1] != b[1]) for stage in stages for a, b in itertools.pairwise(stage)]
+            values[self._changes] = flags
+        values[self._end] = ends.max()
+        return values
+
+    def _options(self, values: Floats) -> Ints:
+        problem = self._problem
+        options = np.zeros(problem.count, dtype=np.intp)
+        taken = values[problem.count : problem.count + self._binaries] > 0.5
+        options[self._owner[taken]] = self._option[taken]
+        return options
+
+
+def _solve(
+    program: Any, cost: Floats, high: Floats, start: Floats | None, limit_s: float
+) -> tuple[Floats, float, bool] | None:
+    extra = getattr(program, "_entries_with", None)
+    entries, row_low, row_high = program._entries, program._row_low, program._row_high
+    if extra is not None:
+        price, most = extra
+        number = len(row_low)
+        entries = [*entries, *((number, int(n), float(price[n])) for n in np.flatnonzero(price))]
+        row_low, row_high = np.append(row_low, -np.inf), np.append(row_high, most)
+    rows, columns, values = (np.array(part) for part in zip(*entries, strict=True))
+    order = np.lexsort((rows, columns))
+    rows, columns, values = rows[order], columns[order], values[order]
+    starts = np.searchsorted(columns, np.arange(len(cost) + 1))
+    try:
+        if "ortools" in sys.modules:
+            raise ImportError
+        highspy: Any = importlib.import_module("highspy")
+    except ImportError:
+        return _by_scipy(cost, high, row_low, row_high, (values, rows, starts), program, limit_s)
+    highs: Any = highspy.Highs()
+    for name, value in (
+        ("output_flag", False),
+        ("threads", 1),
+        ("time_limit", limit_s),
+        ("mip_rel_gap", _GAP),
+        ("mip_abs_gap", _GAP),
+    ):
+        highs.setOptionValue(name, value)
+    model: Any = highspy.HighsLp()
+    model.num_col_, model.num_row_ = len(cost), len(row_low)
+    model.col_cost_, model.col_lower_, model.col_upper_ = cost, np.zeros(len(cost)), high
+    model.row_lower_, model.row_upper_ = row_low, row_high
+    model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+    model.a_matrix_.start_, model.a_matrix_.index_ = starts, rows
+    model.a_matrix_.value_ = values.astype(float)
+    kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
+    model.integrality_ = [kinds[int(integer)] for integer in program._integer]
+    highs.passModel(model)
+    if start is not None:
+        solution: Any = highspy.HighsSolution()
+        solution.col_value = start.tolist()
+        highs.setSolution(solution)
+    highs.run()
+    info = highs.getInfo()
+    if info.primal_solution_status != highspy.SolutionStatus.kSolutionStatusFeasible:
+        return None
+    proven = highs.getModelStatus() == highspy.HighsModelStatus.kOptimal
+    return np.array(highs.getSolution().col_value), float(info.mip_dual_bound), proven
+
+
+def _by_scipy(
+    cost: Floats,
+    high: Floats,
+    row_low: Floats,
+    row_high: Floats,
+    matrix: tuple[Any, Any, Any],
+    program: Any,
+    limit_s: float,
+) -> tuple[Floats, float, bool] | None:
+    try:
+        from scipy.optimize import Bounds, LinearConstraint, milp
+        from scipy.sparse import csc_array
+    except ImportError:
+        raise PipelineFrequencyError(
+            "exact planning needs a solver; pip install 'zeusd[pfo]'"
+        ) from None
+    rows = csc_array(matrix, shape=(len(row_low), len(cost)))
+    found = milp(
+        cost,
+        integrality=program._integer.astype(int),
+        bounds=Bounds(np.zeros(len(cost)), high),
+        constraints=LinearConstraint(rows, row_low, row_high),
+        options={"time_limit": limit_s, "mip_rel_gap": _GAP},
+    )
+    if found.x is None:
+        return None
+    return found.x, float(found.mip_dual_bound), found.status == 0

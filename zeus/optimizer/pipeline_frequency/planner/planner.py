@@ -1,0 +1,255 @@
+"""Plans clocks for a pipeline: the whole frontier, or the plan for one deadline or straggler."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
+from zeus.optimizer.pipeline_frequency.planner.exact import Program
+from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Ints, Problem
+from zeus.optimizer.pipeline_frequency.planner.search import Search, fitting
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
+from zeus.optimizer.pipeline_frequency.schedules import Pipeline
+
+Progress = Callable[[int, int], None]
+"""Is told how much is done, and of how much."""
+
+SMALL = 120
+"""Choices, summed over instructions, up to which plans are exact unless told otherwise."""
+
+_SMALL_LIMIT_S = 2.0
+_POLISH_LIMIT_S = 4.0
+_POLISH_STEPS = 3
+_EXACT_LIMIT_S = 600.0
+
+
+class Planner:
+    """Plans for one pipeline.
+
+    Args:
+        profile: What each instruction takes at each clock.
+        pipeline: Which instructions there are, and which waits for which.
+        p2p_power_w: What one GPU draws while it is blocked on communication, W.
+        gpus_per_stage: GPUs that share a stage.
+        energy_per: Whether the profile's energies are of one GPU, as published ones are, or of all
+            GPUs of a stage.
+        changes: What changes of a clock cost; nothing by default.
+        exact: Whether plans are the very best, by a mixed-integer program; None: where the pipeline
+            is small enough for that to take milliseconds.
+        polish: Whether plans are improved by a small mixed-integer program; seconds for each.
+
+    Attributes:
+        fastest_time_s: No plan is faster.
+
+    Raises:
+        PipelineFrequencyError: These do not fit each other.
+    """
+
+    def __init__(
+        self,
+        profile: InstructionProfile,
+        pipeline: Pipeline,
+        *,
+        p2p_power_w: float,
+        gpus_per_stage: int = 1,
+        energy_per: EnergyPer = "gpu",
+        changes: Changes | None = None,
+        exact: bool | None = None,
+        polish: bool = False,
+    ) -> None:
+        self._problem = Problem(
+            profile,
+            pipeline,
+            p2p_power_w=p2p_power_w,
+            gpus_per_stage=gpus_per_stage,
+            energy_per=energy_per,
+        )
+        self._search = Search(self._problem)
+        self._changes = changes or Changes()
+        self._steady = Steady(self._problem, self._changes)
+        choices = int(self._problem.num_options[self._problem.kind].sum())
+        self._small = exact is None and choices <= SMALL
+        self._exact = exact or self._small
+        self._polish = polish
+        self.fastest_time_s = self._problem.min_time_s
+
+    # ------------------------------------------------------------------------------ questions
+
+    def frontier(self, points: int = 100, progress: Progress | None = None) -> Frontier:
+        """Plans from the fastest to the one with the least effective energy.
+
+        Args:
+            points: How many at most; fewer where the pipeline has not so many that differ.
+            progress: Is told how far it is.
+        """
+        if points < 1:
+            raise PipelineFrequencyError(f"a frontier has at least one plan, not {points}")
+        tell = progress or (lambda done, total: None)
+        problem = self._problem
+        intervals = max(1, points - 1)
+        pool = self._search.frontier(intervals, lambda done, total: tell(done, total + points))
+        steps = self._search.steps
+        fast = fitting(pool, problem.min_time_s)
+        chosen = [int(fast[pool.cost_j[fast].argmin()])]
+        if points > 1:
+            chosen += [int(one) for one in pool.best_of_each() if one not in chosen]
+        plans = []
+        for number, one in enumerate(chosen):
+            # Only the exact search cares for more than what its neighbours are.
+            until_s = float(pool.time_s[one]) if not self._exact else self._edge(number, intervals)
+            plans.append(self._finished(pool.options[:, one], until_s))
+            tell(steps + number + 1, steps + points)
+        tell(steps + points, steps + points)
+        return self._of([plan for plan in plans if plan is not None])
+
+    def deadline(self, time_s: float) -> Frontier:
+        """The plan that takes the least energy of those that take at most so long.
+
+        Raises:
+            PipelineFrequencyError: No plan is that fast.
+        """
+        cheapest = self._search.solve_cheapest()
+        return self._one(time_s, min(time_s, cheapest.deadline_s), self._problem.blocking_w)
+
+    def max_slowdown(self, factor: float) -> Frontier:
+        """`deadline`, as a multiple of the fastest time."""
+        if not factor >= 1.0:
+            raise PipelineFrequencyError(f"a slowdown is at least 1, not {factor}")
+        return self.deadline(factor * self.fastest_time_s)
+
+    def straggler(self, time_s: float) -> Frontier:
+        """The plan to run while another pipeline needs `time_s` for an iteration.
+
+        GPUs wait for it anyway, so what is least is the effective energy within that time. The
+        fastest plan where the other pipeline is no straggler.
+        """
+        time_s = max(time_s, self.fastest_time_s)
+        return self._one(time_s, time_s, 0.0)
+
+    # ------------------------------------------------------------------------------ internals
+
+    def _edge(self, number: int, intervals: int) -> float:
+        """The time until which the exact plan of an interval may take."""
+        problem = self._problem
+        share = min(1.0, number / intervals)
+        return problem.min_time_s + share * (problem.max_time_s - problem.min_time_s)
+
+    def _one(self, limit_s: float, target_s: float, price_w: float) -> Frontier:
+        problem = self._problem
+        pool = self._search.near(target_s)
+        fit = fitting(pool, limit_s)
+        cost = pool.cost_j[fit] + price_w * pool.time_s[fit]
+        options = pool.options[:, fit[int(cost.argmin())]]
+        plan = self._finished(options, min(limit_s, problem.max_time_s), price_w)
+        if plan is None:
+            raise PipelineFrequencyError(
+                f"no plan that takes {limit_s:.6g} s with that few clock changes was found; allow "
+                "more changes, or a longer time"
+            )
+        return self._of([plan])
+
+    def _finished(self, options: Ints, until_s: float, price_w: float = 0.0) -> Plan | None:
+        """A plan, improved as asked for, with its figures."""
+        problem = self._problem
+        proven_j = -np.inf
+        if self._exact or self._polish:
+            limit_s = _POLISH_LIMIT_S
+            if self._exact:
+                limit_s = _SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S
+            program = Program(
+                problem,
+                allowed=None if self._exact else self._near(options),
+                change_time_s=self._changes.time_s,
+                max_changes=self._changes.most,
+                count_changes=self._small,
+            )
+            found = program.solve(
+                until_s,
+                time_price_w=price_w,
+                start=options,
+                time_limit_s=limit_s,
+                fewest_changes=self._small,
+            )
+            if found is not None:
+                options = found.options
+                if self._exact and not price_w:
+                    proven_j = found.bound_j
+        clocks = self._steady.settle(problem.clocks(options), until_s)
+        if clocks is None:
+            return None
+        return self._plan(clocks, until_s, proven_j)
+
+    def _near(self, options: Ints) -> NDArray[np.bool_]:
+        """What a polished plan may choose from: a few steps from where it is."""
+        problem = self._problem
+        width = problem.times.shape[1] - 1
+        places = np.arange(width)
+        return np.asarray(np.abs(places - options[:, None]) <= _POLISH_STEPS)
+
+    def _plan(self, clocks: Ints, until_s: float, proven_j: float) -> Plan:
+        problem = self._problem
+        time_s = float(self._steady.times(clocks[:, None])[0])
+        cost_j = self._steady.cost(clocks)
+        bound_j = float(self._search.bound(np.array([time_s]))[0])
+        if until_s <= time_s * (1 + 1e-9):
+            bound_j = max(bound_j, proven_j)
+        stages = problem.stages(clocks)
+        busy_s = sum(self._steady.time_of(place, mhz) for place, mhz in enumerate(clocks.tolist()))
+        gpus_w = problem.p2p_power_w * problem.gpus_per_stage
+        return Plan(
+            stages,
+            time_s=time_s,
+            energy_j=float(problem.energy(cost_j, time_s)),
+            effective_energy_j=cost_j,
+            blocking_energy_j=problem.blocking_w * time_s - gpus_w * busy_s,
+            bound_j=float(problem.energy(min(bound_j, cost_j), time_s)),
+        )
+
+    def _of(self, plans: list[Plan]) -> Frontier:
+        """Without plans that another beats."""
+        kept: list[Plan] = []
+        for plan in sorted(plans, key=lambda one: (one.time_s, one.effective_energy_j)):
+            if not kept or plan.effective_energy_j < kept[-1].effective_energy_j:
+                kept.append(plan)
+        problem = self._problem
+        baseline_s, baseline_j = problem.at_highest_clock()
+        return Frontier(
+            tuple(reversed(kept)),
+            problem.pipeline.name,
+            problem.pipeline.num_stages,
+            problem.pipeline.num_microbatches,
+            problem.p2p_power_w,
+            problem.gpus_per_stage,
+            baseline_s,
+            baseline_j,
+        )
+
+
+def plan_frontier(
+    profile: InstructionProfile,
+    pipeline: Pipeline,
+    *,
+    p2p_power_w: float,
+    gpus_per_stage: int = 1,
+    energy_per: EnergyPer = "gpu",
+    points: int = 100,
+    exact: bool | None = None,
+    polish: bool = False,
+    progress: Progress | None = None,
+) -> Frontier:
+    """The frontier of a pipeline; see `Planner` and `Planner.frontier`."""
+    planner = Planner(
+        profile,
+        pipeline,
+        p2p_power_w=p2p_power_w,
+        gpus_per_stage=gpus_per_stage,
+        energy_per=energy_per,
+        exact=exact,
+        polish=polish,
+    )
+    return planner.frontier(points, progress)

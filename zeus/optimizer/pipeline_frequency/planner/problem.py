@@ -1,0 +1,341 @@
+"""The planning problem as arrays: what each instruction may do, and who waits for whom.
+
+Costs are effective energies, e - P t: what an instruction takes beyond what its GPUs would draw
+while blocked. For a given iteration time their sum is what is to be minimised.
+
+Source: section 4 of J.-W. Chung et al., "Reducing Energy Bloat in Large Model Training", SOSP 2024.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.plans import Step
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.schedules import Pipeline
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.intp]
+
+EnergyPer = Literal["gpu", "stage"]
+
+_CELLS = 4096
+"""Of a table that finds the slowest option within a time in a few steps."""
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The options of one kind of instruction that another does not beat.
+
+    Attributes:
+        mhz: Clocks.
+        time_s: Rising.
+        cost_j: Effective energies of all the stage's GPUs, falling.
+        hull: Places of those on the lower convex hull.
+    """
+
+    mhz: tuple[int, ...]
+    time_s: Floats
+    cost_j: Floats
+    hull: Ints
+
+
+def curve_of(options: Sequence[Option], power_w: float, gpus: int, per: EnergyPer) -> Curve:
+    """Options for one instruction, without those that take more time and more energy.
+
+    Args:
+        options: From a profile.
+        power_w: What one GPU draws while blocked.
+        gpus: That share the stage.
+        per: Whether the profile's energies are one GPU's or all of the stage's.
+    """
+    factor = gpus if per == "gpu" else 1
+    points = sorted(
+        (option.time_s, factor * option.energy_j - gpus * power_w * option.time_s, option.frequency)
+        for option in options
+    )
+    kept: list[tuple[float, float, int]] = []
+    for point in points:
+        if not kept or point[1] < kept[-1][1]:
+            kept.append(point)
+    hull: list[int] = []
+    for place, (time_s, cost_j, _) in enumerate(kept):
+        while len(hull) > 1:
+            (t0, c0, _), (t1, c1, _) = kept[hull[-2]], kept[hull[-1]]
+            if (c1 - c0) * (time_s - t0) < (cost_j - c0) * (t1 - t0):
+                break
+            hull.pop()
+        hull.append(place)
+    return Curve(
+        tuple(mhz for _, _, mhz in kept),
+        np.array([time_s for time_s, _, _ in kept]),
+        np.array([cost_j for _, cost_j, _ in kept]),
+        np.array(hull, dtype=np.intp),
+    )
+
+
+@dataclass(frozen=True)
+class Order:
+    """One direction through the graph, group after group.
+
+    Attributes:
+        levels: Pairs: the group's instructions, and for each those before it, filled up with the
+            number of instructions, which stands for none.
+        after: For each group, those behind each of its instructions, filled up alike.
+    """
+
+    levels: tuple[tuple[Ints, Ints], ...]
+    after: tuple[Ints, ...]
+
+
+class Problem:
+    """A pipeline with the curves of its instructions.
+
+    Args:
+        profile: What instructions take.
+        pipeline: The graph.
+        p2p_power_w: What one GPU draws while it is blocked on communication, W.
+        gpus_per_stage: GPUs that share a stage.
+        energy_per: Whether the profile's energies are one GPU's or all of a stage's.
+
+    Attributes:
+        kind: The curve of each instruction.
+        times, costs: Of each curve's options: s, J; filled up with inf.
+        hull_below: For each option, the nearest on the hull that is not slower.
+        forward, reverse: The graph in both directions.
+
+    Raises:
+        PipelineFrequencyError: Profile and pipeline do not fit each other.
+    """
+
+    def __init__(
+        self,
+        profile: InstructionProfile,
+        pipeline: Pipeline,
+        *,
+        p2p_power_w: float,
+        gpus_per_stage: int = 1,
+        energy_per: EnergyPer = "gpu",
+    ) -> None:
+        if profile.num_stages != pipeline.num_stages:
+            raise PipelineFrequencyError(
+                f"the profile has {profile.num_stages} stages and the pipeline "
+                f"{pipeline.num_stages}; profile every stage, or pick the stages to plan for"
+            )
+        if not 0 <= p2p_power_w < 100_000:
+            raise PipelineFrequencyError(
+                f"the blocking power must be watts of one GPU, such as 80, not {p2p_power_w}"
+            )
+        if gpus_per_stage < 1:
+            raise PipelineFrequencyError(f"a stage has at least one GPU, not {gpus_per_stage}")
+        self.pipeline = pipeline
+        self.profile = profile
+        self.energy_per = energy_per
+        self.p2p_power_w = p2p_power_w
+        self.gpus_per_stage = gpus_per_stage
+        self.blocking_w = p2p_power_w * gpus_per_stage * pipeline.num_stages
+        self.count = len(pipeline.instructions)
+        names = [(one.stage, one.name, one.chunk) for one in pipeline.instructions]
+        self.kinds = list(dict.fromkeys(names))
+        number = {name: place for place, name in enumerate(self.kinds)}
+        self.curves = [
+            curve_of(profile.options(*name), p2p_power_w, gpus_per_stage, energy_per)
+            for name in self.kinds
+        ]
+        self.kind = np.array([number[name] for name in names], dtype=np.intp)
+        self.num_options = np.array([len(curve.mhz) for curve in self.curves], dtype=np.intp)
+        width = int(self.num_options.max())
+        self.times = np.full((len(self.curves), width + 1), np.inf)
+        self.costs = np.full((len(self.curves), width + 1), np.inf)
+        self.hull_below = np.zeros((len(self.curves), width + 1), dtype=np.intp)
+        for place, curve in enumerate(self.curves):
+            size = len(curve.mhz)
+            self.times[place, :size] = curve.time_s
+            self.costs[place, :size] = curve.cost_j
+            below = np.searchsorted(curve.hull, np.arange(size), side="right") - 1
+            self.hull_below[place, :size] = curve.hull[below]
+        self.arcs = _without_implied(pipeline)
+        self.forward = _order(self.count, self.arcs)
+        self.reverse = _order(self.count, [(head, tail) for tail, head in self.arcs])
+        self._build_table()
+        self.fastest = self.times[self.kind, 0]
+        self.slowest = self.times[self.kind, self.num_options[self.kind] - 1]
+        self.min_time_s = float(self.longest(self.fastest[:, None])[0])
+        self.max_time_s = float(self.longest(self.slowest[:, None])[0])
+        self.tolerance_s = 1e-12 * self.max_time_s
+
+    # ---------------------------------------------------------------------------- evaluation
+
+    def finishes(self, durations: Floats, order: Order | None = None) -> Floats:
+        """When each instruction ends at the earliest, s; the last row is 0.
+
+        Args:
+            durations: (instructions, plans), s.
+            order: `reverse` for the time from an instruction's beginning to the iteration's end.
+        """
+        ends = np.zeros((self.count + 1, durations.shape[1]))
+        for level, before in (order or self.forward).levels:
+            ends[level] = ends[before].max(axis=1) + durations[level]
+        return ends
+
+    def longest(self, durations: Floats) -> Floats:
+        """The iteration's time, s, for each of several plans (instructions, plans)."""
+        return np.asarray(self.finishes(durations).max(axis=0))
+
+    def durations(self, options: Ints) -> Floats:
+        """s, of chosen options (instructions, plans)."""
+        return np.asarray(self.times[self.kind[:, None], options])
+
+    def cost(self, options: Ints) -> Floats:
+        """Effective energy of an iteration, J, of each plan (instructions, plans)."""
+        return np.asarray(self.costs[self.kind[:, None], options].sum(axis=0))
+
+    def energy(self, cost_j: Any, time_s: Any) -> Any:
+        """Energy of an iteration, J: blocking throughout added to the effective energy."""
+        return cost_j + self.blocking_w * time_s
+
+    def slowest_within(self, kinds: Ints, budget_s: Floats) -> Ints:
+        """The slowest option of each curve that takes at most so long; the fastest if none does.
+
+        Args:
+            kinds: Curves, of a shape that broadcasts against the budgets.
+            budget_s: Times.
+        """
+        cells = (budget_s - self._first[kinds]) * self._per_cell[kinds]
+        cells = np.maximum(np.minimum(cells, _CELLS, out=cells), 0.0, out=cells).astype(np.intp)
+        # Clipping does no harm, and is faster than looking for what is out of bounds.
+        found = self._table.take(cells + self._table_row[kinds], mode="clip")
+        rows = self._times_row[kinds]
+        for _ in range(self._corrections):
+            found = found + (self._flat_times.take(found + rows, mode="clip") <= budget_s)
+        return np.asarray(found)
+
+    def _build_table(self) -> None:
+        self._first = np.array([curve.time_s[0] for curve in self.curves])
+        spans = np.array([curve.time_s[-1] - curve.time_s[0] for curve in self.curves])
+        self._per_cell = np.divide(_CELLS, spans, out=np.zeros_like(spans), where=spans > 0)
+        self._table = np.zeros((len(self.curves), _CELLS + 1), dtype=np.intp)
+        most = 1
+        for place, curve in enumerate(self.curves):
+            # A hair below, so that rounding never finds too slow an option.
+            edges = curve.time_s[0] + spans[place] * (np.arange(_CELLS + 1) / _CELLS - 1e-9)
+            found = np.maximum(np.searchsorted(curve.time_s, edges, side="right") - 1, 0)
+            self._table[place] = found
+            if spans[place] > 0:
+                most = max(most, int(np.diff(found).max()))
+        self._corrections = most
+        every = np.arange(len(self.curves))
+        self._table_row = every * (_CELLS + 1)
+        # What is looked at is the option after the one found.
+        self._times_row = every * self.times.shape[1] + 1
+        self._flat_times = np.ascontiguousarray(self.times).ravel()
+
+    # ----------------------------------------------------------------------------- read plans
+
+    def stages(self, clocks: Ints) -> tuple[tuple[Step, ...], ...]:
+        """A plan as it is written, of one clock for each instruction."""
+        mhz = clocks.tolist()
+        instructions = self.pipeline.instructions
+        return tuple(
+            tuple((instructions[place].name, mhz[place]) for place in stage)
+            for stage in self.pipeline.stages
+        )
+
+    def clocks(self, options: Ints) -> Ints:
+        """MHz of each instruction, of one option for each."""
+        return np.array(
+            [self.curves[kind].mhz[option] for kind, option in zip(self.kind, options, strict=True)]
+        )
+
+    def by_clock(self) -> list[dict[int, tuple[float, float]]]:
+        """For each curve, what every clock of the profile takes: s, and effective energy, J."""
+        factor = self.gpus_per_stage if self.energy_per == "gpu" else 1
+        blocking_w = self.p2p_power_w * self.gpus_per_stage
+        return [
+            {
+                option.frequency: (
+                    option.time_s,
+                    factor * option.energy_j - blocking_w * option.time_s,
+                )
+                for option in self.profile.options(*kind)
+            }
+            for kind in self.kinds
+        ]
+
+    def at_highest_clock(self) -> tuple[float, float]:
+        """Time, s, and energy, J, of an iteration with every instruction at its highest clock."""
+        times, energies = [], []
+        factor = self.gpus_per_stage if self.energy_per == "gpu" else 1
+        for kind in self.kinds:
+            option = self.profile.options(*kind)[0]
+            times.append(option.time_s)
+            energies.append(factor * option.energy_j)
+        durations = np.array(times)[self.kind]
+        stages = np.array(energies)[self.kind].sum()
+        time_s = float(self.longest(durations[:, None])[0])
+        busy = self.p2p_power_w * self.gpus_per_stage * durations.sum()
+        return time_s, float(stages + self.blocking_w * time_s - busy)
+
+
+def _without_implied(pipeline: Pipeline) -> list[tuple[int, int]]:
+    """Arcs without those that a longer way implies."""
+    count = len(pipeline.instructions)
+    after: list[list[int]] = [[] for _ in range(count)]
+    for tail, head in pipeline.arcs:
+        after[tail].append(head)
+    level = [0] * count
+    for number, group in enumerate(pipeline.levels):
+        for place in group:
+            level[place] = number
+    kept = []
+    for tail, head in pipeline.arcs:
+        seen = {place for place in after[tail] if place != head and level[place] < level[head]}
+        waiting = list(seen)
+        implied = False
+        while waiting and not implied:
+            for place in after[waiting.pop()]:
+                if place == head:
+                    implied = True
+                elif level[place] < level[head] and place not in seen:
+                    seen.add(place)
+                    waiting.append(place)
+        if not implied:
+            kept.append((tail, head))
+    return kept
+
+
+def _order(count: int, arcs: Sequence[tuple[int, int]]) -> Order:
+    before: list[list[int]] = [[] for _ in range(count)]
+    after: list[list[int]] = [[] for _ in range(count)]
+    waits = [0] * count
+    for tail, head in arcs:
+        before[head].append(tail)
+        after[tail].append(head)
+        waits[head] += 1
+    levels, behind = [], []
+    ready = [place for place in range(count) if not waits[place]]
+    while ready:
+        levels.append((np.array(ready, dtype=np.intp), _filled(ready, before, count)))
+        behind.append(_filled(ready, after, count))
+        following = []
+        for tail in ready:
+            for head in after[tail]:
+                waits[head] -= 1
+                if not waits[head]:
+                    following.append(head)
+        ready = following
+    return Order(tuple(levels), tuple(behind))
+
+
+def _filled(places: Sequence[int], lists: Sequence[Sequence[int]], none: int) -> Ints:
+    width = max(1, max(len(lists[place]) for place in places))
+    filled = np.full((len(places), width), none, dtype=np.intp)
+    for row, place in enumerate(places):
+        filled[row, : len(lists[place])] = lists[place]
+    return filled

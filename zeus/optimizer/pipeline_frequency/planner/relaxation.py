@@ -1,0 +1,279 @@
+"""The planning problem without its discreteness: a linear program.
+
+Every instruction may take any time on the convex hull of its curve. The program's optimum for a
+deadline is a bound: no plan that keeps the deadline has less effective energy.
+
+Source: J. Kelley, "Critical-Path Planning and Scheduling: Mathematical Basis", 1961.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
+
+_USUAL = 50.0
+"""Times are scaled so that instructions take about this: solvers' tolerances are absolute."""
+
+
+@dataclass(frozen=True)
+class Relaxed:
+    """The optimum for one deadline.
+
+    Attributes:
+        deadline_s: The deadline, or the time that costs least in all if it comes earlier.
+        durations_s: Of each instruction.
+        bound_j: Least effective energy.
+        price_w: By how much the bound rises for each second that the deadline comes earlier.
+    """
+
+    deadline_s: float
+    durations_s: Floats
+    bound_j: float
+    price_w: float
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """A linear program: minimise cost x, rows at least `row_low`, columns within bounds.
+
+    Attributes:
+        starts, rows, values: The matrix, column by column.
+        end: The column of the iteration's end.
+    """
+
+    cost: Floats
+    low: Floats
+    high: Floats
+    row_low: Floats
+    starts: Ints
+    rows: Ints
+    values: Floats
+    end: int
+
+
+class Solver(Protocol):
+    """Solves one program again and again, with other deadlines."""
+
+    def solve(self, end_high: float, end_cost: float) -> tuple[Floats, float, float]:
+        """Values of the columns, the optimum, and the price of the end's upper bound."""
+        ...
+
+
+class Relaxation:
+    """Solves the program of a problem.
+
+    Args:
+        problem: The problem.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        self._problem = problem
+        usual = float(np.median(problem.fastest))
+        self._scale = _USUAL / usual
+        self._unit = _watts(problem)
+        self._build()
+        self._solver: Solver = _solver(self._matrix)
+
+    def _build(self) -> None:
+        problem, scale = self._problem, self._scale
+        count = problem.count
+        before: list[list[int]] = [[] for _ in range(count)]
+        last = [True] * count
+        for tail, head in problem.arcs:
+            before[head].append(tail)
+            last[tail] = False
+        into: list[list[int]] = [[] for _ in range(count)]
+        out: list[list[int]] = [[] for _ in range(count)]
+        row_low: list[float] = []
+        for place in range(count):
+            for tail in before[place] or [-1]:
+                into[place].append(len(row_low))
+                if tail >= 0:
+                    out[tail].append(len(row_low))
+                row_low.append(float(problem.fastest[place]) * scale)
+        end_rows = []
+        for place in range(count):
+            if last[place]:
+                out[place].append(len(row_low))
+                end_rows.append(len(row_low))
+                row_low.append(0.0)
+        starts = [0]
+        rows: list[int] = []
+        values: list[float] = []
+        cost: list[float] = []
+        high: list[float] = []
+
+        def column(price: float, most: float, entries: list[tuple[int, float]]) -> None:
+            cost.append(price)
+            high.append(most)
+            rows.extend(row for row, _ in entries)
+            values.extend(value for _, value in entries)
+            starts.append(len(rows))
+
+        for place in range(count):
+            entries = [(row, 1.0) for row in into[place]] + [(row, -1.0) for row in out[place]]
+            column(0.0, np.inf, entries)
+        # Column by column what one hull segment adds to an instruction's time.
+        segments = []
+        for place in range(count):
+            curve = problem.curves[problem.kind[place]]
+            time_s, cost_j = curve.time_s[curve.hull], curve.cost_j[curve.hull]
+            widths, steps = np.diff(time_s), np.diff(cost_j)
+            segments.append(len(widths))
+            for width, step in zip(widths.tolist(), steps.tolist(), strict=True):
+                column(step / width / self._unit, width * scale, [(r, -1.0) for r in into[place]])
+        column(0.0, np.inf, [(row, 1.0) for row in end_rows])
+        self._segments = np.repeat(np.arange(count), segments)
+        self._matrix = Matrix(
+            np.array(cost),
+            np.zeros(len(cost)),
+            np.array(high),
+            np.array(row_low),
+            np.array(starts, dtype=np.intp),
+            np.array(rows, dtype=np.intp),
+            np.array(values),
+            len(cost) - 1,
+        )
+
+    def solve(self, deadline_s: float, time_price_w: float = 0.0) -> Relaxed:
+        """The optimum for a deadline.
+
+        Args:
+            deadline_s: At least `Problem.min_time_s`; a longer one than the slowest plan needs is
+                as good as none.
+            time_price_w: What each second of the iteration costs beside the effective energy: the
+                power of blocking where nobody waits for a straggler.
+
+        Raises:
+            PipelineFrequencyError: No plan is that fast.
+        """
+        problem = self._problem
+        if deadline_s < problem.min_time_s * (1 - 1e-9):
+            raise PipelineFrequencyError(
+                f"no plan takes {deadline_s:.6g} s or less; the fastest takes "
+                f"{problem.min_time_s:.6g} s: ask for at least that"
+            )
+        deadline_s = min(max(deadline_s, problem.min_time_s), problem.max_time_s)
+        unit = self._unit
+        values, optimum, price = self._solver.solve(
+            # A hair more: the end of the longest way is a sum that rounds.
+            deadline_s * self._scale * (1 + 1e-13),
+            time_price_w / unit,
+        )
+        ends = values[self._matrix.end] / self._scale
+        extra = np.bincount(
+            self._segments,
+            weights=values[problem.count : self._matrix.end],
+            minlength=problem.count,
+        )
+        fixed = problem.costs[problem.kind, 0].sum()
+        bound = float(fixed + optimum * unit / self._scale)
+        return Relaxed(
+            min(deadline_s, ends) if time_price_w else deadline_s,
+            problem.fastest + extra / self._scale,
+            bound - time_price_w * ends,
+            -price * unit,
+        )
+
+
+def _watts(problem: Problem) -> float:
+    """Watts that are one in the program: energies may be of any scale."""
+    spread = sum(float(np.ptp(curve.cost_j)) for curve in problem.curves)
+    span = sum(float(np.ptp(curve.time_s)) for curve in problem.curves)
+    return spread / span if span > 0 and spread > 0 else 1.0
+
+
+def _solver(matrix: Matrix) -> Solver:
+    # Their libraries clash in one process; whoever has OR-Tools loaded gets SciPy's HiGHS.
+    if "ortools" not in sys.modules:
+        try:
+            return _Highs(matrix)
+        except ImportError:
+            pass
+    try:
+        return _SciPy(matrix)
+    except ImportError:
+        raise PipelineFrequencyError(
+            "planning needs a solver for linear programs; pip install 'zeusd[pfo]'"
+        ) from None
+
+
+class _Highs:
+    """Goes on from the last optimum."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        highspy: Any = importlib.import_module("highspy")
+        self._end = matrix.end
+        self._highs: Any = highspy.Highs()
+        for name, value in (("output_flag", False), ("presolve", "off"), ("threads", 1)):
+            self._highs.setOptionValue(name, value)
+        program: Any = highspy.HighsLp()
+        program.num_col_ = len(matrix.cost)
+        program.num_row_ = len(matrix.row_low)
+        program.col_cost_ = matrix.cost
+        program.col_lower_ = matrix.low
+        program.col_upper_ = matrix.high
+        program.row_lower_ = matrix.row_low
+        program.row_upper_ = np.full(len(matrix.row_low), np.inf)
+        program.a_matrix_.format_ = highspy.MatrixFormat.kColwise
+        program.a_matrix_.start_ = matrix.starts
+        program.a_matrix_.index_ = matrix.rows
+        program.a_matrix_.value_ = matrix.values
+        self._highs.passModel(program)
+        self._optimal = highspy.HighsModelStatus.kOptimal
+
+    def solve(self, end_high: float, end_cost: float) -> tuple[Floats, float, float]:
+        self._highs.changeColBounds(self._end, 0.0, end_high)
+        self._highs.changeColCost(self._end, end_cost)
+        self._highs.run()
+        if self._highs.getModelStatus() != self._optimal:
+            # What it went on from may be at fault.
+            self._highs.clearSolver()
+            self._highs.run()
+        if self._highs.getModelStatus() != self._optimal:
+            raise PipelineFrequencyError(
+                f"the linear program was not solved ({self._highs.getModelStatus()}); check the "
+                "profile's times and energies"
+            )
+        solution = self._highs.getSolution()
+        values = np.array(solution.col_value)
+        price = float(solution.col_dual[self._end])
+        return values, float(self._highs.getObjectiveValue()), price
+
+
+class _SciPy:
+    """Begins anew each time."""
+
+    def __init__(self, matrix: Matrix) -> None:
+        from scipy.sparse import csc_array
+
+        shape = (len(matrix.row_low), len(matrix.cost))
+        self._matrix = matrix
+        self._rows = -csc_array((matrix.values, matrix.rows, matrix.starts), shape=shape)
+
+    def solve(self, end_high: float, end_cost: float) -> tuple[Floats, float, float]:
+        from scipy.optimize import linprog
+
+        matrix = self._matrix
+        cost, high = matrix.cost.copy(), matrix.high.copy()
+        cost[matrix.end], high[matrix.end] = end_cost, end_high
+        found = linprog(
+            cost,
+            A_ub=self._rows,
+            b_ub=-matrix.row_low,
+            bounds=np.column_stack([matrix.low, high]),
+            method="highs-ds",
+        )
+        if found.status != 0:
+            raise PipelineFrequencyError(
+                f"the linear program was not solved ({found.message}); check the profile's times "
+                "and energies"
+            )
+        return found.x, float(found.fun), float(found.upper.marginals[matrix.end])

@@ -1,0 +1,195 @@
+"""Pictures of frontiers, plans and profiles. Needs matplotlib: pip install 'zeusd[plot]'."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile
+from zeus.optimizer.pipeline_frequency.schedules import Pipeline
+from zeus.optimizer.pipeline_frequency.timeline import Run, timeline
+
+FORMATS = ("png", "svg")
+
+
+def plot_frontier(frontier: Frontier, path: str | os.PathLike[str]) -> list[Path]:
+    """Draws time against energy: plans, their bound, all at the highest clock.
+
+    Args:
+        frontier: The plans.
+        path: Without an ending: a PNG and an SVG are written.
+
+    Returns:
+        What was written.
+    """
+    figure, axes = _figure(7.5, 4.8)
+    times = [plan.time_s for plan in frontier.plans]
+    axes.plot(
+        times,
+        [plan.bound_j for plan in frontier.plans],
+        color="0.6",
+        linewidth=1,
+        label="lower bound",
+    )
+    axes.scatter(
+        times,
+        [plan.energy_j for plan in frontier.plans],
+        s=14,
+        color="tab:blue",
+        label=f"{len(times)} plans",
+        zorder=3,
+    )
+    axes.scatter(
+        [frontier.baseline_time_s],
+        [frontier.baseline_energy_j],
+        marker="x",
+        color="tab:red",
+        label="highest clocks",
+        zorder=3,
+    )
+    fastest = frontier.plans[-1]
+    saved = 100 * (1 - fastest.energy_j / frontier.baseline_energy_j)
+    axes.annotate(
+        f"no slowdown: {saved:.1f} % less",
+        (fastest.time_s, fastest.energy_j),
+        xytext=(12, 10),
+        textcoords="offset points",
+        fontsize=9,
+    )
+    axes.set_xlabel("iteration time (s)")
+    axes.set_ylabel("energy of an iteration (J)")
+    axes.set_title(
+        f"{frontier.schedule}, {frontier.num_stages} stages, "
+        f"{frontier.num_microbatches} microbatches"
+    )
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    return _save(figure, path)
+
+
+def plot_timeline(
+    profile: InstructionProfile,
+    pipeline: Pipeline,
+    frontier: Frontier,
+    index: int,
+    path: str | os.PathLike[str],
+) -> list[Path]:
+    """Draws an iteration at the highest clocks, and under a plan: a row for each stage.
+
+    Args:
+        profile: What instructions take.
+        pipeline: The schedule.
+        frontier: The plans.
+        index: Which of them.
+        path: Without an ending: a PNG and an SVG are written.
+    """
+    plan = frontier.plans[index]
+    before = timeline(profile, pipeline)
+    after = timeline(profile, pipeline, plan.stages)
+    figure, axes = _figure(12, 1.6 + 0.75 * pipeline.num_stages, rows=2)
+    low = min(run.frequency for run in (*before, *after))
+    high = max(run.frequency for run in (*before, *after))
+    captions = (
+        f"highest clocks: {frontier.baseline_time_s:.3f} s, {frontier.baseline_energy_j:.0f} J",
+        f"plan {index}: {plan.time_s:.3f} s, {plan.energy_j:.0f} J "
+        f"({100 * (1 - plan.energy_j / frontier.baseline_energy_j):.1f} % less)",
+    )
+    end = max(run.end_s for run in (*before, *after))
+    colours = None
+    for one, runs, caption in zip(axes, (before, after), captions, strict=True):
+        colours = _draw(one, runs, pipeline.num_stages, low, high)
+        one.set_title(caption, loc="left", fontsize=10)
+        one.set_xlim(0, end)
+    axes[1].set_xlabel("time (s)")
+    figure.colorbar(colours, ax=list(axes), label="clock (MHz)", pad=0.01)
+    return _save(figure, path, tight=False)
+
+
+def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> list[Path]:
+    """Draws time against energy of each instruction at each clock."""
+    figure, axes = _figure(11, 4.5, columns=2)
+    for one, name in zip(axes, INSTRUCTIONS, strict=True):
+        for stage in range(profile.num_stages):
+            options = profile.options(stage, name)
+            one.plot(
+                [1000 * option.time_s for option in options],
+                [option.energy_j for option in options],
+                marker=".",
+                linewidth=0.8,
+                label=f"stage {stage}",
+            )
+        one.set_title(name)
+        one.set_xlabel("time (ms)")
+        one.set_ylabel("energy (J)")
+        one.grid(alpha=0.3)
+    axes[1].legend(frameon=False, fontsize=8)
+    return _save(figure, path)
+
+
+def _draw(axes: Any, runs: Sequence[Run], stages: int, low: int, high: int) -> Any:
+    from matplotlib.collections import PolyCollection
+
+    corners, clocks, edges = [], [], []
+    for run in runs:
+        y = run.instruction.stage
+        top, bottom = y - 0.42, y + 0.42
+        corners.append(
+            [(run.start_s, top), (run.end_s, top), (run.end_s, bottom), (run.start_s, bottom)]
+        )
+        clocks.append(run.frequency)
+        edges.append("white" if run.instruction.name == "forward" else "black")
+    crowded = len(runs) > 600
+    bars = PolyCollection(
+        corners,
+        array=clocks,
+        cmap="viridis",
+        edgecolors="none" if crowded else edges,
+        linewidths=0.0 if crowded else 0.5,
+        clim=(low, max(high, low + 1)),
+    )
+    axes.add_collection(bars)
+    if len(runs) <= 160:
+        for run in runs:
+            axes.text(
+                (run.start_s + run.end_s) / 2,
+                run.instruction.stage,
+                f"{run.instruction.name[0].upper()}{run.instruction.microbatch}",
+                ha="center",
+                va="center",
+                fontsize=6,
+                color="white" if run.frequency < (low + high) / 2 else "black",
+            )
+    axes.set_ylim(stages - 0.5, -0.5)
+    axes.set_yticks(range(stages), [f"stage {number}" for number in range(stages)])
+    axes.set_facecolor("0.93")
+    return bars
+
+
+def _figure(width: float, height: float, rows: int = 1, columns: int = 1) -> tuple[Any, Any]:
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise PipelineFrequencyError(
+            "pictures need matplotlib; pip install 'zeusd[plot]', or ask for none"
+        ) from None
+    figure = Figure(figsize=(width, height))
+    FigureCanvasAgg(figure)
+    if rows > 1:
+        figure.subplots_adjust(hspace=0.35)
+    return figure, figure.subplots(rows, columns)
+
+
+def _save(figure: Any, path: str | os.PathLike[str], tight: bool = True) -> list[Path]:
+    if tight:
+        figure.tight_layout()
+    written = []
+    for ending in FORMATS:
+        target = Path(f"{os.fspath(path)}.{ending}")
+        figure.savefig(target, dpi=130, bbox_inches="tight")
+        written.append(target)
+    return written

@@ -1,0 +1,307 @@
+"""What each instruction of a pipeline takes at each clock: the profile, as a CSV file."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeus.exceptions import PipelineFrequencyError
+
+NEEDED = ("stage", "instruction", "frequency", "time", "energy")
+RANKS = ("rank", "dp_rank", "pp_rank", "tp_rank")
+INSTRUCTIONS = ("forward", "backward")
+
+IGNORED = ("load",)
+"""Published profiles hold this too; loading a batch is no part of a plan."""
+
+_LONGEST_S = 3600.0
+_MOST_W = 20_000.0
+"""More than these for one instruction of one GPU is another unit: milliseconds, millijoules."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One measurement.
+
+    Attributes:
+        stage: From 0.
+        instruction: `forward` or `backward`.
+        frequency: SM clock, MHz.
+        time: Of one instruction on one microbatch, s.
+        energy: Of the same, J.
+        rank, dp_rank, pp_rank, tp_rank: Who measured it; None where that is not told.
+        chunk: Which of the stage's model chunks, from 0; only interleaved schedules have several.
+    """
+
+    stage: int
+    instruction: str
+    frequency: int
+    time: float
+    energy: float
+    rank: int | None = None
+    dp_rank: int | None = None
+    pp_rank: int | None = None
+    tp_rank: int | None = None
+    chunk: int = 0
+
+
+@dataclass(frozen=True)
+class Option:
+    """A clock an instruction can run at: MHz, s, J of one GPU."""
+
+    frequency: int
+    time_s: float
+    energy_j: float
+
+
+class InstructionProfile:
+    """For each stage and instruction, what it takes at each clock.
+
+    Rows of several ranks for one clock are joined: the time is the slowest rank's, as the others
+    wait for it, and the energy the ranks' mean. So energies stay those of one GPU.
+
+    Args:
+        options: By stage, instruction and chunk; sorted here from the highest clock down.
+        tensor_parallel: GPUs of one pipeline that share a stage, as far as the ranks tell.
+    """
+
+    def __init__(
+        self,
+        options: dict[tuple[int, str, int], Sequence[Option]],
+        tensor_parallel: int = 1,
+    ) -> None:
+        self._options = {
+            key: tuple(sorted(found, key=lambda option: -option.frequency))
+            for key, found in options.items()
+        }
+        self.tensor_parallel = tensor_parallel
+        self.num_stages = 1 + max((stage for stage, _, _ in options), default=-1)
+
+    @classmethod
+    def read(cls, path: str | os.PathLike[str]) -> InstructionProfile:
+        """Reads a profile with five columns, or more.
+
+        Raises:
+            PipelineFrequencyError: It names the row and the column that are wrong.
+        """
+        name = os.fspath(path)
+        try:
+            with Path(path).open(newline="", encoding="utf-8-sig") as file:
+                return cls._of_lines(name, csv.reader(file))
+        except OSError as error:
+            raise PipelineFrequencyError(
+                f"the profile {name} cannot be read ({error.strerror}); give a CSV file with the "
+                f"columns {','.join(NEEDED)}"
+            ) from None
+        except (UnicodeDecodeError, csv.Error) as error:
+            raise PipelineFrequencyError(f"the profile {name} is no CSV file ({error})") from None
+
+    @classmethod
+    def _of_lines(cls, name: str, lines: Iterator[list[str]]) -> InstructionProfile:
+        header = [column.strip().lower() for column in next(lines, [])]
+        missing = [column for column in NEEDED if column not in header]
+        if missing:
+            raise PipelineFrequencyError(
+                f"the profile {name} has no column {', '.join(missing)} in its first row; it needs "
+                f"{','.join(NEEDED)}"
+            )
+        rows: list[Row] = []
+        places: list[int] = []
+        for number, line in enumerate(lines, start=2):
+            if not any(cell.strip() for cell in line):
+                continue
+            cells = dict(zip(header, (cell.strip() for cell in line), strict=False))
+            try:
+                row = _row(cells)
+            except PipelineFrequencyError as error:
+                raise PipelineFrequencyError(f"{name}, row {number}, {error.message}") from None
+            if row is not None:
+                rows.append(row)
+                places.append(number)
+        if not rows:
+            raise PipelineFrequencyError(
+                f"the profile {name} has no measurement; it needs one row for each stage, "
+                "instruction and clock"
+            )
+        try:
+            return cls.from_rows(rows, places)
+        except PipelineFrequencyError as error:
+            raise PipelineFrequencyError(f"the profile {name}: {error.message}") from None
+
+    @classmethod
+    def from_rows(
+        cls, rows: Iterable[Row], places: Sequence[int] | None = None
+    ) -> InstructionProfile:
+        """Joins measurements of several ranks.
+
+        Args:
+            rows: The measurements.
+            places: Their rows in the file, for messages.
+
+        Raises:
+            PipelineFrequencyError: A stage is missing, or one value is of another unit than its
+                like.
+        """
+        measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]] = {}
+        tensor_ranks: set[int] = set()
+        for number, row in enumerate(rows):
+            place = f"row {number + 1 if places is None else places[number]}"
+            kind = measured.setdefault((row.stage, row.instruction, row.chunk), {})
+            kind.setdefault(row.frequency, []).append((row, place))
+            if row.tp_rank is not None:
+                tensor_ranks.add(row.tp_rank)
+        if not measured:
+            raise PipelineFrequencyError("there is no measurement")
+        _check_complete(measured)
+        _check_units(measured)
+        return cls(
+            {
+                key: [
+                    Option(
+                        mhz,
+                        max(row.time for row, _ in found),
+                        math.fsum(row.energy for row, _ in found) / len(found),
+                    )
+                    for mhz, found in clocks.items()
+                ]
+                for key, clocks in measured.items()
+            },
+            max(1, len(tensor_ranks)),
+        )
+
+    def pick(self, stages: Sequence[int]) -> InstructionProfile:
+        """A profile of these stages alone, numbered anew from 0 in this order."""
+        for stage in stages:
+            self.options(stage, INSTRUCTIONS[0])
+        return InstructionProfile(
+            {
+                (number, name, chunk): found
+                for number, picked in enumerate(stages)
+                for (stage, name, chunk), found in self._options.items()
+                if stage == picked
+            },
+            self.tensor_parallel,
+        )
+
+    def options(self, stage: int, instruction: str, chunk: int = 0) -> tuple[Option, ...]:
+        """What an instruction takes at each clock, from the highest down.
+
+        A chunk that the profile does not tell apart takes what chunk 0 takes.
+
+        Raises:
+            PipelineFrequencyError: The profile has no such instruction.
+        """
+        for key in ((stage, instruction, chunk), (stage, instruction, 0)):
+            if key in self._options:
+                return self._options[key]
+        raise PipelineFrequencyError(
+            f"the profile has no {instruction} of stage {stage}; it has stages 0 to "
+            f"{self.num_stages - 1}: measure what is missing, or plan for fewer stages"
+        )
+
+
+def write_profile(rows: Iterable[Row], path: str | os.PathLike[str]) -> None:
+    """Writes measurements as CSV with nine columns, and `chunk` where one is not 0; atomically."""
+    rows = list(rows)
+    chunks = any(row.chunk for row in rows)
+    target = Path(path)
+    part = target.with_name(f"{target.name}.{os.getpid()}.part")
+    columns = [*RANKS, *NEEDED, *(["chunk"] if chunks else [])]
+    try:
+        with part.open("w", newline="", encoding="utf-8") as file:
+            table = csv.writer(file)
+            table.writerow(columns)
+            for row in rows:
+                cells = (getattr(row, column) for column in columns)
+                table.writerow(["" if cell is None else cell for cell in cells])
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _row(cells: dict[str, str]) -> Row | None:
+    """Errors begin with `column`."""
+    instruction = cells.get("instruction", "").lower()
+    if instruction in IGNORED:
+        return None
+    if instruction not in INSTRUCTIONS:
+        raise PipelineFrequencyError(
+            f"column instruction: must be forward or backward, not {instruction!r}"
+        )
+    ranks = {
+        column: None if not cells.get(column) else _whole(column, cells[column]) for column in RANKS
+    }
+    frequency = _whole("frequency", cells.get("frequency", ""))
+    if not 1 <= frequency <= 100_000:
+        raise PipelineFrequencyError(
+            f"column frequency: must be MHz, such as 1410, not {frequency}"
+        )
+    return Row(
+        stage=_whole("stage", cells.get("stage", "")),
+        instruction=instruction,
+        frequency=frequency,
+        time=_positive("time", cells.get("time", ""), "seconds"),
+        energy=_positive("energy", cells.get("energy", ""), "joules"),
+        chunk=_whole("chunk", cells.get("chunk") or "0"),
+        **ranks,
+    )
+
+
+def _whole(column: str, text: str) -> int:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0 and value == int(value)):
+        raise PipelineFrequencyError(f"column {column}: must be a whole number, not {text!r}")
+    return int(value)
+
+
+def _positive(column: str, text: str, unit: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value > 0):
+        raise PipelineFrequencyError(
+            f"column {column}: must be a number of {unit} above 0, not {text!r}"
+        )
+    return value
+
+
+def _check_complete(measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]]) -> None:
+    stages = {stage for stage, _, _ in measured}
+    for stage in range(max(stages) + 1):
+        for instruction in INSTRUCTIONS:
+            if (stage, instruction, 0) not in measured:
+                raise PipelineFrequencyError(
+                    f"stage {stage} has no row for {instruction}; measure it, or number the "
+                    "stages from 0 without a gap"
+                )
+
+
+def _check_units(measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]]) -> None:
+    """One instruction's values lie within a factor of each other; of 100, another unit is told."""
+    for clocks in measured.values():
+        found = [pair for pairs in clocks.values() for pair in pairs]
+        for column in ("time", "energy"):
+            values = sorted(getattr(row, column) for row, _ in found)
+            middle = values[len(values) // 2]
+            for row, place in found:
+                value = getattr(row, column)
+                if not middle / 100 < value < middle * 100:
+                    raise PipelineFrequencyError(
+                        f"{place}, column {column}: {value} is far from the {middle} that is usual "
+                        f"for {row.instruction} of stage {row.stage}; are units mixed? Times are "
+                        "seconds, energies joules"
+                    )
+        for row, place in found:
+            if row.time > _LONGEST_S:
+                raise PipelineFrequencyError(
+                    f"{place}, column time: {row.time} s for one instruction; times are seconds, "
+                    "are these milliseconds?"
+                )

@@ -1,0 +1,291 @@
+"""Pipeline schedules: which instructions an iteration has, and which wait for which.
+
+A schedule is a graph. Each stage runs its instructions in a fixed order; beyond that a forward
+waits for the stage before, a backward for the stage after.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeus.exceptions import PipelineFrequencyError
+
+MOST_INSTRUCTIONS = 200_000
+"""A schedule above this is a mistake in its numbers."""
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One instruction of an iteration.
+
+    Attributes:
+        stage: Which stage's GPUs run it, from 0.
+        name: As in the profile: `forward`, `backward`.
+        microbatch: Which microbatch it works on.
+        chunk: Which of the stage's model chunks.
+    """
+
+    stage: int
+    name: str
+    microbatch: int = 0
+    chunk: int = 0
+
+
+class Pipeline:
+    """The graph of one iteration.
+
+    Args:
+        name: Such as `1f1b`.
+        stages: For each stage its instructions in the order in which they run.
+        arcs: Pairs (before, after): an instruction that waits for one of another stage.
+        num_microbatches: Of an iteration.
+
+    Attributes:
+        instructions: All of them, stage by stage.
+        arcs: Pairs of their indices; the stages' own orders included.
+        levels: Indices of those that can be looked at together, one group after the other: each
+            waits for earlier groups only.
+
+    Raises:
+        PipelineFrequencyError: The graph has a cycle: training would wait for ever.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        stages: Sequence[Sequence[Instruction]],
+        arcs: Iterable[tuple[Instruction, Instruction]],
+        num_microbatches: int,
+    ) -> None:
+        self.name = name
+        self.num_microbatches = num_microbatches
+        self.instructions = tuple(instruction for stage in stages for instruction in stage)
+        self.stages: list[list[int]] = []
+        index: dict[Instruction, int] = {}
+        for number, stage in enumerate(stages):
+            if not stage:
+                raise PipelineFrequencyError(f"stage {number} of the schedule has no instruction")
+            self.stages.append(list(range(len(index), len(index) + len(stage))))
+            for instruction in stage:
+                if instruction.stage != number:
+                    raise PipelineFrequencyError(
+                        f"{instruction} is listed under stage {number}; list it under its own"
+                    )
+                if instruction in index:
+                    raise PipelineFrequencyError(f"{instruction} is listed twice in the schedule")
+                index[instruction] = len(index)
+        found: dict[tuple[int, int], None] = {}
+        for stage_indices in self.stages:
+            for pair in itertools.pairwise(stage_indices):
+                found[pair] = None
+        for before, after in arcs:
+            for end in (before, after):
+                if end not in index:
+                    raise PipelineFrequencyError(f"an arc names {end}, which no stage runs")
+            found[index[before], index[after]] = None
+        self.arcs = tuple(found)
+        self.levels = _levels(len(self.instructions), self.arcs)
+
+    @property
+    def num_stages(self) -> int:
+        """Stages of the pipeline."""
+        return len(self.stages)
+
+
+def one_f_one_b(num_stages: int, num_microbatches: int) -> Pipeline:
+    """1F1B: after a warm-up each stage alternates one backward with one forward.
+
+    Source: D. Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021.
+    """
+    _check(num_stages, num_microbatches)
+    stages = []
+    for stage in range(num_stages):
+        warm = min(num_microbatches, num_stages - stage)
+        order = [Instruction(stage, "forward", n) for n in range(warm)]
+        for n in range(num_microbatches):
+            order.append(Instruction(stage, "backward", n))
+            if warm + n < num_microbatches:
+                order.append(Instruction(stage, "forward", warm + n))
+        stages.append(order)
+    return Pipeline("1f1b", stages, _between(num_stages, num_microbatches), num_microbatches)
+
+
+def gpipe(num_stages: int, num_microbatches: int) -> Pipeline:
+    """GPipe: each stage runs all forwards, then all backwards in the same order.
+
+    Source: Y. Huang et al., "GPipe", NeurIPS 2019.
+    """
+    _check(num_stages, num_microbatches)
+    stages = [
+        [
+            Instruction(stage, name, n)
+            for name in ("forward", "backward")
+            for n in range(num_microbatches)
+        ]
+        for stage in range(num_stages)
+    ]
+    return Pipeline("gpipe", stages, _between(num_stages, num_microbatches), num_microbatches)
+
+
+def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) -> Pipeline:
+    """Interleaved 1F1B: each stage holds several chunks of the model, and takes them in turn.
+
+    Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
+    Using Megatron-LM", SC 2021.
+
+    Args:
+        num_stages: Groups of GPUs.
+        num_microbatches: A multiple of `num_stages`.
+        num_chunks: Of each stage; the model has `num_stages * num_chunks` parts.
+
+    Raises:
+        PipelineFrequencyError: The numbers do not fit each other.
+    """
+    _check(num_stages, num_microbatches)
+    if num_chunks < 1:
+        raise PipelineFrequencyError(f"a stage has at least one chunk, not {num_chunks}")
+    if num_chunks > 1 and num_microbatches % num_stages:
+        raise PipelineFrequencyError(
+            f"an interleaved schedule needs a number of microbatches that {num_stages} stages "
+            f"divide, not {num_microbatches}"
+        )
+    total = num_microbatches * num_chunks
+    _check(num_stages, total)
+
+    def work(stage: int, name: str, k: int) -> Instruction:
+        turn, place = divmod(k, num_stages * num_chunks)
+        chunk, within = divmod(place, num_stages)
+        if name == "backward":
+            chunk = num_chunks - 1 - chunk
+        return Instruction(stage, name, turn * num_stages + within, chunk)
+
+    stages = []
+    for stage in range(num_stages):
+        warm = 2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages
+        # The first forward of the steady phase comes before its backward.
+        warm = min(total, warm + 1)
+        order = [work(stage, "forward", k) for k in range(warm)]
+        for k in range(total):
+            order.append(work(stage, "backward", k))
+            if warm + k < total:
+                order.append(work(stage, "forward", warm + k))
+        stages.append(order)
+    arcs = [
+        pair
+        for chunk in range(num_chunks)
+        for pair in _between(num_stages, num_microbatches, chunk)
+    ]
+    last = num_stages - 1
+    for chunk in range(num_chunks - 1):
+        for n in range(num_microbatches):
+            arcs += [
+                (Instruction(last, "forward", n, chunk), Instruction(0, "forward", n, chunk + 1)),
+                (Instruction(0, "backward", n, chunk + 1), Instruction(last, "backward", n, chunk)),
+            ]
+    return Pipeline("interleaved-1f1b", stages, arcs, num_microbatches)
+
+
+def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
+    """Reads a schedule of one's own from JSON.
+
+    `{"name": "mine", "stages": [[["forward", 0], ["backward", 0]], ...], "arcs": [[[0, "forward",
+    0], [1, "forward", 0]], ...]}`: an order for each stage, and pairs of instructions of which the
+    second, named with its stage, waits for the first. An instruction may end with its chunk.
+
+    Raises:
+        PipelineFrequencyError: The message says what is wrong with it.
+    """
+    name = os.fspath(path)
+    try:
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        stages = [
+            [Instruction(stage, *_parts(item)) for item in order]
+            for stage, order in enumerate(data["stages"])
+        ]
+        arcs = [
+            (Instruction(int(a[0]), *_parts(a[1:])), Instruction(int(b[0]), *_parts(b[1:])))
+            for a, b in data["arcs"]
+        ]
+        label = str(data.get("name", Path(path).stem))
+    except OSError as error:
+        raise PipelineFrequencyError(
+            f"the schedule {name} cannot be read ({error.strerror}); give 1f1b, gpipe, interleaved "
+            "or a JSON file"
+        ) from None
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        raise PipelineFrequencyError(
+            f"the schedule {name} is not as expected ({type(error).__name__}: {error}); it needs "
+            '{"stages": [[["forward", 0], ...], ...], "arcs": [[[0, "forward", 0], [1, "forward", '
+            "0]], ...]}"
+        ) from None
+    microbatches = len({item.microbatch for order in stages for item in order})
+    try:
+        return Pipeline(label, stages, arcs, microbatches)
+    except PipelineFrequencyError as error:
+        raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
+
+
+BY_NAME: dict[str, Callable[[int, int], Pipeline]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
+
+
+def _parts(item: Sequence[object]) -> tuple[str, int, int]:
+    name, microbatch, *chunk = item
+    return str(name), int(str(microbatch)), int(str(chunk[0])) if chunk else 0
+
+
+def _check(num_stages: int, num_microbatches: int) -> None:
+    for count, what in ((num_stages, "stages"), (num_microbatches, "microbatches")):
+        if count < 1:
+            raise PipelineFrequencyError(f"a pipeline has at least one of its {what}, not {count}")
+    if 2 * num_stages * num_microbatches > MOST_INSTRUCTIONS:
+        raise PipelineFrequencyError(
+            f"{num_stages} stages with {num_microbatches} microbatches have more than "
+            f"{MOST_INSTRUCTIONS} instructions; are the numbers right?"
+        )
+
+
+def _between(
+    num_stages: int, num_microbatches: int, chunk: int = 0
+) -> list[tuple[Instruction, Instruction]]:
+    """Forwards wait for the stage before, backwards for the stage after, or for their forward."""
+    arcs = []
+    for n in range(num_microbatches):
+        for stage in range(num_stages):
+            forward = Instruction(stage, "forward", n, chunk)
+            backward = Instruction(stage, "backward", n, chunk)
+            arcs.append((forward, backward))
+            if stage + 1 < num_stages:
+                arcs.append((forward, Instruction(stage + 1, "forward", n, chunk)))
+                arcs.append((Instruction(stage + 1, "backward", n, chunk), backward))
+    return arcs
+
+
+def _levels(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    after: list[list[int]] = [[] for _ in range(count)]
+    waits = [0] * count
+    for tail, head in arcs:
+        after[tail].append(head)
+        waits[head] += 1
+    levels: list[tuple[int, ...]] = []
+    ready = [index for index in range(count) if not waits[index]]
+    done = 0
+    while ready:
+        levels.append(tuple(ready))
+        done += len(ready)
+        following = []
+        for tail in ready:
+            for head in after[tail]:
+                waits[head] -= 1
+                if not waits[head]:
+                    following.append(head)
+        ready = following
+    if done < count:
+        raise PipelineFrequencyError(
+            "the schedule's instructions wait for one another in a circle; check its order and arcs"
+        )
+    return tuple(levels)
