@@ -19,8 +19,7 @@ IGNORED = ("load",)
 """Published profiles hold this too; loading a batch is no part of a plan."""
 
 _LONGEST_S = 3600.0
-_MOST_W = 20_000.0
-"""More than these for one instruction of one GPU is another unit: milliseconds, millijoules."""
+"""More than this for one instruction is another unit: milliseconds."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,9 @@ from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Prob
 _TRIALS = 64
 """Runs of equal clocks that are tried slower at once."""
 
+_HALVINGS = 20
+"""Of the interval in which prices are looked for."""
+
 
 @dataclass(frozen=True)
 class Changes:
@@ -93,9 +96,13 @@ class Steady:
         merged = self._merge(clocks, deadline_s)
         if merged is None:
             return None
-        if merged is not clocks:
-            merged = self._slow_down(merged, deadline_s)
-        return merged
+        if merged is clocks:
+            return clocks
+        found = [self._slow_down(merged, deadline_s)]
+        priced = self._priced(merged, self._prices(clocks), deadline_s)
+        if priced is not None:
+            found.append(self._slow_down(priced, deadline_s))
+        return min(found, key=self.cost)
 
     def _of(self, place: int, mhz: int) -> tuple[float, float]:
         table = self._tables[int(self._problem.kind[place])]
@@ -214,6 +221,61 @@ class Steady:
             best = min(common, key=lambda mhz: sum(table[mhz][0] for table in tables))
             clocks[stage] = best
         return clocks if self._fits(clocks, deadline_s) else None
+
+    def _prices(self, clocks: Ints) -> list[float]:
+        """What a second of each instruction is worth, W: its curve's slope where the plan has it.
+
+        A good plan has it there because time is worth as much on that way through the graph.
+        """
+        prices = []
+        for place, mhz in enumerate(clocks.tolist()):
+            curve = self._problem.curves[int(self._problem.kind[place])]
+            times, costs = curve.time_s[curve.hull], curve.cost_j[curve.hull]
+            right = int(np.searchsorted(times, self.time_of(place, mhz), side="right"))
+            slopes = -np.diff(costs) / np.diff(times) if len(times) > 1 else np.zeros(1)
+            prices.append(float(slopes[min(max(right - 1, 0), len(slopes) - 1)]))
+        return prices
+
+    def _priced(self, clocks: Ints, prices: list[float], deadline_s: float) -> Ints | None:
+        """Every run at the clock that costs least with its time at its price.
+
+        All prices are raised together until the deadline is kept.
+        """
+        runs = [run for stage in self._problem.pipeline.stages for run in _runs(stage, clocks)]
+        choices = []
+        for run in runs:
+            tables = [self._tables[int(self._problem.kind[place])] for place in run]
+            common = set.intersection(*(set(table) for table in tables))
+            choices.append(
+                [
+                    (
+                        mhz,
+                        sum(table[mhz][1] for table in tables),
+                        sum(
+                            prices[place] * table[mhz][0]
+                            for place, table in zip(run, tables, strict=True)
+                        ),
+                    )
+                    for mhz in sorted(common, reverse=True)
+                ]
+            )
+
+        def at(factor: float) -> Ints:
+            chosen: Ints = clocks.copy()
+            for run, options in zip(runs, choices, strict=True):
+                chosen[run] = min(options, key=lambda one: one[1] + factor * one[2])[0]
+            return chosen
+
+        best = None
+        low, high = -10.0, 10.0
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            chosen = at(2.0**middle)
+            if self._fits(chosen, deadline_s):
+                best, high = chosen, middle
+            else:
+                low = middle
+        return best
 
     def _slow_down(self, clocks: Ints, deadline_s: float) -> Ints:
         """Whole runs get slower while that saves energy and the deadline allows it."""

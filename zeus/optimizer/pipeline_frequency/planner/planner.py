@@ -19,10 +19,10 @@ from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 Progress = Callable[[int, int], None]
 """Is told how much is done, and of how much."""
 
-SMALL = 120
+SMALL = 48
 """Choices, summed over instructions, up to which plans are exact unless told otherwise."""
 
-_SMALL_LIMIT_S = 2.0
+_SMALL_LIMIT_S = 0.5
 _POLISH_LIMIT_S = 4.0
 _POLISH_STEPS = 3
 _EXACT_LIMIT_S = 600.0

@@ -8,6 +8,7 @@ Source: section 4 of J.-W. Chung et al., "Reducing Energy Bloat in Large Model T
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -128,7 +129,7 @@ class Problem:
                 f"the profile has {profile.num_stages} stages and the pipeline "
                 f"{pipeline.num_stages}; profile every stage, or pick the stages to plan for"
             )
-        if not 0 <= p2p_power_w < 100_000:
+        if not 0 <= p2p_power_w < math.inf:
             raise PipelineFrequencyError(
                 f"the blocking power must be watts of one GPU, such as 80, not {p2p_power_w}"
             )

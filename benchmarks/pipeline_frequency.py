@@ -1,0 +1,255 @@
+"""Planning clocks for pipelines: how long it takes, and how close to the bound plans are.
+
+    python benchmarks/pipeline_frequency.py [--instances 4x8,8x128] [--polish] [--lowtime PYTHON]
+
+The profiles are those of GPT-3 175B that are shipped with the simulated node (measured by Chung et
+al., SOSP 2024; ml-energy/zeus, Apache-2.0): eight stages on A100 SXM and on A40; pipelines of four
+stages take stages 0, 1, 2 and 7 of them. Each row runs in a process of its own, on one thread.
+
+- seconds: from the profile to 100 plans; without imports.
+- one: from the profile to the plan for 1.1 times the fastest time.
+- MB: most memory the process had, imports and all.
+- gap: energy above the lower bound at the plan's own time, mean and largest, %.
+- saved: energy saved without slowdown, against the highest clocks, %.
+
+With --lowtime, an interpreter that has lowtime (`pip install 'lowtime>=0.3'`), the same pipelines
+are given to lowtime, at a unit of 1 ms and for --seconds at most; its plans are evaluated on the
+same graph with the profile's times and energies, and for up to --compare of them the least energy
+at the same time is asked for here. diff: our energy over lowtime's at equal time, %, below 0 where
+ours is less.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+P2P_W = {"a100": 83.64, "a40": 70.38}
+INSTANCES = ("4x8", "4x16", "4x32", "8x12", "8x32", "8x64", "8x128")
+UNIT_S = 0.001
+DATA = Path(__file__).parents[1] / "zeusd/nvml/simulated/data/perseus"
+
+
+@dataclass(frozen=True)
+class Instance:
+    """A pipeline on a GPU."""
+
+    gpu: str
+    stages: int
+    microbatches: int
+
+    @classmethod
+    def of(cls, text: str) -> Instance:
+        """Reads `a100:4x8`."""
+        gpu, size = text.split(":")
+        stages, microbatches = size.split("x")
+        return cls(gpu, int(stages), int(microbatches))
+
+    def __str__(self) -> str:
+        return f"{self.gpu}:{self.stages}x{self.microbatches}"
+
+    def load(self) -> tuple[Any, Any]:
+        """Profile and pipeline."""
+        from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
+        from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
+
+        profile = InstructionProfile.read(DATA / f"gpt3-175b+{self.gpu}.csv")
+        if self.stages < profile.num_stages:
+            profile = profile.pick([*range(self.stages - 1), profile.num_stages - 1])
+        return profile, one_f_one_b(self.stages, self.microbatches)
+
+    def planner(self, **options: Any) -> Any:
+        """A planner for it."""
+        from zeus.optimizer.pipeline_frequency.planner import Planner
+
+        profile, pipeline = self.load()
+        return Planner(profile, pipeline, p2p_power_w=P2P_W[self.gpu], **options)
+
+
+def frontier_of(instance: Instance, points: int, polish: bool) -> dict[str, Any]:
+    """One row: the frontier."""
+    from zeus.optimizer.pipeline_frequency import planner as _  # imports are not what is timed
+
+    _.Planner(*Instance("a100", 4, 1).load(), p2p_power_w=80.0).frontier(2)
+    began = time.perf_counter()
+    planner = instance.planner(polish=polish)
+    frontier = planner.frontier(points)
+    seconds = time.perf_counter() - began
+    fastest = frontier.plans[-1]
+    gaps = [100 * plan.gap for plan in frontier.plans]
+    return {
+        "seconds": seconds,
+        "megabytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "plans": len(gaps),
+        "gap": sum(gaps) / len(gaps),
+        "worst": max(gaps),
+        "saved": 100 * (1 - fastest.energy_j / frontier.baseline_energy_j),
+        "slower": 100 * (fastest.time_s / planner.fastest_time_s - 1),
+    }
+
+
+def one_of(instance: Instance) -> dict[str, Any]:
+    """One row: a single deadline, cold."""
+    from zeus.optimizer.pipeline_frequency import planner as _
+
+    _.Planner(*Instance("a100", 4, 1).load(), p2p_power_w=80.0).frontier(2)
+    began = time.perf_counter()
+    plan = instance.planner().max_slowdown(1.1).plans[0]
+    return {"seconds": time.perf_counter() - began, "gap": 100 * plan.gap}
+
+
+def compared(instance: Instance, python: str, seconds: float, number: int) -> dict[str, Any]:
+    """One row: beside lowtime."""
+    from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
+
+    profile, pipeline = instance.load()
+    power_w = P2P_W[instance.gpu]
+    work = {
+        "nodes": [(one.stage, one.name, one.microbatch) for one in pipeline.instructions],
+        "arcs": pipeline.arcs,
+        "options": [
+            {
+                name: [
+                    (option.frequency, option.time_s, option.energy_j)
+                    for option in profile.options(stage, name)
+                ]
+                for name in ("forward", "backward")
+            }
+            for stage in range(instance.stages)
+        ],
+        "power_w": power_w,
+        "unit_time_s": UNIT_S,
+        "seconds": seconds,
+    }
+    script = Path(__file__).with_name("lowtime_peer.py")
+    found = subprocess.run(
+        [python, str(script)], input=json.dumps(work), capture_output=True, text=True, check=True
+    )
+    lines = [json.loads(line) for line in found.stdout.splitlines()]
+    finished = "stopped" not in lines[-1]
+    plans = [line for line in lines if "clocks" in line]
+    places = sorted({round(n * (len(plans) - 1) / max(1, number - 1)) for n in range(number)})
+    planner = instance.planner()
+    differences, slower = [], None
+    for place in places:
+        clocks = plans[place]["clocks"]
+        stages = [
+            [(pipeline.instructions[one].name, clocks[one]) for one in order]
+            for order in pipeline.stages
+        ]
+        time_s, energy_j = totals(timeline(profile, pipeline, stages), instance.stages, power_w)
+        if time_s < planner.fastest_time_s * (1 - 1e-9):
+            continue
+        ours = planner.straggler(time_s).plans[0]
+        # Both wait until the same instant.
+        waiting_j = instance.stages * power_w * (time_s - ours.time_s)
+        differences.append(100 * ((ours.energy_j + waiting_j) / energy_j - 1))
+        slower = 100 * (time_s / planner.fastest_time_s - 1)
+    return {
+        "seconds": plans[-1]["elapsed_s"],
+        "plans": len(plans),
+        "finished": finished,
+        "slower": slower,
+        "difference": sum(differences) / len(differences),
+        "worst": max(differences),
+        "best": min(differences),
+    }
+
+
+def child(*arguments: str) -> dict[str, Any]:
+    """Runs one row in a process of its own."""
+    found = subprocess.run(
+        [sys.executable, __file__, "--child", *arguments],
+        env={**os.environ, **THREADS},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    row: dict[str, Any] = json.loads(found.stdout)
+    return row
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--instances", default=",".join(INSTANCES))
+    parser.add_argument("--gpus", default="a100,a40")
+    parser.add_argument("--points", type=int, default=100)
+    parser.add_argument("--polish", action="store_true", help="seconds for each plan")
+    parser.add_argument("--lowtime", metavar="PYTHON", help="an interpreter that has lowtime")
+    parser.add_argument("--seconds", type=float, default=120.0, help="for each run of lowtime")
+    parser.add_argument("--compare", type=int, default=40, help="plans of each run of lowtime")
+    parser.add_argument("--child", nargs="+", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        kind, instance, *rest = arguments.child
+        work = {"frontier": frontier_of, "one": one_of, "compared": compared}[kind]
+        values = [json.loads(text) for text in rest]
+        print(json.dumps(work(Instance.of(instance), *values)))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    names = ("seconds", "one", "MB", "plans", "gap mean", "largest", "saved", "one: gap")
+    table = Table("instance", *names)
+    peers = Table(
+        "instance", "lowtime: plans", "seconds", "all", "its fastest", "diff", "to", "from"
+    )
+    means: dict[str, list[float]] = {}
+    console = Console(width=110)
+    for gpu in arguments.gpus.split(","):
+        for size in arguments.instances.split(","):
+            name = f"{gpu}:{size}"
+            row = child(
+                "frontier", name, json.dumps(arguments.points), json.dumps(arguments.polish)
+            )
+            one = child("one", name)
+            means.setdefault(gpu, []).append(row["gap"])
+            table.add_row(
+                name,
+                f"{row['seconds']:.2f}",
+                f"{one['seconds']:.2f}",
+                f"{row['megabytes']:.0f}",
+                str(row["plans"]),
+                f"{row['gap']:.3f}",
+                f"{row['worst']:.3f}",
+                f"{row['saved']:.2f}",
+                f"{one['gap']:.3f}",
+            )
+            assert row["slower"] < 1e-9, "the fastest plan is slower than the pipeline can be"
+            if arguments.lowtime:
+                peer = child(
+                    "compared",
+                    name,
+                    json.dumps(arguments.lowtime),
+                    json.dumps(arguments.seconds),
+                    json.dumps(arguments.compare),
+                )
+                peers.add_row(
+                    name,
+                    str(peer["plans"]),
+                    f"{peer['seconds']:.1f}",
+                    "yes" if peer["finished"] else "stopped",
+                    f"+{peer['slower']:.2f} %" if peer["finished"] else "",
+                    f"{peer['difference']:+.3f}",
+                    f"{peer['worst']:+.3f}",
+                    f"{peer['best']:+.3f}",
+                )
+    console.print(table)
+    for gpu, gaps in means.items():
+        console.print(f"{gpu}: gap {sum(gaps) / len(gaps):.3f} % on average")
+    if arguments.lowtime:
+        console.print(peers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,99 @@
+from __future__ import annotations
+
+import pytest
+
+from tests.zeus.pipeline_frequency.toys import measured
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
+from zeus.optimizer.pipeline_frequency.plans import Plan, count_changes
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
+from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
+
+PIPELINE = one_f_one_b(4, 8)
+
+
+def planner(changes: Changes | None = None, exact: bool | None = None) -> Planner:
+    return Planner(measured("a100", 4), PIPELINE, p2p_power_w=83.64, changes=changes, exact=exact)
+
+
+def test_a_changes_time_is_in_the_plans_time() -> None:
+    frontier = planner(Changes(time_s=0.01)).frontier(20)
+    assert len(frontier.plans) > 5
+    for plan in frontier.plans:
+        runs = timeline(measured("a100", 4), PIPELINE, plan.stages, change_time_s=0.01)
+        # The clock that changes does no work: its GPUs are blocked.
+        time_s, energy_j = totals(runs, 4, 83.64)
+        assert plan.time_s == pytest.approx(time_s)
+        assert plan.energy_j == pytest.approx(energy_j)
+
+
+def test_where_changes_take_time_there_are_fewer() -> None:
+    time_s = 1.05 * planner().fastest_time_s
+    free = planner().straggler(time_s).plans[0]
+    dear = planner(Changes(time_s=0.02)).straggler(time_s).plans[0]
+    assert dear.clock_changes < free.clock_changes / 2
+    assert dear.time_s <= time_s * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("most", [0, 5, 20])
+def test_the_number_of_changes_can_be_limited(most: int) -> None:
+    time_s = 1.1 * planner().fastest_time_s
+    found = planner(Changes(most=most)).straggler(time_s)
+    (plan,) = found.plans
+    assert count_changes(plan.stages) == plan.clock_changes <= most
+    assert plan.time_s <= time_s * (1 + 1e-9)
+    # It still saves much of what any plan saves.
+    free = planner().straggler(time_s).plans[0]
+
+    def saved(one: Plan) -> float:
+        return found.baseline_energy_j - one.energy_j
+
+    assert saved(plan) > 0.6 * saved(free)
+
+
+def test_more_changes_never_cost_more() -> None:
+    time_s = 1.1 * planner().fastest_time_s
+    energies = [
+        planner(Changes(most=most)).straggler(time_s).plans[0].effective_energy_j
+        for most in (0, 10, 40, 200)
+    ]
+    assert energies == sorted(energies, reverse=True)
+
+
+def test_ties_go_to_fewer_changes() -> None:
+    """Two clocks that take the same on one instruction: the neighbour's is taken."""
+    options = {
+        (0, "forward", 0): [Option(1400, 1.0, 100.0), Option(1300, 2.0, 90.0)],
+        (0, "backward", 0): [Option(1400, 1.0, 100.0), Option(1300, 1.0, 100.0)],
+    }
+    pipeline = one_f_one_b(1, 2)
+    found = Planner(InstructionProfile(options), pipeline, p2p_power_w=0.0)
+    assert found.straggler(4.0).plans[0].clock_changes == 0
+    slow = found.straggler(6.0).plans[0]
+    assert slow.effective_energy_j == pytest.approx(380.0)
+    assert slow.clock_changes == 0
+
+
+def test_exact_plans_count_changes_too() -> None:
+    options = {
+        (0, name, 0): [Option(1400, 1.0, 100.0), Option(1300, 1.2, 80.0)]
+        for name in ("forward", "backward")
+    }
+    pipeline = one_f_one_b(1, 3)
+    profile = InstructionProfile(options)
+    free = Planner(profile, pipeline, p2p_power_w=0.0).straggler(6.6).plans[0]
+    assert free.effective_energy_j == pytest.approx(540.0)
+    assert free.clock_changes == 1
+    none = Planner(profile, pipeline, p2p_power_w=0.0, changes=Changes(most=0))
+    assert none.straggler(6.6).plans[0].effective_energy_j == pytest.approx(600.0)
+    slow = Planner(profile, pipeline, p2p_power_w=0.0, changes=Changes(time_s=0.3))
+    # 0.6 s are three slow instructions, or one and a change.
+    assert slow.straggler(6.6).plans[0].effective_energy_j == pytest.approx(580.0)
+
+
+def test_bad_costs_are_told() -> None:
+    with pytest.raises(PipelineFrequencyError, match="seconds"):
+        Changes(time_s=-1.0)
+    with pytest.raises(PipelineFrequencyError, match="below 0"):
+        Changes(most=-1)

@@ -1,0 +1,357 @@
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, random_profile
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner import Planner, plan_frontier
+from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
+from zeus.optimizer.pipeline_frequency.planner.problem import Problem, curve_of
+from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.schedules import (
+    Pipeline,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+)
+from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
+
+
+def fresh(turn: int) -> random.Random:
+    """Another one each time; what it was is printed where a test fails."""
+    seed = random.randrange(10**9)
+    print(f"turn {turn}: seed {seed}")
+    return random.Random(seed)
+
+
+def evaluated(
+    profile: InstructionProfile, pipeline: Pipeline, plan: Plan, p2p_power_w: float
+) -> tuple[float, float]:
+    """Time and energy, found step by step through the graph."""
+    return totals(timeline(profile, pipeline, plan.stages), pipeline.num_stages, p2p_power_w)
+
+
+def check(
+    profile: InstructionProfile, pipeline: Pipeline, frontier: Frontier, p2p_power_w: float
+) -> None:
+    """Every plan is what it says it is, no plan beats its bound, and none beats another."""
+    for plan in frontier.plans:
+        assert evaluated(profile, pipeline, plan, p2p_power_w) == pytest.approx(
+            (plan.time_s, plan.energy_j), rel=1e-9
+        )
+        blocking_j = p2p_power_w * pipeline.num_stages * plan.time_s
+        scale = abs(plan.energy_j) + abs(plan.effective_energy_j) + blocking_j
+        assert plan.effective_energy_j == pytest.approx(
+            plan.energy_j - blocking_j, abs=1e-9 * scale
+        )
+        assert plan.bound_j <= plan.energy_j + 1e-9 * scale
+    times = [plan.time_s for plan in frontier.plans]
+    energies = [plan.effective_energy_j for plan in frontier.plans]
+    assert times == sorted(set(times), reverse=True)
+    assert energies == sorted(set(energies))
+
+
+SCHEDULES = [
+    (one_f_one_b, 4, 8),
+    (one_f_one_b, 8, 3),
+    (gpipe, 4, 8),
+    (lambda n, m: interleaved_1f1b(n, m, 2), 4, 8),
+    (one_f_one_b, 1, 4),
+]
+
+
+@pytest.mark.parametrize("gpu", ["a100", "a40"])
+@pytest.mark.parametrize(("make", "stages", "microbatches"), SCHEDULES)
+def test_a_frontier_of_any_schedule(gpu: str, make: Any, stages: int, microbatches: int) -> None:
+    profile, pipeline = measured(gpu, stages), make(stages, microbatches)
+    planner = Planner(profile, pipeline, p2p_power_w=P2P_W[gpu])
+    frontier = planner.frontier(40)
+    check(profile, pipeline, frontier, P2P_W[gpu])
+    assert frontier.plans[-1].time_s == pytest.approx(planner.fastest_time_s, rel=1e-12)
+    assert 30 <= len(frontier.plans) <= 40
+    # A single stage has nobody to wait for.
+    saved_j = frontier.baseline_energy_j - frontier.plans[-1].energy_j
+    assert (saved_j > 1.0) == (stages > 1)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stages", "microbatches", "mean", "most"),
+    [("a100", 4, 8, 0.08, 0.3), ("a100", 4, 32, 0.1, 0.3), ("a100", 8, 12, 0.06, 0.3)]
+    + [("a40", 4, 8, 0.15, 1.0), ("a40", 8, 12, 0.12, 0.8)],
+)
+def test_plans_are_close_to_the_bound(
+    gpu: str, stages: int, microbatches: int, mean: float, most: float
+) -> None:
+    """In percent of the energy. Timing and larger ones: benchmarks/pipeline_frequency.py."""
+    frontier = plan_frontier(
+        measured(gpu, stages), one_f_one_b(stages, microbatches), p2p_power_w=P2P_W[gpu]
+    )
+    gaps = [100 * plan.gap for plan in frontier.plans]
+    assert sum(gaps) / len(gaps) <= mean
+    assert max(gaps) <= most
+
+
+@pytest.mark.parametrize(("gpu", "percent"), [("a100", 15.9), ("a40", 12.0)])
+def test_the_published_savings_without_slowdown(gpu: str, percent: float) -> None:
+    """Table 6 of Chung et al., SOSP 2024, has 15.2 and 11.8 % for 12 microbatches."""
+    planner = Planner(measured(gpu), one_f_one_b(8, 12), p2p_power_w=P2P_W[gpu])
+    found = planner.max_slowdown(1.0)
+    (plan,) = found.plans
+    assert plan.time_s <= planner.fastest_time_s * (1 + 1e-12)
+    assert 100 * (1 - plan.energy_j / found.baseline_energy_j) >= percent
+
+
+@pytest.mark.parametrize("turn", range(12))
+def test_small_pipelines_are_solved_exactly(turn: int) -> None:
+    """Against every plan that there is; energies and times of any scale."""
+    rnd = fresh(turn)
+    for _ in range(4):
+        stages, microbatches = rnd.choice([(1, 1), (1, 3), (2, 1), (2, 2), (3, 1)])
+        most = 3 if stages * microbatches < 4 else 2
+        scale = 10 ** rnd.uniform(-4, 4)
+        profile = random_profile(rnd, stages, most, time=10 ** rnd.uniform(-4, 1), power=scale)
+        pipeline = rnd.choice([one_f_one_b, gpipe])(stages, microbatches)
+        p2p_power_w = rnd.choice([0.0, 50.0, 80.0]) * scale
+        plans = every_plan(profile, pipeline, p2p_power_w)
+        precision = 1e-7 * max(energy for _, _, energy in plans)
+        planner = Planner(profile, pipeline, p2p_power_w=p2p_power_w)
+        fastest, slowest = min(plans)[0], max(plans)[0]
+        assert planner.fastest_time_s == pytest.approx(fastest, rel=1e-9)
+
+        def least(until_s: float, which: int, plans: Any = plans) -> float:
+            return float(min(one[which] for one in plans if one[0] <= until_s * (1 + 1e-9)))
+
+        for time_s in (fastest, rnd.uniform(fastest, slowest), 2 * slowest):
+            (plan,) = planner.straggler(time_s).plans
+            assert plan.effective_energy_j == pytest.approx(least(time_s, 1), abs=precision)
+            (plan,) = planner.deadline(time_s).plans
+            assert plan.energy_j == pytest.approx(least(time_s, 2), abs=precision)
+            assert plan.time_s <= time_s * (1 + 1e-9)
+        frontier = planner.frontier(10)
+        check(profile, pipeline, frontier, p2p_power_w)
+        for plan in frontier.plans:
+            assert plan.effective_energy_j == pytest.approx(least(plan.time_s, 1), abs=precision)
+
+
+@pytest.mark.parametrize("turn", range(8))
+def test_without_exactness_plans_keep_deadlines_and_never_beat_the_best(turn: int) -> None:
+    rnd = fresh(turn)
+    profile = random_profile(rnd, 2, 2)
+    pipeline = one_f_one_b(2, 2)
+    plans = every_plan(profile, pipeline, 60.0)
+    planner = Planner(profile, pipeline, p2p_power_w=60.0, exact=False)
+    for time_s in np.linspace(min(plans)[0], max(plans)[0], 5):
+        (plan,) = planner.straggler(float(time_s)).plans
+        best = min(one[1] for one in plans if one[0] <= time_s * (1 + 1e-9))
+        assert plan.time_s <= time_s * (1 + 1e-9)
+        assert plan.effective_energy_j >= best - 1e-6
+    check(profile, pipeline, planner.frontier(8), 60.0)
+
+
+def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
+    """GPUs wait anyway: what is least is the effective energy, not the energy and then idling."""
+    profile, pipeline = measured("a100", 4), one_f_one_b(4, 8)
+    planner = Planner(profile, pipeline, p2p_power_w=83.64)
+    cheapest = planner.deadline(1e9).plans[0]
+    time_s = 1.15 * cheapest.time_s
+    straggling = planner.straggler(time_s).plans[0]
+    assert straggling.time_s > 1.05 * cheapest.time_s
+
+    def in_all(plan: Plan) -> float:
+        return plan.energy_j + 4 * 83.64 * (time_s - plan.time_s)
+
+    assert in_all(straggling) < 0.99 * in_all(cheapest)
+    assert planner.straggler(0.5 * planner.fastest_time_s).plans[0].time_s == pytest.approx(
+        planner.fastest_time_s, rel=1e-12
+    )
+
+
+def test_a_deadline_that_no_plan_keeps_is_told() -> None:
+    planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
+    with pytest.raises(PipelineFrequencyError, match=r"the fastest takes 1\.04"):
+        planner.deadline(1.0)
+
+
+def test_several_gpus_of_a_stage_scale_what_one_takes() -> None:
+    profile, pipeline = measured("a100", 4), one_f_one_b(4, 4)
+    one = Planner(profile, pipeline, p2p_power_w=83.64).max_slowdown(1.1)
+    eight = Planner(profile, pipeline, p2p_power_w=83.64, gpus_per_stage=8).max_slowdown(1.1)
+    assert eight.plans[0].energy_j == pytest.approx(8 * one.plans[0].energy_j, rel=1e-3)
+    assert eight.baseline_energy_j == pytest.approx(8 * one.baseline_energy_j)
+
+
+def test_energies_of_a_stage_are_not_scaled() -> None:
+    profile, pipeline = measured("a100", 4), one_f_one_b(4, 4)
+    whole = InstructionProfile(
+        {
+            (stage, name, 0): [
+                Option(option.frequency, option.time_s, 8 * option.energy_j)
+                for option in profile.options(stage, name)
+            ]
+            for stage in range(4)
+            for name in INSTRUCTIONS
+        }
+    )
+    by_gpu = Planner(profile, pipeline, p2p_power_w=83.64, gpus_per_stage=8).max_slowdown(1.05)
+    by_stage = Planner(
+        whole, pipeline, p2p_power_w=83.64, gpus_per_stage=8, energy_per="stage"
+    ).max_slowdown(1.05)
+    assert by_stage.plans[0].energy_j == pytest.approx(by_gpu.plans[0].energy_j, rel=1e-6)
+
+
+@pytest.mark.parametrize("clocks", [1, 2, 3])
+def test_few_clocks_are_enough(clocks: int) -> None:
+    """Where the reference's curve has nothing to be fitted to."""
+    whole = measured("a100", 4)
+    few = InstructionProfile(
+        {
+            (stage, name, 0): whole.options(stage, name)[:: 38 // clocks][:clocks]
+            for stage in range(4)
+            for name in INSTRUCTIONS
+        }
+    )
+    pipeline = one_f_one_b(4, 6)
+    frontier = plan_frontier(few, pipeline, p2p_power_w=83.64, points=20)
+    check(few, pipeline, frontier, 83.64)
+    assert (len(frontier.plans) == 1) == (clocks == 1)
+
+
+def test_instructions_may_be_short() -> None:
+    """250 us, where a unit of 1 ms would have left one option."""
+    whole = measured("a100", 4)
+    short = InstructionProfile(
+        {
+            (stage, name, 0): [
+                Option(option.frequency, option.time_s / 200, option.energy_j / 200)
+                for option in whole.options(stage, name)
+            ]
+            for stage in range(4)
+            for name in INSTRUCTIONS
+        }
+    )
+    pipeline = one_f_one_b(4, 8)
+    frontier = plan_frontier(short, pipeline, p2p_power_w=83.64)
+    long = plan_frontier(whole, pipeline, p2p_power_w=83.64)
+    check(short, pipeline, frontier, 83.64)
+    saved = [1 - one.plans[-1].energy_j / one.baseline_energy_j for one in (frontier, long)]
+    assert saved[0] == pytest.approx(saved[1], abs=1e-3)
+
+
+def test_asking_for_one_plan_gives_the_fastest() -> None:
+    planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
+    (plan,) = planner.frontier(1).plans
+    assert plan.time_s == pytest.approx(planner.fastest_time_s, rel=1e-12)
+    with pytest.raises(PipelineFrequencyError, match="at least one plan"):
+        planner.frontier(0)
+
+
+def test_progress_ends_where_it_said_it_would() -> None:
+    told: list[tuple[int, int]] = []
+    planner = Planner(measured("a100", 4), one_f_one_b(4, 4), p2p_power_w=83.64)
+    planner.frontier(10, lambda done, total: told.append((done, total)))
+    assert [done for done, _ in told] == sorted(done for done, _ in told)
+    assert len({total for _, total in told}) == 1
+    assert told[-1][0] == told[-1][1]
+
+
+def test_what_does_not_fit_is_told() -> None:
+    with pytest.raises(PipelineFrequencyError, match="8 stages and the pipeline 4"):
+        Planner(measured("a100"), one_f_one_b(4, 4), p2p_power_w=80)
+    with pytest.raises(PipelineFrequencyError, match="blocking power"):
+        Planner(measured("a100"), one_f_one_b(8, 4), p2p_power_w=-1)
+    with pytest.raises(PipelineFrequencyError, match="at least one GPU"):
+        Planner(measured("a100"), one_f_one_b(8, 4), p2p_power_w=80, gpus_per_stage=0)
+
+
+def test_polishing_only_makes_plans_better() -> None:
+    profile, pipeline = measured("a40", 4), one_f_one_b(4, 4)
+    rough = Planner(profile, pipeline, p2p_power_w=70.38)
+    time_s = 1.02 * rough.fastest_time_s
+    before = rough.straggler(time_s).plans[0]
+    polished = Planner(profile, pipeline, p2p_power_w=70.38, polish=True)
+    after = polished.straggler(time_s).plans[0]
+    assert after.time_s <= time_s * (1 + 1e-9)
+    assert after.effective_energy_j <= before.effective_energy_j + 1e-9
+    assert evaluated(profile, pipeline, after, 70.38)[1] == pytest.approx(after.energy_j)
+
+
+# ----------------------------------------------------------------------------------- its parts
+
+
+def test_curves_keep_what_another_does_not_beat() -> None:
+    """On effective energy, not on energy: the option at 1000 MHz takes less, but 5 s longer."""
+    options = [
+        Option(1400, 1.0, 300.0),
+        Option(1300, 1.1, 310.0),
+        Option(1200, 1.2, 250.0),
+        Option(1000, 6.2, 249.0),
+    ]
+    assert curve_of(options, 0.0, 1, "gpu").mhz == (1400, 1200, 1000)
+    curve = curve_of(options, -10.0, 1, "gpu")
+    assert curve.mhz == (1400, 1200)
+    assert curve_of(options, 10.0, 2, "gpu").cost_j[0] == 2 * (300 - 10)
+    assert curve_of(options, 10.0, 2, "stage").cost_j[0] == 300 - 20
+
+
+@pytest.mark.parametrize("turn", range(5))
+def test_the_table_of_options_finds_what_looking_at_each_finds(turn: int) -> None:
+    rng = np.random.default_rng(fresh(turn).randrange(2**32))
+    problem = Problem(measured("a40"), one_f_one_b(8, 4), p2p_power_w=70.38)
+    kinds = problem.kind[:, None]
+    exact = problem.times[problem.kind, rng.integers(0, 29, problem.count)]
+    exact = np.where(np.isfinite(exact), exact, problem.slowest)[:, None]
+    for budget in (
+        rng.uniform(0.0, 1.0, (problem.count, 50)),
+        exact,
+        exact * (1 - 1e-15),
+        exact * (1 + 1e-15),
+    ):
+        counted = (problem.times[kinds][:, 0, :, None] <= budget[:, None, :]).sum(axis=1) - 1
+        assert (problem.slowest_within(kinds, budget) == np.maximum(counted, 0)).all()
+
+
+def test_both_solvers_find_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = Problem(measured("a40", 4), one_f_one_b(4, 8), p2p_power_w=70.38)
+    times = [problem.min_time_s, 1.1 * problem.min_time_s, problem.max_time_s]
+    one = [Relaxation(problem).solve(time_s) for time_s in times]
+    assert isinstance(Relaxation(problem)._solver, relaxing._Highs)
+    monkeypatch.setitem(sys.modules, "ortools", object())
+    other = Relaxation(problem)
+    assert isinstance(other._solver, relaxing._SciPy)
+    for time_s, expected in zip(times, one, strict=True):
+        found = other.solve(time_s)
+        assert found.bound_j == pytest.approx(expected.bound_j, rel=1e-9)
+    cheapest = other.solve(1e9, problem.blocking_w)
+    again = Relaxation(problem).solve(1e9, problem.blocking_w)
+    assert cheapest.bound_j + problem.blocking_w * cheapest.deadline_s == pytest.approx(
+        again.bound_j + problem.blocking_w * again.deadline_s, rel=1e-9
+    )
+
+
+def test_exact_plans_without_highspy(monkeypatch: pytest.MonkeyPatch) -> None:
+    profile = random_profile(random.Random(3), 2, 2)
+    pipeline = one_f_one_b(2, 2)
+    plans = every_plan(profile, pipeline, 60.0)
+    monkeypatch.setitem(sys.modules, "ortools", object())
+    (plan,) = Planner(profile, pipeline, p2p_power_w=60.0).straggler(max(plans)[0]).plans
+    assert plan.effective_energy_j == pytest.approx(min(one[1] for one in plans))
+
+
+def test_the_price_of_time_is_the_bounds_slope() -> None:
+    problem = Problem(measured("a100", 4), one_f_one_b(4, 8), p2p_power_w=83.64)
+    relaxation = Relaxation(problem)
+    for factor in (1.05, 1.1, 1.3):
+        time_s = factor * problem.min_time_s
+        here = relaxation.solve(time_s)
+        step = 1e-4 * time_s
+        earlier, later = relaxation.solve(time_s - step), relaxation.solve(time_s + step)
+        assert later.bound_j >= here.bound_j - here.price_w * step - 1e-6
+        assert earlier.bound_j >= here.bound_j + here.price_w * step - 1e-6
+        assert here.price_w > 0

@@ -1,0 +1,178 @@
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import runpy
+import subprocess
+import sys
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from tests.zeus.pipeline_frequency.toys import DATA
+from zeus.optimizer.pipeline_frequency.command import main
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+
+PROFILE = str(DATA / "gpt3-175b+a100.csv")
+ROOT = Path(__file__).parents[3]
+USUAL = ("--stages", "0,1,7", "--num-stages", "3", "--num-mbs", "4", "--p2p-power", "83.64")
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(main, ["--inst-profile", PROFILE, *arguments])
+
+
+def test_the_whole_frontier(tmp_path: Path) -> None:
+    out = tmp_path / "plans"
+    found = run("--output-dir", str(out), *USUAL, "--points", "12", "--plot-interval", "5")
+    assert found.exit_code == 0, found.output
+    frontier = Frontier.read(out)
+    assert frontier.schedule == "1f1b"
+    assert (frontier.num_stages, frontier.num_microbatches) == (3, 4)
+    last = len(frontier.plans) - 1
+    stages = ast.literal_eval((out / f"freqs_pipeline_{last:05d}.py").read_text())
+    assert [len(stage) for stage in stages] == [8, 8, 8]
+    assert stages[2][:2] == [("forward", 1410), ("backward", 1410)]
+    assert "above the lower bound" in (out / "job.log").read_text()
+    assert (out / "job.log").read_text().strip() in found.output
+    with (out / "frontier.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["time_s"]) for row in rows] == [plan.time_s for plan in frontier.plans]
+    drawn = {path.stem for path in out.glob("*.png")}
+    expected = {"profile", "frontier", "pipeline_00000", "pipeline_00005", f"pipeline_{last:05d}"}
+    assert expected <= drawn
+    assert drawn == {path.stem for path in out.glob("*.svg")}
+    assert (out / "frontier.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_of_a_plan_has_a_bar_for_every_instruction(tmp_path: Path) -> None:
+    out = tmp_path / "plans"
+    run("--output-dir", str(out), *USUAL, "--max-slowdown", "1.05")
+    tree = ET.parse(out / "pipeline_00000.svg")
+    groups = [
+        node
+        for node in tree.iter("{http://www.w3.org/2000/svg}g")
+        if node.get("id", "").startswith("PolyCollection")
+    ]
+    bars = [len(list(group.iter("{http://www.w3.org/2000/svg}path"))) for group in groups]
+    # Before and after: 3 stages, 4 microbatches, forward and backward.
+    assert bars[:2] == [24, 24]
+
+
+@pytest.mark.parametrize(
+    ("question", "most"),
+    [(("--deadline", "1.0"), 1.0), (("--max-slowdown", "1.1"), 1.1), (("--straggler", "1.2"), 1.2)],
+)
+def test_one_plan(tmp_path: Path, question: tuple[str, ...], most: float) -> None:
+    out = tmp_path / "plans"
+    found = run("--output-dir", str(out), *USUAL, *question, "--plot-interval", "0")
+    assert found.exit_code == 0, found.output
+    (plan,) = Frontier.read(out).plans
+    assert 0.8 < plan.time_s <= most
+    assert not list(out.glob("*.png"))
+
+
+def test_underscores_and_the_references_arguments_are_taken(tmp_path: Path) -> None:
+    out = tmp_path / "plans"
+    arguments = [
+        *("--inst_profile", PROFILE, "--output_dir", str(out), "--num_mbs", "2"),
+        *("--num_stages", "8", "--p2p_power", "83.64", "--plot_interval", "0"),
+        *("--unit_time", "0.005", "--noise_factor", "0.9", "--points", "5"),
+    ]
+    found = CliRunner().invoke(main, arguments)
+    assert found.exit_code == 0, found.output
+    assert "no effect" in found.stderr
+
+
+def test_the_blocking_power_may_be_a_file(tmp_path: Path) -> None:
+    measured = tmp_path / "p2p.json"
+    measured.write_text(json.dumps({"power_w": 91.5, "time_s": 10.0, "energy_j": 915.0}))
+    out = tmp_path / "plans"
+    usual = [*USUAL[:-1], str(measured)]
+    found = run("--output-dir", str(out), *usual, "--points", "3", "--plot-interval", "0")
+    assert found.exit_code == 0, found.output
+    assert Frontier.read(out).p2p_power_w == 91.5
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved"])
+def test_other_schedules(tmp_path: Path, schedule: str) -> None:
+    out = tmp_path / "plans"
+    usual = ["--stages", "0,7", "--num-stages", "2", "--num-mbs", "4"]
+    asked = ["--schedule", schedule, "--points", "3", "--plot-interval", "0"]
+    found = run("--output-dir", str(out), *usual, *asked)
+    assert found.exit_code == 0, found.output
+    stages = Frontier.read(out).plans[0].stages
+    assert len(stages[0]) == (16 if schedule == "interleaved" else 8)
+
+
+def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    order = [["forward", 0], ["backward", 0]]
+    arcs = [[[0, "forward", 0], [1, "forward", 0]], [[1, "backward", 0], [0, "backward", 0]]]
+    path.write_text(json.dumps({"stages": [order, order], "arcs": arcs}))
+    out = tmp_path / "plans"
+    asked = ["--stages", "0,7", "--schedule", str(path), "--points", "3", "--plot-interval", "0"]
+    found = run("--output-dir", str(out), *asked)
+    assert found.exit_code == 0, found.output
+    assert Frontier.read(out).schedule == "mine"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        ((*USUAL, "--deadline", "0.1"), "the fastest takes"),
+        ((*USUAL, "--deadline", "1", "--straggler", "2"), "give one of --deadline, --straggler"),
+        (("--num-stages", "4", "--num-mbs", "4"), "8 stages and the pipeline 4"),
+        (("--num-stages", "8"), "needs --num-stages and --num-mbs"),
+        (("--num-stages", "8", "--num-mbs", "0"), "at least one of its microbatches"),
+        ((*USUAL, "--schedule", "zigzag"), "the schedule zigzag cannot be read"),
+        ((*USUAL, "--p2p-power", "nothing.json"), "neither watts nor a file"),
+        ((*USUAL, "--p2p-power", "-3"), "blocking power must be watts"),
+        ((*USUAL, "--stages", "a-b"), "--stages must be"),
+        ((*USUAL, "--max-slowdown", "0.5"), "a slowdown is at least 1"),
+        ((*USUAL, "--points", "-2"), "at least one plan"),
+        ((*USUAL, "--max-changes", "-1"), "below 0"),
+    ],
+)
+def test_what_is_wrong_is_one_sentence(
+    tmp_path: Path, arguments: tuple[str, ...], says: str
+) -> None:
+    found = run("--output-dir", str(tmp_path / "plans"), *arguments)
+    assert found.exit_code != 0
+    assert says in found.stderr
+    assert "Traceback" not in found.output
+    assert not (tmp_path / "plans").exists()
+
+
+def test_a_folder_that_exists_is_not_written_to(tmp_path: Path) -> None:
+    found = run("--output-dir", str(tmp_path), *USUAL)
+    assert found.exit_code == 1
+    assert "exists already" in found.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_both_ways_to_start_it(tmp_path: Path) -> None:
+    for command in (
+        ["-m", "zeus.optimizer.pipeline_frequency"],
+        [str(ROOT / "examples/pipeline_frequency_optimizer/run_optimization.py")],
+    ):
+        found = subprocess.run(
+            [sys.executable, *command, "--help"], capture_output=True, text=True, check=True
+        )
+        assert "--inst-profile" in found.stdout
+    with pytest.raises(SystemExit):
+        runpy.run_module("zeus.optimizer.pipeline_frequency", run_name="__main__")
+
+
+def test_reading_plans_imports_nothing_heavy() -> None:
+    code = (
+        "import sys, zeus.optimizer.pipeline_frequency as p; p.Frontier; p.Plan\n"
+        "import zeus.optimizer.pipeline_frequency.command\n"
+        "heavy = {'numpy', 'scipy', 'highspy', 'torch', 'httpx', 'fastapi', 'matplotlib'}\n"
+        "print(sorted(heavy & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout.strip() == "[]"

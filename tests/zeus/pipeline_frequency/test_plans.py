@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, count_changes, read_plan
+
+STAGES = ((("forward", 900), ("backward", 930)), (("forward", 930), ("backward", 930)))
+
+
+def plan(time_s: float, energy_j: float, effective_j: float) -> Plan:
+    return Plan(STAGES, time_s, energy_j, effective_j, 10.0, energy_j * 0.999)
+
+
+def frontier() -> Frontier:
+    """The middle plan takes the least energy; the slow one is for stragglers only."""
+    plans = (plan(2.0, 110.0, 10.0), plan(1.5, 100.0, 25.0), plan(1.0, 120.0, 70.0))
+    return Frontier(plans, "1f1b", 2, 1, 25.0, 1, 1.0, 150.0)
+
+
+def test_a_deadline_asks_for_energy_and_a_straggler_for_effective_energy() -> None:
+    found = frontier()
+    assert found.fastest() == 2
+    assert found.by_deadline(9.0) == 1
+    assert found.by_straggler(9.0) == 0
+    assert found.by_straggler(1.7) == 1
+    assert found.by_max_slowdown(1.49) == 2
+    assert found.by_max_slowdown(1.5) == 1
+
+
+def test_where_no_plan_is_fast_enough_the_fastest_is_chosen() -> None:
+    assert frontier().by_deadline(0.1) == frontier().by_straggler(0.1) == 2
+
+
+@pytest.mark.parametrize("factor", [0.99, math.nan])
+def test_a_slowdown_below_one_is_refused(factor: float) -> None:
+    with pytest.raises(PipelineFrequencyError, match="at least 1"):
+        frontier().by_max_slowdown(factor)
+
+
+def test_files_hold_everything(tmp_path: Path) -> None:
+    frontier().write(tmp_path / "plans")
+    assert Frontier.read(tmp_path / "plans") == frontier()
+    assert Frontier.read(tmp_path / "plans" / "frontier.json") == frontier()
+    names = sorted(path.name for path in (tmp_path / "plans").iterdir())
+    assert names == [
+        "freqs_pipeline_00000.py",
+        "freqs_pipeline_00001.py",
+        "freqs_pipeline_00002.py",
+        "frontier.csv",
+        "frontier.json",
+    ]
+    assert read_plan(tmp_path / "plans" / "freqs_pipeline_00001.py") == frontier().plans[1]
+
+
+def test_json_holds_everything() -> None:
+    assert Frontier.from_json(json.loads(json.dumps(frontier().to_json()))) == frontier()
+
+
+def test_a_file_of_the_reference_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "freqs_pipeline_00324.py"
+    path.write_text(
+        "[\n[('forward', 930), ('backward', 900)],\n[('forward', 930), ('backward', 915)],\n]\n"
+        "# Iteration 324 cost change: 0.02\n# Iteration 324 total cost: 1224.8\n"
+        "# Iteration 324 total cost with P2P: 2333.9\n"
+    )
+    found = read_plan(path)
+    assert found.stages[1] == (("forward", 930), ("backward", 915))
+    assert math.isnan(found.time_s)
+    assert found.clock_changes == 2
+
+
+def test_a_written_plan_is_a_literal_that_the_reference_can_evaluate(tmp_path: Path) -> None:
+    frontier().write(tmp_path)
+    text = (tmp_path / "freqs_pipeline_00000.py").read_text()
+    # As the reference reads it; the text is our own.
+    assert eval(text) == [list(stage) for stage in STAGES]  # noqa: S307
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("__import__('os').system('touch ran')", "no Python literal"),
+        ("[[('forward', 930)],\n[('forward' 9)]]", "no Python literal at line 2"),
+        ("[]", "at least one"),
+        ("[[('forward', 930)], []]", "stage 1"),
+        ("[[('forward', 930), ('backward', -5)]]", "instruction 1 of stage 0"),
+        ("[[('forward', True)]]", "instruction 0 of stage 0"),
+        ("[[930, 915]]", "instruction 0 of stage 0"),
+        ("[" * 5000, "no Python literal"),
+    ],
+)
+def test_what_is_no_plan_is_told_and_never_run(tmp_path: Path, text: str, says: str) -> None:
+    path = tmp_path / "bad.py"
+    path.write_text(text)
+    with pytest.raises(PipelineFrequencyError, match=says) as error:
+        read_plan(path)
+    assert "bad.py" in error.value.message
+    assert not (tmp_path / "ran").exists()
+    assert not Path("ran").exists()
+
+
+def test_a_folder_without_a_frontier_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PipelineFrequencyError, match="run_optimization"):
+        Frontier.read(tmp_path)
+    (tmp_path / "frontier.json").write_text('{"plans": [{}]}')
+    with pytest.raises(PipelineFrequencyError, match="no index"):
+        Frontier.read(tmp_path)
+    frontier().write(tmp_path)
+    (tmp_path / "freqs_pipeline_00001.py").unlink()
+    with pytest.raises(PipelineFrequencyError, match=r"00001\.py cannot be read"):
+        Frontier.read(tmp_path)
+    data = frontier().to_json()
+    with pytest.raises(PipelineFrequencyError, match="format 7"):
+        Frontier.from_json({**data, "version": 7})
+
+
+def test_changes_are_counted_within_a_stage_and_0_mhz_is_none() -> None:
+    assert count_changes([[("forward", 900), ("backward", 0), ("forward", 900)]]) == 0
+    assert count_changes([[("forward", 900), ("backward", 915)], [("forward", 1000)]]) == 1

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.schedules import (
+    Instruction,
+    Pipeline,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+    read_schedule,
+)
+from zeus.optimizer.pipeline_frequency.timeline import timeline
+
+
+def order(pipeline: Pipeline, stage: int) -> str:
+    found = [pipeline.instructions[place] for place in pipeline.stages[stage]]
+    return " ".join(
+        f"{one.name[0]}{one.microbatch}" + (f".{one.chunk}" if one.chunk else "") for one in found
+    )
+
+
+def equal(stages: int) -> InstructionProfile:
+    """Forwards take 1 s and backwards 2 s."""
+    return InstructionProfile(
+        {
+            (stage, name, 0): [Option(1000, 1.0 + number, 100.0)]
+            for stage in range(stages)
+            for number, name in enumerate(INSTRUCTIONS)
+        }
+    )
+
+
+def test_1f1b() -> None:
+    pipeline = one_f_one_b(3, 4)
+    assert order(pipeline, 0) == "f0 f1 f2 b0 f3 b1 b2 b3"
+    assert order(pipeline, 1) == "f0 f1 b0 f2 b1 f3 b2 b3"
+    assert order(pipeline, 2) == "f0 b0 f1 b1 f2 b2 f3 b3"
+
+
+def test_fewer_microbatches_than_stages() -> None:
+    pipeline = one_f_one_b(4, 2)
+    assert [order(pipeline, stage) for stage in range(4)] == [
+        "f0 f1 b0 b1", "f0 f1 b0 b1", "f0 f1 b0 b1", "f0 b0 f1 b1"
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", [one_f_one_b, gpipe])
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 1), (1, 5), (4, 2), (4, 16)])
+def test_equal_stages_take_the_time_that_the_papers_say(
+    make: object, stages: int, microbatches: int
+) -> None:
+    """(microbatches + stages - 1) times one forward and one backward."""
+    pipeline = make(stages, microbatches)  # type: ignore[operator]
+    end = max(run.end_s for run in timeline(equal(stages), pipeline))
+    assert end == pytest.approx(3 * (microbatches + stages - 1))
+
+
+@pytest.mark.parametrize(("stages", "microbatches", "chunks"), [(2, 2, 2), (4, 8, 2), (4, 16, 4)])
+def test_interleaving_shrinks_the_bubble(stages: int, microbatches: int, chunks: int) -> None:
+    """The bubble is the stages - 1 of 1F1B over the chunks: Narayanan et al., SC 2021."""
+    pipeline = interleaved_1f1b(stages, microbatches, chunks)
+    end = max(run.end_s for run in timeline(equal(stages), pipeline))
+    assert end == pytest.approx(3 * (microbatches * chunks + stages - 1))
+
+
+def test_interleaved_order() -> None:
+    pipeline = interleaved_1f1b(2, 2, 2)
+    assert order(pipeline, 0) == "f0 f1 f0.1 f1.1 b0.1 b1.1 b0 b1".replace("f1.1 b0.1", "f1.1 b0.1")
+    assert order(pipeline, 1) == "f0 f1 f0.1 b0.1 f1.1 b1.1 b0 b1"
+
+
+def test_one_chunk_is_1f1b() -> None:
+    once, plain = interleaved_1f1b(3, 6, 1), one_f_one_b(3, 6)
+    assert once.levels == plain.levels or len(once.levels) <= len(plain.levels) + 6
+    end = max(run.end_s for run in timeline(equal(3), once))
+    assert end == pytest.approx(max(run.end_s for run in timeline(equal(3), plain)))
+
+
+def test_bad_numbers_are_told() -> None:
+    with pytest.raises(PipelineFrequencyError, match="at least one of its stages"):
+        one_f_one_b(0, 4)
+    with pytest.raises(PipelineFrequencyError, match="at least one of its microbatches"):
+        gpipe(2, 0)
+    with pytest.raises(PipelineFrequencyError, match="that 4 stages divide, not 6"):
+        interleaved_1f1b(4, 6, 2)
+    with pytest.raises(PipelineFrequencyError, match="are the numbers right"):
+        one_f_one_b(1000, 1000)
+
+
+def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
+    path = tmp_path / "mine.json"
+    path.write_text(
+        json.dumps(
+            {
+                "name": "mine",
+                "stages": [
+                    [["forward", 0], ["forward", 1], ["backward", 1], ["backward", 0]],
+                    [["forward", 1], ["backward", 1], ["forward", 0], ["backward", 0]],
+                ],
+                "arcs": [
+                    [[0, "forward", 1], [1, "forward", 1]],
+                    [[0, "forward", 0], [1, "forward", 0]],
+                    [[1, "backward", 1], [0, "backward", 1]],
+                    [[1, "backward", 0], [0, "backward", 0]],
+                ],
+            }
+        )
+    )
+    pipeline = read_schedule(path)
+    assert (pipeline.name, pipeline.num_stages, pipeline.num_microbatches) == ("mine", 2, 2)
+    runs = {run.instruction: run for run in timeline(equal(2), pipeline)}
+    assert runs[Instruction(1, "forward", 1)].start_s == 2.0
+    assert runs[Instruction(0, "backward", 0)].end_s == 10.0
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        ("{", "not as expected"),
+        ('{"stages": []}', "not as expected"),
+        ('{"stages": [[["forward", 0]], []], "arcs": []}', "stage 1 of the schedule has no"),
+        ('{"stages": [[["forward", 0], ["forward", 0]]], "arcs": []}', "listed twice"),
+        (
+            '{"stages": [[["forward", 0]]], "arcs": [[[0, "forward", 0], [0, "backward", 0]]]}',
+            "which no stage runs",
+        ),
+        (
+            '{"stages": [[["forward", 0], ["backward", 0]]], '
+            '"arcs": [[[0, "backward", 0], [0, "forward", 0]]]}',
+            "in a circle",
+        ),
+    ],
+)
+def test_a_bad_schedule_is_told(tmp_path: Path, data: str, says: str) -> None:
+    path = tmp_path / "bad.json"
+    path.write_text(data)
+    with pytest.raises(PipelineFrequencyError, match=says) as error:
+        read_schedule(path)
+    assert "bad.json" in error.value.message
