@@ -1,0 +1,312 @@
+"""Servers of their own for tests, ranks that talk to them, and frontiers to choose from."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.support import TIMEOUT_S, wait_for
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+
+APP = "zeus.optimizer.pipeline_frequency.server.router:app"
+PLAN = """[
+[('forward', 1410), ('forward', 1395), ('backward', 1380), ('backward', 1365)],
+[('forward', 1200), ('backward', 1185), ('forward', 1170), ('backward', 1155)],
+]
+# Iteration 42 cost change: 0.02
+"""
+
+
+def frontier(plans: int = 20, stages: int = 2, microbatches: int = 2) -> Frontier:
+    """One as the planner makes them: the fastest of 2 s, the slowest of 3 s."""
+    made = []
+    for n in range(plans):
+        slow = 1 - n / max(1, plans - 1)
+        time_s = 2 + slow
+        energy_j = 4000 - 900 * slow + 500 * slow**2
+        order = [("forward", 1410 - n)] * microbatches + [("backward", 1200 - n)] * microbatches
+        made.append(
+            Plan(
+                tuple(
+                    tuple((name, mhz - 5 * stage) for name, mhz in order) for stage in range(stages)
+                ),
+                time_s=time_s,
+                energy_j=energy_j,
+                effective_energy_j=energy_j - 500 * time_s,
+                blocking_energy_j=300.0 + 50 * slow,
+                bound_j=energy_j * (1 - 0.0004 - 0.0003 * (n % 3)),
+            )
+        )
+    return Frontier(tuple(made), "gpipe", stages, microbatches, 80.0, 1, 2.0, 4700.0)
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class RunningServer:
+    """uvicorn with the server, as a process of its own.
+
+    Args:
+        directory: Where it runs and keeps what it keeps.
+        settings: Of `ZEUS_PFO_`, without that.
+        options: Further ones of uvicorn.
+        path: Put first on PYTHONPATH.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        settings: Mapping[str, str] | None = None,
+        *options: str,
+        path: Path | None = None,
+    ) -> None:
+        self.directory = directory
+        self.log_path = directory / "server.log"
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        kept = {name: v for name, v in os.environ.items() if not name.startswith("ZEUS_PFO_")}
+        self._env = {**kept, **{f"ZEUS_PFO_{name}": v for name, v in (settings or {}).items()}}
+        if path is not None:
+            self._env["PYTHONPATH"] = os.pathsep.join(
+                filter(None, [str(path), kept.get("PYTHONPATH")])
+            )
+        self._options = options
+        self.process = self._spawn()
+        self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
+
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-m", "uvicorn", APP, "--port", str(self.port), *self._options]
+        with self.log_path.open("ab") as log:
+            return subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=self._env,
+                cwd=self.directory,
+            )
+
+    def wait_until_serving(self) -> RunningServer:
+        """Waits until it answers."""
+
+        def answers() -> bool:
+            assert self.process.poll() is None, f"the server ended:\n{self.log()}"
+            try:
+                return self.http.get("/healthz").status_code == 200
+            except httpx.TransportError:
+                return False
+
+        wait_for(answers, "the server to answer")
+        return self
+
+    def log(self) -> str:
+        """All it said."""
+        return self.log_path.read_text()
+
+    def kill(self) -> None:
+        """kill -9."""
+        self.process.kill()
+        self.process.wait()
+
+    def start_again(self) -> RunningServer:
+        """The same once more, at the same port."""
+        self.process = self._spawn()
+        return self.wait_until_serving()
+
+    def stop(self) -> int:
+        """SIGTERM, and waits for the end. Returns the exit code."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+                raise
+        return self.process.returncode
+
+
+@contextlib.contextmanager
+def running_server(
+    directory: Path,
+    settings: Mapping[str, str] | None = None,
+    *options: str,
+    path: Path | None = None,
+) -> Iterator[RunningServer]:
+    """A server that serves."""
+    server = RunningServer(directory, settings, *options, path=path)
+    try:
+        yield server.wait_until_serving()
+    finally:
+        server.stop()
+        server.http.close()
+
+
+Http = Any
+"""An httpx.Client, or a test client."""
+
+
+def job_body(dp: int = 1, pp: int = 2, tp: int = 1, **more: Any) -> dict[str, Any]:
+    """What registers a job."""
+    degrees = {"dp_degree": dp, "pp_degree": pp, "tp_degree": tp, "world_size": dp * pp * tp}
+    return {"job_id": "", **degrees, **more}
+
+
+def rank_bodies(dp: int = 1, pp: int = 2, tp: int = 1) -> list[dict[str, Any]]:
+    """What registers its ranks; stages are the slowest to change."""
+    places = [(p, d, t) for p in range(pp) for d in range(dp) for t in range(tp)]
+    return [
+        {
+            "rank": n,
+            "dp_rank": d,
+            "pp_rank": p,
+            "tp_rank": t,
+            "available_frequencies": [1410, 1200, 900],
+        }
+        for n, (p, d, t) in enumerate(places)
+    ]
+
+
+def ok(response: httpx.Response) -> Any:
+    """The JSON of an answer that must be good."""
+    assert response.status_code == 200, f"{response.status_code}: {response.text}"
+    return response.json()
+
+
+def register(http: Http, dp: int = 1, pp: int = 2, tp: int = 1, **more: Any) -> str:
+    """A whole job, once its scheduler has given schedules or failed. Returns its id."""
+    job_id: str = ok(http.post("/register_job", json=job_body(dp, pp, tp, **more)))
+    for body in rank_bodies(dp, pp, tp):
+        ok(http.post(f"/register_rank/{job_id}", json=body))
+    http.get(f"/schedule/{job_id}?rank=0")
+    return job_id
+
+
+class Training:
+    """Ranks that train: each takes its plans when it is told to, and reports.
+
+    Args:
+        http: The server.
+        job_id: Whose ranks.
+        bodies: Of their registration.
+        frontier: What the server has; iterations take what the plan promises.
+        late: How much longer iterations of a pipeline take, by dp_rank; may be changed.
+    """
+
+    def __init__(
+        self,
+        http: Http,
+        job_id: str,
+        bodies: list[dict[str, Any]],
+        frontier: Frontier,
+        late: dict[int, float] | None = None,
+    ) -> None:
+        self.http, self.job_id, self.bodies, self.frontier = http, job_id, bodies, frontier
+        self.late = late or {}
+        self.iteration = 0
+        self.ran: dict[int, list[tuple[int, int]]] = {body["rank"]: [] for body in bodies}
+        self.frequencies: dict[int, Any] = {}
+        self.version: dict[int, int] = {}
+        self._pending: dict[int, dict[str, Any]] = {}
+        for body in bodies:
+            answer = ok(http.get(f"/schedule/{job_id}", params={"rank": body["rank"]}))
+            self.frequencies[body["rank"]] = answer["frequencies"]
+            self.version[body["rank"]] = answer["version"]
+
+    def plan(self, rank: int) -> int:
+        """Index of the plan that a rank runs."""
+        stage = next(body["pp_rank"] for body in self.bodies if body["rank"] == rank)
+        wanted = tuple((name, mhz) for name, mhz in self.frequencies[rank])
+        return next(n for n, one in enumerate(self.frontier.plans) if one.stages[stage] == wanted)
+
+    def step(self, count: int = 1) -> None:
+        """So many iterations; after each, every rank reports."""
+        for _ in range(count):
+            for body in self.bodies:
+                rank = body["rank"]
+                pending = self._pending.get(rank)
+                if pending and pending["at_iteration"] <= self.iteration:
+                    self.frequencies[rank] = pending["frequencies"]
+                    self.version[rank] = pending["version"]
+                    del self._pending[rank]
+                self.ran[rank].append((self.iteration, self.plan(rank)))
+            self.iteration += 1
+            for body in self.bodies:
+                rank = body["rank"]
+                time_s = self.frontier.plans[self.plan(rank)].time_s
+                time_s *= self.late.get(body["dp_rank"], 1.0) * (1 - 0.02 * body["pp_rank"])
+                report = {
+                    "rank": rank,
+                    "iteration": self.iteration,
+                    "iter_times": [[self.iteration - 1, time_s]],
+                    "version": self.version[rank],
+                }
+                update = ok(self.http.post(f"/progress/{self.job_id}", json=report))
+                if update["frequencies"] is not None:
+                    self._pending[rank] = update
+
+    def plans(self) -> dict[int, set[int]]:
+        """By pipeline, the plans that its ranks run."""
+        found: dict[int, set[int]] = {}
+        for body in self.bodies:
+            found.setdefault(body["dp_rank"], set()).add(self.plan(body["rank"]))
+        return found
+
+    @contextlib.contextmanager
+    def in_background(self, pause_s: float = 0.05) -> Iterator[None]:
+        """Trains on in a thread."""
+        stop = threading.Event()
+        failed: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                while not stop.wait(pause_s):
+                    self.step()
+            except BaseException as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield
+        finally:
+            stop.set()
+            thread.join()
+        assert not failed, failed
+
+
+class Clock:
+    """A time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000_000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def eventually(condition: Callable[[], Any], what: str) -> Any:
+    """`wait_for`, slowly enough for a server beside it."""
+
+    def slowly() -> Any:
+        found = condition()
+        if not found:
+            time.sleep(0.05)
+        return found
+
+    return wait_for(slowly, what)

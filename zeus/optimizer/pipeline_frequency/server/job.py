@@ -1,0 +1,423 @@
+"""One training job: who takes part, how far they are, and which plan each pipeline runs.
+
+No file, socket or clock: every method that depends on the time is told it (Unix time, s).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.common import (
+    REPORT_INTERVAL_S,
+    Choice,
+    Chosen,
+    FrequencySchedule,
+    JobInfo,
+    PlanUpdate,
+    ProfilingResult,
+    Progress,
+    RankInfo,
+    RankProfile,
+)
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.server.scheduler import choose
+from zeus.optimizer.pipeline_frequency.server.stragglers import Rules, StragglerWatch, plans_for
+
+LEAD_S = 2.5 * REPORT_INTERVAL_S
+"""A plan begins so far ahead that every rank has reported, and been told, until then."""
+
+FRESH_S = 60.0
+"""Ranks that have not reported for so long have no say in when a plan begins."""
+
+
+class Refused(PipelineFrequencyError):
+    """A request that cannot be met.
+
+    Attributes:
+        status: For HTTP.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass
+class InForce:
+    """What a pipeline runs, or will from `at_iteration` on.
+
+    Attributes:
+        version: Rises with each change; ranks say which they have.
+        plan: Index in the frontier.
+        at_iteration: The first one under it.
+        lead: How many iterations ahead that was when it was decided.
+    """
+
+    version: int = 1
+    plan: int = 0
+    at_iteration: int = 0
+    lead: int = 0
+
+
+@dataclass
+class RankProgress:
+    """What a rank reported last.
+
+    Attributes:
+        iteration: The one that it was in.
+        version: Of the plan that it ran.
+        heard_s: When, Unix time.
+        time_s: Of its last finished iteration; None before that.
+        per_second: Iterations a second, as last seen; 0 before that.
+        moved_s: When it was first heard to be in this iteration; None where that was not seen.
+        since: Iterations up to this one ran, in part, under an earlier version.
+    """
+
+    iteration: int
+    version: int
+    heard_s: float
+    time_s: float | None = None
+    per_second: float = 0.0
+    moved_s: float | None = None
+    since: int = -1
+
+
+class Job:
+    """See the module.
+
+    Args:
+        info: With its id.
+        now_s: When it was registered.
+        rules: When a pipeline is a straggler.
+    """
+
+    def __init__(self, info: JobInfo, now_s: float, rules: Rules | None = None) -> None:
+        self.info = info
+        self.created_s = now_s
+        self.heard_s = now_s
+        self.ranks: dict[int, RankInfo] = {}
+        self.progress: dict[int, RankProgress] = {}
+        self.profiles: dict[int, RankProfile] = {}
+        self.failure: Refused | None = None
+        """Why the scheduler gives no schedule; told to every rank that asks."""
+        self.planning = False
+        self.planning_error: str | None = None
+        self.frontier: Frontier | None = None
+        self.initial = Choice(automatic=True)
+        self.choice = Choice(automatic=True)
+        self.base = 0
+        self.in_force: list[InForce] = []
+        self.version = 0
+        self.round = -1
+        """Number of the schedules in `schedules`; -1 before the first."""
+        self.schedules: dict[int, FrequencySchedule] = {}
+        self.results: dict[int, ProfilingResult] = {}
+        self._rules = rules
+        self._slowdowns: list[float] = []
+        self._watch: StragglerWatch | None = None
+
+    # ------------------------------------------------------------------------------- who takes part
+
+    @property
+    def complete(self) -> bool:
+        """Whether all ranks have registered."""
+        return len(self.ranks) == self.info.world_size
+
+    def missing(self, there: Iterable[int]) -> list[int]:
+        """Ranks of the world that are not among these."""
+        present = set(there)
+        return [rank for rank in range(self.info.world_size) if rank not in present]
+
+    def register(self, rank: RankInfo) -> bool:
+        """A rank says who it is.
+
+        Returns:
+            Whether anything is new.
+
+        Raises:
+            Refused: It cannot be who it says it is.
+        """
+        info = self.info
+        for name, value, degree in (
+            ("rank", rank.rank, info.world_size),
+            ("dp_rank", rank.dp_rank, info.dp_degree),
+            ("pp_rank", rank.pp_rank, info.pp_degree),
+            ("tp_rank", rank.tp_rank, info.tp_degree),
+        ):
+            if value >= degree:
+                raise Refused(
+                    422, f"{name} {value} is outside the job, which has {degree}: 0 to {degree - 1}"
+                )
+        known = self.ranks.get(rank.rank)
+        if known == rank:
+            return False
+        if known is not None and self.complete:
+            raise Refused(
+                409,
+                f"rank {rank.rank} has registered with other figures, and the job is running; "
+                "register a new job if it has changed",
+            )
+        place = (rank.dp_rank, rank.pp_rank, rank.tp_rank)
+        for other in self.ranks.values():
+            if other.rank != rank.rank and place == (other.dp_rank, other.pp_rank, other.tp_rank):
+                raise Refused(
+                    409,
+                    f"rank {rank.rank} says it is dp_rank {place[0]}, pp_rank {place[1]}, tp_rank "
+                    f"{place[2]}, which is rank {other.rank}; each rank needs a place of its own",
+                )
+        self.ranks[rank.rank] = rank
+        return True
+
+    def known_rank(self, rank: int) -> RankInfo:
+        """Raises Refused where it has not registered."""
+        if rank not in self.ranks:
+            if rank >= self.info.world_size or rank < 0:
+                raise Refused(
+                    422, f"rank {rank} is outside the job, which has {self.info.world_size}"
+                )
+            raise Refused(409, f"rank {rank} has not registered; POST /register_rank first")
+        return self.ranks[rank]
+
+    # ---------------------------------------------------------------------------------- what to run
+
+    def schedule(self, rank: int) -> FrequencySchedule | None:
+        """What a rank is to run now; None while that cannot be told."""
+        if not self.complete:
+            return None
+        info = self.ranks[rank]
+        if self.frontier is not None:
+            now = self.in_force[info.dp_rank]
+            steps = self.frontier.plans[now.plan].stages[info.pp_rank]
+            return FrequencySchedule(rank=rank, frequencies=list(steps), version=now.version)
+        if rank in self.results or rank not in self.schedules:
+            return None
+        found = self.schedules[rank]
+        version = self.round + 1 if found.frequencies else 0
+        return found.model_copy(update={"version": version})
+
+    def take_schedules(self, schedules: list[FrequencySchedule]) -> None:
+        """The scheduler's schedules for the next round.
+
+        Raises:
+            Refused: A rank has none.
+        """
+        found = {schedule.rank: schedule for schedule in schedules}
+        missing = self.missing(found)
+        if missing:
+            raise Refused(500, f"the scheduler gave no schedule for {ranks_in_words(missing)}")
+        self.schedules = found
+        self.results = {}
+        self.round += 1
+
+    def take_frontier(self, frontier: Frontier, initial: Choice, now_s: float) -> None:
+        """Plans to choose from; the first that is in force is what `initial` asks for."""
+        index, _ = choose(frontier, initial)
+        self.frontier = frontier
+        self.initial = self.choice = initial
+        self.base = index
+        self.planning_error = None
+        at_iteration, lead = self._begin(now_s)
+        self.version += 1
+        self.in_force = [
+            InForce(self.version, index, at_iteration, lead) for _ in range(self.info.dp_degree)
+        ]
+        self._slowdowns = []
+        self._watch = None
+        self.watch.restart(at_iteration)
+
+    def choose(self, choice: Choice, now_s: float) -> Chosen:
+        """Somebody asks for another plan.
+
+        Raises:
+            Refused: There is nothing to choose from.
+            PipelineFrequencyError: There is no such plan.
+        """
+        frontier = self.frontier
+        if frontier is None:
+            raise Refused(
+                409,
+                "this job has no frontier to choose from yet; it has one when all its ranks have "
+                "sent their profiles, or at once when the server is started with a folder of plans",
+            )
+        if choice.dp_rank is not None and choice.dp_rank >= self.info.dp_degree:
+            raise Refused(422, f"there is no pipeline {choice.dp_rank} (dp_rank)")
+        effective = self.initial if choice.automatic else choice
+        index, note = choose(frontier, effective)
+        self.choice = choice
+        self.base = index
+        plans = self._wanted()
+        if choice.dp_rank is not None:
+            plans[choice.dp_rank] = frontier.fastest()
+        self._switch(plans, now_s)
+        at_iteration = max(one.at_iteration for one in self.in_force)
+        return Chosen(plan=index, at_iteration=at_iteration, plans=plans, note=note)
+
+    @property
+    def effective_choice(self) -> Choice:
+        """The choice, or what `automatic` means."""
+        return self.initial if self.choice.automatic else self.choice
+
+    def _wanted(self) -> list[int]:
+        assert self.frontier is not None
+        if not self.effective_choice.watches_stragglers:
+            return [self.base] * self.info.dp_degree
+        return plans_for(self.frontier, self.base, self.watch.slowdowns)
+
+    def _switch(self, plans: list[int], now_s: float) -> bool:
+        changes = [i for i, plan in enumerate(plans) if plan != self.in_force[i].plan]
+        if not changes:
+            return False
+        at_iteration, lead = self._begin(now_s)
+        self.version += 1
+        for pipeline in changes:
+            self.in_force[pipeline] = InForce(self.version, plans[pipeline], at_iteration, lead)
+        self.watch.restart(at_iteration)
+        return True
+
+    def _begin(self, now_s: float) -> tuple[int, int]:
+        """The iteration that no rank can reach before it has been told, and how far off that is."""
+        heard = [one for one in self.progress.values() if now_s - one.heard_s < FRESH_S]
+        if not heard:
+            return 0, 0
+        pace = max(max(one.per_second, 1 / one.time_s if one.time_s else 0.0) for one in heard)
+        reached = max(one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard)
+        # One more, as an iteration that is under way may be about to end.
+        lead = 1 + math.ceil(LEAD_S * pace)
+        return math.floor(reached) + lead, lead
+
+    # -------------------------------------------------------------------------------- how far it is
+
+    @property
+    def watch(self) -> StragglerWatch:
+        """What is known of stragglers."""
+        if self._watch is None:
+            pipelines: list[list[int]] = [[] for _ in range(self.info.dp_degree)]
+            for rank in self.ranks.values():
+                pipelines[rank.dp_rank].append(rank.rank)
+            self._watch = StragglerWatch(pipelines, self._rules, self._slowdowns)
+        return self._watch
+
+    def report(self, report: Progress, now_s: float) -> tuple[PlanUpdate, bool]:
+        """A rank tells how far it is.
+
+        Returns:
+            What it is to run, and whether plans have changed because of what it told.
+
+        Raises:
+            Refused: There is no such rank.
+        """
+        info = self.known_rank(report.rank)
+        known = self.progress.get(report.rank)
+        if known is not None and report.iteration < known.iteration:
+            known = None  # the process has begun anew
+            if self.complete:
+                self.watch.restart()
+        new = RankProgress(report.iteration, report.version, now_s)
+        if known is not None:
+            new.time_s, new.per_second, new.since = known.time_s, known.per_second, known.since
+            new.moved_s = known.moved_s
+            if report.iteration > known.iteration:
+                # Where an iteration takes longer than a report, most reports see no movement.
+                if known.moved_s is not None and now_s > known.moved_s:
+                    new.per_second = (report.iteration - known.iteration) / (now_s - known.moved_s)
+                new.moved_s = now_s
+        if known is None or known.version != report.version:
+            new.since = report.iteration
+        if report.iter_times:
+            new.time_s = report.iter_times[-1][1]
+        self.progress[report.rank] = new
+        changed = self._look_for_stragglers(report, info, new.since, now_s)
+        return self._update(report, info), changed
+
+    def _look_for_stragglers(
+        self, report: Progress, info: RankInfo, since: int, now_s: float
+    ) -> bool:
+        if self.frontier is None or not self.complete:
+            return False
+        now = self.in_force[info.dp_rank]
+        if report.version != now.version:
+            return False
+        promised_s = self.frontier.plans[now.plan].time_s
+        changed = False
+        for iteration, time_s in report.iter_times:
+            # A plan without a known time promises nothing.
+            if iteration > since and promised_s > 0:
+                changed |= self.watch.observe(report.rank, iteration, time_s / promised_s)
+        return changed and self._switch(self._wanted(), now_s)
+
+    def _update(self, report: Progress, info: RankInfo) -> PlanUpdate:
+        if self.frontier is None:
+            found = self.schedule(report.rank)
+            version = found.version if found else report.version
+            if found is None or version == report.version:
+                return PlanUpdate(version=version, at_iteration=report.iteration)
+            return PlanUpdate(
+                version=version, at_iteration=report.iteration + 1, frequencies=found.frequencies
+            )
+        now = self.in_force[info.dp_rank]
+        if report.version == now.version:
+            return PlanUpdate(version=now.version, at_iteration=now.at_iteration)
+        at_iteration = now.at_iteration
+        if at_iteration > report.iteration + 2 * now.lead + 10:
+            at_iteration = report.iteration + 1  # it counts from another beginning by now
+        steps = self.frontier.plans[now.plan].stages[info.pp_rank]
+        return PlanUpdate(version=now.version, at_iteration=at_iteration, frequencies=list(steps))
+
+    # ------------------------------------------------------------------------------- over a restart
+
+    def state(self) -> dict[str, Any]:
+        """What the server must know of it again, its ranks, plans and reports aside."""
+        return {
+            "info": self.info.model_dump(),
+            "created_s": self.created_s,
+            "heard_s": self.heard_s,
+            "initial": self.initial.model_dump(exclude_none=True),
+            "choice": self.choice.model_dump(exclude_none=True),
+            "base": self.base,
+            "version": self.version,
+            "in_force": [asdict(one) for one in self.in_force],
+            "slowdowns": list(self.watch.slowdowns) if self.frontier else [],
+            "round": self.round,
+            "planning_error": self.planning_error,
+        }
+
+    @classmethod
+    def restored(cls, state: dict[str, Any], rules: Rules | None = None) -> Job:
+        """The job of a `state`."""
+        job = cls(JobInfo.model_validate(state["info"]), state["created_s"], rules)
+        job.heard_s = state["heard_s"]
+        job.initial = Choice.model_validate(state["initial"])
+        job.choice = Choice.model_validate(state["choice"])
+        job.base = state["base"]
+        job.version = state["version"]
+        job.in_force = [InForce(**one) for one in state["in_force"]]
+        job._slowdowns = state["slowdowns"]
+        job.round = state["round"]
+        job.planning_error = state["planning_error"]
+        return job
+
+    # ---------------------------------------------------------------------------------- to be seen
+
+    @property
+    def phase(self) -> str:
+        """`failed`, `registering`, `planning`, `profiling` or `running`."""
+        if self.failure is not None:
+            return "failed"
+        if not self.complete:
+            return "registering"
+        if self.planning:
+            return "planning"
+        if self.frontier is not None or any(one.frequencies for one in self.schedules.values()):
+            return "running"
+        return "profiling" if self.schedules else "registering"
+
+
+def ranks_in_words(ranks: list[int]) -> str:
+    """`rank 3`, `ranks 3, 5`, `ranks 0, 1, ... and 12 more`."""
+    shown = ", ".join(map(str, ranks[:16]))
+    more = f" and {len(ranks) - 16} more" if len(ranks) > 16 else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {shown}{more}"

@@ -1,0 +1,521 @@
+"""All jobs: requests come in, schedulers and the planner are asked, and what changes is stored.
+
+Everything here runs on the server's event loop, schedulers aside (threads) and the planner aside
+(a process). What a request changed is on disk before it is answered; reports of progress are
+written once a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.common import (
+    Choice,
+    Chosen,
+    FrequencySchedule,
+    JobInfo,
+    PlanUpdate,
+    ProfilingResult,
+    Progress,
+    RankInfo,
+    RankProfile,
+    new_job_id,
+)
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.server import planning
+from zeus.optimizer.pipeline_frequency.server.job import Job, RankProgress, Refused, ranks_in_words
+from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
+from zeus.optimizer.pipeline_frequency.server.settings import PFOServerSettings
+from zeus.optimizer.pipeline_frequency.server.storage import Record, Storage
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 1.0
+CLEANUP_S = 60.0
+
+
+class JobManager:
+    """See the module.
+
+    Args:
+        settings: How the server is set up.
+        storage: Where the state is kept; what it holds is taken up.
+        clock: Unix time, s.
+    """
+
+    def __init__(
+        self,
+        settings: PFOServerSettings,
+        storage: Storage,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.jobs: dict[str, Job] = {}
+        self._storage = storage
+        self._clock = clock
+        self._schedulers: dict[str, FrequencyScheduler] = {}
+        self._past: dict[str, dict[int, dict[int, ProfilingResult]]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._events: dict[str, asyncio.Event] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._plan_again: set[str] = set()
+        self._dirty: set[tuple[str, int]] = set()
+        self._heard: set[str] = set()
+        self._closing = False
+        self.waiting = 0
+        """Requests for a schedule that are open."""
+        self._load()
+
+    # ------------------------------------------------------------------------------- start and stop
+
+    async def start(self) -> None:
+        """Goes on with what was underway, and begins to look after the jobs."""
+        self._spawn(self._look_after())
+        for job_id, job in self.jobs.items():
+            self._spawn(self._advance(job_id))
+            if self._may_plan(job) and job.frontier is None and job.planning_error is None:
+                self._start_planning(job_id)
+
+    def close(self) -> None:
+        """Whoever waits for a schedule is sent away: the server is about to stop."""
+        self._closing = True
+        for job_id in list(self._events):
+            self._notify(job_id)
+
+    async def stop(self) -> None:
+        """Ends what runs, and writes what is left to write."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._flush()
+        self._storage.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            logger.error("a task of the server failed", exc_info=task.exception())
+
+    async def _look_after(self) -> None:
+        cleaned_s = self._clock()
+        while True:
+            await asyncio.sleep(FLUSH_S)
+            with contextlib.suppress(PipelineFrequencyError):  # told in the log
+                self._flush()
+                idle_s = self.settings.max_job_idle_time
+                if self._clock() - cleaned_s >= min(CLEANUP_S, idle_s / 4):
+                    cleaned_s = self._clock()
+                    self._forget_idle(cleaned_s - idle_s)
+
+    def _forget_idle(self, before_s: float) -> None:
+        for job_id in [one for one, job in self.jobs.items() if job.heard_s < before_s]:
+            logger.info("forgetting job %s: nothing was heard of it for too long", job_id)
+            self._write(lambda job_id=job_id: self._storage.forget(job_id))  # type: ignore[misc]
+            del self.jobs[job_id]
+            for of_job in (self._schedulers, self._past, self._locks):
+                of_job.pop(job_id, None)
+            self._notify(job_id)
+
+    # ------------------------------------------------------------------------------------- requests
+
+    def job(self, job_id: str) -> Job:
+        """Raises Refused where there is no such job."""
+        job = self.jobs.get(job_id)
+        if job is None:
+            raise Refused(
+                404,
+                f"there is no job {job_id[:200]}; it never was, or was forgotten after "
+                f"{self.settings.max_job_idle_time:g} s without a word: register it again",
+            )
+        return job
+
+    def register_job(self, info: JobInfo) -> str:
+        """A new job. Returns its id."""
+        if info.job_id:
+            raise Refused(422, "job_id is given by the server; leave it empty")
+        if info.schedule is not None and info.schedule not in planning.SCHEDULES:
+            raise Refused(
+                422,
+                f"there is no schedule {info.schedule!r}; there are "
+                f"{', '.join(planning.SCHEDULES)}",
+            )
+        if len(self.jobs) >= self.settings.max_jobs:
+            raise Refused(
+                503,
+                f"this server has {len(self.jobs)} jobs, and takes no more (ZEUS_PFO_MAX_JOBS); "
+                "idle ones go after ZEUS_PFO_MAX_JOB_IDLE_TIME",
+            )
+        now_s = self._clock()
+        name = self.settings.scheduler.__name__
+        job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
+        while job_id in self.jobs:
+            job_id = new_job_id(info, name, datetime.fromtimestamp(now_s))
+        job = Job(info.model_copy(update={"job_id": job_id}), now_s)
+        self._put([(job_id, "job", 0, job.state())])
+        self.jobs[job_id] = job
+        logger.info("job %s registered", job_id)
+        return job_id
+
+    def register_rank(self, job_id: str, rank: RankInfo) -> None:
+        """A rank of a job is there; saying so again does no harm."""
+        job = self._hear(job_id)
+        before = job.ranks.get(rank.rank)
+        if not job.register(rank):
+            return
+        try:
+            self._put([(job_id, "rank", rank.rank, rank.model_dump())])
+        except PipelineFrequencyError:
+            del job.ranks[rank.rank]
+            if before is not None:
+                job.ranks[rank.rank] = before
+            raise
+        if job.complete:
+            logger.info("job %s: all %d ranks are there", job_id, job.info.world_size)
+            self._dump(job_id, "ranks", [job.ranks[n].model_dump() for n in sorted(job.ranks)])
+            self._spawn(self._advance(job_id))
+
+    async def schedule(
+        self, job_id: str, rank: int, timeout_s: float | None = None
+    ) -> FrequencySchedule:
+        """What a rank is to run; waits until that can be told, but not for ever."""
+        job = self._hear(job_id)
+        job.known_rank(rank)
+        wait_s = self.settings.register_timeout
+        if timeout_s is not None:
+            wait_s = min(wait_s, timeout_s)
+        loop = asyncio.get_running_loop()
+        end = loop.time() + wait_s
+        while True:
+            job = self.job(job_id)
+            if job.failure is not None:
+                raise job.failure
+            found = job.schedule(rank)
+            if found is not None:
+                return found
+            if self._closing:
+                raise Refused(503, "the server is stopping; ask again in a moment")
+            event = self._events.setdefault(job_id, asyncio.Event())
+            self.waiting += 1
+            try:
+                await asyncio.wait_for(event.wait(), end - loop.time())
+            except asyncio.TimeoutError:
+                raise Refused(504, _what_is_missing(job, wait_s)) from None
+            finally:
+                self.waiting -= 1
+
+    def result(self, job_id: str, result: ProfilingResult) -> None:
+        """What a rank measured under its schedule."""
+        job = self._hear(job_id)
+        job.known_rank(result.rank)
+        if job.round < 0 or not job.schedules:
+            if job.frontier is not None:
+                return  # nobody asks for it: this scheduler leaves the choice to the server
+            raise Refused(409, "there is no schedule yet that this could be a result of")
+        key = job.round * job.info.world_size + result.rank
+        self._put([(job_id, "result", key, result.model_dump())])
+        job.results[result.rank] = result
+        if len(job.results) == job.info.world_size:
+            self._spawn(self._advance(job_id))
+
+    def progress(self, job_id: str, report: Progress) -> PlanUpdate:
+        """How far a rank is; the answer is what it is to run."""
+        job = self._hear(job_id)
+        update, changed = job.report(report, self._clock())
+        self._dirty.add((job_id, report.rank))
+        if changed:
+            self._put_state(job)
+            plans = [one.plan for one in job.in_force]
+            slowdowns = [round(one, 3) for one in job.watch.slowdowns]
+            logger.info(
+                "job %s: pipelines are late by %s, and get plans %s", job_id, slowdowns, plans
+            )
+        return update
+
+    def choose(self, job_id: str, choice: Choice) -> Chosen:
+        """Somebody wants another plan."""
+        job = self._hear(job_id)
+        chosen = job.choose(choice, self._clock())
+        self._put_state(job)
+        logger.info("job %s: %s asked for", job_id, choice.model_dump(exclude_none=True))
+        return chosen
+
+    def profile(self, job_id: str, profile: RankProfile) -> None:
+        """What a rank measured of its instructions; with the last one planning begins."""
+        job = self._hear(job_id)
+        place = job.known_rank(profile.rank)
+        if (profile.dp_rank, profile.pp_rank, profile.tp_rank) != (
+            place.dp_rank,
+            place.pp_rank,
+            place.tp_rank,
+        ):
+            raise Refused(409, f"rank {profile.rank} has registered with another place in the job")
+        if not issubclass(self.settings.scheduler, OnlineSolution):
+            raise Refused(
+                409,
+                f"this server runs {self.settings.scheduler.__name__}; it plans from profiles when "
+                "it is started without a solution_path (OnlineSolution)",
+            )
+        if job.profiles.get(profile.rank) == profile:
+            return
+        self._put([(job_id, "profile", profile.rank, profile.model_dump())])
+        job.profiles[profile.rank] = profile
+        if self._may_plan(job):
+            self._start_planning(job_id)
+
+    # ----------------------------------------------------------------------------------- scheduling
+
+    async def _advance(self, job_id: str) -> None:
+        """Gets schedules from the scheduler when it is its turn."""
+        async with self._locks.setdefault(job_id, asyncio.Lock()):
+            job = self.jobs.get(job_id)
+            if job is None or not job.complete or job.frontier is not None or job.failure:
+                return
+            measured = len(job.results) == job.info.world_size
+            if job.schedules and not measured:
+                return
+            try:
+                scheduler = await self._scheduler(job_id, job)
+                if scheduler.frontier is not None:
+                    self._take_frontier(job, scheduler.frontier, scheduler.choice)
+                else:
+                    results = [job.results[rank] for rank in sorted(job.results)]
+                    done = job.round
+                    schedules = await asyncio.to_thread(_next, scheduler, results)
+                    job.take_schedules(schedules)
+                    self._put_round(job)
+                    self._dump_round(job_id, done, results, job)
+            except Exception as error:
+                job.failure = _told(self.settings.scheduler.__name__, error)
+                logger.error("job %s: %s", job_id, job.failure.message, exc_info=error)
+        self._notify(job_id)
+
+    async def _scheduler(self, job_id: str, job: Job) -> FrequencyScheduler:
+        """The job's scheduler; made, and brought to where it was, if there is none."""
+        if job_id not in self._schedulers:
+            past = self._past.pop(job_id, {})
+            ranks = [job.ranks[rank] for rank in sorted(job.ranks)]
+
+            def make() -> FrequencyScheduler:
+                made = self.settings.scheduler(
+                    job.info, ranks, self.settings, **self.settings.scheduler_args
+                )
+                for number in range(job.round):
+                    made.next_schedule()
+                    made.observe([past[number][rank] for rank in sorted(past[number])])
+                return made
+
+            self._schedulers[job_id] = await asyncio.to_thread(make)
+        return self._schedulers[job_id]
+
+    # ------------------------------------------------------------------------------------- planning
+
+    def _may_plan(self, job: Job) -> bool:
+        return job.complete and len(job.profiles) == job.info.world_size
+
+    def _start_planning(self, job_id: str) -> None:
+        if self.jobs[job_id].planning:
+            self._plan_again.add(job_id)
+            return
+        self.jobs[job_id].planning = True
+        self._spawn(self._plan(job_id))
+
+    async def _plan(self, job_id: str) -> None:
+        job = self.jobs[job_id]
+        started_s = time.monotonic()
+        try:
+            while True:
+                self._plan_again.discard(job_id)
+                try:
+                    await self._plan_once(job_id, job)
+                except PipelineFrequencyError as error:
+                    job.planning_error = error.message
+                    logger.error("job %s: %s", job_id, error.message)
+                if job_id not in self._plan_again:
+                    break
+            with contextlib.suppress(PipelineFrequencyError):
+                self._put_state(job)
+            if job.frontier is not None and job.planning_error is None:
+                logger.info(
+                    "job %s: %d plans in %.1f s",
+                    job_id,
+                    len(job.frontier.plans),
+                    time.monotonic() - started_s,
+                )
+        finally:
+            job.planning = False
+            self._notify(job_id)
+
+    async def _plan_once(self, job_id: str, job: Job) -> None:
+        async with self._locks.setdefault(job_id, asyncio.Lock()):
+            try:
+                scheduler = await self._scheduler(job_id, job)
+            except Exception as error:  # noqa: BLE001 - the scheduler may be anybody's
+                raise _told(self.settings.scheduler.__name__, error) from None
+        assert isinstance(scheduler, OnlineSolution)
+        profiles = [job.profiles[rank] for rank in sorted(job.profiles)]
+        folder = self.settings.dump_dir / job_id
+        what = planning.order(job.info, profiles, folder, scheduler.points, scheduler.p2p_power_w)
+        frontier = await planning.plan(what)
+        self._take_frontier(job, frontier, scheduler.choice)
+
+    def _take_frontier(self, job: Job, frontier: Frontier, initial: Choice) -> None:
+        job_id = job.info.job_id
+        if job_id not in self.jobs:
+            return  # forgotten meanwhile
+        job.take_frontier(frontier, initial, self._clock())
+        self._put([(job_id, "frontier", 0, frontier.to_json()), (job_id, "job", 0, job.state())])
+
+    # -------------------------------------------------------------------------------------- storing
+
+    def _load(self) -> None:
+        records: dict[str, dict[str, dict[int, Any]]] = {}
+        for job_id, kind, key, body in self._storage.all():
+            records.setdefault(job_id, {}).setdefault(kind, {})[key] = body
+        for job_id, kinds in records.items():
+            try:
+                self.jobs[job_id] = self._restored(job_id, kinds)
+            except (PipelineFrequencyError, ValueError, KeyError, TypeError) as error:
+                logger.warning("job %s cannot be taken up again and is left out: %s", job_id, error)
+
+    def _restored(self, job_id: str, kinds: dict[str, dict[int, Any]]) -> Job:
+        job = Job.restored(kinds["job"][0])
+        for body in kinds.get("rank", {}).values():
+            job.ranks[body["rank"]] = RankInfo.model_validate(body)
+        for rank, body in kinds.get("progress", {}).items():
+            job.progress[rank] = RankProgress(**body)
+        for rank, body in kinds.get("profile", {}).items():
+            job.profiles[rank] = RankProfile.model_validate(body)
+        if "frontier" in kinds:
+            job.frontier = Frontier.from_json(kinds["frontier"][0])
+        past = self._past.setdefault(job_id, {})
+        for key, body in kinds.get("result", {}).items():
+            number, rank = divmod(key, job.info.world_size)
+            past.setdefault(number, {})[rank] = ProfilingResult.model_validate(body)
+        if job.round >= 0:
+            job.results = past.pop(job.round, {})
+            bodies = kinds["round"][job.round]
+            job.schedules = {one["rank"]: FrequencySchedule.model_validate(one) for one in bodies}
+        return job
+
+    def _hear(self, job_id: str) -> Job:
+        job = self.job(job_id)
+        job.heard_s = self._clock()
+        self._heard.add(job_id)
+        return job
+
+    def _flush(self) -> None:
+        records: list[Record] = []
+        for job_id, rank in self._dirty:
+            if job_id in self.jobs:
+                records.append((job_id, "progress", rank, asdict(self.jobs[job_id].progress[rank])))
+        records += [
+            (job_id, "job", 0, self.jobs[job_id].state())
+            for job_id in self._heard
+            if job_id in self.jobs
+        ]
+        self._dirty.clear()
+        self._heard.clear()
+        if records:
+            self._put(records)
+
+    def _put_state(self, job: Job) -> None:
+        if job.info.job_id in self.jobs:
+            self._put([(job.info.job_id, "job", 0, job.state())])
+
+    def _put_round(self, job: Job) -> None:
+        bodies = [job.schedules[rank].model_dump() for rank in sorted(job.schedules)]
+        job_id = job.info.job_id
+        self._put([(job_id, "round", job.round, bodies), (job_id, "job", 0, job.state())])
+
+    def _put(self, records: list[Record]) -> None:
+        self._write(lambda: self._storage.put(records))
+
+    def _write(self, what: Callable[[], None]) -> None:
+        try:
+            what()
+        except (sqlite3.Error, OSError) as error:
+            logger.error("the state cannot be written: %s", error)
+            raise Refused(
+                503,
+                f"the server cannot write its state to {self.settings.database_path} ({error}); "
+                "see to its disk and send this again",
+            ) from None
+
+    def _dump_round(
+        self, job_id: str, number: int, results: list[ProfilingResult], job: Job
+    ) -> None:
+        if results:
+            self._dump(job_id, f"{number}.prof", [result.model_dump() for result in results])
+        bodies = [
+            job.schedules[rank].model_dump(include={"rank", "frequencies"})
+            for rank in sorted(job.schedules)
+        ]
+        self._dump(job_id, f"{job.round}.sched", bodies)
+
+    def _dump(self, job_id: str, name: str, bodies: list[dict[str, Any]]) -> None:
+        """A file for people to look at; that it cannot be written stops nothing."""
+        if not self.settings.dump_data:
+            return
+        try:
+            _write_json(self.settings.dump_dir / job_id / f"{name}.json", bodies)
+        except OSError as error:
+            logger.warning("job %s: %s.json cannot be written: %s", job_id, name, error)
+
+    def _notify(self, job_id: str) -> None:
+        event = self._events.pop(job_id, None)
+        if event is not None:
+            event.set()
+
+
+def _next(scheduler: FrequencyScheduler, results: list[ProfilingResult]) -> list[FrequencySchedule]:
+    if results:
+        scheduler.observe(results)
+    return scheduler.next_schedule()
+
+
+def _told(name: str, error: Exception) -> Refused:
+    """What clients are told; a ValueError is the request's fault, as in ml-energy/zeus."""
+    if isinstance(error, Refused):
+        return error
+    if isinstance(error, PipelineFrequencyError):
+        return Refused(400, error.message)
+    status = 400 if isinstance(error, ValueError) else 500
+    return Refused(status, f"the scheduler {name} failed ({type(error).__name__}: {error})")
+
+
+def _what_is_missing(job: Job, waited_s: float) -> str:
+    waited = f"after {waited_s:g} s"
+    missing = job.missing(job.ranks)
+    if missing:
+        return (
+            f"{waited} {ranks_in_words(missing)} of {job.info.world_size} had not registered; see "
+            "whether they run, and ask again"
+        )
+    if job.schedules:
+        missing = job.missing(job.results)
+        if missing:
+            return f"{waited} {ranks_in_words(missing)} had not sent results of the last schedule"
+    return f"{waited} the scheduler had not given a schedule; ask again"
+
+
+def _write_json(path: Path, bodies: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(path.name + ".part")
+    part.write_text(json.dumps(bodies), encoding="utf-8")
+    os.replace(part, path)

@@ -1,0 +1,378 @@
+"""What schedules come from: the interface for your own, and those that are built in.
+
+A scheduler is made when all ranks of a job are there. It runs in a thread of the server and may
+take its time; what it raises is told to every rank, a `ValueError` as a mistake in the request.
+"""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.common import (
+    Choice,
+    FrequencySchedule,
+    JobInfo,
+    ProfilingResult,
+    RankInfo,
+)
+from zeus.optimizer.pipeline_frequency.plans import INDEX, Frontier, Plan, read_plan
+
+if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency.server.settings import PFOServerSettings
+
+Rounds = Generator[list[FrequencySchedule], list[ProfilingResult], None]
+"""Yields what all ranks are to run next, and is sent what they measured under it."""
+
+
+class FrequencyScheduler(ABC):
+    """Decides at which clocks the ranks of one job run.
+
+    Implement `_run`: yield a schedule for each rank; once every rank has posted a result for it,
+    the results come back from the `yield`. When `_run` ends, its last schedules stay. After a
+    restart of the server it is run again and sent the same results.
+
+    Args:
+        job_info: The job.
+        rank_infos: All its ranks.
+        pfo_settings: The server's settings.
+
+    Attributes:
+        frontier: A scheduler that sets this leaves the choice of plans to the server; `_run` is
+            not called then.
+        choice: The server's choice among them to begin with.
+    """
+
+    frontier: Frontier | None = None
+    choice: Choice = Choice(automatic=True)
+
+    def __init__(
+        self, job_info: JobInfo, rank_infos: list[RankInfo], pfo_settings: PFOServerSettings
+    ) -> None:
+        self.job_info = job_info
+        self.rank_infos = sorted(rank_infos, key=lambda info: info.rank)
+        self.world_size = job_info.world_size
+        self.pfo_settings = pfo_settings
+        self._rounds: Rounds | None = None
+        self._schedules: list[FrequencySchedule] = []
+
+    @classmethod  # noqa: B027 - most have nothing to check
+    def check(cls, **scheduler_args: Any) -> None:
+        """Called as the server starts, so that bad arguments are told then.
+
+        Raises:
+            PipelineFrequencyError: They cannot work for any job.
+        """
+
+    @abstractmethod
+    def _run(self) -> Rounds:
+        """Yields lists of schedules, and receives the ranks' results for each."""
+        raise NotImplementedError
+
+    def next_schedule(self) -> list[FrequencySchedule]:
+        """What the ranks are to run now."""
+        if self._rounds is None:
+            self._rounds = self._run()
+            try:
+                self._schedules = next(self._rounds)
+            except StopIteration:
+                raise RuntimeError(
+                    f"{type(self).__name__}._run ended before its first yield"
+                ) from None
+        return self._schedules
+
+    def observe(self, profiling_results: list[ProfilingResult]) -> None:
+        """What the ranks measured under it."""
+        self.next_schedule()
+        assert self._rounds is not None
+        with suppress(StopIteration):
+            self._schedules = self._rounds.send(profiling_results)
+
+
+def make_3d_parallel(
+    sched_cls: type[FrequencyScheduler], name: str | None = None
+) -> type[FrequencyScheduler]:
+    """Makes a scheduler for pipelines one for jobs with data and tensor parallelism, too.
+
+    The scheduler sees one pipeline with a rank per stage. All ranks of a stage get that stage's
+    schedule; of their results it sees the longest times and the sums of the energies.
+
+    Args:
+        sched_cls: Scheduler for jobs whose degrees of data and tensor parallelism are 1.
+        name: Of the new class; `sched_cls.__name__ + "3D"` if None.
+    """
+
+    class Wrapper(sched_cls):  # type: ignore[valid-type,misc]
+        def __init__(
+            self,
+            job_info: JobInfo,
+            rank_infos: list[RankInfo],
+            pfo_settings: PFOServerSettings,
+            **scheduler_args: Any,
+        ) -> None:
+            self._all_ranks = sorted(rank_infos, key=lambda info: info.rank)
+            pipeline = {"dp_degree": 1, "tp_degree": 1, "world_size": job_info.pp_degree}
+            stages = [
+                info.model_copy(update={"rank": info.pp_rank, "dp_rank": 0, "tp_rank": 0})
+                for info in self._all_ranks
+                if info.dp_rank == info.tp_rank == 0
+            ]
+            super().__init__(
+                job_info.model_copy(update=pipeline), stages, pfo_settings, **scheduler_args
+            )
+
+        def next_schedule(self) -> list[FrequencySchedule]:
+            of_stage = {schedule.rank: schedule for schedule in super().next_schedule()}
+            return [
+                of_stage[info.pp_rank].model_copy(update={"rank": info.rank})
+                for info in self._all_ranks
+            ]
+
+        def observe(self, profiling_results: list[ProfilingResult]) -> None:
+            of_rank = {result.rank: result for result in profiling_results}
+            by_stage: dict[int, list[ProfilingResult]] = {}
+            for info in self._all_ranks:
+                by_stage.setdefault(info.pp_rank, []).append(of_rank[info.rank])
+            super().observe([_joined(stage, by_stage[stage]) for stage in sorted(by_stage)])
+
+    Wrapper.__name__ = Wrapper.__qualname__ = name or f"{sched_cls.__name__}3D"
+    Wrapper.__module__ = sched_cls.__module__
+    Wrapper.__doc__ = f"`{sched_cls.__name__}` for jobs with data and tensor parallelism, too."
+    # So that wrong arguments are told as the server starts.
+    Wrapper.__signature__ = inspect.signature(sched_cls)
+    return Wrapper
+
+
+def _joined(stage: int, results: Sequence[ProfilingResult]) -> ProfilingResult:
+    def each(values: Iterable[Sequence[float]], how: Callable[[Iterable[float]], float]) -> Any:
+        return [how(together) for together in zip(*values, strict=False)]
+
+    def nested(field: str, how: Callable[[Iterable[float]], float]) -> dict[str, list[Any]]:
+        breakdowns = [getattr(result, field) for result in results]
+        names = [name for name in breakdowns[0] if all(name in one for one in breakdowns)]
+        return {
+            name: [
+                each(iteration, how)
+                for iteration in zip(*(one[name] for one in breakdowns), strict=False)
+            ]
+            for name in names
+        }
+
+    return ProfilingResult(
+        rank=stage,
+        iter_time=each([result.iter_time for result in results], max),
+        iter_energy=each([result.iter_energy for result in results], sum),
+        time_breakdown=nested("time_breakdown", max),
+        energy_breakdown=nested("energy_breakdown", sum),
+    )
+
+
+class PointSolution(FrequencyScheduler):
+    """Runs one plan.
+
+    Args:
+        job_info: The job.
+        rank_infos: All its ranks; those of one stage get the same schedule.
+        pfo_settings: The server's settings.
+        solution_path: The plan, a file `freqs_pipeline_00042.py`.
+    """
+
+    def __init__(
+        self,
+        job_info: JobInfo,
+        rank_infos: list[RankInfo],
+        pfo_settings: PFOServerSettings,
+        solution_path: str,
+    ) -> None:
+        super().__init__(job_info, rank_infos, pfo_settings)
+        self.plan: Plan = read_plan(solution_path)
+        check_stages(len(self.plan.stages), job_info, solution_path)
+
+    @classmethod
+    def check(cls, **scheduler_args: Any) -> None:
+        """Reads the plan."""
+        read_plan(_path(scheduler_args))
+
+    def _run(self) -> Rounds:
+        yield [
+            FrequencySchedule(rank=info.rank, frequencies=list(self.plan.stages[info.pp_rank]))
+            for info in self.rank_infos
+        ]
+
+
+PointSolution3D = make_3d_parallel(PointSolution)
+
+
+class _Choosing(FrequencyScheduler):
+    """Says which plan of a frontier the server chooses to begin with."""
+
+    @staticmethod
+    def _choice(deadline_s: float | None, max_slowdown: float | None, plan: int | None) -> Choice:
+        given = {"deadline_s": deadline_s, "max_slowdown": max_slowdown, "plan": plan}
+        given = {name: value for name, value in given.items() if value is not None}
+        if not given:
+            return Choice(automatic=True)
+        try:
+            return Choice.model_validate(given)
+        except ValueError:
+            raise PipelineFrequencyError(
+                "deadline_s (above 0), max_slowdown (at least 1) and plan (an index) exclude one "
+                f"another; there are {given}"
+            ) from None
+
+
+class FrontierSolution(_Choosing):
+    """Holds all plans of a frontier; the server chooses, and chooses anew as training goes on.
+
+    Args:
+        job_info: The job.
+        rank_infos: All its ranks.
+        pfo_settings: The server's settings.
+        solution_path: The folder that `run_optimization.py` wrote.
+        deadline_s: Begin with the least energy of plans whose iteration takes no longer, s.
+        max_slowdown: The same, as a multiple of the fastest plan's time.
+        plan: Begin with this one and stay with it. Without any of the three: the fastest.
+    """
+
+    def __init__(
+        self,
+        job_info: JobInfo,
+        rank_infos: list[RankInfo],
+        pfo_settings: PFOServerSettings,
+        solution_path: str,
+        deadline_s: float | None = None,
+        max_slowdown: float | None = None,
+        plan: int | None = None,
+    ) -> None:
+        super().__init__(job_info, rank_infos, pfo_settings)
+        self.frontier = _read(solution_path)
+        self.choice = self._choice(deadline_s, max_slowdown, plan)
+        check_stages(self.frontier.num_stages, job_info, solution_path)
+
+    @classmethod
+    def check(cls, **scheduler_args: Any) -> None:
+        """Reads the frontier."""
+        wishes = {name: scheduler_args.get(name) for name in ("deadline_s", "max_slowdown", "plan")}
+        choice = cls._choice(**wishes)
+        choose(_read(_path(scheduler_args)), choice)
+
+    def _run(self) -> Rounds:
+        assert self.frontier is not None
+        index, _ = choose(self.frontier, self.choice)
+        yield [
+            FrequencySchedule(
+                rank=info.rank,
+                frequencies=list(self.frontier.plans[index].stages[info.pp_rank]),
+            )
+            for info in self.rank_infos
+        ]
+
+
+class OnlineSolution(_Choosing):
+    """For jobs that profile themselves: the server plans when all ranks have sent their profiles.
+
+    Args:
+        job_info: The job; its `schedule` (default `1f1b`) and `num_microbatches` say what to plan.
+        rank_infos: All its ranks.
+        pfo_settings: The server's settings.
+        deadline_s: As for `FrontierSolution`.
+        max_slowdown: The same.
+        plan: The same.
+        points: How many plans.
+        p2p_power_w: What a GPU draws while it is blocked on communication, W, where no rank has
+            measured it.
+    """
+
+    def __init__(
+        self,
+        job_info: JobInfo,
+        rank_infos: list[RankInfo],
+        pfo_settings: PFOServerSettings,
+        deadline_s: float | None = None,
+        max_slowdown: float | None = None,
+        plan: int | None = None,
+        points: int = 100,
+        p2p_power_w: float = 70.0,
+    ) -> None:
+        super().__init__(job_info, rank_infos, pfo_settings)
+        self.choice = self._choice(deadline_s, max_slowdown, plan)
+        self.points = points
+        self.p2p_power_w = p2p_power_w
+
+    @classmethod
+    def check(cls, **scheduler_args: Any) -> None:
+        """Looks at the figures."""
+        names = ("deadline_s", "max_slowdown", "plan")
+        cls._choice(**{name: scheduler_args.get(name) for name in names})
+        points, power = scheduler_args.get("points", 1), scheduler_args.get("p2p_power_w", 0.0)
+        if not (isinstance(points, int) and points >= 1):
+            raise PipelineFrequencyError(f"points must be a whole number above 0, not {points!r}")
+        if not (isinstance(power, int | float) and power >= 0):
+            raise PipelineFrequencyError(f"p2p_power_w must be watts, not {power!r}")
+
+    def _run(self) -> Rounds:
+        yield [FrequencySchedule(rank=info.rank, frequencies=[]) for info in self.rank_infos]
+
+
+def choose(frontier: Frontier, choice: Choice) -> tuple[int, str | None]:
+    """The plan that a choice asks for, and a note where it cannot be had as asked.
+
+    Raises:
+        PipelineFrequencyError: There is no such plan.
+    """
+    fastest = frontier.fastest()
+    if choice.plan is not None:
+        if choice.plan > fastest:
+            raise PipelineFrequencyError(
+                f"there is no plan {choice.plan}; plans are 0 (slowest) to {fastest} (fastest)"
+            )
+        return choice.plan, None
+    if choice.max_slowdown is not None:
+        return frontier.by_max_slowdown(choice.max_slowdown), None
+    limit_s = choice.deadline_s if choice.deadline_s is not None else choice.straggler_s
+    if limit_s is None:
+        return fastest, None
+    by = frontier.by_deadline if choice.deadline_s is not None else frontier.by_straggler
+    index = by(limit_s)
+    least_s = frontier.plans[fastest].time_s
+    if frontier.plans[index].time_s > limit_s * (1 + 1e-9):
+        return index, f"no plan is as fast as {limit_s:g} s; this is the fastest, {least_s:.4g} s"
+    return index, None
+
+
+def check_stages(found: int, job_info: JobInfo, what: str) -> None:
+    """Raises PipelineFrequencyError where a plan is of another number of stages than the job."""
+    if found != job_info.pp_degree:
+        raise PipelineFrequencyError(
+            f"{what} has {found} stages, but the job has {job_info.pp_degree} (pp_degree); plan "
+            "for that number of stages"
+        )
+
+
+def _read(path: str) -> Frontier:
+    """A folder's frontier; large ones take seconds to read, so the last one is kept."""
+    index = Path(path) / INDEX if Path(path).is_dir() else Path(path)
+    try:
+        status = index.stat()
+        written = (status.st_mtime_ns, status.st_size)
+    except OSError:
+        written = (0, 0)  # reading it says why
+    return _kept(path, written)
+
+
+@lru_cache(maxsize=1)
+def _kept(path: str, written: tuple[int, int]) -> Frontier:
+    return Frontier.read(path)
+
+
+def _path(scheduler_args: dict[str, Any]) -> str:
+    path = scheduler_args.get("solution_path")
+    if not isinstance(path, str):
+        raise PipelineFrequencyError(f"solution_path must be a path, not {path!r}")
+    return path

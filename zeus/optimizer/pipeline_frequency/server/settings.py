@@ -1,0 +1,184 @@
+"""How the server is set up: environment variables that begin with `ZEUS_PFO_`."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.server import scheduler as schedulers
+from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler
+
+PREFIX = "ZEUS_PFO_"
+_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+
+
+class PFOServerSettings(BaseModel):
+    """The settings; each is read from the variable of its name, in capitals after `ZEUS_PFO_`.
+
+    Attributes:
+        scheduler: Class that schedules come from: its name in the scheduler module, or
+            `package.module:Class`. Without it the arguments decide: a plan file is run by
+            `PointSolution`, a folder of plans by `FrontierSolution`, and without either jobs
+            profile themselves (`OnlineSolution`).
+        scheduler_args: What its constructor takes beyond the first three, as a JSON object.
+        log_level: DEBUG (every request), INFO, WARNING, ERROR or CRITICAL.
+        dump_data: Whether ranks, schedules and results are written as JSON files, too.
+        dump_dir: Folder of these, and of the profiles and plans of jobs that profile themselves.
+        max_job_idle_time: A job that was not heard of for so long is forgotten, s.
+        database: SQLite file that the server's state outlives it in; `:memory:` for none.
+        register_timeout: How long a request for a schedule waits for the other ranks, s.
+        token: What requests that change something must bring as `Authorization: Bearer`.
+        max_jobs: More are refused.
+    """
+
+    model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True, frozen=True)
+
+    scheduler: type[FrequencyScheduler]
+    scheduler_args: dict[str, Any] = {}
+    log_level: str = "INFO"
+    dump_data: bool = True
+    dump_dir: Path = Path("dump")
+    max_job_idle_time: float = Field(default=7 * 24 * 3600, gt=0, allow_inf_nan=False)
+    database: str = ""
+    register_timeout: float = Field(default=600.0, gt=0, allow_inf_nan=False)
+    token: str = Field(default="", repr=False)
+    max_jobs: int = Field(default=1000, ge=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _scheduler_by_arguments(cls, data: Any) -> Any:
+        if not isinstance(data, dict) or data.get("scheduler"):
+            return data
+        args = data.get("scheduler_args")
+        args = _object(args) if isinstance(args, str) else args or {}
+        path = args.get("solution_path") if isinstance(args, dict) else None
+        found: type[FrequencyScheduler] = schedulers.OnlineSolution
+        if isinstance(path, str):
+            of_folder = Path(path).is_dir() or path.endswith(".json")
+            found = schedulers.FrontierSolution if of_folder else schedulers.PointSolution
+        return {**data, "scheduler": found}
+
+    @field_validator("scheduler", mode="before")
+    @classmethod
+    def _class(cls, value: Any) -> Any:
+        return _find(value) if isinstance(value, str) else value
+
+    @field_validator("scheduler_args", mode="before")
+    @classmethod
+    def _json(cls, value: Any) -> Any:
+        return _object(value) if isinstance(value, str) else value
+
+    @field_validator("log_level")
+    @classmethod
+    def _level(cls, value: str) -> str:
+        if value.upper() not in _LEVELS:
+            raise ValueError(f"must be one of {', '.join(_LEVELS)}, not {value!r}")
+        return value.upper()
+
+    @model_validator(mode="after")
+    def _arguments_fit(self) -> PFOServerSettings:
+        signature = inspect.signature(self.scheduler)
+        try:
+            signature.bind(job_info=None, rank_infos=None, pfo_settings=None, **self.scheduler_args)
+        except TypeError as error:
+            takes = [name for name in signature.parameters if name not in _GIVEN]
+            raise ValueError(
+                f"SCHEDULER_ARGS do not fit {self.scheduler.__name__} ({error}); it takes "
+                f"{', '.join(takes) or 'none'}"
+            ) from None
+        return self
+
+    @property
+    def database_path(self) -> str:
+        """Where the state is kept."""
+        return self.database or str(self.dump_dir / "pfo.sqlite")
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> PFOServerSettings:
+        """Reads the environment.
+
+        Raises:
+            PipelineFrequencyError: A setting is unknown or wrong; it says which, and why.
+        """
+        environ = os.environ if environ is None else environ
+        given: dict[str, str] = {}
+        for variable, value in environ.items():
+            name = variable.upper()
+            if name.startswith(PREFIX):
+                given[name.removeprefix(PREFIX).lower()] = value
+        try:
+            settings = cls.model_validate(given)
+        except ValidationError as error:
+            raise PipelineFrequencyError(_sentence(error)) from None
+        try:
+            settings.scheduler.check(**settings.scheduler_args)
+        except PipelineFrequencyError as error:
+            raise PipelineFrequencyError(f"{PREFIX}SCHEDULER_ARGS: {error.message}") from None
+        return settings
+
+
+_GIVEN = ("job_info", "rank_infos", "pfo_settings")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise ValueError(
+            f"SCHEDULER_ARGS are no JSON ({error}); write them as "
+            '\'{"solution_path": "freqs_pipeline_00042.py"}\''
+        ) from None
+    if not isinstance(value, dict):
+        raise ValueError("SCHEDULER_ARGS must be a JSON object: names and values in braces")
+    return value
+
+
+def _find(name: str) -> type[FrequencyScheduler]:
+    module_name, colon, attribute = name.partition(":")
+    module: Any = schedulers
+    if colon:
+        try:
+            module = importlib.import_module(module_name)
+        except ImportError as error:
+            raise ValueError(
+                f"the scheduler {name} cannot be imported ({error}); name it package.module:Class, "
+                "and see that the package is on PYTHONPATH"
+            ) from None
+    else:
+        attribute = name
+    found = getattr(module, attribute, None)
+    if not (inspect.isclass(found) and issubclass(found, FrequencyScheduler)):
+        known = [
+            name
+            for name, value in vars(schedulers).items()
+            if inspect.isclass(value)
+            and issubclass(value, FrequencyScheduler)
+            and not inspect.isabstract(value)
+        ]
+        raise ValueError(
+            f"{name} is no FrequencyScheduler; there are {', '.join(known)}, and your own as "
+            "package.module:Class"
+        )
+    return found
+
+
+def _sentence(error: ValidationError) -> str:
+    first = error.errors()[0]
+    name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else ""
+    if first["type"] == "extra_forbidden":
+        known = ", ".join(PREFIX + field.upper() for field in PFOServerSettings.model_fields)
+        return f"{name} is no setting; there are {known}"
+    cause = first.get("ctx", {}).get("error")
+    message = str(cause) if cause is not None else first["msg"]
+    if not name:
+        return f"{PREFIX}{message}"
+    message = message.removeprefix("SCHEDULER_ARGS ")
+    return f"{name}: {message}"

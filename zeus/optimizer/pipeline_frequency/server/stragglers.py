@@ -1,0 +1,160 @@
+"""Which data-parallel pipeline is late, and which plan each pipeline gets then. Pure.
+
+Pipelines wait for one another at the end of an iteration, when they add up gradients. One that is
+late (a hot GPU, a slow node) makes the others wait at full blocking power; they can as well run a
+slower plan. What a rank reports is the time of its own instructions, without that wait.
+
+The rules:
+
+1. A rank's pace is the median of its last `window` iterations, each divided by the time that the
+   plan in force promises. A pipeline's pace is that of its slowest rank.
+2. What plans do not know of (communication, a loaded host) delays all pipelines alike. So a
+   pipeline's slowdown is its pace divided by the least of all paces.
+3. A pipeline becomes a straggler when its slowdown is above `1 + enter` after each of `patience`
+   iterations in a row, and ceases to be one when it is below `1 + leave` as often. Between the two
+   nothing changes: that is what keeps plans from going to and fro.
+4. What a straggler's slowdown is taken for is the least of those `patience` values: the others
+   must not become later than it is. It moves up after as many values above `1 + up` times it, and
+   down after as many below `1 - down` times it.
+5. After plans have changed all of it is measured anew, from the iteration in which all have them.
+6. An iteration counts when every rank has reported it; where one does not, nothing is decided.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+
+PENDING = 4096
+"""Iterations that are kept while some rank has not reported them."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How slow is slow, and for how long; see the module."""
+
+    window: int = 5
+    patience: int = 5
+    enter: float = 0.05
+    leave: float = 0.025
+    up: float = 0.03
+    down: float = 0.01
+
+
+class StragglerWatch:
+    """Tells how late each pipeline is.
+
+    Args:
+        pipelines: The ranks of each.
+        rules: How slow is slow.
+        slowdowns: What was decided before, as after a restart of the server.
+    """
+
+    def __init__(
+        self,
+        pipelines: Sequence[Sequence[int]],
+        rules: Rules | None = None,
+        slowdowns: Sequence[float] | None = None,
+    ) -> None:
+        self._pipelines = tuple(tuple(ranks) for ranks in pipelines)
+        self._rules = rules or Rules()
+        self._ranks = {rank for ranks in self._pipelines for rank in ranks}
+        if slowdowns is None or len(slowdowns) != len(self._pipelines):
+            slowdowns = [1.0] * len(self._pipelines)
+        self._slowdowns = list(slowdowns)
+        self._paces: tuple[float, ...] = ()
+        self.restart()
+
+    @property
+    def slowdowns(self) -> tuple[float, ...]:
+        """Of each pipeline; 1 where it is no straggler."""
+        return tuple(self._slowdowns)
+
+    @property
+    def paces(self) -> tuple[float, ...]:
+        """Measured over promised time of each pipeline, as last seen; empty before that."""
+        return self._paces
+
+    def restart(self, after: int = -1) -> None:
+        """Forgets what was measured, as plans change: only iterations beyond `after` count."""
+        self._after = after
+        self._pending: dict[int, dict[int, float]] = {}
+        window = self._rules.window
+        self._ratios = {rank: deque[float](maxlen=window) for rank in self._ranks}
+        self._recent = [deque[float](maxlen=self._rules.patience) for _ in self._pipelines]
+
+    def observe(self, rank: int, iteration: int, ratio: float) -> bool:
+        """A rank needed `ratio` times what its plan promises.
+
+        Returns:
+            Whether `slowdowns` has changed.
+        """
+        if iteration <= self._after or rank not in self._ranks or len(self._pipelines) < 2:
+            return False
+        reported = self._pending.setdefault(iteration, {})
+        reported[rank] = ratio
+        if len(reported) < len(self._ranks):
+            if len(self._pending) > PENDING:
+                del self._pending[min(self._pending)]
+            return False
+        # Ranks report in order: what is missing of earlier iterations will never come.
+        self._after = iteration
+        self._pending = {i: them for i, them in self._pending.items() if i > iteration}
+        for who, value in reported.items():
+            self._ratios[who].append(value)
+        if any(len(ratios) < self._rules.window for ratios in self._ratios.values()):
+            return False
+        return self._decide()
+
+    def _decide(self) -> bool:
+        self._paces = tuple(
+            max(median(self._ratios[rank]) for rank in ranks) for ranks in self._pipelines
+        )
+        least = min(self._paces)
+        if least <= 0:
+            return False
+        changed = False
+        for pipeline, pace in enumerate(self._paces):
+            recent = self._recent[pipeline]
+            recent.append(pace / least)
+            if len(recent) < self._rules.patience:
+                continue
+            wanted = self._judge(self._slowdowns[pipeline], recent)
+            if wanted != self._slowdowns[pipeline]:
+                self._slowdowns[pipeline] = wanted
+                changed = True
+        return changed
+
+    def _judge(self, known: float, recent: Sequence[float]) -> float:
+        rules = self._rules
+        lowest, highest = min(recent), max(recent)
+        if known == 1.0:
+            return lowest if lowest > 1 + rules.enter else 1.0
+        if highest < 1 + rules.leave:
+            return 1.0
+        if lowest > known * (1 + rules.up) or highest < known * (1 - rules.down):
+            return max(lowest, 1 + rules.leave)
+        return known
+
+
+def plans_for(frontier: Frontier, base: int, slowdowns: Sequence[float]) -> list[int]:
+    """Index of each pipeline's plan where some are late.
+
+    Nobody waits for less than the latest pipeline needs at best, nor than the plan `base` takes
+    that was asked for. Each pipeline gets the plan that takes the least within that time, a
+    straggler with its own slowdown taken into account: often the fastest there is.
+    """
+    if all(slowdown == 1.0 for slowdown in slowdowns):
+        return [base] * len(slowdowns)
+    wanted_s = frontier.plans[base].time_s
+    latest_s = max(slowdowns) * frontier.plans[frontier.fastest()].time_s
+    if latest_s <= wanted_s:
+        return [
+            base if slowdown == 1.0 else frontier.by_straggler(wanted_s / slowdown)
+            for slowdown in slowdowns
+        ]
+    return [frontier.by_straggler(latest_s / slowdown) for slowdown in slowdowns]

@@ -1,0 +1,130 @@
+"""What the page and `GET /jobs` show of jobs: JSON without the plans' instructions."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.server.job import Job
+
+
+def summary(job: Job, now_s: float) -> dict[str, Any]:
+    """A job in a line."""
+    info = job.info
+    iterations = [one.iteration for one in job.progress.values()]
+    return {
+        "job_id": info.job_id,
+        "job_metadata": info.job_metadata,
+        "phase": job.phase,
+        "dp_degree": info.dp_degree,
+        "pp_degree": info.pp_degree,
+        "tp_degree": info.tp_degree,
+        "world_size": info.world_size,
+        "ranks_registered": len(job.ranks),
+        "iteration": min(iterations) if iterations else None,
+        "created_s": job.created_s,
+        "heard_ago_s": max(0.0, now_s - job.heard_s),
+        "has_frontier": job.frontier is not None,
+        "plan": job.base if job.frontier is not None else None,
+        "stragglers": _stragglers(job),
+    }
+
+
+def detail(job: Job, now_s: float) -> dict[str, Any]:
+    """All of a job."""
+    error = job.failure.message if job.failure is not None else job.planning_error
+    return {
+        **summary(job, now_s),
+        "error": error,
+        "missing_ranks": job.missing(job.ranks)[:100],
+        "profiles": len(job.profiles),
+        "choice": job.choice.model_dump(exclude_none=True),
+        "initial_choice": job.initial.model_dump(exclude_none=True),
+        "pipelines": _pipelines(job),
+        "ranks": _ranks(job, now_s),
+        "frontier": _frontier(job.frontier) if job.frontier is not None else None,
+    }
+
+
+def _stragglers(job: Job) -> list[int]:
+    if job.frontier is None:
+        return []
+    return [dp for dp, slowdown in enumerate(job.watch.slowdowns) if slowdown != 1.0]
+
+
+def _pipelines(job: Job) -> list[dict[str, Any]]:
+    if job.frontier is None:
+        return []
+    paces, slowdowns = job.watch.paces, job.watch.slowdowns
+    found = []
+    for dp_rank, one in enumerate(job.in_force):
+        times = [
+            job.progress[rank.rank].time_s
+            for rank in job.ranks.values()
+            if rank.dp_rank == dp_rank and rank.rank in job.progress
+        ]
+        known = [time_s for time_s in times if time_s is not None]
+        found.append(
+            {
+                "dp_rank": dp_rank,
+                "plan": one.plan,
+                "version": one.version,
+                "at_iteration": one.at_iteration,
+                "slowdown": slowdowns[dp_rank],
+                "pace": paces[dp_rank] if paces else None,
+                "time_s": max(known) if known else None,
+                "planned_time_s": _number(job.frontier.plans[one.plan].time_s),
+            }
+        )
+    return found
+
+
+def _ranks(job: Job, now_s: float) -> list[dict[str, Any]]:
+    found = []
+    for number in sorted(job.ranks):
+        rank, seen = job.ranks[number], job.progress.get(number)
+        wanted = job.in_force[rank.dp_rank].version if job.frontier is not None else None
+        found.append(
+            {
+                "rank": number,
+                "dp_rank": rank.dp_rank,
+                "pp_rank": rank.pp_rank,
+                "tp_rank": rank.tp_rank,
+                "iteration": seen.iteration if seen else None,
+                "time_s": seen.time_s if seen else None,
+                "version": seen.version if seen else None,
+                "wanted_version": wanted,
+                "heard_ago_s": max(0.0, now_s - seen.heard_s) if seen else None,
+                "profiled": number in job.profiles,
+            }
+        )
+    return found
+
+
+def _frontier(frontier: Frontier) -> dict[str, Any]:
+    return {
+        "schedule": frontier.schedule,
+        "num_stages": frontier.num_stages,
+        "num_microbatches": frontier.num_microbatches,
+        "p2p_power_w": _number(frontier.p2p_power_w),
+        "gpus_per_stage": frontier.gpus_per_stage,
+        "baseline_time_s": _number(frontier.baseline_time_s),
+        "baseline_energy_j": _number(frontier.baseline_energy_j),
+        "plans": [
+            {
+                "time_s": _number(plan.time_s),
+                "energy_j": _number(plan.energy_j),
+                "effective_energy_j": _number(plan.effective_energy_j),
+                "blocking_energy_j": _number(plan.blocking_energy_j),
+                "gap": _number(plan.gap) if plan.bound_j else None,
+                "clock_changes": plan.clock_changes,
+            }
+            for plan in frontier.plans
+        ],
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no nan."""
+    return value if math.isfinite(value) else None
