@@ -190,6 +190,8 @@ def _save(figure: Any, path: str | os.PathLike[str], tight: bool = True) -> list
     written = []
     for ending in FORMATS:
         target = Path(f"{os.fspath(path)}.{ending}")
-        figure.savefig(target, dpi=130, bbox_inches="tight")
+        # Without the time of day: the same plan gives the same file.
+        metadata = {"Date": None} if ending == "svg" else None
+        figure.savefig(target, dpi=130, bbox_inches="tight", metadata=metadata)
         written.append(target)
     return written

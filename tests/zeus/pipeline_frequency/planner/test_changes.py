@@ -92,6 +92,19 @@ def test_exact_plans_count_changes_too() -> None:
     assert slow.straggler(6.6).plans[0].effective_energy_j == pytest.approx(580.0)
 
 
+@pytest.mark.parametrize("slow", [2, 3, 4, 5, 6])
+def test_of_the_best_plans_the_one_with_the_fewest_changes(slow: int) -> None:
+    """Any so many of eight instructions may be the slow ones: together they need one change."""
+    options = {
+        (0, name, 0): [Option(1400, 1.0, 100.0), Option(1300, 1.2, 80.0)]
+        for name in ("forward", "backward")
+    }
+    planner = Planner(InstructionProfile(options), one_f_one_b(1, 4), p2p_power_w=0.0)
+    (plan,) = planner.straggler(8 + 0.2 * slow).plans
+    assert plan.effective_energy_j == pytest.approx(800 - 20 * slow)
+    assert plan.clock_changes == 1
+
+
 def test_bad_costs_are_told() -> None:
     with pytest.raises(PipelineFrequencyError, match="seconds"):
         Changes(time_s=-1.0)

@@ -13,6 +13,7 @@ from zeus.optimizer.pipeline_frequency.planner import Planner, plan_frontier
 from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
 from zeus.optimizer.pipeline_frequency.planner.problem import Problem, curve_of
 from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation
+from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import (
@@ -333,6 +334,56 @@ def test_both_solvers_find_the_same_bound(monkeypatch: pytest.MonkeyPatch) -> No
     assert cheapest.bound_j + problem.blocking_w * cheapest.deadline_s == pytest.approx(
         again.bound_j + problem.blocking_w * again.deadline_s, rel=1e-9
     )
+
+
+def test_the_cheapest_optimum_is_that_of_its_deadline() -> None:
+    problem = Problem(measured("a100", 4), one_f_one_b(4, 8), p2p_power_w=83.64)
+    relaxation = Relaxation(problem)
+    cheapest = relaxation.solve(1e9, problem.blocking_w)
+    assert problem.min_time_s < cheapest.deadline_s < problem.max_time_s
+    again = relaxation.solve(cheapest.deadline_s)
+    assert cheapest.bound_j == pytest.approx(again.bound_j, rel=1e-9)
+    for factor in (0.98, 1.02):
+        time_s = factor * cheapest.deadline_s
+        other = problem.energy(relaxation.solve(time_s).bound_j, time_s)
+        assert other > problem.energy(cheapest.bound_j, cheapest.deadline_s)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "a40"])
+def test_rounding_keeps_deadlines_and_uses_them(gpu: str) -> None:
+    problem = Problem(measured(gpu, 4), one_f_one_b(4, 8), p2p_power_w=P2P_W[gpu])
+    relaxation, rounding = Relaxation(problem), Rounding(problem)
+    deadlines = problem.min_time_s * np.array([1.0, 1.01, 1.1, 1.3])
+    durations = np.stack([relaxation.solve(one).durations_s for one in deadlines], axis=1)
+    options = rounding.round(durations, deadlines)
+    limits = np.tile(deadlines, options.shape[1] // len(deadlines))
+    times = problem.longest(problem.durations(options))
+    assert (times <= limits * (1 + 1e-11)).all()
+    assert (times >= 0.99 * np.minimum(limits, problem.max_time_s)).all()
+    # Nothing can be slower by itself: not after rounding, and not after plans were joined.
+    joined = rounding.fill(np.where(np.arange(problem.count)[:, None] % 2, options, 0))
+    for found, until in ((options, limits), (joined, problem.longest(problem.durations(joined)))):
+        for place in range(problem.count):
+            slower = found.copy()
+            slower[place] += 1
+            possible = slower[place] < problem.num_options[problem.kind[place]]
+            slower[place] = np.where(possible, slower[place], found[place])
+            later = problem.longest(problem.durations(slower))
+            assert (later[possible] > until[possible]).all()
+
+
+def test_pairs_find_what_single_instructions_do_not() -> None:
+    problem = Problem(measured("a40", 4), one_f_one_b(4, 8), p2p_power_w=70.38)
+    relaxation, rounding = Relaxation(problem), Rounding(problem)
+    deadlines = problem.min_time_s * np.linspace(1.0, 1.3, 20)
+    durations = np.stack([relaxation.solve(one).durations_s for one in deadlines], axis=1)
+    options = rounding.round(durations, deadlines)
+    limits = np.tile(deadlines, options.shape[1] // len(deadlines))
+    before = problem.cost(options)
+    after = problem.cost(rounding.improve(options, limits))
+    assert (problem.longest(problem.durations(options)) <= limits * (1 + 1e-11)).all()
+    assert (after <= before + 1e-9).all()
+    assert (after < before - 1e-3).mean() > 0.2
 
 
 def test_exact_plans_without_highspy(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
@@ -33,6 +34,28 @@ class Found:
     options: Ints
     bound_j: float
     proven: bool
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Rows of a program: (row, column, value), and what each row lies between."""
+
+    entries: list[tuple[int, int, float]]
+    low: Floats
+    high: Floats
+
+    def and_at_most(self, prices: Floats, most: float) -> _Rows:
+        """With one more row: the columns' prices add up to so much at most."""
+        more = [(len(self.low), int(one), float(prices[one])) for one in np.flatnonzero(prices)]
+        low, high = np.append(self.low, -np.inf), np.append(self.high, most)
+        return _Rows([*self.entries, *more], low, high)
+
+    def by_column(self, columns: int) -> tuple[Floats, Ints, Ints]:
+        """Values, their rows, and where each column begins."""
+        place, column, value = (np.array(part) for part in zip(*self.entries, strict=True))
+        order = np.lexsort((place, column))
+        starts = np.searchsorted(column[order], np.arange(columns + 1))
+        return value[order].astype(float), place[order], starts
 
 
 class Program:
@@ -110,8 +133,7 @@ class Program:
             row(1.0, 1.0, *((column, 1.0) for column in choices[place]))
         if max_changes is not None and changes:
             row(-np.inf, float(max_changes), *((column, 1.0) for column in self._changes))
-        self._entries = entries
-        self._row_low, self._row_high = np.array(low), np.array(high)
+        self._rows = _Rows(entries, np.array(low), np.array(high))
         costs = problem.costs[problem.kind[self._owner], self._option] / self._unit
         self._cost = np.concatenate([np.zeros(count), costs, np.zeros(len(changes) + 1)])
         self._high = np.full(self._end + 1, np.inf)
@@ -158,17 +180,16 @@ class Program:
         cost[self._end] = time_price_w / self._unit / self._scale
         high[self._end] = deadline_s * self._scale * (1 + 1e-10)
         first = self._values(start) if start is not None else None
-        found = _solve(self, cost, high, first, time_limit_s)
+        found = _solve(self._rows, cost, high, self._integer, first, time_limit_s)
         if found is None:
             return None
         values, bound, proven = found
         if fewest_changes and proven and self._changes:
             best = float(cost @ values)
-            self._entries_with = (cost, best + 1e-7 * max(1.0, abs(best)))
             tied = np.zeros(len(cost))
             tied[self._changes] = 1.0
-            again = _solve(self, tied, high, values, time_limit_s)
-            del self._entries_with
+            rows = self._rows.and_at_most(cost, best + 1e-7 * max(1.0, abs(best)))
+            again = _solve(rows, tied, high, self._integer, values, time_limit_s)
             values = values if again is None else again[0]
         return Found(self._options(values), bound * self._unit, proven)
 
@@ -196,25 +217,37 @@ class Program:
 
 
 def _solve(
-    program: Any, cost: Floats, high: Floats, start: Floats | None, limit_s: float
+    rows: _Rows,
+    cost: Floats,
+    high: Floats,
+    integer: NDArray[np.bool_],
+    start: Floats | None,
+    limit_s: float,
 ) -> tuple[Floats, float, bool] | None:
-    extra = getattr(program, "_entries_with", None)
-    entries, row_low, row_high = program._entries, program._row_low, program._row_high
-    if extra is not None:
-        price, most = extra
-        number = len(row_low)
-        entries = [*entries, *((number, int(n), float(price[n])) for n in np.flatnonzero(price))]
-        row_low, row_high = np.append(row_low, -np.inf), np.append(row_high, most)
-    rows, columns, values = (np.array(part) for part in zip(*entries, strict=True))
-    order = np.lexsort((rows, columns))
-    rows, columns, values = rows[order], columns[order], values[order]
-    starts = np.searchsorted(columns, np.arange(len(cost) + 1))
+    """Values of the columns, a bound on the optimum, and whether it is the optimum."""
+    # Their libraries clash in one process; whoever has OR-Tools loaded gets SciPy's HiGHS.
+    if "ortools" not in sys.modules:
+        try:
+            return _by_highs(rows, cost, high, integer, start, limit_s)
+        except ImportError:
+            pass
     try:
-        if "ortools" in sys.modules:
-            raise ImportError
-        highspy: Any = importlib.import_module("highspy")
+        return _by_scipy(rows, cost, high, integer, limit_s)
     except ImportError:
-        return _by_scipy(cost, high, row_low, row_high, (values, rows, starts), program, limit_s)
+        raise PipelineFrequencyError(
+            "exact planning needs a solver; pip install 'zeusd[pfo]'"
+        ) from None
+
+
+def _by_highs(
+    rows: _Rows,
+    cost: Floats,
+    high: Floats,
+    integer: NDArray[np.bool_],
+    start: Floats | None,
+    limit_s: float,
+) -> tuple[Floats, float, bool] | None:
+    highspy: Any = importlib.import_module("highspy")
     highs: Any = highspy.Highs()
     for name, value in (
         ("output_flag", False),
@@ -224,15 +257,16 @@ def _solve(
         ("mip_abs_gap", _GAP),
     ):
         highs.setOptionValue(name, value)
+    values, places, starts = rows.by_column(len(cost))
     model: Any = highspy.HighsLp()
-    model.num_col_, model.num_row_ = len(cost), len(row_low)
+    model.num_col_, model.num_row_ = len(cost), len(rows.low)
     model.col_cost_, model.col_lower_, model.col_upper_ = cost, np.zeros(len(cost)), high
-    model.row_lower_, model.row_upper_ = row_low, row_high
+    model.row_lower_, model.row_upper_ = rows.low, rows.high
     model.a_matrix_.format_ = highspy.MatrixFormat.kColwise
-    model.a_matrix_.start_, model.a_matrix_.index_ = starts, rows
-    model.a_matrix_.value_ = values.astype(float)
+    model.a_matrix_.start_, model.a_matrix_.index_ = starts, places
+    model.a_matrix_.value_ = values
     kinds = (highspy.HighsVarType.kContinuous, highspy.HighsVarType.kInteger)
-    model.integrality_ = [kinds[int(integer)] for integer in program._integer]
+    model.integrality_ = [kinds[int(one)] for one in integer]
     highs.passModel(model)
     if start is not None:
         solution: Any = highspy.HighsSolution()
@@ -247,27 +281,17 @@ def _solve(
 
 
 def _by_scipy(
-    cost: Floats,
-    high: Floats,
-    row_low: Floats,
-    row_high: Floats,
-    matrix: tuple[Any, Any, Any],
-    program: Any,
-    limit_s: float,
+    rows: _Rows, cost: Floats, high: Floats, integer: NDArray[np.bool_], limit_s: float
 ) -> tuple[Floats, float, bool] | None:
-    try:
-        from scipy.optimize import Bounds, LinearConstraint, milp
-        from scipy.sparse import csc_array
-    except ImportError:
-        raise PipelineFrequencyError(
-            "exact planning needs a solver; pip install 'zeusd[pfo]'"
-        ) from None
-    rows = csc_array(matrix, shape=(len(row_low), len(cost)))
+    from scipy.optimize import Bounds, LinearConstraint, milp
+    from scipy.sparse import csc_array
+
+    matrix = csc_array(rows.by_column(len(cost)), shape=(len(rows.low), len(cost)))
     found = milp(
         cost,
-        integrality=program._integer.astype(int),
+        integrality=integer.astype(int),
         bounds=Bounds(np.zeros(len(cost)), high),
-        constraints=LinearConstraint(rows, row_low, row_high),
+        constraints=LinearConstraint(matrix, rows.low, rows.high),
         options={"time_limit": limit_s, "mip_rel_gap": _GAP},
     )
     if found.x is None:

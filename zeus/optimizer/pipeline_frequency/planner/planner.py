@@ -113,8 +113,12 @@ class Planner:
         Raises:
             PipelineFrequencyError: No plan is that fast.
         """
-        cheapest = self._search.solve_cheapest()
-        return self._one(time_s, min(time_s, cheapest.deadline_s), self._problem.blocking_w)
+        blocking_w = self._problem.blocking_w
+        target_s = time_s
+        # Where more time would save more than blocking takes, the deadline is what counts.
+        if self._search.solve(time_s).price_w < blocking_w:
+            target_s = self._search.solve_cheapest().deadline_s
+        return self._one(time_s, target_s, blocking_w)
 
     def max_slowdown(self, factor: float) -> Frontier:
         """`deadline`, as a multiple of the fastest time."""

@@ -12,8 +12,8 @@ import numpy as np
 
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Order, Problem
 
-_FASTER = 8
-"""How many steps the partner in a pair may get faster."""
+_STEPS = np.arange(1, 9)
+"""By how many options the partner in a pair may get faster."""
 
 ALL, HULL, CEILING = range(3)
 """Options to choose from: all; those on the hull; on the hull, and none slower than the one just
@@ -175,25 +175,30 @@ class Rounding:
             now = options[behind]
             others = [begin[rows, column] for column in range(width) if column != slot]
             limit = np.minimum.reduce(others) if others else np.full(now.shape, np.inf)
-            cost_now = problem.costs[behind_kinds, now]
-            for step in range(1, _FASTER + 1):
-                candidate = np.maximum(now - step, 0)
-                allowed = np.minimum(latest[behind] - problem.times[behind_kinds, candidate], limit)
-                found = np.maximum(
-                    problem.slowest_within(kinds[rows], allowed - starts[rows]),
-                    options[level][rows],
-                )
-                cost = (
-                    problem.costs[kinds[rows], found]
-                    + problem.costs[behind_kinds, candidate]
-                    - cost_now
-                )
-                better = (cost < best_cost[rows] - 1e-12 * np.abs(cost_now)) & (now >= step)
-                if better.any():
-                    best_cost[rows] = np.where(better, cost, best_cost[rows])
-                    best[rows] = np.where(better, found, best[rows])
-                    partner[rows] = np.where(better, behind[:, None], partner[rows])
-                    partner_option[rows] = np.where(better, candidate, partner_option[rows])
+            # With a last axis for how much faster the one behind gets.
+            candidate = now[:, :, None] - _STEPS
+            possible = candidate >= 0
+            candidate = np.maximum(candidate, 0)
+            allowed = latest[behind][:, :, None] - problem.times[behind_kinds[..., None], candidate]
+            allowed = np.minimum(allowed, limit[:, :, None]) - starts[rows][:, :, None]
+            found = problem.slowest_within(kinds[rows][..., None], allowed)
+            found = np.maximum(found, options[level][rows][:, :, None])
+            cost = (
+                problem.costs[kinds[rows][..., None], found]
+                + problem.costs[behind_kinds[..., None], candidate]
+                - problem.costs[behind_kinds, now][:, :, None]
+            )
+            cost = np.where(possible, cost, np.inf)
+            step = cost.argmin(axis=2)[:, :, None]
+            cost = np.take_along_axis(cost, step, 2)[:, :, 0]
+            better = cost < best_cost[rows] - 1e-12 * np.abs(best_cost[rows])
+            if better.any():
+                found = np.take_along_axis(found, step, 2)[:, :, 0]
+                candidate = np.take_along_axis(candidate, step, 2)[:, :, 0]
+                best_cost[rows] = np.where(better, cost, best_cost[rows])
+                best[rows] = np.where(better, found, best[rows])
+                partner[rows] = np.where(better, behind[:, None], partner[rows])
+                partner_option[rows] = np.where(better, candidate, partner_option[rows])
         rows, columns = np.nonzero(partner >= 0)
         if len(rows):
             behind = partner[rows, columns]

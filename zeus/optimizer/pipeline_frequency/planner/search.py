@@ -17,7 +17,7 @@ from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Prob
 from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation, Relaxed
 from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
 
-_CHUNK = 250_000
+_CHUNK = 150_000
 """Entries of an array of plans that are worked on together: bounds the memory."""
 
 _GRID = 25
@@ -114,10 +114,8 @@ class Search:
         self._improved, self._joined = set(), set()
         pool = Pool(problem, self.bound, low, max(high, low), 16)
         self._round_between(pool, deadlines, durations, 8)
-        for _ in range(2):
-            self._improve(pool)
-            self._join(pool)
-        self._improve(pool)
+        for work in (self._improve, self._join, self._improve):
+            work(pool)
         return pool
 
     def _round_between(
