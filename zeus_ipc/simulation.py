@@ -6,18 +6,82 @@ stream; how fast it goes depends on the power limit and clocks that are set at t
 
 from __future__ import annotations
 
+import csv
+import math
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from zeus_ipc.closing import Closing
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
 
+PROFILE_PREFIX = "profile:"
+
 _LONGEST_SLEEP_S = 0.05
 """Limits may change while the work runs, so its end is asked for again this often."""
+
+
+def split_profile(name: str) -> tuple[str, int, float | None]:
+    """Path, stage and blocking power (W) of a workload `profile:FILE.csv#stage=3&blocking_w=80`.
+
+    Raises:
+        ValueError: It is none.
+    """
+    path, _, options = name[len(PROFILE_PREFIX) :].rpartition("#")
+    stage, blocking_w = -1, None
+    try:
+        for option in options.split("&"):
+            key, _, value = option.partition("=")
+            if key == "stage":
+                stage = int(value)
+            elif key == "blocking_w":
+                blocking_w = float(value)
+            else:
+                raise ValueError
+        if not path or stage < 0:
+            raise ValueError
+    except ValueError:
+        raise ValueError(
+            f"{name!r} names no stage of a profile; write profile:FILE.csv#stage=3, with "
+            "&blocking_w=80 for the power while nothing runs"
+        ) from None
+    return path, stage, blocking_w
+
+
+def parse_profile(lines: Iterable[str], stage: int) -> dict[str, list[tuple[int, float, float]]]:
+    """One stage of a profile in CSV: MHz, seconds and joules by instruction.
+
+    Of several rows for one clock (of several ranks) the longest time counts, and the mean energy.
+
+    Raises:
+        ValueError: It is no profile, or has no such stage.
+    """
+    found: dict[str, dict[int, list[tuple[float, float]]]] = {}
+    try:
+        for row in csv.DictReader(lines):
+            if int(row["stage"]) == stage:
+                measured = float(row["time"]), float(row["energy"])
+                if not all(0 < value < math.inf for value in measured):
+                    raise ValueError
+                clocks = found.setdefault(row["instruction"].strip().lower(), {})
+                clocks.setdefault(int(row["frequency"]), []).append(measured)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise ValueError(
+            "this is no profile; it needs the columns stage,instruction,frequency,time,energy with "
+            "numbers in MHz, s and J"
+        ) from None
+    if not found:
+        raise ValueError(f"the profile has no stage {stage}")
+    return {
+        name: [
+            (mhz, max(time for time, _ in rows), sum(energy for _, energy in rows) / len(rows))
+            for mhz, rows in clocks.items()
+        ]
+        for name, clocks in found.items()
+    }
 
 
 class _DeviceSocket:
@@ -59,20 +123,40 @@ class SimulatedWork(Closing):
     Args:
         path: The devices' socket, `NodeInfo.simulated`.
         gpus: UUIDs; several advance in lock step.
-        workload: A name of the catalog, such as `nsdi23/v100/imagenet/resnet50/adadelta/32`.
+        workload: A name of the catalog, such as `nsdi23/v100/imagenet/resnet50/adadelta/32`. One
+            stage's instructions: `perseus/a100/gpt3-175b/stage3`, or from a profile of one's own
+            `profile:FILE.csv#stage=3`.
 
     Raises:
         DaemonUnavailable: The node is gone.
         RequestRejected: No such workload, or the GPU runs other work.
+        ValueError: The profile cannot be used.
+        OSError: It cannot be read.
     """
 
     def __init__(self, path: str, gpus: Sequence[str], workload: str) -> None:
+        profile: dict[str, Any] = {}
+        if workload.startswith(PROFILE_PREFIX):
+            # Read here: whoever simulates may not see this process's files.
+            file_path, stage, blocking_w = split_profile(workload)
+            with open(file_path, newline="", encoding="utf-8-sig") as file:
+                stages = parse_profile(file, stage)
+            profile["blocking_w"] = blocking_w
+            profile["instructions"] = {
+                name: [number for row in rows for number in row] for name, rows in stages.items()
+            }
         self._devices = _DeviceSocket(path)
-        self._devices.ask("open", gpus=list(gpus), workload=workload)
+        self._devices.ask("open", gpus=list(gpus), workload=workload, **profile)
 
-    def launch(self, units: float = 1.0) -> None:
-        """Queues units of work (training steps) and returns at once."""
-        self._devices.ask("launch", units=units)
+    def launch(self, units: float = 1.0, instruction: str | None = None) -> None:
+        """Queues units of work and returns at once.
+
+        Args:
+            units: Training steps, or how often the instruction runs.
+            instruction: Such as `forward`, where the workload is made of instructions.
+        """
+        named = {} if instruction is None else {"instruction": instruction}
+        self._devices.ask("launch", units=units, **named)
 
     def synchronize(self) -> None:
         """Waits until all that was launched is done."""
@@ -85,9 +169,9 @@ class SimulatedWork(Closing):
                     return
             time.sleep(min(left_s, _LONGEST_SLEEP_S))
 
-    def run(self, units: float = 1.0) -> None:
+    def run(self, units: float = 1.0, instruction: str | None = None) -> None:
         """Launches and waits."""
-        self.launch(units)
+        self.launch(units, instruction)
         self.synchronize()
 
     def close(self) -> None:

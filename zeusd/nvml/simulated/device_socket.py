@@ -15,13 +15,16 @@ import stat
 import struct
 import threading
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.simulation import PROFILE_PREFIX
+from zeusd.nvml.simulated.instructions import Instructions, instructions_of
 from zeusd.nvml.simulated.node import SimulatedNvml
 from zeusd.nvml.simulated.work import Work
 
-MAX_BYTES = 4096
+MAX_BYTES = 16384
 MAX_CONNECTIONS = 256
 _NO_DESCRIPTOR_S = 0.05
 """Pause after a connection for which this process had no descriptor: it stays pending."""
@@ -143,7 +146,7 @@ class DeviceServer:
                 raise ValueError("this connection has opened its work already")
             indices = [self._indices[uuid] for uuid in message["gpus"]]
             work = self._work[client] = self._node.open_work(
-                indices, str(message["workload"]), _pid_of(client)
+                indices, self._workload(message, indices), _pid_of(client)
             )
         elif op == "fault":
             gpu = message["gpu"]
@@ -169,11 +172,31 @@ class DeviceServer:
             units = float(message["units"])
             if not 0 < units <= 1e9:
                 raise ValueError("units must be positive")
-            work.launch(units)
+            instruction = message.get("instruction")
+            work.launch(units, None if instruction is None else str(instruction))
         elif op != "status":
             raise ValueError(f"unknown operation {op!r}")
         done, ends_ns = work.progress()
         return {"done": done, "ends_ns": ends_ns}
+
+    def _workload(self, message: dict[str, Any], indices: Sequence[int]) -> str | Instructions:
+        """What is to run: a name, or the instructions of a profile that the client has read."""
+        name, flat = str(message["workload"]), message.get("instructions")
+        if flat is None:
+            if name.startswith(PROFILE_PREFIX):
+                raise ValueError("a profile is read by who opens the work")
+            return name
+        if not isinstance(flat, dict):
+            raise ValueError("instructions are MHz, seconds and joules, one after another, by name")
+        rows = {
+            str(instruction): list(zip(*[iter(numbers)] * 3, strict=True))
+            for instruction, numbers in flat.items()
+        }
+        if not indices:
+            raise ValueError("work needs at least one GPU")
+        blocking_w = message.get("blocking_w")
+        model = self._node.specs[indices[0]].model
+        return instructions_of(rows, model, None if blocking_w is None else float(blocking_w))
 
     def _drop(self, client: socket.socket) -> None:
         work = self._work.pop(client, None)

@@ -24,6 +24,7 @@ class Running(Protocol):
     """What runs on a GPU, as the GPU needs to know it."""
 
     workload: Workload
+    blocking_w: float | None
 
     @property
     def active(self) -> bool:
@@ -116,6 +117,17 @@ class SimulatedGpu:
         if limit_w != self._limit_w.end:
             self._limit_w = Relaxation(t_s, self._limit_w.value(t_s), limit_w, LIMIT_TAU_S)
 
+    @property
+    def blocking(self) -> bool:
+        """Whether it has nothing to do but to spin until something is queued."""
+        work = self.work
+        return work is not None and not work.active and work.blocking_w is not None
+
+    def power_on_the_way(self, t_s: float) -> float:
+        """Present power over where it goes."""
+        move = self._power[-1][2]
+        return move.value(t_s) / move.end if move.end > 0 else 1.0
+
     def reset_settings(self, t_s: float) -> None:
         """The last client has let go of a GPU without persistence: what was set is lost."""
         self.limit_mw = min(self.limit_default_mw, self.limit_max_mw)
@@ -138,11 +150,13 @@ class SimulatedGpu:
         )
 
     def _point_under(self, limit_w: float) -> OperatingPoint:
-        if self.work is None or not self.work.active:
+        if self.work is None or not (self.work.active or self.blocking):
             return self._idle_point()
         ceiling = self.model.clocks_at(self.memory_clock_mhz)[0]
         if self.gpu_lock_mhz is not None:
             ceiling = min(ceiling, self.gpu_lock_mhz[1])
+        if not self.work.active:
+            return OperatingPoint(0.0, self.work.blocking_w or 0.0, ceiling, capped=False)
         return self.work.workload.point(self.model, self.work.rank(self), limit_w, ceiling)
 
     def waiting_w(self, point: OperatingPoint, rate: float) -> float:
@@ -185,7 +199,7 @@ class SimulatedGpu:
 
     def reasons(self) -> int:
         """nvmlClocksEventReasons."""
-        if self.work is None or not self.work.active:
+        if self.work is None or not (self.work.active or self.blocking):
             return REASON_IDLE
         reasons = REASON_POWER_CAP if self.point.capped else 0
         if self.gpu_lock_mhz is not None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from zeusd.nvml.api import Handle, Nvml, NvmlError, PowerLimits, Return, Sensors
 from zeusd.nvml.simulated.gpu import SimulatedGpu
+from zeusd.nvml.simulated.instructions import Instructions, find_instructions
 from zeusd.nvml.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 from zeusd.nvml.simulated.spec import GpuSpec, parse_spec
 from zeusd.nvml.simulated.work import Work
@@ -276,13 +277,16 @@ class SimulatedNvml:
     # ----------------------------------------------------------------------- what runs on it
 
     def open_work(
-        self, gpus: Sequence[int], workload: str | Workload, pid: int | None = None
+        self,
+        gpus: Sequence[int],
+        workload: str | Workload | Instructions,
+        pid: int | None = None,
     ) -> Work:
         """Opens a context on each of these GPUs, for one stream of work.
 
         Args:
             gpus: NVML indices.
-            workload: See `workloads.find_workload`.
+            workload: See `workloads.find_workload` and `instructions.find_instructions`.
             pid: The process whose work it is, if it is another's.
 
         Raises:
@@ -302,7 +306,10 @@ class SimulatedNvml:
             if len(set(gpus)) < len(states):
                 raise ValueError("work names a simulated GPU twice")
             if isinstance(workload, str):
-                found = [find_workload(workload, state.model) for state in states]
+                found = [
+                    find_instructions(workload, state.model) or find_workload(workload, state.model)
+                    for state in states
+                ]
                 workload = found[0]
             work = Work(self, states, workload, now_s, pid)
             for state in states:

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 from zeusd.nvml.simulated.gpu import SimulatedGpu
+from zeusd.nvml.simulated.instructions import Instructions
 from zeusd.nvml.simulated.physics import LIMIT_TAU_S, Relaxation
 from zeusd.nvml.simulated.workloads import Workload
+
+MAX_QUEUED = 10_000
+"""Changes from one instruction to another that may wait."""
 
 
 class Node(Protocol):
@@ -40,15 +45,23 @@ class Work:
         self,
         node: Node,
         gpus: Sequence[SimulatedGpu],
-        workload: Workload,
+        workload: Workload | Instructions,
         now_s: float,
         pid: int | None = None,
     ) -> None:
         self.pid = pid
         self._node = node
         self._gpus = list(gpus)
-        self.workload = workload
-        self._launched = 0.0
+        self._instructions: Instructions | None = None
+        self.blocking_w: float | None = None
+        if isinstance(workload, Instructions):
+            self._instructions, self.blocking_w = workload, workload.blocking_w
+            self.workload: Workload = next(iter(workload.tables.values()))
+        else:
+            self.workload = workload
+        # What is queued after what runs now: each, and how many units are launched until its end.
+        self._next: deque[tuple[Workload, float]] = deque()
+        self._launched = 0.0  # until the end of what runs now
         self._done = 0.0
         self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
         self.closed = False
@@ -62,16 +75,45 @@ class Work:
         """Which of the work's GPUs this is."""
         return self._gpus.index(gpu)
 
-    def launch(self, units: float) -> None:
-        """Queues units of work, which start at once if nothing is queued."""
+    def launch(self, units: float, instruction: str | None = None) -> None:
+        """Queues units of work, which start at once if nothing is queued.
+
+        Args:
+            units: How many.
+            instruction: Of which instruction, where the work is made of instructions.
+
+        Raises:
+            ValueError: There is no such instruction, or the work was closed.
+        """
         with self._node.lock:
             now_s = self._node.advance()
             if self.closed:
                 raise ValueError("this work was closed")
-            begins = not self.active
-            self._launched += units
-            if begins:
+            workload = self._workload_of(instruction)
+            if not self.active:
+                self.workload = workload
+                self._launched += units
                 self.begin(now_s)
+                return
+            last, until = self._next[-1] if self._next else (self.workload, self._launched)
+            if workload is not last:
+                if len(self._next) >= MAX_QUEUED:
+                    raise ValueError(f"over {MAX_QUEUED} instructions are queued; wait for some")
+                self._next.append((workload, until + units))
+            elif self._next:
+                self._next[-1] = (last, until + units)
+            else:
+                self._launched += units
+
+    def _workload_of(self, instruction: str | None) -> Workload:
+        if self._instructions is not None:
+            return self._instructions.table(instruction)
+        if instruction is not None:
+            raise ValueError(
+                f"this work is not made of instructions and has no {instruction!r}; open one such "
+                "as perseus/a100/gpt3-175b/stage0"
+            )
+        return self.workload
 
     def progress(self) -> tuple[float, int | None]:
         """Units done, and when all that is queued will be, ns; None: at no time as things are."""
@@ -79,11 +121,15 @@ class Work:
             now_s = self._node.advance()
             done = self._done + self._pace.integral(now_s)
             end_s = self.ends_s()
+            before = self._launched
+            for workload, until in self._next:
+                end_s += (until - before) / self._rate_of(workload)
+                before = until
             return min(done, self._launched), None if math.isinf(end_s) else round(end_s * 1e9)
 
-    def run(self, units: float) -> None:
+    def run(self, units: float, instruction: str | None = None) -> None:
         """Launches units and lets time pass until all that is queued is done."""
-        self.launch(units)
+        self.launch(units, instruction)
         self.wait()
 
     def wait(self) -> None:
@@ -108,6 +154,7 @@ class Work:
             if self.closed:
                 return
             self.closed = True
+            self._next.clear()
             self._launched = self._done
             for gpu in self._gpus:
                 gpu.contexts -= 1
@@ -118,7 +165,7 @@ class Work:
     # The node calls these, with its lock held.
 
     def ends_s(self) -> float:
-        """When all that is queued will be done, if nothing changes."""
+        """When what runs now will be done, if nothing changes."""
         if not self.active:
             return self._pace.t0_s
         return self._pace.when(self._launched - self._done)
@@ -154,9 +201,33 @@ class Work:
             gpu.retarget(now_s, tau_s, gpu.waiting_w(points[n], rate), start_w)
         return rate
 
+    def _rate_of(self, workload: Workload) -> float:
+        """The pace of something queued, as things are."""
+        before, self.workload = self.workload, workload
+        try:
+            return min(gpu.steady_point().rate for gpu in self._gpus)
+        finally:
+            self.workload = before
+
     def finish(self, now_s: float) -> None:
-        """All that was queued is done."""
+        """What runs is done: the next begins, if there is one."""
         self._done = self._launched
+        if self._next:
+            # A clock that is still on its way goes on from where it is.
+            on_the_way = self._pace.value(now_s) / self._pace.end if self._pace.end > 0 else 1.0
+            shares = [gpu.power_on_the_way(now_s) for gpu in self._gpus]
+            tau_s = self._pace.tau_s if abs(on_the_way - 1) > 1e-6 else 0.0
+            self.workload, self._launched = self._next.popleft()
+            points = [gpu.steady_point() for gpu in self._gpus]
+            rate = min(point.rate for point in points)
+            starts_w = [
+                gpu.waiting_w(point, rate) * share
+                for gpu, point, share in zip(self._gpus, points, shares, strict=True)
+            ]
+            self._pace = Relaxation(
+                now_s, rate * on_the_way, self._move(now_s, tau_s, starts_w), tau_s
+            )
+            return
         self._pace = Relaxation(now_s, 0.0, 0.0, 0.0)
         for gpu in self._gpus:
             gpu.retarget(now_s, 0.0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import itertools
 from dataclasses import dataclass
 
@@ -14,8 +13,14 @@ from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Prob
 _TRIALS = 64
 """Runs of equal clocks that are tried slower at once."""
 
-_HALVINGS = 20
+_HALVINGS = 14
 """Of the interval in which prices are looked for."""
+
+_RARER = (1, 2, 4, 0)
+"""Fewer changes than may be are tried too, and none: prices are only known about."""
+
+_PRICES = (-12.0, 16.0)
+"""Powers of two: how far from usual prices are looked for."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +59,20 @@ class Steady:
         self._changes = changes
         self._tables = problem.by_clock()
         self._before = np.full(problem.count, -1, dtype=np.intp)
-        for stage in problem.pipeline.stages:
+        stages = problem.pipeline.stages
+        self._places = np.full((len(stages), max(map(len, stages))), problem.count, dtype=np.intp)
+        for row, stage in enumerate(stages):
             self._before[stage[1:]] = stage[:-1]
+            self._places[row, : len(stage)] = stage
+        self._mhz = np.array(sorted({mhz for table in self._tables for mhz in table}))
+        none = (np.inf, np.inf)
+        figures = [[table.get(mhz, none) for mhz in self._mhz.tolist()] for table in self._tables]
+        self._time, self._cost = np.moveaxis(np.array(figures)[problem.kind], 2, 0)
 
     def cost(self, clocks: Ints) -> float:
         """Effective energy of an iteration at these clocks, J."""
-        return float(sum(self._of(place, mhz)[1] for place, mhz in enumerate(clocks.tolist())))
+        places = np.arange(len(clocks))
+        return float(self._cost[places, np.searchsorted(self._mhz, clocks)].sum())
 
     def time_of(self, place: int, mhz: int) -> float:
         """Of one instruction, s."""
@@ -67,10 +80,8 @@ class Steady:
 
     def times(self, clocks: Ints) -> Floats:
         """Of an iteration with the changes' time, s, for plans (instructions, plans) of clocks."""
-        durations = np.empty(clocks.shape)
-        for place in range(clocks.shape[0]):
-            table = self._tables[self._problem.kind[place]]
-            durations[place] = [table[mhz][0] for mhz in clocks[place].tolist()]
+        places = np.arange(clocks.shape[0])[:, None]
+        durations = self._time[places, np.searchsorted(self._mhz, clocks)]
         if self._changes.time_s:
             later = self._before >= 0
             changed = clocks[later] != clocks[self._before[later]]
@@ -93,16 +104,13 @@ class Steady:
             None where none was found: with few changes even the highest clocks may be too slow.
         """
         clocks = self._ties(clocks)
-        merged = self._merge(clocks, deadline_s)
-        if merged is None:
-            return None
-        if merged is clocks:
+        if self._fits(clocks, deadline_s):
             return clocks
-        found = [self._slow_down(merged, deadline_s)]
-        priced = self._priced(merged, self._prices(clocks), deadline_s)
-        if priced is not None:
-            found.append(self._slow_down(priced, deadline_s))
-        return min(found, key=self.cost)
+        prices = self._prices(clocks)
+        found = [self._cheapest(prices, deadline_s, rarer) for rarer in _RARER]
+        found.append(self._one_clock_each(clocks, deadline_s))
+        kept = [self._slow_down(one, deadline_s) for one in found if one is not None]
+        return min(kept, key=self.cost, default=None)
 
     def _of(self, place: int, mhz: int) -> tuple[float, float]:
         table = self._tables[int(self._problem.kind[place])]
@@ -139,77 +147,6 @@ class Steady:
             return False
         return bool(self.times(clocks[:, None])[0] <= deadline_s * (1 + 1e-11))
 
-    def _merge(self, clocks: Ints, deadline_s: float) -> Ints | None:
-        """Joins the runs whose joining costs the least, until everything fits."""
-        if self._fits(clocks, deadline_s):
-            return clocks
-        steps = self._merges(clocks)
-        low, high = 0, len(steps)
-
-        def after(number: int) -> Ints:
-            changed: Ints = clocks.copy()
-            for places, mhz in steps[:number]:
-                changed[places] = mhz
-            return changed
-
-        if not self._fits(after(high), deadline_s):
-            return self._one_clock_each(clocks, deadline_s)
-        while low < high:
-            middle = (low + high) // 2
-            if self._fits(after(middle), deadline_s):
-                high = middle
-            else:
-                low = middle + 1
-        return after(high)
-
-    def _merges(self, clocks: Ints) -> list[tuple[list[int], int]]:
-        """Joins in the order of what they cost, until each stage has one clock."""
-        clocks = clocks.copy()
-        runs: dict[int, list[int]] = {}
-        left: dict[int, int | None] = {}
-        right: dict[int, int | None] = {}
-        number = 0
-        for stage in self._problem.pipeline.stages:
-            before = None
-            for run in _runs(stage, clocks):
-                runs[number], left[number], right[number] = run, before, None
-                if before is not None:
-                    right[before] = number
-                before, number = number, number + 1
-        queue: list[tuple[float, int, int, int]] = []
-        version = dict.fromkeys(runs, 0)
-
-        def offer(name: int) -> None:
-            for other in (left[name], right[name]):
-                if other is None:
-                    continue
-                cost = self._joined(runs[name], int(clocks[runs[other][0]]), clocks)
-                if cost is not None:
-                    heapq.heappush(queue, (cost, name, other, version[name] + version[other]))
-
-        for name in runs:
-            offer(name)
-        steps = []
-        while queue:
-            _, name, other, stamp = heapq.heappop(queue)
-            if name not in runs or other not in runs or stamp != version[name] + version[other]:
-                continue
-            mhz = int(clocks[runs[other][0]])
-            steps.append((list(runs[name]), mhz))
-            clocks[runs[name]] = mhz
-            _absorb(name, other, runs, left, right)
-            # The run on the other side may have that clock too.
-            for side in (left[other], right[other]):
-                if side is not None and int(clocks[runs[side][0]]) == mhz:
-                    _absorb(side, other, runs, left, right)
-            version[other] += 1_000_003
-            offer(other)
-            for side in (left[other], right[other]):
-                if side is not None:
-                    version[side] += 1
-                    offer(side)
-        return steps
-
     def _one_clock_each(self, clocks: Ints, deadline_s: float) -> Ints | None:
         """Every stage at the clock that makes it fastest."""
         clocks = clocks.copy()
@@ -222,7 +159,7 @@ class Steady:
             clocks[stage] = best
         return clocks if self._fits(clocks, deadline_s) else None
 
-    def _prices(self, clocks: Ints) -> list[float]:
+    def _prices(self, clocks: Ints) -> Floats:
         """What a second of each instruction is worth, W: its curve's slope where the plan has it.
 
         A good plan has it there because time is worth as much on that way through the graph.
@@ -234,48 +171,73 @@ class Steady:
             right = int(np.searchsorted(times, self.time_of(place, mhz), side="right"))
             slopes = -np.diff(costs) / np.diff(times) if len(times) > 1 else np.zeros(1)
             prices.append(float(slopes[min(max(right - 1, 0), len(slopes) - 1)]))
-        return prices
+        return np.array(prices)
 
-    def _priced(self, clocks: Ints, prices: list[float], deadline_s: float) -> Ints | None:
-        """Every run at the clock that costs least with its time at its price.
+    def _cheapest(self, prices: Floats, deadline_s: float, rarer: int) -> Ints | None:
+        """The plan that costs least with time and changes at their prices.
 
-        All prices are raised together until the deadline is kept.
+        All times' prices are raised together until the deadline is kept; the price of a change
+        until there are few enough.
         """
-        runs = [run for stage in self._problem.pipeline.stages for run in _runs(stage, clocks)]
-        choices = []
-        for run in runs:
-            tables = [self._tables[int(self._problem.kind[place])] for place in run]
-            common = set.intersection(*(set(table) for table in tables))
-            choices.append(
-                [
-                    (
-                        mhz,
-                        sum(table[mhz][1] for table in tables),
-                        sum(
-                            prices[place] * table[mhz][0]
-                            for place, table in zip(run, tables, strict=True)
-                        ),
-                    )
-                    for mhz in sorted(common, reverse=True)
-                ]
-            )
-
-        def at(factor: float) -> Ints:
-            chosen: Ints = clocks.copy()
-            for run, options in zip(runs, choices, strict=True):
-                chosen[run] = min(options, key=lambda one: one[1] + factor * one[2])[0]
-            return chosen
-
         best = None
-        low, high = -10.0, 10.0
+        low, high = _PRICES
         for _ in range(_HALVINGS):
             middle = (low + high) / 2
-            chosen = at(2.0**middle)
-            if self._fits(chosen, deadline_s):
+            chosen = self._few_changes(prices * 2.0**middle, rarer)
+            if chosen is not None and self._fits(chosen, deadline_s):
                 best, high = chosen, middle
             else:
                 low = middle
         return best
+
+    def _few_changes(self, prices: Floats, rarer: int) -> Ints | None:
+        values = self._cost + prices[:, None] * self._time
+        values[np.isnan(values)] = np.inf
+        taking = prices * self._changes.time_s * rarer
+        most = self._changes.most if rarer else 0
+        if most is None:
+            return self._walk(values, taking)
+        best = None
+        usual = float(np.median([np.ptp(curve.cost_j) for curve in self._problem.curves])) or 1.0
+        low, high = _PRICES
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            chosen = self._walk(values, taking + usual * 2.0**middle)
+            if self.count(chosen) <= most // max(rarer, 1):
+                best, high = chosen, middle
+            else:
+                low = middle
+        return best
+
+    def _walk(self, values: Floats, change: Floats) -> Ints:
+        """The cheapest sequence of clocks of each stage, all stages at once.
+
+        Args:
+            values: (instructions, clocks): what each clock costs; inf where there is none.
+            change: (instructions,): what a change before it costs.
+        """
+        places = self._places
+        stages, length = places.shape
+        rows = np.arange(stages)
+        # Where a stage has fewer instructions than another: nothing costs, nothing changes.
+        values = np.vstack([values, np.zeros((1, values.shape[1]))])
+        change = np.append(change, np.inf)
+        total = values[places[:, 0]]
+        came = np.zeros((length, *total.shape), dtype=np.intp)
+        stay = np.arange(total.shape[1])
+        for step in range(1, length):
+            place = places[:, step]
+            cheapest = total.argmin(axis=1)
+            other = (total[rows, cheapest] + change[place])[:, None]
+            changed = other < total
+            came[step] = np.where(changed, cheapest[:, None], stay)
+            total = np.where(changed, other, total) + values[place]
+        chosen = np.zeros(self._problem.count + 1, dtype=np.intp)
+        at = total.argmin(axis=1)
+        for step in range(length - 1, -1, -1):
+            chosen[places[:, step]] = at
+            at = came[step][rows, at]
+        return np.asarray(self._mhz[chosen[:-1]])
 
     def _slow_down(self, clocks: Ints, deadline_s: float) -> Ints:
         """Whole runs get slower while that saves energy and the deadline allows it."""
@@ -322,19 +284,3 @@ def _runs(stage: list[int], clocks: Ints) -> list[list[int]]:
         else:
             runs.append([place])
     return runs
-
-
-def _absorb(
-    name: int,
-    into: int,
-    runs: dict[int, list[int]],
-    left: dict[int, int | None],
-    right: dict[int, int | None],
-) -> None:
-    """Takes one run out of the chain, its instructions into a neighbour."""
-    runs[into] = sorted(runs[into] + runs.pop(name))
-    before, after = left.pop(name), right.pop(name)
-    if before is not None:
-        right[before] = after
-    if after is not None:
-        left[after] = before

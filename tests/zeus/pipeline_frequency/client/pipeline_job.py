@@ -1,0 +1,207 @@
+"""A pipeline of several processes on simulated GPUs: python pipeline_job.py FOLDER URL CASE.
+
+Each rank is a stage that passes tensors to the next one by torch.distributed, with its simulated
+GPU computing for it. Started with torchrun by `test_distributed`; writes CASE-RANK.json.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer
+from zeus.optimizer.pipeline_frequency.online_profiler import ProfilerSettings
+from zeus_ipc import Client
+from zeus_ipc.simulation import SimulatedWork
+
+MICROBATCHES = 3
+MOST_ITERATIONS = 4000
+
+
+class Told(logging.Handler):
+    """Keeps warnings."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append(record.getMessage())
+
+
+class Stage:
+    """One rank.
+
+    Args:
+        folder: For what it saw, and the profile that its GPU runs.
+        url: Of the server.
+    """
+
+    def __init__(self, folder: Path, url: str, **options: Any) -> None:
+        self.folder = folder
+        self.rank, self.world = dist.get_rank(), dist.get_world_size()
+        self.client = Client()
+        node = self.client.node()
+        assert node.simulated is not None
+        self.uuid = node.gpus[self.rank].uuid
+        workload = f"profile:{folder}/profile.csv#stage={self.rank}"
+        self.work = SimulatedWork(node.simulated, [self.uuid], workload)
+        self.clocks: dict[int, list[int]] = {}
+        self.optimizer = PipelineFrequencyOptimizer(
+            rank=self.rank,
+            dp_rank=0,
+            pp_rank=self.rank,
+            tp_rank=0,
+            device_id=self.rank,
+            dp_degree=1,
+            pp_degree=self.world,
+            tp_degree=1,
+            world_size=self.world,
+            server_url=url,
+            schedule="gpipe",
+            num_microbatches=MICROBATCHES,
+            **options,
+        )
+        # What was asked for, with the iteration in which it was.
+        controller = self.optimizer._controller
+        send = controller.set_frequency
+
+        def keeping(mhz: int) -> None:
+            self.clocks.setdefault(self.optimizer.iteration, []).append(mhz)
+            send(mhz)
+
+        controller.set_frequency = keeping  # type: ignore[method-assign]
+
+    def compute(self, name: str) -> None:
+        self.optimizer.on_instruction_begin(name)
+        self.work.run(1, name)
+        self.optimizer.on_instruction_end(name)
+
+    def pass_on(self, forward: bool, send: bool) -> None:
+        """A tensor to, or from, the next stage or the one before."""
+        other = self.rank + (1 if forward == send else -1)
+        if 0 <= other < self.world:
+            tensor = torch.zeros(1)
+            dist.send(tensor, other) if send else dist.recv(tensor, other)
+
+    def forward(self) -> None:
+        self.pass_on(forward=True, send=False)
+        self.compute("forward")
+        self.pass_on(forward=True, send=True)
+
+    def backward(self) -> None:
+        self.pass_on(forward=False, send=False)
+        self.compute("backward")
+        self.pass_on(forward=False, send=True)
+
+    def iterate(self) -> None:
+        self.optimizer.on_step_begin()
+        for _ in range(MICROBATCHES):
+            self.forward()
+        for _ in range(MICROBATCHES):
+            self.backward()
+        self.optimizer.on_step_end()
+
+    def everywhere(self, here: bool) -> bool:
+        """Whether something is so in all ranks."""
+        left = torch.tensor([0.0 if here else 1.0])
+        dist.all_reduce(left)
+        return not left.item()
+
+    def mhz(self) -> int:
+        """The clock that the GPU has."""
+        return self.client.state(self.uuid)[self.uuid].gpu_clock_mhz or 0
+
+    def energy_j(self) -> float:
+        return self.client.energy(self.uuid)[self.uuid].energy_mj / 1000
+
+
+def planned(stage: Stage) -> dict[str, Any]:
+    """Trains under the plan that the server has from the beginning."""
+    for _ in range(5):
+        stage.iterate()
+    last_mhz = stage.mhz()
+    return {"last_mhz": last_mhz, "version": stage.optimizer.plan_version}
+
+
+def switched(stage: Stage) -> dict[str, Any]:
+    """Somebody chooses another plan meanwhile; this goes on until all ranks have it."""
+    first = stage.optimizer.plan_version
+    for _ in range(MOST_ITERATIONS):
+        stage.iterate()
+        (stage.folder / f"at-{stage.rank}").write_text(str(stage.optimizer.iteration))
+        if stage.everywhere(stage.optimizer.plan_version > max(first, 1)):
+            break
+    for _ in range(3):
+        stage.iterate()
+    return {"version": stage.optimizer.plan_version}
+
+
+def profiled(stage: Stage) -> dict[str, Any]:
+    """Profiles, gets a plan made of that, and trains under it."""
+    count = 0
+    while not stage.everywhere(not stage.optimizer.profiling):
+        stage.iterate()
+        count += 1
+        assert count < MOST_ITERATIONS
+    while not stage.everywhere(stage.optimizer.plan_version > 0):
+        stage.iterate()
+        count += 1
+        assert count < MOST_ITERATIONS
+    for _ in range(5):
+        stage.iterate()
+    return {"iterations": count, "version": stage.optimizer.plan_version}
+
+
+def killed(stage: Stage) -> dict[str, Any]:
+    """Rank 1 is killed while it trains under the plan; the others end as theirs goes on."""
+    for _ in range(3):
+        stage.iterate()
+    if stage.rank == 1:
+        (stage.folder / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(0.5)
+    return {}
+
+
+def main() -> None:
+    folder, url, case = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+    told = Told()
+    logging.getLogger("zeus").addHandler(told)
+    dist.init_process_group("gloo")
+    options: dict[str, Any] = {}
+    if case == "profiled":
+        options["profile"] = ProfilerSettings(
+            every=10,
+            floor_mhz=900,
+            precision=0.05,
+            most_iterations=12,
+            csv_path=folder / "measured.csv",
+        )
+    stage = Stage(folder, url, **options)
+    with stage.optimizer:
+        seen = {"planned": planned, "switched": switched, "profiled": profiled, "killed": killed}[
+            case
+        ](stage)
+    seen |= {
+        "told": told.lines,
+        "clocks": stage.clocks,
+        "job_id": stage.optimizer.job_id,
+        "torch": "torch" in sys.modules,
+    }
+    (folder / f"{case}-{stage.rank}.json").write_text(json.dumps(seen))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

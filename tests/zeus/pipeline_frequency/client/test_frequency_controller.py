@@ -1,0 +1,414 @@
+"""Clocks through a real zeusd, or without one, and what goes wrong with them."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from tests.support import (
+    RunningDaemon,
+    as_nobody,
+    configuration,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
+from tests.zeus.node import VirtualNode
+from zeus import _node
+from zeus.optimizer.pipeline_frequency import frequency_controller
+from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
+from zeus_ipc import Client
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+
+OpenNode = Callable[[str], VirtualNode]
+WORKLOAD = "perseus/a100/gpt3-175b/stage0"
+NODE = "2xa100:setter_ms=1,a100:unprivileged,v100"
+
+
+@pytest.fixture
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frequency_controller, "LOOK_S", 0.05)
+    monkeypatch.setattr(frequency_controller, "RETRY_S", (0.05, 0.1))
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with public_directory() as directory:
+        open_to_all = configuration(directory)
+        with running_daemon(
+            "--simulate", NODE, "--socket-mode", "666", *open_to_all, gpus=4, directory=directory
+        ) as running:
+            yield running
+
+
+@pytest.fixture
+def zeus(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> Iterator[RunningDaemon]:
+    """The daemon, and `zeus` of this process uses it."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with Client(daemon.socket) as client, _node.use(client):
+        yield daemon
+
+
+class Gpu:
+    """One GPU of a daemon, as somebody else sees it; it works all the time."""
+
+    def __init__(self, daemon: RunningDaemon, index: int = 0) -> None:
+        self.client = daemon.client()
+        node = self.client.node()
+        self.uuid = node.gpus[index].uuid
+        assert node.simulated is not None
+        self.work = SimulatedWork(node.simulated, [self.uuid], WORKLOAD)
+        self.work.launch(1e6, "forward")
+        self.devices = SimulatedNode(node.simulated)
+
+    def mhz(self) -> int:
+        clock = self.client.state(self.uuid)[self.uuid].gpu_clock_mhz
+        assert clock is not None
+        return clock
+
+    def leases(self) -> list[str]:
+        return [lease.control for lease in self.client.leases() if lease.gpu == self.uuid]
+
+    def becomes(self, mhz: int) -> None:
+        wait_for(lambda: self.mhz() == mhz, f"the clock to become {mhz}, not {self.mhz()}")
+
+    def close(self) -> None:
+        self.work.close()
+        self.devices.close()
+        self.client.close()
+
+
+@pytest.fixture
+def gpu(zeus: RunningDaemon) -> Iterator[Gpu]:
+    made = Gpu(zeus)
+    yield made
+    made.close()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+def test_clocks_are_set_and_go_back(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+    controller = FrequencyController(0)
+    assert controller.working
+    assert controller.supported[0] == 1410
+    assert controller.model == "NVIDIA A100-SXM4-80GB"
+    assert gpu.leases() == ["gpu_clocks"]
+    for mhz in (900, 1200, 900):
+        controller.set_frequency(mhz)
+        gpu.becomes(mhz)
+    controller.set_frequency(0)
+    controller.set_frequency(1005)
+    gpu.becomes(1005)
+    controller.reset()
+    gpu.becomes(1410)
+    controller.set_frequency(1005)
+    gpu.becomes(1005)
+    controller.end()
+    assert gpu.leases() == []
+    gpu.becomes(1410)
+    controller.end()
+    controller.set_frequency(900)
+    controller.reset()
+    assert not controller.hold(900)
+    assert warnings(caplog) == []
+
+
+def test_of_many_clocks_the_last_counts(gpu: Gpu) -> None:
+    controller = FrequencyController(0)
+    clocks = [mhz for mhz in controller.supported if mhz >= 600]
+    controller.prepare(clocks)
+    chance = random.Random(3)
+    last = 0
+    for _ in range(2000):
+        last = chance.choice(clocks)
+        controller.set_frequency(last)
+        time.sleep(0.0005)
+    gpu.becomes(last)
+    assert controller.working
+    controller.end()
+
+
+def test_what_could_not_be_sent_is_sent_with_the_next_instruction(gpu: Gpu) -> None:
+    controller = FrequencyController(0)
+    controller.prepare([900])
+    send = controller._senders[900]
+    controller._senders[900] = lambda: False  # no room in the queue
+    controller.set_frequency(900)
+    controller._senders[900] = send
+    controller.set_frequency(900)
+    gpu.becomes(900)
+    controller.end()
+
+
+def test_holding_waits_until_the_clock_is_in_force(gpu: Gpu) -> None:
+    controller = FrequencyController(0)
+    assert controller.hold(915)
+    assert gpu.mhz() == 915
+    controller.end()
+
+
+def test_a_clock_that_the_gpu_does_not_offer_is_the_nearest(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller = FrequencyController(0)
+    for asked, set_to in ((907, 900), (1409, 1410), (5000, 1410), (1, 210)):
+        controller.set_frequency(asked)
+        gpu.becomes(set_to)
+    controller.end()
+    assert len(warnings(caplog)) == 1
+    assert "does not offer" in warnings(caplog)[0]
+
+
+@pytest.mark.parametrize("device", [-1, 4, True, "0", 1.0])
+def test_a_gpu_that_is_none_is_told_at_once(zeus: RunningDaemon, device: object) -> None:
+    with pytest.raises(ValueError, match="GPU"):
+        FrequencyController(device)  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------------------------- what goes wrong
+
+
+def test_clocks_that_may_not_be_set_are_told_once_and_training_goes_on(
+    zeus: RunningDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    gpu = Gpu(zeus, 2)
+    controller = FrequencyController(2)
+    for _ in range(20):
+        controller.set_frequency(900)
+        controller.set_frequency(1200)
+        time.sleep(0.02)
+    wait_for(lambda: not controller.working or warnings(caplog), "the failure to be told")
+    assert gpu.mhz() == 1410
+    controller.end()
+    told = [one for one in warnings(caplog) if "cannot be set" in one]
+    assert 1 <= len(told) <= frequency_controller.MOST_WARNINGS
+    assert "default clocks" in told[0]
+    gpu.close()
+
+
+def test_a_gpu_of_another_process_is_waited_for(
+    zeus: RunningDaemon, gpu: Gpu, caplog: pytest.LogCaptureFixture
+) -> None:
+    holder = script(
+        "import sys; from zeus_ipc import Client\n"
+        "client = Client(sys.argv[1]); client.set_gpu_clocks(sys.argv[2], 600, 600)\n"
+        "print('held', flush=True); sys.stdin.read()",
+        zeus.socket,
+        gpu.uuid,
+    )
+    assert holder.stdout is not None
+    assert holder.stdin is not None
+    holder.stdout.readline()
+    controller = FrequencyController(0)
+    assert not controller.working
+    controller.set_frequency(900)
+    assert gpu.mhz() == 600
+    holder.stdin.close()
+    holder.wait()
+    wait_for(lambda: controller.working, "the lease to be taken")
+    controller.set_frequency(900)
+    gpu.becomes(900)
+    controller.end()
+    assert len(warnings(caplog)) == 2
+    assert "set again" in warnings(caplog)[1]
+
+
+def test_a_lease_that_was_lost_is_taken_again(
+    gpu: Gpu, zeus: RunningDaemon, caplog: pytest.LogCaptureFixture
+) -> None:
+    controller = FrequencyController(0)
+    controller.set_frequency(900)
+    gpu.becomes(900)
+    gpu.client.restore(gpu.uuid, ["gpu_clocks"])
+
+    def back() -> bool:
+        controller.set_frequency(900)
+        controller.set_frequency(1200)
+        return gpu.mhz() == 1200
+
+    wait_for(back, "the clock to be set again")
+    wait_for(lambda: any("set again" in one for one in warnings(caplog)), "it to be told")
+    controller.end()
+
+
+def test_an_nvml_error_is_met_by_another_try(gpu: Gpu, caplog: pytest.LogCaptureFixture) -> None:
+    controller = FrequencyController(0)
+    gpu.devices.inject(0, "set_gpu_clocks", 999, count=1)
+    controller.set_frequency(900)
+    wait_for(lambda: warnings(caplog), "the failure to be told")
+
+    def back() -> bool:
+        controller.set_frequency(900)
+        controller.set_frequency(1200)
+        return gpu.mhz() == 1200
+
+    wait_for(back, "the clock to be set again")
+    controller.end()
+    gpu.devices.clear_faults()
+
+
+def test_a_daemon_that_goes_and_comes_costs_nothing(
+    monkeypatch: pytest.MonkeyPatch, fast: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with running_daemon("--simulate", "a100:setter_ms=1", gpus=1) as daemon:
+        with Client(daemon.socket) as client, _node.use(client):
+            controller = FrequencyController(0)
+            assert controller.working
+            daemon.kill()
+            longest_s = 0.0
+            for n in range(200):
+                begin = time.monotonic()
+                controller.set_frequency(900 + 15 * (n % 2))
+                longest_s = max(longest_s, time.monotonic() - begin)
+                time.sleep(0.001)
+            assert longest_s < 1.0  # a call that waited for the daemon would take its timeout
+            daemon.start_again()
+            daemon.wait_until_serving(1)
+            gpu = Gpu(daemon)
+
+            def back() -> bool:
+                controller.set_frequency(900)
+                controller.set_frequency(1200)
+                return gpu.mhz() == 1200
+
+            wait_for(back, "the clock to be set again")
+            gpu.close()
+            controller.end()
+
+
+def test_without_a_daemon_and_gpus_nothing_is_raised(
+    monkeypatch: pytest.MonkeyPatch, fast: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", "/nonexistent/zeusd.sock")
+    monkeypatch.setattr(_node, "_client", None)
+    controller = FrequencyController(0)
+    controller.prepare([900])
+    controller.set_frequency(900)
+    controller.reset()
+    assert not controller.working
+    assert controller.supported == []
+    controller.end()
+    assert "no such socket" in warnings(caplog)[0]
+
+
+HOLD = """
+import os, sys, time
+from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
+controller = FrequencyController(0)
+controller.set_frequency(int(sys.argv[1]))
+print("set", flush=True)
+how = sys.stdin.readline().strip()
+if how == "raise":
+    raise RuntimeError("training failed")
+if how == "fork":
+    child = os.fork()
+    if child == 0:
+        controller.set_frequency(600)
+        controller.set_frequency(615)
+        controller.reset()
+        controller.end()
+        sys.exit(0)  # with all exit handlers
+    os.waitpid(child, 0)
+    print("forked", flush=True)
+    sys.stdin.readline()
+"""
+
+
+@pytest.mark.parametrize("how", ["exit", "raise", "kill"])
+def test_clocks_go_back_however_the_process_ends(
+    zeus: RunningDaemon, gpu: Gpu, how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    env = {**os.environ, "ZEUSD_SOCK_PATH": zeus.socket}
+    training = script(HOLD, "900", env=env, stderr=-3, **as_nobody())
+    assert training.stdout is not None
+    assert training.stdin is not None
+    training.stdout.readline()
+    gpu.becomes(900)
+    if how == "kill":
+        os.kill(training.pid, signal.SIGKILL)
+    else:
+        training.stdin.write(f"{how}\n")
+        training.stdin.close()
+    training.wait()
+    gpu.becomes(1410)
+    wait_for(lambda: gpu.leases() == [], "the lease to end")
+
+
+def test_a_child_of_fork_leaves_its_parents_clocks_alone(zeus: RunningDaemon, gpu: Gpu) -> None:
+    env = {**os.environ, "ZEUSD_SOCK_PATH": zeus.socket}
+    training = script(HOLD, "900", env=env, **as_nobody())
+    assert training.stdout is not None
+    assert training.stdin is not None
+    training.stdout.readline()
+    gpu.becomes(900)
+    training.stdin.write("fork\n")
+    training.stdin.flush()
+    assert training.stdout.readline() == "forked\n"
+    assert gpu.mhz() == 900
+    assert gpu.leases() == ["gpu_clocks"]
+    training.stdin.close()
+    assert training.wait() == 0
+    gpu.becomes(1410)
+
+
+def test_an_ordinary_user_may_where_the_site_lets_him(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And where it does not, training runs at default clocks."""
+    for rule, mhz in (("gpu_clocks", 900), ("power_limit", 1410)):
+        with public_directory() as directory:
+            text = f'[[allow]]\nusers = ["*"]\ncontrols = ["{rule}"]\n'
+            options = configuration(directory, text)
+            with running_daemon(
+                "--simulate",
+                "a100:setter_ms=1",
+                "--socket-mode",
+                "666",
+                *options,
+                gpus=1,
+                directory=directory,
+            ) as daemon:
+                gpu = Gpu(daemon)
+                training = script(
+                    HOLD,
+                    "900",
+                    env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+                    stderr=-3,
+                    **as_nobody(),
+                )
+                assert training.stdout is not None
+                assert training.stdout.readline() == "set\n"
+                if os.getuid() == 0:
+                    gpu.becomes(mhz)
+                training.kill()
+                training.wait()
+                gpu.close()
+
+
+# ------------------------------------------------------------------------------------ without zeusd
+
+
+def test_in_process_clocks_are_set_and_go_back(
+    virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch, fast: None
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    node = virtual_node("a100:setter_ms=0")
+    work = node.nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
+    controller = FrequencyController(0)
+    controller.prepare([900])
+    controller.set_frequency(900)
+    work.launch(1e6, "forward")
+    wait_for(lambda: node.nvml.gpu_clock_mhz(0) == 900, "the clock to be set")
+    controller.end()
+    wait_for(lambda: node.nvml.gpu_clock_mhz(0) == 1410, "the clock to go back")
+    assert node.client.node().gpus  # the engine is others' too

@@ -1,0 +1,326 @@
+"""The online profiler on simulated GPUs whose truth is measured, in virtual time."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from tests.zeus.node import VirtualNode
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
+from zeus.optimizer.pipeline_frequency.online_profiler import (
+    Measured,
+    OnlineProfiler,
+    ProfilerSettings,
+    known_blocking_w,
+    trimmed_mean,
+)
+from zeusd.nvml.simulated import Work
+from zeusd.nvml.simulated.instructions import Instructions, find_instructions
+
+OpenNode = Callable[[str], VirtualNode]
+
+
+def one_f_one_b(stage: int, stages: int, microbatches: int) -> list[str]:
+    order = ["forward"] * min(stages - stage, microbatches)
+    for n in range(microbatches):
+        order.append("backward")
+        if len(order) - n - 1 < microbatches:
+            order.append("forward")
+    return order
+
+
+def test_the_order_is_one_f_one_b() -> None:
+    assert one_f_one_b(1, 2, 3) == ["forward", "backward"] * 3
+    assert one_f_one_b(0, 2, 3) == ["forward", "forward", "backward", "forward", "backward"] + [
+        "backward"
+    ]
+
+
+@dataclass
+class Training:
+    """One rank, its GPU, and what is true of it."""
+
+    node: VirtualNode
+    controller: FrequencyController
+    work: Work
+    truth: Instructions
+    stage: int
+    stack: ExitStack
+    chance: random.Random = field(default_factory=lambda: random.Random(7))
+    iterations: int = 0
+
+    def profiler(self, **options: object) -> OnlineProfiler:
+        settings = ProfilerSettings(**options)  # type: ignore[arg-type]
+        return OnlineProfiler(
+            settings.chosen(self.controller.supported),
+            settings,
+            self.controller.sensor(),
+            self.controller.hold,
+            lambda: self.controller.working,
+            lambda: None,
+            self.node.clock,
+        )
+
+    def iterate(self, profiler: OnlineProfiler, microbatches: int = 8) -> None:
+        profiler.step_begin()
+        for name in one_f_one_b(self.stage, 8, microbatches):
+            self.node.clock.sleep(self.chance.uniform(0, 0.04))  # for another stage
+            profiler.instruction_begin(name)
+            self.work.run(1, name)
+            profiler.instruction_end(name)
+        profiler.step_end()
+        self.node.clock.sleep(0.1)
+        self.iterations += 1
+
+    def sweep(self, profiler: OnlineProfiler) -> list[Measured]:
+        while not profiler.finished:
+            self.iterate(profiler)
+            assert self.iterations < 3000
+        return profiler.rows
+
+    def expected(self, row: Measured) -> tuple[float, float]:
+        model = self.node.nvml.specs[0].model
+        seconds, watts = self.truth.tables[row.instruction].at(row.frequency, model)
+        return seconds, seconds * watts
+
+
+@pytest.fixture
+def train(
+    virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Training]]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    stack = ExitStack()
+
+    def begin(gpu: str, stage: int, options: str = "") -> Training:
+        node = virtual_node(f"{gpu}:setter_ms=12{options}")
+        name = f"perseus/{gpu}/gpt3-175b/stage{stage}"
+        truth = find_instructions(name, node.nvml.specs[0].model)
+        assert truth is not None
+        controller = FrequencyController()
+        stack.callback(controller.end)
+        return Training(node, controller, node.nvml.open_work([0], name), truth, stage, stack)
+
+    with stack:
+        yield begin
+
+
+@pytest.mark.parametrize(
+    ("gpu", "stage", "options"),
+    [
+        ("a100", 0, ""),
+        ("a100", 3, ":seed=4"),
+        ("a100", 7, ":counts_all"),
+        ("a40", 2, ""),
+        ("a40", 7, ":seed=9"),
+    ],
+)
+def test_time_and_energy_are_recovered_within_two_percent(
+    train: Callable[..., Training], gpu: str, stage: int, options: str
+) -> None:
+    rank = train(gpu, stage, options)
+    profiler = rank.profiler()
+    rows = rank.sweep(profiler)
+    assert profiler.failure == ""
+    assert {row.instruction for row in rows} == {"forward", "backward"}
+    clocks = [row.frequency for row in rows if row.instruction == "forward"]
+    assert clocks == rank.controller.supported[: len(clocks)]
+    assert len(clocks) >= 25
+    for row in rows:
+        seconds, joules = rank.expected(row)
+        assert row.time_s == pytest.approx(seconds, rel=0.005)
+        assert row.energy_j == pytest.approx(joules, rel=0.02)
+    assert profiler.blocking is not None
+    assert profiler.blocking.watts == pytest.approx(rank.truth.blocking_w, rel=0.05)
+    assert profiler.instructions == one_f_one_b(stage, 8, 8)
+    # The sweep costs tens of iterations, not hundreds, and stays in the clocks that matter.
+    assert rank.iterations <= 6 * len(clocks)
+
+
+def test_the_sweep_ends_by_the_rule_of_five(train: Callable[..., Training]) -> None:
+    rank = train("a100", 0)
+    rows = rank.sweep(rank.profiler(every=2))
+    for name in ("forward", "backward"):
+        energies = [row.energy_j for row in rows if row.instruction == name]
+        assert all(later > earlier for earlier, later in pairwise(energies[-6:]))
+    lowest = rows[-1].frequency
+    assert 600 <= lowest <= 900
+    # Not earlier: five in a row had not risen for both before.
+    model = rank.node.nvml.specs[0].model
+    swept = [row.frequency for row in rows if row.instruction == "forward"]
+    for last in range(6, len(swept)):
+        rises = all(
+            rank.truth.tables[name].at(later, model)[0]
+            * rank.truth.tables[name].at(later, model)[1]
+            > rank.truth.tables[name].at(earlier, model)[0]
+            * rank.truth.tables[name].at(earlier, model)[1]
+            * 1.005
+            for name in ("forward", "backward")
+            for earlier, later in pairwise(swept[last - 6 : last])
+        )
+        assert not rises
+
+
+def test_the_sweep_keeps_its_bounds(train: Callable[..., Training]) -> None:
+    rank = train("a100", 0)
+    rows = rank.sweep(rank.profiler(every=8, floor_mhz=1000))
+    assert [row.frequency for row in rows if row.instruction == "forward"] == [
+        1410,
+        1290,
+        1170,
+        1050,
+    ]
+    rows = rank.sweep(rank.profiler(every=4, rises=1, at_least_half=True))
+    assert len({row.frequency for row in rows}) >= 11
+    rows = rank.sweep(rank.profiler(every=4, rises=1))
+    assert len({row.frequency for row in rows}) < 11
+
+
+def test_a_pause_and_strange_calls_do_not_spoil_the_figures(
+    train: Callable[..., Training],
+) -> None:
+    rank = train("a100", 5)
+    profiler = rank.profiler(every=10, floor_mhz=1000)
+    while not profiler.finished:
+        rank.iterate(profiler)
+        call = rank.chance.randrange(5)
+        if call == 0:
+            profiler.pause()
+            for _ in range(3):  # an evaluation at another load
+                profiler.instruction_begin("forward")
+                rank.work.run(1, "forward")
+                profiler.instruction_end("forward")
+        elif call == 1:
+            profiler.step_end()
+            profiler.instruction_end("backward")
+        elif call == 2:
+            profiler.step_begin()
+            profiler.instruction_begin("forward")
+            profiler.step_end()
+        assert rank.iterations < 500
+    assert [row.frequency for row in profiler.rows[::2]] == [1410, 1260, 1110]
+    for row in profiler.rows:
+        seconds, joules = rank.expected(row)
+        assert row.time_s == pytest.approx(seconds, rel=0.005)
+        assert row.energy_j == pytest.approx(joules, rel=0.02)
+
+
+def test_clocks_that_cannot_be_set_stop_the_sweep_and_not_the_training(
+    train: Callable[..., Training],
+) -> None:
+    rank = train("a100", 0)
+    profiler = rank.profiler(every=20, start_after=0)
+    for _ in range(3):
+        rank.iterate(profiler)
+    held, profiler._set_clock = profiler._set_clock, lambda mhz: False
+    while profiler.frequency == 1410:
+        rank.iterate(profiler)
+        assert rank.iterations < 100
+    measured = len(profiler.rows)
+    for _ in range(30):
+        rank.iterate(profiler)
+    assert len(profiler.rows) == measured
+    assert not profiler.finished
+    profiler._set_clock = held
+    rows = rank.sweep(profiler)
+    for row in rows:
+        seconds, joules = rank.expected(row)
+        assert row.time_s == pytest.approx(seconds, rel=0.005)
+        assert row.energy_j == pytest.approx(joules, rel=0.02)
+
+
+def test_without_readings_the_sweep_is_given_up(train: Callable[..., Training]) -> None:
+    class Broken:
+        window_ns = None
+
+        def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+            raise OSError("no sensor today")
+
+    class Dark(Broken):
+        def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+            return []
+
+    rank = train("a100", 0)
+    for sensor, said in ((Broken(), "no sensor today"), (Dark(), "power readings")):
+        profiler = rank.profiler(every=20)
+        profiler._sensor = sensor
+        assert rank.sweep(profiler) == []
+        assert said in profiler.failure
+
+
+def test_short_instructions_are_told_apart(virtual_node: OpenNode, tmp_path: Path) -> None:
+    """5 ms and 9 ms, of a sensor that ticks each 100 ms."""
+    path = tmp_path / "own.csv"
+    path.write_text(
+        "stage,instruction,frequency,time,energy\n"
+        + "".join(
+            f"0,forward,{mhz},{5 / mhz},{0.0012 * mhz}\n0,backward,{mhz},{9 / mhz},{0.003 * mhz}\n"
+            for mhz in (1410, 900)
+        )
+    )
+    node = virtual_node("a100:setter_ms=12")
+    work = node.nvml.open_work([0], f"profile:{path}#stage=0")
+    truth = find_instructions(f"profile:{path}#stage=0", node.nvml.specs[0].model)
+    assert truth is not None
+    controller = FrequencyController()
+    rank = Training(node, controller, work, truth, 6, ExitStack())
+    profiler = rank.profiler(every=34, floor_mhz=900, most_iterations=200)
+    while not profiler.finished:
+        profiler.step_begin()
+        for name in one_f_one_b(6, 8, 32):
+            node.clock.sleep(rank.chance.uniform(0, 0.004))
+            profiler.instruction_begin(name)
+            work.run(1, name)
+            profiler.instruction_end(name)
+        profiler.step_end()
+    controller.end()
+    assert {row.frequency for row in profiler.rows} == {1410, 900}
+    for row in profiler.rows:
+        seconds, joules = rank.expected(row)
+        assert row.time_s == pytest.approx(seconds, rel=0.005)
+        assert row.energy_j == pytest.approx(joules, rel=0.02)
+
+
+# ---------------------------------------------------------------------------------------- settings
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"every": 0}, "every must be at least 1"),
+        ({"iterations": 9, "most_iterations": 8}, "most_iterations must be at least 9"),
+        ({"precision": 0.0}, "precision"),
+        ({"p2p_power_w": -1.0}, "p2p_power_w"),
+        ({"floor_mhz": -5}, "floor_mhz"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(options: dict[str, float], said: str) -> None:
+    with pytest.raises(PipelineFrequencyError, match=said):
+        ProfilerSettings(**options)  # type: ignore[arg-type]
+
+
+def test_the_clocks_that_are_measured() -> None:
+    clocks = [300, 600, 900, 1200]
+    assert ProfilerSettings().chosen(clocks) == [1200, 900, 600, 300]
+    assert ProfilerSettings(every=3).chosen(clocks) == [1200, 300]
+    assert ProfilerSettings(floor_mhz=700).chosen(clocks) == [1200, 900]
+    assert ProfilerSettings(floor_mhz=2000).chosen(clocks) == [1200]
+    assert ProfilerSettings().chosen([]) == []
+
+
+def test_blocking_power_of_known_products() -> None:
+    assert known_blocking_w("NVIDIA A100-SXM4-80GB") == 83.64
+    assert known_blocking_w("NVIDIA A40") == 70.38
+    assert known_blocking_w("NVIDIA A4000") is None
+    assert known_blocking_w("NVIDIA H100 80GB HBM3") is None
+
+
+def test_a_few_odd_times_do_not_move_the_mean() -> None:
+    assert trimmed_mean([1.0] * 18 + [50.0, 60.0]) == 1.0
+    assert trimmed_mean([3.0]) == 3.0

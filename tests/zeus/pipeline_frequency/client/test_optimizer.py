@@ -1,0 +1,537 @@
+"""The optimizer of one rank: its plan, its server, and what goes wrong with either."""
+
+from __future__ import annotations
+
+import logging
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from tests.zeus.node import VirtualNode
+from tests.zeus.pipeline_frequency.client.fakes import FakeServer, Store, fake_torch
+from zeus import _node
+from zeus.callback import CallbackSet
+from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, connection, optimizer
+from zeus.optimizer.pipeline_frequency.online_profiler import ProfilerSettings
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
+
+OpenNode = Callable[[str], VirtualNode]
+PLAN = [("forward", 1410), ("forward", 1200), ("backward", 900), ("backward", 1005)]
+OTHER = [("forward", 1305), ("forward", 1320), ("backward", 1335), ("backward", 1350)]
+ONE: dict[str, Any] = {
+    "rank": 0,
+    "dp_rank": 0,
+    "pp_rank": 0,
+    "tp_rank": 0,
+    "device_id": 0,
+    "dp_degree": 1,
+    "pp_degree": 1,
+    "tp_degree": 1,
+    "world_size": 1,
+}
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Store:
+    """torch.distributed is initialised, and its processes meet here."""
+    made = Store()
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(made))  # type: ignore[arg-type]
+    monkeypatch.setattr(connection, "REPORT_INTERVAL_S", 0.02)
+    monkeypatch.setattr(connection, "BACKOFF_S", (0.02, 0.1))
+    monkeypatch.setattr(connection, "POLL_S", 0.01)
+    return made
+
+
+@pytest.fixture
+def server() -> Iterator[FakeServer]:
+    made = FakeServer()
+    made.schedule, made.version = PLAN, 1
+    yield made
+    made.stop()
+
+
+class Rank:
+    """An optimizer, and the clocks that its GPU was given."""
+
+    def __init__(self, made: PipelineFrequencyOptimizer) -> None:
+        self.optimizer = made
+        self.clocks: list[int] = []
+        controller = made._controller
+        set_frequency, reset = controller.set_frequency, controller.reset
+
+        def setting(mhz: int) -> None:
+            self.clocks.append(mhz)
+            set_frequency(mhz)
+
+        def resetting() -> None:
+            self.clocks.append(-1)
+            reset()
+
+        controller.set_frequency = setting  # type: ignore[method-assign]
+        controller.reset = resetting  # type: ignore[method-assign]
+
+    def step(self, names: list[str] | None = None, plan: list[tuple[str, int]] = PLAN) -> list[int]:
+        self.clocks.clear()
+        self.optimizer.on_step_begin()
+        for name in names or [name for name, _ in plan]:
+            self.optimizer.on_instruction_begin(name)
+            self.optimizer.on_instruction_end(name)
+        self.optimizer.on_step_end()
+        return list(self.clocks)
+
+
+@pytest.fixture
+def rank(
+    virtual_node: OpenNode, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Rank]]:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    virtual_node("2xa100:setter_ms=0")
+    made: list[PipelineFrequencyOptimizer] = []
+
+    def make(url: str, **options: Any) -> Rank:
+        made.append(PipelineFrequencyOptimizer(**{**ONE, **options}, server_url=url))
+        return Rank(made[-1])
+
+    yield make
+    for one in made:
+        one.close()
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING]
+
+
+CLOCKS = [mhz for _, mhz in PLAN]
+
+
+def test_training_runs_under_the_plan_from_its_first_step(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = rank(server.url, job_metadata="gpt3/run 1", schedule="1f1b", num_microbatches=2)
+    for iteration in range(5):
+        assert one.step() == CLOCKS
+        assert one.optimizer.iteration == iteration
+    assert one.optimizer.plan_version == 1
+    assert one.optimizer.job_id == "job-0"
+    [job] = server.of("register_job")
+    assert job["world_size"] == 1
+    assert job["job_metadata"] == "gpt3/run 1"
+    assert (job["schedule"], job["num_microbatches"]) == ("1f1b", 2)
+    [info] = server.of("register_rank")
+    assert info["available_frequencies"][:2] == [1410, 1395]
+    one.optimizer.on_train_end()
+    assert warnings(caplog) == []
+
+
+def test_progress_and_times_are_reported_once_each(
+    rank: Callable[..., Rank], server: FakeServer
+) -> None:
+    one = rank(server.url)
+    for _ in range(20):
+        one.optimizer.on_step_begin()
+        for name, _ in PLAN:
+            one.optimizer.on_instruction_begin(name)
+            time.sleep(0.002)
+            one.optimizer.on_instruction_end(name)
+        time.sleep(0.02)  # the gradients' all-reduce
+        one.optimizer.on_step_end()
+
+    def reported() -> dict[int, float]:
+        pairs = [tuple(pair) for body in server.of("progress") for pair in body["iter_times"]]
+        assert len(pairs) == len(dict(pairs))
+        return dict(pairs)
+
+    wait_for(lambda: len(reported()) >= 19, "the times to be reported")
+    assert set(reported()) <= set(range(20))
+    assert sorted(reported().values())[10] >= 0.008
+    assert sorted(reported().values())[5] < 0.02  # without the all-reduce
+    assert server.of("progress")[-1]["iteration"] == 19
+    assert server.of("progress")[-1]["version"] == 1
+
+
+def test_a_new_plan_begins_with_its_iteration(
+    rank: Callable[..., Rank], server: FakeServer
+) -> None:
+    one = rank(server.url)
+    one.step()
+    with server.guard:
+        server.version, server.at_iteration, server.update = 2, 30, OTHER
+
+    def there() -> bool:
+        pending = one.optimizer._follower._pending
+        return pending is not None and pending.version == 2
+
+    wait_for(there, "the plan to come")
+    for iteration in range(1, 60):
+        expected = CLOCKS if iteration < 30 else [mhz for _, mhz in OTHER]
+        assert one.step() == expected
+    wait_for(lambda: server.of("progress")[-1]["version"] == 2, "the version to be reported")
+
+
+def test_evaluations_and_misfits_do_not_end_training(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = rank(server.url)
+    assert one.step() == CLOCKS
+    one.clocks.clear()
+    with one.optimizer.paused():
+        assert one.clocks == [-1]
+        for _ in range(7):
+            one.optimizer.on_instruction_begin("forward")
+            one.optimizer.on_instruction_end("forward")
+        assert set(one.clocks) == {-1}
+    assert one.step() == CLOCKS
+    assert warnings(caplog) == []
+    assert one.step(["forward", "backward", "backward"]) == [1410, -1, -1]
+    assert one.step() == CLOCKS
+    assert one.step(["forward"] * 9) == [1410, 1200, *[-1] * 7]
+    assert one.step([*(name for name, _ in PLAN), "forward"]) == [*CLOCKS, -1]
+    assert one.step(["forward"]) == [1410]
+    assert one.step() == CLOCKS
+    assert len(warnings(caplog)) == 3
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_nothing_that_a_program_does_is_an_error(
+    rank: Callable[..., Rank],
+    server: FakeServer,
+    caplog: pytest.LogCaptureFixture,
+    seed: int,
+) -> None:
+    print("seed", seed)
+    chance = random.Random(seed)
+    one = rank(server.url)
+    allowed = {-1, *CLOCKS, *(mhz for _, mhz in OTHER)}
+    calls: list[Callable[[], object]] = [
+        one.optimizer.on_step_begin,
+        one.optimizer.on_step_end,
+        one.optimizer.on_pause,
+        one.optimizer.on_epoch_begin,
+        one.optimizer.on_epoch_end,
+        lambda: one.optimizer.on_evaluate(0.5),
+        lambda: one.optimizer.on_instruction_begin(chance.choice(["forward", "backward", "x"])),
+        lambda: one.optimizer.on_instruction_end(chance.choice(["forward", "backward", "x"])),
+        lambda: one.optimizer.on_instruction_begin("forward"),
+        lambda: one.optimizer.on_instruction_end("forward"),
+    ]
+    for n in range(600):
+        if n == 300:
+            with server.guard:
+                server.version, server.update = 2, OTHER
+        chance.choice(calls)()
+    assert set(one.clocks) <= allowed
+    assert not any("failed" in one for one in warnings(caplog))
+    one.optimizer.on_step_end()
+    plan = PLAN if one.optimizer._follower.schedule.version == 1 else OTHER
+    one.optimizer.on_step_begin()
+    plan = PLAN if one.optimizer.plan_version == 1 else OTHER
+    one.clocks.clear()
+    for name, _ in plan:
+        one.optimizer.on_instruction_begin(name)
+    assert one.clocks == [mhz for _, mhz in plan]
+    one.optimizer.close()
+    for call in calls:
+        call()
+
+
+def test_an_error_of_ours_ends_our_work_and_not_the_training(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = rank(server.url)
+
+    def broken(name: str) -> int:
+        raise KeyError("a bug")
+
+    one.optimizer._follower.instruction = broken  # type: ignore[method-assign]
+    for _ in range(3):
+        one.step()
+    assert [text for text in warnings(caplog) if "a bug" in text] == warnings(caplog)
+    assert len(warnings(caplog)) == 1
+    assert not one.optimizer._controller.working
+
+
+# ------------------------------------------------------------------------------------ the arguments
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"world_size": 2}, "not the world_size 2"),
+        ({"dp_degree": 0}, "dp_degree must be at least 1"),
+        ({"pp_rank": 1}, "pp_rank must be from 0 to 0"),
+        ({"rank": -1}, "rank must be"),
+        ({"server_url": "master:7787"}, "server_url must be such as"),
+        ({"device_id": 9}, "there is no GPU 9"),
+        ({"num_microbatches": 0}, "num_microbatches"),
+    ],
+)
+def test_wrong_arguments_are_told_at_once(
+    rank: Callable[..., Rank], wrong: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        PipelineFrequencyOptimizer(**{**ONE, "server_url": "http://127.0.0.1:1", **wrong})
+
+
+def test_without_torch_distributed_the_remedy_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    with pytest.raises(RuntimeError, match="init_process_group"):
+        PipelineFrequencyOptimizer(**ONE, server_url="http://127.0.0.1:1")
+
+
+# --------------------------------------------------------------------------------------- the server
+
+
+def test_a_server_that_is_not_there_costs_nothing_and_is_waited_for(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    port = server.port
+    server.stop()
+    begin = time.monotonic()
+    one = rank(f"http://127.0.0.1:{port}")
+    assert time.monotonic() - begin < 5  # not `wait_s`: who refuses is not waited for
+    assert one.step() == [-1] * 4
+    assert len(warnings(caplog)) == 1
+    assert "cannot be reached" in warnings(caplog)[0]
+    again = FakeServer(port)
+    again.schedule, again.version = PLAN, 1
+    wait_for(lambda: one.step() == CLOCKS, "the plan to come")
+    wait_for(lambda: len(warnings(caplog)) == 2, "it to be told")
+    again.stop()
+
+
+def test_a_server_that_goes_and_forgets_the_job_gets_it_again(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = rank(server.url)
+    assert one.step() == CLOCKS
+    with server.guard:
+        server.known.clear()
+        server.known.add("another")
+        server.schedule, server.version, server.update = OTHER, 3, OTHER
+    wait_for(lambda: one.step() == [mhz for _, mhz in OTHER], "the other plan")
+    assert one.optimizer.job_id == "job-1"
+    assert len(server.of("register_rank")) == 2
+
+
+def test_a_server_that_never_answers_does_not_hold_training_up(
+    rank: Callable[..., Rank], server: FakeServer
+) -> None:
+    server.silent.set()
+    begin = time.monotonic()
+    one = rank(server.url, wait_s=0.3)
+    for _ in range(5):
+        assert one.step() == [-1] * 4
+    one.optimizer.on_train_end()
+    assert time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize(
+    ("path", "failure"),
+    [
+        ("register_job", (500, {"detail": "oh"})),
+        ("register_job", (200, b"<html>")),
+        ("register_job", (200, {"not": "a string"})),
+        ("register_rank", (422, {"detail": [{"loc": ["body"]}]})),
+        ("schedule", (503, {"detail": "not all ranks have asked"})),
+        ("schedule", (400, {"detail": "the plan has 3 stages"})),
+        ("schedule", (200, {"frequencies": "none"})),
+        ("progress", (500, b"\xff\xfe")),
+        ("progress", (200, [1, 2])),
+    ],
+)
+def test_whatever_the_server_answers_it_is_asked_again(
+    rank: Callable[..., Rank], server: FakeServer, path: str, failure: tuple[int, Any]
+) -> None:
+    server.failures[path] = [failure] * 3
+    one = rank(server.url)
+    wait_for(lambda: one.step() == CLOCKS, "the plan to come")
+    before = len(server.of("progress"))
+    wait_for(lambda: len(server.of("progress")) > before + 3, "progress to be reported")
+
+
+def test_a_server_without_plans_that_change_is_enough(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    """ml-energy/zeus's knows no progress."""
+    server.has_progress = False
+    one = rank(server.url)
+    wait_for(lambda: warnings(caplog), "it to be told")
+    assert one.step() == CLOCKS
+    time.sleep(0.1)
+    assert len(server.of("progress")) == 1
+    assert len(warnings(caplog)) == 1
+
+
+def test_a_store_that_breaks_is_told(
+    rank: Callable[..., Rank], server: FakeServer, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    store.broken = True
+    one = rank(server.url, wait_s=2.0)
+    assert one.step() == [-1] * 4
+    assert "store of torch.distributed" in warnings(caplog)[0]
+    store.broken = False
+    wait_for(lambda: one.step() == CLOCKS, "the plan to come")
+
+
+def test_without_a_store_training_runs_at_default_clocks(
+    rank: Callable[..., Rank],
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(None))  # type: ignore[arg-type]
+    one = rank(server.url)
+    assert one.step() == [-1] * 4
+    assert "no store" in warnings(caplog)[0]
+
+
+def test_several_ranks_meet_through_the_store(
+    rank: Callable[..., Rank], server: FakeServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rank 1 is there first, and the server forgets the job later."""
+    degrees = {"pp_degree": 2, "world_size": 2, "wait_s": 0.0}
+    numbers = iter([5, 5])
+    monkeypatch.setattr(optimizer, "_numbers", numbers)
+    later = rank(server.url, rank=1, pp_rank=1, device_id=1, **degrees)
+    assert later.step() == [-1] * 4
+    first = rank(server.url, **degrees)
+    wait_for(lambda: first.step() == CLOCKS, "rank 0's plan")
+    wait_for(lambda: later.step() == CLOCKS, "rank 1's plan")
+    assert first.optimizer.job_id == later.optimizer.job_id == "job-0"
+    assert len(server.of("register_job")) == 1
+    with server.guard:
+        server.known.clear()
+        server.known.add("another")
+    wait_for(
+        lambda: first.optimizer.job_id == later.optimizer.job_id == "job-1", "the job to be anew"
+    )
+
+
+def test_a_rank_whose_gpu_cannot_be_reached_takes_part(
+    store: Store,
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", "/nonexistent/zeusd.sock")
+    monkeypatch.setattr(_node, "_client", None)
+    made = PipelineFrequencyOptimizer(**ONE, server_url=server.url)
+    one = Rank(made)
+    one.step()
+    assert server.of("register_rank")[0]["available_frequencies"] == []
+    assert "training goes on at default clocks" in warnings(caplog)[0]
+    made.close()
+
+
+def test_it_is_a_callback_among_others(rank: Callable[..., Rank], server: FakeServer) -> None:
+    one = rank(server.url)
+    with CallbackSet([one.optimizer]) as callbacks:
+        for _ in callbacks.steps(range(3)):
+            for name, _ in PLAN:
+                callbacks.on_instruction_begin(name)
+                callbacks.on_instruction_end(name)
+    assert one.clocks == CLOCKS * 3
+    assert not one.optimizer._controller.working
+
+
+def test_clocks_go_back_when_training_fails(rank: Callable[..., Rank], server: FakeServer) -> None:
+    one = rank(server.url)
+
+    def train() -> None:
+        with one.optimizer:
+            one.step()
+            raise OSError("no space left")
+
+    with pytest.raises(OSError, match="no space"):
+        train()
+    assert not one.optimizer._controller.working
+
+
+# ------------------------------------------------------------------------------------ the profiler
+
+
+def test_instructions_are_profiled_sent_and_then_planned(
+    virtual_node: OpenNode,
+    store: Store,
+    server: FakeServer,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Any,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    node = virtual_node("a100:setter_ms=12")
+    work = node.nvml.open_work([0], "perseus/a100/gpt3-175b/stage0")
+    server.schedule, server.version = [], 0
+    path = tmp_path / "own.csv"
+    settings = ProfilerSettings(every=10, floor_mhz=1100, csv_path=path)
+    made = PipelineFrequencyOptimizer(**ONE, server_url=server.url, profile=settings)
+    made._clock_ns = node.clock
+    chance = random.Random(1)
+
+    def step() -> None:
+        made.on_step_begin()
+        for name, _ in PLAN:
+            node.clock.sleep(chance.uniform(0, 0.04))
+            made.on_instruction_begin(name)
+            work.run(1, name)
+            made.on_instruction_end(name)
+        made.on_step_end()
+
+    count = 0
+    while made.profiling:
+        step()
+        count += 1
+        assert count < 300
+    [sent] = wait_for(lambda: server.of("profile"), "the profile to be sent")
+    assert [row["frequency"] for row in sent["rows"]] == [1410, 1410, 1260, 1260, 1110, 1110]
+    assert sent["instructions"] == [name for name, _ in PLAN]
+    assert sent["p2p_power_w"] == pytest.approx(83.64, rel=0.05)
+    profile = InstructionProfile.read(path)
+    assert [option.frequency for option in profile.options(0, "forward")] == [1410, 1260, 1110]
+    assert profile.options(0, "backward")[0].energy_j == pytest.approx(44.58, rel=0.02)
+    assert len(path.read_text().splitlines()[0].split(",")) == 9
+    # Until there is a plan the GPU runs at its own clocks; then the plan's.
+    step()
+    assert made.plan_version == 0
+    with server.guard:
+        server.version, server.update, server.at_iteration = 1, PLAN, 0
+
+    def planned() -> bool:
+        step()
+        return made.plan_version == 1
+
+    wait_for(planned, "the plan")
+    wait_for(lambda: node.nvml.gpu_clock_mhz(0) == 1005, "the plan's last clock")
+    made.close()
+    assert warnings(caplog) == []
+
+
+def test_what_cannot_be_profiled_is_told_and_training_goes_on(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    settings = ProfilerSettings(start_after=0, iterations=1, most_iterations=2)
+    one = rank(server.url, profile=settings)
+    one.step()
+
+    class Broken:
+        window_ns = None
+
+        def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+            raise OSError("no sensor today")
+
+    profiler = one.optimizer._profiler
+    assert profiler is not None
+    profiler._sensor = Broken()
+    count = 0
+    while one.optimizer.profiling:
+        one.step()
+        time.sleep(0.05)  # a clock that was set needs time to be reached
+        count += 1
+        assert count < 100
+    assert "no sensor today" in warnings(caplog)[0]
+    assert one.step()[-1] in (-1, 1005)

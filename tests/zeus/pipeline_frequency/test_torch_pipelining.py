@@ -1,0 +1,267 @@
+"""`instrument`, with real schedules of torch.distributed.pipelining in one process."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+)
+
+from zeus.callback import Callback
+from zeus.optimizer.pipeline_frequency.schedules import interleaved_1f1b
+from zeus.optimizer.pipeline_frequency.torch_pipelining import instrument
+
+MICROBATCHES = 4
+
+
+class Heard(Callback):
+    """Writes down what it is told."""
+
+    def __init__(self) -> None:
+        self.events: list[str] = []
+
+    def on_step_begin(self) -> None:
+        self.events.append("step begins")
+
+    def on_step_end(self) -> None:
+        self.events.append("step ends")
+
+    def on_pause(self) -> None:
+        self.events.append("pause")
+
+    def on_instruction_begin(self, name: str) -> None:
+        self.events.append(f"{name} begins")
+
+    def on_instruction_end(self, name: str) -> None:
+        self.events.append(f"{name} ends")
+
+    def instructions(self) -> list[str]:
+        """Their names; each ended before the next began."""
+        inner = self.events[1:-1]
+        begins, ends = inner[::2], inner[1::2]
+        names = [event.removesuffix(" begins") for event in begins]
+        assert ends == [f"{name} ends" for name in names]
+        assert (self.events[0], self.events[-1]) == ("step begins", "step ends")
+        return names
+
+
+class Scale(nn.Module):
+    """Calls `seen` while it computes."""
+
+    def __init__(self, seen: Callable[[], None]) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor(2.0))
+        self.seen = seen
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen()
+        return x * self.weight
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path: Path) -> Iterator[None]:
+    """A process group of this process only."""
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
+
+
+def make(kind: Any, stages: int, heard: Heard) -> tuple[Any, list[PipelineStage]]:
+    """A schedule of stages that are all in this process."""
+    cpu = torch.device("cpu")
+    seen = lambda: heard.events.append("computes")  # noqa: E731
+    made = [PipelineStage(Scale(seen), number, stages, cpu) for number in range(stages)]
+    several = stages > 1 or kind is ScheduleInterleaved1F1B
+    return kind(made if several else made[0], MICROBATCHES, loss_fn=loss), made
+
+
+def train(schedule: Any) -> None:
+    schedule.step(torch.ones(MICROBATCHES, 1), target=torch.zeros(MICROBATCHES, 1))
+
+
+def without_computing(heard: Heard) -> Heard:
+    heard.events = [event for event in heard.events if event != "computes"]
+    return heard
+
+
+@pytest.mark.parametrize(
+    ("kind", "order"),
+    [
+        (Schedule1F1B, ["forward", "backward"] * MICROBATCHES),
+        (ScheduleGPipe, ["forward"] * MICROBATCHES + ["backward"] * MICROBATCHES),
+    ],
+)
+def test_a_step_is_its_instructions_in_their_order(kind: Any, order: list[str]) -> None:
+    heard = Heard()
+    schedule, (stage,) = make(kind, 1, heard)
+    instrument(schedule, stage, heard)
+    for _ in range(2):
+        heard.events.clear()
+        train(schedule)
+        assert without_computing(heard).instructions() == order
+    assert stage.submod.weight.grad is not None
+
+
+def test_an_instruction_holds_its_computing_and_nothing_else_does() -> None:
+    heard = Heard()
+    schedule, (stage,) = make(Schedule1F1B, 1, heard)
+    instrument(schedule, stage, heard)
+    train(schedule)  # the first step also tries the model, to learn its shapes
+    heard.events.clear()
+    train(schedule)
+    places = [n for n, event in enumerate(heard.events) if event == "computes"]
+    assert len(places) == MICROBATCHES
+    for place in places:
+        assert heard.events[place - 1 : place + 2] == ["forward begins", "computes", "forward ends"]
+
+
+def test_stages_that_share_a_process_share_its_instructions() -> None:
+    heard = Heard()
+    schedule, stages = make(ScheduleInterleaved1F1B, 2, heard)
+    instrument(schedule, stages, heard)
+    train(schedule)
+    counts = collections.Counter(without_computing(heard).instructions())
+    assert counts == {"forward": 2 * MICROBATCHES, "backward": 2 * MICROBATCHES}
+
+
+def test_a_backward_in_two_parts_is_two_instructions() -> None:
+    heard = Heard()
+    schedule, stages = make(ScheduleInterleavedZeroBubble, 2, heard)
+    instrument(schedule, stages, heard)
+    train(schedule)
+    counts = collections.Counter(without_computing(heard).instructions())
+    assert counts["forward"] == 2 * MICROBATCHES
+    assert counts["backward"] + counts["backward_input"] == 2 * MICROBATCHES
+    assert counts["backward_input"] == counts["backward_weight"]
+    assert counts["backward_weight"] > 0
+
+
+def test_an_evaluation_is_a_pause() -> None:
+    heard = Heard()
+    schedule, (stage,) = make(Schedule1F1B, 1, heard)
+    instrument(schedule, stage, heard)
+    ones = torch.ones(MICROBATCHES, 1)
+    schedule.eval(ones, target=ones)
+    with torch.no_grad():
+        schedule.eval(ones, target=ones)
+    assert without_computing(heard).events == ["pause", "pause"]
+    heard.events.clear()
+    train(schedule)  # and training is training again
+    assert len(without_computing(heard).instructions()) == 2 * MICROBATCHES
+
+
+def test_another_schedule_of_the_same_stage_has_no_instructions() -> None:
+    heard = Heard()
+    schedule, (stage,) = make(Schedule1F1B, 1, heard)
+    instrument(schedule, stage, heard)
+    forward_only = ScheduleGPipe(stage, MICROBATCHES)
+    with torch.no_grad():
+        forward_only.step(torch.ones(MICROBATCHES, 1))
+    assert without_computing(heard).events == []
+
+
+def test_after_a_step_that_failed_an_evaluation_is_a_pause_and_a_step_a_step() -> None:
+    heard = Heard()
+    schedule, (stage,) = make(Schedule1F1B, 1, heard)
+    instrument(schedule, stage, heard)
+    train(schedule)
+    forward = stage.submod.forward
+    stage.submod.forward = lambda x: x.no_such_thing
+    with pytest.raises(RuntimeError, match="failed to run forward"):
+        train(schedule)
+    stage.submod.forward = forward
+    stage.clear_runtime_states()
+    schedule._internal_losses.clear()
+    heard.events.clear()
+    schedule.eval(torch.ones(MICROBATCHES, 1), target=torch.ones(MICROBATCHES, 1))
+    assert without_computing(heard).events == ["pause"]
+    heard.events.clear()
+    train(schedule)
+    assert len(without_computing(heard).instructions()) == 2 * MICROBATCHES
+
+
+def test_losses_and_outputs_pass_through() -> None:
+    heard = Heard()
+    schedule, (stage,) = make(Schedule1F1B, 1, heard)
+    instrument(schedule, stage, heard)
+    losses: list[torch.Tensor] = []
+    ones = torch.ones(MICROBATCHES, 1)
+    output = schedule.step(ones, target=ones, losses=losses)
+    assert output.tolist() == [[2.0]] * MICROBATCHES
+    assert [found.item() for found in losses] == [1.0] * MICROBATCHES
+
+
+@pytest.mark.parametrize("numbers", [(2, 4, 2), (4, 8, 2), (4, 8, 4), (3, 9, 3)])
+def test_the_planners_interleaved_order_is_that_of_torch(numbers: tuple[int, int, int]) -> None:
+    ranks, microbatches, chunks = numbers
+    planned = interleaved_1f1b(ranks, microbatches, chunks)
+    schedule: Any = object.__new__(ScheduleInterleaved1F1B)
+    schedule.pp_group_size, schedule.n_local_stages = ranks, chunks
+    schedule._n_microbatches = microbatches
+    schedule.number_of_rounds = microbatches // ranks
+    schedule.microbatches_per_round = ranks
+    names = {"F": "forward", "B": "backward"}
+    for rank, indices in enumerate(planned.stages):
+        order = [planned.instructions[index] for index in indices]
+        actions = schedule._calculate_single_rank_operations(rank)
+        assert [(one.name, one.microbatch, one.chunk) for one in order] == [
+            (names[action.computation_type.value], action.microbatch_index, stage // ranks)
+            for action in actions
+            if action is not None and (stage := action.stage_index) is not None
+        ]
+
+
+class OnGpu:
+    """A stage whose device is a GPU, as far as it says."""
+
+    device = torch.device("cuda", 1)
+
+    def __init__(self, events: list[str]) -> None:
+        self.events = events
+
+    def forward_one_chunk(self, chunk: int) -> None:
+        self.events.append("launched")
+
+    def backward_one_chunk(self, chunk: int) -> None:
+        self.events.append("launched")
+
+    def step(self) -> None:
+        self.forward_one_chunk(0)
+        self.backward_one_chunk(0)
+
+
+@pytest.mark.parametrize("synchronize", [True, False])
+def test_a_gpu_is_waited_for_before_its_clock_is_set(
+    synchronize: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard = Heard()
+    monkeypatch.setattr(
+        torch.cuda, "synchronize", lambda device: heard.events.append(f"waited for {device}")
+    )
+    stage = OnGpu(heard.events)
+    instrument(stage, stage, heard, synchronize=synchronize)
+    stage.step()
+    waited = ["waited for cuda:1"] if synchronize else []
+    assert heard.events == [
+        "step begins",
+        *(*waited, "forward begins", "launched", "forward ends"),
+        *(*waited, "backward begins", "launched", "backward ends"),
+        "step ends",
+    ]

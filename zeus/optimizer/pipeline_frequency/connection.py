@@ -1,0 +1,389 @@
+"""One rank's way to the server: a thread that registers, reports and hears of plans.
+
+Training never waits for it beyond its first seconds. A server that is away costs nothing: the rank
+goes on with the plan it has, and the thread tries again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Protocol
+
+from pydantic import BaseModel, ValidationError
+
+from zeus.optimizer.pipeline_frequency.common import (
+    GET_FREQUENCY_SCHEDULE_URL,
+    REGISTER_JOB_URL,
+    REGISTER_RANK_URL,
+    REPORT_INTERVAL_S,
+    REPORT_PROFILE_URL,
+    REPORT_PROGRESS_URL,
+    FrequencySchedule,
+    JobInfo,
+    PlanUpdate,
+    Progress,
+    RankInfo,
+    RankProfile,
+)
+from zeus.optimizer.pipeline_frequency.follower import Schedule
+from zeus.utils import framework
+
+if TYPE_CHECKING:
+    import httpx
+
+log = logging.getLogger(__name__)
+
+TOKEN_ENV = "ZEUS_PFO_TOKEN"
+"""Where the token is that the server asks for, if it does."""
+
+CONNECT_S = 5.0
+READ_S = 15.0
+SCHEDULE_S = 20
+"""The server answers when all ranks have asked; it is asked again after this time."""
+
+BACKOFF_S = (0.5, 30.0)
+POLL_S = 0.1
+"""How often the other ranks look whether rank 0 has registered the job."""
+
+STORE_TIMEOUT = timedelta(seconds=10)
+MOST_TIMES = 10_000
+"""Iteration times that wait for a server that is away; beyond, the oldest are forgotten."""
+
+
+class Meeting(Protocol):
+    """Where rank 0 leaves the job's id for the others."""
+
+    def put(self, key: str, value: str) -> None:
+        """Leaves a note.
+
+        Raises:
+            RuntimeError: The store does not answer.
+        """
+
+    def get(self, key: str) -> str | None:
+        """A note, if it is there. Does not wait for it.
+
+        Raises:
+            RuntimeError: The store does not answer.
+        """
+
+
+class StoreMeeting:
+    """Notes in the store that the processes have met through; no collective.
+
+    Args:
+        store: A `torch.distributed.Store`.
+    """
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+
+    def put(self, key: str, value: str) -> None:
+        """See `Meeting`."""
+        self._store.set(key, value.encode())
+
+    def get(self, key: str) -> str | None:
+        """See `Meeting`."""
+        if not self._store.check([key]):
+            return None
+        return bytes(self._store.get(key)).decode()
+
+
+def meeting(number: int) -> Meeting | None:
+    """The meeting of this job's processes; None where torch.distributed has no store.
+
+    Args:
+        number: Of the optimizer in this process; all processes must make as many.
+    """
+    store = framework.store(STORE_TIMEOUT)
+    if store is None:
+        return None
+    return StoreMeeting(framework.prefixed(f"zeus/pipeline_frequency/{number}", store))
+
+
+class ServerError(Exception):
+    """The server refused or cannot be reached: one sentence.
+
+    Attributes:
+        status: HTTP status; 0 where there was no answer.
+    """
+
+    def __init__(self, message: str, status: int = 0) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class _JobGone(Exception):
+    """The server does not know the job any more."""
+
+
+class ServerLink:
+    """The thread.
+
+    Args:
+        url: The server's.
+        job: The job, as rank 0 registers it.
+        rank: This rank, without its clocks.
+        clocks: This rank's supported clocks, MHz, once they are known.
+        meeting: Where the job's id is exchanged.
+        on_schedule: Called with each new plan, from the thread.
+        state: Iteration that is under way, and version of the plan in force.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        job: JobInfo,
+        rank: RankInfo,
+        clocks: Callable[[], list[int]],
+        meeting: Meeting,
+        on_schedule: Callable[[Schedule], None],
+        state: Callable[[], tuple[int, int]],
+    ) -> None:
+        self._url = url.rstrip("/")
+        self._job = job
+        self._rank = rank
+        self._clocks = clocks
+        self._meeting = meeting
+        self._on_schedule = on_schedule
+        self._state = state
+        self._times: deque[tuple[int, float]] = deque(maxlen=MOST_TIMES)
+        self._profile: RankProfile | None = None
+        self._generation = 0
+        self._told: set[str] = set()
+        self._away = False
+        self._stop = threading.Event()
+        self._wake = threading.Event()
+        self._settled = threading.Event()
+        self.job_id = ""
+        self._thread = threading.Thread(target=self._run, name="zeus-pipeline", daemon=True)
+
+    def start(self, wait_s: float) -> None:
+        """Begins, and waits for the first schedule, or the first failure, at most this long."""
+        self._thread.start()
+        self._settled.wait(wait_s)
+
+    def finished(self, iteration: int, seconds: float) -> None:
+        """An iteration's instructions took this long."""
+        self._times.append((iteration, seconds))
+
+    def send_profile(self, profile: RankProfile) -> None:
+        """Sends what this rank measured, as soon as the server is there."""
+        self._profile = profile
+        self._wake.set()
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._stop.set()
+        self._wake.set()
+        if self._thread.is_alive() and self._thread is not threading.current_thread():
+            self._thread.join(0.5)
+
+    # ---------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        import httpx
+
+        pause_s = BACKOFF_S[0]
+        registered = scheduled = False
+        timeout = httpx.Timeout(READ_S, connect=CONNECT_S)
+        token = os.environ.get(TOKEN_ENV)
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        with httpx.Client(base_url=self._url, timeout=timeout, headers=headers) as http:
+            while not self._stop.is_set():
+                try:
+                    if not self.job_id:
+                        registered = scheduled = False
+                        if not self._meet(http):
+                            self._stop.wait(POLL_S)
+                            continue
+                    if not registered:
+                        self._register(http)
+                        registered = True
+                    if not scheduled:
+                        scheduled = self._get_schedule(http)
+                        continue
+                    self._report(http)
+                    pause_s = BACKOFF_S[0]
+                    self._back()
+                    self._wake.wait(REPORT_INTERVAL_S)
+                    self._wake.clear()
+                except _JobGone:
+                    self.job_id = ""
+                    self._generation += 1
+                    self._say(
+                        "gone",
+                        "the server does not know the job any more; it is registered "
+                        "anew and training goes on with the plan it has",
+                    )
+                except (ServerError, RuntimeError, ValidationError) as error:
+                    self._fail(error)
+                    self._stop.wait(pause_s * random.uniform(0.8, 1.2))
+                    pause_s = min(BACKOFF_S[1], 2 * pause_s)
+                except Exception:  # a thread that nobody watches must not end in silence
+                    log.exception("the pipeline frequency optimizer no longer talks to its server")
+                    self._settled.set()
+                    return
+
+    def _meet(self, http: httpx.Client) -> bool:
+        """Gets the job's id: rank 0 from the server, the others from rank 0."""
+        key = f"job/{self._generation}"
+        if self._rank.rank == 0:
+            try:
+                answer = self._ask(http, "POST", REGISTER_JOB_URL, self._job)
+            except ServerError:
+                self._meeting.put(f"away/{self._generation}", "1")
+                raise
+            if not isinstance(answer, str) or not answer:
+                raise ServerError(
+                    f"{self._url} is no server of pipeline frequencies; check the URL"
+                )
+            self._meeting.put(key, answer)
+            self.job_id = answer
+            return True
+        found = self._meeting.get(key)
+        if found is not None:
+            self.job_id = found
+            return True
+        if not self._settled.is_set() and self._meeting.get(f"away/{self._generation}") is not None:
+            self._settled.set()  # rank 0 tries on; nobody has to wait here
+        return False
+
+    def _register(self, http: httpx.Client) -> None:
+        info = self._rank.model_copy(update={"available_frequencies": self._clocks()})
+        self._ask(http, "POST", REGISTER_RANK_URL, info)
+
+    def _get_schedule(self, http: httpx.Client) -> bool:
+        """Waits for the first schedule; False where not all ranks have asked yet."""
+        # ml-energy/zeus's server does not look at the time and answers when it can.
+        params = {"rank": self._rank.rank, "timeout_s": SCHEDULE_S}
+        try:
+            answer = self._ask(
+                http, "GET", GET_FREQUENCY_SCHEDULE_URL, params=params, timeout=SCHEDULE_S + READ_S
+            )
+        except ServerError as error:
+            if error.status in (408, 425, 503, 504):
+                self._say("waiting", f"{str(error).rstrip('.')}; it is asked again")
+                self._settled.set()
+                self._stop.wait(BACKOFF_S[0])
+                return False
+            raise
+        schedule = FrequencySchedule.model_validate(answer)
+        if schedule.frequencies:
+            self._on_schedule(Schedule(schedule.version, tuple(schedule.frequencies)))
+        self._settled.set()
+        return True
+
+    def _report(self, http: httpx.Client) -> None:
+        profile = self._profile
+        if profile is not None:
+            self._ask(http, "POST", REPORT_PROFILE_URL, profile)
+            if self._profile is profile:
+                self._profile = None
+        if "no progress" in self._told:
+            return
+        iteration, version = self._state()
+        times = list(self._times)
+        progress = Progress(
+            rank=self._rank.rank, iteration=max(0, iteration), iter_times=times, version=version
+        )
+        try:
+            answer = self._ask(http, "POST", REPORT_PROGRESS_URL, progress)
+        except ServerError as error:
+            if error.status == 405 or (error.status == 404 and str(error).endswith("Not Found")):
+                self._say(
+                    "no progress",
+                    f"the server at {self._url} takes no reports of progress; "
+                    "the plan stays what it is. Use a server of this release for more",
+                )
+                return
+            raise
+        for _ in times:
+            self._times.popleft()
+        update = PlanUpdate.model_validate(answer)
+        if update.frequencies is not None:
+            self._on_schedule(
+                Schedule(update.version, tuple(update.frequencies), update.at_iteration)
+            )
+
+    def _ask(
+        self,
+        http: httpx.Client,
+        method: str,
+        path: str,
+        body: BaseModel | None = None,
+        params: dict[str, int] | None = None,
+        timeout: float | None = None,
+    ) -> Any:
+        import httpx
+
+        content = None if body is None else body.model_dump_json()
+        try:
+            answer = http.request(
+                method,
+                path.format(job_id=self.job_id),
+                content=content,
+                params=params,
+                headers={"content-type": "application/json"},
+                timeout=httpx.USE_CLIENT_DEFAULT
+                if timeout is None
+                else httpx.Timeout(timeout, connect=CONNECT_S),
+            )
+        except httpx.HTTPError as error:
+            raise ServerError(
+                f"the pipeline frequency server at {self._url} cannot be reached "
+                f"({type(error).__name__}: {error}); start it, or pass its URL as server_url"
+            ) from None
+        if answer.status_code == 200:
+            try:
+                return answer.json()
+            except ValueError:
+                raise ServerError(
+                    f"{self._url} answered {path} with no JSON; check the URL"
+                ) from None
+        detail = _detail(answer)
+        if answer.status_code == 404 and self.job_id and detail != "Not Found":
+            raise _JobGone
+        raise ServerError(
+            f"the pipeline frequency server refused {path.partition('/{')[0]} with status "
+            f"{answer.status_code}: {detail}",
+            answer.status_code,
+        )
+
+    # ------------------------------------------------------------------------------ what it says
+
+    def _fail(self, error: Exception) -> None:
+        if isinstance(error, RuntimeError):
+            error = ServerError(
+                f"the store of torch.distributed does not answer ({error}); the ranks meet there"
+            )
+        if not self._away:
+            self._away = True
+            log.warning("%s; training goes on and it is tried again", str(error).rstrip("."))
+        else:
+            log.debug("still no pipeline frequency server: %s", error)
+        self._settled.set()
+
+    def _back(self) -> None:
+        if self._away:
+            self._away = False
+            log.warning("the pipeline frequency server at %s is there", self._url)
+
+    def _say(self, kind: str, sentence: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning("%s", sentence)
+
+
+def _detail(answer: httpx.Response) -> str:
+    try:
+        detail = answer.json()["detail"]
+    except (ValueError, KeyError, TypeError):
+        detail = answer.text
+    return " ".join(str(detail).split())[:500]

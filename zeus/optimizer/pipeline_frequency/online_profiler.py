@@ -1,0 +1,367 @@
+"""Measures time and energy of each instruction at each clock while training goes on.
+
+Each rank sweeps the clocks of its GPU on its own, from the highest down. Instructions are timed
+with the GPU synchronised at both ends; their energy is their mean power, told apart from what ran
+beside them in the sensor's readings (`power_fit`), times their mean time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.power_fit import WAITING, Power, Span, fill, fit, mixtures
+
+log = logging.getLogger(__name__)
+
+TRIM = 0.1
+"""Share of the longest and of the shortest times that is left out of the mean."""
+
+SETTLE_NS = 100_000_000
+"""A clock that was set has been reached after this time at the latest."""
+
+BLOCKING_LEAST_S = 1.0
+"""So much waiting must have been seen before its power is believed."""
+
+MOST_FAILURES = 3
+
+BLOCKING_W = {"A100": 83.64, "A40": 70.38}
+"""Power of a GPU that is blocked on communication, W, where it is not measured. Measured by the
+authors of Perseus (SOSP 2024)."""
+
+
+@dataclass(frozen=True)
+class ProfilerSettings:
+    """How the online profiler measures.
+
+    Attributes:
+        start_after: Iterations before it begins: the first ones of a job are not like the others.
+        warmup_iterations: Iterations after each change of the clock that are not measured.
+        iterations: Iterations measured at each clock, at least.
+        most_iterations: And at most, where the energy is not known to `precision` by then.
+        precision: How well the energy of each instruction is to be known, as a share of it (two
+            standard deviations).
+        every: Each how manieth supported clock is measured.
+        rises: The sweep ends when the energy of every instruction has risen at this many clocks in
+            a row.
+        at_least_half: It does not end before half of the clocks are measured.
+        floor_mhz: No clock below this one is measured.
+        p2p_power_w: What the GPU draws while blocked on communication, W; None: it is measured, or
+            taken from what is known of the GPU.
+        csv_path: Where this rank's measurements are written, as CSV with nine columns; with
+            several ranks `-rankN` is put before the suffix.
+        synchronize: Waits for the GPU; None: torch's, where this process uses it.
+
+    Raises:
+        PipelineFrequencyError: A number is out of range.
+    """
+
+    start_after: int = 3
+    warmup_iterations: int = 1
+    iterations: int = 3
+    most_iterations: int = 20
+    precision: float = 0.01
+    every: int = 1
+    rises: int = 5
+    at_least_half: bool = False
+    floor_mhz: int = 0
+    p2p_power_w: float | None = None
+    csv_path: str | os.PathLike[str] | None = None
+    synchronize: Callable[[], None] | None = None
+
+    def __post_init__(self) -> None:
+        least = {
+            "start_after": 0,
+            "warmup_iterations": 0,
+            "iterations": 1,
+            "most_iterations": self.iterations,
+            "every": 1,
+            "rises": 1,
+            "floor_mhz": 0,
+        }
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise PipelineFrequencyError(
+                    f"the profiler's {name} must be at least {low}, not {getattr(self, name)}"
+                )
+        if not 0 < self.precision < 1:
+            raise PipelineFrequencyError(
+                f"the profiler's precision is a share such as 0.01, not {self.precision}"
+            )
+        if self.p2p_power_w is not None and not 0 <= self.p2p_power_w < math.inf:
+            raise PipelineFrequencyError(
+                f"p2p_power_w must be watts, at least 0, not {self.p2p_power_w}"
+            )
+
+    def chosen(self, supported: Sequence[int]) -> list[int]:
+        """The clocks of a GPU that are measured, from the highest down."""
+        clocks = sorted(supported, reverse=True)[:: self.every]
+        return [mhz for mhz in clocks if mhz >= self.floor_mhz] or clocks[:1]
+
+
+class Sensor(Protocol):
+    """Where power readings come from."""
+
+    @property
+    def window_ns(self) -> int | None:
+        """How much before each tick a reading sees; None: the whole tick."""
+
+    def readings(self, start_ns: int, end_ns: int) -> list[tuple[int, int]]:
+        """Ticks, ns, and what they showed, mW.
+
+        Raises:
+            Exception: They cannot be read now.
+        """
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One instruction at one clock: MHz, s, J, and two standard deviations of the energy, J."""
+
+    instruction: str
+    frequency: int
+    time_s: float
+    energy_j: float
+    uncertainty_j: float
+
+
+class OnlineProfiler:
+    """The sweep of one rank.
+
+    Args:
+        clocks: The clocks to measure, MHz, from the highest down.
+        settings: How.
+        sensor: The GPU's.
+        set_clock: Locks the clock and waits for it; whether it is locked.
+        in_force: Whether it still is.
+        synchronize: Waits until the GPU has done what was launched.
+        clock_ns: CLOCK_MONOTONIC.
+
+    Attributes:
+        rows: What is known so far.
+        instructions: The instructions of an iteration, in order.
+        blocking: Power while waiting, if it was measured.
+        finished: Whether the sweep is over.
+        failure: Why it was given up; empty if it was not.
+    """
+
+    def __init__(
+        self,
+        clocks: Sequence[int],
+        settings: ProfilerSettings,
+        sensor: Sensor,
+        set_clock: Callable[[int], bool],
+        in_force: Callable[[], bool],
+        synchronize: Callable[[], None],
+        clock_ns: Callable[[], int],
+    ) -> None:
+        self._clocks = list(clocks)
+        self._settings = settings
+        self._sensor = sensor
+        self._set_clock = set_clock
+        self._in_force = in_force
+        self._synchronize = synchronize
+        self._clock_ns = clock_ns
+        self.rows: list[Measured] = []
+        self.instructions: list[str] = []
+        self.blocking: Power | None = None
+        self.finished = not self._clocks
+        self.failure = ""
+        self._failures = 0
+        self._waiting_s = 0.0
+        self._position = -1
+        self._steps = 0
+        self._left = settings.start_after
+        self._set_at_ns = 0
+        self._open: tuple[str, int] | None = None
+        self._iteration: list[Span] = []
+        self._stretches: list[list[list[Span]]] = [[]]  # iterations in a row, without a pause
+        self._training = False
+        self._held = False
+
+    @property
+    def frequency(self) -> int:
+        """The clock that is measured, MHz; 0 before the first."""
+        return self._clocks[self._position] if 0 <= self._position < len(self._clocks) else 0
+
+    def step_begin(self) -> None:
+        """A training step begins."""
+        self._close_iteration()
+        if not self.finished:
+            self._advance()
+        self._training = True
+
+    def step_end(self) -> None:
+        """A training step has ended."""
+        self._close_iteration()
+        self._training = False
+
+    def pause(self) -> None:
+        """What comes is no training: what is drawn meanwhile is nobody's."""
+        self._close_iteration()
+        self._training = False
+        if self._stretches[-1]:
+            self._stretches.append([])
+
+    def instruction_begin(self, name: str) -> None:
+        """An instruction begins."""
+        if self._training and not self.finished:
+            self._synchronize()
+            self._open = name, self._clock_ns()
+
+    def instruction_end(self, name: str) -> None:
+        """An instruction has ended."""
+        if self._open is None or self._open[0] != name:
+            self._open = None
+            return
+        self._synchronize()
+        self._iteration.append(Span(self._open[1], self._clock_ns(), name))
+        self._open = None
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _close_iteration(self) -> None:
+        self._open = None
+        iteration, self._iteration = self._iteration, []
+        if not iteration or self.finished:
+            return
+        self._left -= 1
+        measured = self._position >= 0 and self._left < 0
+        if measured and iteration[0].begin_ns - self._set_at_ns >= SETTLE_NS:
+            self.instructions = [span.kind for span in iteration]
+            self._stretches[-1].append(iteration)
+
+    def _advance(self) -> None:
+        """Between two iterations: sets the next clock when this one is known."""
+        if self._position < 0:
+            if self._left <= 0:
+                self._next_clock()
+            return
+        if not (self._held and self._in_force()):
+            # What was measured may have been at another clock: anew, when clocks can be set.
+            self._begin_clock()
+            return
+        count = sum(len(stretch) for stretch in self._stretches)
+        if count >= self._settings.iterations and self._known(count):
+            self._next_clock()
+
+    def _next_clock(self) -> None:
+        self._position += 1
+        if self._position >= len(self._clocks) or self._rose():
+            self.finished = True
+            return
+        self._begin_clock()
+
+    def _begin_clock(self) -> None:
+        self._held = self._set_clock(self._clocks[self._position])
+        self._left = self._settings.warmup_iterations
+        self._set_at_ns = self._clock_ns()
+        self._stretches = [[]]
+
+    def _known(self, count: int) -> bool:
+        """Whether this clock's figures are good enough, or will not get better; takes them then."""
+        last = count >= self._settings.most_iterations
+        try:
+            rows, good = self._evaluate()
+        except Exception as error:
+            log.debug("power cannot be read", exc_info=True)
+            self._failures += 1
+            if self._failures >= MOST_FAILURES:
+                self.finished = True
+                self.failure = str(error) or type(error).__name__
+            return False
+        self._failures = 0
+        if not (good or last):
+            return False
+        if not rows:
+            self.finished = True
+            self.failure = (
+                f"{count} iterations did not tell the power of each instruction; are there power "
+                "readings of this GPU?"
+            )
+            return False
+        self.rows += rows
+        return True
+
+    def _evaluate(self) -> tuple[list[Measured], bool]:
+        """What is known of the present clock, and whether it is known well enough."""
+        seen = []
+        durations: dict[str, list[float]] = {}
+        waiting_s = 0.0
+        for stretch in self._stretches:
+            spans = fill(stretch)
+            if not spans:
+                continue
+            start_ns, end_ns = spans[0].begin_ns, spans[-1].end_ns
+            # One tick before: its reading says where the next one begins.
+            readings = self._sensor.readings(start_ns - 1_000_000_000, end_ns)
+            seen += mixtures(spans, readings, self._sensor.window_ns)
+            for span in spans:
+                seconds = (span.end_ns - span.begin_ns) / 1e9
+                if span.kind == WAITING:
+                    waiting_s += seconds
+                durations.setdefault(span.kind, []).append(seconds)
+        powers = fit(seen)
+        rows = []
+        good = True
+        for name in dict.fromkeys(self.instructions):
+            power = powers.get(name)
+            if power is None or power.watts <= 0:
+                return [], False
+            seconds = trimmed_mean(durations[name])
+            good &= 2 * power.deviation_w <= self._settings.precision * power.watts
+            rows.append(
+                Measured(
+                    name,
+                    self.frequency,
+                    seconds,
+                    power.watts * seconds,
+                    2 * power.deviation_w * seconds,
+                )
+            )
+        if good:
+            self._waiting_s += waiting_s
+            self._take_blocking(powers.get(WAITING), min(power.watts for power in powers.values()))
+        return rows, good
+
+    def _take_blocking(self, power: Power | None, least_w: float) -> None:
+        """Waiting draws the same at every clock: what is known best counts."""
+        if power is None or power.watts <= 0 or self._waiting_s < BLOCKING_LEAST_S:
+            return
+        if power.deviation_w <= 0.05 * power.watts and (
+            self.blocking is None or power.deviation_w < self.blocking.deviation_w
+        ):
+            self.blocking = power
+
+    def _rose(self) -> bool:
+        """Whether to stop: every instruction took more energy at each of the last clocks."""
+        if self._settings.at_least_half and 2 * self._position < len(self._clocks):
+            return False
+        for name in dict.fromkeys(self.instructions):
+            energies = [row.energy_j for row in self.rows if row.instruction == name]
+            last = energies[-self._settings.rises - 1 :]
+            if len(last) <= self._settings.rises:
+                return False
+            if not all(later > earlier for earlier, later in itertools.pairwise(last)):
+                return False
+        return bool(self.rows)
+
+
+def trimmed_mean(values: Sequence[float]) -> float:
+    """The mean without the longest and the shortest tenth."""
+    ordered = sorted(values)
+    cut = int(len(ordered) * TRIM)
+    kept = ordered[cut : len(ordered) - cut]
+    return math.fsum(kept) / len(kept)
+
+
+def known_blocking_w(gpu_name: str) -> float | None:
+    """What a GPU of this product draws while blocked on communication; None: it is not known."""
+    words = gpu_name.replace("-", " ").split()
+    return next((watts for name, watts in BLOCKING_W.items() if name in words), None)

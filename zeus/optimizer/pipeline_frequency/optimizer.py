@@ -1,0 +1,463 @@
+"""`PipelineFrequencyOptimizer`: one rank of a pipeline runs each instruction at its plan's clock.
+
+The training thread follows the plan (`follower`) and sends clocks without waiting for anything
+(`frequency_controller`); a thread talks to the server (`connection`), and plans that come are gone
+over to between two iterations. With `profile`, the rank first measures its instructions at each
+clock (`online_profiler`), and the server makes the plan of what all ranks measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import logging
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from zeus import _node
+from zeus.callback import Callback
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.common import JobInfo, ProfileRow, RankInfo, RankProfile
+from zeus.optimizer.pipeline_frequency.connection import Meeting, ServerLink, meeting
+from zeus.optimizer.pipeline_frequency.follower import FREE, Follower, Schedule
+from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
+from zeus.optimizer.pipeline_frequency.iteration_times import IterationTimes, cuda_in_use
+from zeus.optimizer.pipeline_frequency.online_profiler import (
+    OnlineProfiler,
+    ProfilerSettings,
+    known_blocking_w,
+)
+from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
+from zeus.utils import framework
+
+log = logging.getLogger(__name__)
+
+_numbers = itertools.count()
+
+Event = TypeVar("Event", bound=Callable[..., None])
+
+
+def _guarded(event: Event) -> Event:
+    """An event whose errors end our work, and not the training."""
+
+    @functools.wraps(event)
+    def call(self: PipelineFrequencyOptimizer, *args: Any) -> None:
+        try:
+            event(self, *args)
+        except Exception as error:  # noqa: BLE001
+            self._give_up(error)
+
+    return cast("Event", call)
+
+
+class PipelineFrequencyOptimizer(Callback):
+    """Sets the clock of this process's GPU for each instruction of a pipeline.
+
+    Call `on_step_begin` and `on_step_end` around each training step, and `on_instruction_begin` and
+    `on_instruction_end` around each forward and backward of a microbatch. Evaluations are announced
+    with `with optimizer.paused():`. Nothing that fails once it is made ends training: one warning
+    says so, and the GPU runs at its default clocks.
+
+    Args:
+        rank: This process, among all of the job.
+        dp_rank: Its pipeline.
+        pp_rank: Its stage.
+        tp_rank: Its place among those who share the stage.
+        device_id: Its GPU, as torch numbers it.
+        dp_degree: Pipelines.
+        pp_degree: Stages of a pipeline.
+        tp_degree: Processes that share a stage.
+        world_size: Processes of the job, the product of the three.
+        server_url: Of the server, such as `http://master:7787`.
+        job_metadata: A few words about the job.
+        schedule: Order of instructions, such as `1f1b`, where the server is to plan.
+        num_microbatches: Of an iteration, where the server is to plan.
+        profile: First measure instructions at each clock: True, or how.
+        wait_s: How long to wait here for the first plan, seconds, so that training begins with it;
+            without, it begins at default clocks.
+
+    Raises:
+        RuntimeError: torch.distributed is not initialised.
+        ValueError: The ranks and degrees do not belong together, or another argument is wrong.
+        ImportError: httpx is not installed.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        dp_rank: int,
+        pp_rank: int,
+        tp_rank: int,
+        device_id: int,
+        dp_degree: int,
+        pp_degree: int,
+        tp_degree: int,
+        world_size: int,
+        server_url: str,
+        job_metadata: str | None = None,
+        *,
+        schedule: str | None = None,
+        num_microbatches: int | None = None,
+        profile: bool | ProfilerSettings = False,
+        wait_s: float = 10.0,
+    ) -> None:
+        _check_arguments(
+            {"rank": rank, "dp_rank": dp_rank, "pp_rank": pp_rank, "tp_rank": tp_rank},
+            {"dp": dp_degree, "pp": pp_degree, "tp": tp_degree},
+            world_size,
+            server_url,
+        )
+        if framework._distributed() is None:
+            raise RuntimeError(
+                "PipelineFrequencyOptimizer needs torch.distributed: call "
+                "torch.distributed.init_process_group before you make it"
+            )
+        try:
+            import httpx  # noqa: F401
+        except ImportError:
+            raise ImportError(
+                "PipelineFrequencyOptimizer needs httpx; install it with pip install 'zeusd[pfo]'"
+            ) from None
+        job = JobInfo(
+            pp_degree=pp_degree,
+            dp_degree=dp_degree,
+            tp_degree=tp_degree,
+            world_size=world_size,
+            job_metadata=job_metadata,
+            schedule=schedule,
+            num_microbatches=num_microbatches,
+        )
+        self._place = RankInfo(
+            rank=rank, dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank, available_frequencies=[]
+        )
+        self._world_size = world_size
+        self._device_id = device_id
+        self._pid = os.getpid()
+        self._closed = False
+        self._clock_ns: Callable[[], int] = time.monotonic_ns
+        self._settings: ProfilerSettings | None = None
+        if profile:
+            self._settings = (
+                profile if isinstance(profile, ProfilerSettings) else ProfilerSettings()
+            )
+        self._profiler: OnlineProfiler | None = None
+        self._follower = Follower(lambda sentence: log.warning("%s", sentence))
+        self._times = IterationTimes()
+        self._count = 0  # instructions of the last whole step
+        self._controller = FrequencyController(device_id)
+        self._link: ServerLink | None = None
+        where = self._meet()
+        if where is not None:
+            self._link = ServerLink(
+                server_url,
+                job,
+                self._place,
+                lambda: self._controller.supported,
+                where,
+                self._take,
+                lambda: (self._follower.iteration, self._follower.schedule.version),
+            )
+            self._link.start(0.0 if self._settings is not None else wait_s)
+
+    # ------------------------------------------------------------------------------ what it knows
+
+    @property
+    def job_id(self) -> str:
+        """The job's id at the server; empty until it is registered."""
+        return "" if self._link is None else self._link.job_id
+
+    @property
+    def plan_version(self) -> int:
+        """Of the plan in force; 0 while there is none."""
+        return self._follower.schedule.version
+
+    @property
+    def iteration(self) -> int:
+        """Training steps begun before the present one; -1 before the first."""
+        return self._follower.iteration
+
+    @property
+    def profiling(self) -> bool:
+        """Whether instructions are still being measured."""
+        return self._settings is not None
+
+    # ------------------------------------------------------------------------------ what is called
+
+    @_guarded
+    def on_step_begin(self) -> None:
+        """A training step begins."""
+        self._end_iteration()
+        self._follower.begin_step()
+        self._between_steps()
+
+    @_guarded
+    def on_step_end(self) -> None:
+        """A training step has ended."""
+        self._end_iteration()
+        self._follower.end_step()
+        if self._profiler is not None:
+            self._profiler.step_end()
+        if not self._follower.explicit:
+            self._between_steps()
+
+    @_guarded
+    def on_pause(self) -> None:
+        """Something that is no training begins: it runs at default clocks."""
+        self._end_iteration()
+        self._follower.pause()
+        if self._profiler is not None:
+            self._profiler.pause()
+        self._controller.reset()
+
+    def on_instruction_begin(self, name: str) -> None:
+        """An instruction begins: its clock is set, without waiting.
+
+        Args:
+            name: `forward` or `backward`, as in the plan.
+        """
+        # No guard by decoration: this is called a hundred times a second.
+        try:
+            follower = self._follower
+            if self._settings is not None:
+                self._begin_profiled(name)
+                return
+            mhz = follower.instruction(name)
+            if mhz == FREE:
+                self._controller.reset()
+            else:
+                self._controller.set_frequency(mhz)
+            if follower.count == 1:
+                self._times.begin(follower.iteration)
+        except Exception as error:  # noqa: BLE001 - training must go on
+            self._give_up(error)
+
+    def on_instruction_end(self, name: str) -> None:
+        """An instruction has ended, or was launched.
+
+        Args:
+            name: As at its begin.
+        """
+        try:
+            if self._settings is not None and self._profiler is not None:
+                self._profiler.instruction_end(name)
+            follower = self._follower
+            if follower.count and follower.count >= (follower.expected or self._count):
+                self._times.end()
+        except Exception as error:  # noqa: BLE001 - training must go on
+            self._give_up(error)
+
+    def on_train_end(self) -> None:
+        """Training has ended: clocks are given back."""
+        self.close()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """See `Callback`."""
+        self.close()
+
+    def close(self) -> None:
+        """Gives clocks back and ends the threads. Never raises, and may be called again."""
+        if self._closed or os.getpid() != self._pid:
+            return
+        self._closed = True
+        self._settings = self._profiler = None
+        self._follower = Follower(lambda sentence: None)
+        self._controller.end()
+        if self._link is not None:
+            self._link.stop()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _meet(self) -> Meeting | None:
+        where = meeting(next(_numbers))
+        if where is None:
+            log.warning(
+                "torch.distributed has no store through which the ranks could agree on a job, so "
+                "training runs at default clocks; initialise it with env:// or a TCPStore"
+            )
+        return where
+
+    def _take(self, schedule: Schedule) -> None:
+        """A plan has come; called by the link's thread."""
+        self._controller.prepare({mhz for _, mhz in schedule.steps})
+        self._follower.offer(schedule)
+        log.info(
+            "plan %d with %d instructions begins with iteration %d",
+            schedule.version,
+            len(schedule.steps),
+            schedule.at_iteration,
+        )
+
+    def _between_steps(self) -> None:
+        """A step begins."""
+        self._controller.progress()
+        _node.progress()
+        if self._settings is not None:
+            self._profile_step()
+        link = self._link
+        if link is not None:
+            for iteration, seconds in self._times.collect():
+                link.finished(iteration, seconds)
+
+    def _end_iteration(self) -> None:
+        follower = self._follower
+        if follower.training and follower.count:
+            if follower.count == (follower.expected or follower.count):
+                self._times.close()
+            self._count = follower.count
+
+    def _give_up(self, error: Exception) -> None:
+        log.info("the pipeline frequency optimizer failed", exc_info=True)
+        if not self._closed:
+            log.warning(
+                "the pipeline frequency optimizer failed (%s: %s); training goes on at default "
+                "clocks. Please report this",
+                type(error).__name__,
+                error,
+            )
+            self.close()
+
+    # ---------------------------------------------------------------------------------- profiling
+
+    def _begin_profiled(self, name: str) -> None:
+        follower = self._follower
+        follower.skip()
+        if self._profiler is not None:
+            self._profiler.instruction_begin(name)
+        if follower.count == 1:
+            self._times.begin(follower.iteration)
+
+    def _profile_step(self) -> None:
+        """Between two steps of the sweep."""
+        if self._profiler is None:
+            self._profiler = self._new_profiler()
+            if self._profiler is None:
+                return
+        self._profiler.step_begin()
+        if self._profiler.finished:
+            self._end_profiling(self._profiler)
+
+    def _new_profiler(self) -> OnlineProfiler | None:
+        """The sweep, once the GPU can be reached."""
+        settings, clocks = self._settings, self._controller.supported
+        if settings is None or not clocks:
+            return None
+        chosen = settings.chosen(clocks)
+        self._controller.prepare(chosen)
+        return OnlineProfiler(
+            chosen,
+            settings,
+            self._controller.sensor(),
+            self._controller.hold,
+            lambda: self._controller.working,
+            settings.synchronize or self._synchronize,
+            self._clock_ns,
+        )
+
+    def _synchronize(self) -> None:
+        if cuda_in_use() is not None:
+            framework.synchronize("torch", [self._device_id])
+
+    def _end_profiling(self, profiler: OnlineProfiler) -> None:
+        """All is measured: the server plans, and meanwhile the GPU runs at its default clocks."""
+        settings, self._settings, self._profiler = self._settings, None, None
+        self._controller.reset()
+        if profiler.failure or not profiler.rows or settings is None:
+            log.warning(
+                "the instructions could not be profiled (%s); training goes on at default clocks",
+                profiler.failure or "no clock was measured",
+            )
+            return
+        place = self._place
+        self._write(profiler, settings)
+        if self._link is not None:
+            self._link.send_profile(
+                RankProfile(
+                    rank=place.rank,
+                    dp_rank=place.dp_rank,
+                    pp_rank=place.pp_rank,
+                    tp_rank=place.tp_rank,
+                    rows=[
+                        ProfileRow(
+                            instruction=row.instruction,
+                            frequency=row.frequency,
+                            time=row.time_s,
+                            energy=row.energy_j,
+                        )
+                        for row in profiler.rows
+                    ],
+                    p2p_power_w=self._blocking_w(profiler, settings),
+                    instructions=profiler.instructions,
+                )
+            )
+
+    def _blocking_w(self, profiler: OnlineProfiler, settings: ProfilerSettings) -> float | None:
+        if settings.p2p_power_w is not None:
+            return settings.p2p_power_w
+        if profiler.blocking is not None:
+            return profiler.blocking.watts
+        known = known_blocking_w(self._controller.model)
+        if known is None:
+            log.warning(
+                "what %s draws while it waits for another stage was not measured; measure it with "
+                "profile_p2p.py and pass it as ProfilerSettings(p2p_power_w=...)",
+                self._controller.model or "this GPU",
+            )
+        return known
+
+    def _write(self, profiler: OnlineProfiler, settings: ProfilerSettings) -> None:
+        if settings.csv_path is None:
+            return
+        path, place = Path(settings.csv_path), self._place
+        if self._world_size > 1:
+            path = path.with_name(f"{path.stem}-rank{place.rank}{path.suffix or '.csv'}")
+        rows = [
+            Row(
+                stage=place.pp_rank,
+                instruction=row.instruction,
+                frequency=row.frequency,
+                time=row.time_s,
+                energy=row.energy_j,
+                rank=place.rank,
+                dp_rank=place.dp_rank,
+                pp_rank=place.pp_rank,
+                tp_rank=place.tp_rank,
+            )
+            for row in profiler.rows
+        ]
+        try:
+            write_profile(rows, path)
+        except OSError as error:
+            log.warning("the profile cannot be written to %s (%s)", path, error.strerror or error)
+
+
+def _check_arguments(
+    ranks: dict[str, int], degrees: dict[str, int], world_size: int, server_url: str
+) -> None:
+    for name, degree in degrees.items():
+        if degree < 1:
+            raise PipelineFrequencyError(f"{name}_degree must be at least 1, not {degree}")
+    dp, pp, tp = degrees.values()
+    if dp * pp * tp != world_size:
+        raise PipelineFrequencyError(
+            f"dp_degree * pp_degree * tp_degree is {dp} * {pp} * {tp}, not the world_size "
+            f"{world_size}; pass the degrees that the processes are arranged in"
+        )
+    limits = {"rank": world_size, "dp_rank": dp, "pp_rank": pp, "tp_rank": tp}
+    for name, limit in limits.items():
+        if not 0 <= ranks[name] < limit:
+            raise PipelineFrequencyError(
+                f"{name} must be from 0 to {limit - 1}, not {ranks[name]}; ranks count from 0"
+            )
+    if not server_url.startswith(("http://", "https://")):
+        raise PipelineFrequencyError(
+            f"server_url must be such as http://master:7787, not {server_url!r}"
+        )

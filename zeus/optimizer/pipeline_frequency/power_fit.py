@@ -1,0 +1,168 @@
+"""Power of each kind of instruction from readings that each see several of them: pure.
+
+A power sensor ticks every 20 to 100 ms and sees all or part of each tick; an instruction may last
+less. A reading is the mean over what it saw, so many readings, each a known mixture, tell the power
+of each kind: least squares.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+MS = 1_000_000
+
+WAITING, OUTSIDE = "", "-"
+"""Kinds of time that belong to no instruction: between two of an iteration, between iterations."""
+
+NOISE = 0.01
+"""A reading is not better known than this share of it: stamps of ticks, and noise."""
+
+ODD = 5.0
+"""Readings this many deviations off are of something else, and left out."""
+
+_LEAST_SHARE = 0.02
+"""A kind that readings have hardly seen cannot be told apart."""
+
+
+class Span(NamedTuple):
+    """Time spent on one kind of thing, ns."""
+
+    begin_ns: int
+    end_ns: int
+    kind: str
+
+
+class Power(NamedTuple):
+    """Mean power and its standard deviation, W."""
+
+    watts: float
+    deviation_w: float
+
+
+def fill(iterations: Sequence[Sequence[Span]]) -> list[Span]:
+    """Iterations that followed one another, with the time between their instructions."""
+    spans: list[Span] = []
+    for iteration in iterations:
+        for n, span in enumerate(iteration):
+            if spans and spans[-1].end_ns < span.begin_ns:
+                kind = WAITING if n else OUTSIDE
+                spans.append(Span(spans[-1].end_ns, span.begin_ns, kind))
+            spans.append(span)
+    return spans
+
+
+def mixtures(
+    spans: Sequence[Span], readings: Sequence[tuple[int, int]], window_ns: int | None
+) -> list[tuple[dict[str, float], float]]:
+    """What each reading saw, by kind as shares of 1, and what it showed, W.
+
+    Args:
+        spans: Without a gap, in order.
+        readings: Time of each tick, ns, and what it showed, mW.
+        window_ns: How much before a tick the sensor sees; None: back to the tick before.
+    """
+    if not spans or len(readings) < 2:
+        return []
+    periods = sorted(later[0] - earlier[0] for earlier, later in itertools.pairwise(readings))
+    period_ns = periods[len(periods) // 2]
+    begins = [span.begin_ns for span in spans]
+    found = []
+    for earlier, (t_ns, power_mw) in itertools.pairwise(readings):
+        seen_ns = t_ns - earlier[0]
+        if seen_ns > 1.5 * period_ns:  # a tick was missed
+            seen_ns = period_ns
+        if window_ns is not None:
+            seen_ns = min(window_ns, seen_ns)
+        from_ns = t_ns - seen_ns
+        if seen_ns <= 0 or from_ns < begins[0] or t_ns > spans[-1].end_ns:
+            continue
+        shares: dict[str, float] = {}
+        for place in range(bisect.bisect_right(begins, from_ns) - 1, len(spans)):
+            span = spans[place]
+            if span.begin_ns >= t_ns:
+                break
+            inside_ns = min(span.end_ns, t_ns) - max(span.begin_ns, from_ns)
+            if inside_ns > 0:
+                shares[span.kind] = shares.get(span.kind, 0.0) + inside_ns / seen_ns
+        found.append((shares, power_mw / 1000))
+    return found
+
+
+def fit(seen: Sequence[tuple[dict[str, float], float]]) -> dict[str, Power]:
+    """The power of each kind that can be told apart, with what noise leaves unknown of it."""
+    rows = list(seen)
+    result: dict[str, Power] = {}
+    for _ in range(2):
+        result, deviations = _solve(rows)
+        if not result:
+            break
+        kept = [row for row, deviation in zip(rows, deviations, strict=True) if deviation <= ODD]
+        if len(kept) == len(rows) or len(kept) < len(rows) * 0.8:
+            break
+        rows = kept
+    return result
+
+
+def _solve(
+    rows: Sequence[tuple[dict[str, float], float]],
+) -> tuple[dict[str, Power], list[float]]:
+    """Least squares, and how many deviations each row is off."""
+    totals: dict[str, float] = {}
+    for shares, _ in rows:
+        for kind, share in shares.items():
+            totals[kind] = totals.get(kind, 0.0) + share
+    kinds = [kind for kind, total in totals.items() if total > _LEAST_SHARE * len(rows)]
+    usable = [row for row in rows if all(kind in kinds for kind in row[0])] or list(rows)
+    size = len(kinds)
+    if not size or len(usable) <= size:
+        return {}, []
+    normal = [[0.0] * size for _ in range(size)]
+    right = [0.0] * size
+    for shares, watts in usable:
+        values = [shares.get(kind, 0.0) for kind in kinds]
+        for i, value in enumerate(values):
+            if value:
+                right[i] += value * watts
+                for j in range(size):
+                    normal[i][j] += value * values[j]
+    inverse = _inverse(normal)
+    if inverse is None:
+        return {}, []
+    powers = [math.fsum(a * b for a, b in zip(row, right, strict=True)) for row in inverse]
+    by_kind = dict(zip(kinds, powers, strict=True))
+    off = [
+        abs(watts - math.fsum(share * by_kind.get(kind, 0.0) for kind, share in shares.items()))
+        for shares, watts in rows
+    ]
+    mean_w = math.fsum(watts for _, watts in usable) / len(usable)
+    middle_w = sorted(off)[len(off) // 2] * 1.4826
+    spread_w = math.sqrt(math.fsum(o * o for o in off) / max(1, len(rows) - size))
+    deviation_w = max(spread_w, NOISE * mean_w)
+    result = {
+        kind: Power(power, deviation_w * math.sqrt(max(0.0, inverse[i][i])))
+        for i, (kind, power) in enumerate(zip(kinds, powers, strict=True))
+    }
+    scale_w = max(middle_w, NOISE * mean_w)
+    return result, [o / scale_w for o in off]
+
+
+def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]] | None:
+    """Gauss and Jordan, with pivots; None where it cannot be told apart."""
+    size = len(matrix)
+    work = [[*row, *(float(i == j) for j in range(size))] for i, row in enumerate(matrix)]
+    for column in range(size):
+        pivot = max(range(column, size), key=lambda row: abs(work[row][column]))
+        if abs(work[pivot][column]) < 1e-9 * max(1.0, abs(matrix[column][column])):
+            return None
+        work[column], work[pivot] = work[pivot], work[column]
+        scale = work[column][column]
+        work[column] = [value / scale for value in work[column]]
+        for row in range(size):
+            factor = work[row][column]
+            if row != column and factor:
+                work[row] = [a - factor * b for a, b in zip(work[row], work[column], strict=True)]
+    return [row[size:] for row in work]

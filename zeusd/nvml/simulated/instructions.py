@@ -1,0 +1,180 @@
+"""Instructions of pipeline-parallel training as work: what each takes at each clock, as measured.
+
+Work that opens as `Instructions` runs one named instruction after another. Where nothing is queued
+the GPU spins in a receive: it draws its blocking power, at whatever clock.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from importlib.resources import files
+
+from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, split_profile
+from zeusd.nvml.simulated.devices import DeviceModel
+from zeusd.nvml.simulated.physics import OperatingPoint
+
+PERSEUS_PREFIX = "perseus/"
+
+BLOCKING_W = {"a100": 83.64, "a40": 70.38}
+"""Draw of a GPU that waits for a message of another, as measured with the profiles."""
+
+_DATA = files("zeusd.nvml.simulated") / "data" / "perseus"
+
+
+@dataclass(frozen=True, slots=True)
+class InstructionTable:
+    """Time and mean power of one instruction by clock; a `Workload` whose unit is one of it.
+
+    Attributes:
+        clocks_mhz: Ascending.
+        unit_s: Seconds at each.
+        power_w: Mean power at each.
+    """
+
+    clocks_mhz: tuple[int, ...]
+    unit_s: tuple[float, ...]
+    power_w: tuple[float, ...]
+
+    def point(
+        self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
+    ) -> OperatingPoint:
+        """See `Workload`.
+
+        The tables were measured at the default power limit, and some draw more than that on a
+        simulated product; so a limit bites by its share of the default one.
+        """
+        ceiling = device.clocks_mhz[0] if clock_max_mhz is None else clock_max_mhz
+        allowed_w = limit_w * max(1.0, max(self.power_w) / device.power_limits_w[1]) + 1e-6
+        clock = top = next((mhz for mhz in device.clocks_mhz if mhz <= ceiling), 0)
+        clock = top = top or device.clocks_mhz[-1]
+        seconds, watts = self.at(clock, device)
+        if watts > allowed_w:
+            for clock in device.clocks_mhz:
+                if clock < top:
+                    seconds, watts = self.at(clock, device)
+                    if watts <= allowed_w:
+                        break
+        return OperatingPoint(1 / seconds, watts, clock, capped=clock < top or watts > allowed_w)
+
+    def at(self, mhz: int, device: DeviceModel) -> tuple[float, float]:
+        """Seconds and watts at a clock: interpolated between rows, and held above them. Below,
+        everything takes longer as the clock is lower, and the power above static falls with it.
+        """
+        clocks = self.clocks_mhz
+        if mhz >= clocks[-1]:
+            return self.unit_s[-1], self.power_w[-1]
+        if mhz < clocks[0]:
+            share = mhz / clocks[0]
+            static_w = min(device.static_w, self.power_w[0])
+            return self.unit_s[0] / share, static_w + (self.power_w[0] - static_w) * share
+        right = bisect.bisect_right(clocks, mhz)
+        left = right - 1
+        share = (mhz - clocks[left]) / (clocks[right] - clocks[left])
+        return (
+            self.unit_s[left] + (self.unit_s[right] - self.unit_s[left]) * share,
+            self.power_w[left] + (self.power_w[right] - self.power_w[left]) * share,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Instructions:
+    """What one stage runs.
+
+    Attributes:
+        tables: By the instruction's name.
+        blocking_w: Draw while nothing is queued.
+    """
+
+    tables: Mapping[str, InstructionTable]
+    blocking_w: float
+
+    def table(self, instruction: str | None) -> InstructionTable:
+        """The table of an instruction.
+
+        Raises:
+            ValueError: There is none of this name, or none was named.
+        """
+        table = self.tables.get(instruction or "")
+        if table is None:
+            raise ValueError(
+                f"this work has no instruction {instruction!r}; launch one of "
+                f"{', '.join(self.tables)}"
+            )
+        return table
+
+
+def instructions_of(
+    rows: Mapping[str, Sequence[Sequence[float]]], device: DeviceModel, blocking_w: float | None
+) -> Instructions:
+    """Instructions from rows of MHz, seconds and joules by name.
+
+    Args:
+        rows: The measurements.
+        device: What runs them.
+        blocking_w: Draw while nothing is queued; None: the product's.
+
+    Raises:
+        ValueError: They are no measurements.
+    """
+    tables = {}
+    for name, measured in rows.items():
+        by_clock = {int(mhz): (float(time), float(energy)) for mhz, time, energy in measured}
+        if not by_clock or not all(
+            mhz > 0 and 0 < time < math.inf and 0 < energy < math.inf
+            for mhz, (time, energy) in by_clock.items()
+        ):
+            raise ValueError(f"the instruction {name!r} needs clocks, times and energies above 0")
+        clocks = sorted(by_clock)
+        tables[name] = InstructionTable(
+            tuple(clocks),
+            tuple(by_clock[mhz][0] for mhz in clocks),
+            tuple(by_clock[mhz][1] / by_clock[mhz][0] for mhz in clocks),
+        )
+    if not tables:
+        raise ValueError("the profile has no instruction of this stage")
+    if blocking_w is None:
+        blocking_w = BLOCKING_W.get(device.family, device.idle_w[1])
+    if not 0 <= blocking_w < math.inf:
+        raise ValueError(f"a blocked GPU draws at least 0 W, not {blocking_w}")
+    return Instructions(tables, blocking_w)
+
+
+def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
+    """The instructions of a name; None if it is not one of instructions.
+
+    `perseus/a100/gpt3-175b/stage3` is measured, `profile:FILE.csv#stage=3` the caller's own.
+
+    Raises:
+        ValueError: There are none of this name, or they were measured on another product.
+    """
+    if name.startswith(PROFILE_PREFIX):
+        path, stage, blocking_w = split_profile(name)
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            return instructions_of(parse_profile(file, stage), device, blocking_w)
+    if not name.startswith(PERSEUS_PREFIX):
+        return None
+    gpu, _, rest = name[len(PERSEUS_PREFIX) :].partition("/")
+    model, _, stage_name = rest.partition("/stage")
+    stages = _shipped(gpu, model) if model == "gpt3-175b" and gpu in BLOCKING_W else {}
+    if not stage_name.isdecimal() or int(stage_name) not in stages:
+        raise ValueError(
+            f"no workload {name!r}; there are perseus/a100/gpt3-175b/stage0 to stage7, and the "
+            "same of a40"
+        )
+    if device.family != gpu:
+        raise ValueError(
+            f"the workload {name!r} was measured on {gpu}, not on {device.key}; choose one of "
+            f"{device.family}, or simulate {gpu}"
+        )
+    return instructions_of(stages[int(stage_name)], device, None)
+
+
+@lru_cache(maxsize=4)
+def _shipped(gpu: str, model: str) -> dict[int, dict[str, list[tuple[int, float, float]]]]:
+    lines = (_DATA / f"{model}+{gpu}.csv").read_text().splitlines()
+    count = 1 + max(int(line.partition(",")[0]) for line in lines[1:])
+    return {stage: parse_profile(lines, stage) for stage in range(count)}
