@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
-from zeus.optimizer import power_limit
-from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
-
 if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency import (
+        PipelineFrequencyOptimizer as PipelineFrequencyOptimizer,
+    )
+    from zeus.optimizer.power_limit import (
+        GlobalPowerLimitOptimizer as GlobalPowerLimitOptimizer,
+    )
     from zeus.optimizer.power_limit import (
         HFGlobalPowerLimitOptimizer as HFGlobalPowerLimitOptimizer,
     )
@@ -15,10 +19,16 @@ if TYPE_CHECKING:
         LightningGlobalPowerLimitOptimizer as LightningGlobalPowerLimitOptimizer,
     )
 
-__all__ = ["GlobalPowerLimitOptimizer"]
+# Who plans a pipeline, or serves plans, needs nothing of what measures and sets power limits.
+_LAZY = {
+    "GlobalPowerLimitOptimizer": "power_limit",
+    "HFGlobalPowerLimitOptimizer": "power_limit",
+    "LightningGlobalPowerLimitOptimizer": "power_limit",
+    "PipelineFrequencyOptimizer": "pipeline_frequency",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in ("HFGlobalPowerLimitOptimizer", "LightningGlobalPowerLimitOptimizer"):
+    if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(power_limit, name)
+    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)

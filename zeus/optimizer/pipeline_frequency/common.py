@@ -234,11 +234,13 @@ class PlanUpdate(_Message):
         version: Of the plan in force for this rank.
         at_iteration: The first iteration to run under it. Who is past that takes it with its next.
         frequencies: As in `FrequencySchedule`; None where the rank has this version already.
+        note: Why there is no plan, where planning has failed: a sentence for the rank's log.
     """
 
     version: int
     at_iteration: int
     frequencies: list[tuple[str, int]] | None = None
+    note: str | None = None
 
 
 class Choice(_Message):

@@ -307,6 +307,8 @@ class ServerLink:
         for _ in times:
             self._times.popleft()
         update = PlanUpdate.model_validate(answer)
+        if update.note:
+            self._say(f"note {update.note}", f"the server has no plan: {update.note}")
         if update.frequencies is not None:
             self._on_schedule(
                 Schedule(update.version, tuple(update.frequencies), update.at_iteration)

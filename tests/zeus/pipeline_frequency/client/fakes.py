@@ -80,6 +80,7 @@ class FakeServer:
         self.schedule: list[tuple[str, int]] = []
         self.version = 0
         self.at_iteration = 0
+        self.note: str | None = None
         self.update: list[tuple[str, int]] = []
         self.failures: dict[str, list[tuple[int, Any]]] = {}
         self.known: set[str] = set()
@@ -152,6 +153,7 @@ class FakeServer:
                     "version": self.version,
                     "at_iteration": self.at_iteration,
                     "frequencies": None if newest else self.update or self.schedule,
+                    "note": self.note,
                 }
             return 200, None
 

@@ -318,6 +318,17 @@ def test_a_server_that_goes_and_forgets_the_job_gets_it_again(
     assert len(server.of("register_rank")) == 2
 
 
+def test_why_there_is_no_plan_is_in_the_ranks_log_once(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.note = "ranks run another order than the schedule 1f1b says"
+    one = rank(server.url)
+    wait_for(lambda: len(server.of("progress")) >= 3, "some reports")
+    assert one.step() == CLOCKS
+    (told,) = warnings(caplog)
+    assert told == "the server has no plan: ranks run another order than the schedule 1f1b says"
+
+
 def test_a_server_that_never_answers_does_not_hold_training_up(
     rank: Callable[..., Rank], server: FakeServer
 ) -> None:

@@ -487,6 +487,20 @@ def test_what_was_seen_under_other_plans_makes_no_straggler() -> None:
     assert run(chosen.at_iteration + needed, 1, 2)
 
 
+def test_before_an_iteration_has_ended_the_plans_time_tells_the_pace() -> None:
+    """A second of iterations of a tenth of one is ten, though none was seen to end."""
+    job = job_module.Job(common.JobInfo(**job_body(1, 2)), 0.0)
+    for body in rank_bodies(1, 2):
+        job.register(common.RankInfo(**body))
+    made = frontier()
+    job.take_frontier(made, common.Choice(automatic=True), 0.0)
+    for rank in (0, 1):
+        job.report(common.Progress(rank=rank, iteration=0, version=1), 0.0)
+    chosen = job.choose(common.Choice(plan=3), 0.0)
+    assert chosen.at_iteration >= common.REPORT_INTERVAL_S / made.plans[-1].time_s
+    assert chosen.at_iteration > 1
+
+
 def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
     """Most reports then see no movement, and that one does says little about the pace."""
     clock = Clock()
@@ -731,6 +745,11 @@ def test_a_profile_that_cannot_be_planned_is_told(serve: Serve) -> None:
     for body in rank_bodies():
         ok(http.post(f"/profile/{job_id}", json=profile_body(body, instructions=order_of(body))))
     assert "another order" in planned(http, job_id)["error"]
+    # The ranks hear of it, too.
+    report = {"rank": 1, "iteration": 3, "version": 0}
+    update = ok(http.post(f"/progress/{job_id}", json=report))
+    assert update["frequencies"] is None
+    assert "another order" in update["note"]
     # Mended, and sent again.
     job_id = register(http)
     for body in rank_bodies():

@@ -199,6 +199,9 @@ class Planner:
         problem = self._problem
         time_s = float(self._steady.times(clocks[:, None])[0])
         cost_j = self._steady.cost(clocks)
+        if self._polish:
+            # Tangents of other deadlines' optima are a little below this one's.
+            self._search.solve(time_s)
         bound_j = float(self._search.bound(np.array([time_s]))[0])
         if until_s <= time_s * (1 + 1e-9):
             bound_j = max(bound_j, proven_j)

@@ -283,7 +283,11 @@ class Job:
         heard = [one for one in self.progress.values() if now_s - one.heard_s < FRESH_S]
         if not heard:
             return 0, 0
-        pace = max(max(one.per_second, 1 / one.time_s if one.time_s else 0.0) for one in heard)
+        paces = [max(one.per_second, 1 / one.time_s if one.time_s else 0.0) for one in heard]
+        if self.frontier is not None and not max(paces) and self.frontier.plans[-1].time_s > 0:
+            # No iteration has been seen to end yet: none is shorter than the fastest plan's.
+            paces.append(1 / self.frontier.plans[-1].time_s)
+        pace = max(paces)
         reached = max(one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard)
         # One more, as an iteration that is under way may be about to end.
         lead = 1 + math.ceil(LEAD_S * pace)
@@ -354,7 +358,9 @@ class Job:
             found = self.schedule(report.rank)
             version = found.version if found else report.version
             if found is None or version == report.version:
-                return PlanUpdate(version=version, at_iteration=report.iteration)
+                return PlanUpdate(
+                    version=version, at_iteration=report.iteration, note=self.planning_error
+                )
             return PlanUpdate(
                 version=version, at_iteration=report.iteration + 1, frequencies=found.frequencies
             )
