@@ -59,10 +59,18 @@ class Matrix:
 
 
 class Solver(Protocol):
-    """Solves one program again and again, with other deadlines."""
+    """Solves one program again and again, with other deadlines or costs."""
 
-    def solve(self, end_high: float, end_cost: float) -> tuple[Floats, float, float]:
-        """Values of the columns, the optimum, and the price of the end's upper bound."""
+    def solve(
+        self, end_high: float, end_cost: float, cost: Floats | None = None
+    ) -> tuple[Floats, float, float]:
+        """Values of the columns, the optimum, and the price of the end's upper bound.
+
+        Args:
+            end_high: Upper bound of the end's column.
+            end_cost: Its cost.
+            cost: For this time, other costs of all columns than the matrix's.
+        """
         ...
 
 
@@ -162,25 +170,47 @@ class Relaxation:
             )
         deadline_s = min(max(deadline_s, problem.min_time_s), problem.max_time_s)
         unit = self._unit
-        values, optimum, price = self._solver.solve(
-            # A hair more: the end of the longest way is a sum that rounds.
-            deadline_s * self._scale * (1 + 1e-13),
-            time_price_w / unit,
-        )
+        values, optimum, price = self._solver.solve(self._end_high(deadline_s), time_price_w / unit)
         ends = values[self._matrix.end] / self._scale
-        extra = np.bincount(
-            self._segments,
-            weights=values[problem.count : self._matrix.end],
-            minlength=problem.count,
-        )
         fixed = problem.costs[problem.kind, 0].sum()
         bound = float(fixed + optimum * unit / self._scale)
         return Relaxed(
             min(deadline_s, ends) if time_price_w else deadline_s,
-            problem.fastest + extra / self._scale,
+            self._durations(values),
             bound - time_price_w * ends,
             -price * unit,
         )
+
+    def variants(self, deadline_s: float, number: int) -> Floats:
+        """Durations (instructions, number) that are almost as good, each in another way.
+
+        The optimum is one of many. With costs that differ by a percent it is another, and one
+        rounds better than the other.
+        """
+        problem, matrix = self._problem, self._matrix
+        chance = np.random.default_rng(number)
+        found = []
+        for turn in range(number):
+            cost = matrix.cost.copy()
+            segments = slice(problem.count, matrix.end)
+            if turn % 2:
+                factors = chance.normal(1.0, 0.01, len(self._segments))
+            else:
+                factors = chance.normal(1.0, 0.02, problem.count)[self._segments]
+            cost[segments] *= factors
+            values, _, _ = self._solver.solve(self._end_high(deadline_s), 0.0, cost)
+            found.append(self._durations(values))
+        return np.stack(found, axis=1)
+
+    def _end_high(self, deadline_s: float) -> float:
+        # A hair more: the end of the longest way is a sum that rounds.
+        return deadline_s * self._scale * (1 + 1e-13)
+
+    def _durations(self, values: Floats) -> Floats:
+        count = self._problem.count
+        added = values[count : self._matrix.end]
+        extra = np.bincount(self._segments, weights=added, minlength=count)
+        return np.asarray(self._problem.fastest + extra / self._scale)
 
 
 def _watts(problem: Problem) -> float:
@@ -211,6 +241,9 @@ class _Highs:
     def __init__(self, matrix: Matrix) -> None:
         highspy: Any = importlib.import_module("highspy")
         self._end = matrix.end
+        self._cost = matrix.cost
+        self._every = np.arange(len(matrix.cost), dtype=np.int32)
+        self._changed = False
         self._highs: Any = highspy.Highs()
         for name, value in (("output_flag", False), ("presolve", "off"), ("threads", 1)):
             self._highs.setOptionValue(name, value)
@@ -229,7 +262,15 @@ class _Highs:
         self._highs.passModel(program)
         self._optimal = highspy.HighsModelStatus.kOptimal
 
-    def solve(self, end_high: float, end_cost: float) -> tuple[Floats, float, float]:
+    def solve(
+        self, end_high: float, end_cost: float, cost: Floats | None = None
+    ) -> tuple[Floats, float, float]:
+        if cost is not None:
+            self._highs.changeColsCost(len(cost), self._every, cost)
+            self._changed = True
+        elif self._changed:
+            self._highs.changeColsCost(len(self._cost), self._every, self._cost)
+            self._changed = False
         self._highs.changeColBounds(self._end, 0.0, end_high)
         self._highs.changeColCost(self._end, end_cost)
         self._highs.run()
@@ -258,11 +299,14 @@ class _SciPy:
         self._matrix = matrix
         self._rows = -csc_array((matrix.values, matrix.rows, matrix.starts), shape=shape)
 
-    def solve(self, end_high: float, end_cost: float) -> tuple[Floats, float, float]:
+    def solve(
+        self, end_high: float, end_cost: float, cost: Floats | None = None
+    ) -> tuple[Floats, float, float]:
         from scipy.optimize import linprog
 
         matrix = self._matrix
-        cost, high = matrix.cost.copy(), matrix.high.copy()
+        cost = (matrix.cost if cost is None else cost).copy()
+        high = matrix.high.copy()
         cost[matrix.end], high[matrix.end] = end_cost, end_high
         found = linprog(
             cost,

@@ -26,6 +26,11 @@ _GRID = 25
 _PER_STEP = 6
 """Deadlines rounded between two of those."""
 
+_VARIED = 600
+"""Instructions up to which other optima are looked at, too."""
+
+_VARIANTS = 12
+
 _SEAMS = 12
 """Places at which two plans are joined."""
 
@@ -91,6 +96,7 @@ class Search:
         self._improved, self._joined = set(), set()
         pool = Pool(problem, self.bound, problem.min_time_s, problem.max_time_s, intervals)
         self._round_between(pool, deadlines, durations, steps)
+        self._vary(pool, problem.min_time_s)
         for number, work in enumerate((self._improve, self._join, self._improve, self._join)):
             tell(_GRID + number + 1, self.steps)
             work(pool)
@@ -114,6 +120,7 @@ class Search:
         self._improved, self._joined = set(), set()
         pool = Pool(problem, self.bound, low, max(high, low), 16)
         self._round_between(pool, deadlines, durations, 8)
+        self._vary(pool, deadline_s)
         for work in (self._improve, self._join, self._improve):
             work(pool)
         return pool
@@ -136,6 +143,16 @@ class Search:
                     deadlines[left[part]] * (1 - weight) + deadlines[right[part]] * weight,
                 )
             )
+
+    def _vary(self, pool: Pool, deadline_s: float) -> None:
+        """Other optima of one deadline, where that takes milliseconds."""
+        if self.problem.count > _VARIED:
+            return
+        durations = self.relaxation.variants(deadline_s, _VARIANTS)
+        deadlines = np.full(_VARIANTS, deadline_s)
+        options = self._rounding.round(durations, deadlines)
+        best = np.argsort(self.problem.cost(options))[:_VARIANTS]
+        pool.add(self._rounding.improve(options[:, best], np.full(len(best), deadline_s)))
 
     def _improve(self, pool: Pool) -> None:
         chosen = np.union1d(pool.best_of_each(), np.array(pool.hull(), dtype=np.intp))
