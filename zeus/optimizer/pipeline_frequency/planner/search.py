@@ -31,6 +31,9 @@ _VARIED = 600
 
 _VARIANTS = 12
 
+_NEAR = 0.006
+"""Of the frontier's width: how far around one deadline plans are looked for."""
+
 _SEAMS = 12
 """Places at which two plans are joined."""
 
@@ -59,6 +62,9 @@ class Search:
 
     def solve(self, deadline_s: float) -> Relaxed:
         """The linear program's optimum, which also makes the bound tighter."""
+        for known in self._solved:
+            if known.deadline_s == deadline_s:
+                return known
         found = self.relaxation.solve(deadline_s)
         self._solved.append(found)
         return found
@@ -111,7 +117,7 @@ class Search:
             floor_s: They need not be faster than this.
         """
         problem = self.problem
-        spread = 0.01 * (problem.max_time_s - problem.min_time_s)
+        spread = _NEAR * (problem.max_time_s - problem.min_time_s)
         deadline_s = min(deadline_s, problem.max_time_s)
         low = max(problem.min_time_s, floor_s, deadline_s - spread)
         high = min(problem.max_time_s, deadline_s + spread)
