@@ -3,7 +3,9 @@ from __future__ import annotations
 import ast
 import csv
 import json
+import re
 import runpy
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -12,9 +14,16 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from tests import snippets
 from tests.zeus.pipeline_frequency.toys import DATA
 from zeus.optimizer.pipeline_frequency.command import main
 from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.profile import (
+    INSTRUCTIONS,
+    InstructionProfile,
+    Row,
+    write_profile,
+)
 
 PROFILE = str(DATA / "gpt3-175b+a100.csv")
 ROOT = Path(__file__).parents[3]
@@ -165,6 +174,37 @@ def test_both_ways_to_start_it(tmp_path: Path) -> None:
         assert "--inst-profile" in found.stdout
     with pytest.raises(SystemExit):
         runpy.run_module("zeus.optimizer.pipeline_frequency", run_name="__main__")
+
+
+def test_what_the_page_shows_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The Python as it stands there, and the command's output but for its folder."""
+    page = ROOT / "docs/pipeline_frequency.md"
+    profile = InstructionProfile.read(PROFILE).pick([0, 1, 2, 7])
+    rows = [
+        Row(stage, name, option.frequency, option.time_s, option.energy_j)
+        for stage in range(4)
+        for name in INSTRUCTIONS
+        for option in profile.options(stage, name)
+    ]
+    write_profile(rows, tmp_path / "profile.csv")
+    monkeypatch.chdir(tmp_path)
+    (block,) = snippets.of(page)
+    block.run()
+    assert "above the bound" in capsys.readouterr().out
+    shutil.rmtree(tmp_path / "plans")
+    asked = ["--inst-profile", "profile.csv", "--output-dir", "plans", "--num-stages", "4"]
+    asked += ["--num-mbs", "8", "--p2p-power", "83.64", "--plot-interval", "0"]
+    shown = CliRunner().invoke(main, asked).output
+    (printed,) = [one.source for one in snippets.of(page, "") if one.source.startswith("1f1b")]
+
+    def figures(text: str) -> list[float]:
+        return [float(number) for number in re.findall(r"[0-9.]+[0-9]", text)]
+
+    # Solvers of other releases may find other plans that are as good.
+    assert figures(shown)[:4] == figures(printed)[:4]
+    assert figures(shown)[-3:] == pytest.approx(figures(printed)[-3:], rel=0.2, abs=0.02)
 
 
 def test_reading_plans_imports_nothing_heavy() -> None:

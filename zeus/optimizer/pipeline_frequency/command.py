@@ -144,7 +144,9 @@ def _run(
             "for plans in a way of its own"
         )
     if unit_time is not None or noise_factor is not None:
-        click.echo("note: --unit-time and --noise-factor have no effect; plans are exact", err=True)
+        click.echo(
+            "note: --unit-time and --noise-factor have no effect: no time is rounded", err=True
+        )
     if output_dir.exists():
         raise PipelineFrequencyError(f"{output_dir} exists already; give a new folder")
     profile = InstructionProfile.read(inst_profile)

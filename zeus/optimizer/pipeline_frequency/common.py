@@ -6,6 +6,7 @@ of that project. Times are in seconds, energies in joules, clocks in MHz.
 
 from __future__ import annotations
 
+import importlib
 import re
 import secrets
 from datetime import datetime
@@ -308,7 +309,6 @@ class Chosen(_Message):
 def __getattr__(name: str) -> Any:
     # Schedulers written for ml-energy/zeus import it from here.
     if name == "PFOServerSettings":
-        from zeus.optimizer.pipeline_frequency.server.settings import PFOServerSettings
-
-        return PFOServerSettings
+        settings = importlib.import_module("zeus.optimizer.pipeline_frequency.server.settings")
+        return settings.PFOServerSettings
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
