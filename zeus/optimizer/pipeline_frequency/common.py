@@ -6,11 +6,11 @@ of that project. Times are in seconds, energies in joules, clocks in MHz.
 
 from __future__ import annotations
 
-import importlib
 import re
 import secrets
 from datetime import datetime
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Annotated, Protocol
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
@@ -306,9 +306,17 @@ class Chosen(_Message):
     note: str | None = None
 
 
-def __getattr__(name: str) -> Any:
-    # Schedulers written for ml-energy/zeus import it from here.
-    if name == "PFOServerSettings":
-        settings = importlib.import_module("zeus.optimizer.pipeline_frequency.server.settings")
-        return settings.PFOServerSettings
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+class PFOServerSettings(Protocol):
+    """What a scheduler may read of the server's settings, `server.settings.ServerSettings`."""
+
+    @property
+    def log_level(self) -> str:
+        """Such as INFO."""
+
+    @property
+    def dump_data(self) -> bool:
+        """Whether files are to be written."""
+
+    @property
+    def dump_dir(self) -> Path:
+        """Where to."""

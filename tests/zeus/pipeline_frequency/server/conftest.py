@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from zeus.optimizer.pipeline_frequency.server.router import PFOServer, create_app
-from zeus.optimizer.pipeline_frequency.server.settings import PFOServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # starlette would rather have another HTTP client
@@ -31,7 +31,7 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             environment.setdefault("ZEUS_PFO_DUMP_DIR", str(tmp_path / "dump"))
             if args is not None:
                 environment["ZEUS_PFO_SCHEDULER_ARGS"] = json.dumps(args)
-            app: PFOServer = create_app(PFOServerSettings.from_env(environment))
+            app: PFOServer = create_app(ServerSettings.from_env(environment))
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield start

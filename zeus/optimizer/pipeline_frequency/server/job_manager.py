@@ -37,7 +37,7 @@ from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.server import planning
 from zeus.optimizer.pipeline_frequency.server.job import Job, RankProgress, Refused, ranks_in_words
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
-from zeus.optimizer.pipeline_frequency.server.settings import PFOServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Record, Storage
 
 logger = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ class JobManager:
 
     def __init__(
         self,
-        settings: PFOServerSettings,
+        settings: ServerSettings,
         storage: Storage,
         clock: Callable[[], float] = time.time,
     ) -> None:

@@ -41,7 +41,7 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.server import metrics, views
 from zeus.optimizer.pipeline_frequency.server.job import Refused
 from zeus.optimizer.pipeline_frequency.server.job_manager import JobManager
-from zeus.optimizer.pipeline_frequency.server.settings import PFOServerSettings
+from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Storage
 
 logger = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class PFOServer(FastAPI):
         settings: How it is set up.
     """
 
-    def __init__(self, settings: PFOServerSettings) -> None:
+    def __init__(self, settings: ServerSettings) -> None:
         super().__init__(
             title="Pipeline frequency optimizer", version=__version__, docs_url=None, redoc_url=None
         )
@@ -158,7 +158,7 @@ def _error(status: int, sentence: str) -> JSONResponse:
     return JSONResponse({"detail": sentence}, status_code=status)
 
 
-def create_app(settings: PFOServerSettings) -> PFOServer:
+def create_app(settings: ServerSettings) -> PFOServer:
     """The application for these settings."""
     logging.getLogger("zeus").setLevel(settings.log_level)
     app = PFOServer(settings)
@@ -317,9 +317,9 @@ def _page() -> tuple[str, str]:
     return text, policy
 
 
-def _settings() -> PFOServerSettings:
+def _settings() -> ServerSettings:
     try:
-        return PFOServerSettings.from_env()
+        return ServerSettings.from_env()
     except PipelineFrequencyError as error:
         sys.stderr.write(f"pipeline frequency server: {error.message}\n")
         # What uvicorn's supervisor takes for a reason not to try again.

@@ -12,13 +12,14 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.common import (
     Choice,
     FrequencySchedule,
     JobInfo,
+    PFOServerSettings,
     ProfilingResult,
     RankInfo,
 )
@@ -26,22 +27,6 @@ from zeus.optimizer.pipeline_frequency.plans import INDEX, Frontier, Plan, read_
 
 Rounds = Generator[list[FrequencySchedule], list[ProfilingResult], None]
 """Yields what all ranks are to run next, and is sent what they measured under it."""
-
-
-class Settings(Protocol):
-    """What a scheduler may read of the server's settings, see `PFOServerSettings`."""
-
-    @property
-    def log_level(self) -> str:
-        """Such as INFO."""
-
-    @property
-    def dump_data(self) -> bool:
-        """Whether files are to be written."""
-
-    @property
-    def dump_dir(self) -> Path:
-        """Where to."""
 
 
 class FrequencyScheduler(ABC):
@@ -66,7 +51,7 @@ class FrequencyScheduler(ABC):
     choice: Choice = Choice(automatic=True)
 
     def __init__(
-        self, job_info: JobInfo, rank_infos: list[RankInfo], pfo_settings: Settings
+        self, job_info: JobInfo, rank_infos: list[RankInfo], pfo_settings: PFOServerSettings
     ) -> None:
         self.job_info = job_info
         self.rank_infos = sorted(rank_infos, key=lambda info: info.rank)
@@ -126,7 +111,7 @@ def make_3d_parallel(
             self,
             job_info: JobInfo,
             rank_infos: list[RankInfo],
-            pfo_settings: Settings,
+            pfo_settings: PFOServerSettings,
             **scheduler_args: Any,
         ) -> None:
             self._all_ranks = sorted(rank_infos, key=lambda info: info.rank)
@@ -200,7 +185,7 @@ class PointSolution(FrequencyScheduler):
         self,
         job_info: JobInfo,
         rank_infos: list[RankInfo],
-        pfo_settings: Settings,
+        pfo_settings: PFOServerSettings,
         solution_path: str,
     ) -> None:
         super().__init__(job_info, rank_infos, pfo_settings)
@@ -257,7 +242,7 @@ class FrontierSolution(_Choosing):
         self,
         job_info: JobInfo,
         rank_infos: list[RankInfo],
-        pfo_settings: Settings,
+        pfo_settings: PFOServerSettings,
         solution_path: str,
         deadline_s: float | None = None,
         max_slowdown: float | None = None,
@@ -306,7 +291,7 @@ class OnlineSolution(_Choosing):
         self,
         job_info: JobInfo,
         rank_infos: list[RankInfo],
-        pfo_settings: Settings,
+        pfo_settings: PFOServerSettings,
         deadline_s: float | None = None,
         max_slowdown: float | None = None,
         plan: int | None = None,

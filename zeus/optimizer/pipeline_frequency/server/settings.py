@@ -20,7 +20,7 @@ PREFIX = "ZEUS_PFO_"
 _LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
-class PFOServerSettings(BaseModel):
+class ServerSettings(BaseModel):
     """The settings; each is read from the variable of its name, in capitals after `ZEUS_PFO_`.
 
     Attributes:
@@ -84,7 +84,7 @@ class PFOServerSettings(BaseModel):
         return value.upper()
 
     @model_validator(mode="after")
-    def _arguments_fit(self) -> PFOServerSettings:
+    def _arguments_fit(self) -> ServerSettings:
         signature = inspect.signature(self.scheduler)
         try:
             signature.bind(job_info=None, rank_infos=None, pfo_settings=None, **self.scheduler_args)
@@ -102,7 +102,7 @@ class PFOServerSettings(BaseModel):
         return self.database or str(self.dump_dir / "pfo.sqlite")
 
     @classmethod
-    def from_env(cls, environ: Mapping[str, str] | None = None) -> PFOServerSettings:
+    def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
         """Reads the environment.
 
         Raises:
@@ -174,7 +174,7 @@ def _sentence(error: ValidationError) -> str:
     first = error.errors()[0]
     name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else ""
     if first["type"] == "extra_forbidden":
-        known = ", ".join(PREFIX + field.upper() for field in PFOServerSettings.model_fields)
+        known = ", ".join(PREFIX + field.upper() for field in ServerSettings.model_fields)
         return f"{name} is no setting; there are {known}"
     cause = first.get("ctx", {}).get("error")
     message = str(cause) if cause is not None else first["msg"]
