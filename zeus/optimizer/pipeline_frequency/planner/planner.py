@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
 from zeus.optimizer.pipeline_frequency.planner.exact import Program
+from zeus.optimizer.pipeline_frequency.planner.polish import polish as polished
 from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Ints, Problem
 from zeus.optimizer.pipeline_frequency.planner.search import Search, fitting
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
@@ -23,8 +23,7 @@ SMALL = 48
 """Choices, summed over instructions, up to which plans are exact unless told otherwise."""
 
 _SMALL_LIMIT_S = 0.5
-_POLISH_LIMIT_S = 4.0
-_POLISH_STEPS = 3
+_POLISH_LIMIT_S = 6.0
 _EXACT_LIMIT_S = 600.0
 
 
@@ -41,7 +40,7 @@ class Planner:
         changes: What changes of a clock cost; nothing by default.
         exact: Whether plans are the very best, by a mixed-integer program; None: where the pipeline
             is small enough for that to take milliseconds.
-        polish: Whether plans are improved by a small mixed-integer program; seconds for each.
+        polish: Whether plans are improved by small mixed-integer programs; seconds for each.
 
     Attributes:
         fastest_time_s: No plan is faster.
@@ -161,13 +160,11 @@ class Planner:
         """A plan, improved as asked for, with its figures."""
         problem = self._problem
         proven_j = -np.inf
-        if self._exact or self._polish:
-            limit_s = _POLISH_LIMIT_S
-            if self._exact:
-                limit_s = _SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S
+        if self._polish and not self._exact:
+            options = polished(problem, options, until_s, _POLISH_LIMIT_S)
+        if self._exact:
             program = Program(
                 problem,
-                allowed=None if self._exact else self._near(options),
                 change_time_s=self._changes.time_s,
                 max_changes=self._changes.most,
                 count_changes=self._small,
@@ -176,24 +173,17 @@ class Planner:
                 until_s,
                 time_price_w=price_w,
                 start=options,
-                time_limit_s=limit_s,
+                time_limit_s=_SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S,
                 fewest_changes=self._small,
             )
             if found is not None:
                 options = found.options
-                if self._exact and not price_w:
+                if not price_w:
                     proven_j = found.bound_j
         clocks = self._steady.settle(problem.clocks(options), until_s)
         if clocks is None:
             return None
         return self._plan(clocks, until_s, proven_j)
-
-    def _near(self, options: Ints) -> NDArray[np.bool_]:
-        """What a polished plan may choose from: a few steps from where it is."""
-        problem = self._problem
-        width = problem.times.shape[1] - 1
-        places = np.arange(width)
-        return np.asarray(np.abs(places - options[:, None]) <= _POLISH_STEPS)
 
     def _plan(self, clocks: Ints, until_s: float, proven_j: float) -> Plan:
         problem = self._problem
