@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-import os
-import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -125,25 +122,22 @@ class Stage:
         return self.client.energy(self.uuid)[self.uuid].energy_mj / 1000
 
 
-def planned(stage: Stage) -> dict[str, Any]:
-    """Trains under the plan that the server has from the beginning."""
-    for _ in range(5):
-        stage.iterate()
-    last_mhz = stage.mhz()
-    return {"last_mhz": last_mhz, "version": stage.optimizer.plan_version}
-
-
 def switched(stage: Stage) -> dict[str, Any]:
-    """Somebody chooses another plan meanwhile; this goes on until all ranks have it."""
+    """Trains under the plan that the server has from the beginning. Then somebody chooses another;
+    this goes on until all ranks have it.
+    """
+    for _ in range(3):
+        stage.iterate()
     first = stage.optimizer.plan_version
+    first_mhz = stage.mhz()
     for _ in range(MOST_ITERATIONS):
         stage.iterate()
         (stage.folder / f"at-{stage.rank}").write_text(str(stage.optimizer.iteration))
-        if stage.everywhere(stage.optimizer.plan_version > max(first, 1)):
+        if stage.everywhere(stage.optimizer.plan_version > first):
             break
     for _ in range(3):
         stage.iterate()
-    return {"version": stage.optimizer.plan_version}
+    return {"versions": [first, stage.optimizer.plan_version], "first_mhz": first_mhz}
 
 
 def profiled(stage: Stage) -> dict[str, Any]:
@@ -162,17 +156,6 @@ def profiled(stage: Stage) -> dict[str, Any]:
     return {"iterations": count, "version": stage.optimizer.plan_version}
 
 
-def killed(stage: Stage) -> dict[str, Any]:
-    """Rank 1 is killed while it trains under the plan; the others end as theirs goes on."""
-    for _ in range(3):
-        stage.iterate()
-    if stage.rank == 1:
-        (stage.folder / "killed").touch()
-        os.kill(os.getpid(), signal.SIGKILL)
-    time.sleep(0.5)
-    return {}
-
-
 def main() -> None:
     folder, url, case = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     told = Told()
@@ -189,9 +172,7 @@ def main() -> None:
         )
     stage = Stage(folder, url, **options)
     with stage.optimizer:
-        seen = {"planned": planned, "switched": switched, "profiled": profiled, "killed": killed}[
-            case
-        ](stage)
+        seen = {"switched": switched, "profiled": profiled}[case](stage)
     seen |= {
         "told": told.lines,
         "clocks": stage.clocks,
