@@ -97,10 +97,12 @@ class Planner:
         chosen = [int(fast[pool.cost_j[fast].argmin()])]
         if points > 1:
             chosen += [int(one) for one in pool.best_of_each() if one not in chosen]
+        edges = np.linspace(problem.min_time_s, problem.max_time_s, intervals + 1)[1:]
+        edges = edges[pool.interval(pool.time_s)]
         plans = []
         for number, one in enumerate(chosen):
-            # Only the exact search cares for more than what its neighbours are.
-            until_s = float(pool.time_s[one]) if not self._exact else self._edge(number, intervals)
+            # Exact plans may use all of their interval; the others are as good as their own time.
+            until_s = float(edges[one] if self._exact and number else pool.time_s[one])
             plans.append(self._finished(pool.options[:, one], until_s))
             tell(steps + number + 1, steps + points)
         tell(steps + points, steps + points)
@@ -135,12 +137,6 @@ class Planner:
         return self._one(time_s, time_s, 0.0)
 
     # ------------------------------------------------------------------------------ internals
-
-    def _edge(self, number: int, intervals: int) -> float:
-        """The time until which the exact plan of an interval may take."""
-        problem = self._problem
-        share = min(1.0, number / intervals)
-        return problem.min_time_s + share * (problem.max_time_s - problem.min_time_s)
 
     def _one(self, limit_s: float, target_s: float, price_w: float) -> Frontier:
         problem = self._problem
@@ -178,23 +174,22 @@ class Planner:
             )
             if found is not None:
                 options = found.options
-                if not price_w:
+                if not price_w and self._changes == Changes():
                     proven_j = found.bound_j
         clocks = self._steady.settle(problem.clocks(options), until_s)
         if clocks is None:
             return None
-        return self._plan(clocks, until_s, proven_j)
+        return self._plan(clocks, proven_j)
 
-    def _plan(self, clocks: Ints, until_s: float, proven_j: float) -> Plan:
+    def _plan(self, clocks: Ints, proven_j: float) -> Plan:
         problem = self._problem
         time_s = float(self._steady.times(clocks[:, None])[0])
         cost_j = self._steady.cost(clocks)
         if self._polish:
             # Tangents of other deadlines' optima are a little below this one's.
             self._search.solve(time_s)
-        bound_j = float(self._search.bound(np.array([time_s]))[0])
-        if until_s <= time_s * (1 + 1e-9):
-            bound_j = max(bound_j, proven_j)
+        # What is proven for a longer time holds for this one, too.
+        bound_j = max(proven_j, float(self._search.bound(np.array([time_s]))[0]))
         stages = problem.stages(clocks)
         busy_s = sum(self._steady.time_of(place, mhz) for place, mhz in enumerate(clocks.tolist()))
         gpus_w = problem.p2p_power_w * problem.gpus_per_stage
