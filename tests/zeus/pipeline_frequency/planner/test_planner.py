@@ -139,6 +139,11 @@ def test_small_pipelines_are_solved_exactly(turn: int) -> None:
             assert plan.time_s <= time_s * (1 + 1e-9)
         frontier = planner.frontier(10)
         check(profile, pipeline, frontier, p2p_power_w)
+        # From end to end.
+        assert frontier.plans[-1].time_s == pytest.approx(fastest, rel=1e-9)
+        assert frontier.plans[0].effective_energy_j == pytest.approx(
+            least(2 * slowest, 1), abs=precision
+        )
         for plan in frontier.plans:
             assert plan.effective_energy_j == pytest.approx(least(plan.time_s, 1), abs=precision)
 
