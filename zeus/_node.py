@@ -47,7 +47,7 @@ def _connect() -> Client:
     if os.environ.get(SOCKET_ENV) or os.path.exists(DEFAULT_SOCKET_PATH):
         from zeus_ipc.client import Client
 
-        client = Client(stall_timeout_s=_stall_timeout_s())
+        client = Client(stall_timeout_s=stall_timeout_s())
         client.node()
         return client
     from zeusd.embed import connect
@@ -61,7 +61,12 @@ def progress() -> None:
         _client.progress()
 
 
-def _stall_timeout_s() -> float | None:
+def stall_timeout_s() -> float | None:
+    """What `STALL_TIMEOUT_ENV` says, s; None where it says nothing.
+
+    Raises:
+        ZeusGPUInitError: It is no number of seconds.
+    """
     value = os.environ.get(STALL_TIMEOUT_ENV)
     if not value:
         return None

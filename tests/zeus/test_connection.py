@@ -11,7 +11,7 @@ def test_the_stall_timeout_is_seconds(
     monkeypatch: pytest.MonkeyPatch, value: str, seconds: float | None
 ) -> None:
     monkeypatch.setenv(_node.STALL_TIMEOUT_ENV, value)
-    assert _node._stall_timeout_s() == seconds
+    assert _node.stall_timeout_s() == seconds
 
 
 @pytest.mark.parametrize("value", ["soon", "-1", "0"])
@@ -20,4 +20,4 @@ def test_another_stall_timeout_is_refused_with_what_to_do(
 ) -> None:
     monkeypatch.setenv(_node.STALL_TIMEOUT_ENV, value)
     with pytest.raises(ZeusGPUInitError, match="must be a number of seconds"):
-        _node._stall_timeout_s()
+        _node.stall_timeout_s()

@@ -52,6 +52,11 @@ def _distributed() -> Any:
     return distributed
 
 
+def initialized() -> bool:
+    """Whether torch.distributed is initialised in this process."""
+    return _distributed() is not None
+
+
 def world_size() -> int:
     """Processes that train together; 1 where torch.distributed is not initialised."""
     distributed = _distributed()

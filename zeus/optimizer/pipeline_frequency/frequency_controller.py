@@ -281,7 +281,7 @@ class FrequencyController:
         self._supported = sorted(gpu.get_supported_graphics_clocks())
         self._uuid, self._name = gpu.uuid, gpu.get_name()
         self._architecture = gpu.info.architecture
-        self._client = sibling(_node.get_client(), _node._stall_timeout_s())
+        self._client = sibling(_node.get_client(), _node.stall_timeout_s())
 
     def _fail(self, error: Exception) -> None:
         """Nothing is set until the thread has put it right."""

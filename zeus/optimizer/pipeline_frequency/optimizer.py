@@ -111,7 +111,7 @@ class PipelineFrequencyOptimizer(Callback):
             world_size,
             server_url,
         )
-        if framework._distributed() is None:
+        if not framework.initialized():
             raise RuntimeError(
                 "PipelineFrequencyOptimizer needs torch.distributed: call "
                 "torch.distributed.init_process_group before you make it"
