@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.zeus.pipeline_frequency.server.running import PLAN, frontier
 from zeus.optimizer.pipeline_frequency.server.router import PFOServer, create_app
 from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
 
@@ -35,3 +36,18 @@ def serve(tmp_path: Path) -> Iterator[Serve]:
             return stack.enter_context(TestClient(app, raise_server_exceptions=False))
 
         yield start
+
+
+@pytest.fixture
+def plan_file(tmp_path: Path) -> str:
+    """One plan's file."""
+    path = tmp_path / "freqs_pipeline_00042.py"
+    path.write_text(PLAN)
+    return str(path)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> str:
+    """A frontier's folder."""
+    frontier().write(tmp_path / "plans")
+    return str(tmp_path / "plans")

@@ -310,3 +310,28 @@ def eventually(condition: Callable[[], Any], what: str) -> Any:
         return found
 
     return wait_for(slowly, what)
+
+
+def refused(response: Any, status: int) -> str:
+    """The sentence of a refusal."""
+    assert response.status_code == status, f"{response.status_code}: {response.text}"
+    detail: str = response.json()["detail"]
+    assert isinstance(detail, str)
+    assert "Traceback" not in detail
+    return detail
+
+
+def profile_body(rank: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """What a rank measured at four clocks."""
+    rows = [
+        {
+            "instruction": name,
+            "frequency": mhz,
+            "time": work * (1 + rank["pp_rank"]) * 1410 / mhz,
+            "energy": work * (1 + rank["pp_rank"]) * (120 + 280 * (mhz / 1410) ** 2),
+        }
+        for name, work in (("forward", 0.1), ("backward", 0.2))
+        for mhz in (1410, 1200, 1050, 900)
+    ]
+    place = {name: rank[name] for name in ("rank", "dp_rank", "pp_rank", "tp_rank")}
+    return {**place, "rows": rows, "p2p_power_w": 80.0, **more}

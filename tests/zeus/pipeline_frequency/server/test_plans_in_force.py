@@ -1,0 +1,290 @@
+"""How ranks go over from one plan to another, and who is a straggler."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.zeus.pipeline_frequency.server.conftest import Serve
+from tests.zeus.pipeline_frequency.server.running import (
+    Clock,
+    Training,
+    frontier,
+    job_body,
+    ok,
+    rank_bodies,
+    refused,
+    register,
+)
+from zeus.optimizer.pipeline_frequency import common
+from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.server import job as job_module
+
+
+def test_a_folder_of_plans_begins_with_the_fastest(serve: Serve, folder: str) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http, 2)
+    made = Frontier.read(folder)
+    answer = ok(http.get(f"/schedule/{job_id}?rank=3"))
+    assert answer["frequencies"] == [list(step) for step in made.plans[-1].stages[1]]
+    shown = ok(http.get(f"/jobs/{job_id}"))
+    assert (shown["phase"], shown["plan"]) == ("running", 19)
+    assert [one["time_s"] for one in shown["frontier"]["plans"]] == [p.time_s for p in made.plans]
+    assert "stages" not in shown["frontier"]["plans"][0]
+
+
+@pytest.mark.parametrize(
+    ("args", "plan"),
+    [
+        ({"plan": 3}, 3),
+        ({"deadline_s": 2.5}, frontier().by_deadline(2.5)),
+        ({"max_slowdown": 1.2}, frontier().by_max_slowdown(1.2)),
+    ],
+)
+def test_a_folder_of_plans_begins_as_asked(
+    serve: Serve, folder: str, args: dict[str, Any], plan: int
+) -> None:
+    http = serve({"solution_path": folder, **args})
+    job_id = register(http)
+    assert ok(http.get(f"/jobs/{job_id}"))["plan"] == plan
+    ok(http.post(f"/choose/{job_id}", json={"plan": 0}))
+    assert ok(http.post(f"/choose/{job_id}", json={"automatic": True}))["plan"] == plan
+
+
+def test_all_ranks_go_over_to_another_plan_between_the_same_two_iterations(
+    serve: Serve, folder: str
+) -> None:
+    http = serve({"solution_path": folder})
+    training = Training(http, register(http, 2), rank_bodies(2), frontier())
+    training.step(5)
+    chosen = ok(http.post(f"/choose/{training.job_id}", json={"plan": 4}))
+    assert chosen["plan"] == 4
+    assert chosen["plans"] == [4, 4]
+    assert chosen["at_iteration"] > 5
+    training.step(chosen["at_iteration"] + 5 - training.iteration)
+    for ran in training.ran.values():
+        assert ran == [
+            (n, 4 if n >= chosen["at_iteration"] else 19) for n in range(training.iteration)
+        ]
+    assert len(ran) > chosen["at_iteration"]
+
+
+def test_an_update_is_told_once(serve: Serve, folder: str) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http)
+    version = ok(http.get(f"/schedule/{job_id}?rank=0"))["version"]
+    report = {"rank": 0, "iteration": 3, "version": version}
+    update = ok(http.post(f"/progress/{job_id}", json=report))
+    assert update["version"] == version
+    assert update["frequencies"] is None
+    ok(http.post(f"/choose/{job_id}", json={"plan": 4}))
+    update = ok(http.post(f"/progress/{job_id}", json=report))
+    assert update["version"] > version
+    assert update["at_iteration"] > 3
+    assert update["frequencies"] == [list(step) for step in frontier().plans[4].stages[0]]
+    report["version"] = update["version"]
+    assert ok(http.post(f"/progress/{job_id}", json=report))["frequencies"] is None
+
+
+@pytest.mark.parametrize(
+    ("wish", "plan", "note"),
+    [
+        ({"deadline_s": 2.61}, frontier().by_deadline(2.61), False),
+        ({"deadline_s": 1.0}, 19, True),
+        ({"max_slowdown": 1.1}, frontier().by_max_slowdown(1.1), False),
+        ({"straggler_s": 2.4}, frontier().by_straggler(2.4), False),
+        ({"straggler_s": 99}, 0, False),
+        ({"plan": 0}, 0, False),
+        ({"automatic": True}, 19, False),
+    ],
+)
+def test_plans_are_chosen_by_many_wishes(
+    serve: Serve, folder: str, wish: dict[str, Any], plan: int, note: bool
+) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http)
+    chosen = ok(http.post(f"/choose/{job_id}", json=wish))
+    assert chosen["plan"] == plan
+    assert (chosen["note"] is not None) == note
+    assert ok(http.get(f"/jobs/{job_id}"))["choice"] == wish
+
+
+@pytest.mark.parametrize(
+    ("wish", "words"),
+    [
+        ({}, "exactly one"),
+        ({"plan": 1, "deadline_s": 2}, "exactly one"),
+        ({"plan": 20}, "plans are 0 (slowest) to 19"),
+        ({"plan": -1}, "plan"),
+        ({"deadline_s": 0}, "deadline_s"),
+        ({"max_slowdown": 0.9}, "max_slowdown"),
+        ({"automatic": False}, "choose a plan"),
+        ({"speed": 1}, "speed"),
+        ({"plan": 1, "dp_rank": 0}, "straggler_s too"),
+        ({"straggler_s": 3, "dp_rank": 5}, "no pipeline 5"),
+    ],
+)
+def test_a_wish_that_means_nothing_is_refused(
+    serve: Serve, folder: str, wish: dict[str, Any], words: str
+) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http)
+    before = ok(http.get(f"/jobs/{job_id}"))["choice"]
+    assert words in refused(http.post(f"/choose/{job_id}", json=wish), 422)
+    assert ok(http.get(f"/jobs/{job_id}"))["choice"] == before
+
+
+def test_where_there_is_one_plan_there_is_no_choice(serve: Serve, plan_file: str) -> None:
+    http = serve({"solution_path": plan_file})
+    job_id = register(http)
+    assert "no frontier" in refused(http.post(f"/choose/{job_id}", json={"plan": 0}), 409)
+
+
+def test_a_straggler_told_of_gets_the_fastest_plan(serve: Serve, folder: str) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http, 3)
+    wish = {"straggler_s": 2.4, "dp_rank": 1}
+    other = frontier().by_straggler(2.4)
+    assert ok(http.post(f"/choose/{job_id}", json=wish))["plans"] == [other, 19, other]
+
+
+def test_the_server_sees_a_straggler_and_its_recovery(serve: Serve, folder: str) -> None:
+    http = serve({"solution_path": folder})
+    training = Training(http, register(http, 3), rank_bodies(3), frontier())
+    training.step(30)
+    assert training.plans() == {0: {19}, 1: {19}, 2: {19}}
+    training.late = {1: 1.25}
+    slowed = frontier().by_straggler(2.5)
+    for _ in range(4000):
+        training.step()
+        if training.plans() == {0: {slowed}, 1: {19}, 2: {slowed}}:
+            break
+    else:
+        raise AssertionError(training.plans())
+    shown = ok(http.get(f"/jobs/{training.job_id}"))
+    assert shown["stragglers"] == [1]
+    assert shown["pipelines"][1]["slowdown"] == pytest.approx(1.25)
+    training.step(50)
+    assert training.plans() == {0: {slowed}, 1: {19}, 2: {slowed}}
+    training.late = {}
+    for _ in range(4000):
+        training.step()
+        if training.plans() == {0: {19}, 1: {19}, 2: {19}}:
+            break
+    else:
+        raise AssertionError(training.plans())
+    assert ok(http.get("/jobs"))[0]["stragglers"] == []
+
+
+@pytest.mark.parametrize("wish", [{"plan": 7}, {"straggler_s": 2.2}])
+def test_a_plan_that_somebody_chose_stays(serve: Serve, folder: str, wish: dict[str, Any]) -> None:
+    http = serve({"solution_path": folder})
+    training = Training(http, register(http, 2), rank_bodies(2), frontier(), {0: 1.3})
+    ok(http.post(f"/choose/{training.job_id}", json=wish))
+    training.step(40)
+    shown = ok(http.get(f"/jobs/{training.job_id}"))
+    assert shown["stragglers"] == [0]
+    assert len({one["plan"] for one in shown["pipelines"]}) == 1
+
+
+def test_a_rank_that_begins_anew_is_not_told_to_wait_for_ever(serve: Serve, folder: str) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http)
+    report = {"rank": 0, "iteration": 100_000, "version": 1}
+    ok(http.post(f"/progress/{job_id}", json=report))
+    ok(http.post(f"/choose/{job_id}", json={"plan": 2}))
+    ok(http.post(f"/progress/{job_id}", json=report))
+    update = ok(http.post(f"/progress/{job_id}", json={**report, "iteration": 2}))
+    assert update["at_iteration"] == 3
+
+
+def test_plans_begin_ahead_of_what_all_ranks_will_have_reached() -> None:
+    """Between two reports of a rank there may be many iterations."""
+    clock = Clock()
+    job = job_module.Job(common.JobInfo(**job_body(1, 2)), clock())
+    for body in rank_bodies(1, 2):
+        job.register(common.RankInfo(**body))
+    job.take_frontier(frontier(), common.Choice(automatic=True), clock())
+    for second in range(4):
+        for rank in (0, 1):
+            iteration = 40 * second + rank
+            job.report(common.Progress(rank=rank, iteration=iteration, version=1), clock())
+        clock.now_s += 1
+    chosen = job.choose(common.Choice(plan=3), clock())
+    reached = 121 + 40
+    assert reached + 40 * common.REPORT_INTERVAL_S < chosen.at_iteration < reached + 200
+
+
+def test_what_was_seen_under_other_plans_makes_no_straggler() -> None:
+    job = job_module.Job(common.JobInfo(**job_body(2, 1)), 0.0)
+    for body in rank_bodies(2, 1):
+        job.register(common.RankInfo(**body))
+    made = frontier(stages=1)
+    job.take_frontier(made, common.Choice(automatic=True), 0.0)
+
+    def run(first: int, count: int, version: int) -> bool:
+        for iteration in range(first, first + count):
+            for rank in (0, 1):
+                promised_s = made.plans[job.in_force[rank].plan].time_s
+                job.report(
+                    common.Progress(
+                        rank=rank,
+                        iteration=iteration + 1,
+                        iter_times=[(iteration, promised_s * (1.2 if rank else 1.0))],
+                        version=version,
+                    ),
+                    0.0,
+                )
+        return job.watch.slowdowns != (1.0, 1.0)
+
+    needed = 10  # iterations before the one in which it is seen; the first two do not count
+    assert not run(0, needed, 1)
+    chosen = job.choose(common.Choice(deadline_s=2.5), 0.0)
+    assert not run(chosen.at_iteration, needed, 2)
+    assert run(chosen.at_iteration + needed, 1, 2)
+
+
+def test_before_an_iteration_has_ended_the_plans_time_tells_the_pace() -> None:
+    """A second of iterations of a tenth of one is ten, though none was seen to end."""
+    job = job_module.Job(common.JobInfo(**job_body(1, 2)), 0.0)
+    for body in rank_bodies(1, 2):
+        job.register(common.RankInfo(**body))
+    made = frontier()
+    job.take_frontier(made, common.Choice(automatic=True), 0.0)
+    for rank in (0, 1):
+        job.report(common.Progress(rank=rank, iteration=0, version=1), 0.0)
+    chosen = job.choose(common.Choice(plan=3), 0.0)
+    assert chosen.at_iteration >= common.REPORT_INTERVAL_S / made.plans[-1].time_s
+    assert chosen.at_iteration > 1
+
+
+def test_long_iterations_are_not_waited_for_longer_than_needed() -> None:
+    """Most reports then see no movement, and that one does says little about the pace."""
+    clock = Clock()
+    job = job_module.Job(common.JobInfo(**job_body(1, 2)), clock())
+    for body in rank_bodies(1, 2):
+        job.register(common.RankInfo(**body))
+    job.take_frontier(frontier(), common.Choice(automatic=True), clock())
+    for second in range(91):
+        for rank in (0, 1):
+            report = common.Progress(rank=rank, iteration=second // 30, version=1)
+            job.report(report, clock())
+        clock.now_s += 1
+    assert job.choose(common.Choice(plan=3), clock()).at_iteration == 3 + 2
+
+
+def test_iterations_under_the_plan_before_are_not_held_against_the_new_one(
+    serve: Serve, folder: str
+) -> None:
+    """A rank that hears late reports old iterations together with the new version."""
+    http = serve({"solution_path": folder})
+    job_id = register(http, 2)
+    ok(http.post(f"/choose/{job_id}", json={"plan": 0}))
+    for body in rank_bodies(2):
+        report = {"rank": body["rank"], "version": 2, "iteration": 50}
+        # Pipeline 1 ran the fastest plan until now: two thirds of what the slowest promises.
+        time_s = 2.0 if body["dp_rank"] else 3.0
+        report["iter_times"] = [[n, time_s] for n in range(1, 50)]
+        ok(http.post(f"/progress/{job_id}", json=report))
+    assert ok(http.get(f"/jobs/{job_id}"))["stragglers"] == []

@@ -1,0 +1,86 @@
+"""What the server knows again after a restart, and what it forgets."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from tests.zeus.pipeline_frequency.server.conftest import Serve
+from tests.zeus.pipeline_frequency.server.running import (
+    Training,
+    eventually,
+    frontier,
+    job_body,
+    ok,
+    rank_bodies,
+    refused,
+    register,
+)
+from zeus.optimizer.pipeline_frequency.server import job_manager
+
+
+def test_everything_is_there_again_after_a_restart(
+    serve: Serve, folder: str, tmp_path: Path
+) -> None:
+    http = serve({"solution_path": folder})
+    training = Training(http, register(http, 3, job_metadata="a/b"), rank_bodies(3), frontier())
+    job_id = training.job_id
+    training.late = {2: 1.2}
+    while ok(http.get(f"/jobs/{job_id}"))["stragglers"] != [2]:
+        training.step()
+    half = ok(http.post("/register_job", json=job_body()))
+    ok(http.post(f"/register_rank/{half}", json=rank_bodies()[0]))
+    before = ok(http.get(f"/jobs/{job_id}"))
+    http.__exit__(None, None, None)
+    again = serve({"solution_path": folder})
+    after = ok(again.get(f"/jobs/{job_id}"))
+    for shown in (before, after):
+        del shown["heard_ago_s"]
+        for one in shown["pipelines"]:
+            del one["pace"]
+        for one in shown["ranks"]:
+            del one["heard_ago_s"]
+    assert after == before
+    # Ranks that go on, or begin anew, notice nothing.
+    training.http = again
+    training.step(3)
+    rank = ok(again.get(f"/schedule/{job_id}?rank=0"))
+    assert rank["version"] == before["ranks"][0]["wanted_version"]
+    ok(again.post(f"/register_rank/{half}", json=rank_bodies()[1]))
+    assert ok(again.get(f"/schedule/{half}?rank=1"))["frequencies"]
+
+
+def test_a_change_for_a_straggler_is_on_disk_before_any_rank_hears_of_it(
+    serve: Serve, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_manager, "FLUSH_S", 3600.0)
+    http = serve({"solution_path": folder})
+    training = Training(http, register(http, 2), rank_bodies(2), frontier(), {1: 1.2})
+    while not ok(http.get(f"/jobs/{training.job_id}"))["stragglers"]:
+        training.step()
+    with contextlib.closing(sqlite3.connect(tmp_path / "dump/pfo.sqlite")) as database:
+        rows = database.execute("SELECT body FROM records WHERE kind = 'job'").fetchall()
+    (state,) = (json.loads(body) for (body,) in rows)
+    assert state["slowdowns"] == [1.0, pytest.approx(1.2)]
+    assert [one["version"] for one in state["in_force"]] == [2, 1]
+
+
+def test_jobs_that_nothing_is_heard_of_are_forgotten(serve: Serve, folder: str) -> None:
+    http = serve({"solution_path": folder}, MAX_JOB_IDLE_TIME=2)
+    idle = register(http)
+    kept = register(http)
+    report = {"rank": 0, "iteration": 1, "version": 1}
+
+    def gone() -> bool:
+        ok(http.post(f"/progress/{kept}", json=report))
+        return [job["job_id"] for job in ok(http.get("/jobs"))] == [kept]
+
+    eventually(gone, "the idle job to be forgotten")
+    refused(http.get(f"/schedule/{idle}?rank=0"), 404)
+    http.__exit__(None, None, None)
+    again = serve({"solution_path": folder})
+    assert [job["job_id"] for job in ok(again.get("/jobs"))] == [kept]
