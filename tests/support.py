@@ -62,6 +62,23 @@ def configuration(directory: Path, text: str = ALL_MAY) -> tuple[str, str]:
     return "--config", str(path)
 
 
+def stopped(process: subprocess.Popen[bytes]) -> int:
+    """SIGTERM, and waits for the end; one that does not end is killed, and is a failure.
+
+    Returns:
+        The exit code.
+    """
+    if process.poll() is None:
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            raise
+    return process.returncode
+
+
 class RunningDaemon:
     """`zeusd serve` as a process of its own.
 
@@ -142,15 +159,7 @@ class RunningDaemon:
 
     def stop(self) -> int:
         """SIGTERM, and waits for the end. Returns the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise
-        return self.process.returncode
+        return stopped(self.process)
 
 
 @contextlib.contextmanager

@@ -71,15 +71,14 @@ def test_interleaving_shrinks_the_bubble(stages: int, microbatches: int, chunks:
 
 def test_interleaved_order() -> None:
     pipeline = interleaved_1f1b(2, 2, 2)
-    assert order(pipeline, 0) == "f0 f1 f0.1 f1.1 b0.1 b1.1 b0 b1".replace("f1.1 b0.1", "f1.1 b0.1")
+    assert order(pipeline, 0) == "f0 f1 f0.1 f1.1 b0.1 b1.1 b0 b1"
     assert order(pipeline, 1) == "f0 f1 f0.1 b0.1 f1.1 b1.1 b0 b1"
 
 
 def test_one_chunk_is_1f1b() -> None:
-    once, plain = interleaved_1f1b(3, 6, 1), one_f_one_b(3, 6)
-    assert once.levels == plain.levels or len(once.levels) <= len(plain.levels) + 6
-    end = max(run.end_s for run in timeline(equal(3), once))
-    assert end == pytest.approx(max(run.end_s for run in timeline(equal(3), plain)))
+    once, plain = interleaved_1f1b(3, 5, 1), one_f_one_b(3, 5)
+    assert [order(once, stage) for stage in range(3)] == [order(plain, n) for n in range(3)]
+    assert set(once.arcs) == set(plain.arcs)
 
 
 def test_bad_numbers_are_told() -> None:

@@ -15,7 +15,6 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from zeus import _node
@@ -48,7 +47,7 @@ def _guarded(event: Event) -> Event:
     def call(self: PipelineFrequencyOptimizer, *args: Any) -> None:
         try:
             event(self, *args)
-        except Exception as error:  # noqa: BLE001
+        except Exception as error:  # noqa: BLE001 - training must go on
             self._give_up(error)
 
     return cast("Event", call)
@@ -252,15 +251,6 @@ class PipelineFrequencyOptimizer(Callback):
 
     def on_train_end(self) -> None:
         """Training has ended: clocks are given back."""
-        self.close()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        """See `Callback`."""
         self.close()
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ class Pipeline:
                     raise PipelineFrequencyError(f"an arc names {end}, which no stage runs")
             found[index[before], index[after]] = None
         self.arcs = tuple(found)
-        self.levels = _levels(len(self.instructions), self.arcs)
+        self.levels = levels_of(len(self.instructions), self.arcs)
 
     @property
     def num_stages(self) -> int:
@@ -166,7 +166,9 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) ->
 
     stages = []
     for stage in range(num_stages):
-        warm = 2 * (num_stages - stage - 1) + (num_chunks - 1) * num_stages
+        warm = num_stages - stage - 1
+        if num_chunks > 1:
+            warm = 2 * warm + (num_chunks - 1) * num_stages
         # The first forward of the steady phase comes before its backward.
         warm = min(total, warm + 1)
         order = [work(stage, "forward", k) for k in range(warm)]
@@ -265,7 +267,16 @@ def _between(
     return arcs
 
 
-def _levels(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+def levels_of(count: int, arcs: Iterable[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
+    """Groups of a graph's nodes, each of which waits for earlier groups only.
+
+    Args:
+        count: Nodes.
+        arcs: Pairs (before, after).
+
+    Raises:
+        PipelineFrequencyError: The graph has a cycle.
+    """
     after: list[list[int]] = [[] for _ in range(count)]
     waits = [0] * count
     for tail, head in arcs:

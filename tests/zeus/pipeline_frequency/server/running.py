@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -16,7 +15,7 @@ from typing import Any
 
 import httpx
 
-from tests.support import TIMEOUT_S, wait_for
+from tests.support import TIMEOUT_S, stopped, wait_for
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 
 APP = "zeus.optimizer.pipeline_frequency.server.router:app"
@@ -130,15 +129,7 @@ class RunningServer:
 
     def stop(self) -> int:
         """SIGTERM, and waits for the end. Returns the exit code."""
-        if self.process.poll() is None:
-            self.process.send_signal(signal.SIGTERM)
-            try:
-                self.process.wait(TIMEOUT_S)
-            except subprocess.TimeoutExpired:
-                self.process.kill()
-                self.process.wait()
-                raise
-        return self.process.returncode
+        return stopped(self.process)
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
-from zeus.optimizer.pipeline_frequency.schedules import Pipeline
+from zeus.optimizer.pipeline_frequency.schedules import Pipeline, levels_of
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
@@ -314,24 +314,14 @@ def _without_implied(pipeline: Pipeline) -> list[tuple[int, int]]:
 def _order(count: int, arcs: Sequence[tuple[int, int]]) -> Order:
     before: list[list[int]] = [[] for _ in range(count)]
     after: list[list[int]] = [[] for _ in range(count)]
-    waits = [0] * count
     for tail, head in arcs:
         before[head].append(tail)
         after[tail].append(head)
-        waits[head] += 1
-    levels, behind = [], []
-    ready = [place for place in range(count) if not waits[place]]
-    while ready:
-        levels.append((np.array(ready, dtype=np.intp), _filled(ready, before, count)))
-        behind.append(_filled(ready, after, count))
-        following = []
-        for tail in ready:
-            for head in after[tail]:
-                waits[head] -= 1
-                if not waits[head]:
-                    following.append(head)
-        ready = following
-    return Order(tuple(levels), tuple(behind))
+    levels = levels_of(count, arcs)
+    return Order(
+        tuple((np.array(level, dtype=np.intp), _filled(level, before, count)) for level in levels),
+        tuple(_filled(level, after, count) for level in levels),
+    )
 
 
 def _filled(places: Sequence[int], lists: Sequence[Sequence[int]], none: int) -> Ints:
