@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zeus.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from zeus.optimizer.pipeline_frequency import (
@@ -19,16 +20,15 @@ if TYPE_CHECKING:
         LightningGlobalPowerLimitOptimizer as LightningGlobalPowerLimitOptimizer,
     )
 
+__all__ = ["GlobalPowerLimitOptimizer", "PipelineFrequencyOptimizer"]
+
 # Who plans a pipeline, or serves plans, needs nothing of what measures and sets power limits.
-_LAZY = {
-    "GlobalPowerLimitOptimizer": "power_limit",
-    "HFGlobalPowerLimitOptimizer": "power_limit",
-    "LightningGlobalPowerLimitOptimizer": "power_limit",
-    "PipelineFrequencyOptimizer": "pipeline_frequency",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "GlobalPowerLimitOptimizer": "power_limit",
+        "HFGlobalPowerLimitOptimizer": "power_limit",
+        "LightningGlobalPowerLimitOptimizer": "power_limit",
+        "PipelineFrequencyOptimizer": "pipeline_frequency",
+    },
+)

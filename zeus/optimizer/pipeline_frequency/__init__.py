@@ -8,8 +8,9 @@ Source of the idea: J.-W. Chung et al., "Reducing Energy Bloat in Large Model Tr
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from zeus.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from zeus.optimizer.pipeline_frequency.frequency_controller import (
@@ -22,15 +23,12 @@ if TYPE_CHECKING:
     from zeus.optimizer.pipeline_frequency.plans import Plan as Plan
 
 # The planner and the server do without what the client imports, and the other way round.
-_LAZY = {
-    "FrequencyController": "frequency_controller",
-    "Frontier": "plans",
-    "PipelineFrequencyOptimizer": "optimizer",
-    "Plan": "plans",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "FrequencyController": "frequency_controller",
+        "Frontier": "plans",
+        "PipelineFrequencyOptimizer": "optimizer",
+        "Plan": "plans",
+    },
+)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileError
@@ -16,6 +15,7 @@ from zeus.optimizer.power_limit.selectors import (
     ZeusCost,
 )
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
+from zeus.utils.lazy import lazily
 
 if TYPE_CHECKING:
     from zeus.optimizer.power_limit.huggingface import (
@@ -42,13 +42,10 @@ __all__ = [
 ]
 
 # They import their framework, so they are imported when they are asked for.
-_LAZY = {
-    "HFGlobalPowerLimitOptimizer": "huggingface",
-    "LightningGlobalPowerLimitOptimizer": "lightning_callback",
-}
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
+__getattr__ = lazily(
+    __name__,
+    {
+        "HFGlobalPowerLimitOptimizer": "huggingface",
+        "LightningGlobalPowerLimitOptimizer": "lightning_callback",
+    },
+)
