@@ -1,0 +1,158 @@
+"""One run after the other: bounds, tries, and when it ends. And jobs, and power limits."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+import pytest
+
+from zeus.job import Job, LinearScaler, SquareRootScaler
+from zeus.policy import BatchSizeOptimizer, JITPowerLimitOptimizer, Run
+from zeus.policy.recurrence import Recurrences
+from zeus.utils.metric import zeus_cost
+
+JOB = Job("d", "n", "Adam", 0.5, 10, 64, 0.1, command=["run", "{bs}", "--x={bs}", "{epochs}"])
+
+
+class Always(BatchSizeOptimizer):
+    """The same size, and no bound of its own."""
+
+    name = "always"  # type: ignore[assignment]
+
+    def __init__(self) -> None:
+        self.seen: list[tuple[int, float, bool | None]] = []
+
+    def register_job(self, job: Job, batch_sizes: list[int]) -> None: ...
+
+    def predict(self, job: Job) -> int:
+        return 64
+
+    def observe(
+        self, job: Job, batch_size: int, cost: float, converged: bool | None = None
+    ) -> None:
+        self.seen.append((batch_size, cost, converged))
+
+
+def test_the_bound_is_of_the_cheapest_recurrence_with_all_its_tries() -> None:
+    policy = Always()
+    loop = Recurrences(policy, JOB, 2.0)
+    bounds = []
+    for cost, reached in [
+        (100, True),
+        (150, False),
+        (60, True),
+        (80, True),
+        (10, False),
+        (65, True),
+    ]:
+        now = loop.begin()
+        bounds.append((now.recurrence, now.number, now.cost_bound))
+        loop.end(Run(64, cost, reached))
+    assert bounds == [
+        (1, 1, math.inf),
+        (2, 1, 200),
+        (2, 2, 200),
+        (3, 1, 200),
+        (4, 1, 160),
+        (4, 2, 160),
+    ]
+    assert loop.min_cost == 75
+    assert policy.seen[1] == (64, 150, False)
+
+
+def test_no_early_stop_is_no_number_times_infinity() -> None:
+    loop = Recurrences(Always(), JOB, 0.0)
+    assert loop.begin().cost_bound == math.inf
+
+
+def test_a_policy_may_be_told_otherwise_than_it_counts() -> None:
+    policy = Always()
+    loop = Recurrences(policy, JOB, 2.0)
+    loop.begin()
+    loop.end(Run(64, 10, True))
+    loop.end(Run(64, 0.0, False), observed=Run(64, 2000, False))
+    loop.end(Run(64, 5.0, True))
+    assert policy.seen[1] == (64, 2000, False)
+    assert loop.min_cost == 5
+
+
+def test_the_first_must_converge_and_twenty_misses_end_it() -> None:
+    loop = Recurrences(Always(), JOB, 2.0)
+    loop.begin()
+    with pytest.raises(RuntimeError, match="The default batch size 64 did not converge"):
+        loop.end(Run(64, 10, False))
+    loop = Recurrences(Always(), JOB, 2.0)
+    loop.end(Run(64, 10, True))
+    for _ in range(20):
+        loop.begin()
+        loop.end(Run(64, 10, False))
+    with pytest.raises(RuntimeError, match=r"Unreachable target metric\. 20 runs"):
+        loop.begin()
+
+
+def test_of_equal_power_limits_the_first_counts() -> None:
+    policy = JITPowerLimitOptimizer(verbose=False)
+    assert policy.predict(JOB, 64) is None
+    for limit, cost in [(300, 5.0), (250, 4.0), (200, 4.0), (150, 6.0)]:
+        policy.observe(JOB, 64, limit, cost)
+    assert policy.predict(JOB, 64) == 250
+    assert policy.predict(JOB, 32) is None
+
+
+def test_whole_words_of_a_command_are_replaced() -> None:
+    assert JOB.gen_command(32, 0.2, 7, 3) == ["run", "32", "--x={bs}", "10"]
+    words = ["{batch_size}", "{lr}", "{learning_rate}", "{seed}", "{epoch}", "{slice_number}"]
+    job = Job("d", "n", "sgd", 0.5, 10, command=[*words, "{target_metric}"])
+    assert job.gen_command(32, 0.2, 7, 3) == ["32", "0.2", "0.2", "7", "10", "3", "0.5"]
+    with pytest.raises(ValueError, match="has no command to run"):
+        Job("d", "n", "sgd", 0.5, 10).gen_command(1, 0.1, 1, 1)
+
+
+def test_a_command_does_not_tell_jobs_apart() -> None:
+    other = Job("d", "n", "Adam", 0.5, 10, 64, 0.1, command=["other"])
+    assert other == JOB
+    assert hash(other) == hash(JOB)
+
+
+def test_learning_rates_scale_as_the_optimizer_asks() -> None:
+    assert JOB.scale_lr(256) == pytest.approx(0.2) == SquareRootScaler(64, 0.1).compute_lr(256)
+    linear = Job("d", "n", "SGD", 0.5, 10, 64, 0.1)
+    assert linear.scale_lr(256) == pytest.approx(0.4) == LinearScaler(64, 0.1).compute_lr(256)
+    with pytest.raises(NotImplementedError, match="adagrad's learning rate"):
+        Job("d", "n", "adagrad", 0.5, 10, 64, 0.1).scale_lr(32)
+    with pytest.raises(ValueError, match="default_bs and default_lr"):
+        Job("d", "n", "sgd", 0.5, 10).scale_lr(32)
+
+
+def test_names_of_jobs() -> None:
+    assert str(JOB) == "Job(d,n,Adam,0.5,bs64~10)"
+    assert str(Job("d", "n", "sgd", 1.0, 3)) == "Job(d,n,sgd,1.0~3)"
+    assert JOB.to_logdir() == "d+n+bs64+Adam+lr0.1+tm0.5+me10"
+
+
+def test_rows_of_a_job() -> None:
+    frame = pd.DataFrame(
+        {
+            "dataset": ["d", "d", "e"],
+            "network": ["n", "n", "n"],
+            "optimizer": ["Adam", "Adam", "Adam"],
+            "target_metric": [0.5, 0.6, 0.5],
+        }
+    )
+    assert list(JOB.filter_df(frame).index) == [0]
+
+
+def test_cost_is_energy_or_time_at_full_power() -> None:
+    assert zeus_cost(100.0, 2.0, 1.0, 300.0) == 100
+    assert zeus_cost(100.0, 2.0, 0.0, 300.0) == 600
+    assert zeus_cost(100.0, 2.0, 0.25, 300.0) == pytest.approx(475)
+
+
+def test_names_of_earlier_versions_are_importable() -> None:
+    from zeus.util import FileAndConsole
+    from zeus.util import zeus_cost as from_package
+    from zeus.util.metric import zeus_cost as from_module
+
+    assert from_package is from_module is zeus_cost
+    assert FileAndConsole.__name__ == "FileAndConsole"

@@ -1,0 +1,303 @@
+"""The simulator gives the same runs as the published one, and plays groups and odd tables well."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from zeus.analyze import HistoryEntry
+from zeus.job import Job
+from zeus.policy import (
+    BatchSizeOptimizer,
+    JITPowerLimitOptimizer,
+    PruningGTSBatchSizeOptimizer,
+    Run,
+    make_policy,
+)
+from zeus.simulate import Simulator
+from zeus.simulate.workloads import WORKLOADS, power_trace, train_trace
+from zeus.utils.metric import zeus_cost
+
+PUBLISHED = json.loads((Path(__file__).parent / "published_runs.json").read_text())
+"""Runs of zeus 0.16's simulator with PruningGTSBatchSizeOptimizer and the same seed for both."""
+
+LIBRISPEECH = Job("librispeech", "deepspeech2", "adamw", 40.0, 16, default_bs=192)
+
+
+def simulator(
+    policy: BatchSizeOptimizer, seed: int = 1, gpu: str = "v100", train: Any = None
+) -> Simulator:
+    return Simulator(
+        train_trace() if train is None else train,
+        power_trace(gpu),
+        policy,
+        JITPowerLimitOptimizer(verbose=False),
+        seed,
+        verbose=False,
+    )
+
+
+def pruning(seed: int = 1, **options: Any) -> PruningGTSBatchSizeOptimizer:
+    return PruningGTSBatchSizeOptimizer(seed=seed, verbose=False, **options)
+
+
+def job_of(dataset: str, default_bs: int) -> Job:
+    (w,) = (w for w in WORKLOADS if w.dataset == dataset)
+    return Job(w.dataset, w.network, w.optimizer, w.target_metric, w.max_epochs, default_bs)
+
+
+@pytest.mark.parametrize("case", PUBLISHED, ids=[f"{c['gpu']}-{c['dataset']}" for c in PUBLISHED])
+def test_the_published_policy_gives_the_published_runs(case: dict[str, Any]) -> None:
+    beta = math.inf if case["beta"] is None else case["beta"]
+    policy = pruning(case["seed"], window_size=case["window"])
+    job = job_of(case["dataset"], case["default_bs"])
+    runs = simulator(policy, case["seed"], case["gpu"]).simulate_one_job(
+        job, case["recurrences"], beta, case["eta"]
+    )
+    assert [run.bs for run in runs] == case["batch_sizes"]
+    assert [run.pl for run in runs] == case["power_limits"]
+    assert "".join("1" if run.reached else "0" for run in runs) == case["reached"]
+    assert sum(run.energy for run in runs) == pytest.approx(case["energy"], rel=1e-9)
+    assert sum(run.time for run in runs) == pytest.approx(case["time"], rel=1e-9)
+
+
+def test_the_first_runs_cost_what_was_published() -> None:
+    runs = simulator(pruning()).simulate_one_job(LIBRISPEECH, 210, 2.0, 0.5)
+    first = [(run.bs, run.pl, round(run.time, 2), round(run.energy, 2)) for run in runs[:4]]
+    assert first == [
+        (192, 225, 56443.49, 8495173.59),
+        (156, 225, 54796.60, 8303376.13),
+        (128, 200, 59897.58, 8576127.39),
+        (96, 175, 48207.35, 6387370.47),
+    ]
+    assert round(zeus_cost(runs[0].energy, runs[0].time, 0.5, 250), 2) == 11303022.51
+    sizes = [192, 156, 128, 96, 72, 64, 56, 48, 32, 24, 16, 12, 8, 48, 32, 24, 16, 12]
+    assert [run.bs for run in runs[:18]] == sizes
+    assert not runs[12].reached
+
+
+@pytest.mark.parametrize("name", ["gp", "pruning-gts"])
+def test_every_call_plays_the_same(name: str) -> None:
+    playing = simulator(make_policy(name, seed=3), seed=3)
+    once = playing.simulate_one_job(LIBRISPEECH, 40, 2.0, 0.5)
+    assert playing.simulate_one_job(LIBRISPEECH, 40, 2.0, 0.5) == once
+
+
+def test_tables_may_be_data_frames() -> None:
+    frame = pd.read_csv(train_trace())
+    with_frame = simulator(pruning(), train=frame).simulate_one_job(LIBRISPEECH, 30, 2.0, 0.5)
+    assert with_frame == simulator(pruning()).simulate_one_job(LIBRISPEECH, 30, 2.0, 0.5)
+
+
+def test_the_default_policy_loses_less_than_the_published() -> None:
+    def cost(policy: BatchSizeOptimizer, seed: int) -> float:
+        runs = simulator(policy, seed).simulate_one_job(LIBRISPEECH, 60, 2.0, 0.5)
+        return sum(zeus_cost(run.energy, run.time, 0.5, 250) for run in runs)
+
+    ours = sum(cost(make_policy("gp", seed=seed), seed) for seed in range(3))
+    published = sum(cost(pruning(seed), seed) for seed in range(3))
+    assert ours < 0.95 * published
+
+
+class Fixed(BatchSizeOptimizer):
+    """Sizes that a test names, one after the other; keeps what it is told."""
+
+    def __init__(self, sizes: list[int], bound: float | None = None) -> None:
+        self.sizes = sizes
+        self.bound = bound
+        self.seen: list[Run] = []
+        self.beside: list[list[int]] = []
+
+    @property
+    def name(self) -> str:
+        return "fixed"
+
+    def __deepcopy__(self, memo: object) -> Fixed:
+        return self  # a simulation works with copies; the test looks at this one
+
+    def register_job(self, job: Job, batch_sizes: list[int]) -> None:
+        self.registered = batch_sizes
+
+    def predict(self, job: Job) -> int:
+        return self.sizes.pop(0)
+
+    def predict_beside(self, job: Job, in_flight: Any) -> int:
+        self.beside.append(sorted(in_flight))
+        return self.sizes.pop(0)
+
+    def observe(self, *args: Any) -> None:
+        raise AssertionError("observe_run tells more")
+
+    def observe_run(self, job: Job, run: Run) -> None:
+        self.seen.append(run)
+
+    def cost_bound(self, job: Job, beta_knob: float, failures: int) -> float | None:
+        return self.bound
+
+
+def test_a_policy_hears_epochs_overhead_and_utilization() -> None:
+    policy = Fixed([192, 192])
+    simulator(policy).simulate_one_job(LIBRISPEECH, 2, math.inf, 0.5)
+    first, second = policy.seen
+    assert policy.registered[-1] == 192
+    assert first.epochs in (9, 10)
+    assert first.overhead > 0
+    assert second.overhead == 0
+    # Without what profiling took, both runs cost the same for an epoch.
+    assert (first.cost - first.overhead) / first.epochs == pytest.approx(
+        second.cost / second.epochs
+    )
+    assert second.utilization == pytest.approx(0.61, abs=0.01)
+
+
+def test_a_policy_s_own_bound_stops_a_run_and_is_told_with_it() -> None:
+    policy = Fixed([192, 8, 192])
+    playing = simulator(policy)
+    policy.bound = 1.4e7
+    runs = playing.simulate_one_job(LIBRISPEECH, 2, 2.0, 0.5)
+    assert [(run.bs, run.reached) for run in runs] == [(192, True), (8, False), (192, True)]
+    stopped = policy.seen[1]
+    assert stopped.stopped_by_cost
+    assert stopped.cost_bound == 1.4e7
+    assert stopped.cost <= 1.4e7 * 1.05  # profiling is not foreseen
+
+
+def test_a_run_without_one_epoch_within_the_bound_never_begins() -> None:
+    policy = Fixed([192, 8, 192])
+    playing = simulator(policy)
+
+    def bound(job: Job, beta_knob: float, failures: int) -> float:
+        return 1e6 if len(policy.seen) == 1 else math.inf
+
+    policy.cost_bound = bound  # type: ignore[method-assign]
+    runs = playing.simulate_one_job(LIBRISPEECH, 2, 2.0, 0.5)
+    assert [run.bs for run in runs] == [192, 192]
+    assert policy.seen[1].cost == 1e8
+    assert not policy.seen[1].converged
+
+
+def test_a_default_that_misses_the_target_is_said_at_once() -> None:
+    job = Job("movielens-1m", "ncf", "adam", 0.41, 100, default_bs=8)
+    with pytest.raises(RuntimeError, match="The default batch size 8 did not converge"):
+        simulator(pruning()).simulate_one_job(job, 5, 2.0, 0.5)
+
+
+def test_twenty_misses_in_a_row_end_it() -> None:
+    policy = Fixed([192] + 30 * [8])
+    playing = simulator(policy)
+    policy.bound = 1.4e7
+    with pytest.raises(RuntimeError, match=r"20 runs .* in a row"):
+        playing.simulate_one_job(LIBRISPEECH, 2, 2.0, 0.5)
+    assert len(policy.seen) == 21
+
+
+@pytest.mark.parametrize(
+    ("job", "message"),
+    [
+        (Job("mnist", "cnn", "sgd", 1.0, 3, 8), "nothing was measured of mnist, cnn, sgd"),
+        (Job("squad", "bert_base_uncased", "adamw", 99.5, 6, 32), "not measured with target 99.5"),
+        (Job("squad", "bert_base_uncased", "adamw", 84.0, 6, 33), "33 is not among"),
+    ],
+)
+def test_what_was_not_measured_is_said(job: Job, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        simulator(pruning()).simulate_one_job(job, 3, 2.0, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("dataset,network\na,b\n", "no column batch_size"),
+        ("", "no rows"),
+        (
+            "dataset,network,batch_size,optimizer,target_metric,target_epoch\na,b,8,sgd,x,3\n",
+            "line 2: target_metric is 'x'",
+        ),
+        (
+            "dataset,network,batch_size,optimizer,target_metric,target_epoch\na,b,8,sgd,1,3\n",
+            "no batch size of any workload is in both tables",
+        ),
+    ],
+)
+def test_a_bad_table_is_said_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+    path = tmp_path / "train.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        simulator(pruning(), train=path)
+
+
+# --- groups -----------------------------------------------------------------------------------
+
+
+def group(*rows: tuple[float, float, float]) -> list[dict[str, float]]:
+    return [{"start_time": a, "end_time": b, "runtime_ratio": ratio} for a, b, ratio in rows]
+
+
+def test_jobs_that_overlap_are_told_so_and_end_in_their_order() -> None:
+    policy = Fixed([192, 96, 48, 156])
+    runs = simulator(policy).simulate_one_alibaba_group(
+        LIBRISPEECH,
+        group((0, 100, 1.0), (50, 80, 2.0), (90, 95, 1.0), (200, 300, 1.0)),
+        math.inf,
+        0.5,
+    )
+    assert [run.bs for run in runs] == [96, 48, 192, 156]
+    assert policy.beside == [[192], [192]]  # the second of them had ended when the third began
+
+
+def test_energy_and_time_follow_the_runtime_ratio_and_costs_do_not() -> None:
+    rows = group((0, 1, 1.0), (2, 3, 1.0), (4, 5, 3.0))
+    policy = Fixed([192, 192, 192])
+    runs = simulator(policy).simulate_one_alibaba_group(LIBRISPEECH, rows, math.inf, 0.5)
+    plain, tripled = policy.seen[1], policy.seen[2]
+    per_epoch = [run.energy / seen.epochs for run, seen in zip(runs, policy.seen, strict=True)]
+    assert per_epoch[2] == pytest.approx(3 * per_epoch[1])
+    assert tripled.cost / tripled.epochs == pytest.approx(plain.cost / plain.epochs)
+
+
+def test_a_failed_job_begins_anew_when_it_ended_and_takes_as_long() -> None:
+    policy = Fixed([192, 8, 96, 48])
+    playing = simulator(policy)
+    bounds = iter([math.inf, 1.4e7, math.inf, math.inf])
+    policy.cost_bound = lambda *a: next(bounds)  # type: ignore[method-assign]
+    rows = group((0, 10, 1.0), (20, 30, 1.0), (35, 50, 1.0))
+    runs = playing.simulate_one_alibaba_group(LIBRISPEECH, rows, 2.0, 0.5)
+    # The second fails at 30 and is tried again until 40, beside the third.
+    assert [(run.bs, run.reached) for run in runs] == [
+        (192, True),
+        (8, False),
+        (96, True),
+        (48, True),
+    ]
+    assert policy.beside == [[96]]
+
+
+def test_in_a_group_the_bound_is_of_the_cheapest_run() -> None:
+    policy = Fixed([48, 192, 8, 48])
+    runs = simulator(policy).simulate_one_alibaba_group(
+        LIBRISPEECH, group((0, 1, 1.0), (2, 3, 1.0), (4, 5, 1.0)), 1.7, 0.5
+    )
+    assert [(run.bs, run.reached) for run in runs] == [
+        (48, True),
+        (192, True),  # 1.4 times as dear
+        (8, False),  # twice
+        (48, True),
+    ]
+    assert policy.seen[2].cost_bound == pytest.approx(1.7 * policy.seen[0].cost)
+
+
+def test_a_job_that_never_succeeds_is_given_up() -> None:
+    policy = Fixed(2000 * [8])
+    playing = simulator(policy)
+    policy.bound = 1.4e7
+    with pytest.raises(RuntimeError, match="1000 runs of one job"):
+        playing.simulate_one_alibaba_group(LIBRISPEECH, group((0, 1, 1.0)), 2.0, 0.5)
+
+
+def test_history_entries_compare_by_value() -> None:
+    assert HistoryEntry(8, 100, 1.0, True, 2.0) == HistoryEntry(8, 100, 1.0, True, 2.0)

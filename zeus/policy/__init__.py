@@ -1,0 +1,44 @@
+"""What chooses batch sizes and power limits of recurring jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zeus.policy.interface import BatchSizeOptimizer, Estimate, PowerLimitOptimizer, Run
+from zeus.policy.power import JITPowerLimitOptimizer
+from zeus.utils.lazy import lazily
+
+if TYPE_CHECKING:
+    from zeus.policy.gp import GPBatchSizeOptimizer as GPBatchSizeOptimizer
+    from zeus.policy.gts import GTSBatchSizeOptimizer as GTSBatchSizeOptimizer
+    from zeus.policy.mab import GaussianTS as GaussianTS
+    from zeus.policy.make import make_policy as make_policy
+    from zeus.policy.pruning import PruningExploreManager as PruningExploreManager
+    from zeus.policy.pruning import PruningGTSBatchSizeOptimizer as PruningGTSBatchSizeOptimizer
+
+__all__ = [
+    "BatchSizeOptimizer",
+    "Estimate",
+    "GPBatchSizeOptimizer",
+    "GTSBatchSizeOptimizer",
+    "GaussianTS",
+    "JITPowerLimitOptimizer",
+    "PowerLimitOptimizer",
+    "PruningExploreManager",
+    "PruningGTSBatchSizeOptimizer",
+    "Run",
+    "make_policy",
+]
+
+# These compute with NumPy.
+__getattr__ = lazily(
+    __name__,
+    {
+        "GPBatchSizeOptimizer": "gp",
+        "GTSBatchSizeOptimizer": "gts",
+        "GaussianTS": "mab",
+        "PruningExploreManager": "pruning",
+        "PruningGTSBatchSizeOptimizer": "pruning",
+        "make_policy": "make",
+    },
+)

@@ -1,0 +1,162 @@
+"""What chooses batch sizes and power limits of recurring jobs, whoever runs them.
+
+The simulator, `ZeusMaster`, the batch size server and the optimizer inside a training process all
+hold one of these. A policy has no I/O, no clock, and no randomness but its seed's.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zeus.job import Job
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run that has ended.
+
+    Attributes:
+        batch_size: Its batch size.
+        cost: What it cost, J (`zeus.utils.metric.zeus_cost`).
+        converged: Whether it reached the target.
+        epochs: Epochs that it trained, where known.
+        overhead: Of the cost what later runs of this size will not have, J: finding the power
+            limit.
+        cost_bound: Cost that it was not to exceed, J; None where there was none.
+        stopped_by_cost: Whether it did not converge because it would have cost too much, and not
+            because it had all its epochs.
+        utilization: Mean power over the maximum power limits, 0 to 1, where known. A GPU that draws
+            little is not kept busy: larger batches would make an epoch cheaper.
+    """
+
+    batch_size: int
+    cost: float
+    converged: bool
+    epochs: int | None = None
+    overhead: float = 0.0
+    cost_bound: float | None = None
+    stopped_by_cost: bool = False
+    utilization: float | None = None
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a policy believes of a batch size.
+
+    Attributes:
+        batch_size: The batch size.
+        mean: Expected cost of a run, J; None while nothing is known.
+        low: Lower end of the 90 % interval of the expected cost, J; None while nothing is known.
+        high: Its upper end, J.
+        probability_best: Probability that no other size costs less.
+        runs: Runs of this size that were observed.
+        explored: Whether the policy may still choose it.
+    """
+
+    batch_size: int
+    mean: float | None
+    low: float | None
+    high: float | None
+    probability_best: float
+    runs: int
+    explored: bool = True
+
+
+class BatchSizeOptimizer(ABC):
+    """Chooses the batch size of each run of recurring jobs.
+
+    Subclasses must have the first four; the others have defaults that suit a policy that knows
+    only these.
+    """
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The policy's name."""
+
+    @abstractmethod
+    def register_job(self, job: Job, batch_sizes: list[int]) -> None:
+        """A new job.
+
+        Args:
+            job: The job; `job.default_bs` is where the search begins.
+            batch_sizes: The sizes to choose among.
+
+        Raises:
+            ValueError: The default is not among them.
+        """
+
+    @abstractmethod
+    def predict(self, job: Job) -> int:
+        """The batch size for a run that begins now."""
+
+    @abstractmethod
+    def observe(
+        self, job: Job, batch_size: int, cost: float, converged: bool | None = None
+    ) -> None:
+        """A run has ended.
+
+        Args:
+            job: Its job.
+            batch_size: Its batch size.
+            cost: What it cost, J.
+            converged: Whether it reached the target; None where the policy need not know.
+        """
+
+    def observe_run(self, job: Job, run: Run) -> None:
+        """A run has ended, with all that is known of it."""
+        self.observe(job, run.batch_size, run.cost, run.converged)
+
+    def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
+        """The batch size for a run that begins while others of the job still train.
+
+        Args:
+            job: The job.
+            in_flight: Batch sizes of the runs that have not ended.
+        """
+        return self.predict(job)
+
+    def cost_bound(self, job: Job, beta_knob: float, failures: int) -> float | None:
+        """Cost at which the next run is to be given up, J; infinite for never.
+
+        Args:
+            job: The job.
+            beta_knob: So many times the lowest cost is too much.
+            failures: Runs that have failed since the last that converged.
+
+        Returns:
+            None where the policy has no rule of its own: `beta_knob` times the lowest cost at
+            which a recurrence has reached the target.
+        """
+        return None
+
+    def estimates(self, job: Job) -> list[Estimate]:
+        """What is believed of each batch size, in ascending order; empty where nothing can be
+        said."""
+        return []
+
+
+class PowerLimitOptimizer(ABC):
+    """Chooses the power limit for each batch size of recurring jobs."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The policy's name."""
+
+    @abstractmethod
+    def predict(self, job: Job, batch_size: int) -> int | None:
+        """The power limit, W; None where it has to be profiled first."""
+
+    @abstractmethod
+    def observe(self, job: Job, batch_size: int, power_limit: int, cost: float) -> None:
+        """A power limit was profiled.
+
+        Args:
+            job: The job.
+            batch_size: Batch size it was profiled with.
+            power_limit: The limit, W.
+            cost: Cost of an epoch with it, J.
+        """

@@ -1,0 +1,65 @@
+"""Policies by their names."""
+
+from __future__ import annotations
+
+from zeus.policy.gp import GPBatchSizeOptimizer
+from zeus.policy.gts import GTSBatchSizeOptimizer
+from zeus.policy.interface import BatchSizeOptimizer
+from zeus.policy.pruning import PruningGTSBatchSizeOptimizer
+
+POLICIES = ("gp", "pruning-gts", "gts")
+"""Names that `make_policy` knows; the first is the default."""
+
+
+def make_policy(
+    name: str = "gp",
+    *,
+    seed: int | None = None,
+    window_size: int = 0,
+    prior_mean: float = 0.0,
+    prior_precision: float = 0.0,
+    num_exploration: int = 2,
+    num_pruning_rounds: int = 2,
+    concurrency: bool = False,
+    replay: bool = False,
+    verbose: bool = False,
+) -> BatchSizeOptimizer:
+    """A policy.
+
+    Args:
+        name: `gp` (`GPBatchSizeOptimizer`), `pruning-gts` (`PruningGTSBatchSizeOptimizer`, the
+            published one) or `gts` (`GTSBatchSizeOptimizer`, without pruning).
+        seed: Of its draws; None for the policy's default.
+        window_size: So many of each size's last runs count; 0 for all.
+        prior_mean: Of `pruning-gts` and `gts`.
+        prior_precision: Of `pruning-gts` and `gts`.
+        num_exploration: Of `pruning-gts` and `gts`.
+        num_pruning_rounds: Of `pruning-gts`.
+        concurrency: Whether runs may end in another order than they were asked for.
+        replay: Whether runs are observed that were not asked for just before: for who recomputes a
+            policy from a log.
+        verbose: Whether it prints what it chooses.
+
+    Raises:
+        ValueError: There is no policy of this name.
+    """
+    seed = 123456 if seed is None else seed
+    if name == "gp":
+        return GPBatchSizeOptimizer(window_size=window_size, seed=seed, verbose=verbose)
+    if name == "pruning-gts":
+        return PruningGTSBatchSizeOptimizer(
+            prior_mean,
+            prior_precision,
+            window_size,
+            concurrency,
+            seed,
+            verbose,
+            num_pruning_rounds=num_pruning_rounds,
+            num_exploration=num_exploration,
+            replay=replay,
+        )
+    if name == "gts":
+        return GTSBatchSizeOptimizer(
+            True, 0.0, prior_mean, prior_precision, num_exploration, seed, verbose, replay=replay
+        )
+    raise ValueError(f"there is no policy {name!r}; there are {', '.join(POLICIES)}")

@@ -1,0 +1,269 @@
+"""The published policy: prune the sizes that miss the target, then a bandit over the others.
+
+Source: You, Chung, Chowdhury, "Zeus: Understanding and Optimizing GPU Energy Consumption of DNN
+Training", NSDI 2023, section 4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from zeus.job import Job
+from zeus.policy.best import BestKnown
+from zeus.policy.gts import of_arms
+from zeus.policy.interface import BatchSizeOptimizer, Estimate
+from zeus.policy.mab import GaussianTS, precision_of
+
+NOTHING = 0
+"""Expected while the last result is in and the next size is not asked for yet."""
+
+
+class PruningExploreManager:
+    """Walks over the batch sizes and drops those that miss the target, and all beyond them.
+
+    A round goes from the default down, then from above it up; a size that misses the target ends
+    its direction. The next round is over the sizes that are left, from the cheapest of this one.
+
+    Args:
+        batch_sizes: The sizes.
+        default: Where the first round begins.
+        num_pruning_rounds: How many rounds.
+
+    Raises:
+        ValueError: The default is none of the sizes.
+    """
+
+    def __init__(self, batch_sizes: list[int], default: int, num_pruning_rounds: int = 2) -> None:
+        if default not in batch_sizes:
+            raise ValueError(f"the default batch size {default} is not among {batch_sizes}")
+        self.batch_sizes = sorted(batch_sizes)
+        self.default = default
+        self.num_pruning_rounds = num_pruning_rounds
+        self.expecting = NOTHING
+        self._rounds_left = num_pruning_rounds
+        self._ways: list[list[int]] = []
+        self._good: list[int] = []
+        self._best_cost = math.inf
+        if self._rounds_left > 0:
+            self._begin_round()
+            self.expecting = default
+
+    @property
+    def wanted(self) -> int | None:
+        """The size that the walk is at, whether it was asked for or not; None at the end."""
+        return self._ways[0][0] if self._ways else None
+
+    def next_batch_size(self) -> int:
+        """The next size to explore; the same again while its result is out.
+
+        Raises:
+            StopIteration: The walk is over; its `value` are the sizes that are left, ascending.
+        """
+        wanted = self.wanted
+        if wanted is None:
+            raise StopIteration(list(self.batch_sizes))
+        self.expecting = wanted
+        return wanted
+
+    def report_batch_size_result(self, batch_size: int, cost: float, reached: bool) -> None:
+        """The result of the size that is expected.
+
+        Args:
+            batch_size: The size.
+            cost: What its run cost, J.
+            reached: Whether it reached the target.
+
+        Raises:
+            RuntimeError: Another size is expected.
+        """
+        if batch_size != self.wanted:
+            raise RuntimeError(
+                f"a result of batch size {batch_size} came while {self.wanted} was explored"
+            )
+        self.expecting = NOTHING
+        way = self._ways[0]
+        if reached:
+            way.pop(0)
+            self._good.append(batch_size)
+            if cost < self._best_cost:
+                self._best_cost = cost
+                self.default = batch_size
+        else:
+            way.clear()
+        self._ways = [way for way in self._ways if way]
+        if not self._ways:
+            self._end_round()
+
+    def _begin_round(self) -> None:
+        at = self.batch_sizes.index(self.default)
+        ways = [self.batch_sizes[: at + 1][::-1], self.batch_sizes[at + 1 :]]
+        self._ways = [way for way in ways if way]
+        self._good = []
+        self._best_cost = math.inf
+
+    def _end_round(self) -> None:
+        # Where even the default missed the target this time, it is all there is to go on with.
+        self.batch_sizes = sorted(self._good) or [self.default]
+        self._rounds_left -= 1
+        if self._rounds_left > 0:
+            self._begin_round()
+
+
+class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
+    """Prunes by `PruningExploreManager`, then Gaussian Thompson sampling over the sizes left.
+
+    An arm's precision is that of its own rewards.
+
+    Args:
+        prior_mean: See `GaussianTS`.
+        prior_precision: See `GaussianTS`.
+        window_size: So many of each size's last runs count; 0 for all.
+        concurrency: Whether runs may end in another order than they were asked for. A result that
+            the walk does not expect then counts for its arm only; otherwise it is an error.
+        seed: See `GaussianTS`.
+        verbose: Whether to print what is chosen.
+        num_pruning_rounds: Rounds of the walk.
+        num_exploration: See `GaussianTS`.
+        replay: Whether results count for the walk though nobody asked in between: for who
+            recomputes the policy from a log. Implies `concurrency`.
+    """
+
+    def __init__(
+        self,
+        prior_mean: float = 0.0,
+        prior_precision: float = 0.0,
+        window_size: int = 0,
+        concurrency: bool = False,
+        seed: int = 123456,
+        verbose: bool = True,
+        *,
+        num_pruning_rounds: int = 2,
+        num_exploration: int = 2,
+        replay: bool = False,
+    ) -> None:
+        self.prior_mean = prior_mean
+        self.prior_precision = prior_precision
+        self.window_size = window_size
+        self.concurrency = concurrency or replay
+        self.seed = seed
+        self.verbose = verbose
+        self.num_pruning_rounds = num_pruning_rounds
+        self.num_exploration = num_exploration
+        self.replay = replay
+        self.mabs: dict[Job, GaussianTS] = {}
+        self.exp_manager: dict[Job, PruningExploreManager] = {}
+        self.history: dict[Job, list[tuple[int, float]]] = {}
+        self._sizes: dict[Job, list[int]] = {}
+        self._best = BestKnown()
+
+    @property
+    def name(self) -> str:
+        """See `BatchSizeOptimizer`."""
+        return "Pruning GaussianTS BSO"
+
+    def register_job(self, job: Job, batch_sizes: list[int]) -> None:
+        """See `BatchSizeOptimizer`."""
+        if job.default_bs is None:
+            raise ValueError(f"{job} has no default batch size; give Job(default_bs=...)")
+        self.exp_manager[job] = PruningExploreManager(
+            batch_sizes, job.default_bs, self.num_pruning_rounds
+        )
+        self.history[job] = []
+        self._sizes[job] = sorted(batch_sizes)
+
+    def predict(self, job: Job) -> int:
+        """See `BatchSizeOptimizer`."""
+        walk = self.exp_manager[job]
+        pruning = walk.wanted is not None
+        batch_size = walk.next_batch_size() if pruning else self._mab(job).predict()
+        if self.verbose:
+            stage = "pruning" if pruning else "sampling"
+            print(f"[{self.name}] {job}, {stage}: batch size {batch_size}")
+        return batch_size
+
+    def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
+        """See `BatchSizeOptimizer`. The walk cannot be at two sizes at once.
+
+        Where a log is replayed, the best known size is given only while the walk waits for one of
+        the runs in flight, so that a job whose runs always overlap goes on with its search; else
+        always, as in the published simulation of a cluster.
+        """
+        walk = self.exp_manager[job]
+        if self.replay and (walk.wanted is None or walk.wanted not in in_flight):
+            return self.predict(job)
+        best = self._best.batch_size(job)
+        if best is not None:
+            return best
+        assert job.default_bs is not None
+        return job.default_bs
+
+    def observe(
+        self, job: Job, batch_size: int, cost: float, converged: bool | None = None
+    ) -> None:
+        """See `BatchSizeOptimizer`.
+
+        Raises:
+            RuntimeError: Another size's result is expected, and runs do not overlap.
+        """
+        self.history[job].append((batch_size, -cost))
+        self._best.observe(job, batch_size, cost, converged)
+        mab = self.mabs.get(job)
+        if mab is not None:
+            if batch_size in mab.arms:
+                self._fit(mab, job, batch_size)
+            return
+        walk = self.exp_manager[job]
+        expected = walk.wanted if self.replay else walk.expecting
+        if not self.concurrency or expected == batch_size:
+            walk.report_batch_size_result(batch_size, cost, bool(converged))
+
+    def estimates(self, job: Job) -> list[Estimate]:
+        """See `BatchSizeOptimizer`."""
+        runs: dict[int, int] = {}
+        for size, _ in self.history[job]:
+            runs[size] = runs.get(size, 0) + 1
+        if self.exp_manager[job].wanted is None:
+            return of_arms(self._mab(job), self._sizes[job], runs)
+        # Still pruning: what each size's runs tell by themselves.
+        seen = GaussianTS(sorted(runs), 0.0, self.prior_mean, self.prior_precision, verbose=False)
+        for size in runs:
+            self._fit(seen, job, size)
+        left = set(self.exp_manager[job].batch_sizes)
+        return [
+            Estimate(
+                e.batch_size,
+                e.mean,
+                e.low,
+                e.high,
+                e.probability_best,
+                e.runs,
+                e.batch_size in left,
+            )
+            for e in of_arms(seen, self._sizes[job], runs)
+        ]
+
+    def _mab(self, job: Job) -> GaussianTS:
+        if job not in self.mabs:
+            mab = GaussianTS(
+                list(self.exp_manager[job].batch_sizes),
+                0.0,
+                self.prior_mean,
+                self.prior_precision,
+                self.num_exploration,
+                self.seed,
+                self.verbose,
+            )
+            for batch_size in mab.arms:
+                self._fit(mab, job, batch_size)
+            self.mabs[job] = mab
+        return self.mabs[job]
+
+    def _fit(self, mab: GaussianTS, job: Job, batch_size: int) -> None:
+        rewards = [reward for size, reward in self.history[job] if size == batch_size]
+        if rewards:
+            counted = np.array(rewards[-self.window_size :])
+            mab.arm_reward_prec[batch_size] = precision_of(counted)
+            mab.fit_arm(batch_size, counted, reset=True)

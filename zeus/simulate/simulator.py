@@ -1,0 +1,317 @@
+"""Recurring jobs played through with measured runs, instead of trained.
+
+Source of the method: You, Chung, Chowdhury, "Zeus: Understanding and Optimizing GPU Energy
+Consumption of DNN Training", NSDI 2023, section 6.
+"""
+
+from __future__ import annotations
+
+import math
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from zeus.analyze import HistoryEntry
+from zeus.job import Job
+from zeus.policy.interface import BatchSizeOptimizer, PowerLimitOptimizer, Run
+from zeus.policy.recurrence import Recurrences
+from zeus.simulate.tables import BatchSizeTable, Measurements, Table
+from zeus.utils.metric import zeus_cost
+
+MOST_RETRIES = 1000
+"""A job of a group that failed so many times in a row will not reach its target at all."""
+
+
+class Simulator:
+    """Plays recurring jobs through: training runs are drawn from those that were measured.
+
+    Every call is deterministic: policies are copied, and draws begin with the seed.
+
+    Args:
+        summary_train: Training runs: path of a CSV file, or a pandas.DataFrame; see
+            `zeus.simulate.tables`.
+        summary_power: Power by power limit, alike.
+        batch_size_optimizer: Chooses batch sizes.
+        power_limit_optimizer: Chooses power limits.
+        seed: Of the draws of training runs.
+        verbose: Whether to print what happens.
+
+    Raises:
+        ValueError: A table cannot be used; it says where.
+    """
+
+    def __init__(
+        self,
+        summary_train: Table,
+        summary_power: Table,
+        batch_size_optimizer: BatchSizeOptimizer,
+        power_limit_optimizer: PowerLimitOptimizer,
+        seed: int = 123456,
+        verbose: bool = True,
+    ) -> None:
+        self.measurements = Measurements(summary_train, summary_power)
+        self.bso = batch_size_optimizer
+        self.plo = power_limit_optimizer
+        self.seed = seed
+        self.verbose = verbose
+
+    def batch_sizes(self, job: Job) -> list[int]:
+        """The batch sizes that were measured of a job's workload, ascending."""
+        return list(self.measurements.of(job))
+
+    def power_limits(self, job: Job) -> list[int]:
+        """The power limits that were measured of a job's workload, ascending, W."""
+        tables = self.measurements.of(job).values()
+        return sorted({limit for table in tables for limit in table.power.limits})
+
+    def simulate_one_job(
+        self, job: Job, num_recurrence: int, beta_knob: float, eta_knob: float
+    ) -> list[HistoryEntry]:
+        """A job that recurs, one run after the other.
+
+        Args:
+            job: The job.
+            num_recurrence: How many times it recurs.
+            beta_knob: A run is given up before it costs so many times the best; infinite for never.
+            eta_knob: 1 counts energy only, 0 time only.
+
+        Returns:
+            All runs, in order.
+
+        Raises:
+            ValueError: Nothing was measured of the job, or the default batch size is missing.
+            RuntimeError: The default batch size missed the target, or the target is unreachable.
+        """
+        play = _Play(self, job, eta_knob)
+        recurrences = Recurrences(play.bso, job, beta_knob)
+        history: list[HistoryEntry] = []
+        while recurrences.recurrence <= num_recurrence:
+            now = recurrences.begin()
+            trained = play.train(now.batch_size, now.cost_bound)
+            if trained.never_ran:
+                # It was found out without a cost; the policy is to take it for a bad one.
+                recurrences.end(trained.run, observed=trained.observed(100 * now.cost_bound))
+                continue
+            history.append(trained.entry())
+            if self.verbose:
+                print(f"[Simulator] {job}, recurrence {now.recurrence}.{now.number}: {history[-1]}")
+            recurrences.end(trained.run)
+        return history
+
+    def simulate_one_alibaba_group(
+        self, job: Job, group_df: Any, beta_knob: float, eta_knob: float
+    ) -> list[HistoryEntry]:
+        """A group of jobs on a cluster, where one may begin before another has ended.
+
+        Args:
+            job: The job.
+            group_df: Table of the group's jobs by start time (a pandas.DataFrame, or a sequence of
+                mappings) with columns start_time and end_time (s) and runtime_ratio: the job's run
+                time over the mean of its data set.
+            beta_knob: A run is given up before it costs so many times the best run; infinite for
+                never.
+            eta_knob: 1 counts energy only, 0 time only.
+
+        Returns:
+            All runs, in the order they ended; time and energy are scaled by their runtime_ratio.
+
+        Raises:
+            ValueError: As `simulate_one_job`.
+            RuntimeError: A job of the group fails again and again.
+        """
+        play = _Group(self, job, beta_knob, eta_knob)
+        for start, end, ratio in _submissions(group_df):
+            play.finish_until(start)
+            play.submit(start, end, ratio, retries=0)
+        play.finish_until(math.inf)
+        return play.history
+
+
+def _submissions(group: Any) -> list[tuple[float, float, float]]:
+    rows = group.to_dict("records") if hasattr(group, "to_dict") else group
+    return [(float(r["start_time"]), float(r["end_time"]), float(r["runtime_ratio"])) for r in rows]
+
+
+@dataclass(frozen=True)
+class _Trained:
+    """One run, as it went."""
+
+    run: Run
+    power_limit: int
+    energy: float
+    time: float
+
+    @property
+    def never_ran(self) -> bool:
+        return self.energy == 0 and self.time == 0 and not self.run.converged
+
+    def observed(self, cost: float) -> Run:
+        """The run as if it had cost so much."""
+        return Run(
+            self.run.batch_size,
+            cost,
+            self.run.converged,
+            self.run.epochs,
+            cost_bound=self.run.cost_bound,
+            stopped_by_cost=self.run.stopped_by_cost,
+        )
+
+    def entry(self, ratio: float = 1.0) -> HistoryEntry:
+        return HistoryEntry(
+            self.run.batch_size,
+            self.power_limit,
+            self.energy * ratio,
+            self.run.converged,
+            self.time * ratio,
+        )
+
+
+class _Play:
+    """A job that is being played through: its policies' copies, its tables, its draws."""
+
+    def __init__(self, simulator: Simulator, job: Job, eta_knob: float) -> None:
+        self.job = job
+        self.eta = eta_knob
+        self.bso = deepcopy(simulator.bso)
+        self.plo = deepcopy(simulator.plo)
+        self.max_power = simulator.measurements.max_power
+        self._tables = simulator.measurements.of(job)
+        self._rng = np.random.default_rng(simulator.seed)
+        self._max_limit = {size: max(table.power.limits) for size, table in self._tables.items()}
+        self.bso.register_job(job, list(self._tables))
+
+    def train(self, batch_size: int, cost_bound: float) -> _Trained:
+        """One run: a measured one that is drawn, given up before it costs more than the bound."""
+        table = self._tables[batch_size]
+        limit, profiled = self._power_limit(batch_size, table)
+        targets = self._targets(table, batch_size)
+        power = table.power
+        at = power.limits.index(limit)
+        epoch_energy, epoch_time = (
+            float(power.energy_per_epoch[at]),
+            float(power.time_per_epoch[at]),
+        )
+        target_epoch = float(targets[self._rng.choice(len(targets), size=1, replace=False)[0]])
+        most: float = self.job.max_epochs
+        if not math.isinf(cost_bound):
+            epoch_cost = (
+                self.eta * epoch_energy + (1 - self.eta) * self._max_limit[batch_size] * epoch_time
+            )
+            most = min(cost_bound // epoch_cost, self.job.max_epochs)
+        converged = target_epoch <= most  # never for NaN
+        epochs = target_epoch if converged else most
+        if most == 0:
+            energy = time = overhead = 0.0
+        elif profiled:
+            # The first epoch is divided among all limits.
+            n = len(targets)
+            first_energy = float(np.tile(power.energy_per_epoch, n).mean())
+            first_time = float(np.tile(power.time_per_epoch, n).mean())
+            energy = first_energy + epoch_energy * (epochs - 1)
+            time = first_time + epoch_time * (epochs - 1)
+            overhead = self._cost(first_energy - epoch_energy, first_time - epoch_time)
+        else:
+            energy, time, overhead = epoch_energy * epochs, epoch_time * epochs, 0.0
+        run = Run(
+            batch_size,
+            self._cost(energy, time),
+            converged,
+            int(epochs),
+            overhead,
+            None if math.isinf(cost_bound) else cost_bound,
+            stopped_by_cost=not converged and most < self.job.max_epochs,
+            utilization=float(power.average_power[at]) / self._max_limit[batch_size],
+        )
+        return _Trained(run, limit, energy, time)
+
+    def _cost(self, energy: float, time: float) -> float:
+        return zeus_cost(energy, time, self.eta, self.max_power)
+
+    def _targets(self, table: BatchSizeTable, batch_size: int) -> np.ndarray[Any, Any]:
+        try:
+            return table.target_epochs[self.job.target_metric]
+        except KeyError:
+            known = ", ".join(str(target) for target in sorted(table.target_epochs))
+            raise ValueError(
+                f"batch size {batch_size} of {self.job} was not measured with target "
+                f"{self.job.target_metric}; measured: {known}"
+            ) from None
+
+    def _power_limit(self, batch_size: int, table: BatchSizeTable) -> tuple[int, bool]:
+        """The limit to train at, and whether it is profiled in this run."""
+        limit = self.plo.predict(self.job, batch_size)
+        if limit is not None:
+            return limit, False
+        power = table.power
+        worth = self.eta * power.average_power + (1 - self.eta) * self._max_limit[batch_size]
+        costs = worth * power.time_per_epoch
+        for at in sorted(range(len(costs)), key=lambda i: power.limits[i], reverse=True):
+            self.plo.observe(self.job, batch_size, power.limits[at], float(costs[at]))
+        limit = self.plo.predict(self.job, batch_size)
+        assert limit is not None, "all limits were profiled"
+        return limit, True
+
+
+@dataclass(frozen=True)
+class _InFlight:
+    """A run that has begun; how it will end is known to the simulator only."""
+
+    start: float
+    end: float
+    ratio: float
+    trained: _Trained
+    retries: int
+
+
+class _Group(_Play):
+    """A group that is being played through."""
+
+    def __init__(self, simulator: Simulator, job: Job, beta_knob: float, eta_knob: float) -> None:
+        super().__init__(simulator, job, eta_knob)
+        self.history: list[HistoryEntry] = []
+        self._beta = beta_knob
+        self._min_cost = math.inf
+        self._failures = 0
+        self._in_flight: list[_InFlight] = []
+
+    def submit(self, start: float, end: float, ratio: float, retries: int) -> None:
+        """A job begins."""
+        if retries > MOST_RETRIES:
+            raise RuntimeError(
+                f"{MOST_RETRIES} runs of one job of {self.job} in a row did not reach the target; "
+                "check the target and max_epochs, or take a larger beta_knob"
+            )
+        if self._in_flight:
+            sizes = [job.trained.run.batch_size for job in self._in_flight]
+            batch_size = self.bso.predict_beside(self.job, sizes)
+        else:
+            batch_size = self.bso.predict(self.job)
+        bound = self.bso.cost_bound(self.job, self._beta, self._failures)
+        if bound is None:
+            bound = math.inf if math.isinf(self._min_cost) else self._beta * self._min_cost
+        trained = self.train(batch_size, bound)
+        self._in_flight.append(_InFlight(start, end, ratio, trained, retries))
+
+    def finish_until(self, now: float) -> None:
+        """Ends what ends by then, in that order; what failed begins anew at its end."""
+        while self._in_flight:
+            first = min(self._in_flight, key=lambda job: job.end)
+            if first.end > now:
+                return
+            self._in_flight.remove(first)
+            self._finish(first)
+
+    def _finish(self, job: _InFlight) -> None:
+        trained = job.trained
+        self.bso.observe_run(self.job, trained.run)
+        if not trained.never_ran:
+            self.history.append(trained.entry(job.ratio))
+        if trained.run.converged:
+            self._failures = 0
+            self._min_cost = min(self._min_cost, trained.run.cost)
+        else:
+            self._failures += 1
+            # It is taken to last as long as the run before.
+            self.submit(job.end, job.end + (job.end - job.start), job.ratio, job.retries + 1)
