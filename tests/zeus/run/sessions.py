@@ -1,0 +1,67 @@
+"""Runs of a training job on a node in virtual time, without a framework."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.zeus.node import VirtualNode
+from zeus.run import session as module
+from zeus.run.accounting import Verdict
+from zeus.run.session import Session
+from zeus.run.settings import Settings
+from zeusd.nvml.simulated import Work
+
+ITERATIONS = 60
+
+
+def settings(folder: Path, **more: Any) -> Settings:
+    """Of a run whose files are in a folder; few iterations at each limit."""
+    given = {"target_metric": 0.5, "log_dir": str(folder), "warmup_iters": 2, "measure_iters": 8}
+    return Settings(**{**given, **more})
+
+
+def session(
+    node: VirtualNode, settings: Settings, *, max_epochs: int = 100, gpus: int = 1
+) -> Session:
+    """A session on a node, with a batch size of 64."""
+    real, module.ZeusMonitor = module.ZeusMonitor, node.monitor  # type: ignore[assignment,misc]
+    try:
+        return Session(settings, 64, max_epochs, list(range(gpus)))
+    finally:
+        module.ZeusMonitor = real  # type: ignore[misc]
+
+
+def train_epoch(
+    run: Session,
+    work: Work,
+    *,
+    iterations: int = ITERATIONS,
+    known: int | None = ITERATIONS,
+    reached: bool = False,
+    each: Callable[[int], None] = lambda number: None,
+) -> Verdict:
+    """An epoch, and its evaluation of ten iterations."""
+    run.begin_epoch()
+    run.begin_train(known)
+    for number in range(iterations):
+        run.begin_iteration()
+        each(number)
+        work.run(1)
+    run.end_train()
+    run.begin_eval()
+    work.run(10)
+    run.end_eval(10)
+    return run.end_epoch(reached)
+
+
+def train(run: Session, work: Work, *, epochs: int, **options: Any) -> Verdict:
+    """Trains until the verdict says so; the target is reached in the last of some epochs."""
+    run.begin()
+    verdict = Verdict(False)
+    while not verdict.stop:
+        last = len(run.account.epochs) == epochs - 1
+        verdict = train_epoch(run, work, reached=last, **options)
+    run.end(verdict)
+    return verdict

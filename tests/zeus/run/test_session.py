@@ -1,0 +1,466 @@
+"""A run on simulated GPUs: what it measures, chooses, writes, and what goes wrong."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from tests.zeus.in_trainers import WORKLOAD
+from tests.zeus.node import VirtualNode
+from tests.zeus.run.sessions import ITERATIONS, session, settings, train, train_epoch
+from zeus.run import files
+from zeus.run.accounting import Verdict
+from zeus.utils.metric import zeus_cost
+from zeusd.nvml.simulated import Work
+
+LIMITS = [250, 225, 200, 175, 150, 125, 100]
+OpenNode = Callable[[str], VirtualNode]
+
+
+def power(folder: Path, name: str = "bs64.power.json") -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+def result(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "zeus+bs64.train.json").read_text())
+    return found
+
+
+def truth(node: VirtualNode, work: Work) -> dict[int, tuple[float, float]]:
+    """What each limit really does: seconds and watts of an iteration."""
+    points = {}
+    for limit in LIMITS:
+        node.client.set_power_limit(node.nvml.uuid(0), limit * 1000)
+        work.run(20)
+        before = node.clock(), node.nvml.true_energy_j(0)
+        work.run(50)
+        seconds = (node.clock() - before[0]) / 1e9
+        points[limit] = seconds / 50, (node.nvml.true_energy_j(0) - before[1]) / seconds
+    node.client.release()
+    return points
+
+
+def best(points: dict[int, tuple[float, float]], eta: float) -> int:
+    def cost(limit: int) -> float:
+        seconds, watts = points[limit]
+        return zeus_cost(watts * seconds, seconds, eta, 250)
+
+    return min(points, key=cost)
+
+
+@pytest.mark.parametrize("eta", [0.0, 0.5, 1.0])
+def test_the_limit_that_is_chosen_is_the_best_there_is(
+    node: VirtualNode, work: Work, tmp_path: Path, eta: float
+) -> None:
+    points = truth(node, work)
+    seen: list[float] = []
+    run = session(node, settings(tmp_path, eta_knob=eta))
+    verdict = train(run, work, epochs=4, each=lambda number: seen.append(node.limit_w()))
+    assert verdict == Verdict(True, True)
+    assert list(dict.fromkeys(seen))[: len(LIMITS)] == LIMITS
+    chosen = best(points, eta)
+    assert seen[-1] == chosen
+    assert node.limit_w() == 250
+    assert node.client.leases() == []
+
+    profile = power(tmp_path)
+    assert profile["optimal_pl"] == chosen * 1000
+    assert list(profile["train_power"]) == [str(limit * 1000) for limit in LIMITS]
+    for limit in LIMITS:
+        seconds, watts = points[limit]
+        assert profile["train_power"][str(limit * 1000)] == pytest.approx(watts, rel=0.05)
+        assert profile["train_throughput"][str(limit * 1000)] == pytest.approx(
+            1 / seconds, rel=0.02
+        )
+    # 60 iterations hold five limits: two epochs. The evaluation of the second is at the choice.
+    assert list(profile["eval_power"]) == list(profile["eval_throughput"]) == [str(chosen * 1000)]
+    assert profile["eval_power"][str(chosen * 1000)] == pytest.approx(points[chosen][1], rel=0.05)
+    assert profile["eval_throughput"][str(chosen * 1000)] == pytest.approx(
+        1 / points[chosen][0], rel=0.02
+    )
+    assert not (tmp_path / "bs64.power.json.partial").exists()
+
+
+def test_the_units_of_energy_and_time_are_the_same(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    # With time a thousand times too heavy, the fastest limit would be chosen: the highest.
+    points = truth(node, work)
+    assert best(points, 0.5) < max(limit for limit in LIMITS if best(points, 0.0) == limit)
+    train(session(node, settings(tmp_path)), work, epochs=4)
+    assert power(tmp_path)["optimal_pl"] / 1000 == best(points, 0.5)
+
+
+def test_limits_are_never_below_the_lowest_which_is_one_of_them(
+    virtual_node: OpenNode, tmp_path: Path
+) -> None:
+    node = virtual_node("rtx6000:setter_ms=0")
+    run = session(node, settings(tmp_path))
+    tried = [260, 235, 210, 185, 160, 135, 110, 100]
+    assert run.profiler.limits_mw == [limit * 1000 for limit in tried]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(run, node.nvml.open_work([0], "model/compute"), epochs=3)
+    assert [int(limit) // 1000 for limit in power(tmp_path)["train_power"]] == tried
+
+
+def test_the_result_is_what_the_run_took(node: VirtualNode, work: Work, tmp_path: Path) -> None:
+    run = session(node, settings(tmp_path, eta_knob=0.25))
+    before = node.clock(), node.nvml.true_energy_j(0)
+    train(run, work, epochs=5)
+    found = result(tmp_path)
+    seconds = (node.clock() - before[0]) / 1e9
+    joules = node.nvml.true_energy_j(0) - before[1]
+    assert found["time"] == pytest.approx(seconds, rel=0.01)
+    assert found["energy"] == pytest.approx(joules, rel=0.02)
+    assert found["cost"] == pytest.approx(zeus_cost(found["energy"], found["time"], 0.25, 250))
+    assert (found["num_epochs"], found["reached"], found["stopped_by_cost"]) == (5, True, False)
+    # Five limits in the first epoch, two in the second, and the rest at the choice.
+    settled = run.account.epochs[-1].total
+    extra = sum(
+        run.account.cost(one.total) - run.account.cost(settled) for one in run.account.epochs[:2]
+    )
+    assert [one.settled for one in run.account.epochs] == [False, False, True, True, True]
+    assert found["overhead"] == pytest.approx(max(0.0, extra), abs=0.02 * found["cost"])
+
+
+def test_a_run_that_knows_its_limit_has_it_from_the_first_iteration(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    train(session(node, settings(tmp_path)), work, epochs=3)
+    chosen = power(tmp_path)["optimal_pl"] / 1000
+    kept = (tmp_path / "bs64.power.json").read_bytes()
+    seen: set[float] = set()
+    run = session(node, settings(tmp_path))
+    train(run, work, epochs=2, each=lambda number: seen.add(node.limit_w()))
+    assert seen == {chosen}
+    assert all(one.settled for one in run.account.epochs)
+    assert result(tmp_path)["overhead"] == 0
+    assert (tmp_path / "bs64.power.json").read_bytes() == kept
+
+
+def test_a_run_that_ended_early_is_gone_on_from(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    seen: list[float] = []
+
+    def look(number: int) -> None:
+        seen.append(node.limit_w())
+
+    first = session(node, settings(tmp_path))
+    first.begin()
+    train_epoch(first, work, each=look)  # and is killed
+    first.close()
+    assert not (tmp_path / "bs64.power.json").exists()
+    known = power(tmp_path, "bs64.power.json.partial")
+    assert known["optimal_pl"] is None
+    assert [int(limit) // 1000 for limit in known["train_power"]] == LIMITS[:5]
+
+    seen.clear()
+    second = session(node, settings(tmp_path))
+    second.begin()
+    train_epoch(second, work, each=look)
+    assert list(dict.fromkeys(seen))[:3] == [125, 100, power(tmp_path)["optimal_pl"] / 1000]
+    assert power(tmp_path)["train_power"].items() >= known["train_power"].items()
+    assert not (tmp_path / "bs64.power.json.partial").exists()
+
+
+def test_a_profile_of_the_reference_is_chosen_from_anew(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    # It says 250 W, by units mixed up, and has no lowest limit; measured it is.
+    old = {
+        "job_id": "rec01+try01",
+        "train_power": {"250000": 240.0, "150000": 140.0},
+        "train_throughput": {"250000": 10.0, "150000": 9.5},
+        "eval_power": {"250000": 100.0},
+        "eval_throughput": {"250000": 30.0},
+        "optimal_pl": 250_000,
+    }
+    (tmp_path / "bs64.power.json").write_text(json.dumps(old))
+    seen: set[float] = set()
+    train(
+        session(node, settings(tmp_path)), work, epochs=1, each=lambda _: seen.add(node.limit_w())
+    )
+    assert seen == {150}
+    assert power(tmp_path) == old
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [
+        ({"gpus": ["NVIDIA A40"]}, "was measured on NVIDIA A40"),
+        ({"train_power": {"300000": 1.0}, "train_throughput": {"300000": 1.0}}, "limit of 300 W"),
+        ({"train_power": {"250000": -1.0}}, "is no power profile"),
+        (None, "is no power profile"),
+    ],
+)
+def test_a_profile_that_does_not_fit_is_measured_anew(
+    node: VirtualNode, work: Work, tmp_path: Path, change: dict[str, Any] | None, reason: str
+) -> None:
+    path = tmp_path / "bs64.power.json"
+    fits = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
+    path.write_text("{" if change is None else json.dumps({**fits, **change}))
+    with pytest.warns(UserWarning, match=rf"{reason}.*It is measured anew"):
+        run = session(node, settings(tmp_path))
+    train(run, work, epochs=3)
+    assert len(files.load_profile(path).train_power) == len(LIMITS)
+
+
+def test_an_observer_measures_and_stays_at_the_highest_limit(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    seen: list[float] = []
+    run = session(node, settings(tmp_path, use_optimal_pl=False))
+    train(run, work, epochs=4, each=lambda number: seen.append(node.limit_w()))
+    assert set(seen[: 2 * ITERATIONS]) == set(LIMITS)
+    assert set(seen[2 * ITERATIONS :]) == {250}
+    profile = power(tmp_path)
+    assert profile["optimal_pl"] < 250_000
+    assert list(profile["eval_power"]) == ["250000"]
+
+
+def test_no_epoch_is_trained_for_more_than_the_threshold(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    whole = session(node, settings(tmp_path))
+    train(whole, work, epochs=6)
+    costs = [whole.account.cost(one.total) for one in whole.account.epochs]
+    # The profile is there: every epoch costs as the last did. Three fit, a fourth does not.
+    thresh = 3.5 * costs[-1]
+    run = session(node, settings(tmp_path, cost_thresh=thresh))
+    verdict = train(run, work, epochs=100)
+    assert verdict.next_cost == pytest.approx(4 * costs[-1], rel=0.02)
+    found = result(tmp_path)
+    assert (found["num_epochs"], found["reached"], found["stopped_by_cost"]) == (3, False, True)
+    assert found["cost"] < thresh <= verdict.next_cost
+    # One that reaches its target is reached, though it cost more.
+    run = session(node, settings(tmp_path, cost_thresh=0.5 * costs[-1]))
+    assert train(run, work, epochs=1).reached
+    assert result(tmp_path)["cost"] > 0.5 * costs[-1]
+
+
+def test_no_cost_interrupts_profiling(node: VirtualNode, work: Work, tmp_path: Path) -> None:
+    run = session(node, settings(tmp_path, cost_thresh=1.0))
+    verdict = train(run, work, epochs=100)
+    assert verdict.next_cost is not None
+    assert len(run.account.epochs) == 2
+    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+
+
+def test_the_last_epoch_is_the_last(node: VirtualNode, work: Work, tmp_path: Path) -> None:
+    run = session(node, settings(tmp_path), max_epochs=3)
+    assert train(run, work, epochs=100) == Verdict(True)
+    assert result(tmp_path)["num_epochs"] == 3
+    assert not result(tmp_path)["reached"]
+
+
+def test_an_evaluation_amid_an_epoch_is_in_no_window(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    run = session(node, settings(tmp_path))
+
+    def evaluate(number: int) -> None:
+        if number == 15:  # while a limit is measured
+            run.begin_eval()
+            node.clock.sleep(30)  # the GPU idles
+            run.end_eval(5)
+
+    train(run, work, epochs=5, each=evaluate)
+    points = truth(node, work)
+    profile = power(tmp_path)
+    assert len(profile["train_power"]) == len(LIMITS)
+    # In that epoch, too, the first evaluation was at the highest limit.
+    (throughput,) = profile["eval_throughput"].values()
+    assert throughput == pytest.approx(1 / points[profile["optimal_pl"] // 1000][0], rel=0.02)
+    for limit, (seconds, _) in points.items():
+        assert profile["train_throughput"][str(limit * 1000)] == pytest.approx(
+            1 / seconds, rel=0.02
+        )
+
+
+def test_epochs_that_end_early_are_taken_as_they_are(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    # The loader says 1000 iterations, and the loop leaves it after 15 each time.
+    run = session(node, settings(tmp_path, warmup_iters=5, measure_iters=20))
+    train(run, work, epochs=20, iterations=15, known=1000)
+    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+
+
+def test_too_short_epochs_train_at_the_highest_limit(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    run = session(node, settings(tmp_path))
+    with pytest.warns(UserWarning, match="an epoch of 2 iterations is too short"):
+        train(run, work, epochs=3, iterations=2, known=2)
+    assert result(tmp_path)["reached"]
+    assert not (tmp_path / "bs64.power.json").exists()
+
+
+def test_several_gpus_are_limited_and_measured_together(
+    virtual_node: OpenNode, tmp_path: Path
+) -> None:
+    node = virtual_node("2xv100:setter_ms=0")
+    work = node.nvml.open_work([0, 1], WORKLOAD)
+    seen: set[tuple[float, float]] = set()
+    run = session(node, settings(tmp_path), gpus=2)
+    assert run.max_power == 500
+    train(run, work, epochs=3, each=lambda _: seen.add((node.limit_w(0), node.limit_w(1))))
+    assert seen == {(limit, limit) for limit in LIMITS}
+    found = result(tmp_path)
+    assert found["cost"] == pytest.approx(zeus_cost(found["energy"], found["time"], 0.5, 500))
+    assert power(tmp_path)["train_power"]["250000"] > 400  # of both
+    assert node.limit_w(0) == node.limit_w(1) == 250
+
+
+# ------------------------------------------------------------------------------ what goes wrong
+
+
+def test_a_limit_that_may_not_be_set_ends_only_the_search(
+    virtual_node: OpenNode, tmp_path: Path
+) -> None:
+    node = virtual_node("v100:setter_ms=0:unprivileged")
+    work = node.nvml.open_work([0], WORKLOAD)
+    run = session(node, settings(tmp_path))
+    with pytest.warns(UserWarning, match="No power limit is chosen: the power limit cannot be set"):
+        train(run, work, epochs=3)
+    found = result(tmp_path)
+    assert found["reached"]
+    assert found["energy"] > 0
+    assert not (tmp_path / "bs64.power.json").exists()
+
+
+@pytest.mark.parametrize("call", ["set_power_limit", "sensors"])
+def test_a_gpu_that_fails_while_limits_are_measured_ends_only_the_search(
+    node: VirtualNode, work: Work, tmp_path: Path, call: str
+) -> None:
+    run = session(node, settings(tmp_path))
+    run.begin()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train_epoch(run, work)
+        node.nvml.inject(0, call, 999)
+        train_epoch(run, work)
+        node.nvml.clear_faults()
+        wait_for(lambda: node.limit_w() == 250, "zeusd to put the limit back, in real time")
+        assert node.client.leases() == []
+        verdict = train_epoch(run, work, reached=True)
+        run.end(verdict)
+    assert sum("No power limit is chosen" in str(one.message) for one in caught) == 1
+    assert result(tmp_path)["reached"]
+    assert result(tmp_path)["num_epochs"] == 3
+    assert len(power(tmp_path, "bs64.power.json.partial")["train_power"]) >= 4
+
+
+def test_a_window_of_zero_joules_ends_only_the_search(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = node.client.windows
+
+    def nothing(*args: Any) -> Any:
+        return {
+            name: found.model_copy(update={"energy_uj": [0] * len(found.energy_uj)})
+            for name, found in real(*args).items()
+        }
+
+    run = session(node, settings(tmp_path))
+    monkeypatch.setattr(node.client, "windows", nothing)
+    with pytest.warns(UserWarning, match="8 iterations at 250 W were measured as 0 J"):
+        train(run, work, epochs=2)
+    assert result(tmp_path)["reached"]
+
+
+def test_a_limit_that_the_gpu_refuses_is_left_out(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus_ipc.errors import OutOfRange
+
+    real = node.client.set_power_limit
+
+    def some(gpu: Any, power_limit_mw: int, **options: Any) -> Any:
+        if power_limit_mw in (150_000, 125_000):
+            raise OutOfRange(f"{power_limit_mw} mW is not taken today")
+        return real(gpu, power_limit_mw, **options)
+
+    monkeypatch.setattr(node.client, "set_power_limit", some)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(session(node, settings(tmp_path)), work, epochs=4)
+    limits = [int(limit) // 1000 for limit in power(tmp_path)["train_power"]]
+    assert limits == [250, 225, 200, 175, 100]
+
+
+def test_energy_that_cannot_be_known_is_assumed_and_training_goes_on(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus_ipc.errors import DaemonUnavailable
+
+    run = session(node, settings(tmp_path))
+    run.begin()
+    for _ in range(3):
+        train_epoch(run, work)
+
+    def away(*args: Any) -> Any:
+        raise DaemonUnavailable("zeusd is away")
+
+    monkeypatch.setattr(node.client, "windows", away)
+    with pytest.warns(UserWarning, match=r"\d+ W are assumed for that time: zeusd is away") as told:
+        train_epoch(run, work)
+        run.end(train_epoch(run, work, reached=True))
+    assert len(told) == 1
+    found = result(tmp_path)
+    epochs = [one.total for one in run.account.epochs]
+    assert found["num_epochs"] == 5
+    known = epochs[0] + epochs[1] + epochs[2]
+    assert epochs[3].time == pytest.approx(epochs[2].time, rel=0.01)
+    assert epochs[3].energy / epochs[3].time == pytest.approx(known.energy / known.time, rel=0.01)
+
+
+def test_files_that_cannot_be_written_cost_a_warning(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = session(node, settings(tmp_path))
+    monkeypatch.setattr(files, "save", full)
+    with pytest.warns(UserWarning, match="cannot be written") as told:
+        train(run, work, epochs=3)
+    assert [str(one.message)[:30] for one in told] == [
+        "The power profile cannot be wr",
+        "The run's result cannot be wri",
+    ]
+    assert node.limit_w() == 250
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_training(
+    node: VirtualNode, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be made .*; set ZEUS_LOG_DIR to another"):
+        session(node, settings(tmp_path / "file" / "logs"))
+
+
+def test_nothing_is_left_of_a_run_that_ends_amid_a_window(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    run = session(node, settings(tmp_path))
+    run.begin()
+    run.begin_epoch()
+    run.begin_train(ITERATIONS)
+    for _ in range(15):
+        run.begin_iteration()
+        work.run(1)
+    assert node.limit_w() < 250
+    run.close()
+    assert node.limit_w() == 250
+    assert node.client.leases() == []
+    assert run._monitor.measurement_states == {}

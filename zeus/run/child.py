@@ -1,0 +1,108 @@
+"""A training script as a process: its output goes to a file, and to the console as it comes."""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+POLL_S = 0.2
+"""How often its output is looked at."""
+TAIL_LINES = 15
+"""Of the output of a script that failed, so many lines are shown."""
+_TAIL_BYTES = 20_000
+_PATIENCE_S = 10.0
+
+
+def run_script(
+    command: Sequence[str], env: Mapping[str, str], workdir: str | None, log_path: Path
+) -> int:
+    """Runs a script to its end, and prints what it prints.
+
+    It does not outlive this function: an error here, such as KeyboardInterrupt, ends it, too.
+
+    Args:
+        command: Its words.
+        env: The whole environment.
+        workdir: Where it runs; None: here.
+        log_path: File that gets its standard output and standard error.
+
+    Returns:
+        Its exit code; negative: the signal that killed it.
+
+    Raises:
+        RuntimeError: It cannot be started; one sentence says why.
+        OSError: The log cannot be written.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with log_path.open("wb") as log, log_path.open("rb") as output:
+        try:
+            process = subprocess.Popen(
+                command,
+                cwd=workdir,
+                env=env,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+        except OSError as error:
+            raise RuntimeError(
+                f"the command {' '.join(command)!r} cannot be started in {workdir or Path.cwd()} "
+                f"({error.strerror}: {error.filename})"
+            ) from None
+        with _ended_in_the_end(process):
+            while True:
+                code = _exit_code(process)
+                text = decoder.decode(output.read(), code is not None)
+                if text:
+                    print(text, end="", flush=True)
+                if code is not None:
+                    return code
+
+
+def _exit_code(process: subprocess.Popen[bytes]) -> int | None:
+    try:
+        return process.wait(POLL_S)
+    except subprocess.TimeoutExpired:
+        return None
+
+
+@contextlib.contextmanager
+def _ended_in_the_end(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            try:
+                process.wait(_PATIENCE_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def how_it_ended(exit_code: int) -> str:
+    """An exit code in words."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:
+        name = f"signal {-exit_code}"
+    more = " (perhaps for want of memory)" if name == "SIGKILL" else ""
+    return f"was killed by {name}{more}"
+
+
+def tail(log_path: Path) -> str:
+    """The last lines of a log, indented; what there is of them."""
+    try:
+        with log_path.open("rb") as file:
+            file.seek(max(0, log_path.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError as error:
+        return f"    ({error})"
+    lines = [line for line in text.splitlines() if line.strip()][-TAIL_LINES:]
+    return "\n".join(f"    {line}" for line in lines) or "    (nothing)"

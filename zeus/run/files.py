@@ -1,0 +1,234 @@
+"""The files of recurring jobs: their names, and what is in them.
+
+Names and formats are ml-energy/zeus's; fields with a default here are not in its files. A profile
+that is not finished has the same form, in a file that ends in `.partial`.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from pprint import pformat
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, ValidationError
+
+from zeus.analyze import HistoryEntry
+
+MASTER_LOG = "master.log"
+HISTORY = "history.json"
+HISTORY_PY = "history.py"
+
+Model = TypeVar("Model", bound=BaseModel)
+
+
+def job_id(recurrence: int, number: int) -> str:
+    """How a run's files begin; both from 1."""
+    return f"rec{recurrence:02d}+try{number:02d}"
+
+
+def train_log(log_dir: str | Path, job_id: str) -> Path:
+    """What the training script printed."""
+    return Path(log_dir, f"{job_id}.train.log")
+
+
+def train_json(log_dir: str | Path, job_id: str, batch_size: int) -> Path:
+    """What came of a run."""
+    return Path(log_dir, f"{job_id}+bs{batch_size}.train.json")
+
+
+def power_json(log_dir: str | Path, batch_size: int) -> Path:
+    """The power limits of a batch size, once all are measured."""
+    return Path(log_dir, f"bs{batch_size}.power.json")
+
+
+def partial(path: Path) -> Path:
+    """Where a profile is kept until it is finished."""
+    return path.with_name(f"{path.name}.partial")
+
+
+class TrainResult(BaseModel):
+    """What came of a run.
+
+    Attributes:
+        energy: Energy, J.
+        time: Time, s.
+        cost: Energy-time cost, J.
+        num_epochs: Epochs that it trained.
+        reached: Whether it reached the target.
+        overhead: Of the cost what finding the power limit has added, J.
+        stopped_by_cost: Whether it was given up for its cost.
+        max_power: The highest limits of the GPUs that it trained on, together, W; None in files of
+            ml-energy/zeus.
+    """
+
+    energy: NonNegativeFloat
+    time: NonNegativeFloat
+    cost: NonNegativeFloat
+    num_epochs: int
+    reached: bool
+    overhead: float = 0.0
+    stopped_by_cost: bool = False
+    max_power: PositiveFloat | None = None
+
+    @property
+    def utilization(self) -> float | None:
+        """Mean power over the highest that it could be, where that is known."""
+        if self.max_power is None or self.time <= 0:
+            return None
+        return self.energy / self.time / self.max_power
+
+
+class PowerProfile(BaseModel):
+    """What a batch size does at each power limit. Limits in mW, power in W of all GPUs together.
+
+    Attributes:
+        job_id: The run that finished it.
+        train_power: Power while training, by limit.
+        train_throughput: Iterations a second while training, by limit.
+        eval_power: Power while evaluating at the limit that was held.
+        eval_throughput: Iterations a second while evaluating.
+        optimal_pl: The best limit; None where not all are measured.
+        gpus: Product names of the GPUs.
+    """
+
+    job_id: str = ""
+    train_power: dict[int, PositiveFloat] = Field(default_factory=dict)
+    train_throughput: dict[int, PositiveFloat] = Field(default_factory=dict)
+    eval_power: dict[int, float] = Field(default_factory=dict)
+    eval_throughput: dict[int, float] = Field(default_factory=dict)
+    optimal_pl: int | None = None
+    gpus: list[str] | None = None
+
+    def fault(self, gpus: Sequence[str], low_mw: int, high_mw: int) -> str | None:
+        """Why it is of no use for these GPUs and limits, as a half sentence; None: it is."""
+        if self.gpus is not None and sorted(self.gpus) != sorted(gpus):
+            return f"was measured on {', '.join(self.gpus)}, and this is {', '.join(gpus)}"
+        if self.train_power.keys() != self.train_throughput.keys():
+            return "has not both the power and the throughput of each limit"
+        for limit in self.train_power:
+            if not low_mw <= limit <= high_mw:
+                return (
+                    f"has a limit of {limit / 1000:g} W, and {low_mw / 1000:g} to "
+                    f"{high_mw / 1000:g} W may be set here"
+                )
+        return None
+
+
+class FileError(ValueError):
+    """A file cannot be read or is something else: one sentence that says which and why."""
+
+
+def load_result(path: Path) -> TrainResult:
+    """Reads what came of a run.
+
+    Raises:
+        FileError: It cannot be used.
+    """
+    return _load(path, TrainResult, "result of a run")
+
+
+def load_profile(path: Path) -> PowerProfile:
+    """Reads a profile.
+
+    Raises:
+        FileError: It cannot be used.
+    """
+    return _load(path, PowerProfile, "power profile")
+
+
+def _load(path: Path, model: type[Model], what: str) -> Model:
+    try:
+        return model.model_validate_json(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise FileError(f"{path} cannot be read ({error})") from None
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(map(str, fault["loc"]))
+        raise FileError(f"{path} is no {what}: {where} {fault['msg']}") from None
+
+
+def save(path: Path, content: BaseModel | str) -> None:
+    """Writes a file; a reader sees the old one or the whole new one.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    text = content if isinstance(content, str) else content.model_dump_json(indent=4) + "\n"
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)
+
+
+# ------------------------------------------------------------------------------------- history
+
+
+def write_history(log_dir: str | Path, history: Sequence[HistoryEntry]) -> None:
+    """Writes the runs of a job as JSON, and beside it in the form that ml-energy/zeus has.
+
+    Raises:
+        OSError: They cannot be written.
+    """
+    rows = [asdict(entry) for entry in history]
+    save(Path(log_dir, HISTORY), json.dumps(rows, indent=4) + "\n")
+    save(Path(log_dir, HISTORY_PY), pformat(list(history)) + "\n")
+
+
+def read_history(path: str | Path) -> list[HistoryEntry]:
+    """Reads the runs of a job, in either form. Nothing in the file is run.
+
+    Args:
+        path: `history.json`, `history.py`, or the folder that has one of them.
+
+    Raises:
+        ValueError: It is no history; one sentence says why.
+        OSError: It cannot be read.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / HISTORY if (path / HISTORY).exists() else path / HISTORY_PY
+    text = path.read_text(encoding="utf-8")
+    try:
+        rows = _python_rows(text) if path.suffix == ".py" else json.loads(text)
+        return [_entry(row) for row in rows]
+    except (ValueError, TypeError, KeyError, SyntaxError, RecursionError) as error:
+        raise FileError(f"{path} is no history of runs: {error}") from None
+
+
+def _python_rows(text: str) -> list[dict[str, Any]]:
+    """`[HistoryEntry(bs=128, ...), ...]` as mappings, by the syntax alone."""
+    tree = ast.parse(text.strip(), mode="eval").body
+    if not isinstance(tree, ast.List):
+        raise ValueError("it is no list")
+    rows = []
+    for call in tree.elts:
+        if (
+            not isinstance(call, ast.Call)
+            or not isinstance(call.func, ast.Name)
+            or call.func.id != "HistoryEntry"
+            or call.args
+        ):
+            raise ValueError(f"line {call.lineno} is no HistoryEntry(bs=..., ...)")
+        rows.append({str(word.arg): ast.literal_eval(word.value) for word in call.keywords})
+    return rows
+
+
+def _entry(row: Any) -> HistoryEntry:
+    try:
+        entry = HistoryEntry(**row)
+    except TypeError:
+        raise ValueError(f"{row!r} has not the fields bs, pl, energy, reached and time") from None
+    whole = [entry.bs] if entry.pl is None else [entry.bs, entry.pl]
+    numbers = [entry.energy, entry.time]
+    if (
+        any(type(value) is not int for value in whole)
+        or any(type(value) not in (int, float) or not math.isfinite(value) for value in numbers)
+        or not isinstance(entry.reached, bool)
+    ):
+        raise ValueError(f"{row!r} has a field that is of another kind")
+    return entry
