@@ -154,9 +154,11 @@ class _Known:
         fit = self._fit()
         best = float(fit.log_cost[self._best()])
         pending = [self._sizes.index(size) for size in in_flight if size in self._sizes]
+        within = self._within_reach()
         if pending:
             fit = fit.with_pending(pending)
-        within = self._within_reach()
+            # Whether an untried size reaches the target at all is known when its first run ends.
+            within[[i for i in pending if i not in self._converged]] = False
         costs = np.exp(fit.draw(self._rng, _DRAWS)[:, within] - best)
         return self._sizes[int(np.flatnonzero(within)[_most_informative(costs)])]
 

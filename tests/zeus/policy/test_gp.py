@@ -151,6 +151,18 @@ def test_runs_in_flight_are_not_repeated() -> None:
     assert distinct(in_flight=True) > distinct(in_flight=False)
 
 
+def test_an_untried_size_is_not_begun_twice_before_its_first_run_has_ended() -> None:
+    for seed in range(10):
+        policy = policy_of(seed)
+        policy.observe_run(JOB, run_of(256, 20, 10.0, utilization=0.7))
+        flying: list[int] = []
+        for _ in range(12):
+            flying.append(policy.predict_beside(JOB, flying))
+        untried = [size for size in flying if size != 256]
+        assert untried
+        assert len(set(untried)) == len(untried)
+
+
 def test_a_window_lets_a_size_forget() -> None:
     def mean(window: int) -> float:
         policy = policy_of(window=window)

@@ -1,0 +1,113 @@
+"""Commands about simulations: `python -m zeus.simulate`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from zeus.simulate import groups as groups_of_jobs
+from zeus.simulate.plots import FORMATS, KINDS
+from zeus.simulate.results import read_rows
+from zeus.simulate.summary import tables
+from zeus.simulate.workloads import WORKLOADS
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Groups of recurring jobs to simulate, and what came of simulations."""
+
+
+@main.command("synthetic-groups")
+@click.option("--groups", type=int, default=60, show_default=True, help="How many groups.")
+@click.option("--seed", type=int, default=20, show_default=True, help="The same gives the same.")
+@click.option("-o", "--output", type=_FILE, required=True, help="CSV file; .gz and .xz compress.")
+def synthetic_groups(groups: int, seed: int, output: Path) -> None:
+    """Makes up groups of recurring jobs."""
+    with _told_in_a_sentence():
+        jobs = groups_of_jobs.synthetic_groups(groups, seed)
+        groups_of_jobs.write_groups(jobs, output)
+    _tell_of(jobs, output)
+
+
+@main.command("make-groups")
+@click.option("--job", "jobs", type=_FILE, required=True, help="pai_job_table.csv, or its .tar.gz.")
+@click.option("--tags", type=_FILE, required=True, help="pai_group_tag_table.csv, or its .tar.gz.")
+@click.option(
+    "--least-jobs", type=int, default=1, show_default=True, help="Leaves out smaller groups."
+)
+@click.option("-o", "--output", type=_FILE, required=True, help="CSV file; .gz and .xz compress.")
+def make_groups(jobs: Path, tags: Path, least_jobs: int, output: Path) -> None:
+    """Makes groups from Alibaba's GPU cluster trace of 2020.
+
+    The tables: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020.
+    """
+    with _told_in_a_sentence():
+        made = groups_of_jobs.make_groups(jobs, tags, least_jobs=least_jobs)
+        groups_of_jobs.write_groups(made, output)
+    _tell_of(made, output)
+
+
+@main.command()
+@click.argument("results", type=_FILE, nargs=-1, required=True)
+def show(results: tuple[Path, ...]) -> None:
+    """Prints what was chosen and what it cost.
+
+    RESULTS are what simulations wrote with --output: CSV or Parquet.
+    """
+    with _told_in_a_sentence():
+        click.echo(tables(row for path in results for row in read_rows(path)))
+
+
+@main.command()
+@click.argument("results", type=_FILE, nargs=-1, required=True)
+@click.option(
+    "-o",
+    "--output",
+    type=_FILE,
+    required=True,
+    help=f"The picture, with one of these endings: {', '.join(FORMATS)}.",
+)
+@click.option("--kind", type=click.Choice(KINDS), multiple=True, help="Only this; may be repeated.")
+def plot(results: tuple[Path, ...], output: Path, kind: tuple[str, ...]) -> None:
+    """Draws cost per recurrence, cumulative regret, and batch size over time.
+
+    RESULTS are what simulations wrote with --output: CSV or Parquet.
+    """
+    from zeus.simulate.plots import draw
+
+    with _told_in_a_sentence():
+        draw((row for path in results for row in read_rows(path)), output, kind or KINDS)
+    click.echo(f"{output} is drawn.")
+
+
+def _tell_of(jobs: list[groups_of_jobs.GroupJob], path: Path) -> None:
+    found = groups_of_jobs.by_group(jobs)
+    click.echo(
+        f"{path}: {len(jobs)} jobs in {len(found)} groups; "
+        f"{groups_of_jobs.overlapping(jobs):.0%} begin while an earlier one of their group runs."
+    )
+    for workload in WORKLOADS:
+        some = [one for one in jobs if one.dataset == workload.dataset]
+        if some:
+            mean = sum(one.end_time - one.start_time for one in some) / len(some)
+            count = len({one.group for one in some})
+            click.echo(
+                f"{workload.dataset:<14} {count:>7} groups {len(some):>8} jobs, mean {mean:.0f} s"
+            )
+
+
+@contextmanager
+def _told_in_a_sentence() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, ImportError) as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
+        ) from None

@@ -1,0 +1,24 @@
+"""Modules that only some installations have."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+
+def needed(module: str, what: str, extra: str) -> Any:
+    """Imports a module.
+
+    Args:
+        module: Its name.
+        what: What needs it.
+        extra: The extra of this package that brings it.
+
+    Raises:
+        ImportError: It is not installed; the message says how to have it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError:
+        package = module.partition(".")[0]
+        raise ImportError(f"{what} needs {package}: pip install 'zeusd[{extra}]'") from None

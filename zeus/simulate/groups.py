@@ -1,0 +1,285 @@
+"""Groups of a cluster's recurring jobs: made up, or from Alibaba's public trace.
+
+A group is a recurring job, and its rows are the times it has to be done, when and for how long. The
+file has the columns `group,start_time,end_time,dataset,runtime_ratio`.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import lzma
+import math
+import os
+import tarfile
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from zeus.simulate.clusters import kmeans_1d
+from zeus.simulate.extras import needed
+from zeus.simulate.workloads import WORKLOADS
+
+COLUMNS = ("group", "start_time", "end_time", "dataset", "runtime_ratio")
+
+
+@dataclass(frozen=True)
+class GroupJob:
+    """One of a group's jobs.
+
+    Attributes:
+        group: Whose it is.
+        start_time: When it is submitted, s after some instant.
+        end_time: When it ends, s after the same.
+        dataset: The workload that stands for it (`zeus.simulate.workloads`).
+        runtime_ratio: Its run time as a multiple of the mean of all jobs with this workload.
+    """
+
+    group: str
+    start_time: float
+    end_time: float
+    dataset: str
+    runtime_ratio: float
+
+
+def synthetic_groups(num_groups: int = 60, seed: int = 20) -> list[GroupJob]:
+    """Makes up groups that look like a cluster's.
+
+    Workloads take turns. Groups have 5 jobs and more, most of them few (Pareto, exponent 1.1, at
+    most 150). Run times vary by 0.4 (lognormal) about the workload's usual time on a V100. Jobs
+    arrive at random, in some groups often and in some rarely: about 44 % of them begin while an
+    earlier one of their group still runs.
+
+    Args:
+        num_groups: Number of groups.
+        seed: The same one gives the same groups.
+
+    Returns:
+        Their jobs, by group and start.
+
+    Raises:
+        ValueError: There is to be no group.
+    """
+    if num_groups < 1:
+        raise ValueError(f"there must be at least one group, not {num_groups}")
+    np = needed("numpy", "making up groups", "simulate")
+    rng = np.random.default_rng(seed)
+    digits = max(3, len(str(num_groups - 1)))
+    plain: list[tuple[str, float, float, str]] = []
+    for number in range(num_groups):
+        workload = WORKLOADS[number % len(WORKLOADS)]
+        size = int(min(150.0, 5 * (1 + rng.pareto(1.1))))
+        between = workload.usual_time * rng.lognormal(_LN_BETWEEN, 1.0)
+        starts = rng.uniform(0, 86400) + np.cumsum(rng.exponential(between, size))
+        # So that the mean, and not the median, is the usual time.
+        times = workload.usual_time * rng.lognormal(-(0.4**2) / 2, 0.4, size)
+        for start, time in zip(starts, times, strict=True):
+            begin = float(round(start))
+            end = begin + max(1.0, float(round(time)))
+            plain.append((f"synthetic-{number:0{digits}d}", begin, end, workload.dataset))
+    return _with_ratios(plain)
+
+
+_LN_BETWEEN = 0.6
+"""Of the time between jobs of a group as a multiple of their run time, median, natural log."""
+
+
+def make_groups(
+    jobs: str | os.PathLike[str], tags: str | os.PathLike[str], *, least_jobs: int = 1
+) -> list[GroupJob]:
+    """Makes groups from the tables of Alibaba's GPU cluster trace of 2020.
+
+    Jobs that ended well (`Terminated`) and have times are put into groups by their group tag. The
+    groups' mean run times are split into as many clusters as there are workloads, and clusters and
+    workloads are matched by length: the group with the shortest jobs trains the shortest workload.
+
+    Args:
+        jobs: `pai_job_table.csv`: job_name, inst_id, user, status, start_time, end_time.
+        tags: `pai_group_tag_table.csv`: inst_id, user, gpu_type_spec, group, workload. Both may
+            also be the `.tar.gz` that is offered for download, and may have a header row.
+        least_jobs: Groups with fewer jobs are left out.
+
+    Returns:
+        Their jobs, by group and start.
+
+    Raises:
+        OSError: A file cannot be read.
+        ValueError: It is no such table, or holds too few groups.
+
+    Source: https://github.com/alibaba/clusterdata, cluster-trace-gpu-v2020 (CC BY 4.0). The mapping
+    is that of "Zeus", NSDI 2023, section 6.1.
+    """
+    times = dict(_job_times(jobs))
+    groups: defaultdict[str, list[tuple[float, float]]] = defaultdict(list)
+    for line in _table(tags, ("inst_id", "user", "gpu_type_spec", "group", "workload")):
+        # Of a job that stands there twice the first tag counts.
+        if line[3] and line[0] in times:
+            groups[line[3]].append(times.pop(line[0]))
+    kept = {group: found for group, found in groups.items() if len(found) >= least_jobs}
+    means = [sum(end - start for start, end in found) / len(found) for found in kept.values()]
+    if len(set(means)) < len(WORKLOADS):
+        raise ValueError(
+            f"{os.fspath(jobs)} and {os.fspath(tags)} hold {len(set(means))} groups of "
+            f"{least_jobs} or more finished jobs that differ in their mean run time; as there are "
+            f"{len(WORKLOADS)} workloads, there must be at least so many"
+        )
+    clusters = kmeans_1d(means, len(WORKLOADS))
+    return _with_ratios(
+        (group, start, end, WORKLOADS[cluster].dataset)
+        for (group, found), cluster in zip(kept.items(), clusters, strict=True)
+        for start, end in found
+    )
+
+
+def write_groups(groups: Iterable[GroupJob], path: str | os.PathLike[str]) -> None:
+    """Writes groups as CSV; compressed if the path ends with `.gz` or `.xz`."""
+    with _open(Path(path), "wt") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows([getattr(one, name) for name in COLUMNS] for one in groups)
+
+
+def read_groups(path: str | os.PathLike[str]) -> dict[str, list[GroupJob]]:
+    """Reads groups from CSV, plain or compressed with gzip or xz.
+
+    Returns:
+        For each group its jobs by start.
+
+    Raises:
+        OSError: The file cannot be read.
+        ValueError: It is no such file; the message has the row.
+    """
+    try:
+        with _open(Path(path), "rt") as file:
+            reader = csv.DictReader(file)
+            missing = [name for name in COLUMNS if name not in (reader.fieldnames or ())]
+            if missing:
+                raise ValueError(
+                    f"{path} has no column {', '.join(missing)}; groups are CSV with the columns "
+                    f"{','.join(COLUMNS)}"
+                )
+            found = [_group_job(row, f"{path}, row {n}") for n, row in enumerate(reader, start=2)]
+    except _NO_CSV as error:
+        raise ValueError(f"{path} is no CSV file of groups ({error})") from None
+    if not found:
+        raise ValueError(f"{path} holds no job")
+    return by_group(found)
+
+
+def by_group(jobs: Iterable[GroupJob]) -> dict[str, list[GroupJob]]:
+    """For each group its jobs by start; groups in the order in which they are met."""
+    groups: defaultdict[str, list[GroupJob]] = defaultdict(list)
+    for one in jobs:
+        groups[one.group].append(one)
+    for group, found in groups.items():
+        if len({one.dataset for one in found}) > 1:
+            raise ValueError(f"the group {group} has jobs of more than one data set")
+        found.sort(key=lambda one: one.start_time)
+    return dict(groups)
+
+
+def overlapping(jobs: Sequence[GroupJob]) -> float:
+    """Share of jobs that begin while an earlier one of their group still runs."""
+    count = 0
+    for found in by_group(jobs).values():
+        until = -math.inf
+        for one in found:
+            count += one.start_time < until
+            until = max(until, one.end_time)
+    return count / len(jobs)
+
+
+def _with_ratios(plain: Iterable[tuple[str, float, float, str]]) -> list[GroupJob]:
+    rows = sorted(plain)
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    for _, start, end, dataset in rows:
+        times[dataset].append(end - start)
+    means = {dataset: sum(found) / len(found) for dataset, found in times.items()}
+    return [
+        GroupJob(group, start, end, dataset, (end - start) / means[dataset])
+        for group, start, end, dataset in rows
+    ]
+
+
+def _group_job(row: dict[str, str], place: str) -> GroupJob:
+    try:
+        start, end = float(row["start_time"]), float(row["end_time"])
+        ratio = float(row["runtime_ratio"])
+    except (TypeError, ValueError):
+        raise ValueError(f"{place}: start_time, end_time, runtime_ratio must be numbers") from None
+    if not (0 <= end - start < math.inf and 0 <= ratio < math.inf):
+        raise ValueError(
+            f"{place}: end_time must not come before start_time, and runtime_ratio not be below 0"
+        )
+    return GroupJob(row["group"], start, end, row["dataset"], ratio)
+
+
+def _job_times(path: str | os.PathLike[str]) -> Iterator[tuple[str, tuple[float, float]]]:
+    names = ("job_name", "inst_id", "user", "status", "start_time", "end_time")
+    for number, line in enumerate(_table(path, names), start=1):
+        if line[3] != "Terminated" or not line[4] or not line[5]:
+            continue
+        try:
+            start, end = float(line[4]), float(line[5])
+        except ValueError:
+            raise ValueError(
+                f"{os.fspath(path)}: the times of job number {number} are no numbers"
+            ) from None
+        if start > 0 and end > start:
+            yield line[1], (start, end)
+
+
+def _table(path: str | os.PathLike[str], names: tuple[str, ...]) -> Iterator[list[str]]:
+    """The rows of one of Alibaba's tables; a header looks like a job that never ended."""
+    try:
+        with _open(Path(path), "rt") as file:
+            for line in csv.reader(file):
+                if line and len(line) != len(names):
+                    raise ValueError(
+                        f"{os.fspath(path)} has {len(line)} columns, and not the {len(names)} of "
+                        f"Alibaba's table: {', '.join(names)}"
+                    )
+                if line:
+                    yield line
+    except _NO_CSV as error:
+        raise ValueError(f"{os.fspath(path)} is no CSV file ({error})") from None
+
+
+_NO_CSV = (
+    UnicodeDecodeError,
+    csv.Error,
+    EOFError,
+    gzip.BadGzipFile,
+    lzma.LZMAError,
+    tarfile.TarError,
+)
+"""What comes of reading something else, or half of it."""
+
+
+@contextmanager
+def _open(path: Path, mode: str) -> Iterator[IO[str]]:
+    """A text file, by its name compressed; of a `.tar.gz` the first CSV file in it."""
+    if path.name.endswith((".tar.gz", ".tgz")):
+        with tarfile.open(path) as archive:
+            for member in archive:
+                content = archive.extractfile(member) if member.name.endswith(".csv") else None
+                if content is not None:
+                    with io.TextIOWrapper(content, encoding="utf-8", newline="") as file:
+                        yield file
+                    return
+        raise ValueError(f"there is no CSV file in {path}")
+    if path.suffix == ".gz":
+        with gzip.open(path, mode, encoding="utf-8", newline="") as file:
+            yield file  # type: ignore[misc,unused-ignore]
+    elif path.suffix == ".xz":
+        # The hashes that groups are named by hardly get smaller with more effort.
+        preset = 1 if mode == "wt" else None
+        with lzma.open(path, mode, preset=preset, encoding="utf-8", newline="") as file:
+            yield file  # type: ignore[misc,unused-ignore]
+    else:
+        with path.open(mode.removesuffix("t"), encoding="utf-8", newline="") as file:
+            yield file

@@ -1,0 +1,345 @@
+"""Many simulated jobs at once, in as many processes as there are cores."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
+from itertools import islice
+from multiprocessing import get_context
+from queue import SimpleQueue
+from typing import TYPE_CHECKING
+
+from zeus.analyze import HistoryEntry
+from zeus.job import Job
+from zeus.simulate.extras import needed
+from zeus.simulate.groups import GroupJob
+from zeus.simulate.results import RunRow
+from zeus.simulate.workloads import power_trace, train_trace, workload
+from zeus.utils.metric import zeus_cost
+
+if TYPE_CHECKING:
+    from zeus.simulate.simulator import Simulator
+
+
+@dataclass(frozen=True)
+class Case:
+    """A recurring job that is to be simulated.
+
+    Attributes:
+        job: The job.
+        gpu: The GPU whose measured traces are used.
+        name: What its results are called; by default the data set.
+        policy: Name of what chooses batch sizes (`zeus.policy.make_policy`).
+        window_size: The policy remembers so many runs of each batch size; 0 for all.
+        seed: Of the policy and of the simulator.
+        eta_knob: 1 counts energy only, 0 time only.
+        beta_knob: A run is given up before it costs so many times the best; infinite for never.
+        num_recurrence: How many times it recurs; by default twice the number of pairs of batch size
+            and power limit. A group has as many as it has jobs.
+        group: The jobs of a group of a cluster, by start; None: one run after the other.
+        summary_train: CSV file of measured training runs; by default the one that comes along.
+        summary_power: CSV file of measured power; by default that of the GPU.
+    """
+
+    job: Job
+    gpu: str = "v100"
+    name: str = ""
+    policy: str = "gp"
+    window_size: int = 0
+    seed: int = 1
+    eta_knob: float = 0.5
+    beta_knob: float = 2.0
+    num_recurrence: int | None = None
+    group: tuple[GroupJob, ...] | None = None
+    summary_train: str = ""
+    summary_power: str = ""
+
+
+@dataclass
+class Study:
+    """What came of many cases.
+
+    Attributes:
+        rows: All runs, case by case in the order in which they were given.
+        failures: Cases that could not be simulated, and why.
+    """
+
+    rows: list[RunRow] = field(default_factory=list)
+    failures: list[tuple[Case, str]] = field(default_factory=list)
+
+
+def workload_job(
+    dataset: str, gpu: str = "v100", summary_train: str = "", summary_power: str = ""
+) -> Job:
+    """The job that trains one of the measured workloads.
+
+    Its default batch size is brought within what the GPU has memory for.
+
+    Args:
+        dataset: The workload's data set (`zeus.simulate.workloads.WORKLOADS`).
+        gpu: As in `Case`.
+        summary_train: As in `Case`.
+        summary_power: As in `Case`.
+
+    Raises:
+        ValueError: Nothing was measured of it.
+        OSError: A trace cannot be read.
+    """
+    needed("numpy", "a simulation", "simulate")
+    one = workload(dataset)
+    simulator = _simulator(*_traces(gpu, summary_train, summary_power))
+    return one.job(simulator.batch_sizes(one.job([one.default_bs])))
+
+
+def run_case(case: Case) -> list[RunRow]:
+    """Simulates one job.
+
+    Raises:
+        ValueError: Nothing was measured of it, or an option makes no sense.
+        RuntimeError: Its target cannot be reached.
+        OSError: A trace cannot be read.
+    """
+    needed("numpy", "a simulation", "simulate")
+    from zeus.policy import JITPowerLimitOptimizer, make_policy
+    from zeus.simulate import expected
+
+    if not 0 <= case.eta_knob <= 1:
+        raise ValueError(f"eta_knob must lie between 0 and 1, not {case.eta_knob:g}")
+    if not case.beta_knob > 0:
+        raise ValueError(f"beta_knob must be above 0, not {case.beta_knob:g}")
+    simulator = _simulator(*_traces(case.gpu, case.summary_train, case.summary_power))
+    # The same tables for all cases; each call of the simulator copies the policies.
+    simulator.bso = make_policy(
+        case.policy,
+        seed=case.seed,
+        window_size=case.window_size,
+        concurrency=case.group is not None,
+    )
+    simulator.plo = JITPowerLimitOptimizer(verbose=False)
+    simulator.seed = case.seed
+    sizes = simulator.batch_sizes(case.job)
+    if case.job.default_bs not in sizes:
+        raise ValueError(
+            f"the default batch size {case.job.default_bs} of {case.job} was not measured on "
+            f"{case.gpu}; there are {', '.join(map(str, sizes))}"
+        )
+    best = expected.best(simulator.measurements, case.job, case.eta_knob)
+    usual = expected.usual(simulator.measurements, case.job, case.eta_knob)
+    history, ratios = _history(simulator, case)
+    rows: list[RunRow] = []
+    recurrence = 1
+    for number, (entry, ratio) in enumerate(zip(history, ratios, strict=True), start=1):
+        row = RunRow(
+            name=case.name or case.job.dataset,
+            policy=case.policy,
+            gpu=case.gpu,
+            dataset=case.job.dataset,
+            network=case.job.network,
+            optimizer=case.job.optimizer,
+            eta_knob=case.eta_knob,
+            beta_knob=case.beta_knob,
+            seed=case.seed,
+            run=number,
+            recurrence=recurrence,
+            batch_size=entry.bs,
+            power_limit=entry.pl,
+            energy=entry.energy,
+            time=entry.time,
+            cost=zeus_cost(
+                entry.energy, entry.time, case.eta_knob, simulator.measurements.max_power
+            ),
+            reached=entry.reached,
+            best_cost=best.cost * ratio,
+            default_energy=usual.energy * ratio,
+            default_time=usual.time * ratio,
+            default_cost=usual.cost * ratio,
+        )
+        rows.append(row)
+        recurrence += entry.reached
+    return rows
+
+
+def run_study(
+    cases: Sequence[Case],
+    processes: int | None = 1,
+    tell: Callable[[int, int], None] | None = None,
+) -> Study:
+    """Simulates many jobs. The result is the same for any number of processes.
+
+    With several, each imports the calling script anew: what starts the study there must be under
+    `if __name__ == "__main__":`.
+
+    Args:
+        cases: The jobs.
+        processes: How many to use; None for one on each core.
+        tell: Called with the number of jobs that are done, and of all.
+
+    Returns:
+        All runs. A job that cannot be simulated leaves the others alone; it is among the failures.
+
+    Raises:
+        ValueError: There is to be no process.
+        RuntimeError: A process was killed.
+        ImportError: NumPy is not installed.
+    """
+    count = len(os.sched_getaffinity(0)) if processes is None else processes
+    if count < 1:
+        raise ValueError(f"a study needs at least one process, not {count}")
+    outcomes: list[list[RunRow] | str] = [""] * len(cases)
+    if tell is not None:
+        tell(0, len(cases))
+    for done, (index, outcome) in enumerate(_outcomes(cases, min(count, len(cases))), start=1):
+        outcomes[index] = outcome
+        if tell is not None:
+            tell(done, len(cases))
+    study = Study()
+    for case, outcome in zip(cases, outcomes, strict=True):
+        if isinstance(outcome, str):
+            study.failures.append((case, outcome))
+        else:
+            study.rows.extend(outcome)
+    return study
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None] | None]:
+    """A progress bar on standard error for `tell`; None where that is no terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+        TimeRemainingColumn,
+    )
+
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _outcomes(cases: Sequence[Case], processes: int) -> Iterator[tuple[int, list[RunRow] | str]]:
+    """For each case its rows, or why there are none, as they come."""
+    if processes <= 1:
+        for index, case in enumerate(cases):
+            yield index, _outcome(case)
+        return
+    # Not forked: this process may have threads, of a progress bar or of NumPy.
+    executor = ProcessPoolExecutor(processes, get_context("spawn"))
+    # Not concurrent.futures.wait, which locks all of them: Ctrl-C meanwhile would leave locks.
+    ended: SimpleQueue[tuple[int, Future[list[RunRow] | str]]] = SimpleQueue()
+    waiting = iter(enumerate(cases))
+
+    def tell_of(index: int, future: Future[list[RunRow] | str]) -> None:
+        ended.put((index, future))
+
+    def begin(count: int) -> None:
+        for index, case in islice(waiting, count):
+            future = executor.submit(_outcome, case)
+            future.add_done_callback(partial(tell_of, index))
+
+    try:
+        with _interrupts_held():
+            begin(2 * processes)
+        for _ in cases:
+            index, future = ended.get()
+            begin(1)
+            yield index, future.result()
+    except BrokenProcessPool:
+        raise RuntimeError(
+            "a process of the study was killed, perhaps for want of memory; use fewer processes"
+        ) from None
+    finally:
+        executor.shutdown(cancel_futures=True)
+
+
+def _outcome(case: Case) -> list[RunRow] | str:
+    try:
+        return run_case(case)
+    except (ValueError, RuntimeError) as error:
+        return str(error)
+    except OSError as error:
+        return f"{error.filename} cannot be read: {error.strerror}"
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Ctrl-C waits for the end of this, and what is started meanwhile never sees it.
+
+    So it is the first process alone that ends the others, and no other has begun only half.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _traces(gpu: str, summary_train: str, summary_power: str) -> tuple[str, str]:
+    return summary_train or str(train_trace()), summary_power or str(power_trace(gpu))
+
+
+@lru_cache(maxsize=8)
+def _simulator(summary_train: str, summary_power: str) -> Simulator:
+    from zeus.policy import JITPowerLimitOptimizer, make_policy
+    from zeus.simulate import Simulator
+
+    return Simulator(
+        summary_train,
+        summary_power,
+        make_policy(),
+        JITPowerLimitOptimizer(verbose=False),
+        verbose=False,
+    )
+
+
+def _history(simulator: Simulator, case: Case) -> tuple[list[HistoryEntry], list[float]]:
+    """The runs, and for each how much longer its job takes than the measured one."""
+    knobs = (case.beta_knob, case.eta_knob)
+    if case.group is None:
+        count = case.num_recurrence
+        if count is None:
+            sizes, limits = simulator.batch_sizes(case.job), simulator.power_limits(case.job)
+            count = 2 * len(sizes) * len(limits)
+        if count < 1:
+            raise ValueError(f"a job must recur at least once, not {count} times")
+        history = simulator.simulate_one_job(case.job, count, *knobs)
+        return history, [1.0] * len(history)
+    if not case.group:
+        raise ValueError("a group must have a job")
+    # Policies do not see the ratios, so without them everything goes alike; the difference tells
+    # which ratio each run had.
+    scaled = simulator.simulate_one_alibaba_group(case.job, _records(case.group), *knobs)
+    plain = tuple(replace(one, runtime_ratio=1.0) for one in case.group)
+    measured = simulator.simulate_one_alibaba_group(case.job, _records(plain), *knobs)
+    ratios = [a.time / b.time for a, b in zip(scaled, measured, strict=True)]
+    return scaled, ratios
+
+
+def _records(group: Sequence[GroupJob]) -> list[dict[str, float]]:
+    return [
+        {
+            "start_time": one.start_time,
+            "end_time": one.end_time,
+            "runtime_ratio": one.runtime_ratio,
+        }
+        for one in group
+    ]
