@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from zeus.utils.lazy import lazily
 
 if TYPE_CHECKING:
+    from zeus.optimizer.batch_size import BatchSizeOptimizer as BatchSizeOptimizer
     from zeus.optimizer.pipeline_frequency import (
         PipelineFrequencyOptimizer as PipelineFrequencyOptimizer,
     )
@@ -20,12 +21,13 @@ if TYPE_CHECKING:
         LightningGlobalPowerLimitOptimizer as LightningGlobalPowerLimitOptimizer,
     )
 
-__all__ = ["GlobalPowerLimitOptimizer", "PipelineFrequencyOptimizer"]
+__all__ = ["BatchSizeOptimizer", "GlobalPowerLimitOptimizer", "PipelineFrequencyOptimizer"]
 
 # Who plans a pipeline, or serves plans, needs nothing of what measures and sets power limits.
 __getattr__ = lazily(
     __name__,
     {
+        "BatchSizeOptimizer": "batch_size",
         "GlobalPowerLimitOptimizer": "power_limit",
         "HFGlobalPowerLimitOptimizer": "power_limit",
         "LightningGlobalPowerLimitOptimizer": "power_limit",

@@ -33,6 +33,7 @@ from zeus.optimizer.pipeline_frequency.common import (
 )
 from zeus.optimizer.pipeline_frequency.follower import Schedule
 from zeus.utils import framework
+from zeus.utils.http import detail
 
 if TYPE_CHECKING:
     import httpx
@@ -349,12 +350,12 @@ class ServerLink:
                 raise ServerError(
                     f"{self._url} answered {path} with no JSON; check the URL"
                 ) from None
-        detail = _detail(answer)
-        if answer.status_code == 404 and self.job_id and detail != "Not Found":
+        said = detail(answer)
+        if answer.status_code == 404 and self.job_id and said != "Not Found":
             raise _JobGone
         raise ServerError(
             f"the pipeline frequency server refused {path.partition('/{')[0]} with status "
-            f"{answer.status_code}: {detail}",
+            f"{answer.status_code}: {said}",
             answer.status_code,
         )
 
@@ -381,11 +382,3 @@ class ServerLink:
         if kind not in self._told:
             self._told.add(kind)
             log.warning("%s", sentence)
-
-
-def _detail(answer: httpx.Response) -> str:
-    try:
-        detail = answer.json()["detail"]
-    except (ValueError, KeyError, TypeError):
-        detail = answer.text
-    return " ".join(str(detail).split())[:500]

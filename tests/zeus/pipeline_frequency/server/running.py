@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -15,7 +12,8 @@ from typing import Any
 
 import httpx
 
-from tests.support import TIMEOUT_S, stopped, wait_for
+from tests.serving import ServerProcess, environment
+from tests.support import wait_for
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 
 APP = "zeus.optimizer.pipeline_frequency.server.router:app"
@@ -50,14 +48,7 @@ def frontier(plans: int = 20, stages: int = 2, microbatches: int = 2) -> Frontie
     return Frontier(tuple(made), "gpipe", stages, microbatches, 80.0, 1, 2.0, 4700.0)
 
 
-def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
-
-
-class RunningServer:
+class RunningServer(ServerProcess):
     """uvicorn with the server, as a process of its own.
 
     Args:
@@ -74,62 +65,11 @@ class RunningServer:
         *options: str,
         path: Path | None = None,
     ) -> None:
-        self.directory = directory
-        self.log_path = directory / "server.log"
-        self.port = free_port()
-        self.url = f"http://127.0.0.1:{self.port}"
-        kept = {name: v for name, v in os.environ.items() if not name.startswith("ZEUS_PFO_")}
-        self._env = {**kept, **{f"ZEUS_PFO_{name}": v for name, v in (settings or {}).items()}}
+        env = environment("ZEUS_PFO_", settings)
         if path is not None:
-            self._env["PYTHONPATH"] = os.pathsep.join(
-                filter(None, [str(path), kept.get("PYTHONPATH")])
-            )
-        self._options = options
-        self.process = self._spawn()
-        self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
-
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-m", "uvicorn", APP, "--port", str(self.port), *self._options]
-        with self.log_path.open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._env,
-                cwd=self.directory,
-            )
-
-    def wait_until_serving(self) -> RunningServer:
-        """Waits until it answers."""
-
-        def answers() -> bool:
-            assert self.process.poll() is None, f"the server ended:\n{self.log()}"
-            try:
-                return self.http.get("/healthz").status_code == 200
-            except httpx.TransportError:
-                return False
-
-        wait_for(answers, "the server to answer")
-        return self
-
-    def log(self) -> str:
-        """All it said."""
-        return self.log_path.read_text()
-
-    def kill(self) -> None:
-        """kill -9."""
-        self.process.kill()
-        self.process.wait()
-
-    def start_again(self) -> RunningServer:
-        """The same once more, at the same port."""
-        self.process = self._spawn()
-        return self.wait_until_serving()
-
-    def stop(self) -> int:
-        """SIGTERM, and waits for the end. Returns the exit code."""
-        return stopped(self.process)
+            before = env.get("PYTHONPATH", "")
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(path), before]))
+        super().__init__(directory, ["-m", "uvicorn", APP, *options], env)
 
 
 @contextlib.contextmanager
@@ -142,7 +82,8 @@ def running_server(
     """A server that serves."""
     server = RunningServer(directory, settings, *options, path=path)
     try:
-        yield server.wait_until_serving()
+        server.wait_until_serving()
+        yield server
     finally:
         server.stop()
         server.http.close()

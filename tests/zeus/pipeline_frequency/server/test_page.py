@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.zeus.pipeline_frequency.server.browser import CHROMIUM, Page, browser
+from tests.browser import CHROMIUM, Page, browser
 from tests.zeus.pipeline_frequency.server.running import (
     RunningServer,
     Training,

@@ -14,6 +14,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tests.serving import free_port
 from tests.support import TIMEOUT_S, wait_for
 from tests.zeus.pipeline_frequency.server.running import (
     APP,
@@ -21,7 +22,6 @@ from tests.zeus.pipeline_frequency.server.running import (
     RunningServer,
     Training,
     eventually,
-    free_port,
     frontier,
     job_body,
     ok,

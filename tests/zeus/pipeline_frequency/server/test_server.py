@@ -22,7 +22,7 @@ from tests.zeus.pipeline_frequency.server.running import (
     register,
 )
 from zeus.optimizer.pipeline_frequency.plans import read_plan
-from zeus.optimizer.pipeline_frequency.server import router
+from zeus.utils import web
 
 STAGES = (
     [["forward", 1410], ["forward", 1395], ["backward", 1380], ["backward", 1365]],
@@ -294,11 +294,11 @@ def test_what_another_sites_page_could_send_is_refused(
 
 def test_requests_without_end_are_refused(serve: Serve, folder: str) -> None:
     http = serve({"solution_path": folder})
-    many = b" " * (router.MOST_BYTES + 1)
+    many = b" " * (web.MOST_BYTES + 1)
     assert "bytes" in refused(http.post("/register_job", content=many), 413)
 
     def chunks() -> Any:
-        for _ in range(router.MOST_BYTES // 2**20 + 1):
+        for _ in range(web.MOST_BYTES // 2**20 + 1):
             yield b" " * 2**20
 
     assert "bytes" in refused(http.post("/register_job", content=chunks()), 413)

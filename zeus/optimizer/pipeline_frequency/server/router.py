@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import base64
-import hashlib
-import hmac
 import logging
-import re
 import signal
 import sys
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from functools import lru_cache
-from importlib import resources
 from types import FrameType
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, HTTPException, Query, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi import Depends, FastAPI, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from pydantic import ValidationError
 
 from zeus import __version__
 from zeus.exceptions import PipelineFrequencyError
@@ -43,17 +35,9 @@ from zeus.optimizer.pipeline_frequency.server.job import Refused
 from zeus.optimizer.pipeline_frequency.server.job_manager import JobManager
 from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Storage
+from zeus.utils import web
 
 logger = logging.getLogger(__name__)
-
-MOST_BYTES = 32 * 2**20
-"""A larger request is refused."""
-
-_TOO_LARGE = f"a request has at most {MOST_BYTES} bytes"
-
-_Scope = dict[str, Any]
-_Receive = Callable[[], Awaitable[dict[str, Any]]]
-_Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
 class PFOServer(FastAPI):
@@ -81,12 +65,12 @@ class PFOServer(FastAPI):
         if scope["type"] == "lifespan":
             scope["app"] = self
             await self._live(receive, send)
-        elif scope["type"] == "http" and not await _short_enough(scope, send):
+        elif scope["type"] == "http" and not await web.short_enough(scope, send):
             return
         else:
-            await super().__call__(scope, _Limited(receive), send)
+            await super().__call__(scope, web.LimitedReceive(receive), send)
 
-    async def _live(self, receive: _Receive, send: _Send) -> None:
+    async def _live(self, receive: web.Receive, send: web.Send) -> None:
         await receive()
         try:
             storage = Storage(self.settings.database_path)
@@ -126,43 +110,11 @@ def _before_stopping(close: Callable[[], None]) -> None:
         signal.signal(number, handle)
 
 
-class _Limited:
-    """Ends a body that goes on for ever."""
-
-    def __init__(self, receive: _Receive) -> None:
-        self._receive = receive
-        self._bytes = 0
-
-    async def __call__(self) -> dict[str, Any]:
-        message = await self._receive()
-        self._bytes += len(message.get("body", b""))
-        if self._bytes > MOST_BYTES:
-            raise HTTPException(413, _TOO_LARGE)
-        return message
-
-
-async def _short_enough(scope: _Scope, send: _Send) -> bool:
-    for name, value in scope["headers"]:
-        if name == b"content-length" and value.isdigit() and int(value) > MOST_BYTES:
-            response = _error(413, _TOO_LARGE)
-            await response(scope, _nothing, send)  # type: ignore[arg-type]
-            return False
-    return True
-
-
-async def _nothing() -> dict[str, Any]:
-    return {"type": "http.disconnect"}
-
-
-def _error(status: int, sentence: str) -> JSONResponse:
-    return JSONResponse({"detail": sentence}, status_code=status)
-
-
 def create_app(settings: ServerSettings) -> PFOServer:
     """The application for these settings."""
     logging.getLogger("zeus").setLevel(settings.log_level)
     app = PFOServer(settings)
-    changing = [Depends(_is_json), Depends(_authorized)]
+    changing = [Depends(web.needs_json), Depends(_authorized)]
 
     @app.post(common.REGISTER_JOB_URL, dependencies=changing)
     async def register_job(job_info: JobInfo) -> str:
@@ -241,27 +193,16 @@ def _add_reading(app: PFOServer) -> None:
 
     @app.get("/")
     async def page() -> HTMLResponse:
-        text, policy = _page()
-        headers = {
-            "Content-Security-Policy": policy,
-            "Referrer-Policy": "no-referrer",
-            "X-Content-Type-Options": "nosniff",
-            "Cache-Control": "no-cache",
-        }
-        return HTMLResponse(text, headers=headers)
+        assert __package__ is not None
+        return web.page(__package__)
 
 
 def _add_errors(app: PFOServer) -> None:
     @app.exception_handler(PipelineFrequencyError)
     async def refused(request: Request, error: PipelineFrequencyError) -> JSONResponse:
-        return _error(error.status if isinstance(error, Refused) else 422, error.message)
+        return web.refusal(error.status if isinstance(error, Refused) else 422, error.message)
 
-    @app.exception_handler(RequestValidationError)
-    @app.exception_handler(ValidationError)
-    async def invalid(
-        request: Request, error: RequestValidationError | ValidationError
-    ) -> JSONResponse:
-        return _error(422, _sentence(error.errors()))
+    web.add_validation_errors(app)
 
 
 def _add_log(app: PFOServer) -> None:
@@ -272,49 +213,9 @@ def _add_log(app: PFOServer) -> None:
         return response
 
 
-def _is_json(request: Request) -> None:
-    # A page of another site can make a browser send anything but this type without asking us.
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise Refused(415, "send JSON, and say so: Content-Type: application/json")
-
-
 def _authorized(request: Request) -> None:
-    token = request.app.settings.token
-    given = request.headers.get("authorization", "")
-    if token and not hmac.compare_digest(given.encode(), f"Bearer {token}".encode()):
-        raise Refused(
-            401,
-            "this server asks for a token (ZEUS_PFO_TOKEN): send it as Authorization: Bearer TOKEN",
-        )
-
-
-def _sentence(errors: Any) -> str:
-    """What is wrong with a request, the first three things; the reference has a list here."""
-    found = []
-    for error in list(errors)[:3]:
-        where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query"))
-        message = str(error["msg"]).removeprefix("Value error, ")
-        found.append(f"{where}: {message}" if where else message)
-    return "; ".join(found)
-
-
-@lru_cache(maxsize=1)
-def _page() -> tuple[str, str]:
-    """The page, and a policy under which only its own script and style run."""
-    text = resources.files(__package__).joinpath("page.html").read_text(encoding="utf-8")
-
-    def hashes(tag: str) -> str:
-        found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
-        digests = (hashlib.sha256(one.encode()).digest() for one in found)
-        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
-
-    policy = (
-        f"default-src 'none'; connect-src 'self'; script-src {hashes('script')}; "
-        f"style-src {hashes('style')}; img-src data:; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    )
-    return text, policy
+    if request.app.settings.token:
+        web.check_token(request, [request.app.settings.token], "ZEUS_PFO_TOKEN")
 
 
 def _settings() -> ServerSettings:

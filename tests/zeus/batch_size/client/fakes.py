@@ -1,0 +1,174 @@
+"""A monitor that measures what it is told, and trials that can be out of reach."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from zeus.exceptions import ZeusdError
+from zeus.monitor import Measurement
+from zeus.optimizer.batch_size import BatchSizeOptimizer, JobSpec
+from zeus.optimizer.batch_size.common import CreatedJob, NewTrial, ReportResponse
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.optimizer.batch_size.store import Store
+from zeus.optimizer.batch_size.trials import Trial
+
+JOB_ID = "cifar-v100"
+
+
+def job(**more: Any) -> JobSpec:
+    """A job whose first size is 64. At eta 1 a run costs its energy."""
+    usual = {
+        "job_id": JOB_ID,
+        "job_id_prefix": "cifar",
+        "batch_sizes": [16, 32, 64, 128],
+        "default_batch_size": 64,
+        "eta_knob": 1.0,
+        "max_epochs": 10,
+        "mab_seed": 1,
+    }
+    return JobSpec.model_validate({**usual, **more})
+
+
+class FakeMonitor:
+    """A `ZeusMonitor` whose time and energy are given.
+
+    Args:
+        models: Of its GPUs, each of 250 W.
+    """
+
+    def __init__(self, *models: str) -> None:
+        info = SimpleNamespace(power_limit_max_mw=250_000)
+        self.gpus = [
+            SimpleNamespace(info=info, get_name=lambda name=name: name)
+            for name in models or ("Tesla V100",)
+        ]
+        self.gpu_indices = list(range(len(self.gpus)))
+        self.measurement_states: dict[str, tuple[float, float]] = {}
+        self.now = (0.0, 0.0)
+        self.gone = False
+
+    def use(self, time_s: float, energy_j: float) -> None:
+        """So much passes, and is used."""
+        self.now = (self.now[0] + time_s, self.now[1] + energy_j)
+
+    def begin_window(self, key: str, restart: bool = False) -> None:
+        assert restart
+        self.measurement_states[key] = self.now
+
+    def end_window(self, key: str, cancel: bool = False) -> Any:
+        if key not in self.measurement_states:
+            raise ValueError(f"Measurement window '{key}' does not exist")
+        time_s, energy_j = self.measurement_states.pop(key)
+        return _Unread(self, self.now[0] - time_s, self.now[1] - energy_j)
+
+
+class _Unread(Measurement):
+    """Its energy cannot be known while its monitor's sensors are gone."""
+
+    def __init__(self, monitor: FakeMonitor, time_s: float, energy_j: float) -> None:
+        super().__init__(time_s, {0: energy_j})
+        self.monitor = monitor
+
+    @property
+    def total_energy(self) -> float:
+        if self.monitor.gone:
+            raise ZeusdError("zeusd is away; start it.")
+        return super().total_energy
+
+
+class Between:
+    """Trials that are kept elsewhere, and what is between.
+
+    Args:
+        path: Of the store that keeps them.
+
+    Attributes:
+        fails: What every call raises meanwhile, but closing.
+        asked: Names of the calls that got through, and that did not.
+        asking: Names of the threads that called.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.fails: Exception | None = None
+        self.asked: list[str] = []
+        self.asking: list[str] = []
+        self.lease_s: float | None = 600.0
+        self.open = 0
+        self.changed: dict[str, Any] = {}
+
+    def __call__(self, path: Any) -> _Opened:
+        """In place of `Store`."""
+        if isinstance(self.fails, ZeusBSORuntimeError):
+            self.asked.append("open")
+            raise self.fails
+        self.open += 1
+        return _Opened(self, Store(path, lease_s=self.lease_s))
+
+    def store(self) -> Store:
+        """What is kept."""
+        return Store(self.path)
+
+    def away(self) -> None:
+        """Nobody answers."""
+        self.fails = ZeusBSORuntimeError("nobody answers; start it.", 0)
+
+    def trials(self, job_id: str = JOB_ID) -> list[Trial]:
+        """All trials of a job."""
+        store = self.store()
+        try:
+            return store.job(job_id)[1]
+        finally:
+            store.close()
+
+
+class _Opened:
+    def __init__(self, between: Between, store: Store) -> None:
+        self._between = between
+        self._store = store
+
+    def _pass(self, name: str) -> None:
+        self._between.asked.append(name)
+        self._between.asking.append(threading.current_thread().name)
+        if self._between.fails is not None:
+            raise self._between.fails
+
+    def register(self, spec: Any) -> CreatedJob:
+        self._pass("register")
+        return self._store.register(spec)
+
+    def begin_trial(self, job_id: str, key: str) -> NewTrial:
+        self._pass("begin_trial")
+        trial = self._store.begin_trial(job_id, key)
+        return trial.model_copy(update=self._between.changed)
+
+    def report(self, result: Any) -> ReportResponse:
+        self._pass("report")
+        return self._store.report(result)
+
+    def heartbeat(self, trial: Any) -> None:
+        self._pass("heartbeat")
+        self._store.heartbeat(trial)
+
+    def end_trial(self, end: Any) -> None:
+        self._pass("end_trial")
+        self._store.end_trial(end)
+
+    def close(self) -> None:
+        self._between.open -= 1
+        self._store.close()
+
+
+def epochs(
+    optimizer: BatchSizeOptimizer, monitor: Any, *metrics: Any, joules: float = 100.0
+) -> int:
+    """Trains until it is told to stop, an epoch of 2 s for each metric. Returns how many."""
+    for number, metric in enumerate(metrics, 1):
+        monitor.use(2.0, joules)
+        optimizer.on_evaluate(metric)
+        if optimizer.training_finished:
+            return number
+    return len(metrics)

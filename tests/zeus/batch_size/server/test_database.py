@@ -1,0 +1,245 @@
+"""Databases: their names, their tables, and what happens when they cannot be used."""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.migration import MigrationContext
+from sqlalchemy import text
+
+from tests.postgresql import PostgreSQL
+from tests.support import wait_for
+from tests.zeus.batch_size.server.training import spec
+from zeus.optimizer.batch_size.database import UPGRADE_LOCK, Database, url_of
+from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
+from zeus.optimizer.batch_size.store import Store
+from zeus.optimizer.batch_size.tables import VERSION, metadata
+
+
+def test_migrations_make_the_tables_that_are_used(database: str) -> None:
+    found = Database(database)
+
+    def differences(connection: Any) -> list[Any]:
+        return list(compare_metadata(MigrationContext.configure(connection), metadata))
+
+    assert found.read(differences) == []
+    assert found.read(lambda c: c.execute(text("SELECT * FROM alembic_version")).all()) == [
+        (VERSION,)
+    ]
+    found.close()
+
+
+def test_several_processes_may_be_the_first(database: str) -> None:
+    script = (
+        "import sys\n"
+        "from zeus.optimizer.batch_size.store import Store\n"
+        "print('ready', flush=True)\n"
+        "sys.stdin.readline()\n"
+        "print(Store(sys.argv[1]).count())\n"
+    )
+    pipe = subprocess.PIPE
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", script, database],
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+    for process in processes:
+        said, errors = process.communicate()
+        assert (said, process.returncode) == ("0\n", 0), errors
+
+
+def test_an_open_needs_no_alembic_once_the_tables_are_there(tmp_path: Path) -> None:
+    Store(tmp_path / "bso.db").close()
+    script = (
+        "import sys\n"
+        "sys.modules['alembic'] = None\n"
+        "from zeus.optimizer.batch_size.store import Store\n"
+        "print(Store(sys.argv[1]).count())\n"
+    )
+    ran = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "bso.db")], capture_output=True, text=True
+    )
+    assert ran.stdout == "0\n", ran.stderr
+
+
+def test_tables_of_another_release_are_left_alone(database: str) -> None:
+    found = Database(database)
+    found.write(lambda c: c.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    found.close()
+    with pytest.raises(ZeusBSORuntimeError, match="another release \\(tables 9999, here"):
+        Store(database)
+
+
+@pytest.mark.parametrize(
+    ("given", "used"),
+    [
+        ("bso.db", "sqlite:///bso.db"),
+        ("/var/lib/bso.db", "sqlite:////var/lib/bso.db"),
+        ("sqlite:///x.db", "sqlite:///x.db"),
+        ("sqlite+aiosqlite:///x.db", "sqlite:///x.db"),
+        ("postgresql://u:secret@h/n", "postgresql+psycopg://u:***@h/n"),
+        ("postgres://h/n", "postgresql+psycopg://h/n"),
+        ("postgresql+asyncpg://h/n", "postgresql+psycopg://h/n"),
+    ],
+)
+def test_a_database_may_be_named_in_several_ways(given: str, used: str) -> None:
+    assert url_of(given).render_as_string(hide_password=True) == used
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("mysql+aiomysql://u:secret@h/n", "mysql databases are not supported; use SQLite"),
+        ("://", "cannot be read"),
+        ("postgresql://h:port/n", "cannot be read"),
+        (":memory:", "name a file"),
+        ("sqlite://", "name a file"),
+    ],
+)
+def test_what_is_no_database_is_told(given: str, words: str) -> None:
+    with pytest.raises(ZeusBSOConfigError, match=words) as told:
+        Store(given)
+    assert "secret" not in told.value.message
+
+
+def test_a_database_that_cannot_be_used_is_one_sentence(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database, though long enough to be taken for one" * 99)
+    for path, words in (
+        (tmp_path / "text", "not a database"),
+        (tmp_path, "unable to open"),
+        (tmp_path / "text" / "bso.db", "name another file"),
+    ):
+        with pytest.raises(ZeusBSORuntimeError, match=words) as told:
+            Store(path)
+        assert told.value.status == 503
+        assert "\n" not in told.value.message
+    nobody = "postgresql://u:secret@127.0.0.1:1/n"
+    with pytest.raises(ZeusBSORuntimeError, match="cannot be used: connection") as told:
+        Database(nobody)
+    assert "secret" not in told.value.message
+
+
+def test_who_waits_for_another_writer_gets_its_turn(tmp_path: Path) -> None:
+    database = Database(tmp_path / "bso.db")
+    other = sqlite3.connect(tmp_path / "bso.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    begun = threading.Event()
+    counted: list[int] = []
+
+    def count(connection: Any) -> None:
+        # What is read must still hold when it is written: who reads waits, too, before it writes.
+        counted.append(connection.execute(text("SELECT count(*) FROM events")).scalar())
+
+    def work() -> None:
+        begun.set()
+        database.write(count)
+
+    writer = threading.Thread(target=work)
+    writer.start()
+    begun.wait()
+    assert database.read(lambda c: c.execute(text("SELECT * FROM jobs")).all()) == []
+    other.execute("INSERT INTO jobs VALUES ('job', '{}', '1', 0, 0, 0, 0)")
+    other.execute("INSERT INTO events VALUES ('job', 1, NULL, 0, 'registered', '{}')")
+    other.execute("COMMIT")
+    writer.join()
+    assert counted == [1]
+    other.close()
+    database.close()
+
+
+def _waiting(database: Database, thread: threading.Thread) -> int:
+    """How many wait for a lock in the end; where nobody does, the thread goes on to its end."""
+    blocked = text("SELECT count(*) FROM pg_locks WHERE NOT granted")
+
+    def count() -> int:
+        found: int = database.read(lambda c: c.execute(blocked).scalar())
+        return found
+
+    wait_for(lambda: count() or not thread.is_alive(), "somebody to wait, or nobody")
+    return count()
+
+
+def test_a_job_belongs_to_one_transaction_at_a_time(cluster: PostgreSQL) -> None:
+    url = cluster.new_database()
+    store = Store(url)
+    store.register(spec())
+    database = Database(url)
+    begun: list[int] = []
+    thread = threading.Thread(
+        target=lambda: begun.append(store.begin_trial("job", "one").trial_number)
+    )
+
+    def work(connection: Any) -> None:
+        connection.execute(text("UPDATE jobs SET trials = 7"))
+        thread.start()
+        assert _waiting(watching, thread) == 1
+
+    watching = Database(url)
+    database.write(work)
+    thread.join()
+    assert begun == [8]  # it has read what the other has written
+    for one in (store, database, watching):
+        one.close()
+
+
+def test_tables_are_made_by_one_process(cluster: PostgreSQL) -> None:
+    watching = Database(cluster.new_database())
+    opened: list[Database] = []
+    url = cluster.new_database()
+    thread = threading.Thread(target=lambda: opened.append(Database(url)))
+    with psycopg.connect(url) as first:
+        first.execute("SELECT pg_advisory_xact_lock(%s)", [UPGRADE_LOCK])
+        thread.start()
+        assert _waiting(watching, thread) == 1
+        assert first.execute("SELECT * FROM pg_tables WHERE tablename = 'jobs'").fetchall() == []
+    thread.join()
+    assert len(opened) == 1
+    for one in (watching, *opened):
+        one.close()
+
+
+def test_a_restarted_postgresql_is_found_again(cluster: PostgreSQL) -> None:
+    store = Store(cluster.new_database())
+    store.register(spec())
+    trial = store.begin_trial("job", "one")
+    cluster.restart()
+    assert store.begin_trial("job", "one").trial_number == trial.trial_number
+    store.heartbeat(trial)
+    store.close()
+
+
+def test_what_others_make_fail_is_done_again(cluster: PostgreSQL) -> None:
+    database = Database(cluster.new_database())
+    tries = []
+
+    def work(connection: Any) -> int:
+        tries.append(1)
+        if len(tries) < 3:
+            connection.execute(text("DO $$ BEGIN RAISE SQLSTATE '40001'; END $$"))
+        return len(tries)
+
+    assert database.write(work) == 3
+    with pytest.raises(ZeusBSORuntimeError, match="cannot be used") as told:
+        database.write(lambda c: c.execute(text("SELECT * FROM nothing")))
+    assert told.value.status == 503
+    database.close()

@@ -1,0 +1,175 @@
+"""The page, in a real browser."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.browser import CHROMIUM, Page, browser
+from tests.zeus.batch_size.server.running import RunningServer, running_server
+from tests.zeus.batch_size.server.training import body, convex, result
+from zeus.optimizer.batch_size.common import NewTrial
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+EVIL = "job <img src=x onerror=\"document.title='owned'\"><script>document.title='owned'<"
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
+    with browser(tmp_path_factory.mktemp("chromium")) as found:
+        found.see(1400, 1500)
+        yield found
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One whose changes need a token."""
+    with running_server(tmp_path_factory.mktemp("server"), TOKEN="secret") as found:
+        found.http.headers["Authorization"] = "Bearer secret"
+        yield found
+
+
+@pytest.fixture(autouse=True)
+def _no_jobs(server: RunningServer) -> None:
+    for job in server.http.get("/jobs").json():
+        server.http.delete("/jobs", params={"job_id": job["job_id"]})
+
+
+def text(page: Page, selector: str) -> str:
+    found: str = page.run(f"document.querySelector({selector!r}).innerText")
+    return found
+
+
+def opened(page: Page, server: RunningServer, job_id: str = "") -> None:
+    page.open("about:blank")
+    page.open(server.url + (f"/#{job_id}" if job_id else ""))
+
+
+def registered(http: httpx.Client, job_id: str = "job", **more: Any) -> None:
+    assert http.post("/jobs", json=body(job_id, **more)).status_code == 201
+
+
+def begun(http: httpx.Client, job_id: str = "job") -> NewTrial:
+    return NewTrial.model_validate(http.post(f"/jobs/{job_id}/trials").json())
+
+
+def trained(http: httpx.Client, runs: int) -> None:
+    for _ in range(runs):
+        trial, epoch = begun(http), 0
+        while True:
+            epoch += 1
+            told = result(trial, epoch, convex(trial.batch_size))
+            if http.post("/report", content=told.model_dump_json()).json()["stop_train"]:
+                break
+
+
+def test_a_job_is_seen_as_it_goes_on(page: Page, server: RunningServer) -> None:
+    http = server.http
+    opened(page, server)
+    page.wait_for("document.querySelector('#none').innerText.includes('No job has registered')")
+    registered(http, policy="pruning-gts")
+    page.wait_for("document.querySelector('#title').innerText.startsWith('job')")
+    page.wait_for("document.querySelector('#posterior').textContent === 'No run has ended yet.'")
+    trained(http, 4)
+    page.wait_for("document.querySelectorAll('#trials tbody tr').length === 4")
+    assert "best batch size\n32" in text(page, "#tiles")
+    assert "−23.1 % on the default 64" in text(page, "#tiles")
+    # 64, 32 and 16 have reached the target; 8 was too costly.
+    assert page.run("document.querySelectorAll('#posterior .mean').length") >= 3
+    assert page.run("document.querySelector('#posterior .mean.best').dataset.size") == "32"
+    assert page.run("document.querySelectorAll('#regret circle.converged').length") == 3
+    assert page.run("document.querySelectorAll('#regret circle.stopped').length") == 1
+    assert page.run("document.querySelector('#regret .line').points.length") == 4
+    rows = page.run("[...document.querySelectorAll('#trials tbody tr')].map(r => r.innerText)")
+    assert rows[0].startswith("4\t8\tstopped, too costly")
+    assert rows[-1].startswith("1\t64\treached the target\t4\t0.5\t")
+    assert "1.3 kJ" in rows[-1]
+    best = page.run("document.querySelector('#sizes tr.best').innerText")
+    assert best.startswith("32\t1 kJ")
+    # Live: a run begins, and reports.
+    running = begun(http)
+    page.wait_for("document.querySelectorAll('#regret circle.running').length === 1")
+    assert "1 running" in text(page, "#title")
+    http.post("/report", content=result(running, 2, 1000.0).model_dump_json())
+    page.wait_for("document.querySelector('#trials tbody tr').innerText.includes('500 J')")
+    # What is under the mouse is told.
+    x, y = page.run(
+        "(() => { const box = document.querySelectorAll('#posterior .hit')[2]"
+        ".getBoundingClientRect(); return [box.x + box.width / 2, box.y + 50]; })()"
+    )
+    page.move(x, y)
+    page.wait_for("!document.querySelector('#posterior-tip').classList.contains('gone')")
+    assert "batch size 32" in text(page, "#posterior-tip")
+
+
+def test_sizes_that_are_kept_out_are_released_with_the_token(
+    page: Page, server: RunningServer
+) -> None:
+    http = server.http
+    registered(http)
+    trial = begun(http).model_dump(include={"job_id", "batch_size", "trial_number"})
+    http.patch("/trials", json={**trial, "reason": "oom"})
+    opened(page, server, "job")
+    page.wait_for("document.querySelector('#why')?.innerText.includes('does not suffice for 64')")
+    assert "out of GPU memory" in text(page, "#trials")
+    page.click("#release")
+    page.wait_for("document.querySelector('#said').innerText.includes('asks for a token')")
+    page.type("#token", "secret")
+    page.click("#release")
+    page.wait_for("document.querySelector('#kept-out').classList.contains('gone')")
+    assert not any(one["excluded"] for one in http.get("/jobs/job").json()["estimates"])
+
+
+def test_what_jobs_say_of_themselves_is_never_run(page: Page, server: RunningServer) -> None:
+    name = EVIL.replace("/", "")
+    registered(server.http, name, gpu_model=EVIL)
+    opened(page, server)
+    page.wait_for("document.querySelector('#title')?.innerText.includes('<img src=x')")
+    assert name in text(page, "#title")
+    assert name in text(page, "#jobs a b")
+    assert EVIL in text(page, "#about")
+    assert page.run("document.querySelectorAll('img').length") == 0
+    assert page.run("document.title") == "Batch size optimizer"
+    # The policy alone would be enough.
+    page.run(
+        "document.body.insertAdjacentHTML('beforeend', "
+        '\'<img src="data:," onerror="window.ran = 1">\')'
+    )
+    page.run("new Promise((done) => setTimeout(done, 200))")
+    assert page.run("window.ran") is None
+
+
+def test_jobs_are_picked_and_filtered(page: Page, server: RunningServer) -> None:
+    for n in range(9):
+        registered(server.http, f"job-{n}", gpu_model=f"GPU {n}")
+    opened(page, server)
+    page.wait_for("document.querySelectorAll('#jobs a').length === 9")
+    page.click("#jobs a:nth-child(4)")
+    page.wait_for("document.querySelector('#title').innerText.startsWith('job-3')")
+    page.type("#filter", "gpu 7")
+    page.wait_for("document.querySelectorAll('#jobs a').length === 1")
+    page.click("#jobs a")
+    page.wait_for("document.querySelector('#title').innerText.startsWith('job-7')")
+    page.run("location.hash = 'gone'")
+    page.wait_for("document.querySelector('#none').innerText.includes('there is no job gone')")
+
+
+def test_reading_with_a_token_and_a_server_that_is_away(page: Page, tmp_path: Path) -> None:
+    with running_server(tmp_path, TOKEN="secret", READ_TOKEN="look") as server:
+        server.http.headers["Authorization"] = "Bearer secret"
+        registered(server.http)
+        opened(page, server)
+        page.wait_for("document.querySelector('#away').innerText.includes('asks for a token')")
+        page.type("#token", "look")
+        page.wait_for("document.querySelector('#title').innerText.startsWith('job')")
+        page.wait_for("document.querySelector('#away').innerText === ''")
+        server.kill()
+        page.wait_for("document.querySelector('#away').innerText.includes('no answer')")
+        server.start_again()
+        page.wait_for("document.querySelector('#away').innerText === ''")
+        assert text(page, "#title").startswith("job")

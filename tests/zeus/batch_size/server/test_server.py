@@ -1,0 +1,283 @@
+"""What the server answers: to ml-energy/zeus's clients, to ours, and to those who only look."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.zeus.batch_size.server.conftest import Serve
+from tests.zeus.batch_size.server.training import body, convex
+from zeus.optimizer.batch_size.common import IDEMPOTENCY_HEADER
+from zeus.utils import web
+
+Answer = Any
+
+
+def ok(answer: Answer, status: int = 200) -> Any:
+    """What it says, where it is as it should be."""
+    assert answer.status_code == status, answer.text
+    return answer.json()
+
+
+def refused(answer: Answer, status: int) -> str:
+    """The sentence of a refusal."""
+    assert answer.status_code == status, answer.text
+    ((key, sentence),) = answer.json().items()
+    assert key == "detail"
+    assert isinstance(sentence, str)
+    return sentence
+
+
+def sent(message: dict[str, Any]) -> dict[str, Any]:
+    """As ml-energy/zeus's clients send it: JSON, and they do not say so."""
+    return {"content": json.dumps(message)}
+
+
+def epoch(trial: dict[str, Any], number: int, cost: float = 1000.0, **more: Any) -> dict[str, Any]:
+    """The report of one of four epochs."""
+    share = number * cost / 4
+    which = {name: trial[name] for name in ("job_id", "batch_size", "trial_number")}
+    metric = 0.6 if number >= 4 else 0.1
+    used = {"time": share / 300, "energy": share, "metric": metric, "current_epoch": number}
+    return {**which, **used, **more}
+
+
+def test_the_clients_of_the_reference_are_served(serve: Serve) -> None:
+    http = serve(LEASE_S=60, REFERENCE_LEASE_S=5000)
+    made = ok(http.post("/jobs", **sent(body(None))), 201)
+    name = made["job_id"]
+    assert name.startswith("job-")
+    assert len(name) == len("job-") + 8
+    given = {**body(None), "job_id": name}
+    assert {field: made[field] for field in given} == given
+    assert ok(http.post("/jobs", **sent(given)), 200) == made
+    assert "gpu_model" in refused(http.post("/jobs", **sent({**given, "gpu_model": "A40"})), 409)
+    refused(http.post("/jobs", **sent({**given, "default_batch_size": 65})), 422)
+    trial = ok(http.get("/jobs/batch_size", params={"job_id": name}))
+    assert trial == {"job_id": name, "batch_size": 64, "trial_number": 1}
+    refused(http.get("/jobs/batch_size", params={"job_id": "other"}), 400)
+    for number in (1, 2, 3):
+        answer = ok(http.post("/report", **sent(epoch(trial, number))))
+        assert (answer["stop_train"], answer["converged"]) == (False, False)
+    answer = ok(http.post("/report", **sent(epoch(trial, 4))))
+    assert (answer["stop_train"], answer["converged"]) == (True, True)
+    answer = ok(http.post("/report", **sent(epoch(trial, 4))))
+    assert (answer["stop_train"], answer["converged"]) == (True, True)
+    assert "already reported" in answer["message"]
+    refused(http.post("/report", **sent(epoch({**trial, "trial_number": 7}, 1))), 400)
+    ok(http.patch("/trials", **sent(trial)))  # at the end of each process, whatever came before
+    second = ok(http.get("/jobs/batch_size", params={"job_id": name}))
+    ok(http.patch("/trials", **sent(second)))
+    refused(http.patch("/trials", **sent({**trial, "trial_number": 7})), 404)
+    shown = ok(http.get(f"/jobs/{name}"))
+    assert [one["status"] for one in shown["trials"]] == ["ok", "failed"]
+    assert [one["lease_s"] for one in shown["trials"]] == [5000.0, 5000.0]
+    ok(http.delete("/jobs", params={"job_id": name}))
+    refused(http.delete("/jobs", params={"job_id": name}), 404)
+
+
+def test_our_clients_ask_with_a_key(serve: Serve) -> None:
+    http = serve(LEASE_S=60)
+    ok(http.post("/jobs", json=body()), 201)
+    first = ok(http.post("/jobs/job/trials", headers={IDEMPOTENCY_HEADER: "one"}), 201)
+    assert first["lease_s"] == 60.0
+    assert first["cost_bound"] is None
+    assert ok(http.post("/jobs/job/trials", headers={IDEMPOTENCY_HEADER: "one"}), 201) == first
+    without = [ok(http.post("/jobs/job/trials"), 201)["trial_number"] for _ in range(2)]
+    assert without == [2, 3]
+    refused(http.post("/jobs/other/trials"), 404)
+    refused(http.post("/jobs/job/trials", headers={IDEMPOTENCY_HEADER: "x" * 300}), 422)
+    ok(http.post("/trials/heartbeat", json=first))
+    refused(http.post("/trials/heartbeat", json={**first, "trial_number": 9}), 404)
+    ok(http.patch("/trials", json={**first, "reason": "oom"}))
+    refused(http.patch("/trials", json={**first, "reason": "bored"}), 422)
+    assert "by a report" in refused(http.patch("/trials", json={**first, "reason": "ok"}), 422)
+    shown = ok(http.get("/jobs/job"))
+    out = {one["batch_size"] for one in shown["estimates"] if one["excluded"]}
+    assert out == {64, 128, 256}
+    assert ok(http.post("/jobs/job/release")) == {"released": [64, 128, 256]}
+    assert not any(one["excluded"] for one in ok(http.get("/jobs/job"))["estimates"])
+
+
+def test_a_job_is_shown_with_what_is_known_of_it(serve: Serve) -> None:
+    http = serve()
+    assert ok(http.get("/jobs")) == []
+    refused(http.get("/jobs/job"), 404)
+    ok(http.post("/jobs", json=body(policy="pruning-gts")), 201)
+    assert ok(http.get("/jobs/job"))["best_batch_size"] is None
+    for _ in range(2):
+        trial = ok(http.post("/jobs/job/trials"), 201)
+        for number in range(1, 5):
+            ok(http.post("/report", json=epoch(trial, number, convex(trial["batch_size"]))))
+    running = ok(http.post("/jobs/job/trials"), 201)
+    ok(http.post("/report", json=epoch(running, 1)))
+    shown = ok(http.get("/jobs/job"))
+    assert (shown["best_batch_size"], shown["best_cost_j"]) == (32, pytest.approx(1000.0))
+    assert shown["default_mean_cost_j"] == pytest.approx(1300.0)
+    assert shown["spec"] == ok(http.post("/jobs", json=body(policy="pruning-gts")))
+    assert [one["regret_j"] for one in shown["regret"]] == pytest.approx([300.0, 300.0])
+    last = shown["trials"][-1]
+    assert (last["status"], last["epochs"], last["batch_size"]) == ("running", 1, 16)
+    assert last["cost_j"] == pytest.approx(250.0)
+    assert last["cost_bound_j"] == pytest.approx(2000.0)
+    sizes = {one["batch_size"]: one for one in shown["estimates"]}
+    assert list(sizes) == body()["batch_sizes"]
+    assert sizes[64]["measured_mean_j"] == pytest.approx(1300.0)
+    assert sizes[8]["mean_j"] is None
+    assert sizes[32]["runs"] == 1
+    (line,) = ok(http.get("/jobs"))
+    assert line == {name: shown[name] for name in line} | {"heard_ago_s": line["heard_ago_s"]}
+    assert line["counts"]["running"] == 1
+    assert line["converged"] == 2
+    assert ok(http.get("/healthz")) == {"status": "ok", "jobs": 1}
+
+
+def test_prometheus_reads_the_figures(serve: Serve) -> None:
+    http = serve()
+    ok(http.post("/jobs", json=body()), 201)
+    trial = ok(http.post("/jobs/job/trials"), 201)
+    for number in range(1, 5):
+        ok(http.post("/report", json=epoch(trial, number)))
+    ok(http.post("/jobs/job/trials"), 201)
+    answer = http.get("/metrics")
+    assert answer.headers["content-type"].startswith("text/plain; version=0.0.4")
+    found = {
+        (sample.name, sample.labels.get("status", sample.labels.get("job_id", ""))): sample.value
+        for family in text_string_to_metric_families(answer.text)
+        for sample in family.samples
+    }
+    assert found["zeus_bso_jobs", ""] == 1
+    assert found["zeus_bso_trials", "ok"] == 1
+    assert found["zeus_bso_trials", "running"] == 1
+    assert found["zeus_bso_trials", "lost"] == 0
+    assert found["zeus_bso_converged_trials_total", "job"] == 1
+    assert found["zeus_bso_training_joules_total", "job"] == pytest.approx(1000.0)
+    assert found["zeus_bso_training_seconds_total", "job"] == pytest.approx(1000.0 / 300)
+    assert found["zeus_bso_cost_joules_total", "job"] == pytest.approx(1000.0)
+    assert found["zeus_bso_cheapest_batch_size", "job"] == 64
+    assert found["zeus_bso_default_cost_joules", "job"] == pytest.approx(1000.0)
+
+
+_CHANGING = [
+    ("POST", "/jobs"),
+    ("DELETE", "/jobs?job_id=job"),
+    ("GET", "/jobs/batch_size?job_id=job"),
+    ("POST", "/jobs/job/trials"),
+    ("POST", "/jobs/job/release"),
+    ("POST", "/report"),
+    ("PATCH", "/trials"),
+    ("POST", "/trials/heartbeat"),
+]
+_READING = ["/jobs", "/jobs/job", "/metrics"]
+_OPEN = ["/", "/healthz", "/info"]
+
+
+def test_what_changes_something_needs_the_token(serve: Serve) -> None:
+    http = serve(TOKEN="secret")
+    right = {"Authorization": "Bearer secret"}
+    ok(http.post("/jobs", json=body(), headers=right), 201)
+    for method, path in _CHANGING:
+        for wrong in ({}, {"Authorization": "Bearer Secret"}, {"Authorization": "secret"}):
+            answer = http.request(method, path, headers=wrong, json={})
+            assert "ZEUS_BSO_TOKEN" in refused(answer, 401), path
+    for path in (*_READING, *_OPEN):
+        assert http.get(path).status_code == 200, path
+    assert ok(http.get("/jobs"))[0]["counts"]["running"] == 0
+    assert ok(http.post("/jobs/job/trials", headers=right), 201)["trial_number"] == 1
+    assert ok(http.get("/info"))["token_required"]
+
+
+def test_reading_may_need_a_token_too(serve: Serve) -> None:
+    http = serve(TOKEN="secret", READ_TOKEN="look")
+    ok(http.post("/jobs", json=body(), headers={"Authorization": "Bearer secret"}), 201)
+    for path in _READING:
+        assert "ZEUS_BSO_READ_TOKEN" in refused(http.get(path), 401)
+        for token in ("look", "secret"):
+            answer = http.get(path, headers={"Authorization": f"Bearer {token}"})
+            assert answer.status_code == 200, path
+    looking = {"Authorization": "Bearer look"}
+    for method, path in _CHANGING:
+        refused(http.request(method, path, headers=looking, json={}), 401)
+    for path in _OPEN:
+        assert http.get(path).status_code == 200, path
+
+
+def test_pages_of_other_sites_change_nothing(serve: Serve) -> None:
+    http = serve()
+    ok(http.post("/jobs", json=body()), 201)
+    for method, path in _CHANGING:
+        for site in ("cross-site", "same-site"):
+            answer = http.request(method, path, json=body(), headers={"Sec-Fetch-Site": site})
+            refused(answer, 403)
+    # Older browsers say only where the page is from, and then what they send must be JSON.
+    elsewhere = {"Origin": "http://evil.example"}
+    text = {"Content-Type": "text/plain"}
+    trial = {"job_id": "job", "batch_size": 64, "trial_number": 1}
+    for headers in (elsewhere, text, {**elsewhere, **text}):
+        answer = http.post("/trials/heartbeat", content=json.dumps(trial), headers=headers)
+        assert "Content-Type: application/json" in refused(answer, 415)
+    assert ok(http.get("/jobs"))[0]["counts"]["running"] == 0
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        ({"batch_sizes": []}, "batch_sizes"),
+        ({"batch_sizes": [0, 64]}, "batch_sizes"),
+        ({"batch_sizes": [64, 2**31]}, "batch_sizes"),
+        ({"default_batch_size": 65}, "default_batch_size 65 is not in batch_sizes"),
+        ({"eta_knob": 1.5}, "eta_knob"),
+        ({"beta_knob": 0}, "beta_knob"),
+        ({"max_power": 0}, "max_power"),
+        ({"policy": "guess"}, "policy"),
+        ({"job_id": "a/b"}, "job_id"),
+        ({"job_id": "other"}, "must begin with job_id_prefix"),
+        ({"gpu_model": ""}, "gpu_model"),
+        ({"target_metric": "NaN"}, "target_metric"),
+    ],
+)
+def test_a_job_that_makes_no_sense_is_told(serve: Serve, more: Any, words: str) -> None:
+    http = serve()
+    assert words in refused(http.post("/jobs", json=body(**more)), 422)
+    assert ok(http.get("/jobs")) == []
+
+
+def test_reports_that_make_no_sense_change_nothing(serve: Serve) -> None:
+    http = serve()
+    ok(http.post("/jobs", json=body()), 201)
+    trial = ok(http.post("/jobs/job/trials"), 201)
+    for name, value in (
+        ("time", -1),
+        ("energy", "x"),
+        ("current_epoch", 0),
+        ("time", 1e999),
+        ("energy", 1e300),
+    ):
+        text = json.dumps(epoch(trial, 1, **{name: value}))
+        refused(http.post("/report", content=text), 422)
+    refused(http.post("/report", content="{"), 422)
+    # A loss that exploded is no error, and no target.
+    answer = ok(http.post("/report", content=json.dumps(epoch(trial, 1, metric=float("nan")))))
+    assert not answer["stop_train"]
+    (kept,) = ok(http.get("/jobs/job"))["trials"]
+    assert (kept["epochs"], kept["metric"]) == (1, None)
+
+
+def test_requests_without_end_are_refused(serve: Serve) -> None:
+    http = serve()
+    assert "bytes" in refused(http.post("/jobs", content=b" " * (web.MOST_BYTES + 1)), 413)
+
+
+def test_a_name_of_any_signs_can_be_used(serve: Serve) -> None:
+    http = serve()
+    name = "job <b>ü &é\"'"
+    ok(http.post("/jobs", json=body(name)), 201)
+    trial = ok(http.get("/jobs/batch_size", params={"job_id": name}))
+    assert trial["job_id"] == name
+    assert ok(http.get(f"/jobs/{quote(name)}"))["job_id"] == name
+    assert ok(http.post(f"/jobs/{quote(name)}/trials"), 201)["trial_number"] == 2
+    assert http.get("/metrics").status_code == 200

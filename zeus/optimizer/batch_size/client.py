@@ -1,0 +1,393 @@
+"""`BatchSizeOptimizer`: one run of a recurring job gets its batch size, and says what it cost.
+
+Nothing that fails once training has begun ends it. Who keeps the trials may be away: then the run
+takes the best size that is known, is judged by the same rules here, and is reported later if it
+can be (`run`, `link`, `offline`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import os
+import secrets
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeus.callback import Callback
+from zeus.optimizer.batch_size.common import (
+    CreatedJob,
+    GpuConfig,
+    JobSpec,
+    NewTrial,
+    Trials,
+)
+from zeus.optimizer.batch_size.exceptions import (
+    ZeusBSOBadOperationError,
+    ZeusBSOConfigError,
+    ZeusBSOOperationOrderError,
+    ZeusBSORuntimeError,
+    ZeusBSOTrainFailError,
+)
+from zeus.optimizer.batch_size.link import Link, may_pass, patiently
+from zeus.optimizer.batch_size.meter import Meter
+from zeus.optimizer.batch_size.offline import BestKnown
+from zeus.optimizer.batch_size.run import Run
+from zeus.utils import framework
+
+if TYPE_CHECKING:
+    from zeus.monitor import ZeusMonitor
+    from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
+
+log = logging.getLogger(__name__)
+
+RUN_ID_ENV = "ZEUS_BSO_RUN_ID"
+"""What names a run that may be stopped and go on, see `BatchSizeOptimizer`."""
+
+_MOST_NAMED = 180
+"""Characters of such a name; a server takes keys of 200."""
+
+
+class BatchSizeOptimizer(Callback):
+    """Gets the batch size of a run of a recurring job, and reports what the run costs.
+
+    Call `get_batch_size` before training, `on_train_begin` or `with optimizer:`, `on_evaluate`
+    after each epoch's evaluation, and stop once `training_finished` is true. Among several
+    processes only rank 0 does so, and tells the others; in the others all but `get_batch_size` does
+    nothing.
+
+    Args:
+        monitor: Of all GPUs that train, as far as rank 0 can measure them.
+        server_url: Of the server, such as `http://master:7788`. A token it asks for is taken from
+            `ZEUS_BSO_TOKEN`.
+        job: The recurring job. Without `job_id` a name is made, and logged.
+        rank: This process; None: as torch.distributed, or torchrun, has it.
+        store: Where there is no server: a file for the trials of this machine's jobs.
+        run_id: Names this run where it may be stopped and go on from a checkpoint: the same name
+            gets the same trial until that has ended. None: what `ZEUS_BSO_RUN_ID` says, if
+            anything.
+        wait_s: How long to wait for who keeps the trials before going on without, s.
+        raise_on_failure: Raise ZeusBSOTrainFailError from `on_evaluate` where the run is given up,
+            and ZeusBSORuntimeError where no batch size is to be had.
+        cache: JSON file with the best known sizes, for when nobody answers; None: in the user's
+            cache folder.
+
+    Raises:
+        ZeusBSOConfigError: An argument is wrong, or the GPUs are of several models.
+        ZeusBSORuntimeError: The job was refused: it is registered otherwise, or the token is wrong.
+        ImportError: httpx, or what `store` needs, is not installed.
+
+    Attributes:
+        job: The job as it is registered; on other ranks than 0 as it was given.
+        current_batch_size: The run's batch size; 0 before `get_batch_size`.
+        trial_number: Its trial's; None where it has none, as nobody answered.
+        power_limit_optimizer: May be set to what searches a power limit in the same run: what the
+            search takes is not held against the batch size.
+    """
+
+    def __init__(
+        self,
+        monitor: ZeusMonitor,
+        server_url: str | None = None,
+        job: JobSpec | None = None,
+        rank: int | None = None,
+        *,
+        store: str | Path | None = None,
+        run_id: str | None = None,
+        wait_s: float = 10.0,
+        raise_on_failure: bool = False,
+        cache: str | Path | None = None,
+    ) -> None:
+        if job is None:
+            raise ZeusBSOConfigError("pass job=JobSpec(...): what is trained, and to which target")
+        self.monitor = monitor
+        self.rank = _rank() if rank is None else rank
+        self.job = job
+        self.current_batch_size = 0
+        self.trial_number: int | None = None
+        self._pid = os.getpid()
+        self._run_id = _run_id(run_id)
+        self.power_limit_optimizer: GlobalPowerLimitOptimizer | None = None
+        self._wait_s = wait_s
+        self._raises = raise_on_failure
+        self._best = BestKnown(cache)
+        self._run: Run | None = None
+        self._outer: BaseException | None = None
+        self._registered = False
+        if self.rank != 0:
+            return
+        self._connect = _connector(server_url, store)
+        self._job = self.job = _with_gpus(job, monitor)
+        self._trials: Trials | None = None
+        self._away = ""
+        try:
+            self._register(wait_s)
+        except ZeusBSORuntimeError as error:
+            if not may_pass(error):
+                raise
+            self._away = str(error).rstrip(".")
+        if job.job_id is None:
+            log.warning(
+                "the job is named %s; its next runs need JobSpec(job_id=%r)",
+                self._job.job_id,
+                self._job.job_id,
+            )
+
+    # ------------------------------------------------------------------------------ what it knows
+
+    @property
+    def training_finished(self) -> bool:
+        """Whether the run is over, and training to be stopped."""
+        return self._run is not None and self._run.finished
+
+    @property
+    def converged(self) -> bool:
+        """Whether the run has reached its target."""
+        return self._run is not None and self._run.converged
+
+    @property
+    def cur_epoch(self) -> int:
+        """Epochs that were reported."""
+        return 0 if self._run is None else self._run.epoch
+
+    # ------------------------------------------------------------------------------ what is called
+
+    def get_batch_size(self) -> int:
+        """The batch size of this run. The same at each call, but for one after a run that has ended
+        unfinished, as by an error: that begins another run.
+
+        Raises:
+            ZeusBSOBadOperationError: This is not rank 0, which alone asks.
+            ZeusBSORuntimeError: With `raise_on_failure`: none is to be had.
+        """
+        if self.rank != 0:
+            raise ZeusBSOBadOperationError(
+                "only rank 0 asks for the batch size, and tells the others "
+                f"(torch.distributed.broadcast_object_list); this is rank {self.rank}"
+            )
+        run = self._run
+        if run is None or (run.over and not run.finished):
+            self._run = self._begin()
+        return self.current_batch_size
+
+    def on_train_begin(self) -> None:
+        """Training begins: from here on it is measured.
+
+        Raises:
+            ZeusBSOOperationOrderError: `get_batch_size` was not called.
+        """
+        if self._mine:
+            self._outer = sys.exc_info()[1]
+            self._started("on_train_begin").begin()
+
+    def on_epoch_begin(self) -> None:
+        """An epoch begins. Need not be called: without, each evaluation ends one."""
+        if self._mine and self._run is not None:
+            self._run.epoch_begins()
+            self._raise_if_given_up()
+
+    def on_epoch_end(self) -> None:
+        """An epoch has ended."""
+        if self._mine and self._run is not None:
+            self._run.epoch_ends()
+
+    def on_evaluate(self, metric: float) -> None:
+        """The model was evaluated after an epoch: reports it, and sets `training_finished`.
+
+        Args:
+            metric: The validation metric. What is no finite number does not reach the target.
+
+        Raises:
+            ZeusBSOOperationOrderError: `get_batch_size` or `on_train_begin` was not called.
+            ZeusBSOTrainFailError: With `raise_on_failure`: the run is given up.
+        """
+        if not self._mine:
+            return
+        run = self._started("on_evaluate")
+        if not run.training:
+            raise ZeusBSOOperationOrderError(
+                "call on_train_begin, or use `with optimizer:`, before on_evaluate"
+            )
+        if run.finished:
+            return
+        run.evaluated(metric)
+        if run.converged and self._best.get(self._job) is None:
+            self._best.put(self._job, self.current_batch_size)
+        self._raise_if_given_up()
+
+    def on_train_end(self) -> None:
+        """Training has ended, perhaps by the error that is passing through."""
+        if self._mine and self._run is not None:
+            error = sys.exc_info()[1]
+            # Who trains again in an except clause has that clause's error there all the time.
+            self._run.end(None if error is self._outer else error)
+
+    # --------------------------------------------------------------------------------- internals
+
+    @property
+    def _mine(self) -> bool:
+        """Whether calls count here: on rank 0, and not in a child of fork."""
+        return self.rank == 0 and os.getpid() == self._pid
+
+    def _started(self, event: str) -> Run:
+        if self._run is None:
+            raise ZeusBSOOperationOrderError(f"call get_batch_size before {event}")
+        return self._run
+
+    def _raise_if_given_up(self) -> None:
+        run = self._run
+        if self._raises and run is not None and run.finished and not run.converged:
+            raise ZeusBSOTrainFailError(
+                f"training with batch size {self.current_batch_size} is given up: {run.message}"
+            )
+
+    def _register(self, wait_s: float) -> Trials:
+        """Opens the way to who keeps the trials, and makes sure that they know the job."""
+        if self._trials is None:
+            self._trials = patiently(self._connect, wait_s)
+        trials = self._trials
+        if not self._registered:
+            try:
+                self.job = patiently(lambda: trials.register(self._job), wait_s)
+            except ZeusBSORuntimeError:
+                self._close()
+                raise
+            self._registered = True
+        return trials
+
+    def _close(self) -> None:
+        trials, self._trials = self._trials, None
+        if trials is not None:
+            trials.close()
+
+    def _begin(self) -> Run:
+        wait_s = 0.0 if self._away else self._wait_s
+        try:
+            trial = self._new_trial(wait_s)
+        except ZeusBSORuntimeError as error:
+            self._close()
+            if self._raises and not may_pass(error):
+                raise
+            return self._without(self._away or str(error).rstrip("."))
+        self._away = ""
+        if trial.best_batch_size is not None:
+            self._best.put(self._job, trial.best_batch_size)
+        self.current_batch_size, self.trial_number = trial.batch_size, trial.trial_number
+        log.info(
+            "trial %d of job %s: batch size %d, given up %s",
+            trial.trial_number,
+            trial.job_id,
+            trial.batch_size,
+            "never" if trial.cost_bound is None else f"before it costs {trial.cost_bound:.4g} J",
+        )
+        trials, self._trials = self._trials, None  # closed by the link
+        assert trials is not None
+        return self._new_run(trial, Link(trials, trial, self._wait_s))
+
+    def _new_trial(self, wait_s: float) -> NewTrial:
+        """A trial of this run: a new one, or that which it had before it was stopped."""
+        for number in itertools.count(1):
+            key = uuid.uuid4().hex
+            if self._run_id is not None:
+                key = self._run_id if number == 1 else f"{self._run_id}#{number}"
+            trial = self._ask_for_trial(key, wait_s)
+            if trial.reason is None:  # what has ended was another run of this name
+                return trial
+        raise AssertionError
+
+    def _ask_for_trial(self, key: str, wait_s: float) -> NewTrial:
+        trials = self._register(wait_s)
+        try:
+            return patiently(lambda: trials.begin_trial(self._job.job_id, key), wait_s)
+        except ZeusBSORuntimeError as error:
+            if error.status != 404:
+                raise
+        self._registered = False  # somebody has deleted the job
+        trials = self._register(wait_s)
+        return patiently(lambda: trials.begin_trial(self._job.job_id, key), wait_s)
+
+    def _without(self, why: str) -> Run:
+        """A run whose trial nobody keeps."""
+        known = self._best.get(self._job)
+        size = self._job.default_batch_size if known is None else known
+        log.warning(
+            "%s; this run takes batch size %d, the %s, and does not count",
+            why,
+            size,
+            "default" if known is None else "best that is known",
+        )
+        self.current_batch_size, self.trial_number = size, None
+        trial = NewTrial(job_id=self._job.job_id, batch_size=size, trial_number=1)
+        return self._new_run(trial, None)
+
+    def _new_run(self, trial: NewTrial, link: Link | None) -> Run:
+        meter = Meter(self.monitor, trial, lambda: self.power_limit_optimizer)
+        return Run(self._job, trial, meter, link, goes_on=self._run_id is not None)
+
+
+def _rank() -> int:
+    if framework.initialized():
+        return framework.rank()
+    given = os.environ.get("RANK", "0")  # torchrun's, before init_process_group
+    return int(given) if given.isdigit() else 0
+
+
+def _run_id(given: str | None) -> str | None:
+    name = given if given is not None else os.environ.get(RUN_ID_ENV) or None
+    if name is None:
+        return None
+    if not (1 <= len(name) <= _MOST_NAMED and name.isascii() and name.isprintable()):
+        raise ZeusBSOConfigError(
+            f"run_id must have 1 to {_MOST_NAMED} printable ASCII characters, not {name!r}"
+        )
+    return name
+
+
+def _connector(server_url: str | None, store: str | Path | None) -> Callable[[], Trials]:
+    """What opens the way to who keeps the trials; what that needs is imported at once."""
+    if server_url is not None and store is None:
+        from zeus.optimizer.batch_size.http import HttpTrials
+
+        return lambda: HttpTrials(server_url)
+    if store is not None and server_url is None:
+        from zeus.optimizer.batch_size.store import Store
+
+        return lambda: Store(store)
+    raise ZeusBSOConfigError(
+        "pass either server_url, of a batch size server, or store, a file of this machine"
+    )
+
+
+def _with_gpus(job: JobSpec, monitor: ZeusMonitor) -> CreatedJob:
+    """The job with its name, and with what it trains on.
+
+    Raises:
+        ZeusBSOConfigError: The GPUs are of several models, or have no power limit.
+    """
+    gpus = [monitor.gpus[index] for index in monitor.gpu_indices]
+    models = sorted({gpu.get_name() for gpu in gpus})
+    if len(models) != 1:
+        raise ZeusBSOConfigError(
+            f"the monitor has GPUs of several models ({', '.join(models)}), and what is learnt on "
+            "one is not true of another; give it gpu_indices of one model"
+            if models
+            else "the monitor has no GPU; give it those that train"
+        )
+    # The product's limit and not the site's, which may differ from node to node.
+    limits_mw = [gpu.info.power_limit_max_mw or 0 for gpu in gpus]
+    if not all(limits_mw):
+        raise ZeusBSOConfigError(
+            f"{models[0]} has no power limit, which the cost of time is reckoned with"
+        )
+    config = GpuConfig(
+        max_power=sum(limits_mw) / 1000, number_of_gpus=len(gpus), gpu_model=models[0]
+    )
+    named: dict[str, Any] = {}
+    if job.job_id is None:
+        # Made here, so that a request that is repeated makes no second job.
+        prefix = job.job_id_prefix[:391]
+        named = {"job_id": f"{prefix}-{secrets.token_hex(4)}", "job_id_prefix": prefix}
+    return CreatedJob.model_validate({**job.model_dump(), **config.model_dump(), **named})

@@ -1,0 +1,368 @@
+"""The command `bso`: serves, and shows and changes jobs in a database or on a server."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+from zeus import __version__
+from zeus.optimizer.batch_size.exceptions import ZeusBSOError, ZeusBSORuntimeError
+from zeus.optimizer.batch_size.sources import Source, open_source
+
+APP = "zeus.optimizer.batch_size.server.router:app"
+PORT = 7788
+
+FAILED, USAGE, UNAVAILABLE, DENIED, UNKNOWN = 1, 2, 3, 4, 6
+"""Exit codes; those that `zeusctl` has, too, say the same there."""
+
+_LOCAL = ("127.0.0.1", "::1", "localhost")
+
+
+def _refused(message: str, exit_code: int) -> click.ClickException:
+    error = click.ClickException(message)
+    error.exit_code = exit_code  # type: ignore[misc]
+    return error
+
+
+class _Verbs(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)  # not by the alphabet
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ZeusBSORuntimeError as error:
+            raise _refused(error.message, _code(error.status)) from None
+        except ZeusBSOError as error:
+            raise _refused(error.message, USAGE) from None
+        except ImportError as error:
+            raise _refused(str(error), FAILED) from None
+
+
+def _code(status: int) -> int:
+    if status in (401, 403):
+        return DENIED
+    if status == 404:
+        return UNKNOWN
+    return UNAVAILABLE if status == 0 or status >= 500 else FAILED
+
+
+@click.group(
+    cls=_Verbs,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 database or server cannot be used, 4 "
+    "not allowed (token), 6 no such job.",
+)
+@click.version_option(__version__, prog_name="bso")
+def main() -> None:
+    """Finds the batch size of recurring jobs across their runs."""
+
+
+_DATABASE = click.option(
+    "--db",
+    metavar="PATH|URL",
+    envvar="ZEUS_BSO_DATABASE_URL",
+    help="SQLite file, or postgresql://user@host/name.  [default: bso.db]",
+)
+_JSON = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+def _where(function: Any) -> Any:
+    server = click.option("--server", metavar="URL", help="Ask this server, not the database.")
+    return _DATABASE(server(function))
+
+
+@main.command()
+@_DATABASE
+@click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0: all interfaces.")
+@click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
+@click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True)
+@click.option("--lease", type=float, metavar="S", help="A silent trial is lost after this.")
+@click.option("--log-level", metavar="LEVEL", help="DEBUG logs each request.")
+def serve(
+    db: str | None,
+    host: str,
+    port: int,
+    workers: int,
+    lease: float | None,
+    log_level: str | None,
+) -> None:
+    """Serve jobs and the page.
+
+    Further settings are environment variables, ZEUS_BSO_TOKEN above all.
+    """
+    options = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
+    given = {f"ZEUS_BSO_{name}": str(of) for name, of in options.items() if of is not None}
+    try:
+        import uvicorn
+
+        # Here it fails with a sentence, and once, not in each worker.
+        from zeus.optimizer.batch_size.server import metrics as metrics
+        from zeus.optimizer.batch_size.server.settings import ServerSettings
+        from zeus.optimizer.batch_size.store import Store
+        from zeus.utils import web as web
+    except ModuleNotFoundError as error:
+        raise ImportError(
+            f"the server needs {error.name}: pip install 'zeusd[bso-server]'"
+        ) from None
+    settings = ServerSettings.from_env({**os.environ, **given})
+    Store(settings.database_url).close()
+    if host not in _LOCAL and not settings.token:
+        click.echo(
+            "bso: whoever reaches this machine may change jobs here; set ZEUS_BSO_TOKEN", err=True
+        )
+    os.environ.update(given)  # for the workers
+    uvicorn.run(
+        APP,
+        host=host,
+        port=port,
+        workers=workers,
+        log_level=settings.log_level.lower(),
+        access_log=settings.log_level == "DEBUG",
+    )
+
+
+@main.command()
+@_where
+@_JSON
+def jobs(db: str | None, server: str | None, as_json: bool) -> None:
+    """List the jobs."""
+    with open_source(db, server) as source:
+        found = source.jobs()
+    if as_json:
+        _print_json(found)
+        return
+    if not found:
+        click.echo("no job has registered yet")
+        return
+    head = ("JOB", "GPU", "POLICY", "CONVERGED", "RUNNING", "CHEAPEST", "COST", "DEFAULT", "HEARD")
+    rows = [
+        (
+            one["job_id"],
+            f"{one['number_of_gpus']} x {one['gpu_model']}",
+            one["policy"],
+            f"{one['converged']} of {sum(one['counts'].values())}",
+            one["counts"]["running"],
+            _text(one["cheapest_batch_size"]),
+            joules(one["cheapest_mean_cost_j"]),
+            f"{one['default_batch_size']}: {joules(one['default_mean_cost_j'])}",
+            ago(one["heard_ago_s"]),
+        )
+        for one in found
+    ]
+    click.echo(table(head, rows, left=3))
+
+
+@main.command()
+@click.argument("job")
+@_where
+@_JSON
+def show(job: str, db: str | None, server: str | None, as_json: bool) -> None:
+    """Show a job: what is known of its batch sizes, and its trials."""
+    with open_source(db, server) as source:
+        found = source.job(job)
+    if as_json:
+        _print_json(found)
+        return
+    click.echo("\n".join(_shown(found)))
+
+
+def _shown(job: dict[str, Any]) -> list[str]:
+    spec = job["spec"]
+    better = "at least" if spec["higher_is_better_metric"] else "at most"
+    bound = "no bound" if spec["beta_knob"] is None else f"beta {spec['beta_knob']:g}"
+    best = job["best_batch_size"]
+    lines = [
+        f"{job['job_id']}: {job['number_of_gpus']} x {job['gpu_model']}, {spec['max_power']:g} W, "
+        f"{job['policy']}",
+        f"target {better} {spec['target_metric']:g} within {spec['max_epochs']} epochs; eta "
+        f"{spec['eta_knob']:g}, {bound}",
+        f"{job['converged']} of {sum(job['counts'].values())} trials reached the target, at "
+        f"{joules(job['energy_j'])} and {duration(job['time_s'])} in all",
+        "no batch size is known to reach it yet"
+        if best is None
+        else f"best batch size {best}, expected to cost {joules(job['best_cost_j'])}",
+        "",
+        table(
+            ("BATCH SIZE", "COST", "90 % FROM", "TO", "P(BEST)", "RUNS", "STATE"),
+            [
+                (
+                    one["batch_size"],
+                    joules(one["mean_j"]),
+                    joules(one["low_j"]),
+                    joules(one["high_j"]),
+                    f"{one['probability_best']:.0%}",
+                    one["runs"],
+                    one["excluded"] or ("" if one["explored"] else "not considered"),
+                )
+                for one in job["estimates"]
+            ],
+            left=0,
+            last_left=True,
+        ),
+    ]
+    if job["trials"]:
+        lines += ["", _trials(job)]
+    return lines
+
+
+def _trials(job: dict[str, Any]) -> str:
+    head = ("TRIAL", "BATCH SIZE", "EPOCHS", "METRIC", "TIME", "ENERGY", "COST", "BOUND", "STATE")
+    rows = [
+        (
+            one["trial_number"],
+            one["batch_size"],
+            one["epochs"],
+            "-" if one["metric"] is None else f"{one['metric']:g}",
+            duration(one["time_s"]),
+            joules(one["energy_j"]),
+            joules(one["cost_j"]),
+            joules(one["cost_bound_j"]),
+            state(one),
+        )
+        for one in job["trials"]
+    ]
+    return table(head, rows, left=0, last_left=True)
+
+
+def state(trial: dict[str, Any]) -> str:
+    """How a trial ended, in words."""
+    if trial["status"] == "running":
+        return f"running, heard {ago(trial['heard_ago_s'])}"
+    if trial["status"] != "ok":
+        return {"oom": "out of GPU memory"}.get(trial["status"], str(trial["status"]))
+    if trial["converged"]:
+        return "reached the target"
+    return "stopped: too costly" if trial["stopped_by_cost"] else "missed the target"
+
+
+@main.command()
+@click.argument("job")
+@click.option("-o", "--output", type=click.Path(dir_okay=False), default="-", help="Not to stdout.")
+@_where
+def export(job: str, output: str, db: str | None, server: str | None) -> None:
+    """Write a job's trials as CSV. Units are in the columns' names."""
+    with open_source(db, server) as source:
+        trials = source.job(job)["trials"]
+    columns = ["job_id", *_COLUMNS]
+    try:
+        with click.open_file(output, "w", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, columns, extrasaction="ignore", lineterminator="\n")
+            writer.writeheader()
+            writer.writerows({**trial, "job_id": job} for trial in trials)
+    except OSError as error:
+        raise _refused(f"{output} cannot be written: {error.strerror}", FAILED) from None
+
+
+_COLUMNS = (
+    "trial_number",
+    "batch_size",
+    "status",
+    "converged",
+    "stopped_by_cost",
+    "began_s",
+    "ended_s",
+    "epochs",
+    "metric",
+    "time_s",
+    "energy_j",
+    "overhead_time_s",
+    "overhead_energy_j",
+    "cost_j",
+    "cost_bound_j",
+)
+
+
+@main.command()
+@click.argument("job")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@_where
+def delete(job: str, yes: bool, db: str | None, server: str | None) -> None:
+    """Forget a job and all its trials."""
+    with open_source(db, server) as source:
+        _confirm(source, job, yes)
+        source.delete(job)
+    click.echo(f"job {job} is deleted")
+
+
+def _confirm(source: Source, job: str, yes: bool) -> None:
+    found = source.job(job)
+    if yes:
+        return
+    count = len(found["trials"])
+    if not sys.stdin.isatty():
+        raise _refused(f"job {job} has {count} trials; say --yes to delete them", USAGE)
+    click.confirm(f"Delete job {job} and its {count} trials?", abort=True)
+
+
+@main.command()
+@click.argument("job")
+@_where
+def release(job: str, db: str | None, server: str | None) -> None:
+    """Let sizes be chosen again that were kept out after crashes or for want of GPU memory."""
+    with open_source(db, server) as source:
+        sizes = source.release(job)
+    if sizes:
+        click.echo(f"job {job} may choose again: {', '.join(map(str, sizes))}")
+    else:
+        click.echo(f"no batch size of job {job} was kept out")
+
+
+# ------------------------------------------------------------------------------------- as text
+
+
+def joules(value: float | None) -> str:
+    """Energy, or a cost, to four digits."""
+    if value is None:
+        return "-"
+    for unit, size in (("GJ", 1e9), ("MJ", 1e6), ("kJ", 1e3)):
+        if abs(value) >= size:
+            return f"{value / size:.4g} {unit}"
+    return f"{value:.4g} J"
+
+
+def duration(seconds: float) -> str:
+    """How long, in the two largest units."""
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    if minutes < 48 * 60:
+        return f"{minutes // 60} h {minutes % 60} min"
+    return f"{minutes // 1440} d {minutes % 1440 // 60} h"
+
+
+def ago(seconds: float | None) -> str:
+    """How long ago."""
+    return "never" if seconds is None else f"{duration(round(seconds))} ago"
+
+
+def _text(value: object) -> str:
+    return "-" if value is None else str(value)
+
+
+def table(
+    head: Sequence[str], rows: Sequence[Sequence[object]], *, left: int, last_left: bool = False
+) -> str:
+    """Columns, the first `left` of them flush left, the others flush right."""
+    cells = [tuple(head), *[tuple(map(str, row)) for row in rows]]
+    widths = [max(len(row[n]) for row in cells) for n in range(len(head))]
+    lines = []
+    for row in cells:
+        line = []
+        for n, cell in enumerate(row):
+            to_left = n < left or (last_left and n == len(row) - 1)
+            line.append(cell.ljust(widths[n]) if to_left else cell.rjust(widths[n]))
+        lines.append("  ".join(line).rstrip())
+    return "\n".join(lines)
+
+
+def _print_json(value: object) -> None:
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False))

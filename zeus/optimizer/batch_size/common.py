@@ -1,0 +1,247 @@
+"""What training jobs and whoever keeps the trials say to each other.
+
+The first five of these endpoints, and the fields without a default here, are ml-energy/zeus's; its
+clients are served, too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal, Protocol
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+JOBS_URL = "/jobs"
+BATCH_SIZE_URL = "/jobs/batch_size"
+REPORT_URL = "/report"
+TRIALS_URL = "/trials"
+HEARTBEAT_URL = "/trials/heartbeat"
+JOB_TRIALS_URL = "/jobs/{job_id}/trials"
+IDEMPOTENCY_HEADER = "Idempotency-Key"
+
+PolicyName = Literal["gp", "pruning-gts", "gts"]
+"""`gp` shares strength between neighbouring sizes; `pruning-gts` decides as ml-energy/zeus."""
+
+Reason = Literal["ok", "failed", "oom", "lost", "cancelled"]
+"""How a trial ended: `ok` by a report that told it to stop, converged or not; `failed` by a crash;
+`oom` for want of GPU memory; `lost` when nothing more was heard of it; `cancelled` by a person or a
+scheduler."""
+
+JobId = Annotated[str, Field(min_length=1, max_length=400, pattern=r"^[^\x00-\x1f/?#]+$")]
+# The most keeps all sums and costs finite.
+Positive = Annotated[float, Field(gt=0, le=1e15, allow_inf_nan=False)]
+NotNegative = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class _Message(BaseModel):
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+
+class JobSpec(_Message):
+    """A recurring job, as who trains describes it.
+
+    Attributes:
+        job_id: Its name; begins with `job_id_prefix`. None lets one be made.
+        job_id_prefix: What a made name begins with.
+        batch_sizes: The sizes to choose among, ascending.
+        default_batch_size: Where the search begins; it must reach the target.
+        eta_knob: 1 counts energy only, 0 time only.
+        beta_knob: A run is given up when it would cost so many times the best; None for never.
+        target_metric: What training is to reach.
+        higher_is_better_metric: Whether a larger metric is better.
+        max_epochs: A run is given up after so many epochs.
+        policy: What chooses the sizes.
+        window_size: So many of each size's last runs count; 0 for all.
+        num_pruning_rounds: Of `pruning-gts`.
+        mab_prior_mean: Of `pruning-gts` and `gts`: mean reward (negative cost) expected of a size.
+        mab_prior_precision: Of the same: how sure that is; 0 for not at all.
+        mab_num_explorations: Of the same: runs of each size before the first draw.
+        mab_seed: Makes the choices repeatable.
+    """
+
+    job_id: JobId | None = None
+    job_id_prefix: JobId
+    batch_sizes: list[Annotated[int, Field(gt=0, lt=2**31)]] = Field(min_length=1, max_length=1000)
+    default_batch_size: int = Field(gt=0)
+    eta_knob: float = Field(default=0.5, ge=0, le=1)
+    beta_knob: Positive | None = 2.0
+    target_metric: Finite = 0.5
+    higher_is_better_metric: bool = True
+    max_epochs: int = Field(default=100, gt=0)
+    policy: PolicyName = "gp"
+    window_size: int = Field(default=0, ge=0)
+    num_pruning_rounds: int = Field(default=2, ge=0)
+    mab_prior_mean: Finite = 0.0
+    mab_prior_precision: NotNegative = 0.0
+    mab_num_explorations: int = Field(default=2, ge=0)
+    mab_seed: int | None = Field(default=None, ge=0)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> JobSpec:
+        if self.default_batch_size not in self.batch_sizes:
+            raise ValueError(
+                f"default_batch_size {self.default_batch_size} is not in batch_sizes "
+                f"{self.batch_sizes}; add it or take another"
+            )
+        if self.job_id is not None and not self.job_id.startswith(self.job_id_prefix):
+            raise ValueError(
+                f"job_id {self.job_id!r} must begin with job_id_prefix {self.job_id_prefix!r}"
+            )
+        object.__setattr__(self, "batch_sizes", sorted(set(self.batch_sizes)))
+        return self
+
+
+class GpuConfig(_Message):
+    """What a job trains on. Jobs on different GPUs do not share what was learnt.
+
+    Attributes:
+        max_power: Maximum power limits of all its GPUs, added, W.
+        number_of_gpus: How many.
+        gpu_model: Their model.
+    """
+
+    max_power: Positive
+    number_of_gpus: int = Field(gt=0)
+    gpu_model: str = Field(min_length=1, max_length=200)
+
+
+class JobSpecFromClient(JobSpec, GpuConfig):
+    """A job with what it trains on: the body of `POST /jobs`."""
+
+
+class CreatedJob(JobSpecFromClient):
+    """A registered job, with its name: the answer."""
+
+    job_id: JobId
+
+
+class TrialId(_Message):
+    """Which trial: a batch size that a run trains with.
+
+    Attributes:
+        job_id: Its job.
+        batch_size: The batch size.
+        trial_number: From 1 in each job.
+    """
+
+    job_id: JobId
+    batch_size: int = Field(gt=0)
+    trial_number: int = Field(gt=0)
+
+
+class NewTrial(TrialId):
+    """The answer to who asks for a batch size.
+
+    Attributes:
+        lease_s: The trial is lost unless something is heard of it in each so many seconds; None
+            where it has no lease.
+        cost_bound: Cost at which it will be given up, J; None for never.
+        best_batch_size: The size that is thought cheapest by now; a run takes it where nobody
+            answers. None while no run has converged.
+        reason: How the trial ended; None while it goes on. A request that is repeated, as by a run
+            that was stopped and goes on, may find an old trial.
+        time: Time that was reported of it, s.
+        energy: Energy that was, J.
+        overhead_time: Of the time what was spent on finding the power limit, s.
+        overhead_energy: Of the energy the same, J.
+        current_epoch: Epochs that were.
+    """
+
+    lease_s: float | None = None
+    cost_bound: float | None = None
+    best_batch_size: int | None = None
+    reason: Reason | None = None
+    time: NotNegative = 0.0
+    energy: NotNegative = 0.0
+    overhead_time: NotNegative = 0.0
+    overhead_energy: NotNegative = 0.0
+    current_epoch: int = Field(default=0, ge=0)
+
+
+class TrainingResult(TrialId):
+    """What a run has used up to the end of an epoch: the body of `POST /report`.
+
+    Attributes:
+        time: Time since it began, s.
+        energy: Energy since it began, J.
+        metric: The metric after this epoch; None where it is no finite number, which is never the
+            target.
+        current_epoch: Epochs trained.
+        overhead_time: Of the time what was spent on finding the power limit, s.
+        overhead_energy: Of the energy the same, J.
+    """
+
+    time: NotNegative
+    energy: NotNegative
+    metric: Finite | None
+    current_epoch: int = Field(gt=0)
+    overhead_time: NotNegative = 0.0
+    overhead_energy: NotNegative = 0.0
+
+    @field_validator("metric", mode="before")
+    @classmethod
+    def _number(cls, metric: Any) -> Any:
+        # JSON has neither NaN nor infinity, and a loss that exploded must not be an error.
+        return None if isinstance(metric, float) and not math.isfinite(metric) else metric
+
+
+class ReportResponse(_Message):
+    """What a run is to do.
+
+    Attributes:
+        stop_train: Whether training has ended.
+        converged: Whether it reached the target.
+        message: Why.
+        cost: What it cost until now, J.
+        predicted_cost: What it will have cost after another epoch, J.
+        cost_bound: Cost at which it is given up, J; None for never.
+    """
+
+    stop_train: bool
+    converged: bool
+    message: str
+    cost: float | None = None
+    predicted_cost: float | None = None
+    cost_bound: float | None = None
+
+
+class EndTrial(TrialId):
+    """A run ends without a report that told it to: the body of `PATCH /trials`.
+
+    Attributes:
+        reason: Why. ml-energy/zeus's clients say none, which is `failed`.
+    """
+
+    reason: Reason = "failed"
+
+
+class Trials(Protocol):
+    """Who keeps the trials of jobs: a server, or a file of this machine.
+
+    All raise ZeusBSORuntimeError, with a status as HTTP has them: 404 for an unknown job or trial,
+    409 for a job that is registered otherwise, 0 where nobody answers.
+    """
+
+    def register(self, spec: JobSpecFromClient) -> CreatedJob:
+        """Makes a job, or finds the one of this name, which must be the same."""
+
+    def begin_trial(self, job_id: str, key: str) -> NewTrial:
+        """Chooses a batch size.
+
+        Args:
+            job_id: The job.
+            key: The same key gets the same trial: a request may be repeated.
+        """
+
+    def report(self, result: TrainingResult) -> ReportResponse:
+        """An epoch has ended. Keeps the lease, too. May be repeated."""
+
+    def heartbeat(self, trial: TrialId) -> None:
+        """The run lives."""
+
+    def end_trial(self, end: EndTrial) -> None:
+        """The run has ended otherwise. May be repeated; a trial that has ended stays as it is."""
+
+    def close(self) -> None:
+        """Lets connections and files go."""

@@ -1,0 +1,250 @@
+"""The database under the store: SQLite in a file, or PostgreSQL by URL.
+
+A transaction that writes has the database (SQLite) or its job's row (PostgreSQL) to itself, so any
+number of processes may share one. It is run again where the database could not put it in order
+with others, or was away for a moment; what is written must bear that.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import URL, Connection, Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.exc import ArgumentError, DataError, DBAPIError, NoSuchModuleError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
+from zeus.optimizer.batch_size.tables import VERSION
+
+logger = logging.getLogger(__name__)
+
+BUSY_S = 30.0
+"""How long a transaction waits for others."""
+
+_ATTEMPTS = 6
+UPGRADE_LOCK = 0x7A657573  # any number; whoever upgrades a PostgreSQL database holds it
+_AGAIN = ("40001", "40P01", "23505")
+"""PostgreSQL's codes for what fails only because of others. The last: two have made the same job;
+the second finds it then."""
+
+T = TypeVar("T")
+
+
+def url_of(url_or_path: str | Path) -> URL:
+    """The URL of a database, with the driver that is used.
+
+    Args:
+        url_or_path: `postgresql://user@host/database`, `sqlite:///bso.db`, or a file's path.
+
+    Raises:
+        ZeusBSOConfigError: It is neither.
+    """
+    given = str(url_or_path)
+    if "://" not in given:
+        return URL.create("sqlite", database=given)
+    try:
+        url = make_url(given)
+    except (ArgumentError, ValueError):
+        raise ZeusBSOConfigError(
+            "the database's URL cannot be read; write it as postgresql://user:password@host/name "
+            "or sqlite:///bso.db"
+        ) from None
+    # ml-energy/zeus names drivers for asyncio here.
+    kind = url.drivername.partition("+")[0]
+    if kind == "sqlite":
+        return url.set(drivername="sqlite")
+    if kind in ("postgresql", "postgres"):
+        return url.set(drivername="postgresql+psycopg")
+    raise ZeusBSOConfigError(
+        f"{kind} databases are not supported; use SQLite (sqlite:///bso.db) or PostgreSQL "
+        "(postgresql://user@host/name)"
+    )
+
+
+class Database:
+    """An open database with its tables in place.
+
+    Args:
+        url_or_path: See `url_of`.
+        echo: Whether statements are logged.
+
+    Raises:
+        ZeusBSOConfigError: The URL is wrong, or its driver is missing.
+        ZeusBSORuntimeError: It cannot be used, or a newer release has changed its tables.
+    """
+
+    def __init__(self, url_or_path: str | Path, *, echo: bool = False) -> None:
+        self.url = url_of(url_or_path)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        if self.is_sqlite and self.url.database in (None, "", ":memory:"):
+            raise ZeusBSOConfigError("name a file for the SQLite database, such as bso.db")
+        try:
+            self._engine = (
+                _sqlite(self.url, echo) if self.is_sqlite else _postgresql(self.url, echo)
+            )
+        except NoSuchModuleError:
+            raise ZeusBSOConfigError(
+                f"{self.url.drivername} is no database that is known"
+            ) from None
+        except ModuleNotFoundError as error:
+            raise ZeusBSOConfigError(
+                f"PostgreSQL needs {error.name}: pip install 'zeusd[postgresql]'"
+            ) from None
+        try:
+            if self.is_sqlite:
+                self._attempt(self._write_ahead)
+            if self._attempt(lambda: self._connected(False, _version)) != VERSION:
+                self._attempt(lambda: self._connected(True, _upgrade))
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def name(self) -> str:
+        """Which it is, without its password."""
+        if self.is_sqlite:
+            return str(self.url.database)
+        return self.url.set(drivername="postgresql").render_as_string(hide_password=True)
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, which sees one state of the database and changes nothing.
+
+        Raises:
+            ZeusBSORuntimeError: The database cannot be used (503).
+        """
+        return self._attempt(lambda: self._connected(False, work))
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """What `work` returns, which changes all or nothing. It may be run more than once.
+
+        Raises:
+            ZeusBSORuntimeError: The database cannot be used (503), or does not take a value (422).
+        """
+        return self._attempt(lambda: self._connected(True, work))
+
+    def close(self) -> None:
+        """Closes connections that nobody uses."""
+        self._engine.dispose()
+
+    def _connected(self, writes: bool, work: Callable[[Connection], T]) -> T:
+        with self._engine.connect() as connection:
+            if self.is_sqlite:
+                connection = connection.execution_options(writes=writes)
+            elif not writes:
+                connection = connection.execution_options(isolation_level="REPEATABLE READ")
+            with connection.begin():
+                return work(connection)
+
+    def _attempt(self, work: Callable[[], T]) -> T:
+        attempt = 0
+        while True:
+            attempt += 1
+            try:
+                return work()
+            except (OverflowError, DataError):
+                raise ZeusBSORuntimeError(
+                    "a number is larger than the database can keep", 422
+                ) from None
+            except (DBAPIError, sqlite3.Error, PoolTimeout) as error:
+                cause = error.orig if isinstance(error, DBAPIError) else error
+                if attempt >= _ATTEMPTS or not self._may_pass(error, cause):
+                    raise ZeusBSORuntimeError(
+                        f"the database {self.name} cannot be used: {' '.join(str(cause).split())}",
+                        503,
+                    ) from None
+                logger.debug("attempt %d failed: %s", attempt, cause)
+                time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
+
+    def _may_pass(self, error: Exception, cause: BaseException | None) -> bool:
+        if self.is_sqlite:
+            return "locked" in str(cause)
+        gone = isinstance(error, DBAPIError) and error.connection_invalidated
+        return gone or getattr(cause, "sqlstate", "") in _AGAIN
+
+    def _write_ahead(self) -> None:
+        # With it, who reads and who writes do not wait for each other. It stays with the file.
+        with closing(self._engine.raw_connection()) as connection:
+            connection.cursor().execute("PRAGMA journal_mode=WAL")
+
+
+def _sqlite(url: URL, echo: bool) -> Engine:
+    assert url.database is not None
+    path = Path(url.database)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ZeusBSORuntimeError(
+            f"the database {path} cannot be used: {error.strerror}; name another file", 503
+        ) from None
+    engine = create_engine(
+        url, echo=echo, connect_args={"timeout": BUSY_S}, pool_timeout=BUSY_S, max_overflow=30
+    )
+
+    @event.listens_for(engine, "connect")
+    def connect(connection: Any, record: Any) -> None:
+        # Python's driver would begin transactions of its own.
+        connection.isolation_level = None
+        connection.execute("PRAGMA foreign_keys=ON")
+        # A trial's number is never given twice, not even when the machine falls.
+        connection.execute("PRAGMA synchronous=FULL")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        # A reader that becomes a writer would not wait for others but fail.
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+def _postgresql(url: URL, echo: bool) -> Engine:
+    return create_engine(
+        url,
+        echo=echo,
+        pool_pre_ping=True,
+        pool_timeout=BUSY_S,
+        max_overflow=30,
+        connect_args={"connect_timeout": 10},
+    )
+
+
+def _version(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    found = connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+    return None if found is None else str(found)
+
+
+def _upgrade(connection: Connection) -> None:
+    """Brings the tables to the newest version; of several processes that start, one does it."""
+    try:
+        from alembic import command
+        from alembic.config import Config
+        from alembic.script import ScriptDirectory
+    except ImportError as error:
+        raise ImportError(
+            f"keeping trials needs {error.name}: pip install 'zeusd[bso-server]'"
+        ) from None
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": UPGRADE_LOCK})
+    found = _version(connection)
+    if found == VERSION:
+        return
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).with_name("migrations")))
+    config.attributes["connection"] = connection
+    known = {one.revision for one in ScriptDirectory.from_config(config).walk_revisions()}
+    if found is not None and found not in known:
+        raise ZeusBSORuntimeError(
+            f"the database was written by another release (tables {found}, here {VERSION}); "
+            "upgrade zeusd, or name another database",
+            503,
+        )
+    command.upgrade(config, "head")

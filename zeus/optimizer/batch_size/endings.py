@@ -1,0 +1,81 @@
+"""Notices how this process ends, where nobody tells: an error nobody caught, a signal, an exit."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from zeus.optimizer.batch_size.common import Reason
+from zeus.optimizer.batch_size.reasons import reason_of
+
+_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
+"""They end a process that has no handler for them without anything being called."""
+
+
+class Endings:
+    """Calls back when this process ends.
+
+    A signal that would kill the process does so still, after the call. Where the program handles it
+    itself, its handler is called, and an end that follows is no failure.
+
+    Args:
+        on_end: Called with the reason, at most once, and never in a child of fork.
+    """
+
+    def __init__(self, on_end: Callable[[Reason], None]) -> None:
+        self._on_end = on_end
+        self._pid = os.getpid()
+        self._watching = True
+        self._before: dict[int, Any] = {}
+        self._old_error = _uncaught()
+        self.signalled = False
+        atexit.register(self._at_exit)
+        if threading.current_thread() is not threading.main_thread():
+            return  # only there may handlers be set
+        for number in _SIGNALS:
+            before = signal.getsignal(number)
+            if before == signal.SIG_DFL or callable(before):
+                self._before[number] = before
+                signal.signal(number, self._handle)
+
+    def stop(self) -> None:
+        """Calls no more."""
+        self._watching = False
+        atexit.unregister(self._at_exit)
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number, before in self._before.items():
+            if signal.getsignal(number) == self._handle:  # nobody has set another since
+                signal.signal(number, before)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        self.signalled = True
+        before = self._before[number]
+        if callable(before):
+            before(number, frame)
+            return
+        self._call("cancelled")
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    def _at_exit(self) -> None:
+        error = _uncaught()
+        new = error is not None and error is not self._old_error
+        self._call(reason_of(error) if new and not self.signalled else "cancelled")
+
+    def _call(self, reason: Reason) -> None:
+        if self._watching and os.getpid() == self._pid:
+            self._watching = False
+            self._on_end(reason)
+
+
+def _uncaught() -> BaseException | None:
+    """The error that ends this process; the interpreter leaves it there."""
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    return error if isinstance(error, BaseException) else None

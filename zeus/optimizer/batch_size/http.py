@@ -1,0 +1,135 @@
+"""The trials that a server keeps. Every call is one request, which may be repeated."""
+
+from __future__ import annotations
+
+import os
+from typing import TypeVar
+from urllib.parse import quote
+
+from pydantic import BaseModel, ValidationError
+
+from zeus.optimizer.batch_size.common import (
+    HEARTBEAT_URL,
+    IDEMPOTENCY_HEADER,
+    JOB_TRIALS_URL,
+    JOBS_URL,
+    REPORT_URL,
+    TRIALS_URL,
+    CreatedJob,
+    EndTrial,
+    JobSpecFromClient,
+    NewTrial,
+    ReportResponse,
+    TrainingResult,
+    TrialId,
+)
+from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
+from zeus.utils.http import detail
+
+try:
+    import httpx
+except ImportError:
+    raise ImportError(
+        "a batch size server is reached with httpx; install it with pip install 'zeusd[bso]'"
+    ) from None
+
+TOKEN_ENV = "ZEUS_BSO_TOKEN"
+"""Where the token is that the server asks for, if it does."""
+
+CONNECT_S = 5.0
+READ_S = 15.0
+
+Answer = TypeVar("Answer", bound=BaseModel)
+
+
+class HttpTrials:
+    """See `Trials`. Safe across threads.
+
+    Args:
+        url: Of the server, such as `http://master:7788`.
+        token: What the server asks for; None: what `ZEUS_BSO_TOKEN` says, if anything.
+
+    Raises:
+        ZeusBSOConfigError: It is no URL.
+    """
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ZeusBSOConfigError(f"server_url must be such as http://master:7788, not {url!r}")
+        self._url = url.rstrip("/")
+        token = os.environ.get(TOKEN_ENV) if token is None else token
+        headers = {"content-type": "application/json"}
+        if token:
+            headers["authorization"] = f"Bearer {token}"
+        try:
+            self._http = httpx.Client(
+                base_url=self._url,
+                headers=headers,
+                timeout=httpx.Timeout(READ_S, connect=CONNECT_S),
+            )
+        except (httpx.InvalidURL, UnicodeError) as error:
+            raise ZeusBSOConfigError(f"server_url or token cannot be used: {error}") from None
+
+    def register(self, spec: JobSpecFromClient) -> CreatedJob:
+        """See `Trials`."""
+        return self._ask("POST", JOBS_URL, spec, CreatedJob)
+
+    def begin_trial(self, job_id: str, key: str) -> NewTrial:
+        """See `Trials`."""
+        path = JOB_TRIALS_URL.format(job_id=quote(job_id, safe=""))
+        return self._ask("POST", path, None, NewTrial, {IDEMPOTENCY_HEADER: key})
+
+    def report(self, result: TrainingResult) -> ReportResponse:
+        """See `Trials`."""
+        return self._ask("POST", REPORT_URL, result, ReportResponse)
+
+    def heartbeat(self, trial: TrialId) -> None:
+        """See `Trials`."""
+        self._send("POST", HEARTBEAT_URL, trial)
+
+    def end_trial(self, end: EndTrial) -> None:
+        """See `Trials`."""
+        self._send("PATCH", TRIALS_URL, end)
+
+    def close(self) -> None:
+        """See `Trials`."""
+        self._http.close()
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | None,
+        kind: type[Answer],
+        headers: dict[str, str] | None = None,
+    ) -> Answer:
+        answer = self._send(method, path, body, headers)
+        try:
+            return kind.model_validate_json(answer.content)
+        except ValidationError:
+            raise ZeusBSORuntimeError(
+                f"{self._url} answered {path} as no batch size server does; check the URL", 422
+            ) from None
+
+    def _send(
+        self,
+        method: str,
+        path: str,
+        body: BaseModel | None,
+        headers: dict[str, str] | None = None,
+    ) -> httpx.Response:
+        content = None if body is None else body.model_dump_json()
+        try:
+            answer = self._http.request(method, path, content=content, headers=headers)
+        except (httpx.HTTPError, RuntimeError) as error:  # the latter: it is closed
+            raise ZeusBSORuntimeError(
+                f"the batch size server at {self._url} cannot be reached "
+                f"({type(error).__name__}: {error}); start it, or pass its URL as server_url"
+            ) from None
+        if answer.is_success:
+            return answer
+        raise ZeusBSORuntimeError(
+            f"the batch size server at {self._url} refused {method} {path} with status "
+            f"{answer.status_code}: {detail(answer)}",
+            answer.status_code,
+        )

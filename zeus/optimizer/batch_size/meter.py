@@ -1,0 +1,119 @@
+"""What a run has used: the monitor's windows, one an epoch, added up."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from zeus.optimizer.batch_size.common import NewTrial
+
+if TYPE_CHECKING:
+    from zeus.monitor import Measurement, ZeusMonitor
+    from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
+
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Used:
+    """What a run has used since it began, in all processes that it had.
+
+    Attributes:
+        time: Seconds.
+        energy: Joules.
+        overhead_time: Of the time what was spent on finding the power limit.
+        overhead_energy: Of the energy the same.
+    """
+
+    time: float = 0.0
+    energy: float = 0.0
+    overhead_time: float = 0.0
+    overhead_energy: float = 0.0
+
+
+class Meter:
+    """Measures a run, epoch by epoch. What happens between two windows does not count: there this
+    process waits for the server, and not for its GPUs.
+
+    Args:
+        monitor: Of all GPUs that count.
+        before: A trial with what was used of it before.
+        power_limits: Gives what searches a power limit meanwhile, if something does.
+    """
+
+    def __init__(
+        self,
+        monitor: ZeusMonitor,
+        before: NewTrial,
+        power_limits: Callable[[], GlobalPowerLimitOptimizer | None],
+    ) -> None:
+        self._monitor = monitor
+        self._power_limits = power_limits
+        self._key = f"__BatchSizeOptimizer_{next(_numbers)}"
+        self._before = before
+        self._time, self._energy = before.time, before.energy
+        self._unread: list[Measurement] = []
+
+    @property
+    def running(self) -> bool:
+        """Whether a window is open."""
+        return self._key in self._monitor.measurement_states
+
+    def begin(self) -> None:
+        """Opens the window of an epoch.
+
+        Raises:
+            ZeusBaseError: It cannot be measured.
+        """
+        self._monitor.begin_window(self._key, restart=True)
+
+    def end(self) -> None:
+        """Closes it. The energy is known later.
+
+        Raises:
+            ZeusBaseError: It cannot be measured.
+            ValueError: Someone closed the monitor's windows.
+        """
+        self._unread.append(self._monitor.end_window(self._key))
+
+    def drop(self) -> None:
+        """Closes it, if it is open, and forgets it."""
+        if self.running:
+            self._monitor.end_window(self._key, cancel=True)
+
+    def used(self) -> Used:
+        """What was used in all windows that were closed. Waits at most for a sensor's next tick.
+
+        Raises:
+            ZeusBaseError: The energy of one is not known now; it may be asked for again.
+        """
+        while self._unread:
+            self._energy += self._unread[0].total_energy
+            self._time += self._unread.pop(0).time
+        time_s, energy_j = self._overhead()
+        return Used(
+            self._time,
+            self._energy,
+            min(self._time, self._before.overhead_time + time_s),
+            min(self._energy, self._before.overhead_energy + energy_j),
+        )
+
+    def _overhead(self) -> tuple[float, float]:
+        """How much more the steps of the search took than as many at the chosen limit."""
+        plo = self._power_limits()
+        if plo is None or plo.disabled:
+            return 0.0, 0.0
+        report = plo.report()
+        measured = sum(one.steps for one in report.estimates)
+        if report.chosen is None or not measured:
+            return 0.0, 0.0
+        # Steps that waited for clocks to settle ran at the same limits, about in proportion. Where
+        # the choice came from a file there were none.
+        share = report.steps / measured
+        time_s = sum(one.steps * (one.time_s - report.chosen.time_s) for one in report.estimates)
+        energy_j = sum(
+            one.steps * (one.energy_j - report.chosen.energy_j) for one in report.estimates
+        )
+        return max(0.0, share * time_s), max(0.0, share * energy_j)

@@ -1,0 +1,92 @@
+"""What a run does while nobody who keeps trials can be asked."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import tempfile
+import time
+from pathlib import Path
+
+from zeus.optimizer.batch_size.common import (
+    CreatedJob,
+    JobSpecFromClient,
+    NewTrial,
+    ReportResponse,
+    TrainingResult,
+)
+
+log = logging.getLogger(__name__)
+
+
+class BestKnown:
+    """A JSON file with the best batch size of each job, as it was known when last asked for.
+
+    Failures are never raised: a size that is not known is the job's default.
+
+    Args:
+        path: The file; None: `zeus/batch_sizes.json` in the user's cache folder.
+    """
+
+    def __init__(self, path: str | Path | None = None) -> None:
+        if path is None:
+            cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+            path = Path(cache) / "zeus" / "batch_sizes.json"
+        self.path = Path(path)
+
+    def get(self, spec: JobSpecFromClient) -> int | None:
+        """The best size of a job, if one of its sizes is known to be."""
+        found = self._read().get(_key(spec))
+        return found if found in spec.batch_sizes else None
+
+    def put(self, spec: JobSpecFromClient, batch_size: int) -> None:
+        """Keeps it."""
+        sizes = self._read()
+        if sizes.get(_key(spec)) == batch_size:
+            return
+        sizes[_key(spec)] = batch_size
+        temporary = None
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            # Others may write it, too: the last one wins, and nobody reads half a file.
+            with tempfile.NamedTemporaryFile(
+                "w", dir=self.path.parent, prefix=f".{self.path.name}.", delete=False
+            ) as file:
+                temporary = file.name
+                json.dump(sizes, file, indent=1, sort_keys=True)
+            os.replace(temporary, self.path)
+        except OSError as error:
+            log.info("the best batch size is not kept in %s: %s", self.path, error)
+            if temporary is not None:
+                with contextlib.suppress(OSError):
+                    os.unlink(temporary)
+
+    def _read(self) -> dict[str, int]:
+        try:
+            found = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        if not isinstance(found, dict):
+            return {}
+        return {key: size for key, size in found.items() if isinstance(size, int)}
+
+
+def _key(spec: JobSpecFromClient) -> str:
+    return f"{spec.job_id} on {spec.number_of_gpus} {spec.gpu_model}"
+
+
+def judge(spec: CreatedJob, trial: NewTrial, result: TrainingResult) -> ReportResponse:
+    """What a run is to do, by the rules of those who keep trials.
+
+    Args:
+        spec: Its job.
+        trial: Its trial, with its cost bound.
+        result: What it has used.
+    """
+    from zeus.optimizer.batch_size.trials import JobRecord, Trial, reported
+
+    now_s = time.time()
+    began = Trial(trial.trial_number, trial.batch_size, now_s, now_s, cost_bound=trial.cost_bound)
+    return reported(JobRecord(spec, 0, now_s), began, result, now_s, 1)[1]

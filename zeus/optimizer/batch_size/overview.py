@@ -1,0 +1,114 @@
+"""A job in a few sums: what there is to tell of many jobs without reading all their trials."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from zeus.optimizer.batch_size.trials import JobRecord, Status, Trial
+
+STATUSES: tuple[Status, ...] = ("running", "ok", "failed", "oom", "lost", "cancelled")
+
+
+@dataclass(frozen=True)
+class Group:
+    """The trials of a job that have a batch size in common, and how they ended.
+
+    Attributes:
+        batch_size: Their batch size.
+        status: Their status.
+        converged: Whether they reached the target.
+        trials: How many.
+        heard_s: When one of them was last heard of, s since 1970.
+        time: What they took, s.
+        energy: And that, J.
+    """
+
+    batch_size: int
+    status: Status
+    converged: bool
+    trials: int
+    heard_s: float
+    time: float
+    energy: float
+
+
+@dataclass(frozen=True)
+class Overview:
+    """A job and the sums of its trials.
+
+    Attributes:
+        job: The job.
+        groups: The sums.
+    """
+
+    job: JobRecord
+    groups: tuple[Group, ...]
+
+    @property
+    def heard_s(self) -> float | None:
+        """When it was last heard of, s since 1970; None before its first trial."""
+        return max((group.heard_s for group in self.groups), default=None)
+
+    @property
+    def time(self) -> float:
+        """What all trials took, s."""
+        return sum(group.time for group in self.groups)
+
+    @property
+    def energy(self) -> float:
+        """And that, J."""
+        return sum(group.energy for group in self.groups)
+
+    @property
+    def cost(self) -> float:
+        """What all trials cost, J."""
+        return self.job.cost(self.energy, self.time)
+
+    @property
+    def converged(self) -> int:
+        """Trials that reached the target."""
+        return sum(group.trials for group in self.groups if group.converged)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Trials of each status."""
+        found: dict[str, int] = dict.fromkeys(STATUSES, 0)
+        for group in self.groups:
+            found[group.status] += group.trials
+        return found
+
+    def mean_cost(self, batch_size: int) -> float | None:
+        """What the runs of a size that reached the target cost on average, J; None without any."""
+        # A size has one group of those: they all ended by a report.
+        for group in self.groups:
+            if group.converged and group.batch_size == batch_size:
+                return self.job.cost(group.energy, group.time) / group.trials
+        return None
+
+    @property
+    def cheapest(self) -> int | None:
+        """The size of the lowest such mean."""
+        costs = {size: self.mean_cost(size) for size in self.job.spec.batch_sizes}
+        known = {size: cost for size, cost in costs.items() if cost is not None}
+        return min(known, key=lambda size: known[size], default=None)
+
+
+def overview(job: JobRecord, trials: Iterable[Trial]) -> Overview:
+    """A job's sums from its trials."""
+    of: dict[tuple[int, Status, bool], list[Trial]] = {}
+    for trial in trials:
+        of.setdefault((trial.batch_size, trial.status, trial.converged), []).append(trial)
+    return Overview(
+        job,
+        tuple(
+            Group(
+                *key,
+                trials=len(found),
+                heard_s=max(trial.heard_s for trial in found),
+                time=sum(trial.time for trial in found),
+                energy=sum(trial.energy for trial in found),
+            )
+            for key, found in of.items()
+        ),
+    )

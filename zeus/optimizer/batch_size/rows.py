@@ -1,0 +1,165 @@
+"""Jobs, trials and events as rows of the tables, read and written inside a transaction."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal
+
+from sqlalchemy import Connection, Row, insert, select, update
+
+from zeus.optimizer.batch_size.common import CreatedJob, TrialId
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.optimizer.batch_size.tables import events, jobs, trials
+from zeus.optimizer.batch_size.trials import JobRecord, Trial, ended, lost
+
+EventKind = Literal["registered", "begun", "report", "ended", "lost", "back", "released"]
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened to a job.
+
+    Attributes:
+        number: From 1 in each job.
+        trial_number: The trial, where it is about one.
+        at_s: When, s since 1970.
+        kind: What.
+        body: More of it: of a report what it said, of an end its reason.
+    """
+
+    number: int
+    trial_number: int | None
+    at_s: float
+    kind: str
+    body: dict[str, Any]
+
+
+class Writing:
+    """A job that a transaction has to itself.
+
+    Attributes:
+        job: The job, as it was when the transaction began.
+        now_s: The time of all that is written, s since 1970.
+        next_event: Number of the next event.
+    """
+
+    def __init__(self, connection: Connection, job: JobRecord, now_s: float) -> None:
+        self._connection = connection
+        self.job = job
+        self.now_s = now_s
+        self.next_event = job.events + 1
+
+    def tell(self, kind: EventKind, trial_number: int | None = None, **body: Any) -> Writing:
+        """Writes an event down."""
+        self._connection.execute(
+            insert(events).values(
+                job_id=self.job.job_id,
+                number=self.next_event,
+                trial_number=trial_number,
+                at_s=self.now_s,
+                kind=kind,
+                body=json.dumps(body),
+            )
+        )
+        self.next_event += 1
+        return self
+
+    def told(self, before: Trial, after: Trial) -> None:
+        """Writes down that a trial has ended, or is running again."""
+        if before.status == after.status:
+            return
+        if after.running:
+            self.tell("back", after.number)
+        elif after.status == "lost":
+            self.tell("lost", after.number)
+        else:
+            said = {"reason": after.status, "converged": after.converged}
+            self.tell("ended", after.number, **said)
+
+    def mark_lost(self, found: Iterable[Trial]) -> list[Trial]:
+        """Ends the trials that were not heard of."""
+        marked = []
+        for trial in lost(found, self.now_s):
+            after = ended(trial, "lost", self.now_s, self.next_event)
+            self.told(trial, after)
+            self.save(after)
+            marked.append(after)
+        return marked
+
+    def save(self, trial: Trial) -> None:
+        """Writes a trial as it is now."""
+        which = (trials.c.job_id == self.job.job_id) & (trials.c.number == trial.number)
+        self._connection.execute(update(trials).where(which).values(**asdict(trial)))
+
+    def close(self, **values: int) -> None:
+        """Writes the job's counters."""
+        values["events"] = self.next_event - 1
+        which = jobs.c.job_id == self.job.job_id
+        self._connection.execute(update(jobs).where(which).values(**values))
+
+
+_OF_TRIAL = tuple(field.name for field in fields(Trial))
+
+
+def trial_of(row: Row[Any]) -> Trial:
+    """A trial from its row."""
+    return Trial(**{name: row._mapping[name] for name in _OF_TRIAL})
+
+
+def job_of(row: Row[Any]) -> JobRecord:
+    """A job from its row."""
+    return JobRecord(
+        spec=CreatedJob.model_validate_json(row.spec),
+        seed=int(row.seed),
+        created_s=row.created_s,
+        trials=row.trials,
+        events=row.events,
+        released=row.released,
+    )
+
+
+def find_job(connection: Connection, job_id: str, *, lock: bool = False) -> JobRecord | None:
+    """A job; None where there is none.
+
+    Args:
+        connection: A transaction.
+        job_id: Its name.
+        lock: Whether nobody else may have it until the transaction ends.
+    """
+    query = select(jobs).where(jobs.c.job_id == job_id)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else job_of(row)
+
+
+def trials_of(connection: Connection, job_id: str) -> list[Trial]:
+    """A job's trials, by their numbers."""
+    of_job = select(trials).where(trials.c.job_id == job_id).order_by(trials.c.number)
+    return [trial_of(row) for row in connection.execute(of_job)]
+
+
+def find_trial(connection: Connection, which: TrialId) -> Trial:
+    """A trial.
+
+    Raises:
+        ZeusBSORuntimeError: The job has none of this number and batch size (404).
+    """
+    query = select(trials).where(
+        (trials.c.job_id == which.job_id)
+        & (trials.c.number == which.trial_number)
+        & (trials.c.batch_size == which.batch_size)
+    )
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        raise ZeusBSORuntimeError(
+            f"job {which.job_id} has no trial {which.trial_number} of batch size "
+            f"{which.batch_size}",
+            404,
+        )
+    return trial_of(row)
+
+
+def no_job(job_id: str) -> ZeusBSORuntimeError:
+    """The refusal of what is about an unknown job."""
+    return ZeusBSORuntimeError(f"there is no job {job_id}; register it first", 404)

@@ -1,0 +1,267 @@
+"""A run with its batch size, from the first epoch to its end: counts, measures, reports, stops.
+
+Epochs are counted where they begin and end, if that is told; else each evaluation ends one. An
+epoch without an evaluation is reported too, without a metric, so that a run that is evaluated now
+and then is kept within its bounds. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+from zeus.exceptions import ZeusBaseError
+from zeus.optimizer.batch_size.common import (
+    CreatedJob,
+    NewTrial,
+    Reason,
+    ReportResponse,
+    TrainingResult,
+)
+from zeus.optimizer.batch_size.endings import Endings
+from zeus.optimizer.batch_size.link import Link
+from zeus.optimizer.batch_size.meter import Meter, Used
+from zeus.optimizer.batch_size.offline import judge
+from zeus.optimizer.batch_size.reasons import reason_of
+
+log = logging.getLogger(__name__)
+
+EXIT_S = 5.0
+"""How long the end of a run waits for who keeps its trial to hear of it, ..."""
+SIGNAL_S = 2.0
+"""... and how long where a signal ends it: who sent it may not wait long."""
+
+_MEANS: dict[Reason, str] = {
+    "cancelled": "that says nothing about batch size {}",
+    "failed": "that counts as a crash of batch size {}",
+    "oom": "batch size {} and larger ones will not be tried again",
+}
+
+Event = TypeVar("Event", bound=Callable[..., None])
+
+
+def _guarded(event: Event) -> Event:
+    """An event whose errors end our work, and not the training."""
+
+    @functools.wraps(event)
+    def call(self: Run, *args: Any) -> None:
+        try:
+            event(self, *args)
+        except Exception as error:  # noqa: BLE001 - training must go on
+            self._give_up(error)
+
+    return cast("Event", call)
+
+
+class Run:
+    """One run.
+
+    Args:
+        spec: Its job.
+        trial: Its trial, with what was reported of it before.
+        meter: Measures it.
+        link: Who keeps the trial; None where nobody does.
+        goes_on: Whether the run, where it is stopped by somebody, goes on elsewhere.
+
+    Attributes:
+        finished: Whether it is over: its target is reached, or it is given up.
+        converged: Whether its target is reached.
+        message: Why it is over.
+        epoch: Epochs that were reported.
+    """
+
+    def __init__(
+        self, spec: CreatedJob, trial: NewTrial, meter: Meter, link: Link | None, goes_on: bool
+    ) -> None:
+        self._spec = spec
+        self._trial = trial
+        self._meter = meter
+        self._link = link
+        self._goes_on = goes_on
+        self.finished = self.converged = self.over = self.training = False
+        self.message = ""
+        self.epoch = self._begun = self._ended = trial.current_epoch
+        self._epochs_told = False
+        self._broken = False
+        self._told: set[str] = set()
+        self._endings = Endings(self._process_ends)
+
+    @_guarded
+    def begin(self) -> None:
+        """Training begins."""
+        if not self.training and not self.over:
+            self.training = True
+            self._open_window()
+
+    @_guarded
+    def epoch_begins(self) -> None:
+        """An epoch begins."""
+        self._report_unevaluated()
+        self._epochs_told = True
+        self._begun = self._ended + 1
+
+    @_guarded
+    def epoch_ends(self) -> None:
+        """An epoch has ended."""
+        self._epochs_told = True
+        self._begun = self._ended = max(self._begun, self._ended + 1)
+
+    @_guarded
+    def evaluated(self, metric: Any) -> None:
+        """An epoch's evaluation has ended, with this metric."""
+        epoch = self._begun if self._epochs_told else self.epoch + 1
+        if not self.over:
+            self._report(epoch, self._number(metric))
+        elif not self.finished:  # we gave up: whoever trains until it is finished still has an end
+            self.epoch = epoch
+            self.finished = epoch >= self._spec.max_epochs
+
+    @_guarded
+    def end(self, error: BaseException | None) -> None:
+        """Training has ended, perhaps by an error."""
+        if self.over:
+            return
+        if error is None:
+            self._report_unevaluated()
+        if not self.over:
+            reason = "cancelled" if self._endings.signalled else reason_of(error)
+            self._end(reason, EXIT_S)
+
+    # ----------------------------------------------------------------------------------- reports
+
+    def _report_unevaluated(self) -> None:
+        if self.training and not self.over and self._ended > self.epoch:
+            self._report(self._ended, None)
+
+    def _report(self, epoch: int, metric: float | None) -> None:
+        self.epoch = max(1, epoch)
+        used = self._used()
+        answer = None
+        if used is not None and self._link is not None:
+            answer = self._link.report(self._result(used, metric))
+        if answer is None:
+            bound = self._trial.cost_bound if used is not None else None
+            trial = self._trial.model_copy(update={"cost_bound": bound})
+            answer = judge(self._spec, trial, self._result(used or Used(), metric))
+        if answer.stop_train:
+            self._finish(answer, known=used is not None)
+        else:
+            log.debug("epoch %d: %s", self.epoch, answer)
+            self._open_window()
+
+    def _result(self, used: Used, metric: float | None) -> TrainingResult:
+        return TrainingResult(
+            job_id=self._spec.job_id,
+            batch_size=self._trial.batch_size,
+            trial_number=self._trial.trial_number,
+            time=used.time,
+            energy=used.energy,
+            overhead_time=used.overhead_time,
+            overhead_energy=used.overhead_energy,
+            metric=metric,
+            current_epoch=self.epoch,
+        )
+
+    def _finish(self, answer: ReportResponse, *, known: bool) -> None:
+        self.finished, self.converged, self.message = True, answer.converged, answer.message
+        log.log(
+            logging.INFO if answer.converged else logging.WARNING,
+            "training with batch size %d is over after %d epochs: %s",
+            self._trial.batch_size,
+            self.epoch,
+            answer.message,
+        )
+        # Of a run whose cost is not known nothing can be learnt.
+        self._close(None if known else "cancelled", EXIT_S)
+
+    # -------------------------------------------------------------------------------- measuring
+
+    def _open_window(self) -> None:
+        try:
+            self._meter.begin()
+        except ZeusBaseError as error:
+            self._unmeasured(error.message)
+
+    def _used(self) -> Used | None:
+        """What the run has used; None where that is not known, or not yet."""
+        if self._broken:
+            return None
+        try:
+            self._meter.end()
+        except (ZeusBaseError, ValueError) as error:  # the latter: someone closed its windows
+            self._unmeasured(str(error))
+            return None
+        try:
+            return self._meter.used()
+        except ZeusBaseError as error:
+            self._say(
+                "later",
+                f"the energy of an epoch is not known yet ({error.message.rstrip('.')}); the run "
+                "is reported when it is",
+            )
+            return None
+
+    def _unmeasured(self, why: str) -> None:
+        self._broken = True
+        self._say(
+            "never",
+            f"the run cannot be measured ({why.rstrip('.')}); training goes on, and the run does "
+            "not count",
+        )
+
+    def _number(self, metric: Any) -> float | None:
+        try:
+            number = float(metric)
+        except (TypeError, ValueError):
+            number = math.nan
+        if math.isfinite(number):
+            return number
+        self._say("metric", f"the metric {metric!r} is no finite number: no target is reached")
+        return None
+
+    # -------------------------------------------------------------------------------------- ends
+
+    @_guarded
+    def _process_ends(self, reason: Reason) -> None:
+        if not self.over:
+            self._end(reason, SIGNAL_S if self._endings.signalled else EXIT_S)
+
+    def _end(self, reason: Reason, wait_s: float) -> None:
+        self._meter.drop()
+        stays = self._goes_on and reason == "cancelled"
+        means = "a run of the same run_id goes on from there" if stays else _MEANS[reason]
+        if self._link is not None:
+            log.warning(
+                "the run ended (%s) after %d epochs, before its target or max_epochs %d: %s",
+                reason,
+                self.epoch,
+                self._spec.max_epochs,
+                means.format(self._trial.batch_size),
+            )
+        self._close(None if stays else reason, wait_s)
+
+    def _close(self, reason: Reason | None, wait_s: float) -> None:
+        self.over = True
+        self._endings.stop()
+        if self._link is not None:
+            self._link.end(reason, wait_s)
+
+    def _give_up(self, error: Exception) -> None:
+        log.info("the batch size optimizer failed", exc_info=True)
+        if not self.over:
+            log.warning(
+                "the batch size optimizer failed (%s: %s); training goes on, and this run is not "
+                "reported any more. Please report this",
+                type(error).__name__,
+                error,
+            )
+            self._broken = True
+            self._close("cancelled", EXIT_S)
+
+    def _say(self, kind: str, sentence: str) -> None:
+        if kind not in self._told:
+            self._told.add(kind)
+            log.warning("%s", sentence)

@@ -1,0 +1,278 @@
+"""The server's HTTP side: `uvicorn zeus.optimizer.batch_size.server.router:app`.
+
+All state is in the database, so any number of workers may serve it. Endpoints are ordinary
+functions, which FastAPI runs in threads: who waits for the database keeps nobody else waiting.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import sys
+import threading
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+
+from zeus import __version__
+from zeus.optimizer.batch_size.common import (
+    BATCH_SIZE_URL,
+    HEARTBEAT_URL,
+    IDEMPOTENCY_HEADER,
+    JOB_TRIALS_URL,
+    JOBS_URL,
+    REPORT_URL,
+    TRIALS_URL,
+    CreatedJob,
+    EndTrial,
+    JobSpecFromClient,
+    NewTrial,
+    ReportResponse,
+    TrainingResult,
+    TrialId,
+)
+from zeus.optimizer.batch_size.exceptions import (
+    ZeusBSOConfigError,
+    ZeusBSOError,
+    ZeusBSORuntimeError,
+)
+from zeus.optimizer.batch_size.server import metrics, views
+from zeus.optimizer.batch_size.server.settings import PREFIX, ServerSettings
+from zeus.optimizer.batch_size.store import Store
+from zeus.utils import web
+
+logger = logging.getLogger(__name__)
+
+RELEASE_URL = "/jobs/{job_id}/release"
+
+_LOGGERS = ("zeus.optimizer.batch_size.server", "zeus.optimizer.batch_size.database")
+
+_FRESH = {"Cache-Control": "no-store"}
+
+
+class BSOServer(FastAPI):
+    """The application; the database is opened when it starts to serve.
+
+    Args:
+        settings: How it is set up.
+    """
+
+    def __init__(self, settings: ServerSettings) -> None:
+        super().__init__(
+            title="Batch size optimizer",
+            version=__version__,
+            docs_url=None,
+            redoc_url=None,
+            # ml-energy/zeus's clients do not say that what they send is JSON; see `_is_json`.
+            strict_content_type=False,
+        )
+        self.settings = settings
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store:
+        """The jobs and their trials."""
+        assert self._store is not None, "the server has not started"
+        return self._store
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers a request; starts and stops the server, so that a failure is one sentence."""
+        if scope["type"] == "lifespan":
+            scope["app"] = self
+            await self._live(receive, send)
+        elif scope["type"] == "http" and not await web.short_enough(scope, send):
+            return
+        else:
+            await super().__call__(scope, web.LimitedReceive(receive), send)
+
+    async def _live(self, receive: web.Receive, send: web.Send) -> None:
+        await receive()
+        settings = self.settings
+        try:
+            self._store = Store(
+                settings.database_url, lease_s=settings.lease_s, echo=settings.echo_sql
+            )
+        except (ZeusBSOError, ImportError) as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        if threading.current_thread() is threading.main_thread():
+            # The process is ours. uvicorn sets up its own loggers only; where somebody has set up
+            # the root, this does nothing.
+            logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        logger.info("database %s", self._store.name)
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        self._store.close()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def create_app(settings: ServerSettings) -> BSOServer:
+    """The application for these settings."""
+    for name in _LOGGERS:
+        logging.getLogger(name).setLevel(settings.log_level)
+    app = BSOServer(settings)
+    _add_reference(app)
+    _add_trials(app)
+    _add_reading(app)
+    _add_errors(app)
+    if settings.log_level == "DEBUG":
+        _add_log(app)
+    return app
+
+
+def _add_reference(app: BSOServer) -> None:
+    """What ml-energy/zeus's clients ask, with the statuses that they know."""
+    changing = [Depends(_may_change)]
+    sending = [Depends(_is_json), *changing]
+
+    @app.post(JOBS_URL, dependencies=sending)
+    def register(spec: JobSpecFromClient, response: Response) -> CreatedJob:
+        found, new = app.store.find_or_make(spec)
+        response.status_code = 201 if new else 200
+        return found
+
+    @app.delete(JOBS_URL, dependencies=changing)
+    def delete(job_id: str) -> None:
+        app.store.delete(job_id)
+
+    # A GET that makes a trial, as it is there; proxies may repeat it. Ours is below.
+    @app.get(BATCH_SIZE_URL, dependencies=changing)
+    def batch_size(job_id: str) -> TrialId:
+        with _unknown_is(400):
+            begun = app.store.begin_trial(
+                job_id, secrets.token_hex(16), lease_s=app.settings.reference_lease_s
+            )
+        return TrialId(**begun.model_dump(include=set(TrialId.model_fields)))
+
+    @app.post(REPORT_URL, dependencies=sending)
+    def report(result: TrainingResult) -> ReportResponse:
+        with _unknown_is(400):
+            return app.store.report(result)
+
+    @app.patch(TRIALS_URL, dependencies=sending)
+    def end(trial: EndTrial) -> None:
+        app.store.end_trial(trial)
+
+
+def _add_trials(app: BSOServer) -> None:
+    changing = [Depends(_may_change)]
+
+    @app.post(JOB_TRIALS_URL, status_code=201, dependencies=changing)
+    def begin(
+        job_id: str, key: Annotated[str | None, Header(alias=IDEMPOTENCY_HEADER)] = None
+    ) -> NewTrial:
+        return app.store.begin_trial(job_id, secrets.token_hex(16) if key is None else key)
+
+    @app.post(HEARTBEAT_URL, dependencies=[Depends(_is_json), *changing])
+    def heartbeat(trial: TrialId) -> None:
+        app.store.heartbeat(trial)
+
+    @app.post(RELEASE_URL, dependencies=changing)
+    def release(job_id: str) -> dict[str, list[int]]:
+        return {"released": app.store.release(job_id)}
+
+
+def _add_reading(app: BSOServer) -> None:
+    reading = [Depends(_may_read)]
+
+    @app.get(JOBS_URL, dependencies=reading)
+    def jobs() -> JSONResponse:
+        now_s = time.time()
+        found = [views.summary(job, now_s) for job in app.store.overviews()]
+        return JSONResponse(found, headers=_FRESH)
+
+    @app.get(f"{JOBS_URL}/{{job_id}}", dependencies=reading)
+    def job(job_id: str) -> JSONResponse:
+        record, trials = app.store.job(job_id)
+        return JSONResponse(views.detail(record, trials, time.time()), headers=_FRESH)
+
+    @app.get("/metrics", dependencies=reading)
+    def figures() -> PlainTextResponse:
+        return PlainTextResponse(
+            metrics.text(app.store.overviews()),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+        )
+
+    @app.get("/healthz")
+    def health() -> dict[str, Any]:
+        return {"status": "ok", "jobs": app.store.count()}
+
+    @app.get("/info")
+    def info() -> dict[str, Any]:
+        return {
+            "name": "zeusd batch size optimizer",
+            "version": __version__,
+            "token_required": bool(app.settings.token),
+            "read_token_required": bool(app.settings.read_token),
+            "lease_s": app.settings.lease_s,
+        }
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        assert __package__ is not None
+        return web.page(__package__)
+
+
+def _add_errors(app: BSOServer) -> None:
+    @app.exception_handler(ZeusBSORuntimeError)
+    def refused(request: Request, error: ZeusBSORuntimeError) -> JSONResponse:
+        return web.refusal(error.status or 503, error.message)
+
+    web.add_validation_errors(app)
+
+
+def _add_log(app: BSOServer) -> None:
+    @app.middleware("http")
+    async def log(request: Request, answer: Callable[[Request], Awaitable[Response]]) -> Response:
+        response = await answer(request)
+        logger.debug("%s %s: %d", request.method, request.url.path, response.status_code)
+        return response
+
+
+@contextmanager
+def _unknown_is(status: int) -> Iterator[None]:
+    """What is unknown is answered with this status."""
+    try:
+        yield
+    except ZeusBSORuntimeError as error:
+        if error.status != 404:
+            raise
+        raise ZeusBSORuntimeError(error.message, status) from None
+
+
+def _is_json(request: Request) -> None:
+    # ml-energy/zeus's clients say nothing of the type. A page of another site can make a browser
+    # say nothing, too, but then the browser tells where the page is from.
+    if "content-type" in request.headers or "origin" in request.headers:
+        web.needs_json(request)
+
+
+def _may_change(request: Request) -> None:
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
+        raise HTTPException(403, "a page of another site may not change anything here")
+    settings: ServerSettings = request.app.settings
+    if settings.token:
+        web.check_token(request, [settings.token], f"{PREFIX}TOKEN")
+
+
+def _may_read(request: Request) -> None:
+    settings: ServerSettings = request.app.settings
+    if settings.read_token:
+        tokens = [token for token in (settings.read_token, settings.token) if token]
+        web.check_token(request, tokens, f"{PREFIX}READ_TOKEN")
+
+
+def _settings() -> ServerSettings:
+    try:
+        return ServerSettings.from_env()
+    except ZeusBSOConfigError as error:
+        sys.stderr.write(f"batch size server: {error.message}\n")
+        # What uvicorn's supervisor takes for a reason not to try again.
+        raise SystemExit(3) from None
+
+
+app = create_app(_settings())

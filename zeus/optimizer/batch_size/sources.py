@@ -1,0 +1,132 @@
+"""Where `bso` finds jobs: in a database, or on a server. Both show them in the same way."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import quote
+
+from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
+
+if TYPE_CHECKING:
+    from zeus.optimizer.batch_size.store import Store
+
+
+class Source(Protocol):
+    """Jobs, as `server.views` shows them."""
+
+    def jobs(self) -> list[dict[str, Any]]:
+        """A summary of each."""
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """All of one."""
+
+    def delete(self, job_id: str) -> None:
+        """Forgets one."""
+
+    def release(self, job_id: str) -> list[int]:
+        """Lets sizes that were kept out be chosen again."""
+
+
+@contextmanager
+def open_source(database: str | None, server: str | None) -> Iterator[Source]:
+    """The database, or the server where one is given.
+
+    Args:
+        database: Path or URL; None for `bso.db` here.
+        server: URL.
+
+    Raises:
+        ZeusBSORuntimeError: It cannot be used.
+    """
+    if server is not None:
+        yield _OnServer(server)
+        return
+    try:
+        from zeus.optimizer.batch_size.database import url_of
+        from zeus.optimizer.batch_size.store import Store
+    except ModuleNotFoundError as error:
+        raise ImportError(f"bso needs {error.name}: pip install 'zeusd[bso-server]'") from None
+
+    name = database or "bso.db"
+    file = url_of(name)
+    if file.drivername == "sqlite" and not Path(file.database or "").is_file():
+        # To open it would make it.
+        raise ZeusBSORuntimeError(
+            f"there is no database {file.database}; name it with --db, or a server with --server",
+        )
+    store = Store(name)
+    try:
+        yield _InDatabase(store)
+    finally:
+        store.close()
+
+
+class _InDatabase:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def jobs(self) -> list[dict[str, Any]]:
+        from zeus.optimizer.batch_size.server import views
+
+        now_s = time.time()
+        return [views.summary(one, now_s) for one in self._store.overviews()]
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        from zeus.optimizer.batch_size.server import views
+
+        return views.detail(*self._store.job(job_id), time.time())
+
+    def delete(self, job_id: str) -> None:
+        self._store.delete(job_id)
+
+    def release(self, job_id: str) -> list[int]:
+        return self._store.release(job_id)
+
+
+class _OnServer:
+    def __init__(self, url: str) -> None:
+        try:
+            import httpx
+        except ImportError:
+            raise ImportError("--server needs httpx: pip install 'zeusd[bso]'") from None
+        if not url.startswith(("http://", "https://")):
+            raise ZeusBSOConfigError(f"--server must be such as http://master:7788, not {url!r}")
+        self._url = url.rstrip("/")
+        token = os.environ.get("ZEUS_BSO_TOKEN") or os.environ.get("ZEUS_BSO_READ_TOKEN")
+        headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._http = httpx.Client(base_url=self._url, headers=headers, timeout=30)
+
+    def jobs(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self._ask("GET", "/jobs")
+        return found
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        found: dict[str, Any] = self._ask("GET", f"/jobs/{quote(job_id, safe='')}")
+        return found
+
+    def delete(self, job_id: str) -> None:
+        self._ask("DELETE", f"/jobs?job_id={quote(job_id, safe='')}")
+
+    def release(self, job_id: str) -> list[int]:
+        found: list[int] = self._ask("POST", f"/jobs/{quote(job_id, safe='')}/release")["released"]
+        return found
+
+    def _ask(self, method: str, path: str) -> Any:
+        import httpx
+
+        from zeus.utils.http import detail
+
+        try:
+            answer = self._http.request(method, path)
+            if answer.is_success:
+                return answer.json()
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+            raise ZeusBSORuntimeError(
+                f"no batch size server answers at {self._url}: {error}"
+            ) from None
+        raise ZeusBSORuntimeError(f"{self._url}: {detail(answer)}", answer.status_code)

@@ -1,0 +1,394 @@
+"""Jobs and their trials in a database: the `Trials` of who has the file, and of the server.
+
+    store = Store("bso.db")
+    store.register(spec)
+    trial = store.begin_trial(spec.job_id, key)
+
+Decisions are made in `trials` and `choosing`; here, what they are about is read and what they come
+to is written, in one transaction that has the job to itself. So any number of threads, processes
+and, with PostgreSQL, machines may share a database, and whoever is killed leaves all or nothing of
+what it did.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Literal
+
+try:
+    from sqlalchemy import Connection, case, delete, func, insert, select
+except ImportError:
+    raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
+
+from zeus.optimizer.batch_size.choosing import analyze, choose, excluded
+from zeus.optimizer.batch_size.common import (
+    CreatedJob,
+    EndTrial,
+    JobSpecFromClient,
+    NewTrial,
+    ReportResponse,
+    TrainingResult,
+    TrialId,
+)
+from zeus.optimizer.batch_size.database import Database
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.optimizer.batch_size.overview import Group, Overview
+from zeus.optimizer.batch_size.rows import (
+    Event,
+    Writing,
+    find_job,
+    find_trial,
+    job_of,
+    no_job,
+    trial_of,
+    trials_of,
+)
+from zeus.optimizer.batch_size.tables import events, jobs, trials
+from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
+
+LEASE_S = 600.0
+"""A trial is lost when nothing was heard of it for so long; clients send heartbeats."""
+
+_KEY = 200
+
+
+class Store:
+    """The trials of jobs, in a database. Safe across threads and processes.
+
+    Args:
+        url_or_path: A SQLite file's path, or a URL: `postgresql://...`, `sqlite:///...`.
+        lease_s: A trial is lost when nothing was heard of it for so long, s; None for never.
+        clock: What time it is, s since 1970.
+        echo: Whether SQL statements are logged.
+
+    Raises:
+        ZeusBSOConfigError: The URL is wrong.
+        ZeusBSORuntimeError: The database cannot be used.
+    """
+
+    def __init__(
+        self,
+        url_or_path: str | Path,
+        *,
+        lease_s: float | None = LEASE_S,
+        clock: Callable[[], float] = time.time,
+        echo: bool = False,
+    ) -> None:
+        self._database = Database(url_or_path, echo=echo)
+        self._lease_s = lease_s
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        """The database's path or URL, without its password."""
+        return self._database.name
+
+    # ------------------------------------------------------------------------ what jobs ask
+
+    def register(self, spec: JobSpecFromClient) -> CreatedJob:
+        """Makes a job, or finds the one of this name.
+
+        Raises:
+            ZeusBSORuntimeError: The job of this name is another (409).
+        """
+        return self.find_or_make(spec)[0]
+
+    def find_or_make(self, spec: JobSpecFromClient) -> tuple[CreatedJob, bool]:
+        """As `register`, with whether the job is new."""
+        if spec.job_id is not None:
+            created = CreatedJob.model_validate(spec.model_dump())
+        else:
+            made = f"{spec.job_id_prefix[:391]}-{secrets.token_hex(4)}"
+            prefix = spec.job_id_prefix[:391]
+            created = CreatedJob.model_validate(
+                {**spec.model_dump(), "job_id": made, "job_id_prefix": prefix}
+            )
+        seed = secrets.randbits(63) if created.mab_seed is None else created.mab_seed
+        now_s = self._clock()
+
+        def work(connection: Connection) -> tuple[CreatedJob, bool]:
+            found = find_job(connection, created.job_id, lock=True)
+            if found is not None:
+                _same(found.spec, created)
+                return found.spec, False
+            connection.execute(
+                insert(jobs).values(
+                    job_id=created.job_id,
+                    spec=created.model_dump_json(),
+                    seed=str(seed),
+                    created_s=now_s,
+                    trials=0,
+                    events=0,
+                    released=0,
+                )
+            )
+            Writing(connection, JobRecord(created, seed, now_s), now_s).tell("registered").close()
+            return created, True
+
+        return self._database.write(work)
+
+    def begin_trial(
+        self, job_id: str, key: str, *, lease_s: float | Literal["usual"] | None = "usual"
+    ) -> NewTrial:
+        """Chooses a batch size.
+
+        Args:
+            job_id: The job.
+            key: The same key gets the same trial: a request may be repeated.
+            lease_s: The trial's lease, where it is not the store's.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job (404), no batch size is left (409), or the key
+                cannot be one (422).
+        """
+        if not 1 <= len(key) <= _KEY:
+            raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
+        lease = self._lease_s if lease_s == "usual" else lease_s
+
+        def work(connection: Connection) -> NewTrial:
+            writing = self._open(connection, job_id)
+            job = writing.job
+            given = (trials.c.job_id == job_id) & (trials.c.key == key)
+            row = connection.execute(select(trials).where(given)).one_or_none()
+            before = trials_of(connection, job_id)
+            if row is not None:
+                # Who asks again lives.
+                again = alive(trial_of(row), writing.now_s)
+                writing.told(trial_of(row), again)
+                writing.save(again)
+                writing.close()
+                return _new(job_id, again, analyze(job, before).best)
+            gone = {trial.number: trial for trial in writing.mark_lost(before)}
+            before = [gone.get(trial.number, trial) for trial in before]
+            number = job.trials + 1
+            choice = choose(job, before, number)
+            begun = Trial(
+                number=number,
+                batch_size=choice.batch_size,
+                began_s=writing.now_s,
+                heard_s=writing.now_s,
+                lease_s=lease,
+                cost_bound=choice.cost_bound,
+            )
+            connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
+            writing.tell("begun", number, batch_size=begun.batch_size, cost_bound=begun.cost_bound)
+            writing.close(trials=number)
+            return _new(job_id, begun, choice.best)
+
+        return self._database.write(work)
+
+    def report(self, result: TrainingResult) -> ReportResponse:
+        """An epoch has ended. May be repeated.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job, or trial of this batch size (404).
+        """
+
+        def work(connection: Connection) -> ReportResponse:
+            writing = self._open(connection, result.job_id)
+            before = find_trial(connection, result)
+            number = writing.next_event
+            after, answer = reported(writing.job, before, result, writing.now_s, number)
+            if after != before:
+                said = result.model_dump(exclude={"job_id", "batch_size", "trial_number"})
+                said["metric"] = after.metric
+                writing.tell("report", before.number, **said)
+                writing.told(before, after)
+                writing.save(after)
+                writing.close()
+            return answer
+
+        return self._database.write(work)
+
+    def heartbeat(self, trial: TrialId) -> None:
+        """The run lives.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job or trial (404).
+        """
+
+        def work(connection: Connection) -> None:
+            writing = self._open(connection, trial.job_id)
+            before = find_trial(connection, trial)
+            after = alive(before, writing.now_s)
+            if after != before:
+                writing.told(before, after)
+                writing.save(after)
+                writing.close()
+
+        self._database.write(work)
+
+    def end_trial(self, end: EndTrial) -> None:
+        """The run has ended otherwise. May be repeated; a trial that has ended stays as it is.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job or trial (404), or the reason is `ok` (422).
+        """
+
+        def work(connection: Connection) -> None:
+            writing = self._open(connection, end.job_id)
+            before = find_trial(connection, end)
+            after = ended(before, end.reason, writing.now_s, writing.next_event)
+            if after != before:
+                writing.told(before, after)
+                writing.save(after)
+                writing.close()
+
+        self._database.write(work)
+
+    def close(self) -> None:
+        """Closes the database."""
+        self._database.close()
+
+    # -------------------------------------------------------------------- what operators ask
+
+    def delete(self, job_id: str) -> None:
+        """Forgets a job and its trials.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job (404).
+        """
+
+        def work(connection: Connection) -> None:
+            self._open(connection, job_id)
+            connection.execute(delete(jobs).where(jobs.c.job_id == job_id))
+
+        self._database.write(work)
+
+    def release(self, job_id: str) -> list[int]:
+        """Lets sizes that were kept out be chosen again; what kept them out has been put right.
+
+        Returns:
+            The sizes.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job (404).
+        """
+
+        def work(connection: Connection) -> list[int]:
+            writing = self._open(connection, job_id)
+            sizes = list(excluded(writing.job, trials_of(connection, job_id)))
+            if sizes:
+                writing.tell("released", sizes=sizes)
+                writing.close(released=writing.job.events + 1)
+            return sizes
+
+        return self._database.write(work)
+
+    def overviews(self) -> list[Overview]:
+        """All jobs, in the order in which they were registered, and sums of their trials."""
+        # As in `trials.lost`.
+        gone = (trials.c.status == "running") & (
+            trials.c.heard_s + trials.c.lease_s < self._clock()
+        )
+        now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now")).subquery()
+        sums = select(
+            now.c.job_id,
+            now.c.batch_size,
+            now.c.now.label("status"),
+            now.c.converged,
+            func.count().label("trials"),
+            func.max(now.c.heard_s).label("heard_s"),
+            func.sum(now.c.time).label("time"),
+            func.sum(now.c.energy).label("energy"),
+        ).group_by(now.c.job_id, now.c.batch_size, now.c.now, now.c.converged)
+
+        def work(connection: Connection) -> list[Overview]:
+            order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
+            records = [job_of(row) for row in connection.execute(order)]
+            groups: dict[str, list[Group]] = {}
+            for row in connection.execute(sums):
+                values = {name: row._mapping[name] for name in _OF_GROUP}
+                groups.setdefault(row.job_id, []).append(Group(**values))
+            return [Overview(job, tuple(groups.get(job.job_id, ()))) for job in records]
+
+        return self._database.read(work)
+
+    def job(self, job_id: str) -> tuple[JobRecord, list[Trial]]:
+        """A job and its trials.
+
+        Raises:
+            ZeusBSORuntimeError: There is no such job (404).
+        """
+
+        def work(connection: Connection) -> tuple[JobRecord, list[Trial]]:
+            record = find_job(connection, job_id)
+            if record is None:
+                raise no_job(job_id)
+            return record, self._now(trials_of(connection, job_id))
+
+        return self._database.read(work)
+
+    def events(self, job_id: str) -> list[Event]:
+        """All that happened to a job, in its order; empty for an unknown job."""
+
+        def work(connection: Connection) -> list[Event]:
+            of_job = select(events).where(events.c.job_id == job_id).order_by(events.c.number)
+            return [
+                Event(row.number, row.trial_number, row.at_s, row.kind, json.loads(row.body))
+                for row in connection.execute(of_job)
+            ]
+
+        return self._database.read(work)
+
+    def count(self) -> int:
+        """How many jobs there are: shows that the database can be read."""
+
+        def work(connection: Connection) -> int:
+            return connection.execute(select(func.count()).select_from(jobs)).scalar_one()
+
+        return self._database.read(work)
+
+    # --------------------------------------------------------------------------------- inside
+
+    def _open(self, connection: Connection, job_id: str) -> Writing:
+        found = find_job(connection, job_id, lock=True)
+        if found is None:
+            raise no_job(job_id)
+        # Only now: who waited for the job writes a later time than who had it.
+        return Writing(connection, found, self._clock())
+
+    def _now(self, found: list[Trial]) -> list[Trial]:
+        """As they are known to be now; that a trial was lost is written when the next begins."""
+        now_s = self._clock()
+        gone = {one.number: ended(one, "lost", now_s, _END_OF_LOG) for one in lost(found, now_s)}
+        return [gone.get(trial.number, trial) for trial in found]
+
+
+_OF_GROUP = tuple(field.name for field in fields(Group))
+_END_OF_LOG = 2**62
+"""Comes after all events."""
+
+
+def _new(job_id: str, trial: Trial, best: int | None) -> NewTrial:
+    return NewTrial(
+        job_id=job_id,
+        batch_size=trial.batch_size,
+        trial_number=trial.number,
+        lease_s=trial.lease_s,
+        cost_bound=trial.cost_bound,
+        best_batch_size=best,
+        reason=None if trial.status == "running" else trial.status,
+        time=trial.time,
+        energy=trial.energy,
+        overhead_time=trial.overhead_time,
+        overhead_energy=trial.overhead_energy,
+        current_epoch=trial.epochs,
+    )
+
+
+def _same(found: CreatedJob, given: CreatedJob) -> None:
+    here, there = found.model_dump(), given.model_dump()
+    differ = [name for name in here if here[name] != there[name]]
+    if differ:
+        said = ", ".join(f"{name} {here[name]!r} and not {there[name]!r}" for name in differ[:3])
+        raise ZeusBSORuntimeError(
+            f"job {found.job_id} is registered with {said}; take another job_id, or delete the job "
+            "first",
+            409,
+        )

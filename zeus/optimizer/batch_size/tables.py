@@ -1,0 +1,82 @@
+"""The tables that jobs and trials are kept in. `migrations` makes them."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    ForeignKeyConstraint,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+VERSION = "0001"
+"""The newest migration."""
+
+metadata = MetaData()
+
+
+def _job_id() -> ForeignKey:
+    return ForeignKey("jobs.job_id", ondelete="CASCADE")
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("job_id", String(400), primary_key=True),
+    Column("spec", Text, nullable=False),  # JSON of CreatedJob
+    Column("seed", Text, nullable=False),  # an integer of any size
+    Column("created_s", Double, nullable=False),
+    # Counters. Whoever locks this row may take the next number.
+    Column("trials", BigInteger, nullable=False),
+    Column("events", BigInteger, nullable=False),
+    Column("released", BigInteger, nullable=False),
+)
+
+trials = Table(
+    "trials",
+    metadata,
+    Column("job_id", String(400), _job_id(), primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("key", String(200), nullable=False),  # who repeats a request is given the same trial
+    Column("batch_size", BigInteger, nullable=False),
+    Column("began_s", Double, nullable=False),
+    Column("heard_s", Double, nullable=False),
+    Column("lease_s", Double),
+    Column("cost_bound", Double),
+    Column("status", String(16), nullable=False, index=True),
+    Column("ended_s", Double),
+    Column("end_order", BigInteger),
+    Column("converged", Boolean, nullable=False),
+    Column("stopped_by_cost", Boolean, nullable=False),
+    Column("epochs", BigInteger, nullable=False),
+    Column("time", Double, nullable=False),
+    Column("energy", Double, nullable=False),
+    Column("overhead_time", Double, nullable=False),
+    Column("overhead_energy", Double, nullable=False),
+    Column("metric", Double),
+    UniqueConstraint("job_id", "key", name="trials_job_id_key"),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("job_id", String(400), _job_id(), primary_key=True),
+    Column("number", BigInteger, primary_key=True),
+    Column("trial_number", BigInteger),
+    Column("at_s", Double, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("body", Text, nullable=False),  # JSON
+    ForeignKeyConstraint(
+        ["job_id", "trial_number"],
+        ["trials.job_id", "trials.number"],
+        name="events_trial",
+        ondelete="CASCADE",
+    ),
+)

@@ -1,0 +1,233 @@
+"""A trial, and what becomes of it. Pure: no file, no clock, no socket.
+
+- A report is judged in this order: the target is reached; the epochs are used up; another epoch
+  would cost more than the trial's bound. The bound is fixed when the trial begins.
+- A trial of which nothing was heard for its lease is lost. It is running again as soon as it is
+  heard of. What else has ended stays as it is, but for a report that it reached the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from zeus.optimizer.batch_size.common import (
+    CreatedJob,
+    Reason,
+    ReportResponse,
+    TrainingResult,
+)
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.utils.metric import zeus_cost
+
+Status = Literal["running"] | Reason
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """A job as it is kept.
+
+    Attributes:
+        spec: What it was registered with.
+        seed: All choices follow from it; `spec.mab_seed`, or drawn when the job was registered.
+        created_s: When that was, s since 1970.
+        trials: Trials that it has had.
+        events: Events that were recorded of it.
+        released: Ends up to this event's number keep no size out.
+    """
+
+    spec: CreatedJob
+    seed: int
+    created_s: float
+    trials: int = 0
+    events: int = 0
+    released: int = 0
+
+    @property
+    def job_id(self) -> str:
+        """Its name."""
+        return self.spec.job_id
+
+    def cost(self, energy: float, time: float) -> float:
+        """What energy (J) and time (s) cost this job, J."""
+        return zeus_cost(energy, time, self.spec.eta_knob, self.spec.max_power)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """A run of a job with a batch size.
+
+    Attributes:
+        number: From 1 in each job.
+        batch_size: Its batch size.
+        began_s: When it began, s since 1970.
+        heard_s: When it was last heard of.
+        lease_s: It is lost when nothing was heard of it for so long, s; None for never.
+        cost_bound: Cost at which it is given up, J; None for never.
+        status: `running`, or how it ended.
+        ended_s: When.
+        end_order: Number of the event that ended it: the order in which a job's trials ended.
+        converged: Whether it reached the target.
+        stopped_by_cost: Whether it was given up for its cost.
+        epochs: Epochs that it has reported.
+        time: Time up to the end of the last of them, s.
+        energy: Energy up to there, J.
+        overhead_time: Of the time what was spent on finding the power limit, s.
+        overhead_energy: Of the energy the same, J.
+        metric: The metric then; None where there is none, or no number.
+    """
+
+    number: int
+    batch_size: int
+    began_s: float
+    heard_s: float
+    lease_s: float | None = None
+    cost_bound: float | None = None
+    status: Status = "running"
+    ended_s: float | None = None
+    end_order: int | None = None
+    converged: bool = False
+    stopped_by_cost: bool = False
+    epochs: int = 0
+    time: float = 0.0
+    energy: float = 0.0
+    overhead_time: float = 0.0
+    overhead_energy: float = 0.0
+    metric: float | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether it has not ended."""
+        return self.status == "running"
+
+    @property
+    def order(self) -> int:
+        """Sorts trials that have ended by their end."""
+        return self.end_order or 0
+
+
+def lost(trials: Iterable[Trial], now_s: float) -> list[Trial]:
+    """Those that run and were not heard of for their lease."""
+    return [
+        trial
+        for trial in trials
+        if trial.running and trial.lease_s is not None and now_s > trial.heard_s + trial.lease_s
+    ]
+
+
+def reported(
+    job: JobRecord, trial: Trial, result: TrainingResult, now_s: float, order: int
+) -> tuple[Trial, ReportResponse]:
+    """A report has come.
+
+    Args:
+        job: Its job.
+        trial: Its trial.
+        result: The report.
+        now_s: The time, s since 1970.
+        order: Number of the event that it is.
+
+    Returns:
+        The trial as it is now, and the answer.
+    """
+    if trial.status == "ok":
+        return trial, _answer(job, trial, True, f"trial {trial.number} was already reported")
+    heard = replace(trial, heard_s=now_s)
+    if result.current_epoch >= trial.epochs:
+        # A report that was overtaken by a later one adds nothing to it.
+        heard = replace(
+            heard,
+            epochs=result.current_epoch,
+            time=result.time,
+            energy=result.energy,
+            overhead_time=min(result.overhead_time, result.time),
+            overhead_energy=min(result.overhead_energy, result.energy),
+            metric=result.metric,
+        )
+    converged = _reached(job, heard)
+    if not converged and trial.status not in ("running", "lost"):
+        why = f"trial {trial.number} had ended: {trial.status}"
+        return heard, _answer(job, heard, True, why)
+    stop, why = _judge(job, heard, converged)
+    if not stop:
+        heard = replace(heard, status="running", ended_s=None, end_order=None)
+        return heard, _answer(job, heard, False, why)
+    by_cost = not converged and heard.epochs < job.spec.max_epochs
+    heard = replace(
+        heard,
+        status="ok",
+        ended_s=now_s,
+        end_order=order,
+        converged=converged,
+        stopped_by_cost=by_cost,
+    )
+    return heard, _answer(job, heard, True, why)
+
+
+def ended(trial: Trial, reason: Reason, now_s: float, order: int) -> Trial:
+    """Somebody says that a run has ended without a report that told it to.
+
+    Raises:
+        ZeusBSORuntimeError: Only a report ends a trial `ok` (422).
+    """
+    if reason == "ok":
+        raise ZeusBSORuntimeError(
+            "a trial ends ok by a report that tells it to stop; for another end say failed, oom, "
+            "lost or cancelled",
+            422,
+        )
+    if not trial.running and (trial.status != "lost" or reason == "lost"):
+        return trial
+    return replace(trial, status=reason, ended_s=now_s, end_order=order)
+
+
+def alive(trial: Trial, now_s: float) -> Trial:
+    """A heartbeat has come; what was lost is running again, what else has ended stays so."""
+    if trial.status == "lost":
+        return replace(trial, status="running", ended_s=None, end_order=None, heard_s=now_s)
+    return replace(trial, heard_s=now_s) if trial.running else trial
+
+
+def _reached(job: JobRecord, trial: Trial) -> bool:
+    if trial.metric is None:
+        return False
+    target = job.spec.target_metric
+    return trial.metric >= target if job.spec.higher_is_better_metric else trial.metric <= target
+
+
+def _judge(job: JobRecord, trial: Trial, converged: bool) -> tuple[bool, str]:
+    spec = job.spec
+    if converged:
+        return True, f"{trial.metric:g} reaches the target {spec.target_metric:g}"
+    if trial.epochs >= spec.max_epochs:
+        return True, (
+            f"the target {spec.target_metric:g} is not reached in max_epochs {spec.max_epochs}"
+        )
+    predicted = _predicted_cost(job, trial)
+    if trial.cost_bound is not None and predicted > trial.cost_bound:
+        return True, (
+            f"after another epoch the run would have cost {predicted:.4g} J; its bound is "
+            f"{trial.cost_bound:.4g} J (beta_knob {spec.beta_knob:g})"
+        )
+    return False, "train on"
+
+
+def _predicted_cost(job: JobRecord, trial: Trial) -> float:
+    """The cost after another epoch like those before, without what finding a limit took."""
+    epochs = max(1, trial.epochs)
+    return job.cost(
+        trial.energy + (trial.energy - trial.overhead_energy) / epochs,
+        trial.time + (trial.time - trial.overhead_time) / epochs,
+    )
+
+
+def _answer(job: JobRecord, trial: Trial, stop: bool, message: str) -> ReportResponse:
+    return ReportResponse(
+        stop_train=stop,
+        converged=trial.converged,
+        message=message,
+        cost=job.cost(trial.energy, trial.time),
+        predicted_cost=None if stop else _predicted_cost(job, trial),
+        cost_bound=trial.cost_bound,
+    )

@@ -1,0 +1,144 @@
+"""What the servers here share: limits, tokens, refusals in a sentence, and their pages."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import hmac
+import re
+from collections.abc import Awaitable, Callable, Collection
+from functools import lru_cache
+from importlib import resources
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import HTMLResponse, JSONResponse
+from pydantic import ValidationError
+
+MOST_BYTES = 32 * 2**20
+"""A larger request is refused."""
+
+_TOO_LARGE = f"a request has at most {MOST_BYTES} bytes"
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+
+
+class LimitedReceive:
+    """Ends a body that goes on for ever."""
+
+    def __init__(self, receive: Receive) -> None:
+        self._receive = receive
+        self._bytes = 0
+
+    async def __call__(self) -> dict[str, Any]:
+        """The next message; see ASGI."""
+        message = await self._receive()
+        self._bytes += len(message.get("body", b""))
+        if self._bytes > MOST_BYTES:
+            raise HTTPException(413, _TOO_LARGE)
+        return message
+
+
+async def short_enough(scope: Scope, send: Send) -> bool:
+    """Whether a request's body may be read; one that says that it is too long is refused."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > MOST_BYTES:
+            response = refusal(413, _TOO_LARGE)
+            await response(scope, _nothing, send)  # type: ignore[arg-type]
+            return False
+    return True
+
+
+async def _nothing() -> dict[str, Any]:
+    return {"type": "http.disconnect"}
+
+
+def refusal(status: int, sentence: str) -> JSONResponse:
+    """The answer to what cannot be done, and why."""
+    return JSONResponse({"detail": sentence}, status_code=status)
+
+
+def needs_json(request: Request) -> None:
+    """A dependency: the body is JSON, and says so.
+
+    Raises:
+        HTTPException: It does not (415).
+    """
+    # A page of another site can make a browser send anything but this type without asking us.
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise HTTPException(415, "send JSON, and say so: Content-Type: application/json")
+
+
+def check_token(request: Request, tokens: Collection[str], setting: str) -> None:
+    """Lets pass who brings one of the tokens.
+
+    Args:
+        request: The request.
+        tokens: Those that will do.
+        setting: The environment variable that the server has it from.
+
+    Raises:
+        HTTPException: It brings none (401).
+    """
+    given = request.headers.get("authorization", "").encode()
+    # All are compared, so that the time it takes tells nothing.
+    if not sum(hmac.compare_digest(given, f"Bearer {token}".encode()) for token in tokens):
+        raise HTTPException(
+            401,
+            f"this server asks for a token ({setting}): send it as Authorization: Bearer TOKEN",
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+
+def add_validation_errors(app: FastAPI) -> None:
+    """What is wrong with a request is told in a sentence (422), not as a list."""
+
+    @app.exception_handler(RequestValidationError)
+    @app.exception_handler(ValidationError)
+    async def invalid(
+        request: Request, error: RequestValidationError | ValidationError
+    ) -> JSONResponse:
+        return refusal(422, _sentence(error.errors()))
+
+
+def _sentence(errors: Any) -> str:
+    """The first three things that are wrong."""
+    found = []
+    for error in list(errors)[:3]:
+        where = ".".join(str(part) for part in error["loc"] if part not in ("body", "query"))
+        message = str(error["msg"]).removeprefix("Value error, ")
+        found.append(f"{where}: {message}" if where else message)
+    return "; ".join(found)
+
+
+def page(package: str) -> HTMLResponse:
+    """A package's `page.html`, under a policy by which only its own script and style run."""
+    text, policy = _page(package)
+    headers = {
+        "Content-Security-Policy": policy,
+        "Referrer-Policy": "no-referrer",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "no-cache",
+    }
+    return HTMLResponse(text, headers=headers)
+
+
+@lru_cache(maxsize=8)
+def _page(package: str) -> tuple[str, str]:
+    text = resources.files(package).joinpath("page.html").read_text(encoding="utf-8")
+
+    def hashes(tag: str) -> str:
+        found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digests = (hashlib.sha256(one.encode()).digest() for one in found)
+        return " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
+
+    policy = (
+        f"default-src 'none'; connect-src 'self'; script-src {hashes('script')}; "
+        f"style-src {hashes('style')}; img-src data:; base-uri 'none'; form-action 'none'; "
+        "frame-ancestors 'none'"
+    )
+    return text, policy
