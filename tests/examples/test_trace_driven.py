@@ -118,7 +118,14 @@ def test_a_study_that_is_ended_leaves_no_process(
     who: str, how: signal.Signals, code: int, told: str
 ) -> None:
     command = python("run_single.py", "--seeds", "20000", "--processes", "2")
-    with subprocess.Popen(command, cwd=FOLDER, stderr=subprocess.PIPE, text=True) as study:
+    with subprocess.Popen(
+        command,
+        cwd=FOLDER,
+        stderr=subprocess.PIPE,
+        text=True,
+        # What a shell runs in the background, these tests perhaps, ignores it, and hands that on.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    ) as study:
         pids = wait_for(lambda: len(workers(study.pid)) == 2 and workers(study.pid), "two workers")
         os.kill(study.pid if who == "study" else pids[0], how)
         _, stderr = study.communicate()

@@ -315,9 +315,14 @@ def test_a_master_that_is_interrupted_leaves_no_script_behind(jobs: Jobs) -> Non
         wait_for(lambda: pid.exists() and pid.read_text(), "the script to run")
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
+    # What a shell runs in the background, these tests perhaps, ignores it.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=interrupt).start()
-    with pytest.raises(KeyboardInterrupt):
-        jobs.master(Scripted(64)).run(job, 1, [64], 2.0, 0.5)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            jobs.master(Scripted(64)).run(job, 1, [64], 2.0, 0.5)
+    finally:
+        signal.signal(signal.SIGINT, before)
     with pytest.raises(ProcessLookupError):
         os.kill(int(pid.read_text()), 0)
     assert (jobs.folder / "asked").exists()  # to end, before it was killed
