@@ -187,8 +187,12 @@ def test_exec_ends_the_leases_although_the_process_lives_on(site: Site) -> None:
     ["client.close()", "sys.exit(0)", "raise RuntimeError('boom')", "os._exit(3)", "os.abort()"],
 )
 def test_every_end_of_a_client_ends_its_leases_at_once(site: Site, ending_: str) -> None:
-    source = HOLDER + f"{ending_}\nsys.stdin.read()\n"
-    with ending(site.holder(source, stderr=subprocess.DEVNULL)):
+    # It ends when it is told to: the limits are looked at before.
+    source = HOLDER + f"sys.stdin.readline()\n{ending_}\nsys.stdin.read()\n"
+    with ending(site.holder(source, stderr=subprocess.DEVNULL)) as holder:
+        assert holder.stdin is not None
+        holder.stdin.write("\n")
+        holder.stdin.flush()
         wait_for(site.restored, "the limits to be back")
         reasons = {one["reason"] for one in site.daemon.wait_for_records("restore", 2)}
         assert reasons <= {"goodbye", "holder_gone"}

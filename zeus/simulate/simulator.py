@@ -121,6 +121,13 @@ class Simulator:
             ValueError: As `simulate_one_job`.
             RuntimeError: A job of the group fails again and again.
         """
+        runs = self.play_group(job, group_df, beta_knob, eta_knob)
+        return [entry for entry, _ in runs]
+
+    def play_group(
+        self, job: Job, group_df: Any, beta_knob: float, eta_knob: float
+    ) -> list[tuple[HistoryEntry, float]]:
+        """As `simulate_one_alibaba_group`: each run with its runtime_ratio."""
         play = _Group(self, job, beta_knob, eta_knob)
         for start, end, ratio in _submissions(group_df):
             play.finish_until(start)
@@ -270,7 +277,7 @@ class _Group(_Play):
 
     def __init__(self, simulator: Simulator, job: Job, beta_knob: float, eta_knob: float) -> None:
         super().__init__(simulator, job, eta_knob)
-        self.history: list[HistoryEntry] = []
+        self.history: list[tuple[HistoryEntry, float]] = []
         self._beta = beta_knob
         self._min_cost = math.inf
         self._failures = 0
@@ -307,7 +314,7 @@ class _Group(_Play):
         trained = job.trained
         self.bso.observe_run(self.job, trained.run)
         if not trained.never_ran:
-            self.history.append(trained.entry(job.ratio))
+            self.history.append((trained.entry(job.ratio), job.ratio))
         if trained.run.converged:
             self._failures = 0
             self._min_cost = min(self._min_cost, trained.run.cost)

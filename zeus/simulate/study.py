@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from itertools import islice
 from multiprocessing import get_context
@@ -132,10 +132,9 @@ def run_case(case: Case) -> list[RunRow]:
         )
     best = expected.best(simulator.measurements, case.job, case.eta_knob)
     usual = expected.usual(simulator.measurements, case.job, case.eta_knob)
-    history, ratios = _history(simulator, case)
     rows: list[RunRow] = []
     recurrence = 1
-    for number, (entry, ratio) in enumerate(zip(history, ratios, strict=True), start=1):
+    for number, (entry, ratio) in enumerate(_history(simulator, case), start=1):
         row = RunRow(
             name=case.name or case.job.dataset,
             policy=case.policy,
@@ -311,7 +310,7 @@ def _simulator(summary_train: str, summary_power: str) -> Simulator:
     )
 
 
-def _history(simulator: Simulator, case: Case) -> tuple[list[HistoryEntry], list[float]]:
+def _history(simulator: Simulator, case: Case) -> list[tuple[HistoryEntry, float]]:
     """The runs, and for each how much longer its job takes than the measured one."""
     knobs = (case.beta_knob, case.eta_knob)
     if case.group is None:
@@ -321,17 +320,10 @@ def _history(simulator: Simulator, case: Case) -> tuple[list[HistoryEntry], list
             count = 2 * len(sizes) * len(limits)
         if count < 1:
             raise ValueError(f"a job must recur at least once, not {count} times")
-        history = simulator.simulate_one_job(case.job, count, *knobs)
-        return history, [1.0] * len(history)
+        return [(run, 1.0) for run in simulator.simulate_one_job(case.job, count, *knobs)]
     if not case.group:
         raise ValueError("a group must have a job")
-    # Policies do not see the ratios, so without them everything goes alike; the difference tells
-    # which ratio each run had.
-    scaled = simulator.simulate_one_alibaba_group(case.job, _records(case.group), *knobs)
-    plain = tuple(replace(one, runtime_ratio=1.0) for one in case.group)
-    measured = simulator.simulate_one_alibaba_group(case.job, _records(plain), *knobs)
-    ratios = [a.time / b.time for a, b in zip(scaled, measured, strict=True)]
-    return scaled, ratios
+    return simulator.play_group(case.job, _records(case.group), *knobs)
 
 
 def _records(group: Sequence[GroupJob]) -> list[dict[str, float]]:
