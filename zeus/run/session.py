@@ -6,15 +6,13 @@ a file, ends training: it is told once, in a warning, and training goes on at th
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 from zeus import _node
 from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
@@ -27,6 +25,7 @@ from zeus.run.files import TrainResult
 from zeus.run.kept import KeptProfile
 from zeus.run.profiling import Action, Close, Drop, Hold, Open, Profiler, Reading, best_limit
 from zeus.run.settings import Settings
+from zeus.utils.guard import guarded
 
 log = logging.getLogger(__name__)
 
@@ -36,22 +35,6 @@ STEP_MW = 25_000
 _EPOCH, _TRAIN, _EVAL, _LIMIT = (
     f"__ZeusDataLoader_{name}" for name in ("epoch", "train", "eval", "limit")
 )
-
-Event = TypeVar("Event", bound=Callable[..., None])
-
-
-def _guarded(event: Event) -> Event:
-    """An event whose errors end the search for a limit and not the training."""
-
-    @functools.wraps(event)
-    def call(self: Session, *args: Any) -> None:
-        try:
-            event(self, *args)
-        except Exception as error:
-            log.info("measuring failed", exc_info=True)
-            self._stop_limits(f"{type(error).__name__}: {error}")
-
-    return cast("Event", call)
 
 
 @dataclass(frozen=True)
@@ -126,7 +109,7 @@ class Session:
 
     # ------------------------------------------------------------------------------------ events
 
-    @_guarded
+    @guarded
     def begin(self) -> None:
         """Training begins."""
         if not self._set(self.profiler.limits_mw[0]):
@@ -135,14 +118,14 @@ class Session:
         if self._kept.finished or self.profiler.complete:
             self._choose()
 
-    @_guarded
+    @guarded
     def begin_epoch(self) -> None:
         """An epoch begins."""
         self._begin_counts()
         self._in_epoch = True
         self._monitor.begin_window(_EPOCH, restart=True)
 
-    @_guarded
+    @guarded
     def begin_train(self, iterations: int | None) -> None:
         """The train loader begins to hand batches out.
 
@@ -162,7 +145,7 @@ class Session:
         self._seen, self._training = 0, True
         self._monitor.begin_window(_TRAIN, restart=True)
 
-    @_guarded
+    @guarded
     def begin_iteration(self) -> None:
         """An iteration begins: where limits change, and windows open and close."""
         _node.progress()
@@ -173,7 +156,7 @@ class Session:
             self._do(self.profiler.begin_iteration())
             self._read()
 
-    @_guarded
+    @guarded
     def end_train(self) -> None:
         """The train loader has handed out its last batch of the epoch, and it was used."""
         if not self._training:
@@ -185,7 +168,7 @@ class Session:
             self._do(self.profiler.interrupt())
             self._read()
 
-    @_guarded
+    @guarded
     def begin_eval(self) -> None:
         """An evaluation begins."""
         if not self._in_epoch or self._evaluating:
@@ -195,7 +178,7 @@ class Session:
             self._do(self.profiler.interrupt())
         self._monitor.begin_window(_EVAL, restart=True)
 
-    @_guarded
+    @guarded
     def end_eval(self, iterations: int) -> None:
         """The evaluation has ended, after so many iterations."""
         if not self._evaluating:
@@ -228,6 +211,10 @@ class Session:
             warnings.warn(f"The run's result cannot be written ({error}).", stacklevel=3)
         self.close()
         return result
+
+    def _failed(self, error: Exception) -> None:
+        log.info("measuring failed", exc_info=True)
+        self._stop_limits(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
         """Gives the limits back. Never raises; zeusd does it too when this process ends."""
@@ -358,7 +345,7 @@ class Session:
             train = total
         return Epoch(total, train, iterations, self._settled)
 
-    @_guarded
+    @guarded
     def _keep_profile(self) -> None:
         """Once there is a choice, and an epoch has ended that may have an evaluation in it."""
         if self._optimal is None or self._kept.finished:

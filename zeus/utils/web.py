@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import logging
 import re
+import threading
 from collections.abc import Awaitable, Callable, Collection
 from functools import lru_cache
 from importlib import resources
@@ -15,6 +17,9 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse
 from pydantic import ValidationError
+
+from zeus import __version__
+from zeus.exceptions import ZeusBaseError
 
 MOST_BYTES = 32 * 2**20
 """A larger request is refused."""
@@ -26,7 +31,61 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 
 
-class LimitedReceive:
+class Application(FastAPI):
+    """A server; nothing is opened before it starts to serve.
+
+    Args:
+        title: What it is.
+        options: Further ones of FastAPI.
+    """
+
+    def __init__(self, title: str, **options: Any) -> None:
+        super().__init__(title=title, version=__version__, docs_url=None, redoc_url=None, **options)
+
+    async def opens(self) -> None:
+        """Opens what it needs.
+
+        Raises:
+            ZeusBaseError: It cannot; the server then ends with its sentence.
+            ImportError: Something is not installed.
+        """
+
+    async def closes(self) -> None:
+        """Closes what it opened."""
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answers a request; starts and stops the server, so that a failure is one sentence."""
+        if scope["type"] == "lifespan":
+            scope["app"] = self
+            await self._live(receive, send)
+        elif scope["type"] == "http" and not await _short_enough(scope, send):
+            return
+        else:
+            await super().__call__(scope, _LimitedReceive(receive), send)
+
+    async def _live(self, receive: Receive, send: Send) -> None:
+        await receive()
+        if own_process():
+            # uvicorn sets up its own loggers only; where somebody has set up the root, this does
+            # nothing.
+            logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        try:
+            await self.opens()
+        except (ZeusBaseError, ImportError) as error:
+            await send({"type": "lifespan.startup.failed", "message": str(error)})
+            return
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await self.closes()
+        await send({"type": "lifespan.shutdown.complete"})
+
+
+def own_process() -> bool:
+    """Whether the process is the server's own, and not one that serves beside other things."""
+    return threading.current_thread() is threading.main_thread()
+
+
+class _LimitedReceive:
     """Ends a body that goes on for ever."""
 
     def __init__(self, receive: Receive) -> None:
@@ -42,7 +101,7 @@ class LimitedReceive:
         return message
 
 
-async def short_enough(scope: Scope, send: Send) -> bool:
+async def _short_enough(scope: Scope, send: Send) -> bool:
     """Whether a request's body may be read; one that says that it is too long is refused."""
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > MOST_BYTES:
@@ -116,7 +175,8 @@ def _sentence(errors: Any) -> str:
 
 
 def page(package: str) -> HTMLResponse:
-    """A package's `page.html`, under a policy by which only its own script and style run."""
+    """A package's `page.html`, with what all pages share, under a policy by which only its own
+    script and style run."""
     text, policy = _page(package)
     headers = {
         "Content-Security-Policy": policy,
@@ -130,6 +190,14 @@ def page(package: str) -> HTMLResponse:
 @lru_cache(maxsize=8)
 def _page(package: str) -> tuple[str, str]:
     text = resources.files(package).joinpath("page.html").read_text(encoding="utf-8")
+    for name in ("common.css", "common.js"):
+        shared = (
+            resources.files("zeus.utils")
+            .joinpath("pages")
+            .joinpath(name)
+            .read_text(encoding="utf-8")
+        )
+        text = text.replace(f"/* {name} */\n", shared, 1)
 
     def hashes(tag: str) -> str:
         found = re.findall(f"<{tag}>(.*?)</{tag}>", text, re.DOTALL)

@@ -7,11 +7,9 @@ and then is kept within its bounds. Nothing here raises.
 
 from __future__ import annotations
 
-import functools
 import logging
 import math
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any
 
 from zeus.exceptions import ZeusBaseError
 from zeus.optimizer.batch_size.common import (
@@ -26,6 +24,7 @@ from zeus.optimizer.batch_size.link import Link
 from zeus.optimizer.batch_size.meter import Meter, Used
 from zeus.optimizer.batch_size.offline import judge
 from zeus.optimizer.batch_size.reasons import reason_of
+from zeus.utils.guard import guarded
 
 log = logging.getLogger(__name__)
 
@@ -39,21 +38,6 @@ _MEANS: dict[Reason, str] = {
     "failed": "that counts as a crash of batch size {}",
     "oom": "batch size {} and larger ones will not be tried again",
 }
-
-Event = TypeVar("Event", bound=Callable[..., None])
-
-
-def _guarded(event: Event) -> Event:
-    """An event whose errors end our work, and not the training."""
-
-    @functools.wraps(event)
-    def call(self: Run, *args: Any) -> None:
-        try:
-            event(self, *args)
-        except Exception as error:  # noqa: BLE001 - training must go on
-            self._give_up(error)
-
-    return cast("Event", call)
 
 
 class Run:
@@ -89,27 +73,27 @@ class Run:
         self._told: set[str] = set()
         self._endings = Endings(self._process_ends)
 
-    @_guarded
+    @guarded
     def begin(self) -> None:
         """Training begins."""
         if not self.training and not self.over:
             self.training = True
             self._open_window()
 
-    @_guarded
+    @guarded
     def epoch_begins(self) -> None:
         """An epoch begins."""
         self._report_unevaluated()
         self._epochs_told = True
         self._begun = self._ended + 1
 
-    @_guarded
+    @guarded
     def epoch_ends(self) -> None:
         """An epoch has ended."""
         self._epochs_told = True
         self._begun = self._ended = max(self._begun, self._ended + 1)
 
-    @_guarded
+    @guarded
     def evaluated(self, metric: Any) -> None:
         """An epoch's evaluation has ended, with this metric."""
         epoch = self._begun if self._epochs_told else self.epoch + 1
@@ -119,7 +103,7 @@ class Run:
             self.epoch = epoch
             self.finished = epoch >= self._spec.max_epochs
 
-    @_guarded
+    @guarded
     def end(self, error: BaseException | None) -> None:
         """Training has ended, perhaps by an error."""
         if self.over:
@@ -224,7 +208,7 @@ class Run:
 
     # -------------------------------------------------------------------------------------- ends
 
-    @_guarded
+    @guarded
     def _process_ends(self, reason: Reason) -> None:
         if not self.over:
             self._end(reason, SIGNAL_S if self._endings.signalled else EXIT_S)
@@ -249,7 +233,7 @@ class Run:
         if self._link is not None:
             self._link.end(reason, wait_s)
 
-    def _give_up(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         log.info("the batch size optimizer failed", exc_info=True)
         if not self.over:
             log.warning(

@@ -8,14 +8,12 @@ clock (`online_profiler`), and the server makes the plan of what all ranks measu
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 from zeus import _node
 from zeus.callback import Callback
@@ -32,25 +30,11 @@ from zeus.optimizer.pipeline_frequency.online_profiler import (
 )
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.utils import framework
+from zeus.utils.guard import guarded
 
 log = logging.getLogger(__name__)
 
 _numbers = itertools.count()
-
-Event = TypeVar("Event", bound=Callable[..., None])
-
-
-def _guarded(event: Event) -> Event:
-    """An event whose errors end our work, and not the training."""
-
-    @functools.wraps(event)
-    def call(self: PipelineFrequencyOptimizer, *args: Any) -> None:
-        try:
-            event(self, *args)
-        except Exception as error:  # noqa: BLE001 - training must go on
-            self._give_up(error)
-
-    return cast("Event", call)
 
 
 class PipelineFrequencyOptimizer(Callback):
@@ -186,14 +170,14 @@ class PipelineFrequencyOptimizer(Callback):
 
     # ------------------------------------------------------------------------------ what is called
 
-    @_guarded
+    @guarded
     def on_step_begin(self) -> None:
         """A training step begins."""
         self._end_iteration()
         self._follower.begin_step()
         self._between_steps()
 
-    @_guarded
+    @guarded
     def on_step_end(self) -> None:
         """A training step has ended."""
         self._end_iteration()
@@ -203,7 +187,7 @@ class PipelineFrequencyOptimizer(Callback):
         if not self._follower.explicit:
             self._between_steps()
 
-    @_guarded
+    @guarded
     def on_pause(self) -> None:
         """Something that is no training begins: it runs at default clocks."""
         self._end_iteration()
@@ -232,7 +216,7 @@ class PipelineFrequencyOptimizer(Callback):
             if follower.count == 1:
                 self._times.begin(follower.iteration)
         except Exception as error:  # noqa: BLE001 - training must go on
-            self._give_up(error)
+            self._failed(error)
 
     def on_instruction_end(self, name: str) -> None:
         """An instruction has ended, or was launched.
@@ -247,7 +231,7 @@ class PipelineFrequencyOptimizer(Callback):
             if follower.count and follower.count >= (follower.expected or self._count):
                 self._times.end()
         except Exception as error:  # noqa: BLE001 - training must go on
-            self._give_up(error)
+            self._failed(error)
 
     def on_train_end(self) -> None:
         """Training has ended: clocks are given back."""
@@ -304,7 +288,7 @@ class PipelineFrequencyOptimizer(Callback):
                 self._times.close()
             self._count = follower.count
 
-    def _give_up(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         log.info("the pipeline frequency optimizer failed", exc_info=True)
         if not self._closed:
             log.warning(

@@ -19,7 +19,6 @@ it ends.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 import warnings
@@ -27,7 +26,6 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar, cast
 
 from zeus import _node
 from zeus.callback import Callback
@@ -60,6 +58,7 @@ from zeus.optimizer.power_limit.selectors import OptimumSelector
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
 from zeus.optimizer.power_limit.watch import Watch
 from zeus.utils import framework
+from zeus.utils.guard import guarded
 
 log = logging.getLogger(__name__)
 
@@ -69,24 +68,6 @@ STARVED = 3
 """So many stretches without a measurement, one after another, and warm-ups are cut."""
 PATIENCE_STEPS = 3
 """A command that is for a later step is obeyed after this many steps at the latest."""
-
-
-Event = TypeVar("Event", bound=Callable[..., None])
-
-
-def _guarded(event: Event) -> Event:
-    """An event whose errors, a hook's or our own, end the search and not the training."""
-
-    @functools.wraps(event)
-    def call(self: GlobalPowerLimitOptimizer, *args: Any) -> None:
-        try:
-            event(self, *args)
-        except Exception as error:
-            log.info("the power limit optimizer failed", exc_info=True)
-            self._give_up(f"{type(error).__name__}: {error}")
-            self.close()
-
-    return cast("Event", call)
 
 
 @dataclass
@@ -207,7 +188,7 @@ class GlobalPowerLimitOptimizer(Callback):
 
     # ------------------------------------------------------------------------------- callbacks
 
-    @_guarded
+    @guarded
     def on_train_begin(self) -> None:
         """Training begins. After one that has ended: its choice is set again, or searched anew."""
         if not self._over:
@@ -226,12 +207,12 @@ class GlobalPowerLimitOptimizer(Callback):
         self._read_profile()
         self._set_power_limit(self._highest)
 
-    @_guarded
+    @guarded
     def on_epoch_begin(self) -> None:
         """An epoch begins."""
         self._stretch = 0
 
-    @_guarded
+    @guarded
     def on_step_begin(self) -> None:
         """A step begins: where limits change and windows open and close."""
         _node.progress()
@@ -249,7 +230,7 @@ class GlobalPowerLimitOptimizer(Callback):
         if self.on_progress is not None:
             self.on_progress(self)
 
-    @_guarded
+    @guarded
     def on_epoch_end(self) -> None:
         """An epoch has ended: what follows must not be measured."""
         state = self.state
@@ -258,7 +239,7 @@ class GlobalPowerLimitOptimizer(Callback):
             self._interrupt(state, keep=short or self.search == "adaptive")
         self._drop_check()
 
-    @_guarded
+    @guarded
     def on_pause(self) -> None:
         """Something else begins between two steps: the window ends with the last one."""
         state = self.state
@@ -266,7 +247,7 @@ class GlobalPowerLimitOptimizer(Callback):
             self._interrupt(state, keep=True)
         self._drop_check()
 
-    @_guarded
+    @guarded
     def on_evaluate(self, metric: float) -> None:
         """The model was evaluated: the window that was open is worth nothing."""
         state = self.state
@@ -671,6 +652,11 @@ class GlobalPowerLimitOptimizer(Callback):
         if self._set_power_limit(self._highest):
             self.state = Ready(next_power_limit=self._highest, steps=1)
             self._tell(Trouble(reason=reason, power_limit_mw=power_limit_mw))
+
+    def _failed(self, error: Exception) -> None:
+        log.info("the power limit optimizer failed", exc_info=True)
+        self._give_up(f"{type(error).__name__}: {error}")
+        self.close()
 
     def _give_up(self, reason: str) -> None:
         """Nothing can be done here any more: says so, and tells the others."""

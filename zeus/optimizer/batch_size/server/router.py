@@ -9,13 +9,12 @@ from __future__ import annotations
 import logging
 import secrets
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Header, HTTPException, Request
+from fastapi import Depends, Header, HTTPException, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from zeus import __version__
@@ -37,7 +36,6 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.exceptions import (
     ZeusBSOConfigError,
-    ZeusBSOError,
     ZeusBSORuntimeError,
 )
 from zeus.optimizer.batch_size.server import metrics, views
@@ -54,22 +52,16 @@ _LOGGERS = ("zeus.optimizer.batch_size.server", "zeus.optimizer.batch_size.datab
 _FRESH = {"Cache-Control": "no-store"}
 
 
-class BSOServer(FastAPI):
-    """The application; the database is opened when it starts to serve.
+class BSOServer(web.Application):
+    """The application.
 
     Args:
         settings: How it is set up.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        super().__init__(
-            title="Batch size optimizer",
-            version=__version__,
-            docs_url=None,
-            redoc_url=None,
-            # ml-energy/zeus's clients do not say that what they send is JSON; see `_is_json`.
-            strict_content_type=False,
-        )
+        # ml-energy/zeus's clients do not say that what they send is JSON; see `_is_json`.
+        super().__init__("Batch size optimizer", strict_content_type=False)
         self.settings = settings
         self._store: Store | None = None
 
@@ -79,35 +71,15 @@ class BSOServer(FastAPI):
         assert self._store is not None, "the server has not started"
         return self._store
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers a request; starts and stops the server, so that a failure is one sentence."""
-        if scope["type"] == "lifespan":
-            scope["app"] = self
-            await self._live(receive, send)
-        elif scope["type"] == "http" and not await web.short_enough(scope, send):
-            return
-        else:
-            await super().__call__(scope, web.LimitedReceive(receive), send)
-
-    async def _live(self, receive: web.Receive, send: web.Send) -> None:
-        await receive()
+    async def opens(self) -> None:
+        """See `web.Application`."""
         settings = self.settings
-        try:
-            self._store = Store(
-                settings.database_url, lease_s=settings.lease_s, echo=settings.echo_sql
-            )
-        except (ZeusBSOError, ImportError) as error:
-            await send({"type": "lifespan.startup.failed", "message": str(error)})
-            return
-        if threading.current_thread() is threading.main_thread():
-            # The process is ours. uvicorn sets up its own loggers only; where somebody has set up
-            # the root, this does nothing.
-            logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+        self._store = Store(settings.database_url, lease_s=settings.lease_s, echo=settings.echo_sql)
         logger.info("database %s", self._store.name)
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        self._store.close()
-        await send({"type": "lifespan.shutdown.complete"})
+
+    async def closes(self) -> None:
+        """See `web.Application`."""
+        self.store.close()
 
 
 def create_app(settings: ServerSettings) -> BSOServer:

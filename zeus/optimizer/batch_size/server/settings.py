@@ -9,11 +9,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError
 from zeus.optimizer.batch_size.store import LEASE_S
+from zeus.utils import settings
 
 PREFIX = "ZEUS_BSO_"
 DATABASE = "bso.db"
 
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 _OF_COMPOSE = ("db_user", "db_password", "root_password", "server_port")
 """What ml-energy/zeus's compose files set beside the server's settings."""
 
@@ -49,9 +49,7 @@ class ServerSettings(BaseModel):
     @field_validator("log_level")
     @classmethod
     def _level(cls, value: str) -> str:
-        if value.upper() not in _LEVELS:
-            raise ValueError(f"must be one of {', '.join(_LEVELS)}, not {value!r}")
-        return value.upper()
+        return settings.log_level(value)
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] | None = None) -> ServerSettings:
@@ -60,24 +58,10 @@ class ServerSettings(BaseModel):
         Raises:
             ZeusBSOConfigError: A setting is unknown or wrong; it says which, and why.
         """
-        environ = os.environ if environ is None else environ
-        given: dict[str, str] = {}
-        for variable, value in environ.items():
-            name = variable.upper()
-            if name.startswith(PREFIX):
-                given[name.removeprefix(PREFIX).lower()] = value
+        given = settings.of_prefix(PREFIX, os.environ if environ is None else environ)
         for name in (*_OF_COMPOSE, *_OF_RUNS):
             given.pop(name, None)
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise ZeusBSOConfigError(_sentence(error)) from None
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = PREFIX + str(first["loc"][0]).upper()
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(PREFIX + field.upper() for field in ServerSettings.model_fields)
-        return f"{name} is no setting; there are {known}"
-    return f"{name}: {str(first['msg']).removeprefix('Value error, ')}"
+            raise ZeusBSOConfigError(settings.sentence(PREFIX, cls, error)) from None

@@ -6,13 +6,12 @@ import asyncio
 import logging
 import signal
 import sys
-import threading
 import time
 from collections.abc import Awaitable, Callable
 from types import FrameType
 from typing import Annotated, Any
 
-from fastapi import Depends, FastAPI, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 
 from zeus import __version__
@@ -40,17 +39,15 @@ from zeus.utils import web
 logger = logging.getLogger(__name__)
 
 
-class PFOServer(FastAPI):
-    """The application; nothing is opened before it starts to serve.
+class PFOServer(web.Application):
+    """The application.
 
     Args:
         settings: How it is set up.
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        super().__init__(
-            title="Pipeline frequency optimizer", version=__version__, docs_url=None, redoc_url=None
-        )
+        super().__init__("Pipeline frequency optimizer")
         self.settings = settings
         self._manager: JobManager | None = None
 
@@ -60,35 +57,18 @@ class PFOServer(FastAPI):
         assert self._manager is not None, "the server has not started"
         return self._manager
 
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answers a request; starts and stops the server, so that a failure is one sentence."""
-        if scope["type"] == "lifespan":
-            scope["app"] = self
-            await self._live(receive, send)
-        elif scope["type"] == "http" and not await web.short_enough(scope, send):
-            return
-        else:
-            await super().__call__(scope, web.LimitedReceive(receive), send)
-
-    async def _live(self, receive: web.Receive, send: web.Send) -> None:
-        await receive()
-        try:
-            storage = Storage(self.settings.database_path)
-            self._manager = JobManager(self.settings, storage)
-            await self._manager.start()
-        except PipelineFrequencyError as error:
-            await send({"type": "lifespan.startup.failed", "message": error.message})
-            return
-        if threading.current_thread() is threading.main_thread():
-            # The process is ours. uvicorn sets up its own loggers only; where somebody has set up
-            # the root, this does nothing.
-            logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    async def opens(self) -> None:
+        """See `web.Application`."""
+        storage = Storage(self.settings.database_path)
+        self._manager = JobManager(self.settings, storage)
+        await self._manager.start()
+        if web.own_process():
             _before_stopping(self._manager.close)
         logger.info("scheduler %s", self.settings.scheduler.__name__)
-        await send({"type": "lifespan.startup.complete"})
-        await receive()
-        await self._manager.stop()
-        await send({"type": "lifespan.shutdown.complete"})
+
+    async def closes(self) -> None:
+        """See `web.Application`."""
+        await self.manager.stop()
 
 
 def _before_stopping(close: Callable[[], None]) -> None:

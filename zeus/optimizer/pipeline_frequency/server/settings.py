@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.server import scheduler as schedulers
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler
+from zeus.utils.settings import log_level, of_prefix, sentence
 
 PREFIX = "ZEUS_PFO_"
-_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
 class ServerSettings(BaseModel):
@@ -79,9 +79,7 @@ class ServerSettings(BaseModel):
     @field_validator("log_level")
     @classmethod
     def _level(cls, value: str) -> str:
-        if value.upper() not in _LEVELS:
-            raise ValueError(f"must be one of {', '.join(_LEVELS)}, not {value!r}")
-        return value.upper()
+        return log_level(value)
 
     @model_validator(mode="after")
     def _arguments_fit(self) -> ServerSettings:
@@ -108,16 +106,11 @@ class ServerSettings(BaseModel):
         Raises:
             PipelineFrequencyError: A setting is unknown or wrong; it says which, and why.
         """
-        environ = os.environ if environ is None else environ
-        given: dict[str, str] = {}
-        for variable, value in environ.items():
-            name = variable.upper()
-            if name.startswith(PREFIX):
-                given[name.removeprefix(PREFIX).lower()] = value
+        given = of_prefix(PREFIX, os.environ if environ is None else environ)
         try:
             settings = cls.model_validate(given)
         except ValidationError as error:
-            raise PipelineFrequencyError(_sentence(error)) from None
+            raise PipelineFrequencyError(sentence(PREFIX, cls, error)) from None
         try:
             settings.scheduler.check(**settings.scheduler_args)
         except PipelineFrequencyError as error:
@@ -168,17 +161,3 @@ def _find(name: str) -> type[FrequencyScheduler]:
             "package.module:Class"
         )
     return found
-
-
-def _sentence(error: ValidationError) -> str:
-    first = error.errors()[0]
-    name = PREFIX + str(first["loc"][0]).upper() if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
-        known = ", ".join(PREFIX + field.upper() for field in ServerSettings.model_fields)
-        return f"{name} is no setting; there are {known}"
-    cause = first.get("ctx", {}).get("error")
-    message = str(cause) if cause is not None else first["msg"]
-    if not name:
-        return f"{PREFIX}{message}"
-    message = message.removeprefix("SCHEDULER_ARGS ")
-    return f"{name}: {message}"
