@@ -33,11 +33,13 @@ _MISSED = 0.3
 """A run that was given up is taken to have needed e^0.3 = 1.35 times what it had."""
 
 _GIVEN_UP = 2.0
-"""What a run costs at most, in costs of the best size, as it is given up then; and once more the
-best, as the recurrence begins anew."""
+"""What a run costs at most, in costs of the best size, as with the usual `beta_knob` it is given up
+then; and once more the best, as the recurrence begins anew."""
 
 _REGRET_POWER = 2.0
+"""Regret counts by this power; less would explore more."""
 _LEAST_INFORMATION = 1e-5
+"""Squared costs of the best size: so much every run is taken to tell."""
 _PATIENCE = 1.5
 """From the second failure in a row on, each makes the bound so many times larger: what was cheap
 once may never be so cheap again."""

@@ -47,7 +47,8 @@ class Estimate:
 
     Attributes:
         batch_size: The batch size.
-        mean: Expected cost of a run, J; None while nothing is known.
+        mean: Expected cost of a run, J (its median, where costs are taken to be lognormal); None
+            while nothing is known.
         low: Lower end of the 90 % interval of the expected cost, J; None while nothing is known.
         high: Its upper end, J.
         probability_best: Probability that no other size costs less.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ast
 import json
 import math
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, ValidationError
 
 from zeus.analyze import HistoryEntry
+from zeus.utils.atomic import write_text
 
 MASTER_LOG = "master.log"
 HISTORY = "history.json"
@@ -160,9 +160,7 @@ def save(path: Path, content: BaseModel | str) -> None:
         OSError: It cannot be written.
     """
     text = content if isinstance(content, str) else content.model_dump_json(indent=4) + "\n"
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)
+    write_text(path, text)
 
 
 # ------------------------------------------------------------------------------------- history

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import os
-import tempfile
 import time
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from zeus.optimizer.batch_size.common import (
     ReportResponse,
     TrainingResult,
 )
+from zeus.utils.atomic import write_text
 
 log = logging.getLogger(__name__)
 
@@ -47,21 +46,11 @@ class BestKnown:
         if sizes.get(_key(spec)) == batch_size:
             return
         sizes[_key(spec)] = batch_size
-        temporary = None
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            # Others may write it, too: the last one wins, and nobody reads half a file.
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, prefix=f".{self.path.name}.", delete=False
-            ) as file:
-                temporary = file.name
-                json.dump(sizes, file, indent=1, sort_keys=True)
-            os.replace(temporary, self.path)
+            write_text(self.path, json.dumps(sizes, indent=1, sort_keys=True))
         except OSError as error:
             log.info("the best batch size is not kept in %s: %s", self.path, error)
-            if temporary is not None:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
 
     def _read(self) -> dict[str, int]:
         try:

@@ -7,12 +7,12 @@ a search is under way the same is kept beside it, in a file that ends in `.parti
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationError
 
 from zeus.optimizer.power_limit.estimates import Sample
+from zeus.utils.atomic import write_text
 
 
 class PowerLimitMeasurement(BaseModel):
@@ -177,9 +177,7 @@ def save(path: Path, profile: Profile) -> None:
     Raises:
         OSError: It cannot be written.
     """
-    aside = path.with_name(f".{path.name}.{os.getpid()}")
-    aside.write_text(profile.model_dump_json(indent=4, exclude_none=True), encoding="utf-8")
-    os.replace(aside, path)
+    write_text(path, profile.model_dump_json(indent=4, exclude_none=True))
 
 
 def _names(gpus: list[str]) -> str:

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
@@ -39,6 +38,7 @@ from zeus.optimizer.pipeline_frequency.server.job import Job, RankProgress, Refu
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
 from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Record, Storage
+from zeus.utils.atomic import write_text
 
 logger = logging.getLogger(__name__)
 
@@ -516,6 +516,4 @@ def _what_is_missing(job: Job, waited_s: float) -> str:
 
 def _write_json(path: Path, bodies: list[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_name(path.name + ".part")
-    part.write_text(json.dumps(bodies), encoding="utf-8")
-    os.replace(part, path)
+    write_text(path, json.dumps(bodies))

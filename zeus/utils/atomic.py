@@ -1,0 +1,25 @@
+"""Files that are never seen half written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from pathlib import Path
+
+
+def write_text(path: Path, text: str) -> None:
+    """Writes a file; a reader sees the old one or the whole new one. Of several writers the last
+    counts.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    aside = path.with_name(f".{path.name}.{os.getpid()}.{threading.get_ident()}")
+    try:
+        aside.write_text(text, encoding="utf-8")
+        os.replace(aside, path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise
