@@ -127,13 +127,15 @@ def _garbage(rng: random.Random) -> bytes:
 def settle(client: Client) -> None:
     """Undoes what garbage may have asked for; a `quiesce` of it may still be under way."""
 
-    def resumed() -> bool:
-        with contextlib.suppress(errors.DaemonOverloaded):
-            return client.resume().quiesced_ns is None
+    def settled() -> bool:
+        # A quiesce that waited for its turn may come between the two.
+        with contextlib.suppress(errors.DaemonOverloaded, errors.NodeQuiesced):
+            if client.resume().quiesced_ns is None:
+                client.restore()
+                return True
         return False
 
-    wait_for(resumed, "the driver to be taken up")
-    client.restore()
+    wait_for(settled, "the driver to be taken up and all limits to be back")
 
 
 def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemon) -> None:
