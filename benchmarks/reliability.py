@@ -1,4 +1,4 @@
-"""The figures of docs/reliability.md.
+"""The figures of docs/explain/reliability.md.
 
     python benchmarks/reliability.py restore   # SIGKILL of a holder to all 8 GPUs restored
     python benchmarks/reliability.py attack    # an honest client's latency beside hostile ones

@@ -61,7 +61,7 @@ def _page(command: click.Command, context: click.Context, verbs: bool) -> str:
         lines += _section("EXIT STATUS", {str(int(c)): f"{m}." for c, m in MEANINGS.items()})
         lines += _section("ENVIRONMENT", _ENVIRONMENT)
         lines += _section("FILES", _FILES)
-    lines += [".SH SEE ALSO", _text("zeusctl(1)" if not verbs else "docs/zeusctl.md of zeusd")]
+    lines += [".SH SEE ALSO", _text("zeusctl(1)" if not verbs else "docs/operate/zeusctl.md of zeusd")]
     return "\n".join(lines) + "\n"
 
 

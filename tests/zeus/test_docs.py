@@ -16,7 +16,7 @@ from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 ROOT = Path(__file__).parents[2]
 BLOCKS = [
     block
-    for page in ("README.md", "docs/power_limit.md", "docs/training.md")
+    for page in ("README.md", "docs/train/power_limit.md", "docs/train/training.md")
     for block in snippets.of(ROOT / page)
     if "zeus.metric" not in block.source  # needs a push gateway: test_metric.py
     and "BatchSizeOptimizer" not in block.source  # batch_size/client/test_docs.py

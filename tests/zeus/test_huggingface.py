@@ -564,7 +564,7 @@ def test_sft_trainer(
 # ------------------------------------------------------------------------------------------- docs
 
 
-@pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "huggingface.md"), ids=str)
+@pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "train" / "huggingface.md"), ids=str)
 def test_what_the_docs_show_runs(
     block: snippets.Block,
     node: VirtualNode,

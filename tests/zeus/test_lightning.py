@@ -319,7 +319,7 @@ def test_figures_go_to_every_logger(node: VirtualNode, work: Work, tmp_path: Pat
     assert not plo.disabled
 
 
-@pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "lightning.md"), ids=str)
+@pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "train" / "lightning.md"), ids=str)
 def test_what_the_docs_show_runs(
     block: snippets.Block,
     node: VirtualNode,

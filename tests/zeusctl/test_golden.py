@@ -20,7 +20,7 @@ from tests.zeusctl.conftest import Ctl
 from zeusctl.reports import REPORTS
 
 GOLDEN = Path(__file__).with_name("golden")
-SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "schema"
+SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "schema"
 
 VERBS: dict[str, tuple[str, ...]] = {
     "status": ("status", "--json"),

@@ -180,7 +180,7 @@ def test_what_the_page_shows_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The Python as it stands there, and the command's output but for its folder."""
-    page = ROOT / "docs/pipeline_frequency.md"
+    page = ROOT / "docs/train/pipeline_frequency.md"
     profile = InstructionProfile.read(PROFILE).pick([0, 1, 2, 7])
     rows = [
         Row(stage, name, option.frequency, option.time_s, option.energy_j)

@@ -1,4 +1,4 @@
-"""docs/pipeline_frequency_integration.md: its code is run as it stands there."""
+"""docs/train/pipeline_frequency_integration.md: its code is run as it stands there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests import snippets
 from zeus.callback import Callback
 from zeus.optimizer.pipeline_frequency import optimizer as real
 
-PAGE = Path(__file__).parents[3] / "docs" / "pipeline_frequency_integration.md"
+PAGE = Path(__file__).parents[3] / "docs" / "train" / "pipeline_frequency_integration.md"
 BLOCKS = snippets.of(PAGE)
 PLACE: dict[str, Any] = {
     **dict.fromkeys(["rank", "dp_rank", "pp_rank", "tp_rank", "local_rank"], 0),

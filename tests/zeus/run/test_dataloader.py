@@ -209,7 +209,7 @@ def test_arguments_that_make_no_sense(
 def test_what_the_docs_show_runs(
     node: VirtualNode, work: Work, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, starts = snippets.of(ROOT / "docs" / "zeus_run.md")
+    script, starts = snippets.of(ROOT / "docs" / "train" / "zeus_run.md")
     metrics = iter([0.1, 0.2, 0.3, 0.9])
     script.run(
         train_set=SAMPLES,

@@ -1,4 +1,4 @@
-"""What docs/simulating.md shows is run as it stands there."""
+"""What docs/train/simulating.md shows is run as it stands there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from zeus.simulate.groups import synthetic_groups
 from zeus.simulate.workloads import WORKLOADS
 
 ROOT = Path(__file__).parents[3]
-PAGE = ROOT / "docs/simulating.md"
+PAGE = ROOT / "docs/train/simulating.md"
 
 
 def test_the_python_runs_and_so_do_commands_on_what_it_wrote(

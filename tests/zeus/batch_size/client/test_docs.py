@@ -1,4 +1,4 @@
-"""What README.md and docs/batch_size_optimizer.md show is run as it stands there."""
+"""What README.md and docs/train/batch_size_optimizer.md show is run as it stands there."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from zeus.optimizer.batch_size import BatchSizeOptimizer
 from zeusd.nvml.simulated import Work
 
 ROOT = Path(__file__).parents[4]
-BLOCKS = snippets.of(ROOT / "docs" / "batch_size_optimizer.md")
+BLOCKS = snippets.of(ROOT / "docs" / "train" / "batch_size_optimizer.md")
 BLOCKS += [b for b in snippets.of(ROOT / "README.md") if "BatchSizeOptimizer" in b.source]
 
 

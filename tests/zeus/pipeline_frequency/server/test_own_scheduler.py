@@ -92,7 +92,7 @@ def test_a_scheduler_of_ones_own_goes_round_by_round(serve: Serve, plug_in: str)
 def test_the_manuals_scheduler_runs(
     serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    page = Path(__file__).parents[4] / "docs/pipeline_frequency_server.md"
+    page = Path(__file__).parents[4] / "docs/train/pipeline_frequency_server.md"
     (block,) = snippets.of(page)
     (tmp_path / "mine_of_the_manual.py").write_text(block.source)
     monkeypatch.syspath_prepend(tmp_path)
