@@ -10,9 +10,10 @@ from typing import NoReturn
 
 from zeus.simulate.plots import FORMATS, draw
 from zeus.simulate.results import write_rows
-from zeus.simulate.study import Case, Study, progress_bar, run_study
+from zeus.simulate.study import Case, Study, run_study
 from zeus.simulate.summary import tables
 from zeus.simulate.workloads import GPUS
+from zeus.utils.progress import progress_bar
 
 DEFAULT_POLICY = "gp"
 

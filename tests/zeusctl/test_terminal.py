@@ -230,6 +230,14 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
         subprocess.run(["tmux", "-L", socket, "kill-server"], check=False)
 
 
+def test_without_rich_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path: Path) -> None:
+    (tmp_path / "rich.py").write_text("raise ImportError('not installed')")
+    with terminal(daemon, "top", PYTHONPATH=str(tmp_path)) as session:
+        assert session.wait() == 1
+        assert 'pip install "zeusd[top]"' in session.text
+        assert "\x1b[?1049h" not in session.text
+
+
 def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) -> None:
     command = [sys.executable, "-m", "zeusctl", "top", "-i", "0.1", "-n", "2", "--json"]
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}

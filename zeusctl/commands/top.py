@@ -78,8 +78,14 @@ def _print(session: Session, gpus: str, interval_s: float, frames: int | None) -
 
 
 def _show(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:
-    from rich.console import Console
-    from rich.live import Live
+    try:
+        from rich.console import Console
+        from rich.live import Live
+    except ImportError:
+        raise CommandError(
+            'the live view needs rich, which is not installed; pip install "zeusd[top]", or pipe '
+            "it: zeusctl top | cat"
+        ) from None
 
     from zeusctl.dashboard import Dashboard
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +17,7 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     interleaved_1f1b,
     read_schedule,
 )
+from zeus.utils.progress import progress_bar
 
 DEFAULT_P2P_POWER_W = 70.0
 
@@ -173,7 +171,7 @@ def _run(
     elif straggler is not None:
         frontier = planner.straggler(straggler)
     else:
-        with _progress() as tell:
+        with progress_bar("planning") as tell:
             frontier = planner.frontier(100 if points is None else points, tell)
     frontier.write(output_dir)
     text = summary(frontier, planner.fastest_time_s)
@@ -231,20 +229,6 @@ def _numbers(text: str) -> list[int]:
         raise PipelineFrequencyError(
             f"--stages must be stages' numbers such as 0,1,2,7, not {text!r}"
         ) from None
-
-
-@contextmanager
-def _progress() -> Iterator[Any]:
-    if not sys.stderr.isatty():
-        yield None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("planning"), BarColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task("planning", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _plot(

@@ -1,0 +1,116 @@
+"""What `mkdocs build` is taught about this repository (see mkdocs.yml).
+
+The reference is made from the code. Links in pages are written as they work on GitHub; those that
+lead out of docs/ go to the repository, and those to the site's own address, for pages that are only
+there, stay within it.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+from xml.etree.ElementTree import Element
+
+from markdown import Extension, Markdown
+from markdown.treeprocessors import Treeprocessor
+from mkdocs.structure.files import File, Files
+from reference import pages
+
+if TYPE_CHECKING:
+    from mkdocs.config.defaults import MkDocsConfig
+    from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[2]
+BRANCH = "main"
+
+
+class Links(Treeprocessor):
+    """Rewrites the links of one page.
+
+    Args:
+        md: What reads the page.
+        site_url: Of the site, ending with a slash.
+        repo_url: Of the repository.
+    """
+
+    def __init__(self, md: Markdown, site_url: str, repo_url: str) -> None:
+        super().__init__(md)
+        self._site_url = site_url
+        self._repo_url = repo_url.rstrip("/")
+        self.page = ""
+
+    def run(self, root: Element) -> None:
+        """All links and pictures below an element."""
+        for element in root.iter():
+            for attribute in ("href", "src"):
+                link = element.get(attribute)
+                if link:
+                    element.set(attribute, self.rewritten(link))
+
+    def rewritten(self, link: str) -> str:
+        """A link as the site needs it."""
+        if link.startswith(self._site_url):
+            return self._on_site(link.removeprefix(self._site_url))
+        parts = urlsplit(link)
+        if parts.scheme or parts.netloc or not parts.path or parts.path.startswith("/"):
+            return link
+        place = posixpath.normpath(posixpath.join("docs", posixpath.dirname(self.page), parts.path))
+        target = ROOT / place
+        if place.startswith("docs/") and not target.is_dir():
+            return link
+        if not target.exists():
+            return link  # which mkdocs complains about
+        kind = "tree" if target.is_dir() else "blob"
+        fragment = f"#{parts.fragment}" if parts.fragment else ""
+        return f"{self._repo_url}/{kind}/{BRANCH}/{place}{fragment}"
+
+    def _on_site(self, rest: str) -> str:
+        path, mark, fragment = rest.partition("#")
+        path = path.rstrip("/")
+        page = "index.md" if not path else f"{path}.md"
+        if page.removesuffix(".md") == "reference":
+            page = "reference/index.md"
+        return posixpath.relpath(page, posixpath.dirname(self.page) or ".") + mark + fragment
+
+
+class _Extension(Extension):
+    def __init__(self, site_url: str, repo_url: str) -> None:
+        super().__init__()
+        self._urls = site_url, repo_url
+        self.links: Links | None = None
+        self.page = ""
+
+    def extendMarkdown(self, md: Markdown) -> None:
+        links = Links(md, *self._urls)
+        links.page = self.page
+        # After links are found, before mkdocs makes relative ones the site's.
+        md.treeprocessors.register(links, "repository_links", 5)
+
+
+_extension: _Extension | None = None
+
+
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Has Markdown rewrite links."""
+    global _extension
+    _extension = _Extension(config.site_url or "", config.repo_url or "")
+    config.markdown_extensions.append(_extension)
+    return config
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the reference."""
+    for path, text in pages().items():
+        files.append(File.generated(config, path, content=text))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """Says which page is read next."""
+    assert _extension is not None
+    _extension.page = page.file.src_uri
+    if page.is_homepage:  # said here, as GitHub would show it in the page
+        page.meta["hide"] = ["navigation", "toc"]
+    return markdown

@@ -1,0 +1,119 @@
+"""Environment variables. No object in the code lists them; a test looks for each in the sources."""
+
+from __future__ import annotations
+
+from zeus._node import STALL_TIMEOUT_ENV
+from zeus._pushgateway import RANKS
+from zeus.optimizer.batch_size.client import RUN_ID_ENV
+from zeus.optimizer.batch_size.http import TOKEN_ENV as BATCH_SIZE_TOKEN_ENV
+from zeus.optimizer.pipeline_frequency.connection import TOKEN_ENV as PIPELINE_TOKEN_ENV
+from zeus.run import settings as run
+from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
+from zeusctl.exporter.__main__ import DEFAULT_LISTEN
+from zeusd.embed import STATE_DIR_ENV
+from zeusd.restore import EMBEDDED_STATE_DIR
+
+from .markdown import code, heading, prose, table
+from .sources import listed_attributes
+
+_LEAD = """# Environment variables
+
+Every variable that the programs and the library read. The servers' settings, which are variables
+too, have [their own page](servers.md).
+"""
+
+
+def ours() -> dict[str, dict[str, tuple[str, str]]]:
+    """By section and name: the default, and the meaning."""
+    of_run = listed_attributes(run.Settings.__doc__ or "")
+    defaults = run.Settings(target_metric=0.0)
+    profile = f"{defaults.warmup_iters},{defaults.measure_iters}"
+    return {
+        "Reaching zeusd": {
+            SOCKET_ENV: (
+                DEFAULT_SOCKET_PATH,
+                "Its socket, for every client. Set, or with a socket at the default place, the "
+                "library never measures without zeusd.",
+            ),
+        },
+        "Training": {
+            STALL_TIMEOUT_ENV: (
+                "",
+                "Seconds without a training step or a window after which the process lets its "
+                "leases end; unset: only a process that stands still loses them.",
+            ),
+            STATE_DIR_ENV: (
+                EMBEDDED_STATE_DIR,
+                "Where a process that works without zeusd keeps its journal. For others than root "
+                "the default is `zeusd` in XDG_RUNTIME_DIR, else a folder in /tmp.",
+            ),
+        },
+        "ZeusMaster and ZeusDataLoader": {
+            run.TARGET_METRIC: ("", of_run["target_metric"]),
+            run.LOG_DIR: (defaults.log_dir, of_run["log_dir"]),
+            run.JOB_ID: (defaults.job_id, of_run["job_id"]),
+            run.COST_THRESH: (repr(defaults.cost_thresh), of_run["cost_thresh"]),
+            run.ETA_KNOB: (repr(defaults.eta_knob), of_run["eta_knob"]),
+            run.MONITOR_PATH: (defaults.monitor_path, of_run["monitor_path"]),
+            run.PROFILE_PARAMS: (
+                profile,
+                "Two numbers. " + of_run["warmup_iters"] + " " + of_run["measure_iters"],
+            ),
+            run.USE_OPTIMAL_PL: (repr(defaults.use_optimal_pl), of_run["use_optimal_pl"]),
+        },
+        "Optimizers that ask a server": {
+            BATCH_SIZE_TOKEN_ENV: (
+                "",
+                "The token that the batch size server asks for: for training, and for `bso` with "
+                "`--server`.",
+            ),
+            "ZEUS_BSO_READ_TOKEN": ("", "For `bso` with `--server`: enough to look."),
+            RUN_ID_ENV: (
+                "",
+                "Names a training run, so that one that is preempted and started again goes on "
+                "with its trial.",
+            ),
+            PIPELINE_TOKEN_ENV: ("", "The token that the pipeline frequency server asks for."),
+        },
+        "Commands": {
+            "ZEUSD_EXPORTER_LISTEN": (DEFAULT_LISTEN, "Where `zeusd-exporter` listens."),
+            "ZEUSCTL_TRACEBACK": ("", "If set, a bug in `zeusctl` shows its traceback."),
+        },
+    }
+
+
+OTHERS = {
+    "CUDA_VISIBLE_DEVICES": "Which GPUs a job has, read as CUDA reads it.",
+    "CUDA_DEVICE_ORDER": "How CUDA counts them.",
+    **dict.fromkeys(RANKS, "The rank of a process that knows no torch.distributed (yet)."),
+    "WORLD_SIZE": "Whether a process is one of several.",
+    "NO_COLOR": "If set, nothing is coloured.",
+    "TERM": "`dumb`: nothing is coloured.",
+    "XDG_CACHE_HOME": "Where the last known best batch sizes are kept; else ~/.cache.",
+    "XDG_RUNTIME_DIR": "See ZEUSD_STATE_DIR.",
+    "NOTIFY_SOCKET": "systemd's, for zeusd: where it says that it is ready.",
+    "LISTEN_FDS": "systemd's: the sockets it passes.",
+    "WATCHDOG_USEC": "systemd's: how often it wants a sign of life.",
+    "WATCHDOG_PID": "systemd's: from whom.",
+    "JOURNAL_STREAM": "systemd's: whether the log goes to the journal.",
+    "KUBERNETES_SERVICE_HOST": "For `zeusctl doctor`: what kind of container it is in.",
+    "APPTAINER_NAME": "The same.",
+    "SINGULARITY_NAME": "The same.",
+}
+"""Variables of others, and what they are read for."""
+
+
+def page() -> str:
+    """The page."""
+    found = _LEAD
+    for title, variables in ours().items():
+        found += heading(2, title)
+        rows = [
+            (code(name), code(default) if default else "unset", prose(meaning))
+            for name, (default, meaning) in variables.items()
+        ]
+        found += table(("variable", "default", "meaning"), rows)
+    found += heading(2, "Of others")
+    return found + table(
+        ("variable", "read for"), [(code(name), prose(text)) for name, text in OTHERS.items()]
+    )

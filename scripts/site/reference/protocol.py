@@ -1,0 +1,140 @@
+"""Operations and fields of the protocol, from `zeus_ipc.messages`."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import typing
+from collections.abc import Set
+from enum import Enum
+
+from pydantic import BaseModel
+
+from zeus_ipc import messages
+
+from .markdown import code, heading, paragraphs, prose, table
+from .sources import attribute_docs, below, fields, meanings
+
+_LEAD = """# Operations and fields
+
+Every operation, message and field of the protocol. How messages travel, and what a client must do:
+[the protocol](../integrate/protocol.md).
+
+Units are in the names: `mw` milliwatts, `mj` millijoules, `uj` microjoules, `mhz` megahertz, `ns`
+nanoseconds of CLOCK_MONOTONIC, `ms` milliseconds.
+"""
+
+_COMMON = "Each request has these beside its own."
+
+_BY_HAND = {
+    "CALL_BUCKETS_S": "Upper ends of the buckets of `CallTimes`, seconds.",
+    "NO_END_NS": "A time that is never reached.",
+}
+
+
+def requests() -> list[type[BaseModel]]:
+    """The class of each operation, in the order of `OPERATIONS`."""
+    found = {one.model_fields["op"].default: one for one in typing.get_args(messages.Request)}
+    return [found[operation] for operation in messages.OPERATIONS]
+
+
+def replies() -> list[type[BaseModel]]:
+    """Every other message, in the order of the module."""
+    base, request = messages._Message, messages._Request
+    return [
+        one
+        for name, one in vars(messages).items()
+        if isinstance(one, type)
+        and issubclass(one, base)
+        and not issubclass(one, request)
+        and not name.startswith("_")
+    ]
+
+
+def enums() -> list[type[Enum]]:
+    """The sets of names that fields choose from."""
+    return [
+        one
+        for one in vars(messages).values()
+        if isinstance(one, type) and issubclass(one, Enum) and one.__module__ == messages.__name__
+    ]
+
+
+def page() -> str:
+    """The page."""
+    common = set(messages._Request.model_fields)
+    found = _LEAD + heading(2, "Operations")
+    rows = [
+        (f"[`{one.model_fields['op'].default}`](#{_anchor(one)})", prose(_first(one)))
+        for one in requests()
+    ]
+    found += table(("operation", ""), rows)
+    found += heading(3, "In every request") + _COMMON + "\n\n" + _fields(messages._Request)
+    for one in requests():
+        found += heading(3, one.model_fields["op"].default, _anchor(one))
+        found += paragraphs(_doc(one)) + _see(one) + "\n"
+        found += _fields(one, without=common | {"op"})
+    found += heading(2, "Replies")
+    for one in replies():
+        found += heading(3, one.__name__, _anchor(one)) + paragraphs(_doc(one)) + "\n"
+        found += _fields(one)
+    found += heading(2, "Names")
+    for names in enums():
+        found += heading(3, names.__name__, _anchor(names)) + paragraphs(names.__doc__ or "") + "\n"
+        docs = attribute_docs(names)
+        rows = [(code(one.value), prose(docs.get(one.name, ""))) for one in names]
+        found += table(("name", "meaning"), rows)
+    limits = [(code(name), code(value), prose(text)) for name, (value, text) in constants().items()]
+    return found + heading(2, "Limits") + table(("name", "value", "meaning"), limits)
+
+
+def constants() -> dict[str, tuple[object, str]]:
+    """Numbers of the protocol: value and meaning."""
+    docs = below(ast.parse(inspect.getsource(messages)).body) | _BY_HAND
+    return {
+        name: (value, docs[name])
+        for name, value in vars(messages).items()
+        if name.isupper() and name != "OPERATIONS"
+    }
+
+
+def _anchor(one: type[object]) -> str:
+    return f"{messages.__name__}.{one.__name__}"
+
+
+def _doc(model: type[BaseModel]) -> str:
+    """A set request says only what it sets; what holds for all of them is said by their base."""
+    own = model.__doc__ or ""
+    if issubclass(model, messages._SetRequest) and "Result" not in own:
+        return f"{own}\n\n{(messages._SetRequest.__doc__ or '').partition(chr(10))[2]}"
+    return own
+
+
+def _see(model: type[BaseModel]) -> str:
+    """Links to the messages that a docstring names."""
+    words = re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", _doc(model))))
+    named = [one for one in replies() if one.__name__ in words]
+    if not named:
+        return ""
+    return "\nSee " + ", ".join(f"[{one.__name__}](#{_anchor(one)})" for one in named) + ".\n"
+
+
+def _first(model: type[BaseModel]) -> str:
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split()).partition(" Result:")[0]
+
+
+def _fields(model: type[BaseModel], without: Set[str] = frozenset()) -> str:
+    docs = meanings(model)
+    rows = [
+        (
+            code(one.name),
+            one.kind,
+            code(one.default) if one.default is not None else "",
+            one.bounds,
+            prose(docs.get(one.name, "")),
+        )
+        for one in fields(model)
+        if one.name not in without
+    ]
+    return table(("field", "type", "default", "bounds", "meaning"), rows) if rows else ""
