@@ -251,38 +251,6 @@ def test_a_plan_saves_energy_and_hardly_any_time(daemon: RunningDaemon, tmp_path
     assert "default clocks" not in ran.stderr  # the client's words for a plan that does not fit
 
 
-def test_a_rank_that_is_killed_leaves_no_clock_locked(
-    daemon: RunningDaemon, tmp_path: Path
-) -> None:
-    log = tmp_path / "log"
-    with log.open("wb") as file:
-        job = subprocess.Popen(
-            compare("--scale", "0.3", "--iterations", "4", "--folder", tmp_path / "run"),
-            cwd=FOLDER,
-            env=environment(daemon.socket),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-        )
-    try:
-        wait_for(
-            lambda: job.poll() is not None or None not in locked_mhz(daemon),
-            "all clocks to be locked",
-        )
-        assert job.poll() is None, log.read_text()
-        with daemon.client() as client:
-            uuid = client.node().gpus[2].uuid
-            holders = {lease.pid for lease in client.leases()}
-            pid = next(lease.pid for lease in client.leases() if lease.gpu == uuid)
-        os.kill(pid, signal.SIGKILL)
-        assert job.wait(60) == 2, log.read_text()
-    finally:
-        job.terminate()
-        job.wait()
-    wait_for(lambda: locked_mhz(daemon) == [None] * 4, "the clocks to go back")
-    assert len(holders) == 4
-    wait_for(lambda: all(map(gone, holders)), "the other ranks to end")
-
-
 @pytest.mark.parametrize(
     ("ranks", "arguments", "message"),
     [

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import json
-import os
 import re
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,7 +21,7 @@ from tests.examples.programs import (
     run,
     torchrun,
 )
-from tests.support import RunningDaemon, running_daemon, wait_for
+from tests.support import RunningDaemon, running_daemon
 
 FOLDER = EXAMPLES / "power_limit_optimizer"
 SMALL = [
@@ -102,23 +100,6 @@ def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_goes_on_from_them(
     assert chosen(output) == "150 W"
     assert limits_set(daemon, 1)[0][-1] == "150 W"
     assert limits_w(daemon, 1) == [250]
-
-
-def test_limits_go_back_when_a_rank_is_killed(daemon: RunningDaemon) -> None:
-    command = torchrun(2, "train_dp.py", *TINY)
-    with subprocess.Popen(
-        command, cwd=FOLDER, env=environment(daemon.socket), stderr=subprocess.DEVNULL
-    ) as job:
-        wait_for(
-            lambda: job.poll() is not None or max(limits_w(daemon, 2)) < 250,
-            "both GPUs to have a lower limit",
-        )
-        with daemon.client() as client:
-            uuid = client.node().gpus[1].uuid
-            pid = next(lease.pid for lease in client.leases() if lease.gpu == uuid)
-        os.kill(pid, signal.SIGKILL)
-        assert job.wait(60) != 0
-    wait_for(lambda: limits_w(daemon, 2) == [250, 250], "the limits to go back")
 
 
 def pictures(folder: Path) -> Path:

@@ -53,7 +53,7 @@ almost_requests = st.fixed_dictionaries(
     optional=dict.fromkeys(FIELDS, values),
 )
 FUZZ = settings(
-    max_examples=500,
+    max_examples=300,
     deadline=None,
     print_blob=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -144,7 +144,7 @@ def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemo
     rng = random.Random(seed)
     front, root = daemon.front_pid(), daemon.process.pid
     sizes = []
-    for _ in range(6):
+    for _ in range(4):
         context = zmq.Context()
         with context.socket(zmq.DEALER) as dealer:
             dealer.setsockopt(zmq.LINGER, 0)

@@ -14,7 +14,7 @@ from tests.zeusd.core.schedules import run_schedule
 from zeus_ipc.messages import Control
 from zeusd.core.policy import SitePolicy
 
-SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", "4000"))
+SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", "2500"))
 
 numbers = st.integers(0, 7)
 gpus = st.sampled_from(GPUS)
@@ -147,7 +147,7 @@ class Node(RuleBasedStateMachine):
 
 
 Node.TestCase.settings = settings(
-    max_examples=200,
+    max_examples=120,
     stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),

@@ -1,4 +1,4 @@
-"""What README.md and docs/train/batch_size_optimizer.md show is run as it stands there."""
+"""What docs/train/batch_size_optimizer.md shows is run as it stands there."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from zeusd.nvml.simulated import Work
 
 ROOT = Path(__file__).parents[4]
 BLOCKS = snippets.of(ROOT / "docs" / "train" / "batch_size_optimizer.md")
-BLOCKS += [b for b in snippets.of(ROOT / "README.md") if "BatchSizeOptimizer" in b.source]
 
 
 class OutOfMemoryError(RuntimeError):
@@ -64,9 +63,7 @@ def test_what_the_docs_show_runs(
         "job": job(),
         "torch": torch,
     }
-    if block.path.name == "README.md":
-        names |= {"monitor": node.monitor(), "train_epoch": lambda loader: work.run(len(loader))}
-    elif "optimizer = " not in block.source:
+    if "optimizer = " not in block.source:
         optimizer = BatchSizeOptimizer(node.monitor(), job=job(), store=kept.path)
 
         def train(batch_size: int) -> None:
@@ -77,7 +74,7 @@ def test_what_the_docs_show_runs(
 
         names |= {"optimizer": optimizer, "train": train}
     space = block.run(**names)
-    found: BatchSizeOptimizer = space.get("optimizer") or space["bso"]
+    found: BatchSizeOptimizer = space["optimizer"]
     assert found.converged
     trials = kept.trials(str(found.job.job_id))
     assert [trial.batch_size for trial in trials] == made
@@ -85,4 +82,4 @@ def test_what_the_docs_show_runs(
 
 
 def test_there_are_such_blocks() -> None:
-    assert len(BLOCKS) == 5
+    assert len(BLOCKS) == 4

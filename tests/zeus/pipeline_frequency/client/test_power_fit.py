@@ -62,7 +62,7 @@ def readings(
 
 
 @pytest.mark.parametrize(("tick_ms", "window_ms"), [(100, 25), (100, 100), (20, 10), (100, 50)])
-@pytest.mark.parametrize("scale", [0.2, 1.0, 3.0])
+@pytest.mark.parametrize("scale", [0.2, 1.0, 2.0])
 def test_powers_are_found_whatever_sensor_and_length(
     tick_ms: int, window_ms: int, scale: float
 ) -> None:
