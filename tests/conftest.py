@@ -9,8 +9,12 @@ from typing import Any
 
 import pytest
 
-FIRST = "tests/system/test_systemd.py"
-"""The file that takes longest and cannot be parted: all of it is about one machine that booted."""
+FIRST = (
+    "tests/system/test_systemd.py",
+    "tests/system/test_package.py",
+    "tests/system/test_containers.py",
+)
+"""Files that take long and cannot be parted: all of each is about one machine that booted."""
 
 APART = (
     "tests/test_mutations.py",
@@ -29,8 +33,9 @@ come last, those with the longest tests first, so that all workers end at about 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On each worker alike: the order in which tests are handed out."""
     if hasattr(config, "workerinput"):
-        rank = {FIRST: -2, **{path: number for number, path in enumerate(APART)}}
-        items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], -1))
+        rank = {path: number for number, path in enumerate((*FIRST, None, *APART))}
+        rest = rank[None]
+        items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], rest))
 
 
 @pytest.hookimpl(optionalhook=True)

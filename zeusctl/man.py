@@ -22,21 +22,22 @@ _FILES = {
 }
 
 
-def pages(root: click.Command) -> dict[str, str]:
+def pages(root: click.Command, program: str = "zeusctl") -> dict[str, str]:
     """The page of the whole command and one of each verb, in troff, by name."""
-    assert isinstance(root, click.Group)
-    context = click.Context(root, info_name="zeusctl")
-    found = {"zeusctl": _page(root, context, verbs=True)}
-    for name in root.list_commands(context):
-        command = root.get_command(context, name)
-        if command is not None:
-            own = click.Context(command, info_name=name, parent=context)
-            found[f"zeusctl-{name}"] = _page(command, own, verbs=False)
+    context = click.Context(root, info_name=program)
+    found = {program: _page(root, context)}
+    if isinstance(root, click.Group):
+        for name in root.list_commands(context):
+            command = root.get_command(context, name)
+            if command is not None:
+                own = click.Context(command, info_name=name, parent=context)
+                found[f"{program}-{name}"] = _page(command, own)
     return found
 
 
-def _page(command: click.Command, context: click.Context, verbs: bool) -> str:
+def _page(command: click.Command, context: click.Context) -> str:
     title = context.command_path.replace(" ", "-")
+    program = context.find_root().info_name or ""
     lines = [
         f'.TH "{_text(title.upper())}" "1" "" "zeusd {__version__}" "zeusd"',
         ".SH NAME",
@@ -52,16 +53,21 @@ def _page(command: click.Command, context: click.Context, verbs: bool) -> str:
         record = parameter.get_help_record(context)
         if record is not None:
             lines += [".TP", f"\\fB{_text(record[0])}\\fR", _text(record[1])]
-    if verbs and isinstance(command, click.Group):
+    if isinstance(command, click.Group):
         lines.append(".SH VERBS")
         for name in command.list_commands(context):
             verb = command.get_command(context, name)
             assert verb is not None
             lines += [".TP", f"\\fB{_text(name)}\\fR", _text(verb.get_short_help_str(200))]
+    if title == "zeusctl":
         lines += _section("EXIT STATUS", {str(int(c)): f"{m}." for c, m in MEANINGS.items()})
         lines += _section("ENVIRONMENT", _ENVIRONMENT)
         lines += _section("FILES", _FILES)
-    lines += [".SH SEE ALSO", _text("zeusctl(1)" if not verbs else "docs/operate/zeusctl.md of zeusd")]
+    page = "zeusctl" if program == "zeusctl" else "zeusd"
+    lines += [
+        ".SH SEE ALSO",
+        _text(f"{program}(1)" if title != program else f"docs/operate/{page}.md of zeusd"),
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -31,11 +31,17 @@ def why_not() -> str | None:
 
 
 class Machine:
-    """One container. Its changes are thrown away with it."""
+    """One container. Its changes are thrown away with it.
+
+    Attributes:
+        root: Its root folder, as this process sees it.
+        changed: What differs in it from this machine's root; to be read only.
+    """
 
     def __init__(self) -> None:
         self._directory = Path(tempfile.mkdtemp(prefix="zeusd-machine-", dir="/var/tmp"))
         self.root = self._directory / "root"
+        self.changed = self._directory / "upper"
         self._process: subprocess.Popen[bytes] | None = None
         self._leader = 0
         self._groups: list[Path] = []
@@ -200,6 +206,8 @@ class Machine:
             mask = units / name
             if not os.path.lexists(mask):
                 mask.symlink_to("/dev/null")
+        # Images for containers forbid packages to start their services; nodes do not.
+        Path(f"{self.root}/usr/sbin/policy-rc.d").unlink(missing_ok=True)
 
     def _find_leader(self) -> int:
         assert self._process is not None
