@@ -252,6 +252,13 @@ MUTATIONS = (
         ("tests/zeusd/core/test_administration.py::test_a_quiesced_node_stays_so_over_a_restart",),
     ),
     Mutation(
+        "a program's name is one plain line",
+        "zeusd/ring/processes.py",
+        "_program(pid)",
+        '_read(pid, "comm")',
+        ("tests/zeusd/ring/test_processes.py::test_a_programs_name_is_one_plain_line",),
+    ),
+    Mutation(
         "no call to a driver that is let go of",
         "zeusd/core/control.py",
         "while not self._busy and not self._suspended and self.retry_at_ns is None:",

@@ -56,7 +56,7 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
         os.set_inheritable(pidfd, False)
         process = Process(pid, process_cookie(pid, pidfd, _unique_inodes()))
         groups = frozenset({gid, *_groups(connection)})
-        on_host, command, job = _is_on_host(pidfd), _read(pid, "comm"), job_of(_read(pid, "cgroup"))
+        on_host, command, job = _is_on_host(pidfd), _program(pid), job_of(_read(pid, "cgroup"))
         return Peer(conn, process, uid, gid, groups, on_host, command, job), pidfd
     except (OSError, ValueError, IndexError) as error:
         if pidfd >= 0:
@@ -88,6 +88,12 @@ def _is_on_host(pidfd: int) -> bool:
         if line.startswith("NSpid:"):
             return len(line.split()) == 2
     return False
+
+
+def _program(pid: int) -> str:
+    """Name of a process's program. A process chooses it, so nothing in it may draw on a terminal
+    or look like another line of a log."""
+    return "".join(one if one.isprintable() else "?" for one in _read(pid, "comm"))
 
 
 def _read(pid: int, name: str) -> str:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,7 +16,13 @@ import pytest
 from tests.support import NOBODY, as_nobody, public_directory
 from zeusd.core.model import Peer, Process
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
-from zeusd.ring.processes import ProcessWatch, identify_peer, open_process, own_process
+from zeusd.ring.processes import (
+    NoSuchPeer,
+    ProcessWatch,
+    identify_peer,
+    open_process,
+    own_process,
+)
 from zeusd.ring.reactor import Reactor
 
 
@@ -39,14 +46,18 @@ CLIENT = "import socket, sys; s = socket.socket(socket.AF_UNIX); s.connect(sys.a
 
 
 @contextlib.contextmanager
-def connected(tmp_path: Path, *wrapper: str, **options: Any) -> Iterator[tuple[Peer, Any]]:
-    """A client that connected, and who the kernel says it is."""
+def connected(
+    tmp_path: Path, *wrapper: str, before: str = "", **options: Any
+) -> Iterator[tuple[Peer, Any]]:
+    """A client that connected, and who the kernel says it is; `before` is what it does first."""
     path = str(tmp_path / "s")
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(path)
         os.chmod(path, 0o777)
         listening.listen()
-        client = subprocess.Popen([*wrapper, sys.executable, "-c", CLIENT, path], **options)
+        client = subprocess.Popen(
+            [*wrapper, sys.executable, "-c", before + CLIENT, path], **options
+        )
         connection, _ = listening.accept()
         with connection:
             peer, pidfd = identify_peer(7, connection)
@@ -72,6 +83,13 @@ def test_the_kernel_says_who_connected(tmp_path: Path) -> None:
         assert open_process(peer.process) is None
 
 
+def test_a_programs_name_is_one_plain_line(tmp_path: Path) -> None:
+    name = b"\x1b[31mroot\n1 GPU"
+    rename = f"import ctypes; ctypes.CDLL(None).prctl(15, {name!r}, 0, 0, 0); "
+    with connected(tmp_path, before=rename) as (peer, _):
+        assert peer.command == "?[31mroot?1 GPU"
+
+
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
 def test_all_groups_of_the_peer_are_known() -> None:
     many = list(range(3000, 3700))
@@ -87,6 +105,17 @@ def test_who_lives_in_a_pid_namespace_of_its_own_is_not_on_the_host(tmp_path: Pa
     with connected(tmp_path, "unshare", "--pid", "--fork", "--kill-child") as (peer, _):
         assert peer.uid == 0
         assert not peer.on_host
+
+
+def test_who_lives_in_a_foreign_pid_namespace_is_nobody() -> None:
+    """The kernel then has no number for it; the front tells it so, and the core takes nobody in."""
+
+    class Foreign(socket.socket):
+        def getsockopt(self, *asked: Any) -> Any:
+            return struct.pack("3i", 0, 1000, 1000)
+
+    with Foreign(socket.AF_UNIX) as connection, pytest.raises(NoSuchPeer, match="pid namespace"):
+        identify_peer(1, connection)
 
 
 def test_who_claims_to_be_root_in_a_user_namespace_is_whom_the_kernel_says() -> None:
