@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
 from zeus_ipc.errors import AccessRefused, ZeusIpcError
+from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
 from zeusctl.text import duration, value_text
@@ -128,6 +129,9 @@ def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
         remedy = "become a member of the group that owns the socket (`ls -l` shows it)"
         return None, _fault("socket", error.message, remedy)
     except ZeusIpcError as error:
+        if error.details.get("reason") == "pid_namespace":
+            found, _, remedy = error.message.rpartition("; ")
+            return None, _fault("socket", found, remedy)
         remedy = "start zeusd (`systemctl start zeusd`) and look at its log (`journalctl -u zeusd`)"
         return None, _fault("socket", error.message, remedy)
     since = duration(seconds_since(node.started_ns))
@@ -182,30 +186,51 @@ def _systemd(simulated: bool) -> Iterator[Check]:
 
 
 def _container(session: Session, node: NodeInfo | None) -> Iterator[Check]:
-    kind = _container_kind()
+    kind = containers.kind()
     if not kind:
         return
-    folder = os.path.dirname(session.socket)
-    if not os.path.ismount(folder) and os.path.ismount(session.socket):
+    path = os.path.abspath(session.socket)
+    folder = os.path.dirname(path)
+    mounted = containers.mount_point_of(path)
+    if mounted == path:
         yield _fault(
             "container",
             f"{kind}: the socket file itself is mounted, and will be dead when zeusd restarts",
             f"mount the folder {folder} instead",
         )
-    else:
-        yield _ok("container", kind)
+        return
+    wrong = [] if node is None else list(_own_zeusd(session, node, shared=mounted == folder))
+    yield from wrong or [_ok("container", kind)]
 
 
-def _container_kind() -> str:
-    if Path("/run/.containerenv").exists():
-        return "in a podman container"
-    if Path("/.dockerenv").exists():
-        return "in a Docker container"
-    if os.environ.get("KUBERNETES_SERVICE_HOST"):
-        return "in a Kubernetes pod"
-    if os.environ.get("APPTAINER_NAME") or os.environ.get("SINGULARITY_NAME"):
-        return "in an Apptainer container"
-    return ""
+def _own_zeusd(session: Session, node: NodeInfo, shared: bool) -> Iterator[Check]:
+    """What is wrong with a zeusd that is in this container, too; nothing where it is elsewhere."""
+    zeusd = containers.listener_of(session.socket)
+    if zeusd is None:
+        return
+    if not containers.in_host_pid_namespace():
+        remedy = "start its container with --pid=host (Kubernetes: hostPID: true)"
+        if shared:
+            found = (
+                "zeusd is in this container's own pid namespace, and refuses all clients outside"
+            )
+            yield _fault("container", found, remedy)
+        else:
+            found = "zeusd serves this container alone: it would not see processes outside"
+            yield _note(
+                "container", found, f"{remedy}, and share {os.path.dirname(session.socket)}"
+            )
+    if node.simulated is not None:
+        return
+    try:
+        if not containers.has_sys_admin(zeusd):
+            found = "zeusd has no CAP_SYS_ADMIN, so the driver refuses every change"
+            yield _fault("rights", found, "start its container with --cap-add SYS_ADMIN")
+        elif containers.in_user_namespace(zeusd):
+            found = "zeusd is in a user namespace, so the driver refuses every change"
+            yield _fault("rights", found, "start it as root, without --userns or userns-remap")
+    except OSError:
+        return  # it has just ended, which another line tells
 
 
 def _version(node: NodeInfo) -> Check:
@@ -304,8 +329,6 @@ def _visible(session: Session, node: NodeInfo) -> Check:
     from zeus.exceptions import ZeusBaseError
 
     text = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if text is None:
-        return _ok("visible", "CUDA_VISIBLE_DEVICES is unset: programs see all GPUs")
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -313,6 +336,11 @@ def _visible(session: Session, node: NodeInfo) -> Check:
     except ZeusBaseError as error:
         return _fault("visible", f"CUDA_VISIBLE_DEVICES={text}: {error}", "change it as it says")
     mapping = ", ".join(_mapped(number, gpu) for number, gpu in enumerate(seen))
+    if text is None:
+        found = "CUDA_VISIBLE_DEVICES is unset: programs see all GPUs"
+        if len(seen) < len(node.gpus):
+            found += f" that may be opened here: {mapping}"
+        return _ok("visible", found)
     if not seen:
         remedy = "name GPUs by index or UUID, each once"
         return _fault("visible", f"with CUDA_VISIBLE_DEVICES={text} programs see no GPU", remedy)

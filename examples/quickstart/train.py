@@ -83,6 +83,10 @@ def main() -> int:
     profile_path.unlink(missing_ok=True)
 
     monitor = ZeusMonitor(gpu_indices=[0])
+    gpu = monitor.gpus[0]
+    simulated = node.simulated is not None
+    # On the GPU before the optimizer is: a site may let only those set limits who compute there.
+    work: TrainingWork = ReplayedResNet50(node, gpu.uuid) if simulated else TorchResNet50()
     optimizer = GlobalPowerLimitOptimizer(
         monitor,
         selector,
@@ -91,9 +95,6 @@ def main() -> int:
         profile_path=profile_path,
         search="exhaustive",  # to show what every limit costs; a job has no need to know
     )
-    gpu = monitor.gpus[0]
-    simulated = node.simulated is not None
-    work: TrainingWork = ReplayedResNet50(node, gpu.uuid) if simulated else TorchResNet50()
     console.print(f"Training: {work.name}")
     console.print(f"on {'a simulated ' if simulated else ''}{gpu.get_name()}, as a client of zeusd")
 

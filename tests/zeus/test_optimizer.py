@@ -294,6 +294,21 @@ def test_without_permission_one_warning_and_training_goes_on(virtual_node: OpenN
     assert node.limit_w() == 250
 
 
+def test_who_may_not_set_a_limit_before_the_model_is_there_sets_it_then(
+    node: VirtualNode, work: Work
+) -> None:
+    """Where a site lets only those set limits who compute, and the optimizer comes first."""
+    node.nvml.inject(0, "set_power_limit", 4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plo = optimizer(node, Energy())
+        node.nvml.clear_faults()
+        train(plo, work, 1000, until_done=True)
+    assert not plo.disabled
+    assert plo.power_limits[0] == 250_000
+    assert node.limit_w() < 250
+
+
 @pytest.mark.parametrize("call", ["set_power_limit", "sensors"])
 def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
     node: VirtualNode, work: Work, call: str

@@ -1,14 +1,19 @@
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
 import warnings
+from functools import partial
+from pathlib import Path
 
 import pytest
 
+from tests.support import NOBODY
 from tests.zeusd.core.world import facts
 from zeus.device import visible
+from zeus.device.reach import within_reach
 from zeus.device.visible import visible_gpus
 from zeus.exceptions import ZeusGPUInitError
 
@@ -86,6 +91,82 @@ def test_pytorch_knows_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     monkeypatch.setitem(sys.modules, "torch", torch)
     assert [gpu.index for gpu in visible_gpus(MIXED, {})] == [2, 0, 1]
+
+
+class Driver:
+    """What the driver shows of these GPUs, and device files that can be opened or not."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc, self.dev = folder / "proc", folder / "dev"
+        self.dev.mkdir()
+        # The driver numbers its files as it likes.
+        for gpu, minor in zip(GPUS, (2, 0, 1), strict=True):
+            domain, rest = gpu.pci_address.split(":", 1)
+            one = self.proc / f"{domain[-4:]}:{rest}"
+            one.mkdir(parents=True)
+            text = f"Model: \t\t {gpu.name}\nGPU UUID: \t {gpu.uuid}\nDevice Minor: \t {minor}\n"
+            (one / "information").write_text(text)
+
+    def has(self, *minors: int) -> None:
+        for minor in minors:
+            (self.dev / f"nvidia{minor}").touch()
+
+
+@pytest.fixture
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Driver:
+    made = Driver(tmp_path)
+    reach = partial(within_reach, driver=made.proc, devices=made.dev)
+    monkeypatch.setattr(visible, "within_reach", reach)
+    return made
+
+
+def test_in_a_container_indices_count_the_gpus_it_has(driver: Driver) -> None:
+    driver.has(0, 1)  # of GPUs 1 and 2
+    assert seen(None) == [1, 2]
+    assert seen("0") == [1]
+    assert seen("1,0") == [2, 1]
+    assert seen("2") == []
+    assert seen("GPU-bbbb") == [2]
+    assert seen("GPU-aaaa1111") == [], "it is the node's, but not the container's"
+
+
+def test_who_has_no_gpu_looks_at_all_of_them(driver: Driver) -> None:
+    """A container that has the socket and no GPU, as the exporter's and a monitor's."""
+    assert seen(None) == [0, 1, 2]
+
+
+def test_a_simulated_node_has_no_device_files(driver: Driver) -> None:
+    driver.has(0)
+    assert len(visible_gpus(GPUS, {}, simulated=True)) == 3
+
+
+def test_a_device_file_that_may_not_be_opened_does_not_count(driver: Driver) -> None:
+    """As in a control group that keeps the others' GPUs from a job."""
+    driver.has(0, 1, 2)
+    (driver.dev / "nvidia2").chmod(0)
+    if os.getuid() == 0:  # whom no mode keeps away: a child that is nobody tells
+        os.chmod(driver.dev, 0o755)
+        for folder in (
+            driver.dev.parent,
+            driver.dev.parent.parent,
+            driver.dev.parent.parent.parent,
+        ):
+            folder.chmod(0o755)
+        for name in ("nvidia0", "nvidia1"):
+            (driver.dev / name).chmod(0o666)
+        reading, writing = os.pipe()
+        if (child := os.fork()) == 0:
+            os.setgroups([])
+            os.setgid(NOBODY)
+            os.setuid(NOBODY)
+            os.write(writing, repr(seen(None)).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        assert os.read(reading, 100) == b"[1, 2]"
+        os.close(reading)
+        os.close(writing)
+    else:
+        assert seen(None) == [1, 2]
 
 
 def test_importing_the_monitor_is_light() -> None:

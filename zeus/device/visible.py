@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from zeus.device.reach import within_reach
 from zeus.exceptions import ZeusGPUInitError
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ _warned = False
 def visible_gpus(
     gpus: Sequence[GpuInfo], env: Mapping[str, str], simulated: bool = False
 ) -> list[GpuInfo]:
-    """The GPUs a framework sees, by its own index.
+    """The GPUs a framework sees, by its own index: of those that this process may open at all.
 
     Args:
         gpus: The node's GPUs in NVML order.
@@ -44,7 +45,7 @@ def visible_gpus(
                 "it as GPU-<uuid>), or turn MIG off"
             )
     by_index = entries is None or any(entry.lstrip("-").isdigit() for entry in entries)
-    ordered = list(gpus)
+    ordered = list(gpus) if simulated else within_reach(gpus)
     if by_index and not simulated and env.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         ordered = _cuda_order(ordered, explicit=entries is not None)
     if entries is None:

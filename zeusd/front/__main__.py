@@ -41,6 +41,8 @@ def main() -> int:
     privileges.require_kernel_credentials()
     privileges.limit_resources(options.memory_mib, options.max_files)
     if options.link_path is None:
+        # Who stops a container may signal all of it: the end of the link is what ends a child.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         privileges.drop(options.user)
         privileges.die_with_parent()
         listen_fd, stream_fd = options.listen_fd, options.stream_fd

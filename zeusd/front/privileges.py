@@ -56,7 +56,7 @@ def drop(user: str | None) -> None:
         user: Whom to become; None: `zeusd-front` if there is such a user, else `nobody`.
 
     Raises:
-        SystemExit: There is no such user.
+        SystemExit: There is no such user, or this process may not become another.
     """
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
     if os.getuid() != 0:
@@ -73,9 +73,15 @@ def drop(user: str | None) -> None:
             f"zeusd: the user {user or DEFAULT_USERS[0]} does not exist; create it, or name "
             "another under [front] user in zeusd.toml"
         )
-    os.setgroups([])
-    os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
-    os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
+    try:
+        os.setgroups([])
+        os.setresgid(account.pw_gid, account.pw_gid, account.pw_gid)
+        os.setresuid(account.pw_uid, account.pw_uid, account.pw_uid)
+    except PermissionError:
+        raise SystemExit(
+            f"zeusd: its front may not become {account.pw_name}; start zeusd with CAP_SETUID and "
+            "CAP_SETGID (in a container: --cap-add SETUID --cap-add SETGID)"
+        ) from None
 
 
 def die_with_parent() -> None:

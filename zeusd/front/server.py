@@ -46,6 +46,11 @@ _BATCH = 8
 _SHAPE_S = 0.002
 """How long the loop sleeps while requests wait for their user's turn."""
 
+UNSEEN = (
+    "zeusd does not see this process, since it runs in a pid namespace of its own; start zeusd's "
+    "container in the host's (--pid=host, or hostPID: true)"
+)
+
 PATIENCE_PER_SECOND = 100.0
 """Requests over a user's bound that are answered with an error; who goes on is cut off."""
 
@@ -57,6 +62,7 @@ class _Connection:
     fd: int
     address: str
     uid: int
+    unseen: bool = False
     cut_off: bool = False
 
 
@@ -181,6 +187,9 @@ class Front:
             return  # its connection ended while it waited
         fault, operation = _examine(data)
         self._shaper.charge(connection.uid, operation, time.monotonic_ns())
+        if fault is None and connection.unseen:
+            request_id = decode_request(data)["id"]
+            fault = _error(request_id, ErrorCode.UNAVAILABLE, UNSEEN, reason="pid_namespace")
         if fault is None:
             self._link.send(wire.HEADER.pack(wire.REQUEST, connection.number) + data)
         else:
@@ -214,17 +223,32 @@ class Front:
                 pid, uid, gid = credentials_of(stream)
                 if f"localhost:{uid}:{gid}:{pid}" != address:
                     return None
-                header = wire.HEADER.pack(wire.OPEN, number)
-                socket.send_fds(self._link, [header], [stream.fileno()])
+                # Nobody whose end cannot be seen may hold anything: it is told so, and the core,
+                # which would turn it away without a word, does not hear of it.
+                unseen = pid == 0
+                if not unseen:
+                    header = wire.HEADER.pack(wire.OPEN, number)
+                    socket.send_fds(self._link, [header], [stream.fileno()])
         except OSError as error:
             log.debug("connection ended at once: %s", error, extra={"event": "peer_gone"})
             return None
-        connection = _Connection(number, routing_id, fd, address, uid)
+        if unseen:
+            self._tell_unseen(uid)
+        connection = _Connection(number, routing_id, fd, address, uid, unseen)
         self._by_id[routing_id] = self._by_number[number] = connection
         # What an ended connection of the same process left unread may come on the descriptor of
         # its next one: two routing ids then, of one process, and each is answered as itself.
         self._by_fd.setdefault(fd, []).append(connection)
         return connection
+
+    def _tell_unseen(self, uid: int) -> None:
+        if self._admission.logged.take(uid, time.monotonic_ns()):
+            log.warning(
+                "refused a client of user %d: it is in a foreign pid namespace; start zeusd's "
+                "container in the host's (--pid=host, or hostPID: true)",
+                uid,
+                extra={"event": "peer_refused", "uid": uid},
+            )
 
     def _refuse_multipart(self, frame: zmq.Frame) -> None:
         fd = _source_fd(frame)

@@ -29,7 +29,7 @@ from pathlib import Path
 
 from zeus import _node
 from zeus.callback import Callback
-from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
+from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import (
@@ -637,6 +637,12 @@ class GlobalPowerLimitOptimizer(Callback):
                 self._give_up(f"the power limit cannot be set: {error.message}")
             else:
                 self._refuse(power_limit_mw, error.message)
+            return False
+        except ZeusGPUNoPermissionError as error:
+            # A site may let only those set limits who compute on the GPU. The model may be put
+            # there between now and the first step, which tries again.
+            if self._step:
+                self._give_up(f"the power limit cannot be set: {error.message}")
             return False
         except ZeusBaseError as error:
             self._give_up(f"the power limit cannot be set: {error.message}")

@@ -1,0 +1,64 @@
+"""Which of the node's GPUs this process may use at all, before CUDA_VISIBLE_DEVICES counts them.
+
+zeusd speaks of all GPUs of the node. A container has the device files of some, a batch job's
+control group lets it open some, and CUDA counts only those.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo
+
+DRIVER = Path("/proc/driver/nvidia/gpus")
+"""The driver's own list: a folder for each GPU, by PCI address, that names its device file."""
+
+DEVICES = Path("/dev")
+
+
+def within_reach(
+    gpus: Sequence[GpuInfo], driver: Path = DRIVER, devices: Path = DEVICES
+) -> list[GpuInfo]:
+    """The GPUs whose device file this process may open, in the order given.
+
+    All of them where that cannot be told, and where none may be opened: that is no process that
+    computes, but one that looks.
+    """
+    minors = _minors(driver)
+    found = []
+    for gpu in gpus:
+        minor = minors.get(_address(gpu.pci_address))
+        if minor is not None and _opens(devices / f"nvidia{minor}"):
+            found.append(gpu)
+    return found or list(gpus)
+
+
+def _minors(driver: Path) -> dict[tuple[int, str], int]:
+    """Number of each GPU's device file, by PCI address."""
+    found = {}
+    with contextlib.suppress(OSError):
+        for folder in driver.iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                for line in (folder / "information").read_text().splitlines():
+                    name, _, value = line.partition(":")
+                    if name.strip() == "Device Minor":
+                        found[_address(folder.name)] = int(value)
+    return found
+
+
+def _address(text: str) -> tuple[int, str]:
+    """A PCI address: NVML writes its domain with eight digits, the kernel with four."""
+    domain, _, rest = text.lower().partition(":")
+    return int(domain, 16), rest
+
+
+def _opens(path: Path) -> bool:
+    """Whether this process might open a device file: mode, and its control group, which the kernel
+    asks for access(2) as for open(2). Opening it would start a GPU that nobody uses.
+    """
+    return os.access(path, os.R_OK | os.W_OK)

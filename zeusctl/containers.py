@@ -1,0 +1,95 @@
+"""What a process can tell of the container it is in, and of a zeusd that is in it too."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import struct
+from pathlib import Path
+
+CAP_SYS_ADMIN = 21
+
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""The kernel's number for it, PROC_PID_INIT_INO."""
+
+_INIT = frozenset({"systemd", "init"})
+"""What runs as pid 1 on systems that are themselves containers, as LXC's or kind's nodes are."""
+
+_EVERYBODY = ["0", "0", "4294967295"]
+_SOCKET_WAIT_S = 1.0
+_MOUNT_POINT = 4
+"""Field of a line in mountinfo."""
+
+
+def kind() -> str:
+    """Where this process lives, for a person; empty outside containers."""
+    if Path("/run/.containerenv").exists():
+        return "in a podman container"
+    if Path("/.dockerenv").exists():
+        return "in a Docker container"
+    if os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return "in a Kubernetes pod"
+    if os.environ.get("APPTAINER_NAME") or os.environ.get("SINGULARITY_NAME"):
+        return "in an Apptainer container"
+    return ""
+
+
+def mount_point_of(path: str) -> str:
+    """The mount point that a path lies under, or is; `/` for what is the container's own.
+
+    `os.path.ismount` does not see a folder that is mounted from the same file system.
+    """
+    path = os.path.abspath(path)
+    found = "/"
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = re.sub(
+            r"\\([0-7]{3})", lambda digits: chr(int(digits[1], 8)), line.split()[_MOUNT_POINT]
+        )
+        if len(point) > len(found) and (path == point or path.startswith(point + "/")):
+            found = point
+    return found
+
+
+def listener_of(path: str) -> int | None:
+    """The process that listens at a socket; None if it cannot be seen from here, or is gone."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_SOCKET_WAIT_S)
+        try:
+            probe.connect(path)
+        except OSError:
+            return None
+        raw = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid: int = struct.unpack("3i", raw)[0]
+    return pid if pid > 0 and Path(f"/proc/{pid}").exists() else None
+
+
+def in_host_pid_namespace() -> bool:
+    """Whether this process sees all processes of the machine."""
+    try:
+        if os.readlink("/proc/self/ns/pid") == _INITIAL_PID_NAMESPACE:
+            return True
+        return Path("/proc/1/comm").read_text().strip() in _INIT
+    except OSError:
+        return False
+
+
+def has_sys_admin(pid: int) -> bool:
+    """Whether a process has the right that the driver asks of who sets limits.
+
+    Raises:
+        OSError: It is gone.
+    """
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith("CapEff:"):
+            return bool(int(line.split()[1], 16) >> CAP_SYS_ADMIN & 1)
+    return False
+
+
+def in_user_namespace(pid: int) -> bool:
+    """Whether a process's rights end at a user namespace, as in rootless containers.
+
+    Raises:
+        OSError: It is gone.
+    """
+    return Path(f"/proc/{pid}/uid_map").read_text().split() != _EVERYBODY
