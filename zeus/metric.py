@@ -321,7 +321,7 @@ class EnergyHistogram(_EnergyMetric):
         super().__init__(cpu_indices, gpu_indices, PUSH_EVERY_S, pushgateway_url, job)
         self._families: dict[str, Histogram] = {
             kind: self._group.prometheus.Histogram(
-                _energy_name(kind),
+                energy_name(kind),
                 ENERGY_HELP,
                 LABELS,
                 buckets=buckets[kind],
@@ -364,7 +364,7 @@ class EnergyCumulativeCounter(_EnergyMetric):
         self._guards: dict[str, threading.Lock] = {}
         self._families: dict[str, Counter] = {
             kind: self._group.prometheus.Counter(
-                _energy_name(kind), ENERGY_HELP, LABELS, registry=self._group.registry
+                energy_name(kind), ENERGY_HELP, LABELS, registry=self._group.registry
             )
             for kind in KINDS
         }
@@ -439,8 +439,8 @@ class PowerGauge(Metric):
         self._just_ended: deque[tuple[str, float]] = deque(maxlen=MAX_PENDING)
         self._watts: dict[str, tuple[float, dict[int, float]]] = {}
         self._gauge: Gauge = self._group.prometheus.Gauge(
-            "power_monitor_gpu_power_watts",
-            "Power of the GPU while the window is open, in watts",
+            POWER_NAME,
+            POWER_HELP,
             LABELS,
             registry=self._group.registry,
         )
@@ -482,9 +482,12 @@ class PowerGauge(Metric):
 # ----------------------------------------------------------------------------------- arguments
 
 ENERGY_HELP = "Energy of windows, in joules"
+POWER_NAME = "power_monitor_gpu_power_watts"
+POWER_HELP = "Power of the GPU while the window is open, in watts"
 
 
-def _energy_name(kind: str) -> str:
+def energy_name(kind: str) -> str:
+    """The metric of one of `KINDS`."""
     return f"energy_monitor_{kind}_energy_joules"
 
 

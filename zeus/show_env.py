@@ -80,13 +80,17 @@ class Zeusd:
     leases_problem: str = ""
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the command. Returns the exit code."""
-    parser = argparse.ArgumentParser(
+def command_line() -> argparse.ArgumentParser:
+    """What the command takes."""
+    return argparse.ArgumentParser(
         prog="python -m zeus.show_env",
         description="Shows what zeus finds on this machine: packages, zeusd, GPUs, CPUs, rights.",
     )
-    parser.parse_args(arguments)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command. Returns the exit code."""
+    command_line().parse_args(arguments)
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
     with contextlib.suppress(BrokenPipeError):  # whoever reads has seen enough

@@ -11,32 +11,67 @@ from typing import Any
 
 
 class ErrorCode:
-    """The stable codes. They are part of the protocol: never renamed, only added."""
+    """The stable codes. They are part of the protocol: never renamed, only added.
+
+    What is said of each is what to do; what it means is said by its class below, or, where it has
+    none of its own, first.
+    """
 
     BAD_REQUEST = "bad_request"
+    """Correct the request; the message says which field or value is wrong, and why."""
     UNSUPPORTED_VERSION = "unsupported_version"
+    """Use client and daemon of matching releases; `details.protocols` has what this one speaks."""
     UNKNOWN_OPERATION = "unknown_operation"
+    """The daemon knows no operation of this name.
+
+    Update zeusd, or do without the operation; `details.operations` has those it knows.
+    """
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    """Ask again, with more time; if it comes again for one GPU, see whether its driver hangs
+    (`nvidia-smi`, kernel log)."""
     PERMISSION_DENIED = "permission_denied"
+    """`zeusctl show` says what you may do and why not more; the administrator adds you to group
+    zeus, or an `[[allow]]` rule to zeusd.toml."""
     LEASE_HELD = "lease_held"
+    """Wait until the holder ends or releases; `zeusctl leases` names it."""
     LEASE_EXPIRED = "lease_expired"
+    """Acquire or release the control; if the heartbeat stopped, see why the program stood still."""
     RESTORE_PENDING = "restore_pending"
+    """Wait: zeusd tries again. `zeusctl leases` says why the last attempt failed."""
     UNKNOWN_GPU = "unknown_gpu"
+    """`zeusctl gpus` lists what there is; after a reset or in a container, look UUIDs up anew."""
     OUT_OF_RANGE = "out_of_range"
+    """Choose a value within the range that the message names."""
     NOT_SUPPORTED = "not_supported"
+    """Do without: `supports` in the reply to `hello` tells what a GPU offers."""
     NVML_ERROR = "nvml_error"
+    """Look `nvml_code` up in NVML's nvmlReturn_t, and see the kernel log."""
     GPU_LOST = "gpu_lost"
+    """Drain the node and reset the GPU or reboot; its settings are gone with it."""
     QUIESCED = "quiesced"
+    """Wait, or have an administrator run `zeusctl resume`."""
     OVERLOADED = "overloaded"
+    """Send more slowly, or ask again later."""
     SHUTTING_DOWN = "shutting_down"
+    """Ask again when zeusd has started anew."""
     JOURNAL_FAILED = "journal_failed"
+    """Make space in zeusd's state directory."""
     INTERNAL = "internal"
+    """Something in zeusd failed that should not.
+
+    Report it, with zeusd's log.
+    """
     UNAVAILABLE = "unavailable"
+    """Start zeusd (`systemctl start zeusd`), or name its socket in ZEUSD_SOCK_PATH."""
     # Raised by the client itself, never sent.
     ACCESS_REFUSED = "access_refused"
+    """Join the group that owns the socket, and log in anew."""
     TIMEOUT = "timeout"
+    """Ask again, with a longer `timeout_s`; if it comes again, see zeusd's log."""
     SEVERAL_GPUS = "several_gpus"
+    """See `errors` for each GPU that failed; the others have what was asked for."""
     DEFERRED = "deferred"
+    """See `last` for the newest error, and treat it by its own code."""
 
 
 class ZeusIpcError(Exception):

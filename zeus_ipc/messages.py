@@ -45,9 +45,13 @@ class Control(str, Enum):
     """What can be changed on a GPU, each under a lease of its own."""
 
     POWER_LIMIT = "power_limit"
+    """The power limit."""
     GPU_CLOCKS = "gpu_clocks"
+    """The range that the graphics (SM) clock is locked to."""
     MEMORY_CLOCKS = "memory_clocks"
+    """The same for the memory clock."""
     PERSISTENCE_MODE = "persistence_mode"
+    """Whether the driver stays loaded while nobody uses the GPU."""
 
 
 ControlName = Annotated[Control, Field(strict=False)]
@@ -82,6 +86,7 @@ class Hello(_Request):
 
     op: Literal["hello"] = "hello"
     client_version: Annotated[str, Field(max_length=64)] = ""
+    """Of what asks; nothing depends on it."""
 
 
 class GetState(_Request):
@@ -116,6 +121,8 @@ Source = Annotated[str, Field(min_length=1, max_length=96)]
 """What draws power: a GPU's UUID, `cpu:0` (a CPU package) or `dram:0` (its memory)."""
 
 Sources = Annotated[list[Source], Field(min_length=1, max_length=64)]
+"""Devices that the request is for. Each gets a result of its own."""
+
 NO_END_NS = 2**62
 Nanoseconds = Annotated[int, Field(ge=0, le=NO_END_NS)]
 
@@ -194,10 +201,15 @@ class GetTimeline(_Request):
 
     op: Literal["timeline"] = "timeline"
     sources: Annotated[list[Source], Field(min_length=1, max_length=1)]
+    """Exactly one."""
     domain: Annotated[Domain, Field(strict=False)] = Domain.POWER
+    """Which of its readings."""
     start_ns: Nanoseconds = 0
+    """Only from this time on."""
     end_ns: Nanoseconds = NO_END_NS
+    """Only until this time."""
     limit: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = MAX_SAMPLES
+    """At most so many, the oldest first."""
 
 
 class _SetRequest(_Request):
@@ -220,6 +232,7 @@ class SetPowerLimit(_SetRequest):
 
     op: Literal["set_power_limit"] = "set_power_limit"
     power_limit_mw: MilliWatts
+    """Within the GPU's range, and at most the site's maximum."""
 
 
 class SetGpuClocks(_SetRequest):
@@ -227,7 +240,9 @@ class SetGpuClocks(_SetRequest):
 
     op: Literal["set_gpu_clocks"] = "set_gpu_clocks"
     min_mhz: MegaHertz
+    """The lowest it may run at."""
     max_mhz: MegaHertz
+    """The highest."""
 
 
 class SetMemoryClocks(_SetRequest):
@@ -235,7 +250,9 @@ class SetMemoryClocks(_SetRequest):
 
     op: Literal["set_memory_clocks"] = "set_memory_clocks"
     min_mhz: MegaHertz
+    """The lowest it may run at."""
     max_mhz: MegaHertz
+    """The highest."""
 
 
 class SetPersistenceMode(_SetRequest):
@@ -243,6 +260,7 @@ class SetPersistenceMode(_SetRequest):
 
     op: Literal["set_persistence_mode"] = "set_persistence_mode"
     enabled: bool
+    """Whether it is to be on."""
 
 
 class Reset(_SetRequest):
@@ -250,6 +268,7 @@ class Reset(_SetRequest):
 
     op: Literal["reset"] = "reset"
     control: ControlName
+    """Which."""
 
 
 class Acquire(_Request):
@@ -262,6 +281,7 @@ class Acquire(_Request):
     op: Literal["acquire"] = "acquire"
     gpus: Gpus
     controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
+    """Of each GPU. All of one GPU's are taken, or none."""
     ttl_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
     """How long the lease lasts without a heartbeat, within the site's bounds; 0: the site's
     default."""
@@ -323,6 +343,7 @@ class Persist(_Request):
     op: Literal["persist"] = "persist"
     gpus: Gpus
     controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
+    """Of each GPU."""
 
 
 class Quiesce(_Request):
@@ -456,16 +477,20 @@ class ErrorBody(_Message):
     message: str
     """One sentence for a person: what failed, why, and what to do."""
     gpu: str | None = None
+    """UUID of the GPU it is about, if it is about one."""
     nvml_code: int | None = None
     """NVML's return code where NVML refused."""
     details: dict[str, Any] = {}
+    """Further facts by name, such as who holds a lease."""
 
 
 class Deferred(_Message):
     """What a reply carries under `deferred` when sets with `block=False` have failed since."""
 
     count: int
+    """How many have failed since the last report."""
     last: ErrorBody
+    """The newest."""
 
 
 class GpuSupport(_Message):
@@ -476,8 +501,11 @@ class GpuSupport(_Message):
     memory_clocks: bool
     persistence_mode: bool
     energy_counter: bool
+    """Whether the GPU counts its energy; else zeusd sums its power."""
     power_instant: bool
+    """Whether it tells the power of this moment."""
     power_average: bool
+    """Whether it tells the mean of the last second."""
 
 
 class GpuInfo(_Message):
@@ -492,6 +520,7 @@ class GpuInfo(_Message):
     architecture: int
     """NVML's number: 4 Pascal, 5 Volta, 6 Turing, 7 Ampere, 8 Ada, 9 Hopper, 10 Blackwell."""
     memory_mib: int
+    """Of the whole GPU."""
     power_limit_min_mw: int | None
     """Smallest and largest limit the device takes, and the vendor's default; None: unsupported."""
     power_limit_max_mw: int | None
@@ -499,7 +528,9 @@ class GpuInfo(_Message):
     power_limit_site_mw: int | None
     """The most a client may set: the site's maximum. By default a restore goes back to it too."""
     mig_enabled: bool
+    """Whether it is split; then its parts cannot be measured one by one."""
     supports: GpuSupport
+    """What it is known to offer."""
     persisted: list[str] = []
     """Controls whose target an administrator persisted (see `Persist`)."""
 
@@ -544,6 +575,7 @@ class GpuState(_Message):
     """Result of `state` for one GPU. None: the GPU does not offer the reading."""
 
     t_ns: int
+    """CLOCK_MONOTONIC time at which it was read."""
     power_limit_mw: int | None
     """The limit that software requested."""
     enforced_power_limit_mw: int | None
@@ -554,9 +586,11 @@ class GpuState(_Message):
     """[min, max] as zeusd last locked them; None: unlocked, as far as zeusd knows. NVML cannot
     tell what others locked."""
     locked_memory_clocks_mhz: list[int] | None
+    """The same for the memory clock."""
     persistence_mode: bool | None
     power_mw: int | None
     energy_mj: int | None
+    """Since the driver was loaded."""
     temperature_c: int | None
     throttle_reasons: int | None
     """Bits of nvmlClocksEventReasons."""
@@ -575,10 +609,13 @@ class PowerReading(_Message):
     """Result of `power` for one GPU. None: not offered by this GPU."""
 
     t_ns: int
+    """When the sensors were read."""
     instant_mw: int | None
+    """At this moment."""
     average_mw: int | None
     """Mean of the last second."""
     memory_average_mw: int | None
+    """The same of the GPU's memory."""
 
 
 class WindowEnergies(_Message):
@@ -598,7 +635,9 @@ class Timeline(_Message):
     """Result of `timeline` for one source."""
 
     t_ns: list[int]
+    """CLOCK_MONOTONIC times, ascending."""
     values: list[int]
+    """The reading at each, in the unit of its domain (see `Domain`)."""
     more: bool
     """There are more; ask again from the last time on."""
 
@@ -611,7 +650,9 @@ class Sample(_Message):
     """
 
     gpu: str
+    """UUID."""
     t_ns: int
+    """CLOCK_MONOTONIC time of the tick."""
     number: int
     """Counts the GPU's ticks: whoever misses one has lost a sample."""
     energy_uj: int
@@ -668,6 +709,7 @@ class LeaseInfo(_Message):
     pid: int | None
     """The holder; None if it is another user's and the reader is no administrator."""
     uid: int
+    """The holder's user."""
     since_ns: int
     """CLOCK_MONOTONIC time at which it was taken."""
     value: list[int] | None
@@ -675,7 +717,9 @@ class LeaseInfo(_Message):
     restoring: bool
     """The holder is gone, and the control is not back yet."""
     back: Back
+    """What the control goes back to."""
     ttl_ms: int
+    """How long it lasts without a heartbeat."""
     expires_ns: int
     """CLOCK_MONOTONIC time at which it ends if no heartbeat comes."""
     command: str | None = None
@@ -708,6 +752,7 @@ class Permission(_Message):
     """What a user may do with one control of one GPU."""
 
     allowed: bool
+    """Whether the user may change it at all."""
     why: str
     """Why not, as one sentence; empty if allowed."""
     ranges: list[list[int]]
@@ -718,6 +763,7 @@ class Policy(_Message):
     """Result of `policy`."""
 
     uid: int
+    """The asking user."""
     admin: bool
     """Whether everything is allowed: other users' leases, `restore`, `persist` and `quiesce`."""
     on_host: bool
@@ -742,6 +788,7 @@ class AuditRecord(_Message):
     """set, restore, restored, persisted, lease_ended, lease_expired, restore_failed,
     restore_clamped, outside_change, refused, quiesced, resumed, gpu_found, driver_changed."""
     warning: bool
+    """Whether somebody should look at it."""
     gpu: str | None = None
     control: str | None = None
     uid: int | None = None
@@ -752,10 +799,15 @@ class AuditRecord(_Message):
     job: str | None = None
     """Its job, see `LeaseInfo.job`; empty if it is in none, None as for `pid`."""
     lease: str | None = None
+    """Which lease it was under."""
     old: str | None = None
+    """Value before, with its unit."""
     new: str | None = None
+    """Value after."""
     reason: str | None = None
+    """Why it happened, such as `holder_gone`."""
     result: str | None = None
+    """What came of it, such as `ok`."""
 
 
 class AuditTrail(_Message):
@@ -825,5 +877,8 @@ class Metrics(_Message):
     pending: list[list[str]]
     """[gpu, control] of what could not be put back yet."""
     connections: int
+    """Clients that are connected."""
     calls: list[CallTimes]
+    """By operation."""
     sources: list[SourceState]
+    """By device."""

@@ -30,8 +30,16 @@ def main() -> None:
 @click.option("--state-dir", metavar="DIR", help="Journal.  [default: /run/zeusd/state]")
 @click.option("--simulate", metavar="SPEC", help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40.")
 @click.option("--nvml-library", metavar="PATH", help="The libnvidia-ml to load.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]))
-@click.option("--log-format", type=click.Choice(["auto", "json", "text", "journal"]))
+@click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    help="The least important records that are written.  [default: info]",
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(["auto", "json", "text", "journal"]),
+    help="auto: the journal's under systemd, text on a terminal, else JSON lines.  [default: auto]",
+)
 @click.option("--front-seed", type=int, hidden=True)
 def serve(config_path: str | None, front_seed: int | None, **options: str | None) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT, which put everything back.

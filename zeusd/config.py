@@ -54,6 +54,7 @@ class DaemonSection(_Section):
     """`[daemon]`: the socket and the files."""
 
     socket: str = DEFAULT_SOCKET_PATH
+    """Where clients connect, where systemd passes no socket."""
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
     """Permission bits, octal, of the socket that zeusd makes where systemd passes none. Who may not
     write it cannot connect."""
@@ -73,11 +74,14 @@ class FrontSection(_Section):
     user: str | None = None
     """User it runs as; unset: zeusd-front, or nobody where zeusd starts it and there is none."""
     max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
+    """Connections of one user at a time; more are refused."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
     """Requests of one user. What comes faster waits; when too much waits, it is refused, and who
     goes on all the same is cut off. Readings count two or four times."""
     memory_mib: Annotated[int, Field(ge=128, le=65536)] = 512
+    """Address space of a front that zeusd starts, MiB; beyond it dies and is started again."""
     max_files: Annotated[int | None, Field(ge=32)] = None
+    """Files that such a front may have open; unset: what the system lets it have."""
 
 
 class NvmlSection(_Section):
@@ -97,9 +101,11 @@ class LeaseSection(_Section):
     """`[lease]`: how long a lease lasts without a heartbeat, in seconds."""
 
     ttl_s: Annotated[float, Field(ge=0.1, le=86_400)] = 15.0
+    """For holders that ask for nothing else."""
     ttl_min_s: Annotated[float, Field(ge=0.1, le=86_400)] = 2.0
+    """The least that a client may ask for instead."""
     ttl_max_s: Annotated[float, Field(ge=0.1, le=86_400)] = 120.0
-    """What a client may ask for instead lies between these two."""
+    """The most."""
 
 
 class RestoreSection(_Section):
@@ -124,6 +130,7 @@ class GpuSection(_Section):
     gpu_clocks_mhz: tuple[int, int] | None = None
     """Range that the graphics clock goes back to; unset: unlocked."""
     memory_clocks_mhz: tuple[int, int] | None = None
+    """The same for the memory clock."""
 
 
 def _ascending(value: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
@@ -136,8 +143,9 @@ class AccessSection(_Section):
     """`[access]`: administrators, and bounds for everybody else."""
 
     admin_users: list[str | int] = []
+    """Users who may change everything and end anybody's lease. Names or numbers."""
     admin_groups: list[str | int] = ["zeus-admin"]
-    """Who may change everything and end anybody's lease. Names or numbers."""
+    """Groups whose members may do the same."""
     root: RootMay = "host"
     """Whether uid 0 is an administrator: host: outside containers; always; never."""
     require_compute_process: bool = False
@@ -152,13 +160,17 @@ class AllowSection(_Section):
     users: list[str | int] = []
     """Names or numbers; "*": everybody."""
     groups: list[str | int] = []
+    """The same for groups; a rule counts for whoever is named by either."""
     gpus: Annotated[list[str], Field(min_length=1)] = ["*"]
     """Shell patterns for UUID or product name, or NVML indices."""
     controls: Annotated[list[Control], Field(min_length=1)] = sorted(LOWERING)
+    """What they may change."""
     power_limit_w: Annotated[tuple[float, float] | None, AfterValidator(_ascending)] = None
     """Smallest and largest limit, in watts; the site's maximum counts besides."""
     gpu_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
+    """Smallest and largest graphics clock."""
     memory_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
+    """Smallest and largest memory clock."""
 
     def rule(self) -> AllowRule:
         """As the core needs it. Unknown names match nobody."""
@@ -209,6 +221,7 @@ class LogSection(_Section):
     """`[log]`: what is written to standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """The least important records that are written."""
     format: Literal["auto", "json", "text", "journal"] = "auto"
     """auto: the journal with its fields under systemd, text on a terminal, JSON lines elsewhere."""
 

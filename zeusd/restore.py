@@ -448,8 +448,8 @@ def _comes_back(state_dirs: Iterable[str], within_s: float) -> bool:
     return False
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """The command line. Returns the exit status: 0 if nothing is owed any more that should be."""
+def command_line() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(
         prog="zeusd restore",
         description="Put back what a zeusd that is no more still owes: what dead processes held, "
@@ -464,7 +464,12 @@ def main(arguments: list[str] | None = None) -> int:
         help="like --all, unless a zeusd comes back within a few seconds",
     )
     parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line. Returns the exit status: 0 if nothing is owed any more that should be."""
+    options = command_line().parse_args(arguments)
     state_dirs = options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR]
     everything = options.all or (options.on_failure and not _comes_back(state_dirs, GRACE_S))
     failed = restore(

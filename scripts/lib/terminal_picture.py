@@ -5,6 +5,7 @@ tmux capture-pane -e -p | python scripts/lib/terminal_picture.py TITLE > picture
 
 from __future__ import annotations
 
+import re
 import sys
 
 from rich.console import Console
@@ -19,7 +20,9 @@ def main() -> None:
         console = Console(record=True, width=width + 1, file=nowhere, force_terminal=True)
         for line in lines:
             console.print(Text.from_ansi(line), no_wrap=True, overflow="ignore", crop=False)
-    print(console.export_svg(title=sys.argv[1], unique_id="terminal"))
+    picture = console.export_svg(title=sys.argv[1], unique_id="terminal")
+    # Without the font that it would have viewers fetch from elsewhere.
+    print(re.sub(r"\s*@font-face \{.*?\}", "", picture, flags=re.DOTALL))
 
 
 if __name__ == "__main__":

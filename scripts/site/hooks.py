@@ -2,7 +2,7 @@
 
 The reference is made from the code. Links in pages are written as they work on GitHub; those that
 lead out of docs/ go to the repository, and those to the site's own address, for pages that are only
-there, stay within it.
+there, stay within it. Headings have the anchors that they have on GitHub.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from xml.etree.ElementTree import Element
 from markdown import Extension, Markdown
 from markdown.treeprocessors import Treeprocessor
 from mkdocs.structure.files import File, Files
+from pymdownx.slugs import slugify
 from reference import pages
 
 if TYPE_CHECKING:
@@ -24,6 +25,9 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).resolve().parents[2]
 BRANCH = "main"
+
+SENTENCE = 40
+"""Characters of a table's cell that should not be broken after each word."""
 
 
 class Links(Treeprocessor):
@@ -75,7 +79,30 @@ class Links(Treeprocessor):
         return posixpath.relpath(page, posixpath.dirname(self.page) or ".") + mark + fragment
 
 
+class Tables(Treeprocessor):
+    """Marks the columns that hold sentences, so that they are not squeezed to a word's width."""
+
+    def run(self, root: Element) -> None:
+        """All tables below an element."""
+        for table in root.iter("table"):
+            rows = [[*row] for row in table.iter("tr")]
+            for number, head in enumerate(rows[0] if rows else []):
+                cells = [row[number] for row in rows[1:] if number < len(row)]
+                if any(len("".join(cell.itertext())) > SENTENCE for cell in cells):
+                    head.set("class", "sentences")
+
+
 class _Extension(Extension):
+    """What reads every page, and every docstring.
+
+    Args:
+        site_url: Of the site, ending with a slash.
+        repo_url: Of the repository.
+
+    Attributes:
+        page: The page that is read, by its path within the documentation.
+    """
+
     def __init__(self, site_url: str, repo_url: str) -> None:
         super().__init__()
         self._urls = site_url, repo_url
@@ -87,6 +114,7 @@ class _Extension(Extension):
         links.page = self.page
         # After links are found, before mkdocs makes relative ones the site's.
         md.treeprocessors.register(links, "repository_links", 5)
+        md.treeprocessors.register(Tables(md), "tables", 4)
 
 
 _extension: _Extension | None = None
@@ -97,6 +125,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     global _extension
     _extension = _Extension(config.site_url or "", config.repo_url or "")
     config.markdown_extensions.append(_extension)
+    config.mdx_configs["toc"]["slugify"] = slugify(case="lower")  # anchors as on GitHub
     return config
 
 

@@ -13,8 +13,8 @@ from zeus.exceptions import ZeusBaseError
 from zeus.monitor import PowerDomain, PowerMonitor, ZeusMonitor
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs the command. Returns the exit code."""
+def command_line() -> argparse.ArgumentParser:
+    """What the command takes."""
     parser = argparse.ArgumentParser(
         prog="python -m zeus.monitor", description="Measure GPUs until Ctrl-C."
     )
@@ -32,8 +32,14 @@ def main(arguments: list[str] | None = None) -> int:
         "--power-domain",
         choices=[domain.value for domain in PowerDomain],
         default=PowerDomain.DEVICE_INSTANT.value,
+        help="which of the GPU's readings",
     )
-    options = parser.parse_args(arguments)
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs the command. Returns the exit code."""
+    options = command_line().parse_args(arguments)
     ended = Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
@@ -49,15 +55,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _energy(gpu_indices: list[int] | None, ended: Event) -> None:
-    from rich import print as show
-
     monitor = ZeusMonitor(gpu_indices)
     monitor.begin_window("zeus.monitor", sync_execution=False)
     print(f"measuring GPUs {monitor.gpu_indices}; Ctrl-C ends it", file=sys.stderr, flush=True)
     ended.wait()
     measurement = monitor.end_window("zeus.monitor", sync_execution=False)
     _ = measurement.total_energy  # looked up before it is shown
-    show(measurement)
+    print(measurement)
 
 
 def _power(gpu_indices: list[int] | None, period_s: float, domain: str, ended: Event) -> None:

@@ -15,7 +15,8 @@ _ERRORS = """# Error codes
 What each error means, and what to do about it. A code is never renamed. Its message says what
 failed, on which GPU, why, and what to do; where NVML refused, its return code is there, too.
 
-Programs that use `zeus_ipc` get the class in the second column, those that use `zeus` the last.
+Programs that use `zeus_ipc` get the first class in the second column, those that use `zeus` the
+second.
 
 """
 
@@ -75,13 +76,12 @@ def error_codes() -> str:
         rows.append(
             (
                 code(value),
-                f"[`{cls.__name__}`][zeus_ipc.errors.{cls.__name__}]",
+                f"[`{cls.__name__}`][zeus_ipc.errors.{cls.__name__}]<br>{_in_zeus(value)}",
                 prose(meaning),
                 prose(rest or first),
-                _in_zeus(value),
             )
         )
-    head = ("code", "class", "meaning", "what to do", "in `zeus`")
+    head = ("code", "classes", "meaning", "what to do")
     return _ERRORS + table(head, rows)
 
 
@@ -90,7 +90,7 @@ def _in_zeus(value: str) -> str:
     if value == ErrorCode.NVML_ERROR:
         return "by NVML's code"
     if value == ErrorCode.SEVERAL_GPUS:
-        return "that of the first"
+        return "that of the first GPU"
     cls: type[BaseException] = type(from_ipc(ZeusIpcError("", code=value)))
     module = cls.__module__
     assert issubclass(cls, ZeusBaseError)

@@ -17,6 +17,8 @@ from typing import Annotated, Any
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
 
+_OF_OTHERS = ("builtins", "enum", "pydantic")
+
 
 def attribute_docs(cls: type[Any]) -> dict[str, str]:
     """The strings below a class's attributes, its bases' included, by name.
@@ -25,7 +27,7 @@ def attribute_docs(cls: type[Any]) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__):
-        if one.__module__.split(".")[0] in ("zeus", "zeus_ipc", "zeusd", "zeusctl"):
+        if one.__module__.split(".")[0] not in _OF_OTHERS:
             tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
             body = tree.body[0]
             assert isinstance(body, ast.ClassDef)

@@ -12,11 +12,19 @@ from prometheus_client.registry import Collector
 from zeus.optimizer.batch_size.overview import Overview
 
 
-class _Jobs(Collector):
+class BatchSizeJobs(Collector):
+    """All families; those of jobs have no samples while there are none.
+
+    Args:
+        jobs: What is known of each.
+    """
+
     def __init__(self, jobs: Sequence[Overview]) -> None:
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
+        """The families."""
+
         def gauge(name: str, text: str) -> GaugeMetricFamily:
             return GaugeMetricFamily(f"zeus_bso_{name}", text, labels=["job_id"])
 
@@ -59,5 +67,5 @@ class _Jobs(Collector):
 def text(jobs: Sequence[Overview]) -> bytes:
     """All figures, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Jobs(jobs))
+    registry.register(BatchSizeJobs(jobs))
     return generate_latest(registry)

@@ -14,11 +14,18 @@ from zeus.optimizer.pipeline_frequency.server.job import Job
 PHASES = ("registering", "profiling", "planning", "running", "failed")
 
 
-class _Jobs(Collector):
+class PipelineJobs(Collector):
+    """All families; those of jobs have no samples while there are none.
+
+    Args:
+        jobs: By their names.
+    """
+
     def __init__(self, jobs: Mapping[str, Job]) -> None:
         self._jobs = jobs
 
     def collect(self) -> Iterator[Metric]:
+        """The families."""
         phases = [job.phase for job in self._jobs.values()]
         count = GaugeMetricFamily("zeus_pfo_jobs", "Jobs by phase.", labels=["phase"])
         for phase in PHASES:
@@ -71,5 +78,5 @@ class _Jobs(Collector):
 def text(jobs: Mapping[str, Job]) -> bytes:
     """All figures, in Prometheus' text format."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Jobs(jobs))
+    registry.register(PipelineJobs(jobs))
     return generate_latest(registry)

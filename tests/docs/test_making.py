@@ -1,0 +1,109 @@
+"""What makes the reference and mends links, piece by piece; nothing is built."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Annotated, Literal
+
+import pytest
+from markdown import Markdown
+from pydantic import BaseModel, Field
+
+from scripts.site.reference import api
+from scripts.site.reference.markdown import paragraphs, prose, table
+from scripts.site.reference.sources import attribute_docs, fields, listed_attributes, meanings
+from tests.docs.built import SITE_URL
+from tests.snippets import ROOT
+
+Watts = Annotated[int, Field(ge=1, le=300)]
+"""A limit."""
+
+
+class Sample(BaseModel):
+    """Of a device.
+
+    Attributes:
+        name: What it is called,
+            at length.
+    """
+
+    name: str
+    limit_w: Watts = 250
+    """The one in force."""
+    most_w: Watts | None = None
+    spans: Annotated[list[tuple[int, int]], Field(min_length=1)] = [(1, 2)]
+    """Pairs."""
+    kind: Literal["a", "b"] = "a"
+
+
+def test_only_code_is_left_as_it_is() -> None:
+    assert prose("`a_b <c>` is * <d>\n and [e]") == r"`a_b <c>` is \* \<d\> and \[e\]"
+
+
+def test_examples_stay_examples() -> None:
+    found = paragraphs("Words\nand words.\n\n\b\nzeusctl  set\n\n    with x:\n        y\n")
+    assert found.split("\n\n") == [
+        "Words and words.",
+        "```text\nzeusctl  set\n```",
+        "```python\nwith x:\n    y\n```\n",
+    ]
+
+
+def test_a_column_without_anything_is_left_out() -> None:
+    assert table(("a", "b", "c"), [("1", "", "2")]).splitlines()[2] == "| 1 | 2 |"
+
+
+def test_what_is_said_of_attributes_is_found_wherever_it_is() -> None:
+    assert listed_attributes(Sample.__doc__ or "") == {"name": "What it is called, at length."}
+    assert attribute_docs(Sample) == {"limit_w": "The one in force.", "spans": "Pairs."}
+    assert meanings(Sample)["name"] == "What it is called, at length."
+
+
+def test_types_and_bounds_are_words() -> None:
+    found = {one.name: (one.kind, one.bounds, one.default) for one in fields(Sample)}
+    assert found == {
+        "name": ("string", "", None),
+        "limit_w": ("integer", "≥ 1; ≤ 300", "250"),
+        "most_w": ("integer or null", "≥ 1; ≤ 300", "null"),
+        "spans": (r"list of \[integer, integer\]", "not empty", "[[1, 2]]"),
+        "kind": ('`"a"`, `"b"`', "", '"a"'),
+    }
+
+
+def test_public_names_are_listed_defined_or_passed_on() -> None:
+    assert "HFGlobalPowerLimitOptimizer" in api.public_names("zeus.optimizer.power_limit")
+    assert api.public_names("zeus.monitor")[0] == "Measurement"
+    assert "from_ipc" in api.public_names("zeus.exceptions")
+    assert not [one for one in api.public_names("zeus.exceptions") if one.startswith("_")]
+
+
+@pytest.fixture
+def rewritten(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """What becomes of a link on docs/operate/policy.md."""
+    monkeypatch.syspath_prepend(str(ROOT / "scripts/site"))
+    links = importlib.import_module("hooks").Links(Markdown(), SITE_URL, "https://host/repo/")
+    links.page = "operate/policy.md"
+    return links.rewritten
+
+
+@pytest.mark.parametrize(
+    ("link", "wanted"),
+    [
+        ("zeusd.md#as-a-service", "zeusd.md#as-a-service"),
+        ("#below", "#below"),
+        ("https://elsewhere/x", "https://elsewhere/x"),
+        ("../../systemd/zeusd.toml", "https://host/repo/blob/main/systemd/zeusd.toml"),
+        ("../../examples/policy", "https://host/repo/tree/main/examples/policy"),
+        ("../reference/schema", "https://host/repo/tree/main/docs/reference/schema"),
+        ("../../README.md#licence", "https://host/repo/blob/main/README.md#licence"),
+        ("../../nowhere.toml", "../../nowhere.toml"),
+        (f"{SITE_URL}reference/errors/", "../reference/errors.md"),
+        (f"{SITE_URL}reference/#commands", "../reference/index.md#commands"),
+        (SITE_URL, "../index.md"),
+    ],
+)
+def test_a_link_leads_to_where_its_target_is_on_the_site(
+    rewritten: Callable[[str], str], link: str, wanted: str
+) -> None:
+    assert rewritten(link) == wanted

@@ -1,0 +1,349 @@
+"""The reference has all that the code has.
+
+What it must have is taken from what programs print, accept or answer, and from the sources, and not
+from the objects that the reference is made of.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import json
+import re
+import subprocess
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from scripts.site.reference import commands
+from tests import snippets
+from tests.docs.built import Site
+from tests.snippets import ROOT
+from tests.support import RunningDaemon, running_daemon
+from zeus_ipc.errors import ZeusIpcError
+from zeusctl.cli import cli
+from zeusctl.man import pages as manual
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # starlette would rather have another HTTP client
+    from fastapi.testclient import TestClient
+
+pytestmark = pytest.mark.timeout(300)  # the first waits for the build
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100-pcie", gpus=2) as one:
+        yield one
+
+
+def _helps(run: Callable[..., str], name: str) -> Iterator[tuple[str, str]]:
+    """What `--help` prints of a command and of each of its verbs."""
+    text = run()
+    yield name, text
+    verbs = re.search(r"^Commands:\n((?:  .*\n)+)", text, re.MULTILINE)
+    for verb in re.findall(r"^  (\S+)", verbs[1], re.MULTILINE) if verbs else ():
+        yield from _helps(functools.partial(run, verb), f"{name} {verb}")
+
+
+def _click(name: str, *verbs: str) -> str:
+    arguments = [*verbs, "--help"]
+    return CliRunner().invoke(commands.command_of(name), arguments, prog_name=name).output
+
+
+def _argparse(name: str, *verbs: str) -> str:
+    module = commands.ARGPARSE[name]
+    code = f"import sys; from {module} import main; sys.exit(main({[*verbs, '--help']!r}))"
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout
+
+
+def _all_helps() -> Iterator[tuple[str, str]]:
+    for name in commands.CLICK:
+        yield from _helps(functools.partial(_click, name), name)
+    for name in commands.ARGPARSE:
+        yield name, _argparse(name)
+    for verb in ("energy", "power"):
+        name = "python -m zeus.monitor"
+        yield f"{name} {verb}", _argparse(name, verb)
+
+
+def test_every_option_of_every_command_is_there(site: Site) -> None:
+    pages = {name: path for path, names in commands.PAGES.items() for name in names}
+    missing, seen = [], 0
+    for name, text in _all_helps():
+        if name == "zeusd restore" and "--dry-run" not in text:
+            continue  # it hands --help on
+        page = next(pages[one] for one in pages if f"{name} ".startswith(f"{one} "))
+        anchor = re.sub(r"[^\w -]", "", name).replace(" ", "-")
+        rows = site.rows(page.removesuffix(".md") + "/", anchor)
+        listed = {word.strip(",") for row in rows for word in row.split()}
+        said = {
+            option
+            for line in re.findall(r"^ {2,6}(-\S.*?)(?:  |$)", text, re.MULTILINE)
+            for option in re.findall(r"(?<![\w-])--?[a-z][\w-]*", line)
+        }
+        seen += len(said)
+        missing += [f"{name} {option}" for option in said - listed]
+    assert missing == []
+    assert seen > 150
+
+
+def test_every_error_code_is_there(site: Site) -> None:
+    source = (ROOT / "zeus_ipc/errors.py").read_text()
+    codes = set(re.findall(r"^    [A-Z_]+ = \"(\w+)\"$", source, re.MULTILINE))
+    used = set()
+    for path in (ROOT / "zeusd").rglob("*.py"):
+        used |= {name.lower() for name in re.findall(r"ErrorCode\.([A-Z_]+)", path.read_text())}
+    assert len(codes) > 20
+    assert used <= codes
+    rows = site.rows("reference/errors/")
+    assert rows == codes
+
+
+def test_every_exit_code_is_there(site: Site) -> None:
+    statuses = manual(cli)["zeusctl"].partition(".SH EXIT STATUS\n")[2].partition(".SH ")[0]
+    codes = set(re.findall(r"\\fB(\d+)\\fR", statuses))
+    section = site.section("reference/exit_codes/", "zeusctl")
+    assert len(codes) > 10
+    assert codes <= set(re.findall(r"^\d+$", section, re.MULTILINE))
+
+
+def _exposed(text: str) -> dict[str, str]:
+    """Names and types in Prometheus's text format, with the counters' endings."""
+    found = dict(re.findall(r"^# TYPE (\S+) (\w+)$", text, re.MULTILINE))
+    created = {name for name in found if name.endswith("_created")}
+    return {name: kind for name, kind in found.items() if name not in created}
+
+
+def test_every_metric_of_the_exporter_is_there(site: Site, daemon: RunningDaemon) -> None:
+    command = [sys.executable, "-m", "zeusctl.exporter", "--once", "--socket", daemon.socket]
+    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    exposed = _exposed(text)
+    assert site.rows("reference/metrics/", "zeusd-exporter") == exposed.keys()
+    section = site.section("reference/metrics/", "zeusd-exporter").split()
+    labels = set(re.findall(r'[{,](\w+)="', text)) - {"le"}
+    assert labels <= {word.strip(",") for word in section}
+
+
+@pytest.mark.parametrize("package", ["batch_size", "pipeline_frequency"])
+def test_every_metric_of_the_servers_is_there(
+    site: Site, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    server = importlib.import_module(f"zeus.optimizer.{package}.server.router")
+    settings = importlib.import_module(f"zeus.optimizer.{package}.server.settings")
+    app = server.create_app(settings.ServerSettings.from_env({}))
+
+    with TestClient(app) as client:
+        exposed = _exposed(client.get("/metrics").text)
+    assert len(exposed) > 9
+    title = f"{package.replace('_', '-')}-server"
+    assert site.rows("reference/metrics/", title) == exposed.keys()
+
+
+def test_every_metric_of_windows_is_there(site: Site) -> None:
+    source = (ROOT / "zeus/metric.py").read_text()
+    named = set(re.findall(r"`((?:energy|power)_monitor_\w+)`", source))
+    assert site.rows("reference/metrics/", "zeusmetric") == named
+
+
+def test_every_key_of_zeusd_toml_is_there_and_taken(site: Site, tmp_path: Path) -> None:
+    html = (site.folder / "reference/configuration/index.html").read_text()
+    file = (ROOT / "systemd/zeusd.toml").read_text()
+    installed: dict[str, set[str]] = {}
+    for line in file.splitlines():
+        header = re.match(r"# (\[\[?)(\w+)\]", line)
+        key = re.match(r"# (\w+) = ", line)
+        if header:
+            keys = installed.setdefault(header[2], set())
+        elif key:
+            keys.add(key[1])
+    assert len(installed) > 6
+    sections = re.findall(r'<h2 id="(\w+)">(\[+)', html)
+    lines = []
+    for name, brackets in sections:
+        rows = site.rows("reference/configuration/", name)
+        assert installed.pop(name, set()) <= rows, name
+        lines.append(f"{brackets}{name}{brackets.replace('[', ']')}")
+        begin = html.index(f'<h2 id="{name}">')
+        for key, default in re.findall(
+            r"<tr>\s*<td><code>(\w+)</code></td>\s*<td>.*?</td>\s*<td>(.*?)</td>",
+            html[begin:].partition("</table>")[0],
+            re.DOTALL,
+        ):
+            value = re.fullmatch(r"<code>(.*)</code>", default)
+            lines.append(f"{key} = {value[1]}" if value else f"# {key}")
+    assert installed == {}
+    path = tmp_path / "zeusd.toml"
+    path.write_text("\n".join(lines).replace("&quot;", '"').replace("&gt;", ">"))
+    ran = subprocess.run(
+        [sys.executable, "-m", "zeusd", "check-config", str(path)], capture_output=True, text=True
+    )
+    assert ran.returncode == 0, ran.stderr + path.read_text()
+    assert "# power_limit_w" in path.read_text()
+    assert "ttl_s = 15.0" in path.read_text()
+
+
+def test_every_key_that_zeusd_reads_is_there(site: Site) -> None:
+    """As its source reads them, where it turns a configuration into what the daemon needs."""
+    tree = ast.parse((ROOT / "zeusd/config.py").read_text())
+    sections = {
+        one.name.removesuffix("Section").lower(): {
+            line.target.id
+            for line in one.body
+            if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)
+        }
+        for one in tree.body
+        if isinstance(one, ast.ClassDef) and one.name.endswith("Section") and one.body[1:]
+    }
+    sections.pop("_", None)
+    assert len(sections) > 8
+    for name, keys in sections.items():
+        assert site.rows("reference/configuration/", name) == keys, name
+
+
+@pytest.mark.parametrize("package", ["batch_size", "pipeline_frequency"])
+def test_every_setting_of_the_servers_is_there(site: Site, package: str) -> None:
+    module = importlib.import_module(f"zeus.optimizer.{package}.server.settings")
+    with pytest.raises(Exception, match="is no setting") as refused:
+        module.ServerSettings.from_env({f"{module.PREFIX}NONE": "1"})
+    known = set(str(refused.value).partition("there are ")[2].split(", "))
+    assert len(known) > 5
+    rows = site.rows("reference/servers/")
+    assert known == {name for name in rows if name.startswith(module.PREFIX)}
+
+
+def test_every_environment_variable_is_there(site: Site) -> None:
+    found: set[str] = set()
+    for package in ("zeus", "zeus_ipc", "zeusd", "zeusctl"):
+        for path in (ROOT / package).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                found |= _variables(node)
+    text = site.text("reference/environment/") + site.text("reference/servers/")
+    words = set(re.findall(r"[A-Z][A-Z0-9_]+", text))
+    ours = {name for name in found if name.startswith("ZEUS")}
+    assert {"ZEUSD_SOCK_PATH", "ZEUS_STALL_TIMEOUT_S", "ZEUS_TARGET_METRIC"} <= ours
+    assert {"CUDA_VISIBLE_DEVICES", "NO_COLOR"} <= found
+    # What is set for others, and is nobody's to set.
+    assert found - words - {"ZEUS_BSO_", "ZEUS_PFO_", "PYDANTIC_DISABLE_PLUGINS"} == set()
+
+
+def _variables(node: ast.AST) -> set[str]:
+    """The environment variables that a piece of code names."""
+    named: ast.expr | None = None
+    match node:
+        case ast.Constant(value=str(text)) if re.fullmatch(r"ZEUS(D|CTL)?_[A-Z0-9_]+", text):
+            return {text}
+        case ast.Call(func=ast.Attribute(value=of, attr="get" | "setdefault"), args=[named, *_]):
+            pass
+        case ast.Subscript(value=of, slice=named) | ast.Compare(left=named, comparators=[of]):
+            pass
+        case _:
+            return set()
+    if isinstance(named, ast.Constant) and ast.unparse(of) in ("os.environ", "env", "environ"):
+        return {str(named.value)}
+    return set()
+
+
+OUR_OWN = {
+    "zeus.optimizer.pipeline_frequency.command.main",
+    "zeus.utils.progress.progress_bar",
+}
+"""What examples import that is for this repository only."""
+
+
+def test_every_public_name_is_there(site: Site) -> None:
+    """What packages export, and whatever a page or an example imports."""
+    wanted: set[str] = set()
+    for path in [*(ROOT / "zeus").rglob("__init__.py"), ROOT / "zeus_ipc/__init__.py"]:
+        package = ".".join(path.parent.relative_to(ROOT).parts)
+        module = importlib.import_module(package)
+        wanted |= {f"{package}.{name}" for name in getattr(module, "__all__", ())}
+    for source in _example_sources():
+        for statement in ast.walk(ast.parse(source)):
+            module = getattr(statement, "module", None) or ""
+            if module.split(".")[0] in ("zeus", "zeus_ipc"):
+                wanted |= {f"{module}.{one.name}" for one in statement.names}
+    ids = set().union(*(document.ids for document in site.documents.values()))
+    aliases = {identity.rpartition(".")[2] for identity in ids if identity.startswith("zeus")}
+    known = {name for name in wanted if name in ids or _same(name) in ids}
+    assert len(known) > 80
+    missing = {
+        name
+        for name in wanted - known
+        if not name.endswith("__version__") and name.rpartition(".")[2] not in aliases
+    }
+    assert missing == OUR_OWN
+
+
+def _same(name: str) -> str:
+    """A name by where it is defined."""
+    module, _, attribute = name.rpartition(".")
+    found = getattr(importlib.import_module(module), attribute, None)
+    return f"{getattr(found, '__module__', '')}.{getattr(found, '__qualname__', '')}"
+
+
+def _example_sources() -> Iterator[str]:
+    for path in (ROOT / "examples").rglob("*.py"):
+        yield path.read_text()
+    for page in snippets.pages():
+        yield from (block.source for block in snippets.of(page))
+
+
+def test_every_field_that_zeusd_answers_is_there(site: Site, daemon: RunningDaemon) -> None:
+    text = site.text("reference/protocol/").split()
+    with daemon.client() as client:
+        uuid = client.node().gpus[0].uuid
+        client.set_power_limit(uuid, 150_000)
+        said: list[Any] = []
+        for operation, arguments in (
+            ("hello", {}),
+            ("state", {"gpus": [uuid]}),
+            ("energy", {"gpus": [uuid]}),
+            ("power", {"gpus": [uuid]}),
+            ("clocks", {"gpus": [uuid]}),
+            ("leases", {}),
+            ("policy", {}),
+            ("audit", {}),
+            ("metrics", {}),
+            ("heartbeat", {}),
+        ):
+            said.append(client._ask(operation, **arguments))
+    names: set[str] = set()
+
+    def collect(value: Any) -> None:
+        if isinstance(value, dict):
+            names.update(key for key in value if re.fullmatch(r"[a-z]+(_[a-z]+)*", key))
+            for one in value.values():
+                collect(one)
+        elif isinstance(value, list):
+            for one in value:
+                collect(one)
+
+    collect(said)
+    assert len(names) > 80
+    assert names - set(text) == set()
+
+
+def test_every_operation_is_there(site: Site, daemon: RunningDaemon) -> None:
+    with daemon.client() as client, pytest.raises(ZeusIpcError) as refused:
+        client._ask("no such operation")
+    known = set(refused.value.details["operations"])
+    assert len(known) > 20
+    section = site.section("reference/protocol/", "operations").split()
+    assert known <= set(section)
+
+
+def test_every_field_of_every_report_is_there(site: Site) -> None:
+    """As golden files have them."""
+    text = set(site.text("reference/json/").split())
+    for path in (ROOT / "tests/zeusctl/golden").glob("*.json"):
+        names: set[str] = set()
+        json.loads(path.read_text(), object_pairs_hook=lambda pairs: names.update(dict(pairs)))
+        assert names - text == set(), path.name
