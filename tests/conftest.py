@@ -5,6 +5,7 @@ Only with pytest-xdist; a plain pytest runs everything in its usual order.
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import pytest
@@ -36,6 +37,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         rank = {path: number for number, path in enumerate((*FIRST, None, *APART))}
         rest = rank[None]
         items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], rest))
+
+
+def pytest_collection_finish() -> None:
+    """What is there before the first test stays: nobody needs to look through it for garbage again,
+    as frameworks have it done after each training.
+    """
+    gc.freeze()
 
 
 @pytest.hookimpl(optionalhook=True)

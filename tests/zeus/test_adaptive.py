@@ -201,7 +201,7 @@ def test_evaluations_every_few_steps_neither_stop_the_search_nor_get_into_it(
                 with plo.paused():
                     assert isinstance(plo.state, Done) or node.limit_w() == 300
                     work.wait()
-                    node.clock.sleep(30)
+                    node.clock.sleep(10)
             if isinstance(plo.state, Done):
                 break
     assert cost(chosen_w(plo)) <= 1.03 * min(map(cost, table()))
@@ -217,7 +217,7 @@ def test_an_evaluation_that_nobody_announced_drops_what_it_is_in(
         plo.on_step_begin()
         work.run(1)
     work.wait()
-    node.clock.sleep(1000)
+    node.clock.sleep(60)
     plo.on_evaluate(0.5)
     assert isinstance(plo.state, Ready)
     train(plo, work, 1000, until_done=True)
@@ -352,10 +352,10 @@ def test_a_profile_of_another_workload_is_found_out_soon(
 def test_evaluations_after_the_choice_are_no_change(node: VirtualNode, work: Work) -> None:
     plo = optimizer(node)
     train(plo, work, 1000, until_done=True)
-    for _ in range(100):
+    for _ in range(40):
         train(plo, work, 30)
         work.wait()
-        node.clock.sleep(100)
+        node.clock.sleep(10)
         plo.on_epoch_end()
     assert isinstance(plo.state, Done)
     assert plo.monitor.measurement_states == {}

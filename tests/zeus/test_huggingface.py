@@ -65,12 +65,12 @@ def simulate(trainer: Any, node: VirtualNode, work: Work, units: float = 1.0) ->
 
     def prediction_step(*args: Any, **options: Any) -> Any:
         work.wait()
-        node.clock.sleep(30)
+        node.clock.sleep(8)
         return predict(*args, **options)
 
     def save_model(*args: Any, **options: Any) -> Any:
         work.wait()
-        node.clock.sleep(20)
+        node.clock.sleep(6)
         return save(*args, **options)
 
     trainer.training_step = training_step
@@ -325,7 +325,7 @@ def test_after_an_error_the_same_callback_trains_again(
     with pytest.raises(type(error)):
         trainer.train()
     work.wait()
-    node.clock.sleep(500)  # someone looks for the fault
+    node.clock.sleep(60)  # someone looks for the fault
     with plo:
         trainer.train()
     assert_right(plo, expected)

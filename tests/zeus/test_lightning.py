@@ -62,11 +62,11 @@ class Model(pl.LightningModule):
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
         self.limits_validated.add(self.node.limit_w())
-        self.rest(30)
+        self.rest(8)
         self.log("val_loss", self.layer(batch).square().mean())
 
     def state_dict(self, *args: Any, **options: Any) -> Any:
-        self.rest(20)
+        self.rest(6)
         return super().state_dict(*args, **options)
 
     def rest(self, seconds: float) -> None:
@@ -84,7 +84,7 @@ class Model(pl.LightningModule):
 
         class Workers(DataLoader):
             def __iter__(self) -> Any:
-                rest(40)  # as starting them takes long
+                rest(8)  # as starting them takes long
                 assert node
                 return super().__iter__()
 
@@ -266,7 +266,7 @@ def test_after_an_error_limits_go_back_and_the_same_callback_trains_again(
         fit(plo, model, tmp_path)
     assert_given_back(node)
     model.before = lambda: None
-    model.rest(500)
+    model.rest(60)
     fit(plo, model, tmp_path)
     assert_right(plo, expected)
     assert_given_back(node)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import types
 import warnings
 from functools import partial
@@ -145,13 +146,11 @@ def test_a_device_file_that_may_not_be_opened_does_not_count(driver: Driver) -> 
     driver.has(0, 1, 2)
     (driver.dev / "nvidia2").chmod(0)
     if os.getuid() == 0:  # whom no mode keeps away: a child that is nobody tells
-        os.chmod(driver.dev, 0o755)
-        for folder in (
-            driver.dev.parent,
-            driver.dev.parent.parent,
-            driver.dev.parent.parent.parent,
-        ):
-            folder.chmod(0o755)
+        for folder in (driver.dev, *driver.dev.parents):
+            if folder != Path(tempfile.gettempdir()) and folder.is_relative_to(
+                tempfile.gettempdir()
+            ):
+                folder.chmod(0o755)
         for name in ("nvidia0", "nvidia1"):
             (driver.dev / name).chmod(0o666)
         reading, writing = os.pipe()
