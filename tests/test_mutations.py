@@ -139,7 +139,7 @@ MUTATIONS = (
         "zeusd/core/control.py",
         "        if (due_ns := self.retry_at_ns) is not None and now_ns >= due_ns:\n",
         "        if False:\n",
-        ("tests/zeusd/core/test_core.py", SCHEDULES),
+        ("tests/zeusd/core/test_core.py",),
     ),
     Mutation(
         "recovery of the dead",
