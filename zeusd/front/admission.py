@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import logging
 import os
 import socket
 import struct
 import time
+from collections.abc import Iterator
 
 from zeusd.core.rates import RateLimiter
 
@@ -81,13 +84,34 @@ def credentials_of(stream: socket.socket) -> tuple[int, int, int]:
     return pid, uid, gid
 
 
+_NO_DESCRIPTOR_LEFT = (errno.EMFILE, errno.ENFILE)
+
+
+@contextlib.contextmanager
+def _looked_at(fd: int) -> Iterator[socket.socket]:
+    """A connection's descriptor as a socket: a duplicate, unless there is none left to have."""
+    try:
+        duplicate = os.dup(fd)
+    except OSError as error:
+        if error.errno not in _NO_DESCRIPTOR_LEFT:
+            raise
+        stream = socket.socket(fileno=fd)
+        try:
+            yield stream
+        finally:
+            stream.detach()  # it is libzmq's to close
+        return
+    with socket.socket(fileno=duplicate) as stream:
+        yield stream
+
+
 def kick(fd: int, uid: int | None = None) -> None:
     """libzmq has no call for it: ending the stream makes it drop the peer.
 
     With a uid only that user's: the descriptor may be somebody else's connection by now.
     """
     try:
-        with socket.socket(fileno=os.dup(fd)) as stream:
+        with _looked_at(fd) as stream:
             if uid is None or credentials_of(stream)[1] == uid:
                 stream.shutdown(socket.SHUT_RDWR)
     except OSError as error:

@@ -231,6 +231,9 @@ class Front:
                     socket.send_fds(self._link, [header], [stream.fileno()])
         except OSError as error:
             log.debug("connection ended at once: %s", error, extra={"event": "peer_gone"})
+            # Where it has not, as when descriptors have run out: nobody would answer its request,
+            # but a client whose connection ends asks again.
+            kick(fd)
             return None
         if unseen:
             self._tell_unseen(uid)

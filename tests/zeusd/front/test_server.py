@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -40,6 +41,27 @@ def front(tmp_path: Path) -> Iterator[tuple[Front, link.Receiver, socket.socket]
         stack.enter_context(client)
         stack.enter_context(server)
         yield front, link.Receiver(ring_end), server
+
+
+def test_a_connection_that_cannot_be_looked_at_for_want_of_descriptors_ends(
+    front: tuple[Front, link.Receiver, socket.socket],
+) -> None:
+    """Whose request nobody could answer is not left waiting: its client connects and asks again."""
+    server, *_ = front
+    client, ours = socket.socketpair(socket.AF_UNIX)
+    raw = ours.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    pid, uid, gid = struct.unpack("3i", raw)
+    frame = Frame(f"localhost:{uid}:{gid}:{pid}", ours.fileno())
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with client, ours:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))
+        try:
+            assert server._identify(b"other", frame) is None
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        client.settimeout(10)
+        assert client.recv(1) == b""
+        assert os.fstat(ours.fileno()), "the descriptor is libzmq's to close"
 
 
 def test_a_message_counts_for_the_connection_it_came_on_and_for_no_other(
