@@ -1,0 +1,117 @@
+"""Workflows, templates, hooks and the release's check: they parse, and name what there is."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.packaging.closure import PROJECT, ROOT
+
+WORKFLOWS = sorted((ROOT / ".github/workflows").glob("*.yml"))
+TEMPLATES = sorted((ROOT / ".github/ISSUE_TEMPLATE").glob("*.yml"))
+PROGRAMS = re.compile(r"(?<![\w./-])((?:scripts|packaging|docker|\.ci)/[\w.-]+)")
+
+
+def read(path: Path) -> Any:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda path: path.stem)
+def test_a_workflow_is_bounded_and_runs_what_there_is(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}, "more only where a job needs it"
+    assert workflow[True], "when it runs: YAML reads `on` as true"
+    extras = set(PROJECT["optional-dependencies"])
+    for name, job in workflow["jobs"].items():
+        if "uses" in job:
+            assert (ROOT / job["uses"]).is_file()
+            continue
+        assert job["timeout-minutes"] <= 60, name
+        for step in job["steps"]:
+            uses, run = step.get("uses", ""), step.get("run", "")
+            assert bool(uses) != bool(run)
+            assert not uses or re.fullmatch(r"[\w-]+/[\w-]+@(v\d+|release/v1)", uses), uses
+            for program in PROGRAMS.findall(run):
+                assert (ROOT / program).is_file(), program
+            for asked in re.findall(r"'\.\[(.*?)\]'", run):
+                assert set(asked.split(",")) <= extras
+            for module in re.findall(r"python -m (tests\.[\w.]+)", run):
+                assert (ROOT / f"{module.replace('.', '/')}.py").is_file()
+
+
+def test_the_site_that_is_published_is_the_one_that_is_built() -> None:
+    steps = read(ROOT / ".github/workflows/build.yml")["jobs"]["site"]["steps"]
+    published = next(
+        step["with"]["path"] for step in steps if "with" in step and "path" in step["with"]
+    )
+    folder = re.search(r"^site_dir: (\S+)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert folder
+    assert published.rstrip("/") == folder[1]
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_a_template_asks_for_what_can_be_answered(path: Path) -> None:
+    form = read(path)
+    if path.stem == "config":
+        assert all(link["url"].startswith("https://") for link in form["contact_links"])
+        return
+    assert form["name"]
+    assert form["description"]
+    fields = [field for field in form["body"] if field["type"] != "markdown"]
+    assert len({field["id"] for field in fields}) == len(fields)
+    assert any(field.get("validations", {}).get("required") for field in fields)
+
+
+def test_the_hooks_run_what_the_suite_runs() -> None:
+    (repository,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
+    entries = {hook["id"]: hook["entry"] for hook in repository["hooks"]}
+    script = (ROOT / "scripts/test").read_text()
+    for name in ("ruff format", "ruff check", "mypy"):
+        assert any(entry.startswith(name) for entry in entries.values()), name
+        assert f"/{name}".replace(" ", '" ', 1) in script or f'/{name}"' in script, name
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """What a release is checked by."""
+    for name in ("scripts/check-release", "zeus_ipc/_version.py"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        shutil.copy2(ROOT / name, tmp_path / name)
+    (tmp_path / "zeus_ipc/_version.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "CHANGELOG.md").write_text(
+        "# Changelog\n\n## 1.2.3 - 2026-01-02\n\n- new\n\n## 1.2.2 - 2026-01-01\n\n- old\n"
+    )
+    return tmp_path
+
+
+def check_release(tree: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [str(tree / "scripts/check-release"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
+
+
+def test_a_release_has_its_version_and_its_notes(tree: Path) -> None:
+    done = check_release(tree, "v1.2.3", "--notes")
+    assert (done.returncode, done.stdout.strip()) == (0, "- new")
+
+
+@pytest.mark.parametrize(
+    ("tag", "changelog", "told"),
+    [
+        ("v1.2.4", "## 1.2.3 - 2026-01-02", "zeus_ipc/_version.py says 1.2.3"),
+        ("v1.2.3", "## 1.2.2 - 2026-01-02", "has no entry"),
+        ("v1.2.3", "## 1.2.3 - unreleased", "has no date yet"),
+    ],
+)
+def test_a_tag_that_is_no_release_is_refused(
+    tree: Path, tag: str, changelog: str, told: str
+) -> None:
+    (tree / "CHANGELOG.md").write_text(f"# Changelog\n\n{changelog}\n")
+    done = check_release(tree, tag)
+    assert done.returncode == 1
+    assert told in done.stderr
