@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import threading
 import time
@@ -19,9 +18,8 @@ from tests import snippets
 from tests.snippets import ROOT, Block
 from tests.support import RunningDaemon, running_daemon
 from tests.zeus.node import VirtualNode
-from zeus.callback import Callback
+from tests.zeus.pipeline_frequency.heard import Heard
 from zeus.optimizer.batch_size import BatchSizeOptimizer, JobSpec
-from zeus.optimizer.pipeline_frequency import optimizer as pipeline
 from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 
 WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
@@ -113,35 +111,9 @@ def test_pushing_a_metric(node: VirtualNode, monkeypatch: pytest.MonkeyPatch) ->
     assert 'energy_monitor_gpu_energy_joules_count{index="0",window="step"} 1.0' in pushed[-1]
 
 
-class Told(Callback):
-    """Stands for the optimizer: takes what it takes, and writes down what it is told."""
-
-    last: Told
-
-    def __init__(self, **arguments: Any) -> None:
-        inspect.signature(pipeline.PipelineFrequencyOptimizer).bind(**arguments)
-        self.events: list[str] = []
-        Told.last = self
-
-    def on_step_begin(self) -> None:
-        self.events.append("step begins")
-
-    def on_step_end(self) -> None:
-        self.events.append("step ends")
-
-    def on_instruction_begin(self, name: str) -> None:
-        self.events.append(name)
-
-    def on_instruction_end(self, name: str) -> None:
-        assert self.events[-1] == f"compute {name}"
-
-    def on_pause(self) -> None:
-        self.events.append("pause")
-
-
 def test_setting_clocks_in_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     module = "zeus.optimizer.pipeline_frequency.optimizer"
-    monkeypatch.setattr(f"{module}.PipelineFrequencyOptimizer", Told)
+    monkeypatch.setattr(f"{module}.PipelineFrequencyOptimizer", Heard)
     space = PIPELINE[0].run(
         dist=SimpleNamespace(get_rank=lambda: 0, get_world_size=lambda: 4),
         stage=0,
@@ -149,13 +121,13 @@ def test_setting_clocks_in_a_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
         loader=range(2),
         schedule=["forward"],
         receive=lambda _: None,
-        compute=lambda name: Told.last.events.append(f"compute {name}"),
+        compute=lambda name: Heard.last.events.append(f"compute {name}"),
         send=lambda _: None,
         all_reduce_and_update=lambda: None,
-        evaluate=lambda: Told.last.events.append("evaluate"),
+        evaluate=lambda: Heard.last.events.append("evaluate"),
     )
     step = ["step begins", "forward", "compute forward", "step ends"]
-    assert space["optimizer"].events == [*step, *step, "pause", "evaluate"]
+    assert space["optimizer"].events == [*step, *step, "pause", "evaluate", "end"]
 
 
 def test_replaying_an_instruction(daemon: RunningDaemon) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 import types
 from collections.abc import Callable, Iterator
@@ -14,8 +13,7 @@ import torch
 import torch.distributed as dist
 
 from tests import snippets
-from zeus.callback import Callback
-from zeus.optimizer.pipeline_frequency import optimizer as real
+from tests.zeus.pipeline_frequency.heard import Heard
 
 PAGE = Path(__file__).parents[3] / "docs" / "train" / "pipeline_frequency_integration.md"
 BLOCKS = snippets.of(PAGE)
@@ -24,36 +22,6 @@ PLACE: dict[str, Any] = {
     **dict.fromkeys(["dp_degree", "pp_degree", "tp_degree", "world_size"], 1),
 }
 STEP = ["step begins", "forward", "backward", "forward", "backward", "step ends"]
-
-
-class Heard(Callback):
-    """Stands for the optimizer: takes its arguments, and writes down what it is told."""
-
-    last: Heard
-
-    def __init__(self, **arguments: Any) -> None:
-        if arguments:
-            inspect.signature(real.PipelineFrequencyOptimizer).bind(**arguments)
-        self.events: list[str] = []
-        Heard.last = self
-
-    def on_step_begin(self) -> None:
-        self.events.append("step begins")
-
-    def on_step_end(self) -> None:
-        self.events.append("step ends")
-
-    def on_instruction_begin(self, name: str) -> None:
-        self.events.append(name)
-
-    def on_instruction_end(self, name: str) -> None:
-        assert name in self.events
-
-    def on_pause(self) -> None:
-        self.events.append("pause")
-
-    def on_train_end(self) -> None:
-        self.events.append("end")
 
 
 def block(words: str) -> snippets.Block:
