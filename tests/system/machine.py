@@ -11,10 +11,15 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from tests.fake_nvml.double import NvmlDouble
 from tests.support import wait_for
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 SOURCES = "/usr/src/zeusd"
+LIBRARY = "/opt/nvml-double/libnvidia-ml.so.1"
+"""Where a machine has the stand-in for NVML, ..."""
+STATE = "/var/lib/nvml-double"
+"""... and what its GPUs are like."""
 BOOT_S = 120.0
 
 _NEEDED = ("systemd-nspawn", "nsenter", "setpriv", "mount", "umount")
@@ -140,6 +145,21 @@ class Machine:
     def show(self, unit: str, name: str) -> str:
         """One property of a unit."""
         return self.systemctl("show", "--value", f"--property={name}", unit)
+
+    def add_gpus(self, count: int) -> NvmlDouble:
+        """Gives it the stand-in for NVML, that zeusd's units may use, and nothing that names it."""
+        state = Path(f"{self.root}{STATE}")
+        state.mkdir(parents=True)
+        double = NvmlDouble(state, [{} for _ in range(count)])
+        library = Path(f"{self.root}{LIBRARY}")
+        library.parent.mkdir(parents=True)
+        shutil.copy(double.library, library)
+        env = f'"NVML_DOUBLE_STATE={STATE}/nvml-state" "NVML_DOUBLE_RECORD={STATE}/nvml-record"'
+        for unit in ("zeusd", "zeusd-restore"):
+            drop_in = Path(f"{self.root}/etc/systemd/system/{unit}.service.d/double.conf")
+            drop_in.parent.mkdir(parents=True)
+            drop_in.write_text(f"[Service]\nReadWritePaths={STATE}\nEnvironment={env}\n")
+        return double
 
     # --------------------------------------------------------------------------------- internals
 

@@ -20,11 +20,9 @@ from tests.fake_nvml.double import NvmlDouble
 from tests.packaging.closure import PROJECT
 from tests.support import NOBODY, wait_for
 from tests.system import machine as machines
-from tests.system.machine import REPOSITORY, Machine
+from tests.system.machine import LIBRARY, REPOSITORY, Machine
 from zeus_ipc import __version__
 
-LIBRARY = "/opt/nvml-double/libnvidia-ml.so.1"
-STATE = "/var/lib/nvml-double"
 LIMIT = 250_000
 CONFIGURATION = "/etc/zeusd/zeusd.toml"
 UNIT_FOLDERS = ("lib/systemd/system", "usr/lib/systemd/system", "etc/systemd/system")
@@ -185,17 +183,7 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
         if Path("/usr/lib/python3/dist-packages/systemd").exists():
             # All that it depends on is there, and apt takes seconds to read of what else there is.
             shutil.rmtree(machine.root / "var/lib/apt/lists")
-        state = Path(f"{machine.root}{STATE}")
-        state.mkdir(parents=True)
-        double = NvmlDouble(state, [{}, {}])
-        library = Path(f"{machine.root}{LIBRARY}")
-        library.parent.mkdir(parents=True)
-        shutil.copy(double.library, library)
-        for unit in ("zeusd", "zeusd-restore"):
-            drop_in = Path(f"{machine.root}/etc/systemd/system/{unit}.service.d/double.conf")
-            drop_in.parent.mkdir(parents=True)
-            env = f'"NVML_DOUBLE_STATE={STATE}/nvml-state" "NVML_DOUBLE_RECORD={STATE}/nvml-record"'
-            drop_in.write_text(f"[Service]\nReadWritePaths={STATE}\nEnvironment={env}\n")
+        double = machine.add_gpus(2)
         node = Node(machine, double, package, later, opinion)
         yield node
     finally:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import socket
 import time
@@ -19,7 +18,7 @@ import pytest
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import NOBODY, wait_for
 from tests.system import machine as machines
-from tests.system.machine import SOURCES, Machine
+from tests.system.machine import LIBRARY, SOURCES, STATE, Machine
 
 REQUIRED = os.environ.get("ZEUSD_TEST_SYSTEMD") == "required"
 pytestmark = [
@@ -30,8 +29,6 @@ pytestmark = [
 ]
 
 PYTHON = "/opt/zeusd/bin/python"
-LIBRARY = "/opt/nvml-double/libnvidia-ml.so.1"
-STATE = "/var/lib/nvml-double"
 LIMIT = 250_000
 
 CLIENT = """
@@ -138,19 +135,7 @@ def boot_node() -> Iterator[Node]:
     try:
         machine.start()
         root = machine.root
-        state = Path(f"{root}{STATE}")
-        state.mkdir(parents=True)
-        double = NvmlDouble(state, [{}, {}])
-        library = Path(f"{root}{LIBRARY}")
-        library.parent.mkdir(parents=True)
-        shutil.copy(double.library, library)
-        env = f'"NVML_DOUBLE_STATE={STATE}/nvml-state" "NVML_DOUBLE_RECORD={STATE}/nvml-record"'
-        for unit in ("zeusd", "zeusd-restore"):
-            folder = Path(f"{root}/etc/systemd/system/{unit}.service.d")
-            folder.mkdir(parents=True)
-            (folder / "double.conf").write_text(
-                f"[Service]\nReadWritePaths={STATE}\nEnvironment={env}\n"
-            )
+        double = machine.add_gpus(2)
         (Path(f"{root}/etc/systemd/system/zeusd.service.d") / "quick.conf").write_text(
             "[Service]\nWatchdogSec=2\n"
         )
