@@ -14,8 +14,9 @@ The rules:
    iterations in a row, and ceases to be one when it is below `1 + leave` as often. Between the two
    nothing changes: that is what keeps plans from going to and fro.
 4. What a straggler's slowdown is taken for is the least of those `patience` values: the others
-   must not become later than it is. It moves up after as many values above `1 + up` times it, and
-   down after as many below `1 - down` times it.
+   must not become later than it is. It moves down after as many values below `1 - down` times it,
+   as training is slower until it has; and up only after `up_patience` values above `1 + up` times
+   it, as that saves little and noise alone must not do it.
 5. After plans have changed all of it is measured anew, from the iteration in which all have them.
 6. An iteration counts when every rank has reported it; where one does not, nothing is decided.
 """
@@ -39,6 +40,7 @@ class Rules:
 
     window: int = 5
     patience: int = 5
+    up_patience: int = 20
     enter: float = 0.05
     leave: float = 0.025
     up: float = 0.03
@@ -85,7 +87,8 @@ class StragglerWatch:
         self._pending: dict[int, dict[int, float]] = {}
         window = self._rules.window
         self._ratios = {rank: deque[float](maxlen=window) for rank in self._ranks}
-        self._recent = [deque[float](maxlen=self._rules.patience) for _ in self._pipelines]
+        kept = max(self._rules.patience, self._rules.up_patience)
+        self._recent = [deque[float](maxlen=kept) for _ in self._pipelines]
 
     def observe(self, rank: int, iteration: int, ratio: float) -> bool:
         """A rank needed `ratio` times what its plan promises.
@@ -123,21 +126,26 @@ class StragglerWatch:
             recent.append(pace / least)
             if len(recent) < self._rules.patience:
                 continue
-            wanted = self._judge(self._slowdowns[pipeline], recent)
+            wanted = self._judge(self._slowdowns[pipeline], list(recent))
             if wanted != self._slowdowns[pipeline]:
                 self._slowdowns[pipeline] = wanted
                 changed = True
         return changed
 
-    def _judge(self, known: float, recent: Sequence[float]) -> float:
+    def _judge(self, known: float, slowdowns: Sequence[float]) -> float:
         rules = self._rules
+        recent = slowdowns[-rules.patience :]
         lowest, highest = min(recent), max(recent)
         if known == 1.0:
             return lowest if lowest > 1 + rules.enter else 1.0
         if highest < 1 + rules.leave:
             return 1.0
-        if lowest > known * (1 + rules.up) or highest < known * (1 - rules.down):
+        if highest < known * (1 - rules.down):
             return max(lowest, 1 + rules.leave)
+        if len(slowdowns) >= rules.up_patience:
+            lowest = min(slowdowns[-rules.up_patience :])
+            if lowest > known * (1 + rules.up):
+                return lowest
         return known
 
 
