@@ -31,6 +31,9 @@ APART = (
 come last, those with the longest tests first, so that all workers end at about the same time."""
 
 
+gc.disable()  # until all is collected: of what is imported nothing is garbage
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On each worker alike: the order in which tests are handed out."""
     if hasattr(config, "workerinput"):
@@ -44,6 +47,7 @@ def pytest_collection_finish() -> None:
     as frameworks have it done after each training.
     """
     gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
