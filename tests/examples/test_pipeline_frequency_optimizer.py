@@ -216,10 +216,13 @@ def busy(daemon: RunningDaemon, gpu: int) -> bool:
 # ------------------------------------------------------------------------------------- the pipeline
 
 
+WAITING_W = 83.64
+"""What a GPU takes that waits for another one."""
+
+
 def compare(*arguments: str | Path) -> list[str]:
-    return python(
-        "compare.py", "--num-mbs", "4", "--scale", "1", "--p2p-power", "83.64", *arguments
-    )
+    waiting = ("--p2p-power", str(WAITING_W))
+    return python("compare.py", "--num-mbs", "4", "--scale", "1", *waiting, *arguments)
 
 
 def test_a_plan_saves_energy_and_hardly_any_time(daemon: RunningDaemon, tmp_path: Path) -> None:
@@ -232,14 +235,15 @@ def test_a_plan_saves_energy_and_hardly_any_time(daemon: RunningDaemon, tmp_path
     full, planned = figures["full_clocks"], figures["under_the_plan"]
 
     promised = json.loads((tmp_path / "run" / "plans" / "frontier.json").read_text())
-    baseline_j, plan_j = promised["baseline"]["energy_j"], promised["plans"][-1]["energy_j"]
-    assert plan_j < 0.9 * baseline_j
-    # As promised, and some percent for what the CPU adds.
-    assert 0.99 * baseline_j < full["energy_j"] < 1.1 * baseline_j
-    assert 0.99 * plan_j < planned["energy_j"] < 1.1 * plan_j
-    assert planned["energy_j"] < 0.94 * full["energy_j"]
-    assert planned["time_s"] < 1.15 * full["time_s"]
-    assert promised["baseline"]["time_s"] < full["time_s"]
+    baseline, plan = promised["baseline"], promised["plans"][-1]
+    assert plan["energy_j"] < 0.9 * baseline["energy_j"]
+    assert plan["time_s"] < 1.01 * baseline["time_s"]
+    # As promised, and what the GPUs take while they wait for this machine's CPU. The counters of
+    # a few seconds, read while power goes up and down, are known to some 1 %.
+    for measured, said in ((full, baseline), (planned, plan)):
+        waited_j = 4 * WAITING_W * (measured["time_s"] - said["time_s"])
+        assert measured["energy_j"] - waited_j == pytest.approx(said["energy_j"], rel=0.04)
+        assert measured["time_s"] > said["time_s"]
 
     assert planned["last_loss"] < 0.7 * full["first_loss"]
     assert planned["accuracy"] > 0.5

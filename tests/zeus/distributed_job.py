@@ -19,7 +19,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from zeus.monitor import ZeusMonitor
@@ -135,6 +134,8 @@ class Model:
         torch.manual_seed(0)
         model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
         if sharded:
+            from torch.distributed.fsdp import fully_shard  # half as long as torch itself
+
             fully_shard(model)
         self.model = model if sharded else DistributedDataParallel(model)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.01)
