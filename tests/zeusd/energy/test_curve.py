@@ -164,16 +164,16 @@ def test_training_is_measured_as_well_as_promised(device: str) -> None:
     print(f"seed {seed}")
     errors: dict[int, list[float]] = {}
     covered = []
-    for part in range(5):
+    # A sensor that sees a quarter of each tick goes wrong by more, and says so less often, where
+    # the steps' length is a multiple of the tick: it sees the same part of each.
+    partial = device.startswith("a100")
+    for part in range(20 if partial else 5):
         for length_ms, window in sweep(device, "training", seed + part, [20, 100, 1000], 30):
             errors.setdefault(length_ms, []).append(window.error)
             covered.append(window.covered)
     means = {length_ms: sum(found) / len(found) for length_ms, found in errors.items()}
     assert means[20] < 0.05
     assert means[100] < 0.02
-    # A sensor that sees a quarter of each tick goes wrong by more, and says so less often, where
-    # the steps' length is a multiple of the tick: it sees the same part of each.
-    partial = device.startswith("a100")
     assert means[1000] < (0.015 if partial else 0.003)
     assert sum(covered) / len(covered) > (0.8 if partial else 0.95)
 
@@ -199,7 +199,7 @@ def test_a_counter_that_sees_all_is_made_use_of() -> None:
     print(f"seed {seed}")
     errors: dict[str, list[float]] = {}
     for device in ("a100-sxm-80", "a100-sxm-80:counts_all"):
-        for part in range(6):
+        for part in range(24):  # of means that scatter by 0.24 % around 0.8 %
             for _, window in sweep(device, "training, 15 % stalls", seed + part, [1000], 20):
                 errors.setdefault(device, []).append(window.error)
     partial, whole = (sum(found) / len(found) for found in errors.values())
