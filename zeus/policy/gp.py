@@ -215,7 +215,10 @@ class _Known:
     def _fit(self) -> _Fit:
         if self._model is None:
             counted = self._counted()
-            apart = all(run.epochs for run in counted if run.converged)
+            # With a window those that count may all have missed the target, and told no epochs.
+            apart = any(run.epochs for run in counted) and all(
+                run.epochs for run in counted if run.converged
+            )
             self._model = _Model(self._x, self._max_epochs, apart)
             for run in counted:
                 self._model.observe(self._sizes.index(run.batch_size), run)
@@ -294,7 +297,8 @@ class _Model:
             self._missed.append(_Missed(at, math.log(cost) + _MISSED, of_cost=True))
 
     def fit(self, utilization: tuple[int, float] | None) -> _Fit:
-        """What is believed now. At least one run must have reached the target.
+        """What is believed now. At least one run must count; where both curves are known, one that
+        has told its epochs.
 
         Args:
             utilization: Index of a size, and how busy the GPU was with it.

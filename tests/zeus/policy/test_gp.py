@@ -241,6 +241,20 @@ def test_random_histories_never_break_it() -> None:
                 assert len(policy.estimates(job)) == len(sizes)
 
 
+def test_runs_without_epochs_may_be_all_that_a_window_has() -> None:
+    """As of a job that a bound of cost stops ever since its data has changed."""
+    policy = Gp(window_size=3, seed=0, verbose=False)
+    policy.register_job(JOB, SIZES)
+    policy.observe_run(JOB, run_of(JOB.default_bs, 20, 10.0))
+    for _ in range(3):
+        stopped = Run(JOB.default_bs, 250.0, False, None, 0.0, 250.0, True, None)
+        policy.observe_run(JOB, stopped)
+    assert policy.predict(JOB) == JOB.default_bs
+    bound = policy.cost_bound(JOB, 2.0, 0)
+    assert bound is not None
+    assert bound >= 2 * 250.0
+
+
 def test_a_size_that_is_not_the_job_s_is_said() -> None:
     with pytest.raises(ValueError, match="7 is none of the batch sizes"):
         policy_of().observe(JOB, 7, 1.0, True)
