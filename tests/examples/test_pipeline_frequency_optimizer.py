@@ -244,6 +244,7 @@ def test_a_plan_saves_energy_and_hardly_any_time(daemon: RunningDaemon, tmp_path
         waited_j = 4 * WAITING_W * (measured["time_s"] - said["time_s"])
         assert measured["energy_j"] - waited_j == pytest.approx(said["energy_j"], rel=0.04)
         assert measured["time_s"] > said["time_s"]
+    assert planned["time_s"] < 1.15 * full["time_s"]
 
     assert planned["last_loss"] < 0.7 * full["first_loss"]
     assert planned["accuracy"] > 0.5
