@@ -45,10 +45,10 @@ it takes longer than `PATIENCE_S`."""
 MUTATIONS = (
     Mutation(
         "pidfd watch",
-        "zeusd/ring/processes.py",
+        "zeusd/runtime/processes.py",
         "                self._reactor.add_reader(pidfd, lambda: self._died(process))\n",
         "                pass\n",
-        ("tests/zeusd/ring/test_processes.py::test_death_is_reported_once_and_only_while_watched",),
+        ("tests/zeusd/runtime/test_processes.py::test_death_is_reported_once_and_only_while_watched",),
     ),
     Mutation(
         "watch of a holder",
@@ -83,7 +83,7 @@ MUTATIONS = (
     ),
     Mutation(
         "journal before the device",
-        "zeusd/ring/engine.py",
+        "zeusd/runtime/engine.py",
         "            self._journal.put(write.key, write.entry)\n",
         "            pass\n",
         (
@@ -94,24 +94,24 @@ MUTATIONS = (
     ),
     Mutation(
         "journal sync",
-        "zeusd/ring/journal.py",
+        "zeusd/runtime/journal.py",
         "            os.fdatasync(self._fd)\n",
         "            pass\n",
-        ("tests/zeusd/ring/test_journal.py::test_a_put_is_synced_before_it_returns",),
+        ("tests/zeusd/runtime/test_journal.py::test_a_put_is_synced_before_it_returns",),
     ),
     Mutation(
         "journal sync before rename",
-        "zeusd/ring/journal.py",
+        "zeusd/runtime/journal.py",
         "            os.fsync(fd)\n            os.rename(aside, self._path)\n",
         "            os.rename(aside, self._path)\n",
-        ("tests/zeusd/ring/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
+        ("tests/zeusd/runtime/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
     ),
     Mutation(
         "journal rename",
-        "zeusd/ring/journal.py",
+        "zeusd/runtime/journal.py",
         "            os.rename(aside, self._path)\n",
         "            self._path.write_bytes(data)\n",
-        ("tests/zeusd/ring/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
+        ("tests/zeusd/runtime/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
     ),
     Mutation(
         "capture before the first write",
@@ -129,10 +129,10 @@ MUTATIONS = (
     ),
     Mutation(
         "compare before set",
-        "zeusd/ring/workers.py",
+        "zeusd/runtime/workers.py",
         "                    if current not in call.expected:\n",
         "                    if False:\n",
-        ("tests/zeusd/ring/test_workers.py",),
+        ("tests/zeusd/runtime/test_workers.py",),
     ),
     Mutation(
         "retry of a restore",
@@ -198,14 +198,14 @@ MUTATIONS = (
     ),
     Mutation(
         "stuck front",
-        "zeusd/ring/port.py",
+        "zeusd/runtime/port.py",
         "        if time.monotonic_ns() - self._heard_ns > SILENT_S * 1e9:\n",
         "        if False:\n",
         ("tests/system/test_front.py::test_a_front_that_stands_still_is_replaced",),
     ),
     Mutation(
         "a stuck GPU is left to its thread",
-        "zeusd/ring/sampling.py",
+        "zeusd/runtime/sampling.py",
         "        self.sampler.replace_stuck()\n",
         "        pass\n",
         ("tests/system/test_measuring.py::test_a_driver_that_keeps_a_call_delays_no_other_gpu",),
@@ -215,7 +215,7 @@ MUTATIONS = (
         "zeusd/energy/channel.py",
         "if not self._meter.plausible(sensors):",
         "if not self._meter.plausible(sensors) and False:",
-        ("tests/zeusd/ring/test_sampler.py::test_one_senseless_reading_changes_nothing",),
+        ("tests/zeusd/runtime/test_sampler.py::test_one_senseless_reading_changes_nothing",),
     ),
     Mutation(
         "administration is for administrators",
@@ -253,10 +253,10 @@ MUTATIONS = (
     ),
     Mutation(
         "a program's name is one plain line",
-        "zeusd/ring/processes.py",
+        "zeusd/runtime/processes.py",
         "_program(pid)",
         '_read(pid, "comm")',
-        ("tests/zeusd/ring/test_processes.py::test_a_programs_name_is_one_plain_line",),
+        ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
     ),
     Mutation(
         "no call to a driver that is let go of",

@@ -285,7 +285,7 @@ def _look(found: list[GpuInfo], notes: list[Row]) -> None:
     """Asks the driver, as a program without a zeusd would."""
     from zeusd.nvml.api import NvmlError
     from zeusd.nvml.real import RealNvml
-    from zeusd.ring.devices import inspect_gpu
+    from zeusd.runtime.devices import inspect_gpu
 
     nvml = RealNvml()
     try:

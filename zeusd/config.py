@@ -27,9 +27,9 @@ from zeusd.core.policy import (
     SitePolicy,
 )
 from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
-from zeusd.ring.front import FrontOptions
-from zeusd.ring.link import FrontLimits
-from zeusd.ring.powercap import POWERCAP
+from zeusd.runtime.front import FrontOptions
+from zeusd.runtime.link import FrontLimits
+from zeusd.runtime.powercap import POWERCAP
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -33,13 +33,13 @@ from zeusd.core.model import Peer
 from zeusd.core.policy import SECOND_NS, LeaseTerms, Settings
 from zeusd.nodes import Node, real_node
 from zeusd.restore import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
-from zeusd.ring.engine import Engine
-from zeusd.ring.journal import Journal, JournalError
-from zeusd.ring.powercap import POWERCAP
-from zeusd.ring.processes import own_process
-from zeusd.ring.reactor import Reactor
-from zeusd.ring.sampling import Histories, Sampling
-from zeusd.ring.sources import Sample, describe_sample
+from zeusd.runtime.engine import Engine
+from zeusd.runtime.journal import Journal, JournalError
+from zeusd.runtime.powercap import POWERCAP
+from zeusd.runtime.processes import own_process
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sampling import Histories, Sampling
+from zeusd.runtime.sources import Sample, describe_sample
 
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
 _CONNECTION = 1

@@ -20,14 +20,14 @@ from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
 from zeusd.nodes import Node, open_node
 from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id, driver_id
-from zeusd.ring.engine import Engine
-from zeusd.ring.front import ChildFront, FrontSupervisor, UnitFront
-from zeusd.ring.journal import Journal, JournalError
-from zeusd.ring.listener import InheritedListener, Listener, ListenError
-from zeusd.ring.reactor import Reactor
-from zeusd.ring.sampling import Histories, Sampling
-from zeusd.ring.sources import Sample
-from zeusd.ring.trails import SAVE_S, TrailFile
+from zeusd.runtime.engine import Engine
+from zeusd.runtime.front import ChildFront, FrontSupervisor, UnitFront
+from zeusd.runtime.journal import Journal, JournalError
+from zeusd.runtime.listener import InheritedListener, Listener, ListenError
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sampling import Histories, Sampling
+from zeusd.runtime.sources import Sample
+from zeusd.runtime.trails import SAVE_S, TrailFile
 
 log = logging.getLogger(__name__)
 

@@ -135,7 +135,7 @@ def processes() -> None:
     )
     picture.arrow(240, 404, 240, 424, both=True)
     picture.box(28, 428, 424, 126, PAPER)
-    picture.text(40, 449, "ring: carries out", bold=True)
+    picture.text(40, 449, "runtime: carries out", bold=True)
     for row, (left, right) in enumerate(
         (
             ("loop, port of the front", "a worker for each GPU"),

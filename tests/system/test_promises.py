@@ -382,13 +382,13 @@ def test_clocks_go_back_before_and_persistence_mode_after_the_power_limit(site: 
 
 CRASHES = {
     # What is replaced by a function that kills zeusd, before or after it did its work.
-    "before the journal's write": ("zeusd.ring.journal.Journal._append", "before"),
+    "before the journal's write": ("zeusd.runtime.journal.Journal._append", "before"),
     "between write and sync": ("os.fdatasync", "before"),
-    "after the journal": ("zeusd.ring.journal.Journal._append", "after"),
-    "before the device": ("zeusd.ring.workers.write_control", "before"),
-    "after the device": ("zeusd.ring.workers.write_control", "after"),
-    "before the answer": ("zeusd.ring.port.FrontPort.reply", "before"),
-    "after the answer": ("zeusd.ring.port.FrontPort.reply", "after"),
+    "after the journal": ("zeusd.runtime.journal.Journal._append", "after"),
+    "before the device": ("zeusd.runtime.workers.write_control", "before"),
+    "after the device": ("zeusd.runtime.workers.write_control", "after"),
+    "before the answer": ("zeusd.runtime.port.FrontPort.reply", "before"),
+    "after the answer": ("zeusd.runtime.port.FrontPort.reply", "after"),
     "before the compaction's rename": ("os.rename", "before"),
     "after the compaction's rename": ("os.rename", "after"),
 }
@@ -414,8 +414,8 @@ def crashing(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     return result
 setattr(owner, name, crashing)
-import zeusd.ring.journal
-zeusd.ring.journal.COMPACT_AFTER_LINES = 1
+import zeusd.runtime.journal
+zeusd.runtime.journal.COMPACT_AFTER_LINES = 1
 sys.argv = ["zeusd", *arguments]
 from zeusd.cli import main
 main()

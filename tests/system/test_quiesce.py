@@ -18,7 +18,7 @@ from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
 from zeus_ipc.errors import LeaseExpired, NodeQuiesced, NvmlFailure
 from zeus_ipc.simulation import SimulatedNode
-from zeusd.ring import driver
+from zeusd.runtime import driver
 
 nvml_double = fixtures.nvml_double
 

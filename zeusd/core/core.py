@@ -1,6 +1,6 @@
 """The core: takes events, keeps every rule, answers with effects.
 
-It has no clock, socket, thread or file. The ring calls one method per event, in order and from one
+It has no clock, socket, thread or file. The runtime calls one method per event, in order and from one
 thread, and carries out the effects that it returns, in order. What clients ask for is answered by
 `requests.Requests`; how a control is leased, written and put back is `control.ControlMachine`'s.
 """

@@ -1,6 +1,6 @@
-"""What the core asks the ring to do, in order.
+"""What the core asks the runtime to do, in order.
 
-The ring carries effects out one after another and never reorders them. Device calls (`Read`,
+The runtime carries effects out one after another and never reorders them. Device calls (`Read`,
 `Write`) run on the GPU's worker and come back as `Core.device_done(ticket, ...)`.
 """
 
@@ -30,7 +30,7 @@ class Reading(Enum):
     TIMELINE = "timeline"
     """Of the sampler's history, not of the device; see `query`."""
     METRICS = "metrics"
-    """What the ring counts: the fields `calls` and `sources` of `messages.Metrics`; of no GPU."""
+    """What the runtime counts: the fields `calls` and `sources` of `messages.Metrics`; of no GPU."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,7 @@ from zeusd.core.rates import RateLimiter
 from zeusd.front.admission import Admission, credentials_of, kick
 from zeusd.front.shaper import Shaper, Verdict
 from zeusd.front.stream import Stream
-from zeusd.ring import link as wire
+from zeusd.runtime import link as wire
 
 log = logging.getLogger(__name__)
 

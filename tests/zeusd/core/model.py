@@ -395,7 +395,7 @@ class Model(World):
         try:
             action()
             while self._gone:
-                # The ring tells at once when the core asks it to watch the dead.
+                # The runtime tells at once when the core asks it to watch the dead.
                 self.apply(self.core.process_gone(self.now_ns, self._gone.pop()))
         except CrashError:
             self.crash(0)

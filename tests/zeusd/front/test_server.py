@@ -14,7 +14,7 @@ import pytest
 import zmq
 
 from zeusd.front.server import Front
-from zeusd.ring import link
+from zeusd.runtime import link
 
 
 class Frame:

@@ -10,7 +10,7 @@ from zeus_ipc.messages import Control
 from zeusd.core.effects import Read, Reading, Write
 from zeusd.core.model import Changed, Failure
 from zeusd.nvml.simulated import SimulatedNvml
-from zeusd.ring.workers import GpuWorker
+from zeusd.runtime.workers import GpuWorker
 
 
 class Worker:

@@ -11,7 +11,7 @@ from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus_ipc.errors import UnknownGpu
 from zeusd.energy.history import SIZE, History
-from zeusd.ring.powercap import PERIOD_NS, ZoneSource, find_packages
+from zeusd.runtime.powercap import PERIOD_NS, ZoneSource, find_packages
 
 RANGE = 262_143_328_850
 

@@ -10,9 +10,9 @@ import pytest
 from zeusd.energy.history import SIZE, History
 from zeusd.nvml.api import NvmlError, Sensors
 from zeusd.nvml.simulated import SimulatedNvml, VirtualClock
-from zeusd.ring.devices import inspect_gpu
-from zeusd.ring.sampler import Sampler
-from zeusd.ring.sources import GpuSource, Sample
+from zeusd.runtime.devices import inspect_gpu
+from zeusd.runtime.sampler import Sampler
+from zeusd.runtime.sources import GpuSource, Sample
 
 
 class Sampled:

@@ -14,7 +14,7 @@ from zeus_ipc.messages import Control
 from zeusd.core.effects import Read, Reading, Write
 from zeusd.core.model import READABLE, Changed, ControlValue, Failure, nvml_failure
 from zeusd.nvml.api import Handle, Nvml, NvmlError
-from zeusd.ring.processes import owner_of
+from zeusd.runtime.processes import owner_of
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from zeusd.ring.listener import Listener, ListenError
+from zeusd.runtime.listener import Listener, ListenError
 
 
 def connects(path: str) -> bool:

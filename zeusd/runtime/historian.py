@@ -19,8 +19,8 @@ from zeusd.core.model import Failure, nvml_failure
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
 from zeusd.nvml.api import NvmlError
-from zeusd.ring.sampler import Sampler
-from zeusd.ring.sources import Source
+from zeusd.runtime.sampler import Sampler
+from zeusd.runtime.sources import Source
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zeusd.ring import journal as module
-from zeusd.ring.journal import Journal, JournalError, orphans
+from zeusd.runtime import journal as module
+from zeusd.runtime.journal import Journal, JournalError, orphans
 
 BOOT = "boot-1"
 

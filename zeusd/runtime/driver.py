@@ -12,9 +12,9 @@ from zeus_ipc.errors import ErrorCode
 from zeusd.core.effects import Read, Write
 from zeusd.core.model import Failure
 from zeusd.nvml.api import Nvml
-from zeusd.ring.devices import RETRY_S, DeviceFinder, Found
-from zeusd.ring.sampling import Sampling
-from zeusd.ring.workers import GpuWorker
+from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
+from zeusd.runtime.sampling import Sampling
+from zeusd.runtime.workers import GpuWorker
 
 log = logging.getLogger(__name__)
 

@@ -13,11 +13,11 @@ import time
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from zeusd.ring import link
-from zeusd.ring.engine import Engine
-from zeusd.ring.port import FrontPort
-from zeusd.ring.reactor import Reactor
-from zeusd.ring.sources import Sample
+from zeusd.runtime import link
+from zeusd.runtime.engine import Engine
+from zeusd.runtime.port import FrontPort
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sources import Sample
 
 log = logging.getLogger(__name__)
 

@@ -16,10 +16,10 @@ from zeus_ipc.messages import CpuInfo, GpuInfo
 from zeusd.core.effects import Read
 from zeusd.energy.history import LAYOUT, SIZE, History
 from zeusd.nvml.api import Handle, Nvml
-from zeusd.ring.historian import Historian
-from zeusd.ring.powercap import Package, Zone, ZoneSource, find_packages
-from zeusd.ring.sampler import Sampler
-from zeusd.ring.sources import GpuSource, Sample
+from zeusd.runtime.historian import Historian
+from zeusd.runtime.powercap import Package, Zone, ZoneSource, find_packages
+from zeusd.runtime.sampler import Sampler
+from zeusd.runtime.sources import GpuSource, Sample
 
 log = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from zeusd.ring.reactor import Reactor
+from zeusd.runtime.reactor import Reactor
 
 
 def run(reactor: Reactor) -> None:

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Set
 
-from zeusd.ring.sources import Sample, Source
+from zeusd.runtime.sources import Sample, Source
 
 log = logging.getLogger(__name__)
 

@@ -48,12 +48,12 @@ from zeusd.core.policy import Settings
 from zeusd.nvml.api import Nvml
 from zeusd.nvml.metered import MeteredNvml
 from zeusd.restore import driver_id
-from zeusd.ring.devices import RETRY_S, DeviceFinder, Found
-from zeusd.ring.driver import Driver
-from zeusd.ring.journal import Journal, orphans
-from zeusd.ring.processes import ProcessWatch, open_process
-from zeusd.ring.reactor import Reactor
-from zeusd.ring.sampling import CHECK_S, Sampling
+from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
+from zeusd.runtime.driver import Driver
+from zeusd.runtime.journal import Journal, orphans
+from zeusd.runtime.processes import ProcessWatch, open_process
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sampling import CHECK_S, Sampling
 
 log = logging.getLogger(__name__)
 audit = logging.getLogger("zeusd.audit")

@@ -15,7 +15,7 @@ from zeusd import restore
 from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
-from zeusd.ring.reactor import Reactor
+from zeusd.runtime.reactor import Reactor
 
 _SO_PEERGROUPS = 59
 _MAX_GROUPS = 65536

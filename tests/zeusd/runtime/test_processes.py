@@ -16,14 +16,14 @@ import pytest
 from tests.support import NOBODY, as_nobody, public_directory
 from zeusd.core.model import Peer, Process
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
-from zeusd.ring.processes import (
+from zeusd.runtime.processes import (
     NoSuchPeer,
     ProcessWatch,
     identify_peer,
     open_process,
     own_process,
 )
-from zeusd.ring.reactor import Reactor
+from zeusd.runtime.reactor import Reactor
 
 
 @pytest.fixture

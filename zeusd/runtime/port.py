@@ -14,11 +14,11 @@ from pydantic import ValidationError
 
 from zeus_ipc.codec import DecodeError, decode_request, encode
 from zeus_ipc.messages import request_adapter
-from zeusd.ring import link
-from zeusd.ring.engine import Engine
-from zeusd.ring.processes import NoSuchPeer, identify_peer
-from zeusd.ring.reactor import Reactor
-from zeusd.ring.sources import Sample, describe_sample
+from zeusd.runtime import link
+from zeusd.runtime.engine import Engine
+from zeusd.runtime.processes import NoSuchPeer, identify_peer
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sources import Sample, describe_sample
 
 log = logging.getLogger(__name__)
 
