@@ -22,7 +22,6 @@ APART = (
     "tests/zeusd/core/test_schedules.py",
     "tests/system/test_measuring.py",
     "tests/system/test_whole_path.py",
-    "tests/system/test_front.py",
     "tests/system/test_promises.py",
     "tests/system/test_quiesce.py",
     "tests/zeusd/test_restore.py",

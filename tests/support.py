@@ -130,7 +130,7 @@ class RunningDaemon:
         return Client(self.socket, timeout_s=timeout_s)
 
     def records(self, event: str | None = None) -> list[dict[str, Any]]:
-        """What it logged so far; lines that are not JSON are libzmq's last words."""
+        """What it logged so far; lines that are not JSON are a crash's."""
         lines: list[dict[str, Any]] = []
         for line in self.log_path.read_text().splitlines():
             with contextlib.suppress(ValueError):
@@ -143,10 +143,6 @@ class RunningDaemon:
         """Waits until it has logged an event so often: a GPU changes before the record of it."""
         wait_for(lambda: len(self.records(event)) >= count, f"{count} records of {event}")
         return self.records(event)
-
-    def front_pid(self) -> int:
-        """Process id of the newest front."""
-        return int(self.records("front_started")[-1]["pid"])
 
     def kill(self) -> None:
         """kill -9."""

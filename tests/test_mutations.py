@@ -48,7 +48,9 @@ MUTATIONS = (
         "zeusd/runtime/processes.py",
         "                self._reactor.add_reader(pidfd, lambda: self._died(process))\n",
         "                pass\n",
-        ("tests/zeusd/runtime/test_processes.py::test_death_is_reported_once_and_only_while_watched",),
+        (
+            "tests/zeusd/runtime/test_processes.py::test_death_is_reported_once_and_only_while_watched",
+        ),
     ),
     Mutation(
         "watch of a holder",
@@ -167,17 +169,62 @@ MUTATIONS = (
     ),
     Mutation(
         "connections per user",
-        "zeusd/front/admission.py",
-        "        if count > self.max_per_user:\n",
-        "        if False:\n",
-        ("tests/system/test_front.py::test_connections_of_one_user_are_bounded",),
+        "zeusd/server/fairness.py",
+        "        elif user.connections >= limits.connections:\n",
+        "        elif False:\n",
+        ("tests/zeusd/server/test_server.py::test_connections_of_one_user_and_of_all_are_bounded",),
     ),
     Mutation(
-        "requests per user",
-        "zeusd/front/server.py",
-        "        verdict = self._shaper.offer(connection.uid, (connection, data), now_ns)\n",
-        "        verdict = Verdict.NOW\n",
-        ("tests/system/test_front.py::test_requests_of_one_user_are_bounded",),
+        "connections of all users",
+        "zeusd/server/acceptor.py",
+        "        if self.open >= self._maximum and user.connections:\n",
+        "        if False:\n",
+        ("tests/zeusd/server/test_server.py::test_connections_of_one_user_and_of_all_are_bounded",),
+    ),
+    Mutation(
+        "users take turns",
+        "zeusd/server/fairness.py",
+        "        while readable and credit > 0 and user._requests >= 1.0 and user._bytes > 0:\n",
+        "        while readable:\n",
+        ("tests/zeusd/server/test_fairness.py",),
+    ),
+    Mutation(
+        "who does not read is not read",
+        "zeusd/server/server.py",
+        "        if connection.waiting:  # its turn comes when it has read\n",
+        "        if False:\n",
+        (
+            "tests/zeusd/server/test_server.py::"
+            "test_a_client_that_does_not_read_is_not_read_until_it_does",
+        ),
+    ),
+    Mutation(
+        "messages of one part",
+        "zeusd/server/zmtp.py",
+        "            if not self._req or self._delimited or size:\n",
+        "            if False:\n",
+        ("tests/zeusd/server/test_zmtp.py",),
+    ),
+    Mutation(
+        "frames are refused by their header",
+        "zeusd/server/zmtp.py",
+        "        elif size > self._max_frame:\n",
+        "        elif False:\n",
+        ("tests/zeusd/server/test_zmtp.py",),
+    ),
+    Mutation(
+        "a state from before a write",
+        "zeusd/runtime/reads.py",
+        "        self._states.pop(uuid, None)\n",
+        "        pass\n",
+        ("tests/zeusd/runtime/test_reads.py",),
+    ),
+    Mutation(
+        "descriptors found by peeking",
+        "zeusd/server/descriptors.py",
+        "    if found & socket.MSG_CTRUNC:\n",
+        "    if False:\n",
+        ("tests/zeusd/server/test_server.py::test_reading_by_peeking_loses_nothing",),
     ),
     Mutation(
         "writes per user",
@@ -188,20 +235,6 @@ MUTATIONS = (
             "tests/zeusd/core/test_access.py::"
             "test_writes_of_one_user_are_bounded_and_others_do_not_notice",
         ),
-    ),
-    Mutation(
-        "credentials of the very connection",
-        "zeusd/front/server.py",
-        '                if f"localhost:{uid}:{gid}:{pid}" != address:\n',
-        "                if False:\n",
-        ("tests/zeusd/front/test_server.py",),
-    ),
-    Mutation(
-        "stuck front",
-        "zeusd/runtime/port.py",
-        "        if time.monotonic_ns() - self._heard_ns > SILENT_S * 1e9:\n",
-        "        if False:\n",
-        ("tests/system/test_front.py::test_a_front_that_stands_still_is_replaced",),
     ),
     Mutation(
         "a stuck GPU is left to its thread",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "libnvidia-ml.so.1"
 GROUP, ADMIN_GROUP = "zeus", "zeus-admin"
-UNITS = ("zeusd.service", "zeusd-front.service", "zeusd.socket", "zeusd-stream.socket")
+UNITS = ("zeusd.service", "zeusd.socket", "zeusd-stream.socket")
 LATE_S = 2.0
 """A device whose newest tick is older than that is not being sampled."""
 
@@ -295,7 +295,8 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
         if age_s > LATE_S + 10 * source.tick_ns / 1e9:
             late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
     seen = {source.source for source in metrics.sources}
-    late += [name for uuid, name in names.items() if uuid not in seen]
+    if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has hardly begun
+        late += [name for uuid, name in names.items() if uuid not in seen]
     if node.quiesced_ns is not None:
         return _note("sampling", "it rests while the driver is let go of")
     if late:

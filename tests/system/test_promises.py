@@ -387,8 +387,8 @@ CRASHES = {
     "after the journal": ("zeusd.runtime.journal.Journal._append", "after"),
     "before the device": ("zeusd.runtime.workers.write_control", "before"),
     "after the device": ("zeusd.runtime.workers.write_control", "after"),
-    "before the answer": ("zeusd.runtime.port.FrontPort.reply", "before"),
-    "after the answer": ("zeusd.runtime.port.FrontPort.reply", "after"),
+    "before the answer": ("zeusd.server.server.Server.reply", "before"),
+    "after the answer": ("zeusd.server.server.Server.reply", "after"),
     "before the compaction's rename": ("os.rename", "before"),
     "after the compaction's rename": ("os.rename", "after"),
 }

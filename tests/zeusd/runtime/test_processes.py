@@ -108,7 +108,7 @@ def test_who_lives_in_a_pid_namespace_of_its_own_is_not_on_the_host(tmp_path: Pa
 
 
 def test_who_lives_in_a_foreign_pid_namespace_is_nobody() -> None:
-    """The kernel then has no number for it; the front tells it so, and the core takes nobody in."""
+    """The kernel then has no number for it; the server refuses its requests."""
 
     class Foreign(socket.socket):
         def getsockopt(self, *asked: Any) -> Any:
