@@ -19,6 +19,8 @@ from typing import Any
 
 import pytest
 
+from tests import needs
+
 Deletion = Callable[[ast.AST], tuple[ast.AST, str]]
 """Finds the node to replace inside a function, and the text that replaces it."""
 
@@ -231,7 +233,7 @@ class Runner:
 
     def __init__(self, root: Path) -> None:
         # A compiled module is told apart by size and second: a deleted rule could live on in it.
-        environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
+        environment = {**needs.ignored(), "PYTHONDONTWRITEBYTECODE": "1"}
         environment.pop("PYTEST_XDIST_WORKER", None)
         self._process = subprocess.Popen(
             [sys.executable, "-m", "tests.mutation"],

@@ -234,7 +234,7 @@ print("cut off", flush=True)
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as two users")
+@pytest.mark.needs("two users")
 def test_requests_of_one_user_are_bounded(tmp_path: Path) -> None:
     config = tmp_path / "zeusd.toml"
     config.write_text("[front]\nrequests_per_second = 200\n")
@@ -270,7 +270,7 @@ def _has_ended(stream: socket.socket) -> bool:
         return True
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has privileges to give up")
+@pytest.mark.needs("root")
 def test_the_front_has_no_privileges(daemon: RunningDaemon) -> None:
     status = dict(
         line.split(":", 1)

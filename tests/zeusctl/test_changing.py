@@ -349,6 +349,7 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         assert client.windows(uuid, [window])[uuid].energy_uj[0] is not None
 
 
+@pytest.mark.needs("procps")
 def test_nothing_of_this_is_left(daemon: RunningDaemon) -> None:
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "all limits to be back")
     with daemon.client() as client:
