@@ -13,7 +13,7 @@ import pytest
 import zmq
 
 from tests import needs
-from tests.docs_pages.following import DOCS
+from tests.docs.pages.following import DOCS
 from tests.snippets import ROOT, every
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus_ipc.codec import decode_reply, encode

@@ -25,7 +25,7 @@ from zeus_ipc.simulation import SimulatedWork
 
 needs.module("torch")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("distributed_job.py")
 HIGHEST_W = 250
 LIMITS_W = [250, 200, 150, 100]

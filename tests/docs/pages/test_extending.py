@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import needs, snippets
-from tests.docs_pages.following import DOCS
+from tests.docs.pages.following import DOCS
 from tests.snippets import every
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
