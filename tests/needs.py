@@ -168,7 +168,7 @@ def module(name: str) -> Any:
 def not_run(reason: str) -> NoReturn:
     """Ends the test here: not run, or failed where everything must run."""
     if must_run_all():
-        pytest.fail(f"{reason} ({TOOLS_COMMAND}, as root)", pytrace=False)
+        pytest.fail(". ".join([reason, *_remedies([reason])]), pytrace=False)
     pytest.skip(reason, allow_module_level=True)
 
 
@@ -193,12 +193,17 @@ def summary(reasons: list[str]) -> list[str]:
     count = {reason: reasons.count(reason) for reason in reasons}
     lines = [f"{len(reasons)} {'tests were' if len(reasons) > 1 else 'test was'} not run:"]
     lines += [f"{number:5d}  {reason}" for reason, number in sorted(count.items())]
+    return lines + _remedies(reasons)
+
+
+def _remedies(reasons: list[str]) -> list[str]:
     missing = {
         name
-        for reason in count
+        for reason in reasons
         if reason.startswith("needs ")
         for name in reason.removeprefix("needs ").split(", ")
     }
+    lines = []
     if tools := sorted(missing & TOOLS.keys()):
         lines.append(f"Install {', '.join(tools)}: {TOOLS_COMMAND}")
     if missing & (RIGHTS.keys() - {"user namespaces"}):
