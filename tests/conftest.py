@@ -56,7 +56,7 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
     skipped = terminalreporter.stats.get("skipped", [])
     reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in skipped]
     if lines := needs.summary(reasons):
-        terminalreporter.section("not run")
+        terminalreporter.section(needs.TITLE)
         for line in lines:
             terminalreporter.line(line)
 

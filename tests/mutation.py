@@ -7,19 +7,15 @@ names that its code uses (`expires_ns`), so that an entry survives every change 
 from __future__ import annotations
 
 import ast
-import importlib
-import json
-import os
+import re
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from tests import needs
+from tests.preloaded import Preloaded
 
 Deletion = Callable[[ast.AST], tuple[ast.AST, str]]
 """Finds the node to replace inside a function, and the text that replaces it."""
@@ -127,7 +123,7 @@ def _definition(tree: ast.AST, names: list[str]) -> ast.AST:
 
 def _simple_body(branch: ast.If | ast.While) -> ast.AST:
     """The statements of a branch, without those of its own branches."""
-    body = [statement for statement in branch.body if isinstance(statement, _SIMPLE)]
+    body: list[ast.stmt] = [one for one in branch.body if isinstance(one, _SIMPLE)]
     return ast.Module(body, [])
 
 
@@ -176,7 +172,7 @@ def _the_one(
     names: tuple[str, ...],
     within: Callable[[Any], ast.AST] = lambda node: node,
 ) -> ast.AST:
-    found = [node for node in nodes if _names(within(node)).issuperset(names)]
+    found: list[ast.AST] = [node for node in nodes if _names(within(node)).issuperset(names)]
     if len(found) > 1:  # the one that uses no others
         found = [node for node in found if _names(within(node)) == {*names}] or found
     if len(found) != 1:
@@ -196,119 +192,23 @@ def _replaced(text: str, node: ast.AST, code: str) -> str:
 
 # ------------------------------------------------------------------------------- the tests' runner
 
-
-@dataclass
-class Outcome:
-    """How a run of tests ended.
-
-    Attributes:
-        code: pytest's exit code.
-        passed: How many tests passed.
-        failed: How many failed.
-        unmet: Why tests were not run.
-        output: What pytest printed.
-    """
-
-    code: int
-    passed: int = 0
-    failed: int = 0
-    unmet: list[str] = field(default_factory=list)
-    output: str = ""
-
-    @property
-    def not_run(self) -> bool:
-        """Nothing was tested, for reasons given in `unmet`."""
-        return bool(self.unmet) and not self.passed and not self.failed
-
-
 PRELOADED = ("pytest", "hypothesis", "pydantic", "zmq", "msgpack", "click", "pynvml")
 
 
-class Runner:
-    """A process that has imported what all tests import, and forks one child for each run.
-
-    Args:
-        root: Folder of the copy; the children work there.
-    """
-
-    def __init__(self, root: Path) -> None:
-        # A compiled module is told apart by size and second: a deleted rule could live on in it.
-        environment = {**needs.ignored(), "PYTHONDONTWRITEBYTECODE": "1"}
-        environment.pop("PYTEST_XDIST_WORKER", None)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "tests.mutation"],
-            cwd=root,
-            env=environment,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, *arguments: str) -> Outcome:
-        """Runs pytest with these arguments."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        print(json.dumps(arguments), file=self._process.stdin, flush=True)
-        line = self._process.stdout.readline()
-        assert line, f"the runner ended with {self._process.wait()}"
-        return Outcome(**json.loads(line))
-
-    def close(self) -> None:
-        """Ends it."""
-        self._process.communicate()
+def run_tests(
+    preloaded: Preloaded, root: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with these arguments on the copy in a folder."""
+    environment = needs.ignored()
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    # A compiled module is told apart by size and second: a deleted rule could live on in it.
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    return preloaded.run("-m", "pytest", *arguments, cwd=root, env=environment)
 
 
-class _Recorder:
-    """A plugin of pytest that counts."""
-
-    def __init__(self) -> None:
-        self.outcome = Outcome(0)
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        if report.failed:
-            self.outcome.failed += 1
-        elif report.skipped:
-            assert isinstance(report.longrepr, tuple)
-            self.outcome.unmet.append(report.longrepr[2].removeprefix("Skipped: "))
-        elif report.when == "call":
-            self.outcome.passed += 1
-
-
-def _run(arguments: list[str], path: Path) -> None:
-    """In the child: pytest, whose output goes to one file and whose outcome to another."""
-    with path.open("w") as output:
-        os.dup2(output.fileno(), 1)
-        os.dup2(output.fileno(), 2)
-    recorder = _Recorder()
-    recorder.outcome.code = int(pytest.main(arguments, plugins=[recorder]))
-    sys.stdout.flush()
-    recorder.outcome.output = path.read_text(errors="replace")[-2000:]
-    path.write_text(json.dumps(vars(recorder.outcome)))
-
-
-def _serve() -> None:
-    """Standard input has a JSON list of arguments per line; standard output gets the outcomes."""
-    for name in PRELOADED:
-        importlib.import_module(name)
-    answers = os.fdopen(os.dup(1), "w")
-    path = Path(f"outcome-{os.getpid()}.json").resolve()
-    for line in sys.stdin:
-        path.unlink(missing_ok=True)
-        child = os.fork()
-        if child == 0:
-            try:
-                os.close(0)
-                os.open(os.devnull, os.O_RDONLY)
-                _run(json.loads(line), path)
-            finally:
-                os._exit(0)
-        os.waitpid(child, 0)
-        try:
-            answer = json.dumps(json.loads(path.read_text()))
-        except (OSError, ValueError):  # it died: output, if any, but no outcome
-            answer = json.dumps({"code": -1, "output": path.read_text(errors="replace")[-2000:]})
-        print(answer, file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    _serve()
+def why_not_run(ran: subprocess.CompletedProcess[str]) -> str | None:
+    """Why none of the tests was run; None if any was."""
+    if ran.returncode or re.search(r"\b\d+ passed", ran.stdout):
+        return None
+    reason = re.search(r"^ +\d+  (.+)$", ran.stdout.partition(needs.TITLE)[2], re.MULTILINE)
+    return reason[1] if reason else None

@@ -23,6 +23,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS_COMMAND = "sudo scripts/test --tools"
 ROOT_COMMAND = "sudo scripts/test"
+TITLE = "not run"
+"""Of the last lines."""
 NOBODY = 65534
 CAP_SYS_ADMIN = 21
 

@@ -12,7 +12,19 @@ from pathlib import Path
 import pytest
 
 from tests import needs
-from tests.mutation import Mutation, Runner, always, drop, instead, never, unreached, without
+from tests.mutation import (
+    PRELOADED,
+    Mutation,
+    always,
+    drop,
+    instead,
+    never,
+    run_tests,
+    unreached,
+    why_not_run,
+    without,
+)
+from tests.preloaded import Preloaded
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -245,17 +257,17 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def runner(copy: Path) -> Iterator[Runner]:
-    """Runs tests of the copy."""
-    runner = Runner(copy)
-    yield runner
-    runner.close()
+def preloaded() -> Iterator[Preloaded]:
+    """Runs tests."""
+    preloaded = Preloaded(*PRELOADED)
+    yield preloaded
+    preloaded.close()
 
 
 @pytest.mark.timeout(SCHEDULES_S + 50)
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=str)
 def test_the_rule_is_missed_when_its_code_is_gone(
-    mutation: Mutation, copy: Path, runner: Runner
+    mutation: Mutation, copy: Path, preloaded: Preloaded
 ) -> None:
     path, mutated = without(mutation, copy)
     original = path.read_text(encoding="utf-8")
@@ -263,11 +275,11 @@ def test_the_rule_is_missed_when_its_code_is_gone(
     try:
         for test in mutation.tests:
             timeout = f"timeout={SCHEDULES_S if test == SCHEDULES else PATIENCE_S}"
-            outcome = runner.run("-qx", *OPTIONS, "-o", timeout, test)
-            if outcome.not_run:
-                needs.not_run(outcome.unmet[0])
-            assert outcome.code == 1, (
-                f"{test} does not notice (exit {outcome.code}):\n{outcome.output}"
+            ran = run_tests(preloaded, copy, "-qx", *OPTIONS, "-o", timeout, test)
+            if reason := why_not_run(ran):
+                needs.not_run(reason)
+            assert ran.returncode == 1, (
+                f"{test} does not notice (exit {ran.returncode}):\n{ran.stdout[-2000:]}"
             )
     finally:
         path.write_text(original, encoding="utf-8")
