@@ -310,6 +310,7 @@ def test_a_reader_that_has_enough_is_no_error(daemon: RunningDaemon) -> None:
         assert recorder.stderr.read() == ""
 
 
+@pytest.mark.needs("two users")  # whom zeusd runs as is an administrator
 def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> None:
     from tests.support import as_nobody, configuration
 
@@ -318,8 +319,6 @@ def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> N
         "--simulate", "1xv100-pcie", "--socket-mode", "0666", *configuration(tmp_path, rule)
     ) as node:
         who = as_nobody()
-        if not who:  # whom zeusd runs as is an administrator
-            pytest.fail("this test needs root: it acts as two users")
 
         def run(*arguments: str) -> subprocess.CompletedProcess[str]:
             return subprocess.run(

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_pages.following import DOCS, shapes
+from tests.docs.pages.following import DOCS, shapes
 from tests.snippets import every
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork

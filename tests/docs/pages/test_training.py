@@ -13,13 +13,13 @@ from tests import snippets
 from tests.zeus.node import VirtualNode
 from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 BLOCKS = [
     block
     for page in ("README.md", "docs/train/power_limit.md", "docs/train/training.md")
     for block in snippets.of(ROOT / page)
-    if "zeus.metric" not in block.source  # needs a push gateway: test_metric.py
-    and "BatchSizeOptimizer" not in block.source  # batch_size/client/test_docs.py
+    if "zeus.metric" not in block.source  # needs a push gateway: tests/zeus/test_metric.py
+    and "BatchSizeOptimizer" not in block.source  # test_batch_size.py
 ]
 
 

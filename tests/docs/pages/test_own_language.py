@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -13,7 +12,8 @@ from typing import Any
 import pytest
 import zmq
 
-from tests.docs_pages.following import DOCS
+from tests import needs
+from tests.docs.pages.following import DOCS
 from tests.snippets import ROOT, every
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus_ipc.codec import decode_reply, encode
@@ -113,7 +113,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     where = tmp_path_factory.mktemp("c")
     (where / "examples").symlink_to(ROOT / "examples")
-    assert shutil.which("gcc"), "the page's client needs gcc and libzmq3-dev"
+    needs.require("gcc", "libzmq")
     made = subprocess.run([*build.split(), "-Werror"], cwd=where, stderr=subprocess.PIPE, text=True)
     assert made.returncode == 0, made.stderr
     return where

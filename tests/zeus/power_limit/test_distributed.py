@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import needs
 from tests.examples.programs import environment, limits_set, limits_w, python, torchrun
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus import _node
@@ -22,9 +23,9 @@ from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
-pytest.importorskip("torch")
+needs.module("torch")
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("distributed_job.py")
 HIGHEST_W = 250
 LIMITS_W = [250, 200, 150, 100]

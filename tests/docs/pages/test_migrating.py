@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import snippets
-from tests.docs_pages.following import DOCS
+from tests.docs.pages.following import DOCS
 from tests.support import running_daemon, wait_for
 from tests.zeus.node import VirtualNode
 

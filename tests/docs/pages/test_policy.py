@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.docs_pages.following import DOCS
+from tests.docs.pages.following import DOCS
 from tests.snippets import ROOT, every
 from tests.zeusd.core import world as worlds
 from tests.zeusd.core.world import GPU0, GPU1, World

@@ -15,7 +15,7 @@ from tests.zeus.node import VirtualNode
 from zeus.optimizer.batch_size import BatchSizeOptimizer
 from zeusd.nvml.simulated import Work
 
-ROOT = Path(__file__).parents[4]
+ROOT = Path(__file__).parents[3]
 BLOCKS = snippets.of(ROOT / "docs" / "train" / "batch_size_optimizer.md")
 
 

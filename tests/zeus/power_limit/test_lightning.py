@@ -33,7 +33,7 @@ from zeusd.nvml.simulated import Work
 
 torch.set_num_threads(1)  # more only wait for each other with models so small
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 class Model(pl.LightningModule):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs_pages.following import DOCS, follow, shapes, shown_after
+from tests.docs.pages.following import DOCS, follow, shapes, shown_after
 from tests.snippets import every
 from tests.support import public_directory
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests import snippets
-from tests.docs_pages.following import DOCS
+from tests import needs, snippets
+from tests.docs.pages.following import DOCS
 from tests.snippets import every
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
@@ -71,7 +71,7 @@ def test_distributed_training_finds_its_limit(
 def test_what_the_ranks_took_is_added(
     node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pytest.importorskip("torch")
+    needs.module("torch")
     _, sums = snippets.of(DISTRIBUTED)
     sums.run(monitor=node.monitor(gpu_indices=[0]), train=lambda: work.run(10))
     assert " J in 1." in capsys.readouterr().out

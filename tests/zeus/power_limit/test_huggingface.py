@@ -37,7 +37,7 @@ from zeusd.nvml.simulated import Work
 
 torch.set_num_threads(1)  # more only wait for each other with models so small
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def callback(node: VirtualNode, **options: Any) -> HFGlobalPowerLimitOptimizer:
