@@ -57,19 +57,23 @@ for line in sys.stdin:
 class Node:
     """The machine, its GPUs, and its users."""
 
-    def __init__(self, machine: Machine, double: NvmlDouble) -> None:
+    def __init__(self, machine: Machine, double: NvmlDouble, gpus: int = 2) -> None:
         self.machine = machine
         self.double = double
+        self.gpus = gpus
         self.zeus_gid = machine.run("getent", "group", "zeus").stdout.split(":")[2]
 
     def user(self, *groups: str) -> User:
         return User(self, groups or (self.zeus_gid,))
 
     def wait_serving(self) -> None:
-        wait_for(lambda: "2 GPUs" in self.machine.show("zeusd", "StatusText"), "zeusd to serve")
+        count = self.gpus
+        wait_for(
+            lambda: f"{count} GPUs" in self.machine.show("zeusd", "StatusText"), "zeusd to serve"
+        )
 
     def limits(self) -> list[int]:
-        return [self.double.limit_mw(gpu) for gpu in range(2)]
+        return [self.double.limit_mw(gpu) for gpu in range(self.gpus)]
 
     def main_pid(self) -> int:
         return int(self.machine.show("zeusd", "MainPID"))
@@ -129,20 +133,26 @@ def node() -> Iterator[Node]:
     yield from boot_node()
 
 
-def boot_node() -> Iterator[Node]:
-    """Boots a machine with zeusd installed on the C library; ends it afterwards."""
+def boot_node(gpus: int = 2, watchdog_s: int | None = 2) -> Iterator[Node]:
+    """Boots a machine with zeusd installed on the C library; ends it afterwards.
+
+    Args:
+        gpus: How many it has.
+        watchdog_s: Instead of the shipped WatchdogSec=; None: as shipped.
+    """
     machine = Machine()
     try:
         machine.start()
         root = machine.root
-        double = machine.add_gpus(2)
-        (Path(f"{root}/etc/systemd/system/zeusd.service.d") / "quick.conf").write_text(
-            "[Service]\nWatchdogSec=2\n"
-        )
+        double = machine.add_gpus(gpus)
+        if watchdog_s is not None:
+            (root / "etc/systemd/system/zeusd.service.d/quick.conf").write_text(
+                f"[Service]\nWatchdogSec={watchdog_s}\n"
+            )
         (root / "etc/zeusd").mkdir()
         (root / "etc/zeusd/zeusd.toml").write_text(f'[nvml]\nlibrary = "{LIBRARY}"\n')
         machine.run("bash", f"{SOURCES}/scripts/install")
-        node = Node(machine, double)
+        node = Node(machine, double, gpus)
         node.wait_serving()
         yield node
     finally:
