@@ -34,6 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.processes import without_limits
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.prepared import PreparedClocks
 
 REQUEST = b"x" * 56
 REPLY = b"y" * 45
@@ -41,13 +42,13 @@ SPACING_S = 0.001
 """Pause between sends that nobody answers, so that no queue fills."""
 
 BARE, HTTP, SEND = "bare AF_UNIX ping-pong", "httpx over AF_UNIX", "bare AF_UNIX send"
-SET, HEARTBEAT, SET_UNWAITED = "set_power_limit", "heartbeat", "set_power_limit, block=False"
+SET, HEARTBEAT, CLOCK = "set_power_limit", "heartbeat", "clock change without waiting"
 GOALS = (
     (SET, BARE, 5.0),
     (SET, HTTP, 0.65),
     (HEARTBEAT, BARE, 3.0),
     (HEARTBEAT, HTTP, 0.4),
-    (SET_UNWAITED, SEND, 1.0),
+    (CLOCK, SEND, 1.0),
 )
 """What may take at most how many times the p50 of what."""
 
@@ -182,6 +183,15 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
             values.reverse()
             client.set_power_limit(uuid, values[0], block=block)
 
+        client.acquire(uuid, ["gpu_clocks"])
+        supported = client.clocks(uuid)
+        clocks = PreparedClocks(client, uuid)
+        changes = [clocks.prepare(mhz) for mhz in next(iter(supported.gpu_mhz.values()))[1:3]]
+
+        def change_clock() -> None:
+            changes.reverse()
+            assert changes[0](), "zeusd is behind with the changes"
+
         cases = {
             case.name: case
             for case in (
@@ -191,7 +201,8 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
                 Case(HEARTBEAT, client.heartbeat),
                 Case(HTTP, lambda: http.post("http://x/", content=REQUEST)),
                 Case(SEND, lambda: sink.send(REQUEST), spaced=True),
-                Case(SET_UNWAITED, lambda: set_limit(False), spaced=True),
+                Case(CLOCK, change_clock, spaced=True),
+                Case("set_power_limit, block=False", lambda: set_limit(False), spaced=True),
             )
         }
         for thread in os.listdir("/proc/self/task"):
