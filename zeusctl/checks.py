@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LIBRARY = "libnvidia-ml.so.1"
 GROUP, ADMIN_GROUP = "zeus", "zeus-admin"
-UNITS = ("zeusd.service", "zeusd-front.service", "zeusd.socket", "zeusd-stream.socket")
+UNITS = ("zeusd.service", "zeusd.socket", "zeusd-stream.socket")
 LATE_S = 2.0
 """A device whose newest tick is older than that is not being sampled."""
 
