@@ -1,11 +1,12 @@
 """The figures of docs/explain/reliability.md.
 
-    python benchmarks/reliability.py restore   # SIGKILL of a holder to all 8 GPUs restored
-    python benchmarks/reliability.py attack    # an honest client's latency beside hostile ones
-    python benchmarks/reliability.py systemd   # kill -9 of zeusd to recovered, in a container
+    python benchmarks/reliability.py restore           # SIGKILL of a holder to 8 GPUs restored
+    python benchmarks/reliability.py attack            # honest users beside each attack
+    python benchmarks/reliability.py attack --systemd  # the same with the units, in a container
+    python benchmarks/reliability.py systemd           # kill -9 of zeusd to recovered, the same way
 
-The first two start a zeusd of their own; as root they act as other users. The last needs root and
-systemd-nspawn.
+`attack` acts as other users and needs root; `attack --socket PATH` attacks a zeusd that systemd
+runs on this machine. The containers need root and systemd-nspawn.
 """
 
 from __future__ import annotations
@@ -13,17 +14,26 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from tests.system.test_systemd import Node
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from benchmarks.adversary import ATTACKS, SUBUIDS
+from benchmarks.attack import GPUS, attacker, others_may_be_played, print_table, quantile
+from benchmarks.processes import FIRST_ATTACKER, Daemon, InstalledDaemon, OwnDaemon
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
     ALL_MAY,
+    NOBODY,
     RunningDaemon,
     as_nobody,
     configuration,
@@ -35,7 +45,9 @@ from tests.support import (
 
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
 LIMIT = 250_000
-HONEST_UID = 12345
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES, PYTHON = "/usr/src/zeusd", "/opt/zeusd/bin/python"
+"""Of a booted machine."""
 
 HOLDER = """
 import sys
@@ -45,12 +57,6 @@ client.set_power_limit([gpu.uuid for gpu in client.node().gpus], 150_000)
 print("holding", flush=True)
 sys.stdin.read()
 """
-
-
-def quantile(values: list[float], share: float) -> float:
-    """The value below which this share of all lies."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @contextlib.contextmanager
@@ -75,18 +81,16 @@ def measure_restore(runs: int) -> None:
     """Prints how long after a holder's death the last of 8 GPUs was written."""
     print(f"SIGKILL of the holder to the last of 8 limits restored, {runs} runs, ms")
     print(f"{'one setter takes':>18} {'p50':>8} {'p99':>8} {'max':>8} {'p99 beyond it':>14}")
-    for latency_ms, attack in ((0.0, None), (12.0, None), (12.0, "requests without end")):
+    cases: list[tuple[float, str | None]] = [(0.0, None), (12.0, None)]
+    if others_may_be_played():
+        cases += [(12.0, "480 reads/s"), (12.0, "reads without end")]
+    for latency_ms, name in cases:
         with site(8, latency_ms) as (daemon, double), contextlib.ExitStack() as stack:
             took_ms = []
-            if attack is not None:
-                print(f"the same beside another user who sends {attack}:")
-                arguments = (daemon.socket, double.uuid(1))
-                source = PREFIX + str(ATTACKS[attack])
-                attacker = script(source, *arguments, **as_user(HONEST_UID))
-                stack.callback(attacker.wait)
-                stack.callback(attacker.kill)
-                assert attacker.stdout is not None
-                attacker.stdout.readline()
+            if name is not None:
+                print(f"the same beside another user who sends {name}:")
+                attacked = OwnDaemon(daemon.socket, daemon.process.pid, daemon.log_path)
+                stack.callback(attacker(ATTACKS[name], attacked, FIRST_ATTACKER).kill)
             for _ in range(runs):
                 holder = script(HOLDER, daemon.socket, **as_nobody())
                 assert holder.stdout is not None
@@ -107,169 +111,41 @@ def measure_restore(runs: int) -> None:
         )
 
 
-HONEST = """
-import sys, time
-from zeus_ipc import Client
-client = Client(sys.argv[1], timeout_s=30)
-gpu = client.node().gpus[0].uuid
-client.set_power_limit(gpu, 200_000)
-print("ready", flush=True)
-sys.stdin.readline()
-took, end = [], time.monotonic() + float(sys.argv[2])
-watts = 0
-while time.monotonic() < end:
-    watts = (watts + 1) % 50
-    began = time.monotonic_ns()
-    client.set_power_limit(gpu, 150_000 + 1000 * watts)
-    took.append((time.monotonic_ns() - began) / 1e6)
-    time.sleep(0.002)
-took.sort()
-print(len(took), took[len(took) // 2], took[int(len(took) * 0.99)], took[-1], flush=True)
-"""
-
-PREFIX = """
-import os, socket, struct, sys, time, contextlib, msgpack, zmq
-path, gpu = sys.argv[1:]
-context = zmq.Context()
-def dealer():
-    one = context.socket(zmq.DEALER)
-    one.setsockopt(zmq.LINGER, 0)
-    one.setsockopt(zmq.SNDTIMEO, 100)
-    one.connect("ipc://" + path)
-    return one
-def message(number, **more):
-    return msgpack.packb({"v": 1, "id": number, **more})
-print("ready", flush=True)
-"""
-
-ATTACKS = {
-    "nobody": None,
-    "a busy loop": "while True: pass\n",
-    "requests without end": """
-one = dealer()
-for number in range(10**9):
-    with contextlib.suppress(zmq.ZMQError):
-        one.send(message(number, op="heartbeat"))
-""",
-    "never reads": """
-many = [dealer() for _ in range(20)]
-for number in range(10**9):
-    with contextlib.suppress(zmq.ZMQError):
-        many[number % 20].send(message(number, op="clocks", gpus=[gpu]), zmq.NOBLOCK)
-""",
-    "reads without end": """
-one = dealer()
-for number in range(10**9):
-    with contextlib.suppress(zmq.ZMQError):
-        one.send(message(number, op="state", gpus=[gpu]))
-    with contextlib.suppress(zmq.ZMQError):
-        while True:
-            one.recv(zmq.NOBLOCK)
-""",
-    "1 kHz sets on another GPU": """
-one = dealer()
-for number in range(10**9):
-    with contextlib.suppress(zmq.ZMQError):
-        one.send(message(number, op="set_power_limit", gpus=[gpu],
-                         power_limit_mw=150_000 + number % 5000, block=False))
-    time.sleep(0.001)
-""",
-    "frames of 10 MiB": """
-frame = bytes(10 * 2**20)
-one = dealer()
-while True:
-    with contextlib.suppress(zmq.ZMQError):
-        one.send(frame)
-""",
-    "malformed messages": """
-one = dealer()
-while True:
-    with contextlib.suppress(zmq.ZMQError):
-        one.send(os.urandom(200))
-""",
-    "10,000 idle connections": """
-held = []
-import resource
-hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-while True:
-    one = socket.socket(socket.AF_UNIX)
-    one.setblocking(False)
-    with contextlib.suppress(OSError):
-        one.connect(path)
-    held.append(one)
-    if len(held) > 10_000:
-        held.pop(0).close()
-        time.sleep(0.001)
-""",
-    "slow handshakes": """
-held = []
-while True:
-    one = socket.socket(socket.AF_UNIX)
-    one.settimeout(0.1)
-    with contextlib.suppress(OSError):
-        one.connect(path)
-        one.send(b"\\xff" + bytes(8) + b"\\x7f")
-        held.append(one)
-    if len(held) > 500:
-        held.pop(0).close()
-    time.sleep(0.001)
-""",
-}
+@contextlib.contextmanager
+def attacked_site() -> Iterator[Daemon]:
+    """A daemon of its own for each attack."""
+    with site(GPUS, 0.0) as (daemon, _):
+        yield OwnDaemon(daemon.socket, daemon.process.pid, daemon.log_path)
 
 
-def as_user(uid: int) -> dict[str, object]:
-    """Options of Popen that make the child this user, where this process may do that."""
-    return {} if os.getuid() else {"user": uid, "group": uid, "extra_groups": []}
-
-
-def measure_attack(seconds: float) -> None:
-    """Prints an honest client's latency beside each hostile one, and against a mere busy loop."""
-    if os.getuid() != 0:
-        print("as an ordinary user, attacker and victim are the same user: the limits hit both")
-    print(f"blocking sets of an honest user, {seconds:g} s each, ms")
-    header = f"{'beside another user who':<28} {'sets':>6} {'p50':>7} {'p99':>7} {'max':>7}"
-    print(f"{header} {'p99 / alone':>12} {'p99 / busy loop':>16}")
-    alone = busy = 0.0
-    for name, source in ATTACKS.items():
-        with site(2, 0.0) as (daemon, double):
-            honest = script(HONEST, daemon.socket, str(seconds), **as_user(HONEST_UID))
-            assert honest.stdout is not None
-            assert honest.stdin is not None
-            honest.stdout.readline()
-            attacker: subprocess.Popen[str] | None = None
-            if source is not None:
-                arguments = (daemon.socket, double.uuid(1))
-                attacker = script(PREFIX + source, *arguments, **as_nobody())
-                assert attacker.stdout is not None
-                attacker.stdout.readline()
-                time.sleep(1.0)
-            honest.stdin.write("\n")
-            honest.stdin.flush()
-            count, p50, p99, worst = (float(part) for part in honest.stdout.readline().split())
-            if attacker is not None:
-                attacker.kill()
-                attacker.wait()
-            honest.kill()
-            honest.wait()
-        alone = alone or p99
-        busy = p99 if name == "a busy loop" else busy
-        against_busy = f"{p99 / busy:>16.2f}" if busy else f"{'':>16}"
+def measure_attack(names: list[str], seconds: float, socket: str | None) -> int:
+    """Prints what honest users see beside each attack. Returns how many fell short of the goal."""
+    if not others_may_be_played():
         print(
-            f"{name:<28} {count:>6.0f} {p50:>7.2f} {p99:>7.2f} {worst:>7.1f} "
-            f"{p99 / alone:>12.2f} {against_busy}",
-            flush=True,
+            "not run: the attacker must be another user than the honest ones, which only root can "
+            "arrange; run it as root (sudo)"
         )
+        return 0
+    if socket is None:
+        return print_table(names, seconds, attacked_site)
+    daemon = InstalledDaemon(socket)
+    return print_table(names, seconds, lambda: contextlib.nullcontext(daemon))
+
+
+@contextlib.contextmanager
+def booted(gpus: int) -> Iterator[Node]:
+    """A systemd with zeusd installed as it is shipped."""
+    from tests.system import machine, test_systemd
+
+    if machine.why_not() is not None:
+        sys.exit(f"cannot boot a systemd here: {machine.why_not()}")
+    with contextlib.contextmanager(test_systemd.boot_node)(gpus, watchdog_s=None) as node:
+        yield node
 
 
 def measure_systemd(runs: int) -> None:
     """Prints how long after `kill -9` of zeusd its clients' sets are done again."""
-    from tests.system import test_systemd
-    from tests.system.machine import why_not
-
-    if why_not() is not None:
-        sys.exit(f"cannot boot a systemd here: {why_not()}")
-    with contextlib.contextmanager(test_systemd.boot_node)() as node:
+    with booted(2) as node:
         user = node.user()
         assert user.set(0, 200) == "ok"
         took_ms, restored_ms = [], []
@@ -294,20 +170,48 @@ def measure_systemd(runs: int) -> None:
         print(f"{name:<36} {quantile(values, 0.5):>6.0f} {max(values):>8.0f}")
 
 
-def main() -> None:
-    """Prints the tables asked for."""
+def measure_attack_on_units(names: list[str], seconds: float) -> int:
+    """The same in a booted systemd, where attackers have names and 158 users one owner."""
+    with booted(GPUS) as node:
+        root, sources = node.machine.root, f"{node.machine.root}{SOURCES}"
+        for folder in ("benchmarks", "tests"):
+            shutil.copytree(ROOT / folder, Path(sources, folder))
+        with (root / "etc/passwd").open("a") as users:
+            for number in range(len(ATTACKS) + 1):
+                uid = FIRST_ATTACKER + number
+                users.write(f"attacker{number}:x:{uid}:{NOBODY}::/nonexistent:/bin/false\n")
+        (root / "etc/subuid").write_text(f"owner:{SUBUIDS.start}:65536\n")
+        command = [PYTHON, f"{SOURCES}/benchmarks/reliability.py", "attack"]
+        command += ["--socket", "/run/zeusd/zeusd.sock", "--seconds", str(seconds)]
+        for name in names:
+            command += ["--only", name]
+        return subprocess.run(node.machine.command(*command)).returncode
+
+
+def main() -> int:
+    """Prints the tables asked for. Returns 1 if an attack fell short of the goal."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["restore", "attack", "systemd"], nargs="+")
     parser.add_argument("--runs", type=int, help="restore: 200; systemd: 20")
     parser.add_argument("--seconds", type=float, default=5.0, help="of each attack")
+    parser.add_argument("--only", action="append", choices=list(ATTACKS), metavar="ATTACK")
+    where = parser.add_mutually_exclusive_group()
+    where.add_argument("--socket", metavar="PATH", help="attack the zeusd that systemd runs here")
+    where.add_argument("--systemd", action="store_true", help="attack one in a booted container")
     options = parser.parse_args()
+    short = 0
     if "restore" in options.what:
         measure_restore(options.runs or 200)
     if "attack" in options.what:
-        measure_attack(options.seconds)
+        names = options.only or list(ATTACKS)
+        if options.systemd:
+            short = measure_attack_on_units(names, options.seconds)
+        else:
+            short = measure_attack(names, options.seconds, options.socket)
     if "systemd" in options.what:
         measure_systemd(options.runs or 20)
+    return 1 if short else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

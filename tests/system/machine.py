@@ -149,6 +149,21 @@ class Machine:
             drop_in.write_text(f"[Service]\nReadWritePaths={STATE}\nEnvironment={env}\n")
         return double
 
+    def add_front(self, units: str) -> None:
+        """The second process that zeusd 0.1 had: a unit in this folder, and a user of its own."""
+        self.run("useradd", "--system", "--user-group", "zeusd-front")
+        text = "[Service]\nUser=zeusd-front\nExecStart=/bin/sleep infinity\nRestart=always\n"
+        Path(f"{self.root}{units}/zeusd-front.service").write_text(text)
+        self.systemctl("daemon-reload")
+        self.systemctl("start", "zeusd-front")
+
+    def assert_no_front(self) -> None:
+        """Nothing is left of it."""
+        assert self.show("zeusd-front", "LoadState") == "not-found"
+        assert self.show("zeusd-front", "ActiveState") == "inactive"
+        for kind in ("passwd", "group"):
+            assert self.run("getent", kind, "zeusd-front", check=False).stdout == ""
+
     # --------------------------------------------------------------------------------- internals
 
     @staticmethod

@@ -145,7 +145,7 @@ def test_the_daemonset_has_the_least_that_zeusd_needs() -> None:
     assert pod["automountServiceAccountToken"] is False
     rights = zeusd["securityContext"]
     assert "privileged" not in rights
-    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN", "SETUID", "SETGID"]}
+    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
     assert exporter["securityContext"]["capabilities"] == {"drop": ["ALL"]}
     assert exporter["securityContext"]["runAsNonRoot"] is True
     assert all(one["securityContext"]["readOnlyRootFilesystem"] for one in containers.values())

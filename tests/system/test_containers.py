@@ -20,8 +20,8 @@ import pytest
 import yaml
 from packaging.requirements import Requirement
 
-from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
-from zeus_ipc import __version__, errors
+from tests.support import TIMEOUT_S, RunningDaemon, public_directory, running_daemon, wait_for
+from zeus_ipc import Client, __version__, errors
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -107,7 +107,6 @@ def test_who_cannot_be_seen_is_told_so_at_once_and_fills_no_log(secluded: Seclud
             with contextlib.suppress(errors.DaemonUnavailable), secluded.client() as other:
                 other.node()
         assert len(secluded.records("peer_refused")) < 30
-    assert len(secluded.records("front_started")) == 1
 
 
 @needs_root
@@ -140,45 +139,42 @@ sys.stdin.read()
 """
 
 
-def zombies_of(pid: int) -> list[str]:
-    """Children that nobody has waited for."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    stats = [Path(f"/proc/{child}/stat").read_text() for child in children]
-    return [stat for stat in stats if stat.rpartition(")")[2].split()[0] == "Z"]
-
-
 @needs_root
-def test_pid_1_reaps_its_front_and_puts_everything_back_at_sigterm(secluded: Secluded) -> None:
+def test_as_pid_1_it_is_one_process_and_puts_everything_back_at_sigterm(secluded: Secluded) -> None:
     zeusd = secluded.pid
     assert f"NSpid:\t{zeusd}\t1\n" in Path(f"/proc/{zeusd}/status").read_text()
-    (front,) = Path(f"/proc/{zeusd}/task/{zeusd}/children").read_text().split()
-    os.kill(int(front), 9)
-    secluded.wait_for_records("front_started", 2)
-    wait_for(lambda: not zombies_of(zeusd), "the dead front to be waited for")
+    assert Path(f"/proc/{zeusd}/task/{zeusd}/children").read_text() == ""
     with secluded.inside(sys.executable, "-c", HOLD) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        # What stops a container may signal all of it, its front too.
-        for child in Path(f"/proc/{zeusd}/task/{zeusd}/children").read_text().split():
-            os.kill(int(child), 15)
         os.kill(zeusd, 15)
         secluded.process.wait(60)
         assert secluded.process.returncode == 0
         holder.kill()
     (restored,) = secluded.records("restore")
     assert (restored["result"], restored["new"]) == ("ok", "250 W")
-    assert len(secluded.records("front_started")) == 2, "the front bears a SIGTERM"
     assert not Path(secluded.socket).exists()
 
 
 @needs_root
-def test_a_front_that_may_not_become_another_user_says_what_it_takes() -> None:
-    become = "from zeusd.front import privileges; privileges.drop(None)"
-    drop = ("setpriv", "--bounding-set=-setuid,-setgid", "--inh-caps=-all")
-    said = subprocess.run([*drop, sys.executable, "-c", become], capture_output=True, text=True)
-    assert said.returncode == 1
-    assert "--cap-add SETUID --cap-add SETGID" in said.stderr
-    assert "Traceback" not in said.stderr
+def test_one_capability_is_enough(tmp_path: Path) -> None:
+    """CAP_SYS_ADMIN, and nothing else."""
+    with public_directory() as directory:
+        command = ["setpriv", "--bounding-set=-all,+sys_admin", "--inh-caps=-all"]
+        command += [sys.executable, "-m", "zeusd", "serve", "--simulate", "1xv100-pcie"]
+        command += ["--socket", str(directory / "z.sock"), "--state-dir", str(directory / "state")]
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            try:
+                with Client(directory / "z.sock", timeout_s=TIMEOUT_S) as client:
+                    wait_for((directory / "z.sock").exists, "the socket")
+                    gpu = client.node().gpus[0].uuid
+                    client.set_power_limit(gpu, 150_000)
+                    assert client.state(gpu)[gpu].power_limit_mw == 150_000
+            finally:
+                process.terminate()
+            assert process.stderr is not None
+            assert "Traceback" not in process.stderr.read()
+            assert process.wait(TIMEOUT_S) == 0
 
 
 # --------------------------------------------------------------------------------- the Dockerfile
@@ -234,7 +230,7 @@ def test_nothing_secret_and_nothing_unneeded_stays_in_a_layer() -> None:
 def test_the_images_users_are_numbers_that_others_name() -> None:
     found = stages()
     (daemon,) = (rest for name, rest in found["daemon"] if name == "RUN")
-    for user in ("zeus:x:9850", "zeus-admin:x:9851", "zeusd-front:9852", "zeusd-exporter:9853"):
+    for user in ("zeus:x:9850", "zeus-admin:x:9851", "zeusd-exporter:x:9853"):
         assert user in daemon
     assert ("USER", "1000:1000") in found["training"]
     compose = services()

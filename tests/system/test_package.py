@@ -260,7 +260,7 @@ class TestPackage:
         assert __version__ in poisoned.stdout
 
     def test_its_units_are_as_shut_in_as_ever(self, node: Node) -> None:
-        for unit, most in (("zeusd", 1.3), ("zeusd-front", 0.5), ("zeusd-exporter", 1.2)):
+        for unit, most in (("zeusd", 1.3), ("zeusd-restore", 1.3), ("zeusd-exporter", 1.2)):
             said = node.machine.run("systemd-analyze", "security", "--no-pager", unit).stdout
             (exposure,) = re.findall(r"Overall exposure level for \S+: ([0-9.]+)", said)
             assert float(exposure) <= most, unit
@@ -270,7 +270,9 @@ class TestPackage:
         machine.systemctl("start", "zeusd-exporter")
         lease = node.hold(0, 200)
         calls = len(node.double.calls())
-        before = {unit: node.main_pid(unit) for unit in ("zeusd", "zeusd-front", "zeusd-exporter")}
+        before = {unit: node.main_pid(unit) for unit in ("zeusd", "zeusd-exporter")}
+        machine.add_front("/etc/systemd/system")  # as an installed 0.1 has it, ...
+        Path(f"{machine.root}/etc/systemd/system/zeusd-front.service").unlink()  # ... unpacked over
         node.configure("[lease]\nttl = 20\n")
         refused = node.dpkg("--install", node.put(node.upgrade), check=False)
         assert refused.returncode != 0
@@ -281,6 +283,7 @@ class TestPackage:
         mine = Path(f"{machine.root}{CONFIGURATION}").read_text()
         node.dpkg("--configure", "zeusd")
         node.wait_serving()
+        machine.assert_no_front()
         for unit, pid in before.items():
             assert node.main_pid(unit) not in (0, pid), unit
         assert node.zeusctl("status")["node"]["daemon_version"] == NEXT_VERSION
@@ -329,8 +332,8 @@ class TestPackage:
         assert node.left() == []
         assert not Path(f"{machine.root}/etc/zeusd").exists()
         assert machine.run("ls", "/run/zeusd", check=False).returncode != 0
-        for kind, name in (("passwd", "zeusd-front"), ("group", "zeus"), ("group", "zeus-admin")):
-            assert machine.run("getent", kind, name).stdout, "who owned files is not made anew"
+        for name in ("zeus", "zeus-admin"):
+            assert machine.run("getent", "group", name).stdout, "who owned files is not made anew"
 
     # ---------------------------------------------------------------- what was made in the meantime
 

@@ -1,0 +1,346 @@
+"""Honest users beside an attacker: latencies, leases, and what zeusd logs and costs.
+
+Each attack is run by one process of a user without rights (see `adversary.py`). Beside it run
+processes of three honest users: one sets a power limit all the time, one holds a lease of two
+seconds that its heartbeats must keep, and opens a new connection four times a second, and one dies
+holding a lease. The same is measured beside a busy loop on the same daemon just before; the figure
+to judge is the ratio.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import grp
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.adversary import ATTACKS, SUBUIDS, Attack
+from benchmarks.processes import FIRST_ATTACKER, Daemon, names_any, subordinate_users, user_name
+
+HONEST_UID, HOLDER_UID, DYING_UID = 12_345, 12_346, 12_347
+GPUS = 4
+"""For the honest user, the holder, the one who dies, and the attacker."""
+TTL_S = 2.0
+"""The shortest lease that zeusd grants by default."""
+RATIO = 2.0
+"""The goal: beside any attack at most so many times what it is beside a busy loop."""
+SHARES = (0.5, 0.99)
+WARM_UP_S = 1.0
+
+HONEST = """
+import json, random, sys, time
+from zeus_ipc import Client
+from zeus_ipc.errors import ZeusIpcError
+path, gpu = sys.argv[1:]
+client = Client(path, timeout_s=10)
+client.set_power_limit(gpu, 200_000)
+print("ready", flush=True)
+watts = 0
+for line in sys.stdin:
+    took_ns, errors, end = [], [], time.monotonic() + float(line)
+    while time.monotonic() < end:
+        watts = (watts + 1) % 50
+        began_ns = time.monotonic_ns()
+        try:
+            client.set_power_limit(gpu, 150_000 + 1000 * watts)
+        except ZeusIpcError as error:
+            errors.append(f"{error.code}: {error.message}")
+        took_ns.append(time.monotonic_ns() - began_ns)
+        time.sleep(random.random() * 0.004)
+    print(json.dumps([took_ns, errors]), flush=True)
+"""
+
+HOLDER = """
+import json, sys, threading, time
+from zeus_ipc import Client
+from zeus_ipc.errors import ZeusIpcError
+path, gpu, ttl_s = sys.argv[1:]
+client = Client(path, timeout_s=10)
+client.acquire(gpu, ["power_limit"], ttl_s=float(ttl_s))
+client.set_power_limit(gpu, 180_000)
+print("ready", flush=True)
+for line in sys.stdin:
+    took_ns, errors, end = [], [], time.monotonic() + float(line)
+    while time.monotonic() < end:
+        began_ns = time.monotonic_ns()
+        try:
+            with Client(path, timeout_s=10) as other:
+                other.node()
+        except ZeusIpcError as error:
+            errors.append(f"{error.code}: {error.message}")
+        took_ns.append(time.monotonic_ns() - began_ns)
+        time.sleep(0.25)
+    print(json.dumps([took_ns, errors]), flush=True)
+"""
+
+DYING = """
+import sys
+from zeus_ipc import Client
+client = Client(sys.argv[1], timeout_s=30)
+client.set_power_limit(sys.argv[2], 170_000)
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+def quantile(values: list[int], share: float) -> float:
+    """The value below which this share of all lies."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """What honest users saw for some seconds."""
+
+    sets_ns: list[int]
+    connects_ns: list[int]
+    errors: list[str]
+    restored_s: float
+    """From the death of a holder until its lease was over and its limit restored."""
+
+    def set_us(self, share: float) -> float:
+        return quantile(self.sets_ns, share) / 1e3
+
+    @property
+    def connect_ms(self) -> float:
+        """The longest time that a new connection took to be answered."""
+        return max(self.connects_ns) / 1e6
+
+
+@dataclass(frozen=True)
+class Observation:
+    """What was seen while an attack lasted."""
+
+    attack: Attack
+    honest: Phase
+    lost: list[str]
+    """GPUs whose leases living holders lost."""
+    cpu_percent: float
+    """Of one core, by all processes of zeusd."""
+    peak_mib: float
+    named: list[str]
+    """Log lines that name the attacker's user."""
+    seconds: float
+    """How long the attack lasted."""
+
+    def faults(self) -> list[str]:
+        """What must never happen, however busy the machine is."""
+        faults = [f"an honest request failed: {error}" for error in self.honest.errors[:3]]
+        faults += [f"a living holder lost its lease on {gpu}" for gpu in self.lost]
+        most = 1 + int(self.seconds // 60)
+        if self.attack.breaks_protocol and not self.named:
+            faults.append("no log line names the attacker's user")
+        if len(self.named) > most:
+            faults.append(f"{len(self.named)} log lines name the attacker's user, at most {most}")
+        return faults
+
+
+def others_may_be_played() -> bool:
+    """Whether this process may become other users."""
+    return os.geteuid() == 0
+
+
+def _groups(may_set: bool) -> list[int]:
+    """The group whose members may change GPUs, where the node has it."""
+    with contextlib.suppress(KeyError):
+        return [grp.getgrnam("zeus").gr_gid] if may_set else []
+    return []
+
+
+def _as(uid: int, may_set: bool = True) -> dict[str, Any]:
+    if not others_may_be_played():
+        return {}
+    return {"user": uid, "group": uid, "extra_groups": _groups(may_set)}
+
+
+class Child:
+    """A process with pipes, that has said `ready`."""
+
+    def __init__(self, command: list[str], **options: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, *command],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+        if self._line() != "ready\n":
+            self.kill()
+            raise RuntimeError("a process of the benchmark ended at once; see its error above")
+
+    def say(self, text: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        return json.loads(self._line())
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+    def _line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline()
+
+
+class Honest:
+    """The honest users of one daemon."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._setter = Child(["-c", HONEST, daemon.path, daemon.gpus[0]], **_as(HONEST_UID))
+        holder = ["-c", HOLDER, daemon.path, daemon.gpus[1], str(TTL_S)]
+        self._holder = Child(holder, **_as(HOLDER_UID))
+
+    def observe(self, seconds: float) -> Phase:
+        """Lets them work for so long."""
+        gpu = self._daemon.gpus[2]
+        dying = Child(["-c", DYING, self._daemon.path, gpu], **_as(DYING_UID))
+        for child in (self._setter, self._holder):
+            child.say(str(seconds))
+        time.sleep(seconds / 2)
+        killed = time.monotonic()
+        dying.kill()
+        with self._daemon.client() as client:
+            while any(lease.gpu == gpu for lease in client.leases()):
+                time.sleep(0.002)
+        restored_s = time.monotonic() - killed
+        sets_ns, errors = self._setter.answer()
+        connects_ns, other_errors = self._holder.answer()
+        return Phase(sets_ns, connects_ns, errors + other_errors, restored_s)
+
+    def newest_record(self) -> int:
+        """Number of the newest audit record."""
+        with self._daemon.client() as client:
+            return max((one.number for one in client.audit(limit=1).records), default=0)
+
+    def lost(self, after: int) -> list[str]:
+        """Leases that they lost since this audit record."""
+        mine = self._daemon.gpus[:2]
+        with self._daemon.client() as client:
+            records = client.audit(after=after, limit=1000).records
+            held = {lease.gpu for lease in client.leases() if not lease.restoring}
+        expired = {one.gpu for one in records if one.event == "lease_expired"}
+        return [gpu for gpu in mine if gpu in expired or gpu not in held]
+
+    def close(self) -> None:
+        self._setter.kill()
+        self._holder.kill()
+
+
+def attacker(attack: Attack, daemon: Daemon, uid: int) -> Child:
+    """Starts the attack; a list of users needs root to become them."""
+    program = Path(__file__).with_name("adversary.py")
+    command = [str(program), attack.name, daemon.path, *daemon.gpus]
+    return Child(command, **({} if attack.as_root else _as(uid, attack.may_set)))
+
+
+def beside_busy_loop(honest: Honest, daemon: Daemon, seconds: float) -> Phase:
+    """What honest users see beside one who only burns a processor."""
+    burner = attacker(ATTACKS["a busy loop"], daemon, FIRST_ATTACKER)
+    try:
+        time.sleep(WARM_UP_S)
+        return honest.observe(seconds)
+    finally:
+        burner.kill()
+
+
+def beside(attack: Attack, honest: Honest, daemon: Daemon, uid: int, seconds: float) -> Observation:
+    """What honest users see beside an attack by the user `uid`."""
+    newest = honest.newest_record()
+    began = time.monotonic()
+    with daemon.new_log_lines() as lines:
+        enemy = attacker(attack, daemon, uid)
+        try:
+            time.sleep(WARM_UP_S)
+            before, started = daemon.usage(), time.monotonic()
+            phase = honest.observe(seconds)
+            after, observed_s = daemon.usage(), time.monotonic() - started
+            lost = honest.lost(newest)
+        finally:
+            enemy.kill()
+        lasted_s = time.monotonic() - began
+    users = subordinate_users(SUBUIDS) if attack.as_root else {user_name(uid)}
+    return Observation(
+        attack=attack,
+        honest=phase,
+        lost=lost,
+        cpu_percent=100 * (after.cpu_s - before.cpu_s) / observed_s,
+        peak_mib=after.peak_mib,
+        named=[line for line in lines if names_any(line, users)],
+        seconds=lasted_s,
+    )
+
+
+# ----------------------------------------------------------------------------------- the table
+
+HEADER = (
+    "| beside a user without rights who sends | p50 µs | p99 µs | p50 / busy | p99 / busy | max ms "
+    "| new connection ms | dead restored ms | errors | leases lost | zeusd CPU % | peak MiB "
+    "| lines that name the user |"
+)
+
+
+def row(seen: Observation, busy: Phase) -> str:
+    """One row of the table."""
+    honest = seen.honest
+    cells = [
+        seen.attack.name,
+        *(f"{honest.set_us(share):,.0f}" for share in SHARES),
+        *(f"{honest.set_us(share) / busy.set_us(share):.2f}" for share in SHARES),
+        f"{max(honest.sets_ns) / 1e6:.1f}",
+        f"{honest.connect_ms:.0f}",
+        f"{honest.restored_s * 1e3:.0f}",
+        str(len(honest.errors)),
+        str(len(seen.lost)),
+        f"{seen.cpu_percent:.0f}",
+        f"{seen.peak_mib:.0f}",
+        str(len(seen.named)),
+    ]
+    return f"| {' | '.join(cells)} |"
+
+
+def print_table(
+    names: Iterable[str], seconds: float, started: Callable[[], AbstractContextManager[Daemon]]
+) -> int:
+    """Runs attacks one after another and prints a row of each.
+
+    Args:
+        names: Which.
+        seconds: How long honest users are observed beside each.
+        started: A daemon for each attack, which may be the same one each time.
+
+    Returns:
+        How many fell short of the goal.
+    """
+    print(HEADER)
+    print("|---|" + "--:|" * (HEADER.count("|") - 2))
+    short: list[str] = []
+    for number, name in enumerate(names):
+        attack = ATTACKS[name]
+        with started() as daemon, contextlib.closing(Honest(daemon)) as honest:
+            busy = beside_busy_loop(honest, daemon, seconds)
+            seen = beside(attack, honest, daemon, daemon.attacker_uid(number), seconds)
+        print(row(seen, busy), flush=True)
+        short += [f"{name}: {fault}" for fault in seen.faults()]
+        for share in SHARES:
+            ratio = seen.honest.set_us(share) / busy.set_us(share)
+            if ratio > RATIO:
+                short.append(f"{name}: p{share * 100:g} is {ratio:.2f} times the busy loop's")
+    print(
+        f"\nGoal: at most {RATIO:g} times the busy loop's p50 and p99, no error, no lease lost, one"
+    )
+    print("line a minute that names the user of each who breaks the protocol.")
+    print("\n".join(f"- short of it: {line}" for line in short) or "- met by all")
+    return len(short)

@@ -1,0 +1,38 @@
+"""What one user without rights does to the others: nothing that they notice.
+
+`benchmarks/reliability.py attack` runs the same attacks for longer, and measures latencies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.adversary import ATTACKS
+from benchmarks.attack import TTL_S, Honest, beside
+from benchmarks.processes import Daemon
+from benchmarks.reliability import attacked_site
+
+pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as several users")
+
+SECONDS = 1.5 * TTL_S
+"""Long enough for a lease to expire whose heartbeats are not read."""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    """One daemon that all attack in turn."""
+    with attacked_site() as running:
+        yield running
+
+
+@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "a busy loop"])
+def test_no_attack_costs_an_honest_user_a_request_or_a_lease(daemon: Daemon, name: str) -> None:
+    uid = 40_000 + list(ATTACKS).index(name)
+    with contextlib.closing(Honest(daemon)) as honest:
+        seen = beside(ATTACKS[name], honest, daemon, uid, SECONDS)
+    assert seen.faults() == []
+    assert seen.honest.sets_ns
