@@ -47,8 +47,9 @@ BURST_S = 0.05
 """So much of a second's requests and bytes may come at once."""
 
 MIN_BURST_BYTES = 64 * 1024
-QUANTUM = 4.0
-"""Requests of one user in one turn; a KiB counts as a quarter of one."""
+QUANTUM = 1.0
+"""Requests of one user in one turn; a KiB counts as a quarter of one. What an honest request takes
+beside a flood is a turn of each flooding user for each of its steps, so a turn is short."""
 
 REFILL = 4.0
 """A user who waits is woken for this many requests, as each wakeup costs the server too."""
