@@ -11,7 +11,7 @@ from xml.sax.saxutils import escape
 
 WIDTH = 480
 INK, PALE, LINE = "#1d2733", "#5b6673", "#8a94a0"
-PAPER, USER, FRONT, ROOT, DEVICE = "#fbfaf6", "#dcebfa", "#e2f2df", "#fbe6cf", "#e9e4f2"
+PAPER, USER, SERVER, ROOT, DEVICE = "#fbfaf6", "#dcebfa", "#e2f2df", "#fbe6cf", "#e9e4f2"
 PICTURES = Path(__file__).parents[2] / "docs" / "pictures"
 
 
@@ -99,9 +99,9 @@ class Picture:
 def processes() -> None:
     """Which processes there are, and what each may do."""
     picture = Picture(
-        744,
-        "Clients speak ZeroMQ to the front, which has no rights; the front hands typed requests to "
-        "zeusd, which alone has CAP_SYS_ADMIN, keeps a journal, and speaks with the driver",
+        740,
+        "Clients speak ZeroMQ to zeusd, which alone has CAP_SYS_ADMIN: its server reads users in "
+        "turn, its core decides, its runtime keeps a journal and speaks with the driver",
     )
     picture.box(16, 16, 216, 84, USER)
     picture.lines(28, 38, "training job", "any user, no root", "import zeus  →  zeus_ipc")
@@ -113,32 +113,32 @@ def processes() -> None:
     picture.arrow(356, 100, 356, 160, both=True)
     picture.text(240, 126, "ZeroMQ, msgpack", anchor="middle")
     picture.text(240, 144, "/run/zeusd/zeusd.sock", anchor="middle", pale=True, size=13)
-    picture.box(16, 164, 448, 84, FRONT)
+    picture.box(16, 164, 448, 402, ROOT)
+    picture.text(28, 188, "zeusd   (root, CAP_SYS_ADMIN alone, no network)", bold=True)
+    picture.box(28, 202, 424, 100, SERVER)
     picture.lines(
-        28,
-        186,
-        "front   (user zeusd-front, no capability)",
-        "the only one with ZeroMQ in it; limits each user;",
-        "may be aborted by any client, holds nothing, starts anew",
+        40,
+        224,
+        "server: speaks ZeroMQ's protocol",
+        "who is it, by the kernel's word; users in turn, a rate for",
+        "each; decodes and validates. What breaks the protocol",
+        "is closed; what comes too fast is read later",
     )
-    picture.arrow(240, 248, 240, 302, both=True)
-    picture.text(252, 270, "typed requests, and each")
-    picture.text(252, 288, "connection's descriptor")
-    picture.box(16, 306, 448, 260, ROOT)
-    picture.text(28, 328, "zeusd   (root, CAP_SYS_ADMIN alone, no network)", bold=True)
+    picture.arrow(240, 302, 240, 338, both=True)
+    picture.text(252, 325, "typed requests", size=13)
     picture.box(28, 342, 424, 62, PAPER)
     picture.lines(
         40,
         363,
         "core: decides",
-        "leases, policy, what goes back. No socket, file or clock",
+        "leases, policy, restores. No socket, file or clock",
     )
     picture.arrow(240, 404, 240, 424, both=True)
     picture.box(28, 428, 424, 126, PAPER)
     picture.text(40, 449, "runtime: carries out", bold=True)
     for row, (left, right) in enumerate(
         (
-            ("loop, port of the front", "a worker for each GPU"),
+            ("one loop for everything", "a worker for each GPU"),
             ("watch on each holder", "sampler: each tick of power"),
             ("journal: intent first", "historian: energy of windows"),
         )
@@ -193,33 +193,33 @@ def _note(picture: Picture, x: float, y: float, *words: str, anchor: str = "star
 def one_set() -> None:
     """What happens when a job sets a limit, and when it is killed."""
     height = 760
-    job, front, zeusd, disk, gpu = 60, 150, 240, 330, 420
+    job, server, zeusd, disk, gpu = 60, 150, 240, 330, 420
     picture = Picture(
         height,
-        "One set: the job asks, the front checks, zeusd decides, reads the GPU, writes the "
-        "journal, writes the GPU and answers; when the job is killed zeusd reads, writes the old "
+        "One set: the job asks, the server validates, the core decides; zeusd reads the GPU, "
+        "writes the journal, writes the GPU and answers; when the job is killed zeusd reads, writes the old "
         "limit, and forgets",
     )
     _lanes(
         picture,
         [
             (job, "job", USER),
-            (front, "front", FRONT),
-            (zeusd, "zeusd", ROOT),
+            (server, "server", SERVER),
+            (zeusd, "core", ROOT),
             (disk, "journal", DEVICE),
             (gpu, "GPU", DEVICE),
         ],
         height,
     )
-    _step(picture, 82, job, front, "set 200 W")
-    _note(picture, front + 8, 104, "decodes, counts against", "the user's limits")
-    _step(picture, 152, front, zeusd, "typed")
+    _step(picture, 82, job, server, "set 200 W")
+    _note(picture, server + 8, 104, "this user's turn? who is it,", "says the kernel? validates")
+    _step(picture, 152, server, zeusd, "typed")
     _note(
         picture,
         zeusd + 8,
         174,
-        "validates again; asks the kernel",
-        "who it is; may they? who holds it?",
+        "may this user? within the range?",
+        "who holds it?",
     )
     _step(picture, 226, zeusd, gpu, "first time: what holds it now?")
     _step(picture, 258, gpu, zeusd, "250 W", dashed=True)
@@ -227,8 +227,8 @@ def one_set() -> None:
     _step(picture, 326, disk, zeusd, "on disk", dashed=True)
     _step(picture, 362, zeusd, gpu, "set 200 W, its own thread")
     _step(picture, 394, gpu, zeusd, "done, 10 to 20 ms", dashed=True)
-    _step(picture, 426, zeusd, front, "{}", dashed=True)
-    _step(picture, 458, front, job, "{}", dashed=True)
+    _step(picture, 426, zeusd, server, "{}", dashed=True)
+    _step(picture, 458, server, job, "{}", dashed=True)
     picture.text(job, 504, "killed", bold=True, anchor="middle", over=True)
     _step(picture, 536, job, zeusd, "the kernel tells by a pidfd", dashed=True)
     _note(picture, zeusd + 8, 558, "restoring: leased to nobody")

@@ -8,6 +8,7 @@ from enum import Enum
 
 from zeusd.server import descriptors
 from zeusd.server.fairness import User
+from zeusd.server.visibility import Unusable
 from zeusd.server.zmtp import READ_BYTES, Engine
 
 _FLAGS = socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL
@@ -84,7 +85,7 @@ class Connection:
         self.queued = False
         self.closed = False
         self.identified = False
-        self.refusal: str | None = None
+        self.refusal: Unusable | None = None
         self.topics: set[bytes] = set()
 
     @property

@@ -360,8 +360,11 @@ class Server:
     def _request(self, connection: Connection, body: bytes) -> float:
         try:
             request = decoding.decode(body)
-            if connection.refusal is not None:
-                raise decoding.Invalid(request.id, ErrorCode.UNAVAILABLE, connection.refusal)
+            refusal = connection.refusal
+            if refusal is not None:
+                raise decoding.Invalid(
+                    request.id, ErrorCode.UNAVAILABLE, refusal.message, reason=refusal.reason
+                )
         except decoding.Invalid as invalid:
             self.reply(connection.number, invalid.reply)
             return decoding.INVALID
@@ -372,7 +375,8 @@ class Server:
         """Asks the kernel who is at the other end."""
         connection.refusal = unusable(connection.stream)
         if connection.refusal is not None:
-            self._reports.add(connection.uid, "peer_refused", f"was refused: {connection.refusal}")
+            text = f"was refused: {connection.refusal.message}"
+            self._reports.add(connection.uid, "peer_refused", text)
             return
         try:
             peer, pidfd = identify_peer(connection.number, connection.stream)

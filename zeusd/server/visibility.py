@@ -4,20 +4,36 @@ from __future__ import annotations
 
 import socket
 import struct
+from dataclasses import dataclass
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
 
-UNSEEN = (
+
+@dataclass(frozen=True, slots=True)
+class Unusable:
+    """Why a client cannot be served.
+
+    Attributes:
+        reason: For programs.
+        message: For people, with what to do.
+    """
+
+    reason: str
+    message: str
+
+
+UNSEEN = Unusable(
+    "pid_namespace",
     "zeusd does not see this process, since it runs in a pid namespace of its own; start zeusd's "
-    "container in the host's (--pid=host, or hostPID: true)"
+    "container in the host's (--pid=host, or hostPID: true)",
 )
 
 SHIFTED_S = 0.001
 """Clocks further apart than this would move windows and deadlines noticeably."""
 
 
-def unusable(connection: socket.socket) -> str | None:
+def unusable(connection: socket.socket) -> Unusable | None:
     """Why the process at the other end cannot be served; None: it can."""
     raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
     pid, _, _ = _CREDENTIALS.unpack(raw)
@@ -26,9 +42,10 @@ def unusable(connection: socket.socket) -> str | None:
     shift_s = monotonic_offset_s(pid) - monotonic_offset_s("self")
     if abs(shift_s) > SHIFTED_S:
         direction = "ahead of" if shift_s > 0 else "behind"
-        return (
+        return Unusable(
+            "time_namespace",
             f"the clock of this process is {abs(shift_s):g} s {direction} zeusd's, since one of "
-            "them runs in a time namespace; run both in the same one (see time_namespaces(7))"
+            "them runs in a time namespace; run both in the same one (see time_namespaces(7))",
         )
     return None
 
