@@ -132,10 +132,9 @@ def _as_ranks(count: int) -> None:
             os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
             return
         ranks[pid] = rank
-    from torch.distributed import TCPStore
-
+    dist = importlib.import_module("torch.distributed")
     # As torchrun has it: the store is its own, so that no rank's end ends it.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     for _ in range(count):
         os.write(tell, f"{store.port:5d}".encode())
 

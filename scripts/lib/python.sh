@@ -34,6 +34,14 @@ venv_folder() {
     echo "$sources/$name"
 }
 
+# A home that can be written: pip, matplotlib, shells and Hugging Face keep caches there.
+have_home() {
+    [ -n "${HOME:-}" ] && [ -d "$HOME" ] && [ -w "$HOME" ] && return
+    export HOME=$1/home
+    mkdir -p "$HOME"
+    say "your home cannot be written; what is kept there goes to $HOME"
+}
+
 make_venv() {
     local python=$1 venv=$2
     if ! "$venv/bin/python" -c 'import pip' >/dev/null 2>&1; then
@@ -41,4 +49,5 @@ make_venv() {
         rm -rf "$venv"
         "$python" -m venv "$venv"
     fi
+    have_home "$venv"
 }

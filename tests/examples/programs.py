@@ -8,6 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests import preloaded
 from tests.support import RunningDaemon
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -33,6 +34,11 @@ def torchrun(ranks: int, *arguments: str | Path) -> list[str]:
     return python(
         *("-m", "torch.distributed.run", *options, "--nproc_per_node", str(ranks)), *arguments
     )
+
+
+def ranks(count: int, *arguments: str | Path) -> list[str]:
+    """As `torchrun` on one node, but PyTorch is imported once for all ranks."""
+    return python(preloaded.FILE, "--ranks", str(count), *arguments)
 
 
 def run(

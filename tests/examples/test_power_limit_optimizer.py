@@ -18,6 +18,7 @@ from tests.examples.programs import (
     limits_set,
     limits_w,
     python,
+    ranks,
     run,
     torchrun,
 )
@@ -65,9 +66,9 @@ def test_one_gpu_is_given_the_limit_that_was_chosen_for_it(daemon: RunningDaemon
     assert limits_w(daemon, 2) == [250, 250]
 
 
-def same_for_all_ranks(daemon: RunningDaemon, script: str, *keep: str | Path) -> None:
+def same_for_all_ranks(daemon: RunningDaemon, command: list[str], *keep: str | Path) -> None:
     """Trains two ranks, which try the same limits and choose the same."""
-    command = torchrun(2, script, *TINY, *keep, "--epochs", "2")
+    command = [*command, *TINY, *map(str, keep), "--epochs", "2"]
     output = trained(command, ["1/2", "2/2"], daemon)
     first, second = limits_set(daemon, 2)
     assert first == second
@@ -77,7 +78,7 @@ def same_for_all_ranks(daemon: RunningDaemon, script: str, *keep: str | Path) ->
 
 def test_data_parallel_ranks_choose_the_same_limit(daemon: RunningDaemon, tmp_path: Path) -> None:
     profile = tmp_path / "profile.json"
-    same_for_all_ranks(daemon, "train_dp.py", "--profile-path", profile)
+    same_for_all_ranks(daemon, torchrun(2, "train_dp.py"), "--profile-path", profile)
     limits = [one["power_limit"] for one in json.loads(profile.read_text())["measurements"]]
     assert 250 in limits
     assert len(limits) > 1
@@ -87,7 +88,7 @@ def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_goes_on_from_them(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "run" / "model.pt"
-    same_for_all_ranks(daemon, "train_fsdp.py", "--checkpoint", checkpoint)
+    same_for_all_ranks(daemon, ranks(2, "train_fsdp.py"), "--checkpoint", checkpoint)
 
     # A run that knows its limit from the last one has it from the first step.
     profile = tmp_path / "profile.json"

@@ -53,8 +53,9 @@ def run_script(
         except OSError as error:
             reason = error.strerror
             # "Permission denied" may also be said of a folder in the PATH.
+            path = os.pathsep.join(os.get_exec_path(env))
             by_name = error.filename == command[0] and not os.path.dirname(command[0])
-            if by_name and shutil.which(command[0], os.F_OK, env.get("PATH")) is None:
+            if by_name and shutil.which(command[0], os.F_OK, path) is None:
                 reason = "command not found"
             raise RuntimeError(
                 f"the command {' '.join(command)!r} cannot be started in {workdir or Path.cwd()} "

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.examples.programs import environment, limits_set, limits_w, python, torchrun
+from tests.examples.programs import environment, limits_set, limits_w, python, ranks, torchrun
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus import _node
 from zeus.monitor import ZeusMonitor
@@ -118,7 +118,7 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
         (tmp_path / f"of-{owner}").mkdir()
         (tmp_path / f"of-{owner}" / f"{owner}.json").write_text(json.dumps({"measurements": rows}))
     cases = ("agree", "adaptive", "profile", "denied", "uneven")
-    ended(run(torchrun(2, JOB, tmp_path, *cases), daemon))
+    ended(run(ranks(2, JOB, tmp_path, *cases), daemon))
 
     assert_agreed(tmp_path, 2)
 
@@ -147,7 +147,7 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
 
 def test_four_processes(tmp_path: Path) -> None:
     with running_daemon("--simulate", "4xv100-pcie", gpus=4) as daemon:
-        ended(run(torchrun(4, JOB, tmp_path, "agree"), daemon))
+        ended(run(ranks(4, JOB, tmp_path, "agree"), daemon))
         assert_agreed(tmp_path, 4)
         first, *others = limits_set(daemon, 4)
         assert len(first) > 4
