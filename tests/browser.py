@@ -7,16 +7,14 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests import needs
 from tests.support import TIMEOUT_S
-
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 class Page:
@@ -122,11 +120,10 @@ def browser(directory: Path) -> Iterator[Page]:
     Args:
         directory: For that.
     """
-    assert CHROMIUM is not None
     to_read, to_us = os.pipe()
     from_us, to_write = os.pipe()
     command = [
-        CHROMIUM,
+        needs.tool("chromium"),
         "--headless=new",
         "--no-sandbox",
         "--disable-gpu",

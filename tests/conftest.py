@@ -1,14 +1,14 @@
-"""How `scripts/test` shares the tests out: what stays on one worker, and what begins first.
-
-Only with pytest-xdist; a plain pytest runs everything in its usual order.
-"""
+"""Which tests can run here, and how `scripts/test` shares them out over its workers."""
 
 from __future__ import annotations
 
 import gc
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
+
+from tests import needs
 
 FIRST = (
     "tests/system/test_systemd.py",
@@ -22,7 +22,6 @@ APART = (
     "tests/zeusd/core/test_schedules.py",
     "tests/system/test_measuring.py",
     "tests/system/test_whole_path.py",
-    "tests/system/test_front.py",
     "tests/system/test_promises.py",
     "tests/system/test_quiesce.py",
     "tests/zeusd/test_restore.py",
@@ -31,11 +30,41 @@ APART = (
 come last, those with the longest tests first, so that all workers end at about the same time."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """What `--strict-markers` allows."""
+    config.addinivalue_line("markers", "needs(*names): what the test needs: see tests/needs.py")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """A need that nobody knows is an error at once."""
+    for mark in item.iter_markers("needs"):
+        if unknown := {*mark.args} - needs.NAMES:
+            raise pytest.UsageError(f"{item.nodeid} needs {unknown}: tests/needs.py has no such")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that cannot run here is not run."""
+    needs.require(*(name for mark in item.iter_markers("needs") for name in mark.args))
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
+    """The last lines: what was not run, and how to have it run."""
+    yield
+    skipped = terminalreporter.stats.get("skipped", [])
+    reasons = [report.longrepr[2].removeprefix("Skipped: ") for report in skipped]
+    if lines := needs.summary(reasons):
+        terminalreporter.section(needs.TITLE)
+        for line in lines:
+            terminalreporter.line(line)
+
+
 gc.disable()  # until all is collected: of what is imported nothing is garbage
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """On each worker alike: the order in which tests are handed out."""
+    """On each worker alike: the order in which tests are handed out; else pytest's own."""
     if hasattr(config, "workerinput"):
         rank = {path: number for number, path in enumerate((*FIRST, None, *APART))}
         rest = rank[None]

@@ -12,19 +12,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-
+from tests import needs
 from tests.support import TIMEOUT_S, wait_for
 
 _USER = "postgres"
 
 
-def _programs() -> Path | None:
+def _programs() -> Path:
     found = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"), key=lambda one: one.parts[-3])
-    if found:
-        return found[-1].parent
-    on_path = shutil.which("initdb")
-    return Path(on_path).parent if on_path else None
+    return found[-1].parent if found else Path(needs.tool("postgresql")).parent
 
 
 class PostgreSQL:
@@ -75,13 +71,8 @@ class PostgreSQL:
 
 @contextlib.contextmanager
 def postgresql() -> Iterator[PostgreSQL]:
-    """A new cluster. Where there is no PostgreSQL the test is skipped; in CI it fails."""
+    """A new cluster."""
     programs = _programs()
-    if programs is None:
-        missing = "needs PostgreSQL (Debian: postgresql)"
-        if os.environ.get("ZEUSD_TEST_SYSTEMD") == "required":
-            pytest.fail(missing)
-        pytest.skip(missing)
     # It refuses to run as root.
     options: dict[str, Any] = {}
     if os.getuid() == 0:

@@ -12,10 +12,10 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tests import needs
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
@@ -130,7 +130,7 @@ class RunningDaemon:
         return Client(self.socket, timeout_s=timeout_s)
 
     def records(self, event: str | None = None) -> list[dict[str, Any]]:
-        """What it logged so far; lines that are not JSON are libzmq's last words."""
+        """What it logged so far; lines that are not JSON are a crash's."""
         lines: list[dict[str, Any]] = []
         for line in self.log_path.read_text().splitlines():
             with contextlib.suppress(ValueError):
@@ -143,10 +143,6 @@ class RunningDaemon:
         """Waits until it has logged an event so often: a GPU changes before the record of it."""
         wait_for(lambda: len(self.records(event)) >= count, f"{count} records of {event}")
         return self.records(event)
-
-    def front_pid(self) -> int:
-        """Process id of the newest front."""
-        return int(self.records("front_started")[-1]["pid"])
 
     def kill(self) -> None:
         """kill -9."""
@@ -190,21 +186,11 @@ def script(source: str, *arguments: str, **options: Any) -> subprocess.Popen[str
     )
 
 
-@lru_cache(maxsize=1)
-def _others_may_run_this_python() -> bool:
-    command = [sys.executable, "-c", "import zeus_ipc"]
-    try:
-        ran = subprocess.run(command, user=NOBODY, group=NOBODY, extra_groups=[], cwd="/")
-    except PermissionError:
-        return False
-    return ran.returncode == 0
-
-
 def as_nobody() -> dict[str, Any]:
     """Options of Popen that make the child an ordinary user, where this process may do that."""
     if os.getuid() != 0:
         return {}
-    assert _others_may_run_this_python(), (
+    assert not needs.unmet("two users"), (
         f"other users may not run {sys.executable}; make the environment with the system's Python "
         "(PYTHON=/usr/bin/python3 scripts/test)"
     )

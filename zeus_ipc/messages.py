@@ -855,6 +855,23 @@ class SourceState(_Message):
     """How often its sensors change."""
 
 
+class UserLoad(_Message):
+    """What the server refused to one user, or made it wait for. Counts begin with the daemon."""
+
+    uid: int
+    """The user; a subordinate uid counts as its owner."""
+    connections: int
+    """Open at present."""
+    limited_ns: int
+    """For how long its requests have waited because they come too fast."""
+    limited: bool
+    """Whether they wait at present."""
+    refused: int
+    """Connections that were closed as they came: too many, or too many a second."""
+    faults: int
+    """Connections that were closed because they broke ZeroMQ's protocol."""
+
+
 class Metrics(_Message):
     """Result of `metrics`. Counts begin with the daemon."""
 
@@ -882,3 +899,5 @@ class Metrics(_Message):
     """By operation."""
     sources: list[SourceState]
     """By device."""
+    users: list[UserLoad] = []
+    """Users who were refused something, or made to wait."""

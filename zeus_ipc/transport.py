@@ -21,6 +21,7 @@ from typing import Any, Protocol
 import zmq
 
 from zeus_ipc.codec import DecodeError, decode_reply, encode
+from zeus_ipc.diagnosis import silent_daemon
 from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
 
 _QUANTUM_MS = 2
@@ -299,8 +300,8 @@ class ZmqTransport:
         if not sent:
             _diagnose(self._path)
         raise RequestTimeout(
-            f"zeusd at {self._path} did not answer within {timeout_s:g} s; look at its log "
-            "(journalctl -u zeusd)"
+            f"zeusd at {self._path} did not answer within {timeout_s:g} s; "
+            f"{silent_daemon(self._path)}"
         )
 
 

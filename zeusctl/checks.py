@@ -18,7 +18,7 @@ from zeus_ipc.errors import AccessRefused, ZeusIpcError
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
-from zeusctl.text import duration, value_text
+from zeusctl.text import duration, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo, NodeInfo
@@ -68,6 +68,7 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
     checks: tuple[Callable[[Session, NodeInfo], Check], ...] = (
         _policy,
         _sampling,
+        _users,
         _pending,
         _visible,
     )
@@ -132,8 +133,8 @@ def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
         if error.details.get("reason") == "pid_namespace":
             found, _, remedy = error.message.rpartition("; ")
             return None, _fault("socket", found, remedy)
-        remedy = "start zeusd (`systemctl start zeusd`) and look at its log (`journalctl -u zeusd`)"
-        return None, _fault("socket", error.message, remedy)
+        found, _, remedy = error.message.rpartition("; ")
+        return None, _fault("socket", found or error.message, remedy)
     since = duration(seconds_since(node.started_ns))
     return node, _ok("socket", f"{path} answers; zeusd {node.daemon_version} is up {since}")
 
@@ -295,7 +296,8 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
         if age_s > LATE_S + 10 * source.tick_ns / 1e9:
             late.append(f"{names.get(source.source, source.source)} ({duration(age_s)})")
     seen = {source.source for source in metrics.sources}
-    late += [name for uuid, name in names.items() if uuid not in seen]
+    if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has hardly begun
+        late += [name for uuid, name in names.items() if uuid not in seen]
     if node.quiesced_ns is not None:
         return _note("sampling", "it rests while the driver is let go of")
     if late:
@@ -307,6 +309,27 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
     if not metrics.sources:
         return _note("sampling", "there is nothing to sample")
     return _ok("sampling", f"{len(metrics.sources)} devices are sampled")
+
+
+def _users(session: Session, node: NodeInfo) -> Check:
+    users = session.client.metrics().users
+    limited = [user for user in users if user.limited]
+    hostile = [user for user in users if user.faults or user.refused]
+    if limited:
+        names = ", ".join(user_name(user.uid) for user in limited)
+        return _note(
+            "users",
+            f"requests of {names} come too fast and wait for their turn",
+            "have fewer or slower clients, or raise [server] requests_per_second in zeusd.toml",
+        )
+    if hostile:
+        names = ", ".join(user_name(user.uid) for user in hostile)
+        return _note(
+            "users",
+            f"connections of {names} were refused or broke the protocol since zeusd started",
+            "zeusd's log says why, once a minute",
+        )
+    return _ok("users", "nobody was refused or made to wait")
 
 
 def _pending(session: Session, node: NodeInfo) -> Check:

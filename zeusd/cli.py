@@ -26,7 +26,6 @@ def main() -> None:
 @click.option("--socket", metavar="PATH", help="Where to listen.  [default: /run/zeusd/zeusd.sock]")
 @click.option("--socket-mode", metavar="OCTAL", help="Permissions of the socket.  [default: 0660]")
 @click.option("--socket-group", metavar="GROUP", help="Group that owns the socket.")
-@click.option("--link", metavar="PATH", help="Where a front of its own unit connects.")
 @click.option("--state-dir", metavar="DIR", help="Journal.  [default: /run/zeusd/state]")
 @click.option("--simulate", metavar="SPEC", help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40.")
 @click.option("--nvml-library", metavar="PATH", help="The libnvidia-ml to load.")
@@ -40,8 +39,7 @@ def main() -> None:
     type=click.Choice(["auto", "json", "text", "journal"]),
     help="auto: the journal's under systemd, text on a terminal, else JSON lines.  [default: auto]",
 )
-@click.option("--front-seed", type=int, hidden=True)
-def serve(config_path: str | None, front_seed: int | None, **options: str | None) -> None:
+def serve(config_path: str | None, **options: str | None) -> None:
     """Run the daemon in the foreground until SIGTERM or SIGINT, which put everything back.
 
     SIGUSR1 ends it and keeps all leases for the next one; SIGHUP reads the configuration again.
@@ -67,7 +65,7 @@ def serve(config_path: str | None, front_seed: int | None, **options: str | None
         name = str(fault["loc"][-1]).replace("_", "-")
         raise SystemExit(f"zeusd: --{name}: {fault['msg']}") from None
     logs.configure(config.log.level, config.log.format)
-    sys.exit(run(config, read, front_seed))
+    sys.exit(run(config, read))
 
 
 @main.command("check-config")
@@ -100,7 +98,6 @@ _PLACES = {
     "socket_mode": ("daemon", "socket_mode"),
     "socket_group": ("daemon", "socket_group"),
     "state_dir": ("daemon", "state_dir"),
-    "link": ("front", "link"),
     "simulate": ("nvml", "simulate"),
     "nvml_library": ("nvml", "library"),
     "log_level": ("log", "level"),

@@ -27,9 +27,8 @@ from zeusd.core.policy import (
     SitePolicy,
 )
 from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
-from zeusd.runtime.front import FrontOptions
-from zeusd.runtime.link import FrontLimits
 from zeusd.runtime.powercap import POWERCAP
+from zeusd.server.fairness import Limits
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -66,22 +65,25 @@ class DaemonSection(_Section):
     """How long a stop waits for limits to be put back."""
 
 
-class FrontSection(_Section):
-    """`[front]`: the process that owns the ZeroMQ socket."""
+class ServerSection(_Section):
+    """`[server]`: what one user may ask for, and all users together."""
 
-    link: str | None = None
-    """Where a front that is started by somebody else connects; unset: zeusd starts its own."""
-    user: str | None = None
-    """User it runs as; unset: zeusd-front, or nobody where zeusd starts it and there is none."""
     max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """Connections of one user at a time; more are refused."""
+    """Connections of one user at a time; more are closed as they come."""
+    max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
+    """Connections of all users together; fewer where the system allows fewer open files."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
-    """Requests of one user. What comes faster waits; when too much waits, it is refused, and who
-    goes on all the same is cut off. Readings count two or four times."""
-    memory_mib: Annotated[int, Field(ge=128, le=65536)] = 512
-    """Address space of a front that zeusd starts, MiB; beyond it dies and is started again."""
-    max_files: Annotated[int | None, Field(ge=32)] = None
-    """Files that such a front may have open; unset: what the system lets it have."""
+    """Requests of one user. What comes faster waits for its turn; nobody is disconnected for it.
+    Operations that cost zeusd more, and those for many GPUs, count as several."""
+
+
+class FrontSection(BaseModel):
+    """`[front]`: the name of `[server]` until 0.1. Read for one more version, with a warning."""
+
+    model_config = ConfigDict(extra="ignore", frozen=True)
+
+    max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
+    requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
 
 
 class NvmlSection(_Section):
@@ -230,6 +232,7 @@ class Config(_Section):
     """All of `zeusd.toml`."""
 
     daemon: DaemonSection = DaemonSection()
+    server: ServerSection = ServerSection()
     front: FrontSection = FrontSection()
     nvml: NvmlSection = NvmlSection()
     lease: LeaseSection = LeaseSection()
@@ -296,22 +299,12 @@ class Config(_Section):
             ),
         )
 
-    def front_options(self, seed: int | None = None) -> FrontOptions:
-        """How the front is run."""
-        return FrontOptions(
-            user=self.front.user,
-            memory_mib=self.front.memory_mib,
-            max_files=self.front.max_files,
-            seed=seed,
-            log_level=self.log.level,
-            log_format=self.log.format,
-        )
-
-    def front_limits(self) -> FrontLimits:
-        """What the front allows each user."""
-        return FrontLimits(
-            max_connections_per_user=self.front.max_connections_per_user,
-            requests_per_second=self.front.requests_per_second,
+    def limits(self) -> Limits:
+        """What one user may ask of the server."""
+        section = self.server if "server" in self.model_fields_set else self.front
+        return Limits(
+            connections=section.max_connections_per_user,
+            requests_per_second=section.requests_per_second,
         )
 
 
@@ -342,7 +335,7 @@ def load(path: str) -> Config:
         reason = re.sub(r" \(at (line|end).*\)$", "", str(error))
         raise ConfigError(f"{path}: line {line}: not valid TOML: {reason}") from None
     try:
-        return Config.model_validate(data)
+        config = Config.model_validate(data)
     except ValidationError as error:
         faults = [
             f"{path}: line {_line_of(text, fault['loc'])}: {_name(fault['loc'])}: "
@@ -350,6 +343,14 @@ def load(path: str) -> Config:
             for fault in error.errors(include_url=False, include_input=False)
         ]
         raise ConfigError("\n".join(faults)) from None
+    if "front" in config.model_fields_set:
+        log.warning(
+            "%s: [front] is [server] now; rename it, and delete link, user, memory_mib and "
+            "max_files, which have no effect any more",
+            path,
+            extra={"event": "config_deprecated", "section": "front"},
+        )
+    return config
 
 
 def _explain(kind: str, message: str) -> str:

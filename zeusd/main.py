@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import pwd
+import resource
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable
@@ -21,17 +22,18 @@ from zeusd.core.core import Core
 from zeusd.nodes import Node, open_node
 from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id, driver_id
 from zeusd.runtime.engine import Engine
-from zeusd.runtime.front import ChildFront, FrontSupervisor, UnitFront
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.listener import InheritedListener, Listener, ListenError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
 from zeusd.runtime.sources import Sample
 from zeusd.runtime.trails import SAVE_S, TrailFile
+from zeusd.server.descriptors import Closer
+from zeusd.server.server import Server
 
 log = logging.getLogger(__name__)
 
-JOURNAL_WAIT_S = 5.0
+JOURNAL_WAIT_S = 1.5
 """`zeusd restore` may have the journal when zeusd starts again; it is quick."""
 
 FIRST_LOOK_S = 60.0
@@ -39,19 +41,20 @@ FIRST_LOOK_S = 60.0
 
 STATUS_S = 1.0
 SWITCH_S = 0.0005
-FRONT_USER = "zeusd-front"
+
+OWN_FILES = 128
+"""Open files that are no connection's: devices, journal, histories, the embedded libraries'."""
 
 RESTART = signal.SIGUSR1
 """Asks for an end that keeps all leases: the unit's `RestartKillSignal=`."""
 
 
 class Daemon:
-    """zeusd: an engine, and a front that brings it requests.
+    """zeusd: an engine, and a server that brings it requests.
 
     Args:
         config: What the command line and `zeusd.toml` say.
         reload: Reads both again.
-        front_seed: See `FrontOptions.seed`.
 
     Raises:
         ListenError, JournalError, ValueError: It cannot start; the message says what to do.
@@ -61,7 +64,6 @@ class Daemon:
         self,
         config: Config,
         reload: Callable[[], Config] | None = None,
-        front_seed: int | None = None,
     ) -> None:
         self._config = config
         self._reload_config = reload or (lambda: config)
@@ -71,7 +73,9 @@ class Daemon:
         with contextlib.ExitStack() as opened:
             settings = config.daemon
             self._reactor = Reactor()
-            self._front = self._open_front(opened, front_seed)
+            self._listening = self._listen(opened)
+            most = max(16, min(config.server.max_connections, (_open_files() - OWN_FILES) // 2))
+            self._server = Server(self._reactor, config.limits(), most)
             self._node: Node = open_node(
                 config.nvml.library, config.nvml.simulate, f"{settings.socket}.devices"
             )
@@ -89,7 +93,8 @@ class Daemon:
                 reactor=self._reactor,
                 nvml=self._node.nvml,
                 journal=Journal(settings.state_dir, JOURNAL_NAME, boot, JOURNAL_WAIT_S),
-                reply=self._front.reply,
+                reply=self._server.reply,
+                users=self._server.describe,
                 boot=boot,
                 orphan_directories=(settings.state_dir, EMBEDDED_STATE_DIR),
                 retry_s=config.nvml.retry_s,
@@ -106,30 +111,18 @@ class Daemon:
                     publish=self._publish,
                 ),
             )
-            self._front.attach(self._engine)
+            self._server.attach(self._engine, self._engine.sampling.stream)
             self._engine.start()
             opened.callback(self._engine.close)
             self._trail_file = TrailFile(settings.state_dir, boot)
             self._trail_file.load(self._engine.core.trail)
             opened.callback(self._save_trail)
-            opened.callback(self._front.stop)
+            opened.callback(self._server.stop)
             self._opened = opened.pop_all()
 
-    def _open_front(self, opened: contextlib.ExitStack, seed: int | None) -> FrontSupervisor:
-        """The front: one that zeusd starts, or a unit of its own that connects."""
-        config, sockets = self._config, systemd.listening_sockets()
-        limits = config.front_limits()
-        if config.front.link is not None:
-            name = config.front.user or FRONT_USER
-            try:
-                uid = pwd.getpwnam(name).pw_uid
-            except KeyError:
-                raise ValueError(
-                    f"the front's user {name} does not exist; install sysusers.d/zeusd.conf and "
-                    "run systemd-sysusers"
-                ) from None
-            return UnitFront(self._reactor, config.front.link, uid, limits)
-        settings = config.daemon
+    def _listen(self, opened: contextlib.ExitStack) -> tuple[socket.socket, socket.socket]:
+        """The sockets for requests and for subscribers: systemd's, or zeusd's own."""
+        settings, sockets = self._config.daemon, systemd.listening_sockets()
         listening = []
         for name, path in (
             (systemd.CLIENTS, settings.socket),
@@ -144,11 +137,11 @@ class Daemon:
             opened.callback(listener.close)
             listening.append(listener.socket)
         clients, subscribers = listening
-        return ChildFront(self._reactor, clients, config.front_options(seed), limits, subscribers)
+        return clients, subscribers
 
     def _publish(self, name: str, sample: Sample) -> None:
         """On the sampler's thread."""
-        self._reactor.post(lambda: self._front.publish(name, sample))
+        self._reactor.post(lambda: self._server.publish(name, sample))
 
     def run(self) -> None:
         """Serves until a signal asks for the end.
@@ -161,6 +154,7 @@ class Daemon:
         woken, wakes = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
         self._reactor.add_reader(woken, lambda: _empty(woken))
+        Closer.prepare()
         for number in (signal.SIGTERM, signal.SIGINT, RESTART, signal.SIGHUP):
             signal.signal(number, self._on_signal)
         self._give_up_ns = time.monotonic_ns() + round(FIRST_LOOK_S * 1e9)
@@ -202,7 +196,7 @@ class Daemon:
         systemd.notify("RELOADING=1")
         try:
             config = self._reload_config()
-            settings, limits = config.settings(), config.front_limits()
+            settings, limits = config.settings(), config.limits()
         except (ConfigError, ValueError) as error:
             log.error(
                 "the configuration was not reloaded, the old one stays in force: %s",
@@ -218,7 +212,7 @@ class Daemon:
                         extra={"event": "reload_partial", "section": section},
                     )
             logs.set_level(config.log.level)
-            self._front.configure(limits)
+            self._server.configure(limits)
             self._engine.reconfigure(settings)
             self._config = config
             log.info("configuration reloaded", extra={"event": "reloaded"})
@@ -236,7 +230,7 @@ class Daemon:
     def _begin(self) -> None:
         if self._stopping:
             return
-        self._front.start()
+        self._server.start(*self._listening)
         log.info(
             "serving at %s",
             self._config.daemon.socket,
@@ -272,14 +266,20 @@ def _empty(fd: int) -> None:
         os.read(fd, 4096)
 
 
-def serve(
-    config: Config, reload: Callable[[], Config] | None = None, front_seed: int | None = None
-) -> int:
+def _open_files() -> int:
+    """How many files this process may have open, after raising it as far as it may."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = min(hard, 1 << 20)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+    return most
+
+
+def serve(config: Config, reload: Callable[[], Config] | None = None) -> int:
     """Runs the daemon in this process. Returns the exit code."""
     # A worker's Python must not keep the loop from its turn for the usual 5 ms.
     sys.setswitchinterval(SWITCH_S)
     try:
-        daemon = Daemon(config, reload, front_seed)
+        daemon = Daemon(config, reload)
     except (ListenError, JournalError, ValueError) as error:
         print(f"zeusd: {error}", file=sys.stderr)
         return 1

@@ -1,4 +1,4 @@
-"""What zeusd and its front say to systemd, and what it gives them. Nothing happens elsewhere."""
+"""What zeusd says to systemd, and what systemd gives it. Nothing happens elsewhere."""
 
 from __future__ import annotations
 

@@ -173,8 +173,6 @@ def address(site: Site) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
-    if browser.CHROMIUM is None:
-        pytest.skip("there is no Chromium")
     with browser.browser(tmp_path_factory.mktemp("chromium")) as one:
         yield one
 

@@ -37,39 +37,39 @@ PAGES = snippets.pages()
 BLOCKS = [block for page in PAGES for block in snippets.every(page)]
 
 PYTHON = {
-    "README.md": ("tests.zeus.test_docs",),
-    "docs/migrating.md": ("tests.docs_pages.test_migrating",),
-    "docs/tutorial.md": ("tests.docs_pages.test_tutorial",),
-    "docs/explain/measuring.md": ("tests.docs.test_python",),
-    "docs/integrate/own_scheduler.md": ("tests.docs_pages.test_python",),
-    "docs/integrate/own_selector.md": ("tests.docs_pages.test_python",),
-    "docs/train/batch_size_optimizer.md": ("tests.zeus.batch_size.client.test_docs",),
-    "docs/train/distributed.md": ("tests.docs_pages.test_python",),
-    "docs/train/huggingface.md": ("tests.zeus.test_huggingface",),
-    "docs/train/lightning.md": ("tests.zeus.test_lightning",),
+    "README.md": ("tests.docs.pages.test_training",),
+    "docs/migrating.md": ("tests.docs.pages.test_migrating",),
+    "docs/tutorial.md": ("tests.docs.pages.test_tutorial",),
+    "docs/explain/measuring.md": ("tests.docs.pages.test_measuring",),
+    "docs/integrate/own_scheduler.md": ("tests.docs.pages.test_extending",),
+    "docs/integrate/own_selector.md": ("tests.docs.pages.test_extending",),
+    "docs/train/batch_size_optimizer.md": ("tests.docs.pages.test_batch_size",),
+    "docs/train/distributed.md": ("tests.docs.pages.test_extending",),
+    "docs/train/huggingface.md": ("tests.zeus.power_limit.test_huggingface",),
+    "docs/train/lightning.md": ("tests.zeus.power_limit.test_lightning",),
     "docs/train/pipeline_frequency.md": ("tests.zeus.pipeline_frequency.test_command",),
-    "docs/train/pipeline_frequency_client.md": ("tests.docs.test_python",),
+    "docs/train/pipeline_frequency_client.md": ("tests.docs.pages.test_measuring",),
     "docs/train/pipeline_frequency_integration.md": (
-        "tests.zeus.pipeline_frequency.test_integration_docs",
+        "tests.docs.pages.test_pipeline_frequency_integration",
     ),
     "docs/train/pipeline_frequency_server.md": (
         "tests.zeus.pipeline_frequency.server.test_own_scheduler",
     ),
-    "docs/train/power_limit.md": ("tests.zeus.test_docs",),
-    "docs/train/simulating.md": ("tests.zeus.simulate.test_docs",),
-    "docs/train/training.md": ("tests.zeus.test_docs", "tests.docs.test_python"),
+    "docs/train/power_limit.md": ("tests.docs.pages.test_training",),
+    "docs/train/simulating.md": ("tests.docs.pages.test_simulating",),
+    "docs/train/training.md": ("tests.docs.pages.test_training", "tests.docs.pages.test_measuring"),
     "docs/train/zeus_run.md": ("tests.zeus.run.test_dataloader",),
-    "examples/batch_size_optimizer/README.md": ("tests.docs.test_python",),
-    "examples/power_limit_optimizer/README.md": ("tests.docs.test_python",),
+    "examples/batch_size_optimizer/README.md": ("tests.docs.pages.test_measuring",),
+    "examples/power_limit_optimizer/README.md": ("tests.docs.pages.test_measuring",),
 }
 """The tests that run each page's Python, all of it."""
 
-CHOOSING = {"tests.zeus.test_docs", "tests.docs.test_python"}
+CHOOSING = {"tests.docs.pages.test_training", "tests.docs.pages.test_measuring"}
 """Tests that choose among a page's blocks: what they run is in their `BLOCKS`."""
 
 COMMANDS = {
-    "docs/tutorial.md": "tests.docs_pages.test_tutorial",
-    "docs/integrate/own_language.md": "tests.docs_pages.test_own_language",
+    "docs/tutorial.md": "tests.docs.pages.test_tutorial",
+    "docs/integrate/own_language.md": "tests.docs.pages.test_own_language",
 }
 """The tests that run commands of pages that need more than a node."""
 

@@ -20,6 +20,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from tests import needs
+
 SOURCE = Path(__file__).with_name("nvml_double.c")
 BY_EUID, ALWAYS, NEVER = 0, 1, 2
 
@@ -77,6 +79,7 @@ def build() -> Path:
     folder.chmod(0o755)  # whatever the umask: tests act as other users
     library = folder / "libnvidia-ml.so.1"
     if not library.exists():
+        needs.require("gcc")
         aside = folder / f"new-{os.getpid()}"
         command = ["gcc", "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-pthread"]
         command += ["-Wl,-soname,libnvidia-ml.so.1", "-o", str(aside), str(SOURCE)]

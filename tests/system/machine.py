@@ -22,18 +22,6 @@ STATE = "/var/lib/nvml-double"
 """... and what its GPUs are like."""
 BOOT_S = 120.0
 
-_NEEDED = ("systemd-nspawn", "nsenter", "setpriv", "mount", "umount")
-
-
-def why_not() -> str | None:
-    """Why no machine can be booted here; None if one can."""
-    if os.getuid() != 0:
-        return "booting a systemd in a container takes root"
-    missing = [name for name in _NEEDED if shutil.which(name) is None]
-    if missing:
-        return f"{', '.join(missing)} not installed (apt-get install systemd-container)"
-    return None
-
 
 class Machine:
     """One container. Its changes are thrown away with it.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests import needs
 from tests.support import RunningDaemon, running_daemon, script, wait_for
 from zeus_ipc.simulation import SimulatedNode
 
@@ -39,8 +39,7 @@ def daemon() -> Iterator[RunningDaemon]:
 @contextlib.contextmanager
 def control_group(name: str) -> Iterator[Path]:
     """A control group as slurmd makes them, in whichever hierarchy this machine has."""
-    if os.getuid() != 0:
-        pytest.skip("control groups are root's to make")
+    needs.require("root")
     base = Path("/sys/fs/cgroup")
     if (base / "freezer").is_dir():
         base /= "freezer"

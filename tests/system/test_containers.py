@@ -32,7 +32,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DOCKER = REPOSITORY / "docker"
 DOCKERFILE = (DOCKER / "Dockerfile").read_text()
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root may make a pid namespace")
+needs_root = pytest.mark.needs("namespaces")
 
 
 # ------------------------------------------------------------- a pid namespace of its own, by hand

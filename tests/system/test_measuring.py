@@ -360,7 +360,7 @@ def test_a_stream_can_be_read_asynchronously_and_closed_from_elsewhere(
         assert min(asyncio.run(read(client))) >= 20
 
 
-def test_a_stream_survives_the_front_and_a_restart_and_ends_with_the_daemon(
+def test_a_stream_survives_a_restart_and_ends_with_the_daemon(
     nvml_double: MakeDouble,
 ) -> None:
     double = nvml_double([{"tick_ms": 20}])
@@ -368,14 +368,11 @@ def test_a_stream_survives_the_front_and_a_restart_and_ends_with_the_daemon(
     with measuring(double) as (daemon, client):
         stream = client.stream(uuid)
         before = take(stream, 10)[-1]
-        os.kill(daemon.front_pid(), signal.SIGKILL)
-        after = next(sample for sample in stream if sample.lost)
-        assert after.number == before.number + after.lost + 1 or after.number > before.number
         daemon.process.send_signal(signal.SIGUSR1)
         daemon.process.wait(30)
         daemon.start_again()
         daemon.wait_until_serving(1)
-        assert next(stream).number > after.number
+        assert next(stream).number > before.number
         daemon.stop()
         with pytest.raises(DaemonUnavailable):
             take(stream, 10_000)
@@ -393,13 +390,13 @@ def test_nothing_is_published_that_nobody_wants_and_nonsense_is_ignored(
             everything.setsockopt(zmq.LINGER, 0)
             everything.setsockopt(zmq.SUBSCRIBE, b"")  # a prefix of every topic
             everything.setsockopt(zmq.SUBSCRIBE, b"\xff" * 90)
-            for number in range(500):
+            for number in range(200):
                 everything.setsockopt(zmq.SUBSCRIBE, f"nonsense-{number}".encode())
             everything.connect(f"ipc://{path}")
             with client.stream(double.uuid(0)) as stream:
                 take(stream, 30)
             assert not everything.poll(0)
-        assert daemon.records("front_died") == []
+        assert daemon.records("protocol_error") == []
 
 
 def test_one_user_has_a_bounded_number_of_connections_streams_included(
@@ -410,7 +407,7 @@ def test_one_user_has_a_bounded_number_of_connections_streams_included(
         make = running_daemon("--nvml-library", double.library, env=double.env, gpus=1)
         daemon = stack.enter_context(make)
         daemon.stop()
-        text = f"{ALL_MAY}\n[front]\nmax_connections_per_user = 4\n"
+        text = f"{ALL_MAY}\n[server]\nmax_connections_per_user = 4\n"
         options = configuration(daemon.directory, text)
         with running_daemon(
             "--nvml-library",
@@ -423,7 +420,7 @@ def test_one_user_has_a_bounded_number_of_connections_streams_included(
             client = stack.enter_context(bounded.client())
             settle(client, double.uuid(0))
             streams = [client.stream(double.uuid(0)) for _ in range(8)]
-            wait_for(lambda: bounded.records("too_many_connections"), "the bound to be enforced")
+            wait_for(lambda: bounded.records("connection_refused"), "the bound to be enforced")
             heard = sum(stream.receive(1.0) is not None for stream in streams)
             assert 1 <= heard <= 3
             for stream in streams:

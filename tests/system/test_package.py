@@ -19,7 +19,6 @@ from packaging.requirements import Requirement
 from tests.fake_nvml.double import NvmlDouble
 from tests.packaging.closure import PROJECT
 from tests.support import NOBODY, wait_for
-from tests.system import machine as machines
 from tests.system.machine import LIBRARY, REPOSITORY, Machine
 from zeus_ipc import __version__
 
@@ -35,25 +34,7 @@ STAYS = (
 """Where a purge need not clean up: apt's own records, what this test has put there."""
 
 
-def why_not() -> str | None:
-    """Why no package can be built or installed here; None if one can."""
-    tools = {"dpkg-checkbuilddeps": "dpkg-dev", "lintian": "lintian"}
-    missing = sorted(package for tool, package in tools.items() if shutil.which(tool) is None)
-    if missing:
-        return f"{', '.join(missing)} not installed (apt-get install {' '.join(missing)})"
-    control = str(REPOSITORY / "packaging/debian/control")
-    said = subprocess.run(["dpkg-checkbuilddeps", control], capture_output=True, text=True)
-    if said.returncode != 0:
-        return f"{said.stderr.strip()} (apt-get install build-essential debhelper python3-pip)"
-    return machines.why_not()
-
-
-REQUIRED = os.environ.get("ZEUSD_TEST_SYSTEMD") == "required"
-WHY_NOT = why_not()
-on_a_node = [
-    pytest.mark.skipif(WHY_NOT is not None and not REQUIRED, reason=str(WHY_NOT)),
-    pytest.mark.timeout(300),
-]
+on_a_node = [pytest.mark.needs("debian package"), pytest.mark.timeout(300)]
 
 
 def build(tree: Path, output: Path, cache: Path) -> Path:
@@ -169,7 +150,6 @@ class Node:
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
-    assert WHY_NOT is None, WHY_NOT
     folder = tmp_path_factory.mktemp("package")
     machine = Machine()
     node = None

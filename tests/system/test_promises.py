@@ -254,7 +254,7 @@ while [lease for lease in client.leases() if lease.pid == int(sys.argv[2])]:
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may make a pid namespace")
+@pytest.mark.needs("namespaces")
 def test_who_gets_the_pid_of_a_dead_holder_gets_no_lease(site: Site) -> None:
     namespace = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     command = [*namespace, sys.executable, "-c", PID_REUSE, site.daemon.socket]
@@ -387,8 +387,8 @@ CRASHES = {
     "after the journal": ("zeusd.runtime.journal.Journal._append", "after"),
     "before the device": ("zeusd.runtime.workers.write_control", "before"),
     "after the device": ("zeusd.runtime.workers.write_control", "after"),
-    "before the answer": ("zeusd.runtime.port.FrontPort.reply", "before"),
-    "after the answer": ("zeusd.runtime.port.FrontPort.reply", "after"),
+    "before the answer": ("zeusd.server.server.Server.reply", "before"),
+    "after the answer": ("zeusd.server.server.Server.reply", "after"),
     "before the compaction's rename": ("os.rename", "before"),
     "after the compaction's rename": ("os.rename", "after"),
 }
@@ -568,9 +568,8 @@ def test_zeusd_starts_over_leftovers_of_every_kind(leftover: str) -> None:
         assert precious.read_text() == "precious"
 
 
+@pytest.mark.needs("namespaces")
 def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can mount a small file system")
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(public_directory())
         small = directory / "small"
@@ -616,7 +615,7 @@ print(json.dumps([os.getuid(), reply["result"]["gpus"][sys.argv[2]]["error"]["co
 """
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")
+@pytest.mark.needs("two users", "namespaces", "user namespaces")
 @pytest.mark.parametrize("wrapper", [[], ["unshare", "--user", "--map-root-user"]])
 def test_nothing_a_client_says_makes_it_another_user(wrapper: list[str]) -> None:
     with public_directory() as directory:
@@ -651,12 +650,11 @@ def test_nothing_a_client_says_makes_it_another_user(wrapper: list[str]) -> None
             assert json.loads(done.stdout) == [0, "permission_denied"], "root in a container"
 
 
+@pytest.mark.needs("two users")
 def test_only_who_computes_may_control_where_the_site_asks_for_that() -> None:
     text = "[access]\nrequire_compute_process = true\nroot = 'never'\n"
     with contextlib.ExitStack() as stack:
         site = Site(stack, 1, text)
-        if os.getuid() != 0:
-            pytest.skip("zeusd's own user administers it")
         source = HOLDER.replace("gpus, 150_000", "gpus[0], 150_000")
         refused = script(source, site.daemon.socket, stderr=subprocess.PIPE, **as_nobody())
         _, error = refused.communicate(timeout=30)

@@ -270,7 +270,7 @@ def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_told_apart(
         Client(tmp_path / "stale").node()
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as another user")
+@pytest.mark.needs("two users")
 def test_who_may_not_connect_is_told_what_to_do() -> None:
     with running_daemon("--simulate", SPEC, "--socket-mode", "0600") as private:
         pid = os.fork()

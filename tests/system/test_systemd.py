@@ -17,16 +17,9 @@ import pytest
 
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import NOBODY, wait_for
-from tests.system import machine as machines
 from tests.system.machine import LIBRARY, SOURCES, STATE, Machine
 
-REQUIRED = os.environ.get("ZEUSD_TEST_SYSTEMD") == "required"
-pytestmark = [
-    pytest.mark.skipif(
-        machines.why_not() is not None and not REQUIRED, reason=str(machines.why_not())
-    ),
-    pytest.mark.timeout(300),
-]
+pytestmark = [pytest.mark.needs("systemd"), pytest.mark.timeout(300)]
 
 PYTHON = "/opt/zeusd/bin/python"
 LIMIT = 250_000

@@ -4,7 +4,6 @@ import contextlib
 import logging
 import math
 import re
-import shutil
 import socket
 import subprocess
 import sys
@@ -21,6 +20,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import needs
 from tests.support import script, wait_for
 from tests.zeus.node import VirtualNode
 from zeus import _node, _pushgateway, metric
@@ -68,8 +68,7 @@ class Series:
 @pytest.fixture(scope="module")
 def gateway(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Address of a real push gateway; tests keep apart by their `job`."""
-    program = shutil.which("prometheus-pushgateway")
-    assert program, "these tests need a push gateway: apt-get install prometheus-pushgateway"
+    program = needs.tool("pushgateway")
     log_path = tmp_path_factory.mktemp("gateway") / "log"
     with log_path.open("wb") as log:
         process = subprocess.Popen(

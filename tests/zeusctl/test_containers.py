@@ -154,7 +154,7 @@ def test_who_listens_is_told_while_it_lives(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.skipif(os.getuid() != 0, reason="only root has rights to give up, or may mount")
+@pytest.mark.needs("namespaces")
 @pytest.mark.parametrize("flag", ["-sys_admin", "-kill"])
 def test_the_right_is_read_from_the_kernel(flag: str) -> None:
     with ended("setpriv", f"--bounding-set={flag}", "--inh-caps=-all", "cat") as process:
@@ -163,6 +163,7 @@ def test_the_right_is_read_from_the_kernel(flag: str) -> None:
 
 
 @pytest.mark.usefixtures("kernel")
+@pytest.mark.needs("user namespaces")
 def test_a_user_namespace_is_read_from_the_kernel() -> None:
     with ended("unshare", "--user", "--map-root-user", "cat") as process:
         assert containers.in_user_namespace(process.pid)
@@ -183,7 +184,7 @@ print(json.dumps([
 
 
 @pytest.mark.usefixtures("kernel")
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may mount, or make a pid namespace")
+@pytest.mark.needs("namespaces")
 def test_mounts_and_pid_namespaces_are_read_from_the_kernel(tmp_path: Path) -> None:
     """Also a folder mounted from the file system it lies on, which os.path.ismount does not see."""
     folder, file = tmp_path / "a folder", tmp_path / "file"

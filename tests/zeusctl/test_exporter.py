@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests import needs
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS
 from zeus_ipc.errors import OutOfRange
@@ -35,8 +36,9 @@ def free_port() -> int:
 
 
 def tool(name: str) -> str:
+    needs.require("prometheus")
     path = shutil.which(name)
-    assert path is not None, f"this test needs {name} (apt-get install prometheus)"
+    assert path is not None
     return path
 
 

@@ -8,7 +8,6 @@ import os
 import pty
 import re
 import select
-import shutil
 import signal
 import struct
 import subprocess
@@ -176,9 +175,9 @@ def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
         assert session.wait() == 0
 
 
+@pytest.mark.needs("tmux")
 def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> None:
     """Under tmux, as people run it."""
-    assert shutil.which("tmux"), "this test needs tmux (apt-get install tmux)"
     socket = f"zeusd-test-{os.getpid()}"
 
     def tmux(*arguments: str) -> str:
@@ -251,9 +250,11 @@ def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) ->
 # ------------------------------------------------------------------------------------------- shells
 
 
+SHELLS = ["bash", *(pytest.param(one, marks=pytest.mark.needs(one)) for one in ("zsh", "fish"))]
+
+
 def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> list[str]:
     """What a real shell, told by `zeusctl completion`, would complete the words to."""
-    assert shutil.which(shell), f"this test needs {shell} (apt-get install {shell})"
     env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir(exist_ok=True)
@@ -289,16 +290,16 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
     return [re.split(r"[\t:]", line)[0] for line in ran.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+@pytest.mark.parametrize("shell", SHELLS)
 def test_shells_complete_verbs_and_gpus(daemon: RunningDaemon, shell: str, tmp_path: Path) -> None:
     assert {"status", "set", "quiesce"} <= set(complete(daemon, shell, tmp_path, "zeusctl"))
     assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl show"))
 
 
+@pytest.mark.needs("groff")
 def test_manual_pages_are_clean_and_name_every_option(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
-    assert shutil.which("groff"), "this test needs groff (apt-get install groff-base)"
     command = [sys.executable, "-m", "zeusctl", "man", str(tmp_path)]
     subprocess.run(command, check=True)
     pages = sorted(tmp_path.iterdir())

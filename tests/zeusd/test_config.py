@@ -55,7 +55,7 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
         ("[demon]\n", 1, "demon: zeusd knows no such setting"),
         (GOOD + "\n[[gpu]]\nmatch = 'x'\npower_limit_w = -1\n", 19, "gpu.2.power_limit_w"),
         ("# comment\n[restore]\npower_limit = 'maximum'\n", 3, "restore.power_limit"),
-        ("[front]\nmemory_mib = 'much'\n", 2, "front.memory_mib"),
+        ("[server]\nmax_connections = 'many'\n", 2, "server.max_connections"),
         ("daemon.socket_mode = '9999'\n", 1, "daemon.socket_mode"),
         ("[[allow]]\nusers=['*']\npower_limit_w = [200, 100]\n", 3, "allow.0.power_limit_w"),
         ("[[allow]]\ncontrols = ['fan']\n", 2, "allow.0.controls"),
@@ -135,9 +135,19 @@ def test_simulated_gpus_are_open_unless_the_file_says_who_may(tmp_path: Path) ->
 
 def test_every_fault_is_told_at_once(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write(tmp_path, "[front]\nmemory_mib = 1\n[log]\nlevel = 'loud'\n"))
+        load(write(tmp_path, "[server]\nmax_connections = 1\n[log]\nlevel = 'loud'\n"))
     assert "line 2: " in str(caught.value)
     assert "line 4: " in str(caught.value)
+
+
+def test_front_is_read_as_server_for_one_more_version(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    text = "[front]\nuser = 'zeusd-front'\nmemory_mib = 512\nmax_connections_per_user = 7\n"
+    limits = load(write(tmp_path, text)).limits()
+    assert (limits.connections, limits.requests_per_second) == (7, 2000.0)
+    assert "[front] is [server] now" in caplog.text
+    assert load(write(tmp_path, text + "[server]\n")).limits().connections == 128
 
 
 def test_check_config(tmp_path: Path) -> None:
@@ -165,7 +175,7 @@ def test_what_the_shipped_file_shows_are_the_defaults(tmp_path: Path) -> None:
     """Every setting it shows exists, and has the value that it says it has."""
     shown = re.sub(r"(?m)^# (?=\[|[a-z_]+ = )", "", SHIPPED.read_text())
     config = load(write(tmp_path, shown))
-    for section in ("lease", "restore", "access", "front", "log"):
+    for section in ("lease", "restore", "access", "server", "log"):
         assert getattr(config, section) == getattr(Config(), section), section
     assert config.allow[0].groups == [DEFAULT_GROUP]
     assert set(config.allow[0].controls) == LOWERING

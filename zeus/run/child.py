@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import os
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
@@ -49,9 +51,14 @@ def run_script(
                 stderr=subprocess.STDOUT,
             )
         except OSError as error:
+            reason = error.strerror
+            # "Permission denied" may also be said of a folder in the PATH.
+            by_name = error.filename == command[0] and not os.path.dirname(command[0])
+            if by_name and shutil.which(command[0], os.F_OK, env.get("PATH")) is None:
+                reason = "command not found"
             raise RuntimeError(
                 f"the command {' '.join(command)!r} cannot be started in {workdir or Path.cwd()} "
-                f"({error.strerror}: {error.filename})"
+                f"({reason}: {error.filename})"
             ) from None
         with _ended_in_the_end(process):
             while True:

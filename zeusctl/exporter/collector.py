@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.messages import CALL_BUCKETS_S, Control, Count, GpuInfo, LeaseInfo, Metrics, NodeInfo
-from zeusctl.text import REASONS
+from zeusctl.text import REASONS, user_name
 from zeusctl.views import read_states
 
 if TYPE_CHECKING:
@@ -75,6 +75,7 @@ class ZeusdCollector(Collector):
         node, metrics, leases = client.node(), client.metrics(), client.leases()
         yield from _daemon(node, metrics)
         yield from _counts(metrics)
+        yield from _users(metrics)
         yield from _leases(node, leases)
         yield from _sources(node, metrics)
         yield from _calls(metrics)
@@ -129,6 +130,30 @@ def _counts(metrics: Metrics) -> Iterator[Metric]:
     )
     expiries.add_metric([], metrics.lease_expiries)
     yield expiries
+
+
+def _users(metrics: Metrics) -> Iterator[Metric]:
+    limited = CounterMetricFamily(
+        "zeusd_user_rate_limited_seconds",
+        "For how long a user's requests have waited because they come too fast.",
+        labels=("user",),
+    )
+    refused = CounterMetricFamily(
+        "zeusd_user_connections_refused",
+        "Connections of a user that were closed as they came: too many, or too many a second.",
+        labels=("user",),
+    )
+    faults = CounterMetricFamily(
+        "zeusd_user_protocol_errors",
+        "Connections of a user that were closed because they broke ZeroMQ's protocol.",
+        labels=("user",),
+    )
+    for load in metrics.users:
+        label = [user_name(load.uid)]
+        limited.add_metric(label, load.limited_ns / 1e9)
+        refused.add_metric(label, load.refused)
+        faults.add_metric(label, load.faults)
+    yield from (limited, refused, faults)
 
 
 def _counter(

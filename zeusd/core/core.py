@@ -1,8 +1,8 @@
 """The core: takes events, keeps every rule, answers with effects.
 
-It has no clock, socket, thread or file. The runtime calls one method per event, in order and from one
-thread, and carries out the effects that it returns, in order. What clients ask for is answered by
-`requests.Requests`; how a control is leased, written and put back is `control.ControlMachine`'s.
+It has no clock, socket, thread or file. The runtime calls one method per event, in order and from
+one thread, and carries out the effects that it returns, in order. What clients ask for is answered
+by `requests.Requests`; how a control is leased, written and put back is `control.ControlMachine`'s.
 """
 
 from __future__ import annotations
@@ -181,15 +181,6 @@ class Core:
                     machine.shorten(RECONNECT_NS)
         return self._out.take()
 
-    def all_peers_closed(self, now_ns: int) -> list[Effect]:
-        """The front died, and every connection with it: nobody can be blamed for his silence."""
-        self._out.now_ns = now_ns
-        self._connections.clear()
-        for machine in self.node.machines():
-            if machine.lease is not None:
-                machine.extend(machine.lease.ttl_ns)
-        return self._out.take()
-
     def process_gone(self, now_ns: int, process: Process) -> list[Effect]:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
@@ -264,6 +255,16 @@ class Core:
     def trail(self) -> Trail:
         """The newest records of the audit trail."""
         return self._out.trail
+
+    @property
+    def silent(self) -> bool:
+        """Whether requests stay unanswered: the next zeusd is to be asked again."""
+        return self._silent
+
+    def take_deferred(self, conn: int) -> dict[str, Any]:
+        """What a reply on this connection has to say of sets that nobody waited for."""
+        connection = self._connections.get(conn)
+        return {} if connection is None else connection.take_deferred()
 
     @property
     def unclaimed(self) -> bool:

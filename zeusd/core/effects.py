@@ -26,33 +26,8 @@ class Reading(Enum):
     """`(smallest, largest)` power limit at this moment, mW."""
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
-    WINDOWS = "windows"
-    TIMELINE = "timeline"
-    """Of the sampler's history, not of the device; see `query`."""
     METRICS = "metrics"
-    """What the runtime counts: the fields `calls` and `sources` of `messages.Metrics`; of no GPU."""
-
-
-@dataclass(frozen=True, slots=True)
-class WindowsQuery:
-    """Energy of these windows: beginning and end, ns, and whether they are aligned with work."""
-
-    windows: tuple[tuple[int, int, int], ...]
-
-    @property
-    def until_ns(self) -> int:
-        """The newest end."""
-        return max((end_ns for _, end_ns, _ in self.windows), default=0)
-
-
-@dataclass(frozen=True, slots=True)
-class TimelineQuery:
-    """Readings of a domain between two times, ns; the oldest `limit` of them."""
-
-    domain: str
-    start_ns: int
-    end_ns: int
-    limit: int
+    """What the runtime counts, as fields of `messages.Metrics`; of no GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +40,12 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Read:
-    """Read from a GPU, or from what the sampler knows of a device.
-
-    `control` says which one when `reading` is CONTROL, `query` what when it is of the past.
-    """
+    """Read from a GPU. `control` says which one when `reading` is CONTROL."""
 
     ticket: int
     gpu: str
     reading: Reading
     control: Control | None = None
-    query: WindowsQuery | TimelineQuery | None = None
 
 
 @dataclass(frozen=True, slots=True)

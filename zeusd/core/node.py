@@ -80,6 +80,18 @@ class Node:
             )
         return machine
 
+    def locked_clocks(self, uuid: str) -> dict[str, list[int] | None]:
+        """The clocks' ranges in force, as `messages.GpuState` has them; None: unlocked."""
+        found: dict[str, list[int] | None] = {}
+        for control, name in (
+            (Control.GPU_CLOCKS, "locked_gpu_clocks_mhz"),
+            (Control.MEMORY_CLOCKS, "locked_memory_clocks_mhz"),
+        ):
+            machine = self.gpus[uuid].machines.get(control)
+            value = None if machine is None else machine.value or machine.target
+            found[name] = list(value) if value else None
+        return found
+
     def site_target(self, machine: ControlMachine) -> Target | None:
         """What the site wants a control to go back to, whatever an administrator persisted."""
         known = machine.first if machine.first is not None else machine.observed

@@ -22,6 +22,15 @@ def failure_body(failure: Failure, gpu: str | None = None) -> dict[str, Any]:
     return body
 
 
+def no_answer(gpu: str) -> Failure:
+    """The failure of a GPU that did not answer in time."""
+    return Failure(
+        ErrorCode.DEADLINE_EXCEEDED,
+        f"{gpu} did not answer before the request's deadline; the driver may be busy or stuck, "
+        "look at `nvidia-smi` and the kernel log",
+    )
+
+
 @dataclass(slots=True)
 class Connection:
     """One client connection: its peer, and the failures nobody waited for."""
@@ -41,12 +50,15 @@ class Connection:
         self.reply(outbox, request_id, error=failure_body(failure))
 
     def reply(self, outbox: Outbox, request_id: int, **content: Any) -> None:
-        """Answers a request, and tells what has failed unasked since the last answer."""
-        body: dict[str, Any] = {"id": request_id, **content}
-        if self._deferred:
-            body["deferred"] = {"count": self._deferred, "last": self._last}
-            self._deferred = 0
-        outbox.add(Reply(self.peer.conn, body))
+        """Answers a request, and reports what has failed unasked since the last answer."""
+        outbox.add(Reply(self.peer.conn, {"id": request_id, **content, **self.take_deferred()}))
+
+    def take_deferred(self) -> dict[str, Any]:
+        """The field of a reply that reports failed sets nobody waited for; empty: none failed."""
+        if not self._deferred:
+            return {}
+        count, self._deferred = self._deferred, 0
+        return {"deferred": {"count": count, "last": self._last}}
 
 
 class PerGpu:
@@ -59,14 +71,12 @@ class PerGpu:
         gpus: Iterable[str],
         deadline_ns: int,
         outbox: Outbox,
-        key: str = "gpus",
     ) -> None:
         self.deadline_ns = deadline_ns
         self.answered = False
         self._connection = connection
         self._request_id = request_id
         self._out = outbox
-        self._key = key
         self._results: dict[str, dict[str, Any] | None] = dict.fromkeys(gpus)
         self._missing = len(self._results)
         connection.waiting += 1
@@ -87,14 +97,7 @@ class PerGpu:
         """The deadline is over: answers with what there is."""
         for gpu, result in self._results.items():
             if result is None:
-                self.fail(
-                    gpu,
-                    Failure(
-                        ErrorCode.DEADLINE_EXCEEDED,
-                        f"{gpu} did not answer before the request's deadline; the driver may be "
-                        "busy or stuck, look at `nvidia-smi` and the kernel log",
-                    ),
-                )
+                self.fail(gpu, no_answer(gpu))
 
     def _put(self, gpu: str, result: dict[str, Any]) -> None:
         if self.answered or self._results[gpu] is not None:
@@ -104,4 +107,4 @@ class PerGpu:
         if self._missing == 0:
             self.answered = True
             self._connection.waiting -= 1
-            self._connection.reply(self._out, self._request_id, result={self._key: self._results})
+            self._connection.reply(self._out, self._request_id, result={"gpus": self._results})

@@ -15,16 +15,8 @@ from zeus_ipc.messages import (
     PROTOCOL_VERSION,
     Acquire,
     Control,
-    GetClocks,
-    GetEnergy,
-    GetPower,
-    GetState,
-    GetTimeline,
-    GetWindows,
     GpuInfo,
     Hello,
-    PastRequest,
-    ReadRequest,
     Request,
     Reset,
     SetGpuClocks,
@@ -36,7 +28,7 @@ from zeus_ipc.messages import (
 from zeusd.core.access import Access
 from zeusd.core.administration import Administration
 from zeusd.core.control import ControlMachine, Set
-from zeusd.core.effects import Note, Read, Reading, TimelineQuery, WindowsQuery
+from zeusd.core.effects import Note, Read, Reading
 from zeusd.core.leases import LeaseRequests, back_of
 from zeusd.core.model import ControlValue, Failure, Peer
 from zeusd.core.node import Node
@@ -47,19 +39,21 @@ from zeusd.core.rates import RateLimiter
 MAX_WAITING_REQUESTS = 64
 """Requests of one connection that may wait for devices."""
 
+LATE = Failure(
+    ErrorCode.DEADLINE_EXCEEDED,
+    "the request reached zeusd after its deadline and was dropped; ask again",
+)
+TOO_MANY_WAIT = Failure(
+    ErrorCode.OVERLOADED,
+    f"{MAX_WAITING_REQUESTS} requests of this connection already wait; let some finish first",
+)
+
 REFUSALS_PER_SECOND = 1.0
 """Refusals of one user that are logged; a flood of them must not become a flood of records."""
 
 SHUTTING_DOWN = Failure(
     ErrorCode.SHUTTING_DOWN, "zeusd is stopping and accepts no changes; try again later"
 )
-
-_READINGS: dict[type[Any], Reading] = {
-    GetState: Reading.STATE,
-    GetEnergy: Reading.ENERGY,
-    GetPower: Reading.POWER,
-    GetClocks: Reading.CLOCKS,
-}
 
 _CONTROLS: dict[type[Any], Control] = {
     SetPowerLimit: Control.POWER_LIMIT,
@@ -102,8 +96,6 @@ class Requests:
             Acquire: self._acquire,
             **LeaseRequests(node, outbox).handlers,
             **self.administration.handlers,
-            **dict.fromkeys(_READINGS, self._read),
-            **dict.fromkeys((GetWindows, GetTimeline), self._look_back),
             **dict.fromkeys(_CONTROLS, self._set),
             Reset: self._set,
         }
@@ -112,24 +104,9 @@ class Requests:
         """A validated request on a connection."""
         now_ns = self._out.now_ns
         if request.deadline_ns and now_ns > request.deadline_ns:
-            self._refuse(
-                connection,
-                request,
-                Failure(
-                    ErrorCode.DEADLINE_EXCEEDED,
-                    "the request reached zeusd after its deadline and was dropped; ask again",
-                ),
-            )
+            self._refuse(connection, request, LATE)
         elif connection.waiting >= MAX_WAITING_REQUESTS:
-            self._refuse(
-                connection,
-                request,
-                Failure(
-                    ErrorCode.OVERLOADED,
-                    f"{MAX_WAITING_REQUESTS} requests of this connection already wait; "
-                    "let some finish first",
-                ),
-            )
+            self._refuse(connection, request, TOO_MANY_WAIT)
         else:
             self._handlers[type(request)](connection, request)
 
@@ -206,71 +183,13 @@ class Requests:
         connection: Connection,
         request: Any,
         names: Sequence[str] | None = None,
-        key: str = "gpus",
     ) -> PerGpu:
         names = request.gpus if names is None else names
-        pending = PerGpu(connection, request.id, names, request.deadline_ns, self._out, key)
+        pending = PerGpu(connection, request.id, names, request.deadline_ns, self._out)
         if len(self._pending) > 1024 or (self._pending and self._pending[0].answered):
             self._pending = [other for other in self._pending if not other.answered]
         self._pending.append(pending)
         return pending
-
-    def _read(self, connection: Connection, request: ReadRequest) -> None:
-        reading = _READINGS[type(request)]
-        pending = self._track(connection, request)
-        for uuid in pending.gpus():
-            if uuid not in self._node.gpus:
-                pending.fail(uuid, self._node.unknown(uuid))
-                continue
-            if self._node.quiesced is not None:
-                pending.fail(uuid, self._node.quiesced)
-                continue
-            ticket = self._out.ticket(partial(self._read_done, pending, uuid, reading))
-            self._out.add(Read(ticket, uuid, reading))
-
-    def _look_back(self, connection: Connection, request: PastRequest) -> None:
-        """What the sampler knows of the past."""
-        query: WindowsQuery | TimelineQuery
-        if isinstance(request, GetWindows):
-            parts = iter(request.windows)
-            query = WindowsQuery(tuple(zip(parts, parts, parts, strict=True)))
-            reading = Reading.WINDOWS
-        else:
-            query = TimelineQuery(
-                request.domain.value, request.start_ns, request.end_ns, request.limit
-            )
-            reading = Reading.TIMELINE
-        pending = self._track(connection, request, request.sources, "sources")
-        for name in pending.gpus():
-            if name not in self._node.gpus and name not in self._node.sources:
-                pending.fail(name, self._node.unknown(name))
-                continue
-            ticket = self._out.ticket(partial(self._looked_back, pending, name))
-            self._out.add(Read(ticket, name, reading, query=query))
-
-    @staticmethod
-    def _looked_back(pending: PerGpu, name: str, result: object) -> None:
-        if isinstance(result, Failure):
-            pending.fail(name, result)
-        else:
-            assert isinstance(result, dict)
-            pending.succeed(name, result)
-
-    def _read_done(self, pending: PerGpu, uuid: str, reading: Reading, result: object) -> None:
-        if isinstance(result, Failure):
-            pending.fail(uuid, result)
-            return
-        assert isinstance(result, dict)
-        if reading is Reading.STATE:
-            machines = self._node.gpus[uuid].machines
-            for control, name in (
-                (Control.GPU_CLOCKS, "locked_gpu_clocks_mhz"),
-                (Control.MEMORY_CLOCKS, "locked_memory_clocks_mhz"),
-            ):
-                machine = machines.get(control)
-                value = None if machine is None else machine.value or machine.target
-                result[name] = list(value) if value else None
-        pending.succeed(uuid, result)
 
     def _set(self, connection: Connection, request: SetRequest) -> None:
         done: Callable[[str, Failure | None], None]

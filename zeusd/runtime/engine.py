@@ -53,6 +53,7 @@ from zeusd.runtime.driver import Driver
 from zeusd.runtime.journal import Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process
 from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
 
 log = logging.getLogger(__name__)
@@ -75,10 +76,8 @@ class Engine:
         retry_s: Pause between looks for a driver while there is none.
         driver_id: Names the present load of the driver.
         driver_entry: What the journal should say about how the driver is reached.
-        sampling: Makes the sampler, given the library and what takes its answers.
-
-    Attributes:
-        on_found: Called after GPUs were found.
+        sampling: Makes the sampler, given the library.
+        users: What the server refused whom: `messages.UserLoad` as maps.
     """
 
     def __init__(
@@ -94,7 +93,8 @@ class Engine:
         driver_id: Callable[[], str] = driver_id,
         driver_entry: dict[str, Any] | None = None,
         *,
-        sampling: Callable[[Nvml, Callable[[int, object], None]], Sampling],
+        sampling: Callable[[Nvml], Sampling],
+        users: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         self.core = core
         self._reactor = reactor
@@ -107,8 +107,8 @@ class Engine:
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
-        self.on_found: Callable[[], None] = lambda: None
-        self.sampling = sampling(self._nvml, self._done_on_thread)
+        self._users = users
+        self.sampling = sampling(self._nvml)
         self._driver = Driver(
             self._nvml,
             self.sampling,
@@ -117,6 +117,7 @@ class Engine:
             driver_id,
             retry_s,
         )
+        self._reads = Reads(core, reactor, self.sampling, self._driver.submit, self._send)
 
     @property
     def finder(self) -> DeviceFinder:
@@ -202,15 +203,9 @@ class Engine:
     def peer_closed(self, conn: int) -> None:
         """A connection ended."""
         process = self._peers.pop(conn, None)
+        self._reads.closed(conn)
         self.apply(self.core.peer_closed(time.monotonic_ns(), conn))
         if process is not None:
-            self._processes.detach(process)
-
-    def all_peers_closed(self) -> None:
-        """Every connection ended at once."""
-        peers, self._peers = self._peers, {}
-        self.apply(self.core.all_peers_closed(time.monotonic_ns()))
-        for process in peers.values():
             self._processes.detach(process)
 
     def reconfigure(self, settings: Settings) -> None:
@@ -219,7 +214,10 @@ class Engine:
 
     def request(self, conn: int, request: Request) -> None:
         """A client asked for something."""
-        self.apply(self.core.request(time.monotonic_ns(), conn, request))
+        if self._reads.serves(request):
+            self._reads.request(conn, request)
+        else:
+            self.apply(self.core.request(time.monotonic_ns(), conn, request))
 
     # --------------------------------------------------------------------------------- internals
 
@@ -228,7 +226,7 @@ class Engine:
         for effect in effects:
             match effect:
                 case Reply():
-                    self._reply(effect.conn, {"v": PROTOCOL_VERSION, **effect.body})
+                    self._send(effect.conn, effect.body)
                 case Read():
                     self._call(effect)
                 case Write():
@@ -249,7 +247,11 @@ class Engine:
                     level = logging.WARNING if effect.warning else logging.INFO
                     audit.log(level, effect.event, extra={"event": effect.event, **effect.fields})
 
+    def _send(self, conn: int, body: dict[str, Any]) -> None:
+        self._reply(conn, {"v": PROTOCOL_VERSION, **body})
+
     def _write(self, write: Write) -> None:
+        self._reads.written(write.gpu)
         try:
             self._journal.put(write.key, write.entry)
         except OSError as error:
@@ -274,12 +276,12 @@ class Engine:
             )
 
     def _call(self, call: Read | Write) -> None:
-        if isinstance(call, Write):
-            self._driver.submit(call)
-        elif call.query is not None:
-            self.sampling.submit(call)
-        elif call.reading is Reading.METRICS:
-            metrics = {"calls": self._nvml.describe(), "sources": self.sampling.describe()}
+        if isinstance(call, Read) and call.reading is Reading.METRICS:
+            metrics = {
+                "calls": self._nvml.describe(),
+                "sources": self.sampling.describe(),
+                "users": self._users(),
+            }
             self._done_on_thread(call.ticket, metrics)
         else:
             self._driver.submit(call)
@@ -292,7 +294,10 @@ class Engine:
         self._reactor.post(lambda: self._device_done(ticket, result))
 
     def _device_done(self, ticket: int, result: object) -> None:
-        self.apply(self.core.device_done(time.monotonic_ns(), ticket, result))
+        if ticket < 0:
+            self._reads.done(ticket, result)
+        else:
+            self.apply(self.core.device_done(time.monotonic_ns(), ticket, result))
 
     def _process_gone(self, process: Process) -> None:
         self.apply(self.core.process_gone(time.monotonic_ns(), process))
@@ -314,7 +319,6 @@ class Engine:
                 self._driver_entry,
             )
         )
-        self.on_found()
         if not self.core.unclaimed:
             for process in self._recovered:
                 self._processes.detach(process)

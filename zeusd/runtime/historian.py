@@ -9,16 +9,16 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.effects import Read, TimelineQuery, WindowsQuery
 from zeusd.core.model import Failure, nvml_failure
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
 from zeusd.nvml.api import NvmlError
+from zeusd.runtime.queries import TimelineQuery, WindowsQuery
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import Source
 
@@ -46,19 +46,41 @@ _COLUMNS = {
 }
 
 
+@dataclass(slots=True, eq=False)
+class LookUp:
+    """One question about the past of one or several sources.
+
+    Attributes:
+        names: The sources.
+        query: What is asked of each.
+        done: Called on the historian's thread when all have their answer.
+        results: Answers so far: a map, or a `Failure`.
+    """
+
+    names: tuple[str, ...]
+    query: WindowsQuery | TimelineQuery
+    done: Callable[[LookUp], None]
+    results: dict[str, object] = field(default_factory=dict)
+
+    def answer(self, name: str, result: object) -> None:
+        """The answer for one source."""
+        self.results[name] = result
+        if len(self.results) == len(self.names):
+            self.done(self)
+
+
 @dataclass(slots=True)
 class _Waiting:
-    read: Read
+    look_up: LookUp
     until_ns: int
     give_up_ns: int
 
 
 class Historian:
-    """Takes `Read`s of the past.
+    """Answers look-ups.
 
     Args:
         sampler: Whose histories.
-        done: Called with the ticket and the result of each.
         clock_ns: CLOCK_MONOTONIC.
         hurry: Called while a question waits for a tick; lets simulated time pass.
     """
@@ -66,28 +88,27 @@ class Historian:
     def __init__(
         self,
         sampler: Sampler,
-        done: Callable[[int, object], None],
         clock_ns: Callable[[], int] = time.monotonic_ns,
         hurry: Callable[[], None] | None = None,
     ) -> None:
         self._sampler = sampler
-        self._done = done
         self._clock_ns = clock_ns
         self._hurry = hurry
-        self._queue: queue.SimpleQueue[Read | str | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[LookUp | str | None] = queue.SimpleQueue()
         self._waiting: dict[str, list[_Waiting]] = {}
         self._thread = threading.Thread(target=self._run, name="historian", daemon=True)
         self._thread.start()
 
-    def submit(self, read: Read) -> None:
-        """Queues a question; `done` follows in any case."""
+    def submit(self, look_up: LookUp) -> None:
+        """Queues a question; `LookUp.done` follows in any case."""
         if self._queue.qsize() >= MAX_QUEUED:
-            self._done(
-                read.ticket,
-                Failure(ErrorCode.OVERLOADED, "zeusd has too many look-ups to do; ask again later"),
+            failure = Failure(
+                ErrorCode.OVERLOADED, "zeusd has too many look-ups to do; ask again later"
             )
+            for name in look_up.names:
+                look_up.answer(name, failure)
         else:
-            self._queue.put(read)
+            self._queue.put(look_up)
 
     def ticked(self, name: str) -> None:
         """A source that somebody waits for has a new tick. Called on the sampler's thread."""
@@ -122,25 +143,25 @@ class Historian:
         due_ns = min(one.give_up_ns for waiting in self._waiting.values() for one in waiting)
         return max(0.0005, (due_ns - self._clock_ns()) / 1e9)
 
-    def _begin(self, read: Read) -> None:
-        source = self._sampler.find(read.gpu)
-        period_ns = 100_000_000 if source is None else source.period_ns
-        now_ns = self._clock_ns()
-        query = read.query
+    def _begin(self, look_up: LookUp) -> None:
+        now_ns, query = self._clock_ns(), look_up.query
         until_ns = min(query.until_ns, now_ns) if isinstance(query, WindowsQuery) else 0
-        patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
-        waiting = _Waiting(read, until_ns, now_ns + patience_ns)
-        self._waiting.setdefault(read.gpu, []).append(waiting)
-        self._again([read.gpu])
+        for name in look_up.names:
+            source = self._sampler.find(name)
+            period_ns = 100_000_000 if source is None else source.period_ns
+            patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
+            waiting = _Waiting(look_up, until_ns, now_ns + patience_ns)
+            self._waiting.setdefault(name, []).append(waiting)
+        self._again(look_up.names)
 
-    def _again(self, names: list[str]) -> None:
+    def _again(self, names: Sequence[str]) -> None:
         now_ns = self._clock_ns()
         for name in names:
             source = self._sampler.find(name)
             left = []
             for one in self._waiting.get(name, ()):
                 if now_ns >= one.give_up_ns or (source is not None and _has(source, one.until_ns)):
-                    self._done(one.read.ticket, self._answer(source, one))
+                    one.look_up.answer(name, self._answer(name, source, one))
                 else:
                     left.append(one)
             if left:
@@ -152,44 +173,44 @@ class Historian:
             else:
                 self._waiting.pop(name, None)
 
-    def _answer(self, source: Source | None, waiting: _Waiting) -> object:
-        read = waiting.read
+    def _answer(self, name: str, source: Source | None, waiting: _Waiting) -> object:
+        query = waiting.look_up.query
         try:
             if source is None or source.history.ticks.end < MIN_TICKS:
-                return _nothing(read.gpu, source)
-            if isinstance(read.query, TimelineQuery):
-                return _timeline(source, read.query)
+                return _nothing(name, source)
+            if isinstance(query, TimelineQuery):
+                return _timeline(source, query)
             behind_ns = waiting.until_ns - source.history.ends_ns
             if behind_ns > STALE_NS or (behind_ns > 0 and source.failure is not None):
-                return _nothing(read.gpu, source)
-            assert isinstance(read.query, WindowsQuery)
-            return self._windows(source, read.query)
-        except Exception as error:  # whoever asked must hear something
-            log.exception("look-up failed", extra={"event": "bug", "gpu": read.gpu})
+                return _nothing(name, source)
+            return _windows(source, query)
+        except Exception as error:  # the client must hear something
+            log.exception("look-up failed", extra={"event": "bug", "gpu": name})
             return Failure(
                 ErrorCode.INTERNAL,
-                f"zeusd failed while it looked {read.gpu} up ({type(error).__name__}); please "
+                f"zeusd failed while it looked {name} up ({type(error).__name__}); please "
                 "report it with the daemon's log",
             )
 
-    def _windows(self, source: Source, query: WindowsQuery) -> dict[str, Any]:
-        energies: list[int | None] = []
-        uncertainties: list[int] = []
-        begins_ns = (source.history.begins_ns or 0) - source.period_ns
-        for begin_ns, end_ns, aligned in query.windows:
-            if begin_ns < begins_ns:
-                energies.append(None)
-                uncertainties.append(0)
-                continue
-            energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns)
-            energies.append(energy.energy_uj)
-            uncertainties.append(energy.uncertainty_uj)
-        return {
-            "energy_uj": energies,
-            "uncertainty_uj": uncertainties,
-            "begins_ns": begins_ns,
-            "tick_ns": source.period_ns,
-        }
+
+def _windows(source: Source, query: WindowsQuery) -> dict[str, Any]:
+    energies: list[int | None] = []
+    uncertainties: list[int] = []
+    begins_ns = (source.history.begins_ns or 0) - source.period_ns
+    for begin_ns, end_ns, aligned in query.windows:
+        if begin_ns < begins_ns:
+            energies.append(None)
+            uncertainties.append(0)
+            continue
+        energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns)
+        energies.append(energy.energy_uj)
+        uncertainties.append(energy.uncertainty_uj)
+    return {
+        "energy_uj": energies,
+        "uncertainty_uj": uncertainties,
+        "begins_ns": begins_ns,
+        "tick_ns": source.period_ns,
+    }
 
 
 def _has(source: Source, until_ns: int) -> bool:

@@ -8,10 +8,17 @@ import grp
 import os
 import socket
 import stat
+import time
 from pathlib import Path
 
-BACKLOG = 4096
+BACKLOG = 128
+"""Connections that wait to be accepted. A longer queue lets an honest one wait behind a storm; one
+that finds no place is tried again by its client within milliseconds."""
+
 MAX_PATH = 107
+
+LOCK_WAIT_S = 1.0
+"""A daemon that was just killed has the lock until the kernel has ended all its threads."""
 
 
 class ListenError(Exception):
@@ -61,10 +68,8 @@ class Listener:
         os.close(self._lock_fd)
 
     def _open(self, mode: int, gid: int) -> socket.socket:
-        try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise self._taken() from None
+        if not take_lock(self._lock_fd, LOCK_WAIT_S):
+            raise self._taken()
         self._remove_stale()
         listening = socket.socket(
             socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK
@@ -116,6 +121,20 @@ class Listener:
         )
 
 
+def take_lock(fd: int, timeout_s: float) -> bool:
+    """Locks a file, and waits for it a moment. Returns whether it is ours."""
+    give_up_s = time.monotonic() + timeout_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > give_up_s:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
 class InheritedListener:
     """A listening socket that systemd made and keeps.
 
@@ -128,7 +147,7 @@ class InheritedListener:
         self.socket = listening
 
     def close(self) -> None:
-        """Lets go of it; systemd goes on holding it, and what comes meanwhile waits."""
+        """Closes zeusd's descriptor; systemd keeps its own, and what comes meanwhile waits."""
         self.socket.close()
 
 

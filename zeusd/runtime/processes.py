@@ -173,19 +173,19 @@ class ProcessWatch:
             del self._leases[process]
             pidfd = self._pidfds.get(process)
             if pidfd is not None:
-                self._reactor.remove_reader(pidfd)
+                self._reactor.remove(pidfd)
             self._drop_if_unused(process)
 
     def close(self) -> None:
         """Closes all pidfds."""
         for pidfd in self._pidfds.values():
-            self._reactor.remove_reader(pidfd)
+            self._reactor.remove(pidfd)
             with contextlib.suppress(OSError):
                 os.close(pidfd)
         self._pidfds.clear()
 
     def _died(self, process: Process) -> None:
-        self._reactor.remove_reader(self._pidfds[process])
+        self._reactor.remove(self._pidfds[process])
         self._on_gone(process)
 
     def _drop_if_unused(self, process: Process) -> None:

@@ -1,4 +1,4 @@
-"""The one loop that everything in zeusd's root process turns on."""
+"""The one loop that everything in zeusd turns on."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Reactor:
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
         self._epoll = select.epoll()
-        self._readers: dict[int, Callback] = {}
+        self._handlers: dict[int, Callable[[int], None]] = {}
         self._posted: deque[Callback] = deque()
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
@@ -36,16 +36,36 @@ class Reactor:
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._running = False
 
-    def add_reader(self, fd: int, callback: Callback) -> None:
-        """Calls `callback` whenever `fd` is readable, until it is removed."""
-        self._epoll.register(fd, select.EPOLLIN)
-        self._readers[fd] = callback
+    def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
+        """Calls `callback` with what epoll reports of `fd`, until it is removed.
 
-    def remove_reader(self, fd: int) -> None:
+        Args:
+            fd: The descriptor.
+            events: Bits of epoll(7), such as `select.EPOLLIN`.
+            callback: Gets the bits that are there.
+        """
+        self._epoll.register(fd, events)
+        self._handlers[fd] = callback
+
+    def modify(self, fd: int, events: int) -> None:
+        """Waits for other events of a descriptor that was added. No harm if it is gone."""
+        if fd in self._handlers:
+            with contextlib.suppress(OSError):
+                self._epoll.modify(fd, events)
+
+    def remove(self, fd: int) -> None:
         """Forgets `fd`. Call it before closing the descriptor."""
-        if self._readers.pop(fd, None) is not None:
+        if self._handlers.pop(fd, None) is not None:
             with contextlib.suppress(OSError):
                 self._epoll.unregister(fd)
+
+    def add_reader(self, fd: int, callback: Callback) -> None:
+        """Calls `callback` whenever `fd` is readable, until it is removed."""
+        self.add(fd, select.EPOLLIN, lambda _: callback())
+
+    def call_soon(self, callback: Callback) -> None:
+        """Calls `callback` once everything that waits now has had its turn. Only from the loop."""
+        self._posted.append(callback)
 
     def post(self, callback: Callback) -> None:
         """Has the loop call `callback`. Safe from any thread and from signal handlers."""
@@ -73,24 +93,26 @@ class Reactor:
             on_time: Called when that time has come.
         """
         self._running = True
-        readers, posted, wake_fd = self._readers, self._posted, self._wake_fd
+        handlers, posted, wake_fd = self._handlers, self._posted, self._wake_fd
         timers = self._timers
         while self._running:
             deadline_ns = next_deadline_ns()
             if timers and (deadline_ns is None or timers[0][0] < deadline_ns):
                 deadline_ns = timers[0][0]
             timeout_s = -1.0
-            if deadline_ns is not None:
+            if posted:
+                timeout_s = 0.0
+            elif deadline_ns is not None:
                 timeout_s = max(0.0, (deadline_ns - self._clock_ns()) / 1e9)
-            for fd, _ in self._epoll.poll(timeout_s):
+            for fd, mask in self._epoll.poll(timeout_s):
                 if fd == wake_fd:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(wake_fd)
                     continue
-                callback = readers.get(fd)
-                if callback is not None:
-                    _guarded(callback)
-            while posted:
+                handler = handlers.get(fd)
+                if handler is not None:
+                    _guarded(handler, mask)
+            for _ in range(len(posted)):  # what they post in turn comes after the next look
                 _guarded(posted.popleft())
             if deadline_ns is not None and (now_ns := self._clock_ns()) >= deadline_ns:
                 while timers and timers[0][0] <= now_ns:
@@ -103,9 +125,9 @@ class Reactor:
         os.close(self._wake_fd)
 
 
-def _guarded(callback: Callback) -> None:
+def _guarded(callback: Callable[..., None], *args: int) -> None:
     """One event that zeusd handles wrongly must not end what it does for everybody else."""
     try:
-        callback()
+        callback(*args)
     except Exception:  # a bug, whatever it is: told in the log, with its traceback
         log.exception("an event could not be handled; please report this", extra={"event": "bug"})

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Protocol
 
 from zeus_ipc.messages import CpuInfo, GpuInfo
-from zeusd.core.effects import Read
 from zeusd.energy.history import LAYOUT, SIZE, History
 from zeusd.nvml.api import Handle, Nvml
-from zeusd.runtime.historian import Historian
+from zeusd.runtime.historian import Historian, LookUp
 from zeusd.runtime.powercap import Package, Zone, ZoneSource, find_packages
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Sample
@@ -94,11 +93,10 @@ class Histories:
 
 
 class Sampling:
-    """Samples the GPUs that are found, and the CPUs; answers `Read`s of the past.
+    """Samples the GPUs that are found, and the CPUs; answers look-ups of the past.
 
     Args:
         nvml: The library.
-        done: Called with the ticket and the result of each `Read`, on any thread.
         histories: Where histories are kept.
         publish: Called with the samples of streamed GPUs, on the sampler's thread.
         lazy: Sample a GPU only once somebody asks for it.
@@ -109,7 +107,6 @@ class Sampling:
     def __init__(
         self,
         nvml: Nvml,
-        done: Callable[[int, object], None],
         histories: Histories,
         *,
         publish: Callable[[str, Sample], None],
@@ -126,7 +123,7 @@ class Sampling:
         self._packages: list[Package] = [] if powercap is None else find_packages(powercap)
         self.sampler = Sampler(self._ticked, publish, self._clock_ns)
         hurry = None if clock is None else clock.hurry
-        self._historian = Historian(self.sampler, done, self._clock_ns, hurry)
+        self._historian = Historian(self.sampler, self._clock_ns, hurry)
 
     @property
     def cpus(self) -> list[CpuInfo]:
@@ -185,20 +182,26 @@ class Sampling:
                 )
         return found
 
-    def submit(self, read: Read) -> None:
+    def look_up(self, look_up: LookUp) -> None:
         """A question about the past."""
-        offered = self._offered.pop(read.gpu, None)
-        if offered is not None:
-            offered()
-        self._historian.submit(read)
+        for name in look_up.names:
+            self._begin(name)
+        self._historian.submit(look_up)
+
+    def sample_ns(self) -> int:
+        """The time of the samples: CLOCK_MONOTONIC, or simulated time."""
+        return self._clock_ns()
+
+    def period_ns(self, name: str) -> int | None:
+        """Update period of a source that is sampled; None: it is not."""
+        source = self.sampler.find(name)
+        return None if source is None else source.period_ns
 
     def stream(self, names: Iterable[str]) -> None:
         """Publish the samples of these sources from now on, and of no others."""
         self.sampler.streamed = frozenset(names)
         for name in self.sampler.streamed:
-            offered = self._offered.pop(name, None)
-            if offered is not None:
-                offered()
+            self._begin(name)
 
     def check(self) -> None:
         """To be called every `CHECK_S`."""
@@ -212,6 +215,12 @@ class Sampling:
         self._historian.stop()
 
     # --------------------------------------------------------------------------------- internals
+
+    def _begin(self, name: str) -> None:
+        """Samples what was only offered until somebody asked for it."""
+        offered = self._offered.pop(name, None)
+        if offered is not None:
+            offered()
 
     def _offer(self, name: str, add: Callable[[], None]) -> None:
         if self._lazy and self.sampler.find(name) is None:

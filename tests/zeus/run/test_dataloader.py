@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests import snippets
+from tests import needs, snippets
 from tests.examples.programs import environment, limits_set, limits_w, python
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
@@ -18,7 +18,7 @@ from zeus.job import Job
 from zeus.run import session as session_module
 from zeusd.nvml.simulated import Work
 
-torch = pytest.importorskip("torch")
+torch = needs.module("torch")
 
 from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
 

@@ -272,7 +272,15 @@ def test_a_size_that_trained_before_and_fails_ends_it(jobs: Jobs) -> None:
         master.run(job, 2, [64], 2.0, 0.5)
 
 
-def test_a_command_that_cannot_be_started(jobs: Jobs) -> None:
+def test_a_command_that_cannot_be_started(
+    jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed = tmp_path / "closed"
+    closed.mkdir(mode=0)
+    monkeypatch.setenv("PATH", f"{closed}:{os.environ['PATH']}")
+    job = jobs.job({}, command=["no-such-command"])
+    with pytest.raises(RuntimeError, match=r"\(command not found: no-such-command\)"):
+        jobs.master(Scripted(64)).run(job, 1, [64], 2.0, 0.5)
     job = jobs.job({}, command=["/nowhere/python", "{bs}"])
     with pytest.raises(RuntimeError, match=r"'/nowhere/python 64' cannot be started in .*No such"):
         jobs.master(Scripted(64)).run(job, 1, [64], 2.0, 0.5)

@@ -178,13 +178,6 @@ class Model(World):
             self.values[key] = value
             self.ours.discard(key)
 
-    def front_dies(self) -> None:
-        """All connections end at once."""
-        for program in self.programs:
-            program.conn = 0
-        if self.up:
-            self._guarded(lambda: self.apply(self.core.all_peers_closed(self.now_ns)))
-
     def crash(self, lost_calls: int) -> None:
         """zeusd is killed here and now. What a worker had begun may still reach its device."""
         begun: dict[str, Read | Write] = {}

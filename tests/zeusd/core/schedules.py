@@ -27,7 +27,6 @@ WEIGHTS = {
     "start_zeusd": 6,
     "stop": 1,
     "restart": 1,
-    "front": 2,
     "revoke": 1,
     "put_back": 2,
     "persist": 2,
@@ -103,8 +102,6 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
         model.start_zeusd()
     elif name in ("stop", "restart"):
         model.stop_zeusd(restore=name == "stop")
-    elif name == "front":
-        model.front_dies()
     elif name == "revoke":
         model.revoke(model.programs[1], gpu)
     elif name == "put_back":

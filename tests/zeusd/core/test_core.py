@@ -333,26 +333,34 @@ def test_a_set_whose_deadline_passes_while_it_waits_is_not_applied(world: World)
 def test_a_gpu_that_does_not_answer_costs_the_others_nothing(world: World) -> None:
     world.connect(1)
     world.hold = True
-    request = world.ask(1, "energy", gpus=[GPU0, GPU1], deadline_ns=world.now_ns + 1_000_000_000)
-    stuck = next(call for call in world.held if call.gpu == GPU0)
-    world.held.remove(stuck)
-    world.run_held()
+    deadline_ns = world.now_ns + 1_000_000_000
+    request = world.ask(
+        1, "set_power_limit", gpus=[GPU0, GPU1], power_limit_mw=200_000, deadline_ns=deadline_ns
+    )
+    while any(call.gpu == GPU1 for call in world.held):
+        call = next(call for call in world.held if call.gpu == GPU1)
+        world.held.remove(call)
+        world._device(call)
     assert world.answer(1, request) is None
     world.advance(1.1)
     reply = world.answer(1, request)
     assert reply is not None
     assert reply["result"]["gpus"][GPU0]["error"]["code"] == "deadline_exceeded"
-    assert reply["result"]["gpus"][GPU1]["energy_mj"] == 5
+    assert reply["result"]["gpus"][GPU1] == {}
 
 
 def test_requests_of_one_connection_are_bounded(world: World) -> None:
     world.connect(1)
     world.hold = True
-    ids = [world.ask(1, "energy", gpus=[GPU0]) for _ in range(65)]
-    reply = world.answer(1, ids[-1])
-    assert reply is not None
-    assert reply["error"]["code"] == "overloaded"
-    assert world.answer(1, ids[0]) is None
+    sets = (
+        ("set_power_limit", {"power_limit_mw": 200_000}),
+        ("set_gpu_clocks", {"min_mhz": 500, "max_mhz": 900}),
+        ("set_memory_clocks", {"min_mhz": 500, "max_mhz": 900}),
+    )
+    ids = [world.ask(1, op, gpus=[GPU0], **more) for op, more in sets for _ in range(30)]
+    codes = [(world.answer(1, one) or {}).get("error", {}).get("code") for one in ids]
+    assert "overloaded" in codes
+    assert codes[0] is None
 
 
 def test_sets_waiting_for_one_control_are_bounded(world: World) -> None:

@@ -176,17 +176,6 @@ def test_a_process_that_lost_its_last_connection_has_a_moment_to_come_back(world
     assert world.limit_w() == 300
 
 
-def test_the_death_of_the_front_is_nobodys_silence(world: World) -> None:
-    world.connect(1)
-    world.set_power(1, 200)
-    world.advance(TTL_S - 1)
-    world.apply(world.core.all_peers_closed(world.now_ns))
-    world.advance(TTL_S - 1)
-    assert world.limit_w() == 200
-    world.advance(2)
-    assert world.limit_w() == 300, "but whoever stays silent is hung all the same"
-
-
 def test_a_zeusd_that_stood_still_hears_what_waits_before_it_judges(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 200)

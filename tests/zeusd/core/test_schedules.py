@@ -125,10 +125,6 @@ class Node(RuleBasedStateMachine):
     def stop_zeusd(self, restore: bool) -> None:
         self.model.stop_zeusd(restore)
 
-    @rule()
-    def front_dies(self) -> None:
-        self.model.front_dies()
-
     @rule(gpu=gpus)
     def revoke(self, gpu: str) -> None:
         self.model.revoke(self.model.programs[1], gpu)

@@ -632,7 +632,7 @@ def test_a_setter_waits_for_another_process_that_holds_the_state(
     assert double.limit_mw(0) == 200_000
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="needs root to act as another user")
+@pytest.mark.needs("two users")
 def test_an_ordinary_user_reads_and_may_not_set(nvml_double: fixtures.MakeDouble) -> None:
     source = OPEN_ONE + (
         "codes = [lib.nvmlDeviceGetPowerManagementLimit(gpu, ctypes.byref(mw)),\n"

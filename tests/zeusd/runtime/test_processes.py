@@ -90,7 +90,7 @@ def test_a_programs_name_is_one_plain_line(tmp_path: Path) -> None:
         assert peer.command == "?[31mroot?1 GPU"
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root can become other users")
+@pytest.mark.needs("root")
 def test_all_groups_of_the_peer_are_known() -> None:
     many = list(range(3000, 3700))
     with public_directory() as directory:
@@ -100,7 +100,7 @@ def test_all_groups_of_the_peer_are_known() -> None:
             assert peer.groups == {NOBODY, *many}
 
 
-@pytest.mark.skipif(os.getuid() != 0, reason="only root may make a pid namespace")
+@pytest.mark.needs("namespaces")
 def test_who_lives_in_a_pid_namespace_of_its_own_is_not_on_the_host(tmp_path: Path) -> None:
     with connected(tmp_path, "unshare", "--pid", "--fork", "--kill-child") as (peer, _):
         assert peer.uid == 0
@@ -108,7 +108,7 @@ def test_who_lives_in_a_pid_namespace_of_its_own_is_not_on_the_host(tmp_path: Pa
 
 
 def test_who_lives_in_a_foreign_pid_namespace_is_nobody() -> None:
-    """The kernel then has no number for it; the front tells it so, and the core takes nobody in."""
+    """The kernel then has no number for it; the server refuses its requests."""
 
     class Foreign(socket.socket):
         def getsockopt(self, *asked: Any) -> Any:
@@ -118,6 +118,7 @@ def test_who_lives_in_a_foreign_pid_namespace_is_nobody() -> None:
         identify_peer(1, connection)
 
 
+@pytest.mark.needs("user namespaces")
 def test_who_claims_to_be_root_in_a_user_namespace_is_whom_the_kernel_says() -> None:
     with public_directory() as directory:
         wrapper = ("unshare", "--user", "--map-root-user")

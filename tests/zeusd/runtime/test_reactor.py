@@ -24,7 +24,7 @@ def test_calls_come_from_descriptors_other_threads_and_time() -> None:
 
     def later() -> None:
         seen.append("later")
-        reactor.remove_reader(readable)
+        reactor.remove(readable)
         threading.Thread(target=lambda: reactor.post(posted)).start()
 
     def posted() -> None:

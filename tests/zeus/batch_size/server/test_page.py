@@ -9,12 +9,12 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.browser import CHROMIUM, Page, browser
+from tests.browser import Page, browser
 from tests.zeus.batch_size.server.running import RunningServer, running_server
 from tests.zeus.batch_size.server.training import body, convex, result
 from zeus.optimizer.batch_size.common import NewTrial
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+pytestmark = pytest.mark.needs("chromium")
 
 EVIL = "job <img src=x onerror=\"document.title='owned'\"><script>document.title='owned'<"
 

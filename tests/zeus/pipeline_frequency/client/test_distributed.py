@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests import needs
 from tests.examples.programs import environment, torchrun
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus.pipeline_frequency.server.running import RunningServer, ok, running_server
@@ -21,8 +22,8 @@ from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeusd.nvml.simulated.devices import DEVICES
 from zeusd.nvml.simulated.instructions import find_instructions
 
-pytest.importorskip("torch")
-pytest.importorskip("fastapi")
+needs.module("torch")
+needs.module("fastapi")
 
 ROOT = Path(__file__).parents[4]
 JOB = Path(__file__).with_name("pipeline_job.py")
@@ -169,7 +170,7 @@ def test_all_ranks_train_under_the_plan_and_go_over_to_another_with_the_same_ite
 def test_a_job_profiles_itself_and_trains_under_the_plan_of_that(
     tmp_path: Path, daemon: RunningDaemon, server: RunningServer
 ) -> None:
-    pytest.importorskip("scipy")
+    needs.module("scipy")
     ranks = seen(start(tmp_path, daemon, server, "profiled"), tmp_path, "profiled")
     device = DEVICES["a100-sxm-80"]
     for stage, one in enumerate(ranks):

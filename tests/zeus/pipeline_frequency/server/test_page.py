@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.browser import CHROMIUM, Page, browser
+from tests.browser import Page, browser
 from tests.zeus.pipeline_frequency.server.running import (
     RunningServer,
     Training,
@@ -22,7 +22,7 @@ from tests.zeus.pipeline_frequency.server.running import (
     running_server,
 )
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+pytestmark = pytest.mark.needs("chromium")
 
 EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>"
 

@@ -1,0 +1,214 @@
+"""Deletes one safety rule from a copy of the code, and runs the tests that must notice.
+
+A rule is named by the symbol that keeps it (`zeusd.core.control.ControlMachine.tick`) and by the
+names that its code uses (`expires_ns`), so that an entry survives every change of layout.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests import needs
+from tests.preloaded import Preloaded
+
+Deletion = Callable[[ast.AST], tuple[ast.AST, str]]
+"""Finds the node to replace inside a function, and the text that replaces it."""
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """One rule, the symbol that keeps it, its deletion, and the tests that must notice.
+
+    Args:
+        rule: The rule in a few words.
+        symbol: Dotted name of the function: module, class, function.
+        deletion: `drop`, `never`, `always`, `unreached` or `instead`.
+        tests: Node ids. Each must fail without the rule.
+    """
+
+    rule: str
+    symbol: str
+    deletion: Deletion
+    tests: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return self.rule.replace(" ", "-")
+
+
+def drop(*names: str) -> Deletion:
+    """The one simple statement with these names does nothing: a call, an assignment, a raise."""
+    return lambda body: (_the_one(_statements(body), names), "pass")
+
+
+def never(*names: str) -> Deletion:
+    """The one condition with these names is false."""
+    return lambda body: (_the_one(_conditions(body), names), "False")
+
+
+def always(*names: str) -> Deletion:
+    """The one condition with these names is true."""
+    return lambda body: (_the_one(_conditions(body), names), "True")
+
+
+def unreached(*names: str) -> Deletion:
+    """The one branch that has a statement with these names is never entered."""
+
+    def find(body: ast.AST) -> tuple[ast.AST, str]:
+        branches = (node for node in ast.walk(body) if isinstance(node, (ast.If, ast.While)))
+        branch = _the_one(branches, names, within=_simple_body)
+        assert isinstance(branch, (ast.If, ast.While))
+        return branch.test, "False"
+
+    return find
+
+
+def instead(name: str, code: str) -> Deletion:
+    """The one call of this function becomes this code."""
+
+    def find(body: ast.AST) -> tuple[ast.AST, str]:
+        calls = [node for node in ast.walk(body) if isinstance(node, ast.Call)]
+        return _the_one(iter(calls), (name,), within=lambda call: call.func), code
+
+    return find
+
+
+def without(mutation: Mutation, root: Path) -> tuple[Path, str]:
+    """The file that keeps a rule, and its text once the rule is deleted.
+
+    Args:
+        mutation: The rule.
+        root: Folder of the packages.
+
+    Raises:
+        LookupError: The symbol is gone, or its code uses the names nowhere or more than once.
+    """
+    path, names = _file_of(mutation.symbol, root)
+    text = path.read_text(encoding="utf-8")
+    try:
+        node, code = mutation.deletion(_definition(ast.parse(text), names))
+    except LookupError as error:
+        raise LookupError(f"{mutation.symbol} keeps another rule now: {error}") from None
+    return path, _replaced(text, node, code)
+
+
+def _file_of(symbol: str, root: Path) -> tuple[Path, list[str]]:
+    parts = symbol.split(".")
+    for count in range(len(parts) - 1, 0, -1):
+        path = root.joinpath(*parts[:count]).with_suffix(".py")
+        if path.is_file():
+            return path, parts[count:]
+    raise LookupError(f"no module has {symbol}")
+
+
+def _definition(tree: ast.AST, names: list[str]) -> ast.AST:
+    for name in names:
+        inside = (
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef))
+            and node.name == name
+        )
+        found = next(inside, None)
+        if found is None:
+            raise LookupError(f"it has no {name}")
+        tree = found
+    return tree
+
+
+def _simple_body(branch: ast.If | ast.While) -> ast.AST:
+    """The statements of a branch, without those of its own branches."""
+    body: list[ast.stmt] = [one for one in branch.body if isinstance(one, _SIMPLE)]
+    return ast.Module(body, [])
+
+
+_SIMPLE = (
+    ast.Expr,
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+    ast.Delete,
+    ast.Raise,
+    ast.Return,
+)
+
+
+def _statements(body: ast.AST) -> Iterator[ast.AST]:
+    return (node for node in ast.walk(body) if isinstance(node, _SIMPLE))
+
+
+def _conditions(body: ast.AST) -> Iterator[ast.AST]:
+    """What decides: the tests of `if`, `while` and `a if b else c`, operand by operand."""
+    for node in ast.walk(body):
+        if isinstance(node, (ast.If, ast.While, ast.IfExp)):
+            yield from _operands(node.test)
+        elif isinstance(node, ast.Return) and isinstance(node.value, ast.BoolOp):
+            yield from _operands(node.value)
+
+
+def _operands(test: ast.expr) -> Iterator[ast.expr]:
+    if isinstance(test, ast.BoolOp):
+        for value in test.values:
+            yield from _operands(value)
+    else:
+        yield test
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {
+        found.id if isinstance(found, ast.Name) else found.attr
+        for found in ast.walk(node)
+        if isinstance(found, (ast.Name, ast.Attribute))
+    }
+
+
+def _the_one(
+    nodes: Iterator[Any],
+    names: tuple[str, ...],
+    within: Callable[[Any], ast.AST] = lambda node: node,
+) -> ast.AST:
+    found: list[ast.AST] = [node for node in nodes if _names(within(node)).issuperset(names)]
+    if len(found) > 1:  # the one that uses no others
+        found = [node for node in found if _names(within(node)) == {*names}] or found
+    if len(found) != 1:
+        raise LookupError(f"its code uses {' and '.join(names)} in {len(found)} places, not in one")
+    return found[0]
+
+
+def _replaced(text: str, node: ast.AST, code: str) -> str:
+    lines = text.encode().splitlines(keepends=True)  # columns count bytes
+    assert isinstance(node, (ast.expr, ast.stmt))
+    assert node.end_lineno is not None
+    assert node.end_col_offset is not None
+    before = b"".join(lines[: node.lineno - 1]) + lines[node.lineno - 1][: node.col_offset]
+    after = lines[node.end_lineno - 1][node.end_col_offset :] + b"".join(lines[node.end_lineno :])
+    return (before + code.encode() + after).decode()
+
+
+# ------------------------------------------------------------------------------- the tests' runner
+
+PRELOADED = ("pytest", "hypothesis", "pydantic", "zmq", "msgpack", "click", "pynvml")
+
+
+def run_tests(
+    preloaded: Preloaded, root: Path, *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """Runs pytest with these arguments on the copy in a folder."""
+    environment = needs.ignored()
+    environment.pop("PYTEST_XDIST_WORKER", None)
+    # A compiled module is told apart by size and second: a deleted rule could live on in it.
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    return preloaded.run("-m", "pytest", *arguments, cwd=root, env=environment)
+
+
+def why_not_run(ran: subprocess.CompletedProcess[str]) -> str | None:
+    """Why none of the tests was run; None if any was."""
+    if ran.returncode or re.search(r"\b\d+ passed", ran.stdout):
+        return None
+    reason = re.search(r"^ +\d+  (.+)$", ran.stdout.partition(needs.TITLE)[2], re.MULTILINE)
+    return reason[1] if reason else None

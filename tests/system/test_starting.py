@@ -1,0 +1,132 @@
+"""zeusd starts anywhere, or says why not; and its clients say what is wrong with it."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support import (
+    RunningDaemon,
+    as_nobody,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
+from zeus_ipc import errors
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+SIMULATED = ("--simulate", "1xv100-pcie:setter_ms=0")
+
+
+def test_a_killed_zeusd_is_started_again_at_once_every_time() -> None:
+    """Its lock and its journal's are free only when the kernel has ended all its threads."""
+    with running_daemon(*SIMULATED, gpus=1) as daemon:
+        for _ in range(15):
+            daemon.process.send_signal(signal.SIGKILL)
+            daemon.start_again()  # without waiting for the end of the first
+            daemon.wait_until_serving(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--socket", "/proc/zeusd.sock"), "cannot listen at /proc/zeusd.sock"),
+        (("--socket", "/" + "x" * 120), "longer than 107 bytes"),
+        (("--socket-group", "nobody-has-this"), "the group nobody-has-this does not exist"),
+        (("--simulate", "4xabacus"), "abacus"),
+    ],
+)
+def test_what_cannot_start_says_why_in_one_sentence(
+    options: tuple[str, ...], words: str, tmp_path: Path
+) -> None:
+    usual = ["--socket", str(tmp_path / "s"), "--state-dir", str(tmp_path / "state"), *SIMULATED]
+    command = [sys.executable, "-m", "zeusd", "serve", *usual, *options]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=30)
+    assert ran.returncode == 1
+    assert words in ran.stderr
+    assert "Traceback" not in ran.stderr
+    assert len(ran.stderr.strip().splitlines()) == 1
+    assert ran.stderr.startswith("zeusd: ")
+
+
+def test_a_second_zeusd_leaves_the_first_alone_and_says_so(tmp_path: Path) -> None:
+    with running_daemon(*SIMULATED, gpus=1) as daemon:
+        command = [sys.executable, "-m", "zeusd", "serve", "--socket", daemon.socket, *SIMULATED]
+        command += ["--state-dir", str(tmp_path)]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=30)
+        assert ran.returncode == 1
+        assert f"another daemon listens at {daemon.socket}" in ran.stderr
+        with daemon.client() as client:
+            assert len(client.node().gpus) == 1
+
+
+@pytest.mark.needs("root")
+def test_root_starts_it_from_a_folder_that_nobody_else_may_enter() -> None:
+    """As in /root: whoever may connect is served, though nobody may read the code."""
+    with public_directory() as directory:
+        private = directory / "private"
+        private.mkdir(mode=0o700)
+        for package in ("zeusd", "zeus_ipc"):
+            shutil.copytree(
+                REPOSITORY / package, private / package, ignore=shutil.ignore_patterns("*.pyc")
+            )
+        run = (
+            f"import sys; sys.path.insert(0, {str(private)!r}); from zeusd.cli import main; main()"
+        )
+        daemon = RunningDaemon(directory, *SIMULATED, "--socket-mode", "0666", program=("-c", run))
+        try:
+            daemon.wait_until_serving(1)
+            asking = (
+                "import sys; from zeus_ipc import Client\n"
+                "print(len(Client(sys.argv[1]).node().gpus))"
+            )
+            asker = script(asking, daemon.socket, cwd=REPOSITORY, **as_nobody())
+            assert asker.communicate(timeout=60)[0] == "1\n"
+        finally:
+            daemon.stop()
+
+
+def test_it_is_one_process_and_knows_nothing_of_libzmq() -> None:
+    with running_daemon(*SIMULATED, gpus=1) as daemon:
+        pid = daemon.process.pid
+        assert Path(f"/proc/{pid}/task/{pid}/children").read_text() == ""
+        mapped = Path(f"/proc/{pid}/maps").read_text()
+        assert "zmq" not in mapped
+        assert "python" in mapped
+
+
+def test_a_client_names_a_stopped_zeusd_and_its_log() -> None:
+    with running_daemon(*SIMULATED, gpus=1) as daemon:
+        pid = daemon.process.pid
+        with daemon.client(timeout_s=0.2) as client:
+            client.node()
+            daemon.process.send_signal(signal.SIGSTOP)
+            try:
+                with pytest.raises(errors.RequestTimeout, match=rf"kill -CONT {pid}"):
+                    client.leases()
+            finally:
+                daemon.process.send_signal(signal.SIGCONT)
+            wait_for(lambda: client.leases() == [], "it to answer again")
+
+
+@pytest.mark.needs("root", "util-linux")
+def test_a_client_in_another_time_namespace_is_told_so() -> None:
+    """Its deadlines and windows would mean other times than zeusd's."""
+    with running_daemon(*SIMULATED, gpus=1) as daemon:
+        asking = (
+            "import sys; from zeus_ipc import Client\n"
+            "try: Client(sys.argv[1], timeout_s=5).node()\n"
+            "except Exception as error: print(type(error).__name__, error)"
+        )
+        command = ["unshare", "--time", "--fork", "--monotonic", "1000", "--boottime", "1000"]
+        command += [sys.executable, "-c", asking, daemon.socket]
+        ran = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
+        assert ran.stdout.startswith("DaemonUnavailable"), ran
+        assert "1000 s ahead of zeusd's" in ran.stdout
+        assert "time namespace" in ran.stdout

@@ -1,0 +1,234 @@
+"""Processes of one torch.distributed job, each with a GPU of a real zeusd, and what goes wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import needs
+from tests.examples.programs import environment, limits_set, limits_w, python, torchrun
+from tests.support import RunningDaemon, running_daemon, wait_for
+from zeus import _node
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, ZeusCost
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
+from zeus_ipc import Client
+from zeus_ipc.simulation import SimulatedWork
+
+needs.module("torch")
+
+ROOT = Path(__file__).parents[3]
+JOB = Path(__file__).with_name("distributed_job.py")
+HIGHEST_W = 250
+LIMITS_W = [250, 200, 150, 100]
+NODE = "3xv100-pcie,v100-pcie:unprivileged"
+"""Nobody may change the last GPU."""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", NODE, gpus=4) as running:
+        yield running
+
+
+def run(command: list[str], daemon: RunningDaemon, **env: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env=environment(daemon.socket, ROOT, **env),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def ended(*jobs: subprocess.Popen[str]) -> None:
+    """All have ended in order."""
+    try:
+        outputs = [job.communicate(timeout=110)[0] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+    for job, output in zip(jobs, outputs, strict=True):
+        assert job.returncode == 0, output
+
+
+def seen(folder: Path, case: str, ranks: int) -> list[dict[str, Any]]:
+    """What each process saw of a case."""
+    return [json.loads((folder / f"{case}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+def chosen(all_seen: list[dict[str, Any]]) -> float:
+    """The limit that all chose, and that their GPUs had."""
+    assert not any(one["disabled"] for one in all_seen)
+    (limit,) = {one["chosen_w"] for one in all_seen}
+    assert [one["limit_w"] for one in all_seen] == [limit] * len(all_seen)
+    return float(limit)
+
+
+def given_up(all_seen: list[dict[str, Any]]) -> list[str]:
+    """All are at the highest limit. Returns what each said, the reason only."""
+    for one in all_seen:
+        assert one["disabled"]
+        assert one["chosen_w"] == one["limit_w"] == HIGHEST_W
+    return [" ".join(one["told"]).partition("at the highest limit: ")[2] for one in all_seen]
+
+
+def assert_agreed(folder: Path, ranks: int) -> None:
+    """Of the energy of all and the time of the slowest, all made one choice."""
+    all_seen = seen(folder, "agree", ranks)
+    limit = chosen(all_seen)
+    measurements = all_seen[0]["measurements"]
+    assert all(one["measurements"] == measurements for one in all_seen)
+    assert [one["power_limit"] for one in measurements] == LIMITS_W
+    rows = [PowerLimitMeasurement(**one) for one in measurements]
+    assert ZeusCost(0.5, ranks).select(rows) == limit
+
+    kept = json.loads((folder / "agree-profile-0.json").read_text())
+    for limit in LIMITS_W:
+        samples = [one for one in kept["samples"] if one["power_limit"] == limit]
+        own = [
+            [piece for piece in one["pieces"] if piece["zeus/power_limit_w"] == limit]
+            for one in all_seen
+        ]
+        assert samples
+        for sample, *parts in zip(samples, *own, strict=False):  # the last may have come too late
+            joules = [part["zeus/step_energy_j"] for part in parts]
+            assert sample["energy"] / sample["steps"] == pytest.approx(sum(joules))
+            assert sum(joules) == pytest.approx(ranks * joules[0], rel=0.25)
+            seconds = [part["zeus/step_time_s"] for part in parts]
+            assert sample["time"] / sample["steps"] == pytest.approx(max(seconds))
+    assert kept["selector"] == f"ZeusCost(eta_knob=0.5, world_size={ranks})"
+    assert len(kept["gpus"]) == ranks
+    assert not list(folder.glob("agree-profile-[1-9]*"))
+
+
+def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
+    rows = [{"power_limit": w, "energy": w + 1.0, "time": 1.0} for w in LIMITS_W]
+    rows[2]["energy"] = 1.0
+    for owner in (0, 1):
+        (tmp_path / f"of-{owner}").mkdir()
+        (tmp_path / f"of-{owner}" / f"{owner}.json").write_text(json.dumps({"measurements": rows}))
+    cases = ("agree", "adaptive", "profile", "denied", "uneven")
+    ended(run(torchrun(2, JOB, tmp_path, *cases), daemon))
+
+    assert_agreed(tmp_path, 2)
+
+    sharded = seen(tmp_path, "adaptive", 2)
+    assert chosen(sharded) < HIGHEST_W
+    assert sharded[1]["measurements"] == sharded[0]["measurements"]
+
+    # A profile of rank 0's is believed at once, another's is none.
+    assert chosen(seen(tmp_path, "profile-of-0", 2)) == 150
+    assert not any(one["pieces"] for one in seen(tmp_path, "profile-of-0", 2))
+    assert chosen(seen(tmp_path, "profile-of-1", 2)) < HIGHEST_W
+    assert all(one["pieces"] for one in seen(tmp_path, "profile-of-1", 2))
+    assert not (tmp_path / "of-0" / "1.json").exists()
+
+    leads, refused = given_up(seen(tmp_path, "denied", 2))
+    assert refused.startswith("the power limit cannot be set: ")
+    assert leads == f"rank 1: {refused}"
+    assert set(limits_set(daemon, 4)[3]) <= {"250 W"}
+
+    leads, ends = seen(tmp_path, "uneven", 2)
+    assert given_up([leads]) == ["rank 1: its training has ended"]
+    assert (ends["disabled"], ends["steps"], ends["limit_w"]) == (False, 25, HIGHEST_W)
+
+    assert limits_w(daemon, 4) == [HIGHEST_W] * 4
+
+
+def test_four_processes(tmp_path: Path) -> None:
+    with running_daemon("--simulate", "4xv100-pcie", gpus=4) as daemon:
+        ended(run(torchrun(4, JOB, tmp_path, "agree"), daemon))
+        assert_agreed(tmp_path, 4)
+        first, *others = limits_set(daemon, 4)
+        assert len(first) > 4
+        assert others == [first] * 3
+        assert limits_w(daemon, 4) == [HIGHEST_W] * 4
+
+
+def test_two_nodes(daemon: RunningDaemon, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    options = ["--nnodes", "2", "--nproc_per_node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "1"]
+    options += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
+    command = python("-m", "torch.distributed.run", *options, JOB, tmp_path, "agree")
+    with running_daemon("--simulate", "v100-pcie", gpus=1) as other:
+        ended(run(command, daemon), run(command, other))
+        assert_agreed(tmp_path, 2)
+        mine, others = limits_set(daemon, 1)[0], limits_set(other, 1)[0]
+        assert others == mine[-len(others) :]
+        assert limits_w(daemon, 4) + limits_w(other, 1) == [HIGHEST_W] * 5
+
+
+def test_a_process_that_is_killed_leaves_no_limit_behind(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    job = run(torchrun(2, JOB, tmp_path, "killed"), daemon)
+    output, _ = job.communicate(timeout=110)
+    assert job.returncode != 0
+    assert "Signal 9 (SIGKILL)" in output
+    wait_for(lambda: limits_w(daemon, 4) == [HIGHEST_W] * 4, "all limits to go back")
+
+
+def test_those_who_train_on_without_the_others_give_up(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
+    jobs = [
+        run(python(JOB, tmp_path, "alone"), daemon, RANK=rank, LOCAL_RANK=rank, **meeting)
+        for rank in "012"
+    ]
+    ended(jobs[1])
+    for job in (jobs[0], jobs[2]):
+        job.communicate(timeout=60)
+        assert job.returncode == -signal.SIGKILL
+
+    leads, _ = given_up(seen(tmp_path, "without-2", 2))
+    assert leads == "rank 2 did not report steps"
+    last = json.loads((tmp_path / "without-0-1.json").read_text())
+    (reason,) = given_up([last])
+    assert reason.startswith("the store of torch.distributed does not answer")
+    assert limits_w(daemon, 4) == [HIGHEST_W] * 4
+
+
+def test_one_process_with_two_gpus(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    with contextlib.ExitStack() as stack:
+        client = stack.enter_context(Client(daemon.socket))
+        stack.enter_context(_node.use(client))
+        monitor = ZeusMonitor(gpu_indices=[0, 1], cpu_indices=[])
+        uuids = [monitor.gpus[index].uuid for index in (0, 1)]
+        devices = client.node().simulated
+        assert devices is not None
+        work = stack.enter_context(SimulatedWork(devices, uuids, "model/compute"))
+        optimizer = GlobalPowerLimitOptimizer(
+            monitor, Energy(), warmup_steps=2, profile_steps=8, pl_step=50, search="exhaustive"
+        )
+        pieces: list[dict[str, float]] = []
+        optimizer.on_metrics = pieces.append
+        with optimizer:
+            for _ in optimizer.steps(range(200)):
+                work.run(0.3)
+                if isinstance(optimizer.state, Done):
+                    break
+            assert isinstance(optimizer.state, Done)
+            limit = optimizer.state.optimal_power_limit / 1000
+            assert limit < HIGHEST_W
+            assert limits_w(daemon, 2) == [limit] * 2
+        # Twice the power of one.
+        low = next(one for one in optimizer.measurements if one.power_limit == 100)
+        assert low.energy / low.time == pytest.approx(200, rel=0.1)
+        assert limits_w(daemon, 2) == [HIGHEST_W] * 2

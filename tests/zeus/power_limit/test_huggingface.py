@@ -1,0 +1,596 @@
+"""Real `Trainer`s train tiny models while a simulated GPU works, in virtual time, step by step."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import subprocess
+import sys
+import textwrap
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+import torch
+from datasets import Dataset
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Trainer,
+    TrainerCallback,
+    TrainingArguments,
+)
+from trl import SFTConfig, SFTTrainer
+
+from tests import snippets
+from tests.zeus.in_trainers import LIMITS, SMALL, STEPS, assert_given_back, assert_right
+from tests.zeus.node import VirtualNode
+from zeus.optimizer import HFGlobalPowerLimitOptimizer
+from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, Profiling
+from zeusd.nvml.simulated import Work
+
+torch.set_num_threads(1)  # more only wait for each other with models so small
+
+ROOT = Path(__file__).parents[3]
+
+
+def callback(node: VirtualNode, **options: Any) -> HFGlobalPowerLimitOptimizer:
+    return HFGlobalPowerLimitOptimizer(node.monitor(), Energy(), **{**SMALL, **options})
+
+
+def model() -> LlamaForCausalLM:
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
+    return LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes))
+
+
+def rows(count: int) -> Dataset:
+    ids = torch.randint(0, 64, (count, 8), generator=torch.Generator().manual_seed(0)).tolist()
+    return Dataset.from_dict({"input_ids": ids, "labels": ids})
+
+
+def simulate(trainer: Any, node: VirtualNode, work: Work, units: float = 1.0) -> None:
+    """Each batch keeps the GPU busy; evaluation and checkpoints take long, and train nothing."""
+    step, predict, save = trainer.training_step, trainer.prediction_step, trainer.save_model
+
+    def training_step(*args: Any, **options: Any) -> Any:
+        loss = step(*args, **options)
+        work.run(units)
+        return loss
+
+    def prediction_step(*args: Any, **options: Any) -> Any:
+        work.wait()
+        node.clock.sleep(8)
+        return predict(*args, **options)
+
+    def save_model(*args: Any, **options: Any) -> Any:
+        work.wait()
+        node.clock.sleep(6)
+        return save(*args, **options)
+
+    trainer.training_step = training_step
+    trainer.prediction_step = prediction_step
+    trainer.save_model = save_model
+
+
+def hf_trainer(
+    tmp_path: Path,
+    plo: HFGlobalPowerLimitOptimizer | None,
+    *,
+    steps: int = 1000,
+    after: list[TrainerCallback] | None = None,
+    **options: Any,
+) -> Trainer:
+    """A trainer whose epochs have as many steps as it is told."""
+    batches = steps * options.get("gradient_accumulation_steps", 1)
+    arguments = {
+        "per_device_train_batch_size": 1,
+        "num_train_epochs": 1,
+        "save_strategy": "no",
+        "report_to": [],
+        "disable_tqdm": True,
+        "use_cpu": True,
+        **options,
+    }
+    return Trainer(
+        model(),
+        TrainingArguments(str(tmp_path / "out"), **arguments),
+        train_dataset=rows(batches),
+        eval_dataset=rows(2),
+        callbacks=[*([plo] if plo else []), *(after or [])],
+    )
+
+
+# ------------------------------------------------------------------------------ what it looks like
+
+
+def test_it_takes_what_the_optimizer_takes() -> None:
+    ours = inspect.signature(HFGlobalPowerLimitOptimizer)
+    assert ours == inspect.signature(GlobalPowerLimitOptimizer)
+    from zeus.optimizer import power_limit
+
+    assert power_limit.HFGlobalPowerLimitOptimizer is HFGlobalPowerLimitOptimizer
+    with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
+        power_limit.Nothing  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Nothing'"):
+        exec("from zeus.optimizer import Nothing")  # noqa: S102
+
+
+def test_without_the_frameworks_it_can_be_imported_and_not_made() -> None:
+    program = """
+        import inspect, sys
+        import zeus.optimizer, zeus.optimizer.power_limit
+        heavy = {"torch", "transformers", "lightning", "pytorch_lightning"} & set(sys.modules)
+        assert not heavy, heavy
+        for name in ("transformers", "lightning", "lightning.pytorch", "pytorch_lightning"):
+            sys.modules[name] = None
+        from zeus.optimizer import GlobalPowerLimitOptimizer as Plain
+        from zeus.optimizer import HFGlobalPowerLimitOptimizer as HF
+        from zeus.optimizer.power_limit import LightningGlobalPowerLimitOptimizer as Lightning
+        for cls in HF, Lightning:
+            assert inspect.signature(cls) == inspect.signature(Plain)
+            try:
+                cls(None)
+            except ImportError as error:
+                print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    hf, lightning = done.stdout.splitlines()
+    assert hf == (
+        "The transformers package is not installed. Please install it to use the "
+        'HFGlobalPowerLimitOptimizer. Run `pip install "zeusd[hf]"`.'
+    )
+    assert 'Run `pip install "zeusd[lightning]"`.' in lightning
+
+
+def test_wrong_arguments_are_refused_as_by_the_optimizer(node: VirtualNode) -> None:
+    with pytest.raises(ValueError, match="profile_steps must be positive"):
+        callback(node, profile_steps=0)
+
+
+def test_a_trainer_may_pass_its_model_by_position(node: VirtualNode) -> None:
+    plo = callback(node)
+    arguments = TrainingArguments("unused", report_to=[], use_cpu=True)
+    trainer_model = model()
+    from transformers import TrainerControl, TrainerState
+
+    event = (arguments, TrainerState(), TrainerControl(), trainer_model)
+    for name in ("train_begin", "epoch_begin", "step_begin", "step_end", "epoch_end", "train_end"):
+        assert getattr(plo, f"on_{name}")(*event, optimizer=object()) is None
+    assert not plo.disabled
+    assert_given_back(node)
+
+
+# --------------------------------------------------------------------------------------- training
+
+
+def test_the_best_limit_is_found_and_goes_back_at_the_end(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    plo = callback(node)
+    seen: list[float] = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *event: Any, **objects: Any) -> None:
+            seen.append(node.limit_w())
+
+    trainer = hf_trainer(tmp_path, plo, steps=STEPS + 5, after=[Watch()])
+    simulate(trainer, node, work)
+    trainer.train()
+    assert_right(plo, expected)
+    best = Energy().select(plo.measurements)
+    assert isinstance(plo.state, Done)
+    assert plo.state.optimal_power_limit == best * 1000
+    assert list(dict.fromkeys(seen)) == LIMITS
+    assert seen[-1] == best
+    assert plo.current_power_limit == 0
+    assert_given_back(node)
+
+
+def test_evaluation_and_checkpoints_in_mid_epoch_are_not_measured(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    plo = callback(node)
+    limits: list[float] = []
+    trainer = hf_trainer(
+        tmp_path,
+        plo,
+        steps=130,
+        eval_strategy="steps",
+        eval_steps=7,
+        save_strategy="steps",
+        save_steps=25,
+        save_total_limit=1,
+        logging_steps=10,
+    )
+    simulate(trainer, node, work)
+    predict = trainer.prediction_step
+
+    def prediction_step(*args: Any, **options: Any) -> Any:
+        if not isinstance(plo.state, Done):
+            limits.append(node.limit_w())
+        return predict(*args, **options)
+
+    trainer.prediction_step = prediction_step
+    trainer.train()
+    assert_right(plo, expected)
+    assert set(limits) == {250}
+    losses = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(losses) == 13
+    assert_given_back(node)
+
+
+def test_checkpoints_more_often_than_a_limit_needs_steps(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    plo = callback(node)
+    saves: dict[str, Any] = {"save_strategy": "steps", "save_steps": 7, "save_total_limit": 1}
+    trainer = hf_trainer(tmp_path, plo, steps=100, **saves)
+    simulate(trainer, node, work)
+    trainer.train()
+    assert_right(plo, expected)
+
+
+def test_what_a_later_callback_orders_is_not_measured_either(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    class Orders(TrainerCallback):
+        def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            control.should_evaluate = state.global_step == 8
+            control.should_save = state.global_step == 21
+
+        def on_step_begin(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
+            if state.global_step == 35:
+                trainer.predict(rows(2))
+
+    plo = callback(node)
+    trainer = hf_trainer(tmp_path, plo, steps=STEPS + 40, after=[Orders()])
+    simulate(trainer, node, work)
+    trainer.train()
+    assert_right(plo, expected)
+
+
+def test_short_epochs_with_an_evaluation_after_each(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    plo = callback(node)
+    trainer = hf_trainer(
+        tmp_path, plo, steps=8, num_train_epochs=14, eval_strategy="epoch", save_strategy="epoch"
+    )
+    simulate(trainer, node, work)
+    with pytest.warns(UserWarning, match="shorter than"):
+        trainer.train()
+    assert_right(plo, expected)
+
+
+def test_a_step_is_an_optimizer_step(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    plo = callback(node)
+    trainer = hf_trainer(tmp_path, plo, steps=STEPS + 5, gradient_accumulation_steps=4)
+    simulate(trainer, node, work, units=0.25)
+    trainer.train()
+    assert trainer.state.global_step == STEPS + 5
+    assert_right(plo, expected)
+
+
+def test_it_goes_on_from_a_checkpoint(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"save_strategy": "steps", "save_steps": 20}
+    first = hf_trainer(tmp_path, callback(node), steps=100, max_steps=20, **options)
+    simulate(first, node, work)
+    first.train()
+    plo = callback(node)
+    second = hf_trainer(tmp_path, plo, steps=100, **options)
+    simulate(second, node, work)
+    second.train(resume_from_checkpoint=True)
+    assert second.state.global_step == 100
+    assert_right(plo, expected)
+    assert_given_back(node)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no more memory"), KeyboardInterrupt()])
+def test_after_an_error_the_same_callback_trains_again(
+    node: VirtualNode,
+    work: Work,
+    expected: dict[float, float],
+    tmp_path: Path,
+    error: BaseException,
+) -> None:
+    plo = callback(node)
+    trainer = hf_trainer(tmp_path, plo, steps=STEPS + 30)
+    simulate(trainer, node, work)
+    step, left = trainer.training_step, [20]
+
+    def fails(*args: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if not left[0]:
+            assert isinstance(plo.state, Profiling)
+            raise error
+        return step(*args, **options)
+
+    trainer.training_step = fails
+    with pytest.raises(type(error)):
+        trainer.train()
+    work.wait()
+    node.clock.sleep(60)  # someone looks for the fault
+    with plo:
+        trainer.train()
+    assert_right(plo, expected)
+    assert_given_back(node)
+
+
+def test_as_a_context_manager_it_gives_limits_back_after_an_error(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    plo = callback(node)
+    trainer = hf_trainer(tmp_path, plo, steps=60)
+    simulate(trainer, node, work)
+    step = trainer.training_step
+
+    def fails(*args: Any, **options: Any) -> Any:
+        if node.limit_w() == 150:
+            raise RuntimeError("no more memory")
+        return step(*args, **options)
+
+    trainer.training_step = fails
+    with pytest.raises(RuntimeError, match="no more memory"):
+        with plo:
+            trainer.train()
+    assert_given_back(node)
+
+
+def test_a_second_training_sets_limits_again(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    plo = callback(node, profile_path=tmp_path / "profile.json")
+    called: list[object] = []
+    plo.optimizer.on_progress = called.append
+    trainer = hf_trainer(tmp_path, plo, steps=STEPS + 5)
+    simulate(trainer, node, work)
+    trainer.train()
+    assert_given_back(node)
+    called.clear()
+    limits: list[float] = []
+
+    class Watch(TrainerCallback):
+        def on_step_begin(self, *event: Any, **objects: Any) -> None:
+            limits.append(node.limit_w())
+
+    trainer.add_callback(Watch())
+    trainer.train()
+    assert_right(plo, expected)
+    assert set(limits) == {Energy().select(plo.measurements)}
+    assert_given_back(node)
+
+
+def test_an_error_of_ours_ends_the_search_and_not_the_training(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plo = callback(node)
+    trainer = hf_trainer(tmp_path, plo, steps=60)
+    simulate(trainer, node, work)
+    real = plo.optimizer.on_step_begin
+
+    def broken() -> None:
+        real()
+        if node.limit_w() == 200:
+            raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr(plo.optimizer, "on_step_begin", broken)
+    with pytest.warns(UserWarning, match="training goes on at the highest limit.*a defect") as all_:
+        trainer.train()
+    assert len([one for one in all_ if "a defect" in str(one.message)]) == 1
+    assert trainer.state.global_step == 60
+    assert plo.disabled
+    assert_given_back(node)
+
+
+# ---------------------------------------------------------------------------------------- logging
+
+
+def figures_while_training(plo: HFGlobalPowerLimitOptimizer) -> None:
+    """More figures, at the two times that suit a log least."""
+    optimizer = plo.optimizer
+    pause, end = optimizer.on_pause, optimizer.on_train_end
+
+    def on_pause() -> None:
+        pause()
+        optimizer.on_metrics({"zeus/test_limit_w": optimizer.power_limits[0] / 1000})
+
+    def on_train_end() -> None:
+        end()
+        optimizer.on_metrics({"zeus/test_end": 1.0})
+
+    vars(optimizer).update(on_pause=on_pause, on_train_end=on_train_end)
+
+
+@pytest.mark.parametrize("by", ["steps", "epoch"])
+def test_figures_go_where_the_loss_goes(
+    node: VirtualNode, work: Work, tmp_path: Path, by: str
+) -> None:
+    plo = callback(node)
+    trainer = hf_trainer(
+        tmp_path,
+        None,
+        steps=60,
+        eval_strategy="steps",
+        eval_steps=30,
+        logging_steps=10,
+        logging_strategy=by,
+        report_to=["tensorboard"],
+    )
+    plo.attach(trainer)
+    plo.attach(trainer)
+    assert trainer.callback_handler.callbacks.count(plo) == 1
+    figures_while_training(plo)
+    simulate(trainer, node, work)
+    trainer.train()
+    history = trainer.state.log_history
+    assert [row["step"] for row in history if "zeus/test_limit_w" in row] == [30, 60]
+    assert [row["step"] for row in history if "zeus/test_end" in row] == [60]
+    # The trainer's own figures are all there: logging ours has not made it forget.
+    due = [10, 20, 30, 40, 50, 60] if by == "steps" else [60]
+    assert [row["step"] for row in history if "loss" in row] == due
+    (events,) = tmp_path.rglob("events.out.tfevents.*")
+    board = EventAccumulator(str(events))
+    board.Reload()
+    assert {"train/zeus/test_limit_w", "train/zeus/test_end"} <= set(board.Tags()["scalars"])
+    (point, _) = board.Scalars("train/zeus/test_limit_w")
+    assert (point.step, point.value) == (30, 250.0)
+    # The evaluation has cut one limit's steps in two.
+    limits = [one.value for one in board.Scalars("train/zeus/power_limit_w")]
+    assert list(dict.fromkeys(limits)) == [250, 200, 150, 100]
+    (chosen,) = board.Scalars("train/zeus/chosen_power_limit_w")
+    assert chosen.value == min(plo.measurements, key=lambda one: one.energy).power_limit
+    assert not plo.disabled
+
+
+def test_a_log_that_fails_ends_only_the_logging(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    class Full(TrainerCallback):
+        def on_log(self, *event: Any, logs: dict[str, float], **objects: Any) -> None:
+            if "zeus/test" in logs:
+                raise OSError("No space left on device")
+
+    plo = callback(node)
+    trainer = hf_trainer(tmp_path, plo, steps=STEPS + 5, after=[Full()])
+    plo.attach(trainer)
+    plo.optimizer.on_progress = lambda optimizer: optimizer.on_metrics({"zeus/test": 1.0})
+    simulate(trainer, node, work)
+    with pytest.warns(UserWarning, match="logs no more.*No space left"):
+        trainer.train()
+    assert_right(plo, expected)
+
+
+def test_only_the_main_process_logs(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plo = callback(node)
+    trainer = hf_trainer(tmp_path, plo, steps=10)
+    plo.attach(trainer)
+    plo.optimizer.on_progress = lambda optimizer: optimizer.on_metrics({"zeus/test": 1.0})
+    simulate(trainer, node, work)
+    monkeypatch.setattr(trainer, "is_world_process_zero", lambda: False)
+    trainer.train()
+    assert not [row for row in trainer.state.log_history if "zeus/test" in row]
+
+
+# -------------------------------------------------------------------------------------------- TRL
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+
+    made = Tokenizer(models.BPE(unk_token="<unk>"))
+    made.pre_tokenizer = pre_tokenizers.ByteLevel()
+    special = ["<unk>", "<pad>", "<eos>"]
+    made.train_from_iterator(
+        ["what is it? it is what it is."],
+        trainers.BpeTrainer(
+            vocab_size=300,
+            special_tokens=special,
+            initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        ),
+    )
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=made, unk_token="<unk>", pad_token="<pad>", eos_token="<eos>"
+    )
+    fast.chat_template = (
+        "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}"
+        "{{ eos_token }}{% endfor %}"
+    )
+    return fast
+
+
+def test_sft_trainer(
+    node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
+) -> None:
+    from transformers import Gemma3ForCausalLM, Gemma3TextConfig
+
+    plo = callback(node)
+    chat = [
+        {"role": "user", "content": "what is it?"},
+        {"role": "assistant", "content": "it is what it is."},
+    ]
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    trainer = SFTTrainer(
+        model=Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=300, **sizes, **heads)),
+        args=SFTConfig(
+            str(tmp_path / "out"),
+            per_device_train_batch_size=1,
+            max_steps=110,
+            eval_strategy="steps",
+            eval_steps=11,
+            save_strategy="steps",
+            save_steps=40,
+            logging_steps=5,
+            report_to=[],
+            disable_tqdm=True,
+            use_cpu=True,
+            bf16=False,
+            max_length=32,
+        ),
+        train_dataset=Dataset.from_dict({"messages": [chat] * 120}),
+        eval_dataset=Dataset.from_dict({"messages": [chat] * 2}),
+        processing_class=tokenizer(),
+    )
+    plo.attach(trainer)
+    simulate(trainer, node, work)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.train()
+    assert_right(plo, expected)
+    assert_given_back(node)
+    rows = [row for row in trainer.state.log_history if "loss" in row]
+    assert len(rows) == 22
+    assert all("mean_token_accuracy" in row for row in rows)
+
+
+# ------------------------------------------------------------------------------------------- docs
+
+
+@pytest.mark.parametrize("block", snippets.of(ROOT / "docs" / "train" / "huggingface.md"), ids=str)
+def test_what_the_docs_show_runs(
+    block: snippets.Block,
+    node: VirtualNode,
+    work: Work,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    made = hf_trainer(tmp_path, None, steps=STEPS + 5)
+    made.args.report_to = []
+
+    class Simulated(Trainer):
+        def training_step(self, *args: Any, **options: Any) -> Any:
+            loss = super().training_step(*args, **options)
+            work.run(1)
+            return loss
+
+    monkeypatch.setattr("transformers.Trainer", Simulated)
+    monkeypatch.setattr("zeus.monitor.ZeusMonitor", lambda **options: node.monitor(**options))
+    space = block.run(
+        model=made.model,
+        args=made.args,
+        dataset=made.train_dataset,
+        trainer=Simulated(made.model, made.args, train_dataset=made.train_dataset),
+        monitor=node.monitor(),
+    )
+    made_here = [one for one in space.values() if isinstance(one, HFGlobalPowerLimitOptimizer)]
+    assert all(not one.disabled and isinstance(one.state, Done) for one in made_here)
+    assert_given_back(node)

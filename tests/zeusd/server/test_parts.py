@@ -1,0 +1,117 @@
+"""The server's small parts: who owns a uid, what a request costs, what is reported how often."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+from pathlib import Path
+
+import msgpack
+import pytest
+
+from tests.support import wait_for
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import OPERATIONS, PROTOCOL_VERSION
+from zeusd.server.decoding import Invalid, cost, decode
+from zeusd.server.reports import EVERY_NS, Reports
+from zeusd.server.subuids import LOOK_NS, SubordinateUids
+from zeusd.server.visibility import monotonic_offset_s
+
+
+def test_subordinate_uids_have_an_owner(tmp_path: Path) -> None:
+    name = pwd.getpwuid(os.getuid()).pw_name
+    file = tmp_path / "subuid"
+    file.write_text(
+        f"# comment\n{name}:100000:65536\n1234:200000:10\nnobody-of-that-name:300000:10\n"
+        "1:x:3\nbroken\n5:0:100\n6:10:-3\n"
+    )
+    now_ns = 0
+    uids = SubordinateUids(str(file), lambda: now_ns)
+    assert uids.owner(100_000) == uids.owner(165_535) == os.getuid()
+    assert uids.owner(165_536) == 165_536
+    assert [uids.owner(uid) for uid in (199_999, 200_000, 200_009, 200_010)] == [
+        199_999,
+        1234,
+        1234,
+        200_010,
+    ]
+    assert [uids.owner(uid) for uid in (0, 1000, 300_005)] == [0, 1000, 300_005]
+    file.write_text("77:100000:65536\n")
+    now_ns += 2 * LOOK_NS
+    assert uids.owner(100_000) == 77
+    file.unlink()
+    now_ns += 2 * LOOK_NS
+    assert uids.owner(100_000) == 100_000
+
+
+def request(**fields: object) -> bytes:
+    return msgpack.packb({"v": PROTOCOL_VERSION, "id": 7, **fields})
+
+
+@pytest.mark.parametrize(
+    ("data", "request_id", "code", "words"),
+    [
+        (b"\xc1", 0, ErrorCode.BAD_REQUEST, "one msgpack map"),
+        (msgpack.packb([1]), 0, ErrorCode.BAD_REQUEST, "not a map"),
+        (msgpack.packb({"v": 1, "op": "hello"}), 0, ErrorCode.BAD_REQUEST, "no usable id"),
+        (msgpack.packb({"v": 1, "id": True}), 0, ErrorCode.BAD_REQUEST, "no usable id"),
+        (msgpack.packb({"v": 9, "id": 7}), 7, ErrorCode.UNSUPPORTED_VERSION, "version 1, not 9"),
+        (request(op="fly"), 7, ErrorCode.UNKNOWN_OPERATION, "heartbeat"),
+        (request(op="state", gpus=[]), 7, ErrorCode.BAD_REQUEST, "gpus"),
+        (request(op="set_power_limit", gpus=["x"]), 7, ErrorCode.BAD_REQUEST, "power_limit_mw"),
+    ],
+)
+def test_what_is_wrong_with_a_request(data: bytes, request_id: int, code: str, words: str) -> None:
+    with pytest.raises(Invalid) as caught:
+        decode(data)
+    reply = caught.value.reply
+    assert (reply["v"], reply["id"], reply["error"]["code"]) == (1, request_id, code)
+    assert words in reply["error"]["message"]
+
+
+def test_an_unknown_operation_is_told_which_there_are() -> None:
+    with pytest.raises(Invalid) as caught:
+        decode(request(op="fly"))
+    assert caught.value.reply["error"]["details"]["operations"] == list(OPERATIONS)
+
+
+def test_what_costs_zeusd_more_costs_its_user_more() -> None:
+    heartbeat = cost(decode(request(op="heartbeat")))
+    assert heartbeat == 1.0
+    one = cost(decode(request(op="windows", sources=["a"], windows=[1, 2, 0])))
+    many = cost(decode(request(op="windows", sources=list("abcdefgh"), windows=[1, 2, 0] * 32)))
+    assert heartbeat < one < many / 8
+    states = [cost(decode(request(op="state", gpus=list("abcdefgh"[:n])))) for n in (1, 8)]
+    assert heartbeat <= states[0] < states[1]
+    assert cost(decode(request(op="metrics"))) > 10
+
+
+def test_reports_name_the_user_and_come_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+    now_ns = 0
+    reports = Reports(lambda: now_ns)
+    caplog.set_level(logging.WARNING)
+
+    def said() -> list[str]:
+        return [record.getMessage() for record in caplog.records]
+
+    for _ in range(100):
+        reports.add(0, "protocol_error", "broke a rule")
+        reports.add(4_000_000, "protocol_error", "broke a rule")
+    reports.add(0, "rate_limited", "is too fast")
+    wait_for(lambda: len(said()) == 3, "three records")
+    now_ns += EVERY_NS
+    reports.add(0, "protocol_error", "broke a rule")
+    reports.stop()
+    assert said() == [
+        "user root broke a rule",
+        "user 4000000 broke a rule",
+        "user root is too fast",
+        "user root broke a rule (99 more times since the last record)",
+    ]
+    assert {record.uid for record in caplog.records} == {0, 4_000_000}  # type: ignore[attr-defined]
+
+
+def test_the_offset_of_a_time_namespace_is_known() -> None:
+    assert monotonic_offset_s("self") == monotonic_offset_s(os.getpid())
+    assert monotonic_offset_s(2**22 + 5) == 0.0, "a process that is gone has none"

@@ -1,0 +1,475 @@
+"""The server on real sockets, with libzmq and with raw bytes at the other end."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+
+from tests.support import wait_for
+from tests.zmtp_peer import command, exactly, frame, has_ended, hello, message, shaken
+from zeus_ipc.messages import Request
+from zeusd.core.model import Peer
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sources import Sample
+from zeusd.server import acceptor, descriptors
+from zeusd.server import server as server_module
+from zeusd.server.fairness import Limits
+from zeusd.server.server import Server
+
+
+class Echo:
+    """Answers each request with its operation, or with as much as is wanted."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self.peers: dict[int, Peer] = {}
+        self.asked: list[str] = []
+        self.closed: list[int] = []
+        self.payload = b""
+
+    def peer_opened(self, peer: Peer, pidfd: int) -> None:
+        os.close(pidfd)
+        self.peers[peer.conn] = peer
+
+    def peer_closed(self, conn: int) -> None:
+        self.closed.append(conn)
+
+    def request(self, conn: int, request: Request) -> None:
+        self.asked.append(request.op)
+        if request.op == "hello":
+            raise RuntimeError("a bug that this request shows")
+        self._server.reply(conn, {"id": request.id, "op": request.op, "x": self.payload})
+
+
+class Running:
+    """A server, its application, and the thread that both run on."""
+
+    def __init__(self, directory: Path, limits: Limits, maximum: int) -> None:
+        self.path = str(directory / "z")
+        self.reactor = Reactor()
+        self.server = Server(self.reactor, limits, maximum)
+        self.echo = Echo(self.server)
+        self.streamed: list[frozenset[str]] = []
+        self.server.attach(self.echo, self.streamed.append)
+        self._listening = [_listening(self.path), _listening(self.path + ".stream")]
+        self.server.start(*self._listening)
+        self._thread = threading.Thread(target=lambda: self.reactor.run(lambda: None, _nothing))
+        self._thread.start()
+
+    def on_loop(self, call: Any) -> Any:
+        """What a call returns that is made on the loop's thread."""
+        done, found = threading.Event(), []
+
+        def run() -> None:
+            found.append(call())
+            done.set()
+
+        self.reactor.post(run)
+        assert done.wait(10)
+        return found[0]
+
+    def users(self) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = self.on_loop(self.server.describe)
+        return found
+
+    def close(self) -> None:
+        self.on_loop(self.server.stop)
+        self.reactor.stop()
+        self._thread.join(10)
+        for listening in self._listening:
+            listening.close()
+        self.reactor.close()
+
+
+def _nothing() -> None:
+    pass
+
+
+def _listening(path: str) -> socket.socket:
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(path)
+    listening.listen(128)
+    listening.setblocking(False)
+    return listening
+
+
+@contextlib.contextmanager
+def serving(
+    directory: Path, limits: Limits | None = None, maximum: int = 1000
+) -> Iterator[Running]:
+    running = Running(directory, limits or Limits(), maximum)
+    try:
+        yield running
+    finally:
+        running.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    with serving(tmp_path) as found:
+        yield found
+
+
+@pytest.fixture
+def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
+    made: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    yield made
+    made.destroy(linger=0)
+
+
+def ask(number: int, op: str = "heartbeat") -> bytes:
+    return msgpack.packb({"v": 1, "id": number, "op": op})
+
+
+def dealer(
+    context: zmq.Context[zmq.Socket[bytes]], path: str, kind: int = zmq.DEALER
+) -> zmq.Socket[bytes]:
+    made = context.socket(kind)
+    for option, value in ((zmq.LINGER, 0), (zmq.RCVTIMEO, 10_000), (zmq.RECONNECT_IVL, 10)):
+        made.setsockopt(option, value)
+    made.connect(f"ipc://{path}")
+    return made
+
+
+# ------------------------------------------------------------------------------------ with libzmq
+
+
+@pytest.mark.parametrize("kind", [zmq.DEALER, zmq.REQ])
+def test_libzmq_asks_and_is_answered(running: Running, context: Any, kind: int) -> None:
+    peer = dealer(context, running.path, kind)
+    for number in range(1, 100):
+        peer.send(ask(number))
+        assert msgpack.unpackb(peer.recv()) == {"id": number, "op": "heartbeat", "x": b""}
+    (found,) = running.echo.peers.values()
+    assert (found.process.pid, found.uid) == (os.getpid(), os.getuid())
+
+
+def test_a_named_dealer_and_one_with_heartbeats_of_libzmqs_own(
+    running: Running, context: Any
+) -> None:
+    """Identity is metadata that nothing depends on; PINGs are answered."""
+    peers = []
+    for _ in range(2):
+        peer = context.socket(zmq.DEALER)
+        peer.setsockopt(zmq.RCVTIMEO, 10_000)
+        peer.routing_id = b"the same"
+        peer.setsockopt(zmq.HEARTBEAT_IVL, 20)
+        peer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 2_000)
+        peer.connect(f"ipc://{running.path}")
+        peers.append(peer)
+    for number in range(5):
+        for peer in peers:
+            peer.send(ask(number))
+            assert msgpack.unpackb(peer.recv())["id"] == number
+        time.sleep(0.05)  # some of libzmq's heartbeats pass
+    assert len(running.echo.peers) == 2
+    assert running.echo.closed == []
+
+
+def test_replies_larger_than_the_kernels_buffer_arrive_whole(
+    running: Running, context: Any
+) -> None:
+    running.echo.payload = os.urandom(900_000)
+    peer = dealer(context, running.path)
+    for number in range(3):
+        peer.send(ask(number))
+    for number in range(3):
+        assert msgpack.unpackb(peer.recv())["x"] == running.echo.payload, number
+
+
+def test_a_client_is_served_again_after_the_servers_restart(
+    running: Running, context: Any, tmp_path: Path
+) -> None:
+    peer = dealer(context, str(tmp_path / "second" / "z"))
+    (tmp_path / "second").mkdir()
+    for number in range(2):
+        with serving(tmp_path / "second"):
+            peer.send(ask(number))
+            assert msgpack.unpackb(peer.recv())["id"] == number
+        for path in (tmp_path / "second").iterdir():
+            path.unlink()
+
+
+def subscriber(context: Any, path: str, *topics: bytes) -> Any:
+    made = context.socket(zmq.SUB)
+    made.setsockopt(zmq.RCVTIMEO, 10_000)
+    for topic in topics:
+        made.subscribe(topic)
+    made.connect(f"ipc://{path}.stream")
+    return made
+
+
+def publish(running: Running, name: str, number: int) -> None:
+    sample = Sample(1, 2, 3, None, number)  # type: ignore[arg-type]
+    running.on_loop(lambda: running.server.publish(name, sample))
+
+
+def test_samples_reach_who_subscribes_and_nobody_else(
+    running: Running, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        server_module, "describe_sample", lambda name, sample: {"g": name, "n": sample.number}
+    )
+    first = subscriber(context, running.path, b"GPU-1")
+    second = subscriber(context, running.path, b"GPU-1", b"GPU-1", b"GPU-2")
+    names = frozenset({"GPU-1", "GPU-2"})
+    wait_for(lambda: running.streamed and running.streamed[-1] == names, "both subscriptions")
+    publish(running, "GPU-2", 1)
+    publish(running, "GPU-1", 2)
+    assert msgpack.unpackb(first.recv_multipart()[1]) == {"g": "GPU-1", "n": 2}
+    assert [msgpack.unpackb(second.recv_multipart()[1])["n"] for _ in range(2)] == [1, 2]
+    second.unsubscribe(b"GPU-1")  # once was subscribed twice: libzmq tells of the last only
+    second.unsubscribe(b"GPU-2")
+    wait_for(lambda: running.streamed[-1] == {"GPU-1"}, "the cancellation")
+    first.close()
+    second.unsubscribe(b"GPU-1")
+    wait_for(lambda: running.streamed[-1] == frozenset(), "nothing to be streamed any more")
+
+
+# --------------------------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize(
+    "attack",
+    [
+        hello() + frame(b"x", 1) * 1000,
+        hello() + (frame(b"x", 1) * 5000 + frame(b"x")) * 3,
+        hello() + frame(b"z" * (10 << 20))[:100_000],
+        os.urandom(4000).replace(b"\xff", b"\xfe"),
+        hello(b"ROUTER"),
+        hello() + command(b"PING", b""),
+    ],
+    ids=["endless parts", "5,001 parts", "10 MiB", "garbage", "wrong type", "short PING"],
+)
+def test_an_attacker_is_closed_logged_once_and_nobody_else_notices(
+    running: Running, context: Any, attack: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    honest = dealer(context, running.path)
+    for round_ in range(3):
+        with socket.socket(socket.AF_UNIX) as attacker:
+            attacker.connect(running.path)
+            attacker.settimeout(10)
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                attacker.sendall(attack)
+            wait_for(lambda stream=attacker: has_ended(stream), "the attacker to be closed")
+        honest.send(ask(round_))
+        assert msgpack.unpackb(honest.recv())["id"] == round_
+    wait_for(lambda: running.users()[0]["faults"] == 3, "three faults")
+    wait_for(lambda: caplog.records, "the record")
+    assert [record.event for record in caplog.records] == ["protocol_error"]  # type: ignore[attr-defined]
+    assert "broke a rule of the protocol" in caplog.text
+
+
+def test_what_came_before_the_end_still_counts(running: Running) -> None:
+    """Sets without a reply, and a goodbye, of a program that ends at once."""
+    with shaken(running.path) as stream:
+        stream.sendall(b"".join(frame(ask(number)) for number in range(60)))
+    wait_for(lambda: len(running.echo.asked) == 60, "all of them")
+    wait_for(lambda: running.echo.closed, "the connection's end")
+
+
+def test_a_client_that_does_not_read_is_not_read_until_it_does(running: Running) -> None:
+    running.echo.payload = bytes(100_000)
+    with shaken(running.path) as stream:
+        stream.sendall(b"".join(frame(ask(number)) for number in range(50)))
+        wait_for(lambda: running.echo.asked, "the first request to be read")
+        time.sleep(0.1)  # time to read more, if it did
+        assert len(running.echo.asked) < 10
+        for number in range(50):
+            assert msgpack.unpackb(message(stream))["id"] == number
+
+
+def test_a_client_that_is_owed_too_much_is_closed(running: Running) -> None:
+    running.echo.payload = bytes(2 << 20)
+    with shaken(running.path) as stream:
+        stream.sendall(frame(ask(1)))
+        wait_for(lambda: running.users() and running.users()[0]["faults"], "the fault")
+        wait_for(lambda: has_ended(stream), "the end")
+
+
+def test_a_slow_subscriber_loses_samples_and_nobody_else_does(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        server_module, "describe_sample", lambda name, sample: {"n": sample.number, "x": "y" * 900}
+    )
+    with shaken(running.path + ".stream", b"SUB") as slow:
+        slow.sendall(command(b"SUBSCRIBE", b"GPU-1"))
+        wait_for(lambda: running.streamed, "the subscription")
+        for number in range(2000):
+            publish(running, "GPU-1", number)
+        got = []
+        slow.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            while True:
+                assert message(slow) == b"GPU-1"
+                got.append(msgpack.unpackb(message(slow))["n"])
+    assert got == list(range(len(got)))
+    assert 10 < len(got) < 1000, "about 64 KiB, and what the kernel takes"
+
+
+def test_too_many_topics_end_the_connection_that_asks_for_them(running: Running) -> None:
+    with shaken(running.path + ".stream", b"SUB") as stream:
+        with contextlib.suppress(OSError):
+            for number in range(300):
+                stream.sendall(command(b"SUBSCRIBE", b"%d" % number))
+        wait_for(lambda: has_ended(stream), "the end")
+    wait_for(lambda: running.streamed[-1] == frozenset(), "its topics to be forgotten")
+
+
+def test_connections_of_one_user_and_of_all_are_bounded(tmp_path: Path) -> None:
+    for limits, maximum in ((Limits(connections=10), 1000), (Limits(), 10)):
+        directory = tmp_path / str(maximum)
+        directory.mkdir()
+        with serving(directory, limits, maximum) as running, contextlib.ExitStack() as stack:
+            kept = []
+            for _ in range(20):
+                with contextlib.suppress(OSError):
+                    kept.append(stack.enter_context(shaken(running.path)))
+            assert len(kept) == 10
+            assert running.users()[0]["refused"] == 10
+            kept.pop().close()
+            wait_for(lambda: running.users()[0]["connections"] == 9, "room for another")
+            assert stack.enter_context(shaken(running.path))
+
+
+def test_a_handshake_that_does_not_end_is_ended(
+    running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server_module, "HANDSHAKE_NS", 50_000_000)
+    with socket.socket(socket.AF_UNIX) as slow, shaken(running.path) as honest:
+        slow.connect(running.path)
+        slow.sendall(hello()[:70])
+        wait_for(lambda: has_ended(slow), "the end")
+        honest.sendall(frame(ask(1)))
+        assert msgpack.unpackb(message(honest))["id"] == 1
+
+
+def test_what_zeusd_itself_has_not_read_is_no_slow_handshake(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A user over the rate is read late; connections made meanwhile must not pay for it."""
+    monkeypatch.setattr(server_module, "HANDSHAKE_NS", 20_000_000)
+    with serving(tmp_path, Limits(requests_per_second=100.0)) as running:
+        with shaken(running.path) as flood, contextlib.ExitStack() as stack:
+            flood.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                while True:
+                    flood.send(frame(ask(1)) * 50)
+            wait_for(lambda: running.users(), "the rate to be reached")
+            late = [stack.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(4)]
+            for stream in late:
+                stream.settimeout(30)
+                stream.connect(running.path)
+                stream.sendall(hello() + frame(ask(2)))
+            for stream in late:
+                exactly(stream, 64)
+                message(stream)  # READY
+                assert msgpack.unpackb(message(stream))["id"] == 2
+        assert running.users()[0]["faults"] == 0
+
+
+def test_who_sends_too_fast_is_read_later_and_never_closed(
+    tmp_path: Path, context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with serving(tmp_path, Limits(requests_per_second=200.0)) as running:
+        peer = dealer(context, running.path)
+        for number in range(500):
+            peer.send(ask(number))
+        for number in range(500):
+            assert msgpack.unpackb(peer.recv())["id"] == number
+        (user,) = running.users()
+        assert (user["faults"], user["refused"]) == (0, 0)
+        assert user["limited_ns"] > 500_000_000
+        wait_for(lambda: "sends over 200 requests a second" in caplog.text, "the record")
+
+
+def test_a_bug_costs_one_connection(running: Running, caplog: pytest.LogCaptureFixture) -> None:
+    with shaken(running.path) as honest, shaken(running.path) as victim:
+        victim.sendall(frame(ask(1, "hello")))
+        wait_for(lambda: has_ended(victim), "the end")
+        honest.sendall(frame(ask(1)))
+        assert msgpack.unpackb(message(honest))["id"] == 1
+    assert "please report" in caplog.text
+    assert len(running.echo.asked) == 2
+
+
+# ------------------------------------------------------------------------- descriptors in messages
+
+
+def lingering() -> tuple[socket.socket, socket.socket]:
+    """A TCP socket whose last close takes 20 s, and its peer, which does not read."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+        sender = socket.create_connection(listening.getsockname())
+        peer, _ = listening.accept()
+    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 20))
+    sender.setblocking(False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            sender.send(bytes(1 << 20))
+    return sender, peer
+
+
+@pytest.mark.parametrize("kernel", ["present", "without SO_PASSRIGHTS"])
+def test_descriptors_in_a_message_stop_nothing(
+    tmp_path: Path, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if kernel != "present":
+        monkeypatch.setattr(descriptors, "refuse", lambda listening: None)
+        monkeypatch.setattr(acceptor.descriptors, "may_carry", lambda stream: True)
+    descriptors.Closer.prepare()
+    with serving(tmp_path) as running, shaken(running.path) as honest:
+        for with_handshake in (False, True):
+            sender, peer = lingering()
+            with peer, contextlib.ExitStack() as stack:
+                if with_handshake:
+                    attacker = stack.enter_context(shaken(running.path))
+                else:
+                    attacker = stack.enter_context(socket.socket(socket.AF_UNIX))
+                    attacker.connect(running.path)
+                try:
+                    socket.send_fds(attacker, [hello()[:20]], [sender.fileno()])
+                except PermissionError:  # the kernel refuses: so much the better
+                    at_once = struct.pack("ii", 1, 0)
+                    sender.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, at_once)
+                sender.close()  # the last reference is in the message now
+                for number in range(20):
+                    honest.sendall(frame(ask(number)))
+                    assert msgpack.unpackb(message(honest))["id"] == number
+                attacker.close()
+                honest.sendall(frame(ask(99)))
+                assert msgpack.unpackb(message(honest))["id"] == 99
+        wait_for(
+            lambda: all(user["connections"] == 1 for user in running.users()),
+            "the attackers' connections to be closed, however long their descriptors linger",
+        )
+
+
+def test_reading_by_peeking_loses_nothing() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(BlockingIOError):
+            descriptors.receive_guarded(ours, 100)
+        theirs.sendall(b"a" * 150)
+        assert descriptors.receive_guarded(ours, 100) == b"a" * 100
+        with open("/dev/null") as null:
+            socket.send_fds(theirs, [b"b"], [null.fileno()])
+        with pytest.raises(descriptors.DescriptorsSent):
+            descriptors.receive_guarded(ours, 100)
+        theirs.close()

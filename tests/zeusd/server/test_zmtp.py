@@ -1,0 +1,245 @@
+"""The protocol engine: what it makes of bytes, however they are cut, and what it refuses."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.zmtp_peer import (
+    GREETING,
+    GREETING_30,
+    NULL,
+    command,
+    frame,
+    hello,
+    prop,
+    ready,
+)
+from zeus_ipc.messages import MAX_REQUEST_BYTES
+from zeusd.server.zmtp import (
+    MAX_COMMAND_BYTES,
+    MAX_TOPIC_BYTES,
+    READ_BYTES,
+    Cancel,
+    Engine,
+    Event,
+    Ignored,
+    Message,
+    ProtocolError,
+    Ready,
+    Role,
+    State,
+    Subscribe,
+    publication,
+)
+
+FUZZ = settings(max_examples=400, deadline=None, print_blob=True)
+
+
+def events(engine: Engine, data: bytes) -> list[Event]:
+    engine.receive(data)
+    found = []
+    while (event := engine.next_event()) is not None:
+        found.append(event)
+    return found
+
+
+def traffic(role: Role = Role.ROUTER, kind: bytes = b"DEALER") -> Engine:
+    """An engine whose handshake is over."""
+    engine = Engine(role)
+    assert events(engine, hello(kind)) == [Ready(kind)]
+    engine.data_to_send()
+    return engine
+
+
+def test_the_whole_greeting_is_sent_before_the_peer_says_a_word() -> None:
+    engine = Engine(Role.ROUTER)
+    greeting = engine.data_to_send()
+    assert (len(greeting), greeting[0], greeting[9]) == (64, 0xFF, 0x7F)
+    assert greeting[10:32] == b"\x03\x01" + NULL
+    assert engine.data_to_send() == b""
+
+
+@pytest.mark.parametrize("greeting", [GREETING, GREETING_30])
+def test_a_dealer_shakes_hands_and_is_answered(greeting: bytes) -> None:
+    engine = Engine(Role.ROUTER)
+    engine.data_to_send()
+    assert events(engine, greeting + ready()) == [Ready(b"DEALER")]
+    expected = prop(b"Socket-Type", b"ROUTER") + prop(b"Identity", b"")
+    assert engine.data_to_send() == command(b"READY", expected)
+    assert events(engine, frame(b"one") + frame(b"two" * 200)) == [
+        Message(b"one"),
+        Message(b"two" * 200),
+    ]
+    assert engine.reply(b"r" * 300) == frame(b"r" * 300)
+
+
+def test_a_req_has_its_delimiter_both_ways() -> None:
+    engine = traffic(kind=b"REQ")
+    assert events(engine, frame(b"", 1) + frame(b"ask")) == [Message(b"ask")]
+    assert events(engine, frame(b"", 1)) == []
+    assert events(engine, frame(b"again")) == [Message(b"again")]
+    assert engine.reply(b"answer") == frame(b"", 1) + frame(b"answer")
+
+
+@pytest.mark.parametrize("kind", [b"SUB", b"XSUB"])
+def test_subscriptions_come_as_commands_and_as_messages(kind: bytes) -> None:
+    engine = traffic(Role.PUB, kind)
+    data = command(b"SUBSCRIBE", b"GPU-1") + command(b"CANCEL", b"GPU-1")
+    data += frame(b"\x01GPU-2") + frame(b"\x00GPU-2")
+    assert events(engine, data) == [
+        Subscribe(b"GPU-1"),
+        Cancel(b"GPU-1"),
+        Subscribe(b"GPU-2"),
+        Cancel(b"GPU-2"),
+    ]
+    assert publication(b"t", b"p") == frame(b"t", 1) + frame(b"p")
+
+
+def test_a_ping_is_answered_with_its_context() -> None:
+    engine = traffic()
+    assert events(engine, command(b"PING", b"\x00\x64" + b"context")) == [Ignored()]
+    assert engine.data_to_send() == command(b"PONG", b"context")
+    assert events(engine, command(b"PING", b"\x00\x00" + b"x" * 100)) == [Ignored()]
+    assert engine.data_to_send() == command(b"PONG", b"x" * 16), "more than the protocol allows"
+
+
+def test_unknown_commands_are_ignored() -> None:
+    engine = traffic()
+    assert events(engine, command(b"PONG", b"x") + command(b"NEWS", b"y")) == [Ignored()] * 2
+    assert engine.data_to_send() == b""
+
+
+BROKEN_HANDSHAKES = {
+    "not ZMTP": b"GET / HTTP/1.1\r\n",
+    "not ZMTP, after its first bytes": b"\xff" + bytes(8) + b"\x7e",
+    "ZMTP 1": b"\xff" + bytes(8) + b"\x7f\x00",
+    "ZMTP 2": b"\xff" + bytes(8) + b"\x7f\x01",
+    "CURVE": b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0"),
+    "message before READY": GREETING + b"\x00\x01x",
+    "command before READY": GREETING + command(b"PING", b"\0\0"),
+    "ERROR": GREETING + command(b"ERROR", b"\x03bad"),
+    "READY twice": hello() + ready(),
+    "ERROR later": hello() + command(b"ERROR", b"\x03bad"),
+    "wrong socket type": hello(b"PUB"),
+    "no socket type": GREETING + command(b"READY", prop(b"Identity", b"")),
+    "metadata cut short": GREETING + command(b"READY", prop(b"Socket-Type", b"DEALER")[:-1]),
+    "metadata without a name": GREETING + command(b"READY", prop(b"", b"x")),
+    "metadata without a length": GREETING + command(b"READY", b"\x01a\0\0"),
+    "command without a name": hello() + frame(b"\x00", 4),
+    "command shorter than its name": hello() + frame(b"\x09PING", 4),
+    "empty command": hello() + b"\x04\x00",
+    "command in parts": hello() + b"\x05\x05",
+    "reserved flag": hello() + b"\x08\x00",
+    "several parts": hello() + frame(b"x", 1),
+    "an empty first part": hello() + frame(b"", 1),
+    "PING without a TTL": hello() + command(b"PING", b"\0"),
+    "subscription to a router": hello() + command(b"SUBSCRIBE", b"x"),
+    "REQ without delimiter": hello(b"REQ") + frame(b"x"),
+    "REQ with two": hello(b"REQ") + frame(b"", 1) + frame(b"", 1),
+    "REQ with a name": hello(b"REQ") + frame(b"route", 1),
+}
+
+
+@pytest.mark.parametrize("data", BROKEN_HANDSHAKES.values(), ids=BROKEN_HANDSHAKES)
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_what_breaks_a_rule_is_refused(data: bytes, step: int) -> None:
+    engine = Engine(Role.ROUTER)
+    with pytest.raises(ProtocolError):
+        for start in range(0, len(data), step):
+            events(engine, data[start : start + step])
+
+
+@pytest.mark.parametrize(
+    ("role", "kind", "header"),
+    [
+        (Role.ROUTER, b"DEALER", b"\x02" + (MAX_REQUEST_BYTES + 1).to_bytes(8, "big")),
+        (Role.ROUTER, b"DEALER", b"\x02" + (2**63).to_bytes(8, "big")),
+        (Role.ROUTER, b"DEALER", b"\x06" + (MAX_COMMAND_BYTES + 1).to_bytes(8, "big")),
+        (Role.ROUTER, b"DEALER", b"\x03" + (5).to_bytes(8, "big")),
+        (Role.PUB, b"SUB", bytes([0, MAX_TOPIC_BYTES + 2])),
+    ],
+)
+def test_too_much_is_refused_by_its_header(role: Role, kind: bytes, header: bytes) -> None:
+    """Before a byte of the body has come, or been waited for."""
+    with pytest.raises(ProtocolError):
+        events(traffic(role, kind), header)
+
+
+def test_the_largest_request_passes() -> None:
+    body = b"z" * MAX_REQUEST_BYTES
+    assert len(frame(body)) == READ_BYTES
+    assert events(traffic(), frame(body)) == [Message(body)]
+
+
+def test_a_publisher_takes_no_messages_and_no_long_topics() -> None:
+    for data in (frame(b"\x02x"), frame(b""), command(b"SUBSCRIBE", b"x" * (MAX_TOPIC_BYTES + 1))):
+        with pytest.raises(ProtocolError):
+            events(traffic(Role.PUB, b"SUB"), data)
+
+
+bodies = st.binary(max_size=600)
+dealer_frames = st.lists(
+    bodies.map(lambda body: (frame(body), [Message(body)]))
+    | st.binary(min_size=2, max_size=40).map(lambda ping: (command(b"PING", ping), [Ignored()]))
+    | bodies.map(lambda body: (command(b"NEW", body), [Ignored()])),
+    max_size=12,
+)
+
+
+@given(dealer_frames, st.data())
+@FUZZ
+def test_events_do_not_depend_on_how_the_bytes_are_cut(
+    frames: list[tuple[bytes, list[Event]]], data: st.DataObject
+) -> None:
+    sent = hello() + b"".join(raw for raw, _ in frames)
+    expected = [Ready(b"DEALER"), *(event for _, made in frames for event in made)]
+    engine, found, position = Engine(Role.ROUTER), [], 0
+    while position < len(sent):
+        size = data.draw(st.integers(1, len(sent) - position))
+        found += events(engine, sent[position : position + size])
+        position += size
+        assert engine.buffered < READ_BYTES
+    assert found == expected
+    assert engine.state is State.TRAFFIC
+
+
+mutations = st.lists(
+    st.tuples(st.integers(0, 400), st.sampled_from(("flip", "drop", "add")), st.integers(1, 255)),
+    max_size=4,
+)
+
+
+@given(
+    st.sampled_from([(Role.ROUTER, b"DEALER"), (Role.ROUTER, b"REQ"), (Role.PUB, b"SUB")]),
+    mutations,
+    st.binary(max_size=300),
+    st.integers(1, 64),
+)
+@FUZZ
+def test_no_bytes_do_anything_but_events_and_refusals(
+    peer: tuple[Role, bytes], changes: list[tuple[int, str, int]], tail: bytes, step: int
+) -> None:
+    """Damaged conversations, and noise after them: bounded memory, known events, one exception."""
+    role, kind = peer
+    data = bytearray(hello(kind) + frame(b"", 1) + frame(b"ask") + command(b"SUBSCRIBE", b"GPU-1"))
+    for position, change, value in changes:
+        if position < len(data):
+            if change == "flip":
+                data[position] ^= value
+            elif change == "drop":
+                del data[position]
+            else:
+                data.insert(position, value)
+    data += tail
+    engine = Engine(role)
+    made = 0
+    with contextlib.suppress(ProtocolError):
+        for start in range(0, len(data), step):
+            made += len(events(engine, bytes(data[start : start + step])))
+            assert engine.buffered <= READ_BYTES + step
+    assert made <= len(data) // 2
+    assert len(engine.data_to_send()) <= 64 + 64 + 20 * len(data)

@@ -1,1 +1,0 @@
-"""The unprivileged process that speaks ZeroMQ, and may die of it."""

@@ -1,0 +1,262 @@
+"""Answers what needs no rule: present state, sensors, clocks, and the past.
+
+None of it passes through the core. Equal readings of a GPU that are asked for at the same time are
+one call to its driver, and a state is as good as new for two of its sensors' update periods unless
+something was written meanwhile: however many clients ask, a driver is asked a few times a second.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeGuard
+
+from zeus_ipc.messages import (
+    GetClocks,
+    GetEnergy,
+    GetPower,
+    GetState,
+    GetTimeline,
+    GetWindows,
+    PastRequest,
+    ReadRequest,
+    Request,
+)
+from zeusd.core.core import Core
+from zeusd.core.effects import Read, Reading
+from zeusd.core.model import Failure
+from zeusd.core.pending import failure_body, no_answer
+from zeusd.core.requests import LATE, MAX_WAITING_REQUESTS, TOO_MANY_WAIT
+from zeusd.runtime.historian import LookUp
+from zeusd.runtime.queries import TimelineQuery, WindowsQuery
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sampling import Sampling
+
+EXPIRE_S = 0.02
+"""How often requests that wait are held against their deadlines."""
+
+_READINGS: dict[type[Any], Reading] = {
+    GetState: Reading.STATE,
+    GetEnergy: Reading.ENERGY,
+    GetPower: Reading.POWER,
+    GetClocks: Reading.CLOCKS,
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Pending:
+    """A request, and what it still waits for."""
+
+    conn: int
+    request_id: int
+    deadline_ns: int
+    key: str
+    results: dict[str, dict[str, Any] | None]
+    missing: int
+
+
+@dataclass(slots=True, eq=False)
+class _Call:
+    """A reading of a GPU that is under way, and who waits for it."""
+
+    uuid: str
+    reading: Reading
+    askers: list[_Pending] = field(default_factory=list)
+
+
+class Reads:
+    """Answers requests that read. All methods belong to the reactor's thread.
+
+    Args:
+        core: Knows the GPUs, and which clocks are locked.
+        reactor: The loop.
+        sampling: Knows the past.
+        submit: Passes a call on to the GPU's worker; its result comes back through `done`. Tickets
+            are below zero: those of the core are not.
+        reply: Sends a reply on a connection.
+        clock_ns: CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        core: Core,
+        reactor: Reactor,
+        sampling: Sampling,
+        submit: Callable[[Read], None],
+        reply: Callable[[int, dict[str, Any]], None],
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._core = core
+        self._reactor = reactor
+        self._sampling = sampling
+        self._submit = submit
+        self._reply = reply
+        self._clock_ns = clock_ns
+        self._tickets = itertools.count(-1, -1)
+        self._calls: dict[int, _Call] = {}
+        self._joinable: dict[tuple[str, Reading], _Call] = {}
+        self._states: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._pending: dict[_Pending, None] = {}
+        self._of_connection: dict[int, set[_Pending]] = {}
+        self._expiring = False
+
+    @staticmethod
+    def serves(request: Request) -> TypeGuard[ReadRequest | PastRequest]:
+        """Whether this is a request that only reads."""
+        return type(request) in _READINGS or isinstance(request, (GetWindows, GetTimeline))
+
+    def request(self, conn: int, request: ReadRequest | PastRequest) -> None:
+        """A client asks."""
+        if self._core.silent:
+            return
+        if request.deadline_ns and self._clock_ns() > request.deadline_ns:
+            self._refuse(conn, request.id, LATE)
+        elif len(self._of_connection.get(conn, ())) >= MAX_WAITING_REQUESTS:
+            self._refuse(conn, request.id, TOO_MANY_WAIT)
+        elif isinstance(request, GetWindows):
+            parts = iter(request.windows)
+            windows = WindowsQuery(tuple(zip(parts, parts, parts, strict=True)))
+            self._look_up(conn, request, windows)
+        elif isinstance(request, GetTimeline):
+            domain, limit = request.domain.value, request.limit
+            timeline = TimelineQuery(domain, request.start_ns, request.end_ns, limit)
+            self._look_up(conn, request, timeline)
+        else:
+            self._read(conn, request)
+
+    def written(self, uuid: str) -> None:
+        """A control of this GPU is being written: what was read before no longer counts."""
+        self._states.pop(uuid, None)
+        self._joinable.pop((uuid, Reading.STATE), None)
+
+    def closed(self, conn: int) -> None:
+        """A connection ended: nobody waits for what it asked for."""
+        if conn not in self._of_connection:
+            return
+        for pending in list(self._of_connection[conn]):
+            self._forget(pending)
+        for call in self._calls.values():
+            call.askers = [pending for pending in call.askers if pending.conn != conn]
+
+    def done(self, ticket: int, result: object) -> None:
+        """A reading returned."""
+        call = self._calls.pop(ticket)
+        if self._joinable.get((call.uuid, call.reading)) is call:
+            del self._joinable[call.uuid, call.reading]
+            if call.reading is Reading.STATE and isinstance(result, dict):
+                self._states[call.uuid] = (self._sampling.sample_ns(), result)
+        for pending in call.askers:
+            self._put(pending, call.uuid, self._complete(call.uuid, call.reading, result))
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _read(self, conn: int, request: ReadRequest) -> None:
+        reading = _READINGS[type(request)]
+        pending = self._track(conn, request, "gpus", request.gpus)
+        node = self._core.node
+        for uuid in list(pending.results):
+            if uuid not in node.gpus:
+                self._put(pending, uuid, node.unknown(uuid))
+            elif node.quiesced is not None:
+                self._put(pending, uuid, node.quiesced)
+            elif reading is Reading.STATE and (known := self._fresh_state(uuid)) is not None:
+                self._put(pending, uuid, self._complete(uuid, reading, known))
+            else:
+                self._call(uuid, reading, pending)
+
+    def _fresh_state(self, uuid: str) -> dict[str, Any] | None:
+        found = self._states.get(uuid)
+        period_ns = self._sampling.period_ns(uuid)
+        if found is None or period_ns is None:
+            return None
+        read_ns, state = found
+        return state if self._sampling.sample_ns() - read_ns < 2 * period_ns else None
+
+    def _call(self, uuid: str, reading: Reading, pending: _Pending) -> None:
+        call = self._joinable.get((uuid, reading))
+        if call is not None:
+            call.askers.append(pending)
+            return
+        ticket = next(self._tickets)
+        call = self._calls[ticket] = _Call(uuid, reading, [pending])
+        self._joinable[uuid, reading] = call
+        self._submit(Read(ticket, uuid, reading))
+
+    def _complete(self, uuid: str, reading: Reading, result: object) -> object:
+        """A state with what only the core knows: no driver reads locked clocks back."""
+        if reading is Reading.STATE and isinstance(result, dict):
+            return {**result, **self._core.node.locked_clocks(uuid)}
+        return result
+
+    def _look_up(
+        self, conn: int, request: PastRequest, query: WindowsQuery | TimelineQuery
+    ) -> None:
+        pending = self._track(conn, request, "sources", request.sources)
+        node = self._core.node
+        names = []
+        for name in list(pending.results):
+            if name in node.gpus or name in node.sources:
+                names.append(name)
+            else:
+                self._put(pending, name, node.unknown(name))
+
+        def done(look_up: LookUp) -> None:
+            self._reactor.post(lambda: found(look_up))
+
+        def found(look_up: LookUp) -> None:
+            for name, result in look_up.results.items():
+                self._put(pending, name, result)
+
+        if names:
+            self._sampling.look_up(LookUp(tuple(names), query, done))
+
+    # ----------------------------------------------------------------------------------- replies
+
+    def _track(
+        self, conn: int, request: ReadRequest | PastRequest, key: str, names: Iterable[str]
+    ) -> _Pending:
+        results: dict[str, dict[str, Any] | None] = dict.fromkeys(names)
+        pending = _Pending(conn, request.id, request.deadline_ns, key, results, len(results))
+        self._pending[pending] = None
+        self._of_connection.setdefault(conn, set()).add(pending)
+        if not self._expiring:
+            self._expiring = True
+            self._reactor.call_later(EXPIRE_S, self._expire)
+        return pending
+
+    def _expire(self) -> None:
+        now_ns = self._clock_ns()
+        for pending in list(self._pending):
+            if pending.deadline_ns and now_ns > pending.deadline_ns:
+                for name in [name for name, found in pending.results.items() if found is None]:
+                    self._put(pending, name, no_answer(name))
+        self._expiring = bool(self._pending)
+        if self._expiring:
+            self._reactor.call_later(EXPIRE_S, self._expire)
+
+    def _put(self, pending: _Pending, name: str, result: object) -> None:
+        if pending.results[name] is not None or pending not in self._pending:
+            return  # it came after the deadline, or after the connection's end
+        if isinstance(result, Failure):
+            result = {"error": failure_body(result, name)}
+        assert isinstance(result, dict)
+        pending.results[name] = result
+        pending.missing -= 1
+        if pending.missing == 0:
+            self._forget(pending)
+            self._answer(pending.conn, pending.request_id, result={pending.key: pending.results})
+
+    def _forget(self, pending: _Pending) -> None:
+        del self._pending[pending]
+        others = self._of_connection[pending.conn]
+        others.discard(pending)
+        if not others:
+            del self._of_connection[pending.conn]
+
+    def _refuse(self, conn: int, request_id: int, failure: Failure) -> None:
+        self._answer(conn, request_id, error=failure_body(failure))
+
+    def _answer(self, conn: int, request_id: int, **content: Any) -> None:
+        self._reply(conn, {"id": request_id, **content, **self._core.take_deferred(conn)})

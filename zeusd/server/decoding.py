@@ -1,0 +1,105 @@
+"""Bytes of a client to a validated request, or to the reply that says what is wrong with them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import ValidationError
+
+from zeus_ipc.codec import DecodeError, decode_request
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import (
+    OPERATIONS,
+    PROTOCOL_VERSION,
+    GetTimeline,
+    GetWindows,
+    Request,
+    request_adapter,
+)
+
+COSTS = {
+    "hello": 2.0,
+    "leases": 2.0,
+    "policy": 8.0,
+    "audit": 8.0,
+    "metrics": 16.0,
+    "restore": 8.0,
+}
+"""What operations cost their user, in requests; 1 for others, and more for each GPU."""
+
+INVALID = 1.0
+"""What a request that is refused at once costs."""
+
+
+class Invalid(Exception):
+    """A request that cannot be served.
+
+    Attributes:
+        reply: What to answer.
+    """
+
+    def __init__(self, request_id: int, code: str, message: str, **details: Any) -> None:
+        super().__init__(message)
+        error: dict[str, Any] = {"code": code, "message": message}
+        if details:
+            error["details"] = details
+        self.reply = {"v": PROTOCOL_VERSION, "id": request_id, "error": error}
+
+
+def prepare() -> None:
+    """Builds the validators now, and not while the first client waits."""
+    request_adapter.rebuild()
+
+
+def decode(data: bytes) -> Request:
+    """The request in one message.
+
+    Raises:
+        Invalid: There is none that this zeusd serves.
+    """
+    try:
+        message = decode_request(data)
+    except DecodeError as error:
+        text = f"{error}; a request is one msgpack map"
+        raise Invalid(0, ErrorCode.BAD_REQUEST, text) from None
+    request_id = message.get("id")
+    if not isinstance(request_id, int) or isinstance(request_id, bool) or request_id < 0:
+        raise Invalid(
+            0, ErrorCode.BAD_REQUEST, "the request has no usable id; send a non-negative integer"
+        )
+    if message.get("v") != PROTOCOL_VERSION:
+        raise Invalid(
+            request_id,
+            ErrorCode.UNSUPPORTED_VERSION,
+            f"this zeusd speaks protocol version {PROTOCOL_VERSION}, not "
+            f"{message.get('v')!r}; use client and daemon of matching releases",
+            protocols=[PROTOCOL_VERSION],
+        )
+    if message.get("op") not in OPERATIONS:
+        raise Invalid(
+            request_id,
+            ErrorCode.UNKNOWN_OPERATION,
+            f"unknown operation {message.get('op')!r}; this zeusd knows: {', '.join(OPERATIONS)}",
+            operations=list(OPERATIONS),
+        )
+    try:
+        return request_adapter.validate_python(message)
+    except ValidationError as error:
+        faults = error.errors(include_url=False, include_input=False, include_context=False)[:3]
+        text = "; ".join(
+            f"{'.'.join(str(part) for part in fault['loc'][1:])}: {fault['msg']}"
+            for fault in faults
+        )
+        raise Invalid(
+            request_id, ErrorCode.BAD_REQUEST, f"the request is not valid: {text}"
+        ) from None
+
+
+def cost(request: Request) -> float:
+    """What a request costs its user, in requests."""
+    if isinstance(request, GetWindows):
+        return 2.0 + len(request.sources) * (1 + len(request.windows) // 3) / 8
+    if isinstance(request, GetTimeline):
+        return 4.0 + len(request.sources) * request.limit / 1024
+    gpus = len(getattr(request, "gpus", None) or ())
+    return COSTS.get(request.op, 1.0) + max(0, gpus - 1) / 4

@@ -1,0 +1,126 @@
+"""Keeps descriptors that a peer sends along from stopping the loop.
+
+Whoever drops the last reference to a lingering TCP socket sleeps in the kernel for as long as its
+sender chose, and a message on a Unix socket may carry such sockets (SCM_RIGHTS). From Linux 6.16 on
+a socket can refuse them (SO_PASSRIGHTS). Before that they are found by peeking, so that reading
+never drops one, and connections that may hold some are closed on a thread of their own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable
+
+SO_PASSRIGHTS = 83
+
+STUCK_S = 0.02
+"""A close that takes longer sleeps; a signal ends the wait for one descriptor."""
+
+NUDGE_S = 0.0005
+
+
+class DescriptorsSent(Exception):
+    """The peer sent descriptors along."""
+
+
+def refuse(listening: socket.socket) -> None:
+    """Has what connects from now on refused descriptors, where the kernel can."""
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS, 0)
+    except OSError:
+        return
+
+
+def may_carry(connection: socket.socket) -> bool:
+    """Whether the peer can send descriptors on a connection."""
+    try:
+        return connection.getsockopt(socket.SOL_SOCKET, SO_PASSRIGHTS) != 0
+    except OSError:
+        return True
+
+
+def receive_guarded(connection: socket.socket, size: int) -> bytes:
+    """Like `recv` without waiting, for a connection that may carry descriptors.
+
+    Raises:
+        BlockingIOError: Nothing is there.
+        DescriptorsSent: Some would come with what is there; it is left unread.
+    """
+    flags = socket.MSG_PEEK | socket.MSG_DONTWAIT
+    data, _, found, _ = connection.recvmsg(size, 0, flags)
+    if found & socket.MSG_CTRUNC:
+        raise DescriptorsSent
+    # The same bytes again: what came since lies behind them.
+    return connection.recv(len(data), socket.MSG_DONTWAIT) if data else data
+
+
+class Closer:
+    """Closes connections on a thread of its own, which alone sleeps where a close does.
+
+    Such a sleep is ended by signals, one for each descriptor. `prepare` sets their handler.
+
+    Args:
+        closed: Called on that thread after each close, with what was passed beside the connection.
+    """
+
+    def __init__(self, closed: Callable[[object], None]) -> None:
+        self._closed = closed
+        self._queue: queue.SimpleQueue[tuple[socket.socket, object] | None] = queue.SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._active = threading.Event()
+        self._count = 0
+        self._stopped = False
+
+    @staticmethod
+    def prepare() -> None:
+        """Lets the signal interrupt instead of being ignored. Only on the main thread."""
+        signal.signal(signal.SIGURG, lambda *_: None)
+
+    @property
+    def backlog(self) -> int:
+        """Connections that wait for their close."""
+        return self._queue.qsize()
+
+    def close(self, connection: socket.socket, token: object = None) -> None:
+        """Closes a connection, soon. Its peer sees the end at once."""
+        if not self._threads:
+            for run in (self._run, self._watch):
+                thread = threading.Thread(target=run, name="closer", daemon=True)
+                self._threads.append(thread)
+                thread.start()
+        with contextlib.suppress(OSError):
+            connection.shutdown(socket.SHUT_RDWR)
+        self._queue.put((connection, token))
+
+    def stop(self) -> None:
+        """Ends the threads when what was queued before is closed. Does not wait."""
+        self._queue.put(None)
+
+    def _run(self) -> None:
+        while (item := self._queue.get()) is not None:
+            connection, token = item
+            self._active.set()
+            with contextlib.suppress(OSError):  # interrupted: it is closed all the same
+                os.close(connection.detach())
+            self._active.clear()
+            self._count += 1
+            self._closed(token)
+        self._stopped = True
+        self._active.set()
+
+    def _watch(self) -> None:
+        closing = self._threads[0].ident
+        assert closing is not None
+        while not self._stopped:
+            self._active.wait()
+            count = self._count
+            time.sleep(STUCK_S)
+            while self._count == count and self._active.is_set() and not self._stopped:
+                signal.pthread_kill(closing, signal.SIGURG)
+                time.sleep(NUDGE_S)

@@ -1,0 +1,252 @@
+"""Whose turn it is to be read, and how much of each user: pure arithmetic over the caller's clock.
+
+Users take turns, and each user's connections take turns within them, so what one user sends costs
+nobody else more than a turn. A token bucket per user bounds messages and bytes a second; a user
+whose bucket is empty waits, and what that user's processes send waits in their own kernel buffers.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one user may ask of the server. A subordinate uid counts as its owner.
+
+    Attributes:
+        connections: At a time; more are closed as they come.
+        requests_per_second: What comes faster waits. Costly operations count more than one.
+        bytes_per_second: The same for bytes.
+        handshakes: Connections at a time whose handshake is not over.
+        accepts_per_second: New connections; more are closed as they come.
+    """
+
+    connections: int = 128
+    requests_per_second: float = 2000.0
+    bytes_per_second: float = 4e6
+    handshakes: int = 32
+    accepts_per_second: float = 200.0
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What reading a connection once has cost its user."""
+
+    requests: float
+    bytes: int = 0
+
+
+BURST_S = 0.05
+"""So much of a second's requests and bytes may come at once."""
+
+MIN_BURST_BYTES = 64 * 1024
+QUANTUM = 4.0
+"""Requests of one user in one turn; a KiB counts as a quarter of one."""
+
+REFILL = 4.0
+"""A user who waits is woken for this many requests, as each wakeup costs the server too."""
+
+MIN_WAIT_NS = 1_000_000
+FORGIVEN_PER_SECOND = 1.0
+MAX_FAULTS = 8.0
+PENALTY_NS = 1_000_000_000
+"""After `MAX_FAULTS` broken rules a user's new connections are closed for this long."""
+
+MAX_IDLE_USERS = 1024
+IDLE_NS = 60_000_000_000
+"""Beyond so many users, those without a connection are forgotten after this time."""
+
+
+@dataclass(slots=True, eq=False)
+class User(Generic[T]):
+    """One user's connections, buckets and account of what was refused.
+
+    Attributes:
+        uid: The user, the owner of a subordinate uid.
+        connections: Open ones.
+        handshakes: Those whose handshake is not over.
+        limited_ns: For how long its requests have waited for its rate.
+        refused: Connections that were closed as they came.
+        faults: Connections that were closed for a broken rule.
+    """
+
+    uid: int
+    connections: int = 0
+    handshakes: int = 0
+    limited_ns: int = 0
+    refused: int = 0
+    faults: int = 0
+    _readable: deque[T] = field(default_factory=deque)
+    _runnable: bool = False
+    _waits_since_ns: int | None = None
+    _requests: float = 0.0
+    _bytes: float = 0.0
+    _filled_ns: int = 0
+    _accepts: float = 0.0
+    _accepted_ns: int = 0
+    _recent_faults: float = 0.0
+    _fault_ns: int = 0
+    _shut_until_ns: int = 0
+
+    @property
+    def waiting(self) -> bool:
+        """Whether its connections wait for its rate."""
+        return self._waits_since_ns is not None
+
+
+class Turns(Generic[T]):
+    """Hands out turns.
+
+    Args:
+        limits: For every user.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self.limits = limits
+        self._users: dict[int, User[T]] = {}
+        self._runnable: deque[User[T]] = deque()
+        self._parked: list[tuple[int, int, User[T]]] = []
+        self._number = 0
+
+    @property
+    def users(self) -> list[User[T]]:
+        """All users with a connection, or with a recent one."""
+        return list(self._users.values())
+
+    def user(self, uid: int, now_ns: int) -> User[T]:
+        """The account of a user."""
+        user = self._users.get(uid)
+        if user is None:
+            self._drop_idle(now_ns)
+            user = self._users[uid] = User(uid)
+            user._filled_ns = user._accepted_ns = user._fault_ns = now_ns
+            user._requests, user._bytes = self._burst()
+            user._accepts = float(self.limits.connections)
+        return user
+
+    # ------------------------------------------------------------------------------- connections
+
+    def admit(self, user: User[T], now_ns: int) -> str | None:
+        """Counts a new connection in, or says why it is refused."""
+        limits = self.limits
+        user._accepts = min(
+            float(limits.connections),
+            user._accepts + (now_ns - user._accepted_ns) * 1e-9 * limits.accepts_per_second,
+        )
+        user._accepted_ns = now_ns
+        reason = None
+        if now_ns < user._shut_until_ns:
+            reason = "broke the protocol's rules again and again"
+        elif user.connections >= limits.connections:
+            reason = f"has {limits.connections} connections"
+        elif user.handshakes >= limits.handshakes:
+            reason = f"has {limits.handshakes} connections whose handshake is not over"
+        elif user._accepts < 1.0:
+            reason = f"connects over {limits.accepts_per_second:g} times a second"
+        if reason is not None:
+            user.refused += 1
+            return reason
+        user._accepts -= 1.0
+        user.connections += 1
+        user.handshakes += 1
+        return None
+
+    def fault(self, user: User[T], now_ns: int) -> None:
+        """A connection of the user broke a rule."""
+        user.faults += 1
+        forgiven = (now_ns - user._fault_ns) * 1e-9 * FORGIVEN_PER_SECOND
+        user._recent_faults = max(0.0, user._recent_faults - forgiven) + 1.0
+        user._fault_ns = now_ns
+        if user._recent_faults >= MAX_FAULTS:
+            user._shut_until_ns = now_ns + PENALTY_NS
+
+    # -------------------------------------------------------------------------------------- turns
+
+    def add(self, user: User[T], connection: T) -> None:
+        """There is something to read on a connection. Add it once until it was read."""
+        user._readable.append(connection)
+        if not user._runnable:
+            user._runnable = True
+            self._runnable.append(user)
+
+    def run(self, now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> None:
+        """Gives each runnable user one turn.
+
+        Args:
+            now_ns: Time.
+            read: Reads a connection once; says what that has cost and whether there is more.
+        """
+        while self._parked and self._parked[0][0] <= now_ns:
+            user = heapq.heappop(self._parked)[2]
+            if user._waits_since_ns is not None:
+                user.limited_ns += now_ns - user._waits_since_ns
+                user._waits_since_ns = None
+            self._runnable.append(user)
+        for _ in range(len(self._runnable)):
+            self._turn(self._runnable.popleft(), now_ns, read)
+
+    def due_ns(self) -> int | None:
+        """When `run` is next needed: 0: at once; None: not before something is added."""
+        if self._runnable:
+            return 0
+        return self._parked[0][0] if self._parked else None
+
+    def _turn(self, user: User[T], now_ns: int, read: Callable[[T], tuple[Cost, bool]]) -> None:
+        self._fill(user, now_ns)
+        readable, credit = user._readable, QUANTUM
+        while readable and credit > 0 and user._requests >= 1.0 and user._bytes > 0:
+            connection = readable.popleft()
+            cost, more = read(connection)
+            user._requests -= cost.requests
+            user._bytes -= cost.bytes
+            credit -= cost.requests + cost.bytes / 4096
+            if more:
+                readable.append(connection)
+        if not readable:
+            user._runnable = False
+        elif user._requests < 1.0 or user._bytes <= 0:
+            self._park(user, now_ns)
+        else:
+            self._runnable.append(user)
+
+    def _park(self, user: User[T], now_ns: int) -> None:
+        limits = self.limits
+        wait_s = max(
+            (REFILL - user._requests) / limits.requests_per_second,
+            (4096 - user._bytes) / limits.bytes_per_second,
+        )
+        user._waits_since_ns = now_ns
+        self._number += 1
+        due_ns = now_ns + max(MIN_WAIT_NS, round(wait_s * 1e9))
+        heapq.heappush(self._parked, (due_ns, self._number, user))
+
+    def _burst(self) -> tuple[float, float]:
+        limits = self.limits
+        return (
+            max(2 * REFILL, limits.requests_per_second * BURST_S),
+            max(float(MIN_BURST_BYTES), limits.bytes_per_second * BURST_S),
+        )
+
+    def _fill(self, user: User[T], now_ns: int) -> None:
+        limits, passed_s = self.limits, (now_ns - user._filled_ns) * 1e-9
+        requests, size = self._burst()
+        user._filled_ns = now_ns
+        user._requests = min(requests, user._requests + passed_s * limits.requests_per_second)
+        user._bytes = min(size, user._bytes + passed_s * limits.bytes_per_second)
+
+    def _drop_idle(self, now_ns: int) -> None:
+        """Forgets users of whom nothing is left to remember, before there are too many."""
+        if len(self._users) < MAX_IDLE_USERS:
+            return
+        self._users = {
+            uid: user
+            for uid, user in self._users.items()
+            if user.connections or now_ns - max(user._accepted_ns, user._fault_ns) < IDLE_NS
+        }

@@ -1,0 +1,415 @@
+"""The server: reads users in turn, hands requests on, sends replies and samples.
+
+It runs on the reactor's thread alone. What breaks ZeroMQ's protocol is closed; what only comes too
+fast is read later. It knows who is at the other end from the kernel, and nothing of leases.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import socket
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from zeus_ipc.codec import encode
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import Request
+from zeusd.core.model import Peer
+from zeusd.runtime.processes import NoSuchPeer, identify_peer
+from zeusd.runtime.reactor import Reactor
+from zeusd.runtime.sources import Sample, describe_sample
+from zeusd.server import decoding, descriptors
+from zeusd.server.acceptor import Acceptor
+from zeusd.server.connection import Connection, Sent
+from zeusd.server.fairness import Cost, Limits, Turns
+from zeusd.server.reports import Reports
+from zeusd.server.stream import Topics
+from zeusd.server.visibility import unusable
+from zeusd.server.zmtp import (
+    Cancel,
+    Event,
+    Message,
+    ProtocolError,
+    Ready,
+    Role,
+    State,
+    Subscribe,
+)
+
+log = logging.getLogger(__name__)
+
+HANDSHAKE_NS = 2_000_000_000
+"""How long a handshake may take; not counting what zeusd itself has not read yet."""
+
+MAX_WAITING_BYTES = 1024 * 1024
+"""Replies that wait for one client to read them. Its requests are not read meanwhile, so only
+what it had asked for before can come to this."""
+
+MAX_ALL_WAITING_BYTES = 64 * 1024 * 1024
+"""The same for all clients together."""
+
+LOOK_S = 1.0
+LIMITED_NS = 250_000_000
+"""A user whose requests waited for so much of a second is reported."""
+
+_NOTHING = Cost(0.1)
+"""A look that found nothing, or too little: it took the server's time all the same."""
+
+_READING = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
+
+
+class Application(Protocol):
+    """What serves the requests."""
+
+    def peer_opened(self, peer: Peer, pidfd: int) -> None:
+        """A client connected. Takes over the pidfd."""
+
+    def peer_closed(self, conn: int) -> None:
+        """Its connection ended."""
+
+    def request(self, conn: int, request: Request) -> None:
+        """It asks for something; a reply may follow."""
+
+
+class Server:
+    """Serves one listening socket for requests and one for subscribers.
+
+    Args:
+        reactor: The loop.
+        limits: What one user may ask for.
+        max_connections: Of all users together.
+    """
+
+    def __init__(self, reactor: Reactor, limits: Limits, max_connections: int) -> None:
+        self._reactor = reactor
+        self._turns: Turns[Connection] = Turns(limits)
+        self._reports = Reports()
+        self._closer = descriptors.Closer(self._closed_on_thread)
+        self._acceptor = Acceptor(
+            reactor,
+            self._turns,
+            self._reports,
+            self._closer,
+            self._accepted,
+            self._soon,
+            max_connections,
+        )
+        self._topics = Topics(self._send)
+        self._connections: dict[int, Connection] = {}
+        self._young: deque[Connection] = deque()
+        self._limited_ns: dict[int, int] = {}
+        self._all_waiting = 0
+        self._scheduled = False
+        self._timer_ns: int | None = None
+        self._serving = False
+        self._topics_changed = False
+        self._application: Application
+        self._stream: Callable[[frozenset[str]], None]
+
+    # --------------------------------------------------------------------------------- lifecycle
+
+    def attach(self, application: Application, stream: Callable[[frozenset[str]], None]) -> None:
+        """Says who serves the requests, and who is to know which sources have subscribers."""
+        self._application = application
+        self._stream = stream
+        decoding.prepare()
+
+    def start(self, clients: socket.socket, subscribers: socket.socket) -> None:
+        """Begins to accept."""
+        self._serving = True
+        self._acceptor.listen(clients, Role.ROUTER)
+        self._acceptor.listen(subscribers, Role.PUB)
+        self._look()
+
+    def stop(self) -> None:
+        """Ends all connections."""
+        self._serving = False
+        self._acceptor.stop()
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._closer.stop()
+        self._reports.stop()
+
+    def configure(self, limits: Limits) -> None:
+        """Other limits from now on."""
+        self._turns.limits = limits
+
+    # ------------------------------------------------------------------------------------ output
+
+    def reply(self, conn: int, body: dict[str, Any]) -> None:
+        """Sends a reply; drops it if its connection has ended."""
+        connection = self._connections.get(conn)
+        if connection is not None and not connection.closed:
+            self._send(connection, connection.engine.reply(encode(body)))
+
+    def publish(self, name: str, sample: Sample) -> None:
+        """Sends a sample to those who subscribe to its source."""
+        topic = name.encode()
+        if self._topics.wanted(topic):
+            self._topics.publish(topic, encode(describe_sample(name, sample)))
+
+    def describe(self) -> list[dict[str, Any]]:
+        """Users who were refused something: `messages.UserLoad` as maps."""
+        return [
+            {
+                "uid": user.uid,
+                "connections": user.connections,
+                "limited_ns": user.limited_ns,
+                "limited": user.waiting,
+                "refused": user.refused,
+                "faults": user.faults,
+            }
+            for user in self._turns.users
+            if user.limited_ns or user.waiting or user.refused or user.faults
+        ]
+
+    def _send(self, connection: Connection, data: bytes) -> None:
+        before = connection.waiting
+        self._sent(connection, before, connection.send(data))
+        if connection.waiting > MAX_WAITING_BYTES or (
+            connection.waiting and self._all_waiting > MAX_ALL_WAITING_BYTES
+        ):
+            self._fault(connection, "does not read its replies")
+
+    def _sent(self, connection: Connection, before: int, outcome: Sent) -> None:
+        self._all_waiting += connection.waiting - before
+        if outcome is Sent.WAITING and not before:
+            self._reactor.modify(connection.stream.fileno(), _READING | select.EPOLLOUT)
+        elif outcome is Sent.ALL and before:
+            self._reactor.modify(connection.stream.fileno(), _READING)
+        if (outcome is Sent.GONE or before) and not connection.waiting:
+            self._readable(connection)  # it was not read while it did not read
+
+    # -------------------------------------------------------------------------------- connections
+
+    def _accepted(self, connection: Connection) -> None:
+        self._connections[connection.number] = connection
+        self._young.append(connection)
+        self._reactor.add(
+            connection.stream.fileno(), _READING, lambda mask: self._on_event(connection, mask)
+        )
+        self._send(connection, connection.engine.data_to_send())
+
+    def _on_event(self, connection: Connection, mask: int) -> None:
+        if connection.waiting and mask & (select.EPOLLOUT | select.EPOLLHUP | select.EPOLLERR):
+            before = connection.waiting
+            self._sent(connection, before, connection.flush())
+        if mask & ~select.EPOLLOUT:
+            self._readable(connection)
+
+    def _fault(self, connection: Connection, rule: str) -> None:
+        """A connection broke a rule. It is closed, without a word (see `zmtp`)."""
+        if connection.closed:
+            return
+        self._turns.fault(connection.user, time.monotonic_ns())
+        self._reports.add(
+            connection.user.uid,
+            "protocol_error",
+            f"broke a rule of the protocol ({rule}); the connection was closed",
+        )
+        self._close(connection)
+
+    def _close(self, connection: Connection) -> None:
+        if connection.closed:
+            return
+        connection.closed = True
+        del self._connections[connection.number]
+        self._reactor.remove(connection.stream.fileno())
+        self._all_waiting -= connection.waiting
+        if connection.engine.state is not State.TRAFFIC:
+            connection.user.handshakes -= 1
+        if connection.guarded:
+            self._closer.close(connection.stream, connection)
+        else:
+            connection.stream.close()
+            self._ended(connection)
+        if self._topics.leave(connection):
+            self._topics_changed = True
+            self._soon()
+        if connection.identified:
+            self._application.peer_closed(connection.number)
+
+    def _closed_on_thread(self, connection: object) -> None:
+        if isinstance(connection, Connection):
+            self._reactor.post(lambda: self._ended(connection))
+
+    def _ended(self, connection: Connection) -> None:
+        connection.user.connections -= 1
+        self._acceptor.open -= 1
+
+    def _check_handshakes(self, now_ns: int) -> int | None:
+        """Ends handshakes that take too long. Returns when to look again."""
+        young = self._young
+        while young:
+            connection = young[0]
+            if connection.closed or connection.engine.state is State.TRAFFIC:
+                young.popleft()
+            elif connection.accepted_ns + HANDSHAKE_NS > now_ns:
+                return connection.accepted_ns + HANDSHAKE_NS
+            elif connection.queued:  # it waits for us
+                young.popleft()
+                connection.accepted_ns = now_ns
+                young.append(connection)
+            else:
+                self._fault(connection, "handshake over 2 s")
+        return None
+
+    # ----------------------------------------------------------------------------------- reading
+
+    def _readable(self, connection: Connection) -> None:
+        if not connection.queued and not connection.closed:
+            connection.queued = True
+            self._turns.add(connection.user, connection)
+            self._soon()
+
+    def _soon(self) -> None:
+        if not self._scheduled:
+            self._scheduled = True
+            self._reactor.call_soon(self._round)
+
+    def _round(self) -> None:
+        """One turn of each user, and some new connections."""
+        self._scheduled = False
+        if not self._serving:
+            return
+        now_ns = time.monotonic_ns()
+        self._turns.run(now_ns, self._read)
+        self._acceptor.run(now_ns)
+        if self._topics_changed:
+            self._topics_changed = False
+            self._stream(self._topics.names)
+        due = [self._turns.due_ns(), self._acceptor.due_ns(), self._check_handshakes(now_ns)]
+        self._schedule(min((one for one in due if one is not None), default=None), now_ns)
+
+    def _schedule(self, due_ns: int | None, now_ns: int) -> None:
+        if due_ns is None or self._scheduled:
+            return
+        if due_ns <= now_ns:
+            self._soon()
+        elif self._timer_ns is None or due_ns < self._timer_ns:
+            self._timer_ns = due_ns
+            self._reactor.call_later((due_ns - now_ns) / 1e9, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer_ns = None
+        self._soon()
+
+    def _read(self, connection: Connection) -> tuple[Cost, bool]:
+        """Reads a connection once, whatever comes of it."""
+        try:
+            return self._step(connection)
+        except ProtocolError as error:
+            self._fault(connection, str(error))
+        except descriptors.DescriptorsSent:
+            self._fault(connection, "descriptors in a message")
+        except Exception:  # a bug: it must cost this connection and nobody else
+            log.exception(
+                "a connection of user %d could not be served and was closed; please report this",
+                connection.uid,
+                extra={"event": "bug", "uid": connection.uid},
+            )
+            self._close(connection)
+        return Cost(1.0), False
+
+    def _step(self, connection: Connection) -> tuple[Cost, bool]:
+        if connection.closed:
+            return Cost(0.0), False
+        if connection.waiting:  # its turn comes when it has read
+            connection.queued = False
+            return _NOTHING, False
+        engine = connection.engine
+        event, size = engine.next_event(), 0
+        if event is None:
+            data = connection.receive()
+            if data is None:
+                connection.queued = False
+                return _NOTHING, False
+            if not data:
+                self._close(connection)
+                return _NOTHING, False
+            size = len(data)
+            engine.receive(data)
+            event = engine.next_event()
+            if event is None:
+                return Cost(0.25, size), True
+        requests = self._handle(connection, event)
+        answer = engine.data_to_send()
+        if answer and not connection.closed:
+            self._send(connection, answer)
+        return Cost(requests, size), not connection.closed
+
+    def _handle(self, connection: Connection, event: Event) -> float:
+        """What an event asks for. Returns what it costs, in requests."""
+        match event:
+            case Message():
+                return self._request(connection, event.body)
+            case Subscribe():
+                self._topics_changed |= self._topics.subscribe(connection, event.topic)
+            case Cancel():
+                self._topics_changed |= self._topics.cancel(connection, event.topic)
+            case Ready():
+                connection.user.handshakes -= 1
+                if connection.engine.role is Role.ROUTER:
+                    self._identify(connection)
+        return 1.0
+
+    def _request(self, connection: Connection, body: bytes) -> float:
+        try:
+            request = decoding.decode(body)
+            if connection.refusal is not None:
+                raise decoding.Invalid(request.id, ErrorCode.UNAVAILABLE, connection.refusal)
+        except decoding.Invalid as invalid:
+            self.reply(connection.number, invalid.reply)
+            return decoding.INVALID
+        self._application.request(connection.number, request)
+        return decoding.cost(request)
+
+    def _identify(self, connection: Connection) -> None:
+        """Asks the kernel who is at the other end."""
+        connection.refusal = unusable(connection.stream)
+        if connection.refusal is not None:
+            self._reports.add(connection.uid, "peer_refused", f"was refused: {connection.refusal}")
+            return
+        try:
+            peer, pidfd = identify_peer(connection.number, connection.stream)
+        except (NoSuchPeer, OSError) as error:
+            log.info("refused a connection: %s", error, extra={"event": "peer_refused"})
+            self._close(connection)
+            return
+        connection.identified = True
+        try:
+            self._application.peer_opened(peer, pidfd)
+        except Exception:
+            os.close(pidfd)
+            raise
+
+    # ----------------------------------------------------------------------------------- reports
+
+    def _look(self) -> None:
+        """Each second: who had to wait for a rate, and who does not read."""
+        if not self._serving:
+            return
+        limited: dict[int, int] = {}
+        for user in self._turns.users:
+            limited[user.uid] = user.limited_ns
+            if user.limited_ns - self._limited_ns.get(user.uid, 0) > LIMITED_NS:
+                self._reports.add(
+                    user.uid,
+                    "rate_limited",
+                    f"sends over {self._turns.limits.requests_per_second:g} requests a second; "
+                    "they wait for their turn",
+                )
+        self._limited_ns = limited
+        if self._all_waiting:
+            for connection in self._connections.values():
+                if connection.waiting:
+                    self._reports.add(
+                        connection.user.uid,
+                        "slow_reader",
+                        "does not read what it asked for; its requests wait until it does",
+                    )
+        self._reactor.call_later(LOOK_S, self._look)

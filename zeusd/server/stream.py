@@ -1,0 +1,78 @@
+"""Samples to those who subscribe to their source. Nothing is sampled more often for anybody else.
+
+A subscriber that reads too slowly loses samples; their numbers tell how many.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from zeusd.server.connection import Connection
+from zeusd.server.zmtp import MAX_TOPIC_BYTES, ProtocolError, publication
+
+MAX_TOPICS = 256
+"""Topics of one connection: more than there are GPUs on any node."""
+
+MAX_WAITING_BYTES = 64 * 1024
+"""Samples that wait for one subscriber."""
+
+
+class Topics:
+    """Who subscribes to what.
+
+    Args:
+        send: Sends bytes on a connection.
+    """
+
+    def __init__(self, send: Callable[[Connection, bytes], None]) -> None:
+        self._send = send
+        self._subscribers: dict[bytes, set[Connection]] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All topics with a subscriber that could be a source's name."""
+        return frozenset(topic.decode("latin-1") for topic in self._subscribers)
+
+    def subscribe(self, connection: Connection, topic: bytes) -> bool:
+        """Adds a subscription. Returns whether it is the topic's first.
+
+        libzmq repeats a subscription but cancels it once, so repeating one changes nothing.
+
+        Raises:
+            ProtocolError: It is one too many, or too long.
+        """
+        if topic in connection.topics:
+            return False
+        if len(topic) > MAX_TOPIC_BYTES or len(connection.topics) >= MAX_TOPICS:
+            raise ProtocolError("too many topics")
+        connection.topics.add(topic)
+        subscribers = self._subscribers.setdefault(topic, set())
+        subscribers.add(connection)
+        return len(subscribers) == 1
+
+    def cancel(self, connection: Connection, topic: bytes) -> bool:
+        """Removes a subscription. Returns whether it was the topic's last."""
+        if topic not in connection.topics:
+            return False
+        connection.topics.discard(topic)
+        subscribers = self._subscribers[topic]
+        subscribers.discard(connection)
+        if not subscribers:
+            del self._subscribers[topic]
+        return not subscribers
+
+    def leave(self, connection: Connection) -> bool:
+        """Removes all subscriptions of a connection. Returns whether one was a topic's last."""
+        lasts = [self.cancel(connection, topic) for topic in list(connection.topics)]
+        return any(lasts)
+
+    def wanted(self, topic: bytes) -> bool:
+        """Whether anybody subscribes to it."""
+        return topic in self._subscribers
+
+    def publish(self, topic: bytes, payload: bytes) -> None:
+        """Sends a sample to those who keep up."""
+        data = publication(topic, payload)
+        for connection in list(self._subscribers.get(topic, ())):
+            if connection.waiting + len(data) <= MAX_WAITING_BYTES:
+                self._send(connection, data)

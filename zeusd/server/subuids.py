@@ -1,0 +1,78 @@
+"""Who owns a subordinate uid: in a user namespace one user may have 65,536 of them (subuid(5))."""
+
+from __future__ import annotations
+
+import logging
+import os
+import pwd
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+SUBUID = "/etc/subuid"
+LOOK_NS = 10_000_000_000
+"""How soon a change of the file is noticed."""
+
+
+class SubordinateUids:
+    """Maps uids to their owners, as the file has them at present.
+
+    Args:
+        path: The file; one that does not exist delegates nothing.
+        clock_ns: CLOCK_MONOTONIC.
+    """
+
+    def __init__(self, path: str = SUBUID, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._path = path
+        self._clock_ns = clock_ns
+        self._looked_ns: int | None = None
+        self._identity: tuple[int, int] | None = None
+        self._ranges: list[tuple[int, int, int]] = []
+        self._starts: list[int] = []
+
+    def owner(self, uid: int) -> int:
+        """The user to whom this uid was delegated; the uid itself where it was to nobody."""
+        now_ns = self._clock_ns()
+        if self._looked_ns is None or now_ns - self._looked_ns > LOOK_NS:
+            self._looked_ns = now_ns
+            self._look()
+        position = bisect_right(self._starts, uid) - 1
+        if position >= 0:
+            start, count, owner = self._ranges[position]
+            if uid < start + count:
+                return owner
+        return uid
+
+    def _look(self) -> None:
+        try:
+            found = os.stat(self._path)
+            identity = (found.st_ino, found.st_mtime_ns)
+            if identity != self._identity:
+                text = Path(self._path).read_text(encoding="utf-8", errors="replace")
+                self._ranges = sorted(parse(text.splitlines()))
+                self._starts = [start for start, _, _ in self._ranges]
+            self._identity = identity
+        except OSError as error:
+            if not isinstance(error, FileNotFoundError):
+                log.warning("cannot read %s: %s", self._path, error.strerror)
+            self._identity, self._ranges, self._starts = None, [], []
+
+
+def parse(lines: Iterable[str]) -> list[tuple[int, int, int]]:
+    """`(first uid, count, owner)` for each valid line; owners stand there by name or number."""
+    ranges = []
+    for line in lines:
+        parts = line.strip().split(":")
+        if len(parts) != 3 or line.startswith("#"):
+            continue
+        try:
+            owner = int(parts[0]) if parts[0].isdigit() else pwd.getpwnam(parts[0]).pw_uid
+            start, count = int(parts[1]), int(parts[2])
+        except (KeyError, ValueError):
+            continue
+        if start > 0 and count > 0:
+            ranges.append((start, count, owner))
+    return ranges

@@ -1,0 +1,50 @@
+"""Clients that zeusd cannot serve because of the namespaces they live in, each with its remedy."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from pathlib import Path
+
+_CREDENTIALS = struct.Struct("3i")
+
+UNSEEN = (
+    "zeusd does not see this process, since it runs in a pid namespace of its own; start zeusd's "
+    "container in the host's (--pid=host, or hostPID: true)"
+)
+
+SHIFTED_S = 0.001
+"""Clocks further apart than this would move windows and deadlines noticeably."""
+
+
+def unusable(connection: socket.socket) -> str | None:
+    """Why the process at the other end cannot be served; None: it can."""
+    raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    pid, _, _ = _CREDENTIALS.unpack(raw)
+    if pid <= 0:
+        return UNSEEN
+    shift_s = monotonic_offset_s(pid) - monotonic_offset_s("self")
+    if abs(shift_s) > SHIFTED_S:
+        direction = "ahead of" if shift_s > 0 else "behind"
+        return (
+            f"the clock of this process is {abs(shift_s):g} s {direction} zeusd's, since one of "
+            "them runs in a time namespace; run both in the same one (see time_namespaces(7))"
+        )
+    return None
+
+
+def monotonic_offset_s(pid: int | str) -> float:
+    """How far CLOCK_MONOTONIC of a process is from the boot's, by its time namespace; 0: unknown.
+
+    What /proc says is of the namespace that the process's children live in, which is its own
+    except for a process that called unshare(2) itself.
+    """
+    try:
+        lines = Path(f"/proc/{pid}/timens_offsets").read_text().splitlines()
+    except OSError:
+        return 0.0
+    for line in lines:
+        fields = line.split()
+        if len(fields) == 3 and fields[0] in ("monotonic", "1"):
+            return int(fields[1]) + int(fields[2]) * 1e-9
+    return 0.0

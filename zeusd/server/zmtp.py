@@ -1,0 +1,302 @@
+"""ZeroMQ's wire protocol, the server's side of it, without I/O: bytes in, events out.
+
+ZMTP 3.0 and 3.1 with the NULL mechanism (https://rfc.zeromq.org/spec/23/ and /37/). One `Engine` is
+one connection. It never sees a socket or a clock, holds at most one incomplete frame beside what
+was passed to `receive`, and raises `ProtocolError` at the first byte that breaks a rule: lengths
+and flags are judged by a frame's header, before its body is waited for. After an error the
+connection is to be closed and nothing more sent: an ERROR command or malformed bytes end libzmq's
+session for good, while after a plain close it connects again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import TypeAlias
+
+from zeus_ipc.messages import MAX_REQUEST_BYTES
+
+
+class Role(Enum):
+    """What this end is."""
+
+    ROUTER = b"ROUTER"
+    """Answers requests of DEALER and REQ peers, each a message of one frame."""
+    PUB = b"PUB"
+    """Publishes to SUB and XSUB peers, and hears nothing but their subscriptions."""
+
+
+class State(Enum):
+    """How far the conversation has come."""
+
+    GREETING = "greeting"
+    HANDSHAKE = "handshake"
+    TRAFFIC = "traffic"
+
+
+class ProtocolError(Exception):
+    """The peer broke a rule of ZMTP or of this server. The text names the rule, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """The handshake is over."""
+
+    socket_type: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """A request: the one frame of a message, without REQ's delimiter."""
+
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Subscribe:
+    """The peer wants this topic."""
+
+    topic: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """The peer no longer wants this topic."""
+
+    topic: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """A command that changes nothing for the caller: a PING (answered), a PONG, an unknown one."""
+
+
+Event: TypeAlias = Ready | Message | Subscribe | Cancel | Ignored
+
+MAX_TOPIC_BYTES = 96
+"""Longest topic: a GPU's UUID."""
+
+MAX_COMMAND_BYTES = 1024
+"""Longest command: READY with an Identity of 255 bytes and some metadata of the application."""
+
+READ_BYTES = MAX_REQUEST_BYTES + 9
+"""As much as the largest request with its header: what to ask a socket for at a time."""
+
+_MORE, _LONG, _COMMAND = 1, 2, 4
+_SIGNATURE_BYTES = 10
+_GREETING_BYTES = 64
+_MECHANISM = b"NULL".ljust(20, b"\0")
+_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + _MECHANISM + bytes(32)
+_PEERS = {Role.ROUTER: (b"DEALER", b"REQ"), Role.PUB: (b"SUB", b"XSUB")}
+_DELIMITER = bytes((_MORE, 0))
+_IGNORED = Ignored()
+
+
+def frame(body: bytes, flags: int = 0) -> bytes:
+    """One frame."""
+    size = len(body)
+    if size < 256:
+        return bytes((flags, size)) + body
+    return bytes((flags | _LONG,)) + size.to_bytes(8, "big") + body
+
+
+def command(name: bytes, body: bytes = b"") -> bytes:
+    """One command."""
+    return frame(bytes((len(name),)) + name + body, _COMMAND)
+
+
+def metadata(name: bytes, value: bytes) -> bytes:
+    """One property of a READY command."""
+    return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
+
+
+def publication(topic: bytes, payload: bytes) -> bytes:
+    """What a publisher sends to those who subscribe to a topic."""
+    return frame(topic, _MORE) + frame(payload)
+
+
+class Engine:
+    """One connection.
+
+    Args:
+        role: What this end is.
+
+    Attributes:
+        state: How far the conversation has come.
+    """
+
+    __slots__ = (
+        "_buffer",
+        "_delimited",
+        "_max_frame",
+        "_out",
+        "_position",
+        "_req",
+        "role",
+        "state",
+    )
+
+    def __init__(self, role: Role) -> None:
+        self.role = role
+        self.state = State.GREETING
+        # A subscription of ZMTP 3.0 is a message: one byte and the topic.
+        self._max_frame = MAX_REQUEST_BYTES if role is Role.ROUTER else 1 + MAX_TOPIC_BYTES
+        self._buffer = b""
+        self._position = 0
+        # All of it at once: libzmq waits for the signature before it sends its own version.
+        self._out = [_GREETING]
+        self._req = False
+        self._delimited = False
+
+    @property
+    def buffered(self) -> int:
+        """Bytes received that no event has been made of yet."""
+        return len(self._buffer) - self._position
+
+    def receive(self, data: bytes) -> None:
+        """Takes bytes from the peer. Call `next_event` until it returns None before the next."""
+        self._buffer = self._buffer[self._position :] + data if self.buffered else data
+        self._position = 0
+
+    def data_to_send(self) -> bytes:
+        """What the protocol itself has to say: greeting, READY, PONG. Empty: nothing."""
+        if not self._out:
+            return b""
+        data = b"".join(self._out)
+        self._out.clear()
+        return data
+
+    def reply(self, body: bytes) -> bytes:
+        """The bytes of a reply to this peer."""
+        return _DELIMITER + frame(body) if self._req else frame(body)
+
+    def next_event(self) -> Event | None:
+        """The next event; None: more bytes are needed.
+
+        Raises:
+            ProtocolError: The peer broke a rule; close the connection.
+        """
+        if self.state is State.GREETING and not self._greeting():
+            return None
+        buffer, start = self._buffer, self._position
+        have = len(buffer) - start
+        if have < 2:
+            return None
+        flags = buffer[start]
+        if flags & ~(_MORE | _LONG | _COMMAND):
+            raise ProtocolError("reserved flag")
+        if flags & _LONG:
+            if have < 9:
+                return None
+            size, begin = int.from_bytes(buffer[start + 1 : start + 9], "big"), start + 9
+        else:
+            size, begin = buffer[start + 1], start + 2
+        self._judge_header(flags, size)
+        end = begin + size
+        if end > len(buffer):
+            return None
+        self._position = end
+        body = buffer[begin:end]
+        if flags & _COMMAND:
+            return self._command(body)
+        if flags & _MORE:
+            self._delimited = True
+            return self.next_event()
+        return self._message(body)
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _greeting(self) -> bool:
+        """Whether the greeting is complete. Its rules hold for as much of it as is there."""
+        got = self._buffer
+        have = len(got)
+        if (have and got[0] != 0xFF) or (have >= _SIGNATURE_BYTES and not got[9] & 1):
+            raise ProtocolError("not ZMTP")
+        if have > _SIGNATURE_BYTES and got[10] < 3:
+            raise ProtocolError("ZMTP below 3.0")
+        if have >= 32 and got[12:32] != _MECHANISM:
+            raise ProtocolError("mechanism other than NULL")
+        if have < _GREETING_BYTES:
+            return False
+        self._position = _GREETING_BYTES
+        self.state = State.HANDSHAKE
+        return True
+
+    def _judge_header(self, flags: int, size: int) -> None:
+        if flags & _COMMAND:
+            if flags & _MORE:
+                raise ProtocolError("command in parts")
+            if not 0 < size <= MAX_COMMAND_BYTES:
+                raise ProtocolError("command size")
+        elif self.state is not State.TRAFFIC:
+            raise ProtocolError("message before READY")
+        elif flags & _MORE:
+            # Nothing but the empty frame before a REQ's request.
+            if not self._req or self._delimited or size:
+                raise ProtocolError("message of several parts")
+        elif size > self._max_frame:
+            raise ProtocolError("frame size")
+
+    def _message(self, body: bytes) -> Event:
+        if self.role is Role.ROUTER:
+            if self._req and not self._delimited:
+                raise ProtocolError("REQ without delimiter")
+            self._delimited = False
+            return Message(body)
+        # Subscriptions of ZMTP 3.0, and of an XSUB of any version.
+        if not body or body[0] > 1:
+            raise ProtocolError("message to a publisher")
+        return Subscribe(body[1:]) if body[0] else Cancel(body[1:])
+
+    def _command(self, body: bytes) -> Event:
+        end = 1 + body[0]
+        name, rest = body[1:end], body[end:]
+        if len(body) < end or not name:
+            raise ProtocolError("command name")
+        if name == b"ERROR":
+            raise ProtocolError("ERROR from the peer")
+        if self.state is State.HANDSHAKE:
+            if name != b"READY":
+                raise ProtocolError("command before READY")
+            return self._ready(rest)
+        if name == b"READY":
+            raise ProtocolError("READY twice")
+        if name in (b"SUBSCRIBE", b"CANCEL"):
+            if self.role is not Role.PUB or len(rest) > MAX_TOPIC_BYTES:
+                raise ProtocolError("subscription")
+            return Subscribe(rest) if name == b"SUBSCRIBE" else Cancel(rest)
+        if name == b"PING":
+            if len(rest) < 2:
+                raise ProtocolError("PING size")
+            self._out.append(command(b"PONG", rest[2:18]))  # without the TTL, at most 16 bytes
+        return _IGNORED
+
+    def _ready(self, properties: bytes) -> Event:
+        kind = _properties(properties).get(b"socket-type", b"")
+        if kind not in _PEERS[self.role]:
+            raise ProtocolError("socket type")
+        self._req = kind == b"REQ"
+        self.state = State.TRAFFIC
+        ready = metadata(b"Socket-Type", self.role.value)
+        if self.role is Role.ROUTER:
+            ready += metadata(b"Identity", b"")
+        self._out.append(command(b"READY", ready))
+        return Ready(kind)
+
+
+def _properties(data: bytes) -> dict[bytes, bytes]:
+    """The properties of a READY command, by name in lower case.
+
+    Raises:
+        ProtocolError: They do not fill the command exactly.
+    """
+    found: dict[bytes, bytes] = {}
+    position = 0
+    while position < len(data):
+        value = position + 1 + data[position] + 4
+        name = data[position + 1 : value - 4]
+        position = value + int.from_bytes(data[value - 4 : value], "big")
+        if not name or value > len(data) or position > len(data):
+            raise ProtocolError("metadata")
+        found[name.lower()] = data[value:position]
+    return found
