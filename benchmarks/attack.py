@@ -140,7 +140,8 @@ class Observation:
         if self.attack.breaks_protocol and not self.named:
             faults.append("no log line names the attacker's user")
         if len(self.named) > most:
-            faults.append(f"{len(self.named)} log lines name the attacker's user, at most {most}")
+            lines = "; ".join(self.named[:3])
+            faults.append(f"{len(self.named)} log lines, not {most}, name the user: {lines}")
         return faults
 
 
