@@ -48,7 +48,9 @@ MUTATIONS = (
         "zeusd/runtime/processes.py",
         "                self._reactor.add_reader(pidfd, lambda: self._died(process))\n",
         "                pass\n",
-        ("tests/zeusd/runtime/test_processes.py::test_death_is_reported_once_and_only_while_watched",),
+        (
+            "tests/zeusd/runtime/test_processes.py::test_death_is_reported_once_and_only_while_watched",
+        ),
     ),
     Mutation(
         "watch of a holder",
@@ -257,6 +259,13 @@ MUTATIONS = (
         "_program(pid)",
         '_read(pid, "comm")',
         ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
+    ),
+    Mutation(
+        "a job's name counts only where root owns the group",
+        "zeusd/runtime/control_groups.py",
+        "            if found.st_uid != self._owner or found.st_mode & 0o022:\n",
+        "            if False:\n",
+        ("tests/zeusd/runtime/test_control_groups.py",),
     ),
     Mutation(
         "no call to a driver that is let go of",
