@@ -86,7 +86,7 @@ MUTATIONS = (
     Mutation(
         "journal before the device",
         "zeusd/runtime/engine.py",
-        "            self._journal.put(write.key, write.entry)\n",
+        "            self._journal.commit(changes)\n",
         "            pass\n",
         (
             "tests/system/test_promises.py::"
@@ -97,8 +97,8 @@ MUTATIONS = (
     Mutation(
         "journal sync",
         "zeusd/runtime/journal.py",
-        "            os.fdatasync(self._fd)\n",
-        "            pass\n",
+        "                os.fdatasync(self._fd)\n",
+        "                pass\n",
         ("tests/zeusd/runtime/test_journal.py::test_a_put_is_synced_before_it_returns",),
     ),
     Mutation(
