@@ -120,6 +120,9 @@ def replay(data: bytes, boot: str) -> Replayed:
     return said
 
 
+_SAME = ("target", "pid", "cookie", "overwrite")
+
+
 def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
     """Whether a restore from one record is right wherever one from another record is.
 
@@ -134,10 +137,12 @@ def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
     """
     if durable is None or (durable.get("ending") and not entry.get("ending")):
         return False
-    if any(durable.get(name) != entry.get(name) for name in ("target", "pid", "cookie")):
+    if any(durable.get(name) != entry.get(name) for name in _SAME):
         return False
     if not readable:
         return bool(durable.get("values"))
+    if entry.get("doubt") not in (None, durable.get("doubt")):
+        return False  # the device may come to hold it rounded, which only this record would know
     known = [*durable.get("values", ()), durable.get("target")]
     return all(value in known for value in entry.get("values", ()))
 

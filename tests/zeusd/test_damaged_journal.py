@@ -129,11 +129,11 @@ class Devices:
     def handle(self, uuid: str) -> str:
         return uuid
 
-    def read(self, gpu: str, control: str) -> list[int] | None:
-        return [*self.values[(gpu, Control(control))]] if control == "power_limit" else None
+    def read(self, gpu: str, control: str) -> tuple[int, ...]:
+        return self.values[(gpu, Control(control))]
 
-    def write(self, gpu: str, control: str, value: list[int]) -> None:
-        self.values[(gpu, Control(control))] = tuple(value)
+    def write(self, gpu: str, control: str, value: tuple[int, ...]) -> None:
+        self.values[(gpu, Control(control))] = value
 
 
 @pytest.fixture

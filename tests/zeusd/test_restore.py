@@ -110,7 +110,7 @@ BACK = [(CLOCKS, 0, 0), (SET_LIMIT, 0, LIMIT), (SET_LIMIT, 1, LIMIT)]
 def test_it_needs_nothing_but_the_standard_library(helper: Path) -> None:
     files = [*helper.rglob("*.py")]
     own = {".".join(file.relative_to(helper).with_suffix("").parts) for file in files}
-    assert {"__main__", "zeusd.restore", "zeusd.records"} <= own
+    assert {"__main__", "zeusd.restore", "zeusd.records", "zeusd.restore_rule"} <= own
     imported = set()
     for file in files:
         for node in ast.walk(ast.parse(file.read_text())):
@@ -145,7 +145,7 @@ def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
     wreck.kill(holder=False)
     assert wreck.run().returncode == 0
     assert wreck.limits() == [150_000, 150_000]
-    assert "would go back" in wreck.run("--all", "--dry-run").stderr
+    assert "would be restored" in wreck.run("--all", "--dry-run").stderr
     assert wreck.written() == []
     assert wreck.run("--all").returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from zeus_ipc.messages import Control
-from zeusd.core.model import ControlValue, Process
+from zeus_ipc.controls import Control, ControlValue
+from zeusd.core.model import Process
 
 
 class Reading(Enum):
@@ -54,7 +54,8 @@ class Write:
 
     If the journal fails the device is not touched and the ticket comes back with that failure.
     If `expected` is not empty and the control holds none of it, the device is not touched either
-    and the ticket comes back with `Changed`.
+    and the ticket comes back with `Changed`. A readable control is read back: `Applied` says what
+    it holds. `before` is what it held just before, where that is known.
     """
 
     ticket: int
@@ -64,6 +65,7 @@ class Write:
     key: str
     entry: dict[str, Any]
     expected: tuple[ControlValue, ...] = ()
+    before: ControlValue | None = None
 
 
 @dataclass(frozen=True, slots=True)

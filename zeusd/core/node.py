@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zeus_ipc.controls import RESTORE_ORDER, Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control, CpuInfo, GpuInfo
+from zeus_ipc.messages import CpuInfo, GpuInfo
+from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.model import Failure, GpuFacts, Process
 from zeusd.core.policy import Settings, Target
@@ -17,7 +19,6 @@ class Gpu:
     def __init__(self, facts: GpuFacts, machines: dict[Control, ControlMachine]) -> None:
         self.facts = facts
         self.machines = machines
-        self.site_mw: int | None = None
 
     @property
     def info(self) -> GpuInfo:
@@ -39,6 +40,7 @@ class Node:
         self.stopping = False
         self.started_ns = 0
         self.quiesced_ns: int | None = None
+        self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
 
     @property
@@ -63,9 +65,16 @@ class Node:
         for gpu in self.gpus.values():
             yield from gpu.machines.values()
 
+    def to_restore(self) -> Iterator[ControlMachine]:
+        """The same, in the order in which they are restored."""
+        for gpu in self.gpus.values():
+            for control in RESTORE_ORDER:
+                if control in gpu.machines:
+                    yield gpu.machines[control]
+
     def held_by(self, process: Process) -> list[ControlMachine]:
         """The controls whose lease this process has."""
-        return [machine for machine in self.machines() if machine.held_by(process)]
+        return [machine for machine in self.to_restore() if machine.held_by(process)]
 
     def machine(self, uuid: str, control: Control) -> ControlMachine | Failure:
         """One control, or why there is none."""
@@ -80,17 +89,13 @@ class Node:
             )
         return machine
 
-    def locked_clocks(self, uuid: str) -> dict[str, list[int] | None]:
-        """The clocks' ranges in force, as `messages.GpuState` has them; None: unlocked."""
-        found: dict[str, list[int] | None] = {}
-        for control, name in (
-            (Control.GPU_CLOCKS, "locked_gpu_clocks_mhz"),
-            (Control.MEMORY_CLOCKS, "locked_memory_clocks_mhz"),
-        ):
-            machine = self.gpus[uuid].machines.get(control)
-            value = None if machine is None else machine.value or machine.target
-            found[name] = list(value) if value else None
-        return found
+    def unreadable(self, uuid: str) -> dict[str, list[int]]:
+        """What controls that no driver reads back are set to, by name."""
+        return {
+            control.value: list(machine.value or machine.target)
+            for control, machine in self.gpus[uuid].machines.items()
+            if not machine.spec.readable
+        }
 
     def site_target(self, machine: ControlMachine) -> Target | None:
         """What the site wants a control to go back to, whatever an administrator persisted."""
@@ -107,11 +112,8 @@ class Node:
         return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
 
     def highest_mw(self, machine: ControlMachine, admin: bool = False) -> int | None:
-        """The most a power limit may be set to: the site's maximum.
+        """The most a power limit may be set to: the least of the site's limit and all ceilings.
 
         For an administrator what another has persisted is no bound.
         """
-        if admin and machine.persisted:
-            target = self.site_target(machine)
-            return None if target is None else target.highest_mw
-        return self.gpus[machine.gpu].site_mw if machine.pinned else machine.target[0]
+        return machine.highest(PERSISTED if admin else "")[0] if machine.spec.ceilings else None

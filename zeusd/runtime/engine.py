@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import PROTOCOL_VERSION, Request
+from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     Effect,
@@ -30,6 +32,7 @@ from zeusd.core.effects import (
 )
 from zeusd.core.model import (
     BASELINE_PREFIX,
+    CEILING_PREFIX,
     DEBT_PREFIX,
     DRIVER_KEY,
     FIRST_PREFIX,
@@ -37,8 +40,8 @@ from zeusd.core.model import (
     PIN_PREFIX,
     QUIESCED_KEY,
     READABLE,
+    RESTING_PREFIX,
     STOPPING_KEY,
-    ControlValue,
     Debt,
     Failure,
     Loss,
@@ -46,8 +49,8 @@ from zeusd.core.model import (
     Process,
 )
 from zeusd.core.policy import Settings
-from zeusd.nvml.api import Nvml
-from zeusd.nvml.metered import MeteredNvml
+from zeusd.devices.metered import MeteredBackend
+from zeusd.devices.port import Backend
 from zeusd.records import Entry, covers
 from zeusd.restore import driver_id
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
@@ -83,13 +86,16 @@ class Engine:
         driver_entry: What the journal should say about how the driver is reached.
         sampling: Makes the sampler, given the library.
         users: What the server refused whom: `messages.UserLoad` as maps.
+
+    Attributes:
+        abandoned: What an orderly stop could not restore.
     """
 
     def __init__(
         self,
         core: Core,
         reactor: Reactor,
-        nvml: Nvml,
+        nvml: Backend,
         journal: Journal,
         reply: Callable[[int, dict[str, Any]], None],
         boot: str,
@@ -98,12 +104,12 @@ class Engine:
         driver_id: Callable[[], str] = driver_id,
         driver_entry: dict[str, Any] | None = None,
         *,
-        sampling: Callable[[Nvml], Sampling],
+        sampling: Callable[[Backend], Sampling],
         users: Callable[[], list[dict[str, Any]]] = list,
     ) -> None:
         self.core = core
         self._reactor = reactor
-        self._nvml = MeteredNvml(nvml)
+        self._nvml = MeteredBackend(nvml)
         self._journal = journal
         self._journal_waits = False
         self._reply = reply
@@ -114,6 +120,7 @@ class Engine:
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
         self._users = users
+        self.abandoned: list[tuple[str, Control]] = []
         self.sampling = sampling(self._nvml)
         self._driver = Driver(
             self._nvml,
@@ -184,9 +191,11 @@ class Engine:
             if (self.core.putting_back or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
-            for gpu, control in self.core.owed if self.core.putting_back else ():
+            self.abandoned = self.core.owed if restore else []
+            for gpu, control in self.abandoned:
                 log.error(
-                    "stopping although %s of %s could not be put back; it is in the journal",
+                    "stopping although %s of %s could not be restored; the journal keeps it for "
+                    "the next zeusd, or run `zeusd restore` when the GPU answers",
                     control.value,
                     gpu,
                     extra={"event": "restore_abandoned", "gpu": gpu, "control": control.value},
@@ -374,13 +383,16 @@ class Engine:
 
     def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
         values: dict[str, ControlValue] = {}
+        ceilings: dict[str, Ceiling] = {}
         debts: list[Debt] = []
         losses: list[Loss] = []
         quiesced_ns: int | None = None
         for key, entry in entries.items():
             try:
-                if key.startswith((BASELINE_PREFIX, FIRST_PREFIX, PIN_PREFIX)):
+                if key.startswith((BASELINE_PREFIX, FIRST_PREFIX, PIN_PREFIX, RESTING_PREFIX)):
                     values[key] = tuple(int(part) for part in entry["value"])
+                elif key.startswith(CEILING_PREFIX):
+                    ceilings[key] = Ceiling.from_json(entry)
                 elif key.startswith(DEBT_PREFIX):
                     debts.append(Debt.from_json(entry))
                 elif key.startswith(LOSS_PREFIX):
@@ -408,4 +420,5 @@ class Engine:
             driver=None if driver is None else str(driver),
             was_stopping=STOPPING_KEY in entries,
             quiesced_ns=quiesced_ns,
+            ceilings=ceilings,
         )

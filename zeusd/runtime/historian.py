@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.model import Failure, nvml_failure
+from zeusd.core.model import Failure, device_failure
+from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
-from zeusd.nvml.api import NvmlError
 from zeusd.runtime.queries import TimelineQuery, WindowsQuery
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import Source
@@ -219,8 +219,8 @@ def _has(source: Source, until_ns: int) -> bool:
 
 
 def _nothing(name: str, source: Source | None) -> Failure:
-    if source is not None and isinstance(source.failure, NvmlError):
-        return nvml_failure("reading the energy", name, source.failure.code)
+    if source is not None and isinstance(source.failure, DeviceError):
+        return device_failure("reading the energy", name, source.failure)
     return Failure(
         ErrorCode.NOT_SUPPORTED,
         f"{name} shows neither energy nor power at the moment; its driver may be stuck or its "

@@ -186,9 +186,11 @@ class Reads:
 
     def _complete(self, uuid: str, reading: Reading, result: object) -> object:
         """A state with what only the core knows: no driver reads locked clocks back."""
-        if reading is Reading.STATE and isinstance(result, dict):
-            return {**result, **self._core.node.locked_clocks(uuid)}
-        return result
+        if reading is not Reading.STATE or not isinstance(result, dict):
+            return result
+        held = self._core.node.unreadable(uuid)
+        locked = {f"locked_{name}_mhz": value or None for name, value in held.items()}
+        return {**result, **locked, "controls": {**result.get("controls", {}), **held}}
 
     def _look_up(
         self, conn: int, request: PastRequest, query: WindowsQuery | TimelineQuery

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Protocol
 
 from zeus_ipc.messages import CpuInfo, GpuInfo
+from zeusd.devices.port import Backend, Handle
 from zeusd.energy.history import LAYOUT, SIZE, History
-from zeusd.nvml.api import Handle, Nvml
 from zeusd.runtime.historian import Historian, LookUp
 from zeusd.runtime.powercap import Package, Zone, ZoneSource, find_packages
 from zeusd.runtime.sampler import Sampler
@@ -106,7 +106,7 @@ class Sampling:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: Backend,
         histories: Histories,
         *,
         publish: Callable[[str, Sample], None],

@@ -7,13 +7,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control
 from zeusd.core.effects import Read, Reading, Write
-from zeusd.core.model import READABLE, Changed, ControlValue, Failure, nvml_failure
-from zeusd.nvml.api import Handle, Nvml, NvmlError
+from zeusd.core.model import Applied, Changed, Failure, device_failure
+from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
+from zeusd.restore_rule import read_settled, write_verified
 from zeusd.runtime.processes import owner_of
 
 log = logging.getLogger(__name__)
@@ -26,22 +28,31 @@ def _optional(call: Callable[[Handle], Any], gpu: Handle) -> Any:
     """A reading of the state; None if this GPU does not give it at the moment."""
     try:
         return call(gpu)
-    except NvmlError:
+    except DeviceError:
         return None
 
 
-def read_state(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.GpuState` as a map, without what only the core knows."""
     sensors = _optional(nvml.sensors, gpu)
+    held: dict[str, list[int] | None] = {}
+    for control, spec in SPECS.items():
+        if spec.readable:
+            value = _optional(partial(_read_control, nvml, control), gpu)
+            held[control.value] = None if value is None else list(value)
+    limit, persistence = (
+        held[one.value] for one in (Control.POWER_LIMIT, Control.PERSISTENCE_MODE)
+    )
     return {
         "t_ns": time.monotonic_ns(),
-        "power_limit_mw": _optional(nvml.power_limit_mw, gpu),
+        "controls": held,
+        "power_limit_mw": None if limit is None else limit[0],
         "enforced_power_limit_mw": _optional(nvml.enforced_power_limit_mw, gpu),
         "gpu_clock_mhz": _optional(nvml.gpu_clock_mhz, gpu),
         "memory_clock_mhz": _optional(nvml.memory_clock_mhz, gpu),
         "locked_gpu_clocks_mhz": None,
         "locked_memory_clocks_mhz": None,
-        "persistence_mode": _optional(nvml.persistence_mode, gpu),
+        "persistence_mode": None if persistence is None else bool(persistence[0]),
         "power_mw": None if sensors is None else sensors.power_instant_mw,
         "energy_mj": None if sensors is None else sensors.energy_mj,
         "temperature_c": _optional(nvml.temperature_c, gpu),
@@ -49,19 +60,23 @@ def read_state(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
     }
 
 
-def read_energy(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def _read_control(nvml: Backend, control: Control, gpu: Handle) -> ControlValue:
+    return nvml.read_control(gpu, control)
+
+
+def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.EnergyReading` as a map.
 
     Raises:
-        NvmlError: Not supported where the GPU has no energy counter.
+        DeviceError: Not supported where the GPU has no energy counter.
     """
     sensors = nvml.sensors(gpu)
     if sensors.energy_mj is None:
-        raise NvmlError(3, "nvmlDeviceGetTotalEnergyConsumption")
+        raise DeviceError(Outcome.UNSUPPORTED, "the energy counter", "not offered by this GPU")
     return {"t_ns": sensors.t_ns, "energy_mj": sensors.energy_mj}
 
 
-def read_power(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def read_power(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.PowerReading` as a map."""
     sensors = nvml.sensors(gpu)
     return {
@@ -72,7 +87,7 @@ def read_power(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
     }
 
 
-def read_clocks(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def read_clocks(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.SupportedClocks` as a map."""
     memory = nvml.supported_memory_clocks(gpu)
     return {
@@ -81,50 +96,18 @@ def read_clocks(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
     }
 
 
-def read_limits(nvml: Nvml, gpu: Handle) -> tuple[int, int]:
-    """Smallest and largest power limit that the device takes at this moment, mW."""
-    limits = nvml.power_limits(gpu)
-    return limits.min_mw, limits.max_mw
-
-
-def read_compute_uids(nvml: Nvml, gpu: Handle) -> frozenset[int]:
+def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
     """Users who have a compute process on the GPU."""
     owners = {owner_of(pid) for pid in nvml.compute_pids(gpu)}
     return frozenset(uid for uid in owners if uid is not None)
 
 
-_READERS: dict[Reading, Callable[[Nvml, Handle], object]] = {
+_READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
     Reading.STATE: read_state,
     Reading.ENERGY: read_energy,
     Reading.POWER: read_power,
-    Reading.LIMITS: read_limits,
     Reading.COMPUTE_UIDS: read_compute_uids,
 }
-
-
-def read_control(nvml: Nvml, gpu: Handle, control: Control) -> ControlValue:
-    """The present value of a readable control."""
-    if control is Control.POWER_LIMIT:
-        return (nvml.power_limit_mw(gpu),)
-    assert control is Control.PERSISTENCE_MODE
-    return (int(nvml.persistence_mode(gpu)),)
-
-
-def write_control(nvml: Nvml, gpu: Handle, control: Control, value: ControlValue) -> None:
-    """Writes a control."""
-    if control is Control.POWER_LIMIT:
-        nvml.set_power_limit(gpu, value[0])
-    elif control is Control.PERSISTENCE_MODE:
-        nvml.set_persistence_mode(gpu, bool(value[0]))
-    elif control is Control.GPU_CLOCKS:
-        if value:
-            nvml.set_gpu_clocks(gpu, value[0], value[1])
-        else:
-            nvml.reset_gpu_clocks(gpu)
-    elif value:
-        nvml.set_memory_clocks(gpu, value[0], value[1])
-    else:
-        nvml.reset_memory_clocks(gpu)
 
 
 class GpuWorker:
@@ -138,7 +121,7 @@ class GpuWorker:
     """
 
     def __init__(
-        self, nvml: Nvml, uuid: str, handle: Handle, done: Callable[[int, object], None]
+        self, nvml: Backend, uuid: str, handle: Handle, done: Callable[[int, object], None]
     ) -> None:
         self._nvml = nvml
         self._uuid = uuid
@@ -182,27 +165,41 @@ class GpuWorker:
             self._clocks = read_clocks(self._nvml, self._handle)
         return self._clocks
 
+    def _write(self, call: Write) -> Applied | Changed:
+        """Compares, writes and reads back, as far as the control can be read."""
+        nvml, gpu, control = self._nvml, self._handle, call.control
+        write = partial(nvml.write_control, gpu, control, call.value)
+        if not SPECS[control].readable:
+            write()
+            return Applied(call.value)
+        read = partial(nvml.read_control, gpu, control)
+        before = call.before
+        if before is None or call.expected:
+            before = read()
+            if call.expected and before not in call.expected:
+                before = read_settled(read)
+                if before not in call.expected:
+                    return Changed(before)
+        return Applied(write_verified(write, read, call.value, before, time.sleep))
+
     def _carry_out(self, call: Read | Write) -> object:
         try:
             if isinstance(call, Write):
-                if call.expected and call.control in READABLE:
-                    current = read_control(self._nvml, self._handle, call.control)
-                    if current not in call.expected:
-                        return Changed(current)
-                write_control(self._nvml, self._handle, call.control, call.value)
-                return None
-            if call.reading is Reading.CONTROL:
-                assert call.control is not None
-                return read_control(self._nvml, self._handle, call.control)
+                return self._write(call)
+            if call.reading in (Reading.CONTROL, Reading.LIMITS):
+                control = call.control or Control.POWER_LIMIT
+                if call.reading is Reading.LIMITS:
+                    return self._nvml.control_range(self._handle, control)
+                return read_settled(partial(self._nvml.read_control, self._handle, control))
             if call.reading is Reading.CLOCKS:
                 return self._supported_clocks()
             return _READERS[call.reading](self._nvml, self._handle)
-        except NvmlError as error:
+        except DeviceError as error:
             if isinstance(call, Write):
                 what = f"setting {call.control.value}"
             else:
                 what = f"reading {call.control.value if call.control else call.reading.value}"
-            return nvml_failure(what, self._uuid, error.code)
+            return device_failure(what, self._uuid, error)
         except Exception as error:  # a worker must answer whatever happens
             log.exception("device call failed", extra={"event": "bug", "gpu": self._uuid})
             return Failure(
