@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.zeusd.server.fuzzing import fuzz
 from tests.zmtp_peer import (
     GREETING,
     GREETING_30,
@@ -243,3 +245,10 @@ def test_no_bytes_do_anything_but_events_and_refusals(
             assert engine.buffered <= READ_BYTES + step
     assert made <= len(data) // 2
     assert len(engine.data_to_send()) <= 64 + 64 + 20 * len(data)
+
+
+def test_damaged_conversations_mean_the_same_however_they_are_cut() -> None:
+    seed = random.SystemRandom().randrange(2**32)
+    print(f"seed {seed}")
+    refused = fuzz(seed, 4_000)
+    assert 400 < refused < 3_900, "some are taken, and some are not"
