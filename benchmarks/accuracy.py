@@ -30,8 +30,8 @@ from pathlib import Path
 
 from zeusd.energy.channel import Channel
 from zeusd.energy.history import SIZE, History
-from zeusd.nvml.simulated import SimulatedNvml, VirtualClock
-from zeusd.nvml.simulated.workloads import ScriptedWorkload
+from zeusd.devices.simulated import SimulatedBackend, VirtualClock
+from zeusd.devices.simulated.workloads import ScriptedWorkload
 
 LENGTHS_MS = (5, 10, 20, 50, 100, 200, 300, 500, 1000, 3000, 10_000)
 DEVICES = {"a100-sxm-80": 100, "h100-sxm": 100, "a40": 100, "v100-pcie": 20, "p100": 20}
@@ -86,7 +86,7 @@ class Bench:
         """`device` is a kind of the simulated node, with options if there are any."""
         self.chance = random.Random(f"{device}:{seed}")
         self.clock = VirtualClock(start_ns=1_000_000_000 + self.chance.randrange(10**9))
-        self.nvml = SimulatedNvml(
+        self.nvml = SimulatedBackend(
             f"{device}:setter_ms=0:seed={seed}", clock_ns=self.clock, sleep=self.clock.sleep
         )
         self.nvml.init()

@@ -36,7 +36,7 @@ THREADS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS
 P2P_W = {"a100": 83.64, "a40": 70.38}
 INSTANCES = ("4x8", "4x16", "4x32", "8x12", "8x32", "8x64", "8x128")
 UNIT_S = 0.001
-DATA = Path(__file__).parents[1] / "zeusd/nvml/simulated/data/perseus"
+DATA = Path(__file__).parents[1] / "zeusd/devices/simulated/data/perseus"
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ from zeus.optimizer.power_limit.selectors import (
     OptimumSelector,
     ZeusCost,
 )
-from zeusd.nvml.simulated.workloads import MeasuredTable, catalog
+from zeusd.devices.simulated.workloads import MeasuredTable, catalog
 
 JOB_STEPS = 5000
 WARMUP_STEPS, PROFILE_STEPS = 10, 40

@@ -283,21 +283,21 @@ def _gpus(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
 
 def _look(found: list[GpuInfo], notes: list[Row]) -> None:
     """Asks the driver, as a program without a zeusd would."""
-    from zeusd.nvml.api import NvmlError
-    from zeusd.nvml.real import RealNvml
+    from zeusd.devices.port import DeviceError
+    from zeusd.devices.nvml.backend import NvmlBackend
     from zeusd.runtime.devices import inspect_gpu
 
-    nvml = RealNvml()
+    nvml = NvmlBackend()
     try:
         nvml.init()
-    except NvmlError as error:
+    except DeviceError as error:
         notes.append(("GPU", f"none: {error}; install or load the NVIDIA driver, see nvidia-smi"))
         return
     try:
         for index in range(nvml.device_count()):
             try:
                 found.append(inspect_gpu(nvml, index)[0].info)
-            except NvmlError as error:
+            except DeviceError as error:
                 notes.append((f"NVML {index}", f"cannot be used: {error}; see dmesg, or reset it"))
     finally:
         nvml.shutdown()

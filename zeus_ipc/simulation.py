@@ -198,7 +198,7 @@ class SimulatedNode:
         count: int | None = None,
         latency_s: float = 0.0,
     ) -> None:
-        """Makes a call of `zeusd.nvml.api.Nvml` fail with an NVML code, or take longer.
+        """Makes a call of `zeusd.devices.port.Backend` fail with an NVML code, or take longer.
 
         `gpu` is None for calls that are about the node: init, device_count and such.
         """

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from zeusd.nvml.api import Nvml
+from zeusd.devices.port import Backend
 
 if TYPE_CHECKING:
-    from zeusd.nvml.simulated.clock import VirtualClock
+    from zeusd.devices.simulated.clock import VirtualClock
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Node:
         clock: Simulated time, where it is not the system's.
     """
 
-    nvml: Nvml
+    nvml: Backend
     device_socket: str | None
     close: Callable[[], None]
     clock: VirtualClock | None = None
@@ -31,9 +31,9 @@ class Node:
 
 def real_node(library: str | None = None) -> Node:
     """The GPUs of this machine, through nvidia-ml-py."""
-    from zeusd.nvml.real import RealNvml
+    from zeusd.devices.nvml.backend import NvmlBackend
 
-    return Node(RealNvml(library), None, lambda: None)
+    return Node(NvmlBackend(library), None, lambda: None)
 
 
 def simulated_node(spec: str, device_socket: str | None) -> Node:
@@ -46,9 +46,9 @@ def simulated_node(spec: str, device_socket: str | None) -> Node:
     Raises:
         ValueError: The spec is not one; the message names what is.
     """
-    from zeusd.nvml.simulated import DeviceServer, SimulatedNvml
+    from zeusd.devices.simulated import DeviceServer, SimulatedBackend
 
-    nvml = SimulatedNvml(spec)
+    nvml = SimulatedBackend(spec)
     if device_socket is None:
         return Node(nvml, None, lambda: None)
     server = DeviceServer(nvml, device_socket)

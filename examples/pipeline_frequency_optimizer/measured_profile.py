@@ -28,7 +28,7 @@ def main() -> None:
     if not 0 < options.scale <= 100:
         parser.error(f"--scale must be above 0 and at most 100, not {options.scale:g}")
     kept = [*range(options.num_stages - 1), STAGES - 1]
-    data = files("zeusd.nvml.simulated") / "data" / "perseus" / f"gpt3-175b+{options.gpu}.csv"
+    data = files("zeusd.devices.simulated") / "data" / "perseus" / f"gpt3-175b+{options.gpu}.csv"
     header, *rows = csv.reader(data.read_text().splitlines())
     with options.output.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)

@@ -54,7 +54,7 @@ def check_against_table(
     workload: str,
 ) -> bool:
     """Holds what was measured through the daemon against the table that the GPU replays."""
-    from zeusd.nvml.simulated.workloads import catalog
+    from zeusd.devices.simulated.workloads import catalog
 
     table = catalog()[workload]
     truth = [

@@ -16,7 +16,7 @@ from tests.snippets import every
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
 from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer, OptimumSelector
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 DISTRIBUTED = DOCS / "train" / "distributed.md"
 SELECTOR = DOCS / "integrate" / "own_selector.md"

@@ -7,7 +7,7 @@ import pytest
 
 from tests.zeus import in_trainers
 from tests.zeus.node import VirtualNode
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 from tests.zeus.node import VirtualNode, train
 from zeus.optimizer.power_limit import Energy, GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit.driven import Driven
-from zeusd.nvml.simulated.physics import ModelLoad
-from zeusd.nvml.simulated.workloads import ModelWorkload
+from zeusd.devices.simulated.physics import ModelLoad
+from zeusd.devices.simulated.workloads import ModelWorkload
 
 WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.4, power_w=240.0))
 LIMITS = [250, 200, 150, 100]

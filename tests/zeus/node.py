@@ -11,7 +11,7 @@ from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 from zeusd import embed
 from zeusd.nodes import Node
-from zeusd.nvml.simulated import SimulatedNvml, VirtualClock, Work
+from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
 
 
 class VirtualNode:
@@ -24,7 +24,7 @@ class VirtualNode:
 
     def __init__(self, spec: str, state_dir: Path) -> None:
         self.clock = VirtualClock()
-        self.nvml = SimulatedNvml(spec, clock_ns=self.clock, sleep=self.clock.sleep)
+        self.nvml = SimulatedBackend(spec, clock_ns=self.clock, sleep=self.clock.sleep)
         node = Node(self.nvml, "simulated", lambda: None, self.clock)
         self.client = embed.connect(node, state_dir=str(state_dir))
         self._stack = contextlib.ExitStack()

@@ -31,9 +31,9 @@ from zeus.optimizer.power_limit import (
 )
 from zeus.optimizer.power_limit.search import expected_steps
 from zeus_ipc.errors import DaemonUnavailable
-from zeusd.nvml.simulated import Work
-from zeusd.nvml.simulated.physics import ModelLoad
-from zeusd.nvml.simulated.workloads import MeasuredTable, ModelWorkload, catalog
+from zeusd.devices.simulated import Work
+from zeusd.devices.simulated.physics import ModelLoad
+from zeusd.devices.simulated.workloads import MeasuredTable, ModelWorkload, catalog
 
 OpenNode = Callable[[str], VirtualNode]
 RESNET = "profiles/A40+resnet50+gpu0"

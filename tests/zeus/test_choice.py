@@ -16,7 +16,7 @@ from zeus.optimizer.power_limit import (
     ZeusCost,
 )
 from zeus.utils.metric import zeus_cost
-from zeusd.nvml.simulated.workloads import MeasuredTable, catalog
+from zeusd.devices.simulated.workloads import MeasuredTable, catalog
 
 WORKLOADS = sorted(name for name in catalog() if name.startswith("profiles/"))
 

@@ -33,7 +33,7 @@ from tests.zeus.in_trainers import LIMITS, SMALL, STEPS, assert_given_back, asse
 from tests.zeus.node import VirtualNode
 from zeus.optimizer import HFGlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, Profiling
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 torch.set_num_threads(1)  # more only wait for each other with models so small
 

@@ -29,7 +29,7 @@ from zeus.optimizer.power_limit import (
     PowerLimitMeasurement,
     Profiling,
 )
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 torch.set_num_threads(1)  # more only wait for each other with models so small
 

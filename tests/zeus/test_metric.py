@@ -29,7 +29,7 @@ from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, Metric, PowerG
 from zeus_ipc.errors import RequestTimeout
 from zeusd import embed
 from zeusd.nodes import Node
-from zeusd.nvml.simulated import SimulatedNvml
+from zeusd.devices.simulated import SimulatedBackend
 
 OpenNode = Callable[[str], VirtualNode]
 Make = Callable[..., Any]
@@ -175,7 +175,7 @@ def node(virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch) -> VirtualNode
 @pytest.fixture
 def real_time(tmp_path: Path) -> Iterator[None]:
     client = embed.connect(
-        Node(SimulatedNvml("2xv100:setter_ms=0"), "simulated", lambda: None),
+        Node(SimulatedBackend("2xv100:setter_ms=0"), "simulated", lambda: None),
         state_dir=str(tmp_path),
     )
     with client, _node.use(client):
@@ -236,7 +236,7 @@ def test_cpus_and_their_memory_have_metrics_of_their_own(
     package = zone(tmp_path / "cap/intel-rapl:0", "package-0")
     dram = zone(package / "intel-rapl:0:0", "dram")
     monkeypatch.setattr(embed, "POWERCAP", str(tmp_path / "cap"))
-    simulated = Node(SimulatedNvml("v100:setter_ms=0"), None, lambda: None)
+    simulated = Node(SimulatedBackend("v100:setter_ms=0"), None, lambda: None)
     with embed.connect(simulated, state_dir=str(tmp_path / "state")) as client, _node.use(client):
         one = EnergyHistogram(None, [], double.address, "j")
         total = EnergyCumulativeCounter([0], [], 0.03, double.address, "j")  # type: ignore[arg-type]
@@ -781,10 +781,10 @@ from zeus import _node
 from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
 from zeusd import embed
 from zeusd.nodes import Node
-from zeusd.nvml.simulated import SimulatedNvml
+from zeusd.devices.simulated import SimulatedBackend
 
 address, state_dir = sys.argv[1:]
-node = Node(SimulatedNvml("v100:setter_ms=0"), "simulated", lambda: None)
+node = Node(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
 _node._client = embed.connect(node, state_dir=state_dir)
 metrics = (
     EnergyHistogram([], None, address, "exit"),

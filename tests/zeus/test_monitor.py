@@ -19,8 +19,8 @@ from zeus.monitor import Measurement
 from zeus_ipc.errors import RequestTimeout
 from zeusd import embed
 from zeusd.nodes import Node
-from zeusd.nvml.simulated import SimulatedNvml
-from zeusd.nvml.simulated.workloads import ScriptedWorkload
+from zeusd.devices.simulated import SimulatedBackend
+from zeusd.devices.simulated.workloads import ScriptedWorkload
 
 OpenNode = Callable[[str], VirtualNode]
 
@@ -372,7 +372,7 @@ def test_the_framework_is_waited_for_before_the_clock_is_read(
 
 
 def test_without_a_daemon_the_sampler_runs_here_and_streams(tmp_path: Path) -> None:
-    node = Node(SimulatedNvml("2xv100:setter_ms=0"), "simulated", lambda: None)
+    node = Node(SimulatedBackend("2xv100:setter_ms=0"), "simulated", lambda: None)
     client = embed.connect(node, state_dir=str(tmp_path))
     try:
         first, second = (gpu.uuid for gpu in client.node().gpus)

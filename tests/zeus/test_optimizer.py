@@ -25,9 +25,9 @@ from zeus.optimizer.power_limit import (
     ZeusCost,
 )
 from zeus.utils.metric import zeus_cost
-from zeusd.nvml.simulated import Work
-from zeusd.nvml.simulated.physics import ModelLoad
-from zeusd.nvml.simulated.workloads import ModelWorkload
+from zeusd.devices.simulated import Work
+from zeusd.devices.simulated.physics import ModelLoad
+from zeusd.devices.simulated.workloads import ModelWorkload
 
 OpenNode = Callable[[str], VirtualNode]
 SMALL: dict[str, Any] = {

@@ -12,7 +12,7 @@ from zeus.monitor import (
     TemperatureMonitor,
     infer_counter_update_period,
 )
-from zeusd.nvml.simulated.workloads import ScriptedWorkload
+from zeusd.devices.simulated.workloads import ScriptedWorkload
 
 OpenNode = Callable[[str], VirtualNode]
 

@@ -18,11 +18,11 @@ from tests.support import RunningDaemon, running_daemon
 from zeus import show_env
 from zeus_ipc import __version__
 from zeus_ipc.paths import SOCKET_ENV
-from zeusd.nvml import real
-from zeusd.nvml.simulated import SimulatedNvml
+from zeusd.devices.nvml import backend as real
+from zeusd.devices.simulated import SimulatedBackend
 
 Shown = dict[str, dict[str, str]]
-RealNvml = real.RealNvml
+NvmlBackend = real.NvmlBackend
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(show_env, "DEFAULT_SOCKET_PATH", str(tmp_path / "nothing.sock"))
     monkeypatch.setattr(show_env, "POWERCAP", str(tmp_path / "powercap"))
-    monkeypatch.setattr(real, "RealNvml", lambda: RealNvml("/nowhere/libnvidia-ml.so.1"))
+    monkeypatch.setattr(real, "NvmlBackend", lambda: NvmlBackend("/nowhere/libnvidia-ml.so.1"))
 
 
 @pytest.fixture
@@ -167,8 +167,8 @@ def test_where_the_socket_may_be_used_but_leases_not_the_rest_is_shown(
 def test_without_a_daemon_the_driver_is_asked(
     show: Shower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvml = SimulatedNvml("3xv100-pcie")
-    monkeypatch.setattr(real, "RealNvml", lambda: nvml)
+    nvml = SimulatedBackend("3xv100-pcie")
+    monkeypatch.setattr(real, "NvmlBackend", lambda: nvml)
     nvml.lose(1)
     found = show()
     assert "GPUs are reached in this process" in found["zeusd"]["reachable"]
@@ -196,7 +196,7 @@ def test_a_driver_that_is_stuck_keeps_nobody(show: Shower, monkeypatch: pytest.M
 def test_gpus_that_cannot_be_told_apart_are_told_of(
     show: Shower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(real, "RealNvml", lambda: SimulatedNvml("a40,v100-pcie"))
+    monkeypatch.setattr(real, "NvmlBackend", lambda: SimulatedBackend("a40,v100-pcie"))
     shown = show()["GPUs"]
     assert "set CUDA_DEVICE_ORDER=PCI_BUS_ID" in shown["note"]
     assert {"NVML 0 -> zeus 0", "NVML 1 -> zeus 1"} <= set(shown)

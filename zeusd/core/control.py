@@ -59,7 +59,7 @@ from zeusd.core.model import (
     describe,
 )
 from zeusd.core.outbox import Outbox
-from zeusd.nvml.api import Return
+from zeusd.devices.port import Return
 
 MAX_WAITING = 32
 """Sets that may wait for one control."""

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Control, GpuInfo
-from zeusd.nvml.api import RETURN_TEXTS, Return
+from zeusd.devices.port import RETURN_TEXTS, Return
 
 ControlValue: TypeAlias = tuple[int, ...]
 """A control's value, in a form that compares, sorts and journals.

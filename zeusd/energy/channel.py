@@ -6,7 +6,7 @@ from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge, Meter, sensor_window_ns
 from zeusd.energy.ticks import TickTracker
-from zeusd.nvml.api import Sensors
+from zeusd.devices.port import Sensors
 
 DEFAULT_PERIOD_NS = 100_000_000
 

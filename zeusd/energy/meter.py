@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from zeusd.nvml.api import Sensors
+from zeusd.devices.port import Sensors
 
 MS = 1_000_000
 

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from zeus_ipc.messages import GpuInfo, GpuSupport
 from zeusd.core.model import GpuFacts
-from zeusd.nvml.api import Handle, Nvml, NvmlError
+from zeusd.devices.port import Handle, Backend, DeviceError
 
 log = logging.getLogger(__name__)
 
@@ -40,15 +40,15 @@ T = TypeVar("T")
 def _try(call: Callable[..., T], *args: Any) -> T | None:
     try:
         return call(*args)
-    except NvmlError:
+    except DeviceError:
         return None
 
 
-def inspect_gpu(nvml: Nvml, index: int) -> tuple[GpuFacts, Handle]:
+def inspect_gpu(nvml: Backend, index: int) -> tuple[GpuFacts, Handle]:
     """All that does not change about one GPU, and what it is set to now.
 
     Raises:
-        NvmlError: The GPU cannot even be named.
+        DeviceError: The GPU cannot even be named.
     """
     gpu = nvml.device_handle(index)
     architecture = _try(nvml.architecture, gpu) or 0
@@ -93,7 +93,7 @@ class DeviceFinder:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: Backend,
         on_found: Callable[[Found], None],
         driver_id: Callable[[], str],
         retry_s: float = RETRY_S,
@@ -105,7 +105,7 @@ class DeviceFinder:
         self._stop = threading.Event()
         self._initialised = False
         self.first_attempt_over = threading.Event()
-        self.error: NvmlError | None = None
+        self.error: DeviceError | None = None
         self._thread = threading.Thread(target=self._run, name="device-finder", daemon=True)
 
     def start(self) -> None:
@@ -128,7 +128,7 @@ class DeviceFinder:
                 self.first_attempt_over.set()
                 self._find_later(missing)
                 return
-            except NvmlError as error:
+            except DeviceError as error:
                 if self.error is None or self.error.code != error.code:
                     log.warning(
                         "no GPUs yet: %s; trying again every %g s",
@@ -151,7 +151,7 @@ class DeviceFinder:
                 try:
                     found.append(inspect_gpu(self._nvml, index))
                     missing.remove(index)
-                except NvmlError:
+                except DeviceError:
                     continue
             if found:
                 version = _try(self._nvml.driver_version)
@@ -165,7 +165,7 @@ class DeviceFinder:
         try:
             count = self._nvml.device_count()
             version = _try(self._nvml.driver_version)
-        except NvmlError:
+        except DeviceError:
             self._initialised = False
             _try(self._nvml.shutdown)
             raise
@@ -173,7 +173,7 @@ class DeviceFinder:
         for index in range(count):
             try:
                 found.append(inspect_gpu(self._nvml, index))
-            except NvmlError as error:
+            except DeviceError as error:
                 missing.append(index)
                 log.warning(
                     "GPU %d cannot be used: %s; looking again every now and then",

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.effects import Read, Write
 from zeusd.core.model import Failure
-from zeusd.nvml.api import Nvml
+from zeusd.devices.port import Backend
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.sampling import Sampling
 from zeusd.runtime.workers import GpuWorker
@@ -46,7 +46,7 @@ class Driver:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: Backend,
         sampling: Sampling,
         done: Callable[[int, object], None],
         found: Callable[[Found], None],

@@ -45,8 +45,8 @@ from zeusd.core.model import (
     Process,
 )
 from zeusd.core.policy import Settings
-from zeusd.nvml.api import Nvml
-from zeusd.nvml.metered import MeteredNvml
+from zeusd.devices.port import Backend
+from zeusd.devices.metered import MeteredBackend
 from zeusd.restore import driver_id
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
@@ -85,7 +85,7 @@ class Engine:
         self,
         core: Core,
         reactor: Reactor,
-        nvml: Nvml,
+        nvml: Backend,
         journal: Journal,
         reply: Callable[[int, dict[str, Any]], None],
         boot: str,
@@ -94,11 +94,11 @@ class Engine:
         driver_id: Callable[[], str] = driver_id,
         driver_entry: dict[str, Any] | None = None,
         *,
-        sampling: Callable[[Nvml, Callable[[int, object], None]], Sampling],
+        sampling: Callable[[Backend, Callable[[int, object], None]], Sampling],
     ) -> None:
         self.core = core
         self._reactor = reactor
-        self._nvml = MeteredNvml(nvml)
+        self._nvml = MeteredBackend(nvml)
         self._journal = journal
         self._reply = reply
         self._boot = boot

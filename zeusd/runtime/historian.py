@@ -18,7 +18,7 @@ from zeusd.core.effects import Read, TimelineQuery, WindowsQuery
 from zeusd.core.model import Failure, nvml_failure
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
-from zeusd.nvml.api import NvmlError
+from zeusd.devices.port import DeviceError
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import Source
 
@@ -198,7 +198,7 @@ def _has(source: Source, until_ns: int) -> bool:
 
 
 def _nothing(name: str, source: Source | None) -> Failure:
-    if source is not None and isinstance(source.failure, NvmlError):
+    if source is not None and isinstance(source.failure, DeviceError):
         return nvml_failure("reading the energy", name, source.failure.code)
     return Failure(
         ErrorCode.NOT_SUPPORTED,

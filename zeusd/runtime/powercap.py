@@ -16,7 +16,7 @@ from zeus_ipc.messages import CpuInfo
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
-from zeusd.nvml.api import NvmlError
+from zeusd.devices.port import DeviceError
 
 log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ class ZoneSource:
         self, zone: Zone, history: History, clock_ns: Callable[[], int] = time.monotonic_ns
     ) -> None:
         self.history = history
-        self.failure: NvmlError | OSError | None = None
+        self.failure: DeviceError | OSError | None = None
         self.next_read_ns = clock_ns()
         self._zone = zone
         self._path = str(zone.path / "energy_uj")

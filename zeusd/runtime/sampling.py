@@ -15,7 +15,7 @@ from typing import Protocol
 from zeus_ipc.messages import CpuInfo, GpuInfo
 from zeusd.core.effects import Read
 from zeusd.energy.history import LAYOUT, SIZE, History
-from zeusd.nvml.api import Handle, Nvml
+from zeusd.devices.port import Handle, Backend
 from zeusd.runtime.historian import Historian
 from zeusd.runtime.powercap import Package, Zone, ZoneSource, find_packages
 from zeusd.runtime.sampler import Sampler
@@ -108,7 +108,7 @@ class Sampling:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: Backend,
         done: Callable[[int, object], None],
         histories: Histories,
         *,

@@ -10,7 +10,7 @@ from zeusd.energy.channel import Channel
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
-from zeusd.nvml.api import Handle, Nvml, NvmlError, Return, Sensors
+from zeusd.devices.port import Handle, Backend, DeviceError, Return, Sensors
 
 STREAMED_SLOW_NS = 200_000_000
 """How often clocks, temperature, throttle reasons and limit are read of a GPU that is streamed; of
@@ -75,7 +75,7 @@ class Source(Protocol):
         """Its energy over time."""
 
     @property
-    def failure(self) -> NvmlError | OSError | None:
+    def failure(self) -> DeviceError | OSError | None:
         """Why its last readings failed, if they did."""
 
     def read(self, streamed: bool) -> Edge | None:
@@ -101,14 +101,14 @@ class GpuSource:
 
     def __init__(
         self,
-        nvml: Nvml,
+        nvml: Backend,
         handle: Handle,
         info: GpuInfo,
         history: History,
         clock_ns: Callable[[], int],
     ) -> None:
         self.history = history
-        self.failure: NvmlError | OSError | None = None
+        self.failure: DeviceError | OSError | None = None
         self._nvml = nvml
         self._handle = handle
         self._clock_ns = clock_ns
@@ -148,7 +148,7 @@ class GpuSource:
         channel = self._channel
         try:
             sensors = self._nvml.sensors(self._handle)
-        except NvmlError as error:
+        except DeviceError as error:
             self.failure = error
             channel.failed(self._clock_ns())
             return None
@@ -179,7 +179,7 @@ class GpuSource:
             return None
         try:
             value = call(self._handle)
-        except NvmlError as error:
+        except DeviceError as error:
             absent = error.code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND)
             if absent and name not in self._served:
                 self._refused[name] = self._refused.get(name, 0) + 1

@@ -13,7 +13,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Control
 from zeusd.core.effects import Read, Reading, Write
 from zeusd.core.model import READABLE, Changed, ControlValue, Failure, nvml_failure
-from zeusd.nvml.api import Handle, Nvml, NvmlError
+from zeusd.devices.port import Handle, Backend, DeviceError
 from zeusd.runtime.processes import owner_of
 
 log = logging.getLogger(__name__)
@@ -26,11 +26,11 @@ def _optional(call: Callable[[Handle], Any], gpu: Handle) -> Any:
     """A reading of the state; None if this GPU does not give it at the moment."""
     try:
         return call(gpu)
-    except NvmlError:
+    except DeviceError:
         return None
 
 
-def read_state(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.GpuState` as a map, without what only the core knows."""
     sensors = _optional(nvml.sensors, gpu)
     return {
@@ -49,19 +49,19 @@ def read_state(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
     }
 
 
-def read_energy(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.EnergyReading` as a map.
 
     Raises:
-        NvmlError: Not supported where the GPU has no energy counter.
+        DeviceError: Not supported where the GPU has no energy counter.
     """
     sensors = nvml.sensors(gpu)
     if sensors.energy_mj is None:
-        raise NvmlError(3, "nvmlDeviceGetTotalEnergyConsumption")
+        raise nvml_error(3, "nvmlDeviceGetTotalEnergyConsumption")
     return {"t_ns": sensors.t_ns, "energy_mj": sensors.energy_mj}
 
 
-def read_power(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def read_power(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.PowerReading` as a map."""
     sensors = nvml.sensors(gpu)
     return {
@@ -72,7 +72,7 @@ def read_power(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
     }
 
 
-def read_clocks(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
+def read_clocks(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.SupportedClocks` as a map."""
     memory = nvml.supported_memory_clocks(gpu)
     return {
@@ -81,19 +81,19 @@ def read_clocks(nvml: Nvml, gpu: Handle) -> dict[str, Any]:
     }
 
 
-def read_limits(nvml: Nvml, gpu: Handle) -> tuple[int, int]:
+def read_limits(nvml: Backend, gpu: Handle) -> tuple[int, int]:
     """Smallest and largest power limit that the device takes at this moment, mW."""
     limits = nvml.power_limits(gpu)
     return limits.min_mw, limits.max_mw
 
 
-def read_compute_uids(nvml: Nvml, gpu: Handle) -> frozenset[int]:
+def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
     """Users who have a compute process on the GPU."""
     owners = {owner_of(pid) for pid in nvml.compute_pids(gpu)}
     return frozenset(uid for uid in owners if uid is not None)
 
 
-_READERS: dict[Reading, Callable[[Nvml, Handle], object]] = {
+_READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
     Reading.STATE: read_state,
     Reading.ENERGY: read_energy,
     Reading.POWER: read_power,
@@ -102,7 +102,7 @@ _READERS: dict[Reading, Callable[[Nvml, Handle], object]] = {
 }
 
 
-def read_control(nvml: Nvml, gpu: Handle, control: Control) -> ControlValue:
+def read_control(nvml: Backend, gpu: Handle, control: Control) -> ControlValue:
     """The present value of a readable control."""
     if control is Control.POWER_LIMIT:
         return (nvml.power_limit_mw(gpu),)
@@ -110,7 +110,7 @@ def read_control(nvml: Nvml, gpu: Handle, control: Control) -> ControlValue:
     return (int(nvml.persistence_mode(gpu)),)
 
 
-def write_control(nvml: Nvml, gpu: Handle, control: Control, value: ControlValue) -> None:
+def write_control(nvml: Backend, gpu: Handle, control: Control, value: ControlValue) -> None:
     """Writes a control."""
     if control is Control.POWER_LIMIT:
         nvml.set_power_limit(gpu, value[0])
@@ -138,7 +138,7 @@ class GpuWorker:
     """
 
     def __init__(
-        self, nvml: Nvml, uuid: str, handle: Handle, done: Callable[[int, object], None]
+        self, nvml: Backend, uuid: str, handle: Handle, done: Callable[[int, object], None]
     ) -> None:
         self._nvml = nvml
         self._uuid = uuid
@@ -197,7 +197,7 @@ class GpuWorker:
             if call.reading is Reading.CLOCKS:
                 return self._supported_clocks()
             return _READERS[call.reading](self._nvml, self._handle)
-        except NvmlError as error:
+        except DeviceError as error:
             if isinstance(call, Write):
                 what = f"setting {call.control.value}"
             else:

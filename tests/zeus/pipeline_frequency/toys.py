@@ -10,7 +10,7 @@ from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionP
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
-DATA = Path(__file__).parents[3] / "zeusd/nvml/simulated/data/perseus"
+DATA = Path(__file__).parents[3] / "zeusd/devices/simulated/data/perseus"
 P2P_W = {"a100": 83.64, "a40": 70.38}
 
 

@@ -11,7 +11,7 @@ from zeus.run import session as module
 from zeus.run.accounting import Verdict
 from zeus.run.session import Session
 from zeus.run.settings import Settings
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 ITERATIONS = 60
 

@@ -16,7 +16,7 @@ from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
 from zeus.job import Job
 from zeus.run import session as session_module
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 torch = pytest.importorskip("torch")
 

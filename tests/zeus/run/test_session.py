@@ -17,7 +17,7 @@ from tests.zeus.run.sessions import ITERATIONS, session, settings, train, train_
 from zeus.run import files
 from zeus.run.accounting import Verdict
 from zeus.utils.metric import zeus_cost
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 LIMITS = [250, 225, 200, 175, 150, 125, 100]
 OpenNode = Callable[[str], VirtualNode]

@@ -11,7 +11,7 @@ from benchmarks.accuracy import BURSTS, LOADS, sweep
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import SIZE, History, Slow
 from zeusd.energy.meter import MS, Edge, Meter
-from zeusd.nvml.api import Sensors
+from zeusd.devices.port import Sensors
 
 TICK = 100 * MS
 BEGIN = 1_000 * TICK

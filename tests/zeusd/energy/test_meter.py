@@ -5,7 +5,7 @@ import random
 import pytest
 
 from zeusd.energy.meter import MS, Meter, sensor_window_ns
-from zeusd.nvml.api import Sensors
+from zeusd.devices.port import Sensors
 
 TICK = 100 * MS
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from zeusd.energy.history import SIZE, History
-from zeusd.nvml.api import NvmlError, Sensors
-from zeusd.nvml.simulated import SimulatedNvml, VirtualClock
+from zeusd.devices.port import DeviceError, Sensors
+from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.runtime.devices import inspect_gpu
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Sample
@@ -20,7 +20,7 @@ class Sampled:
 
     def __init__(self, spec: str) -> None:
         self.clock = VirtualClock()
-        self.nvml = SimulatedNvml(spec, clock_ns=self.clock, sleep=self.clock.sleep)
+        self.nvml = SimulatedBackend(spec, clock_ns=self.clock, sleep=self.clock.sleep)
         self.nvml.init()
         self.looks = 0
         self.samples: list[tuple[str, Sample]] = []
@@ -93,7 +93,7 @@ def test_one_senseless_reading_changes_nothing(monkeypatch: pytest.MonkeyPatch) 
         if number % 7 == 3:
             return reading._replace(energy_mj=0, power_instant_mw=0)
         if number % 7 == 5:
-            raise NvmlError(3, "nvmlDeviceGetFieldValues")
+            raise nvml_error(3, "nvmlDeviceGetFieldValues")
         return reading
 
     monkeypatch.setattr(node.nvml, "sensors", sensors)

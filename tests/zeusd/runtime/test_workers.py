@@ -9,7 +9,7 @@ import pytest
 from zeus_ipc.messages import Control
 from zeusd.core.effects import Read, Reading, Write
 from zeusd.core.model import Changed, Failure
-from zeusd.nvml.simulated import SimulatedNvml
+from zeusd.devices.simulated import SimulatedBackend
 from zeusd.runtime.workers import GpuWorker
 
 
@@ -17,7 +17,7 @@ class Worker:
     """A worker on a simulated GPU, asked one thing after another."""
 
     def __init__(self) -> None:
-        self.nvml = SimulatedNvml("1xv100-pcie:setter_ms=0")
+        self.nvml = SimulatedBackend("1xv100-pcie:setter_ms=0")
         self.nvml.init()
         self.gpu = self.nvml.device_handle(0)
         self._done: queue.Queue[tuple[int, object]] = queue.Queue()

@@ -13,7 +13,7 @@ from tests import snippets
 from tests.zeus.batch_size.client.fakes import Between, job
 from tests.zeus.node import VirtualNode
 from zeus.optimizer.batch_size import BatchSizeOptimizer
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 ROOT = Path(__file__).parents[4]
 BLOCKS = snippets.of(ROOT / "docs" / "train" / "batch_size_optimizer.md")

@@ -12,7 +12,7 @@ from tests.zeus.node import VirtualNode
 from zeus.callback import CallbackSet
 from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer, ZeusCost
 from zeus.utils.metric import zeus_cost
-from zeusd.nvml.simulated import Work
+from zeusd.devices.simulated import Work
 
 
 def test_the_cost_is_what_the_monitors_windows_measure(

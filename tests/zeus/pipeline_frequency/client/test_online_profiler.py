@@ -21,8 +21,8 @@ from zeus.optimizer.pipeline_frequency.online_profiler import (
     known_blocking_w,
     trimmed_mean,
 )
-from zeusd.nvml.simulated import Work
-from zeusd.nvml.simulated.instructions import Instructions, find_instructions
+from zeusd.devices.simulated import Work
+from zeusd.devices.simulated.instructions import Instructions, find_instructions
 
 OpenNode = Callable[[str], VirtualNode]
 

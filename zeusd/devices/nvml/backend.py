@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeusd.nvml.api import Handle, NvmlError, PowerLimits, Return, Sensors
+from zeusd.devices.port import Handle, DeviceError, PowerLimits, Return, Sensors
 
 _ENERGY, _INSTANT, _AVERAGE = 83, 186, 185
 """Field ids of nvml.h: TOTAL_ENERGY_CONSUMPTION, POWER_INSTANT, POWER_AVERAGE."""
@@ -117,8 +117,8 @@ class _FieldPlan:
             self.fields.remove(field)
 
 
-class RealNvml:
-    """Implements `zeusd.nvml.api.Nvml`.
+class NvmlBackend:
+    """Implements `zeusd.devices.port.Backend`.
 
     Args:
         library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
@@ -136,7 +136,7 @@ class RealNvml:
     # ------------------------------------------------------------------------------ the driver
 
     def init(self) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         with self._guard:
             if self._pynvml is None:
                 import pynvml
@@ -153,47 +153,47 @@ class RealNvml:
             self._inits += 1
 
     def shutdown(self) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._call("nvmlShutdown")
         with self._guard:
             self._inits = max(0, self._inits - 1)
 
     def driver_version(self) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         return _text(self._call("nvmlSystemGetDriverVersion"))
 
     def device_count(self) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return int(self._call("nvmlDeviceGetCount"))
 
     def device_handle(self, index: int) -> Handle:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._call("nvmlDeviceGetHandleByIndex", index)
 
     # ----------------------------------------------------------------------------- what it is
 
     def uuid(self, gpu: Handle) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         return _text(self._call("nvmlDeviceGetUUID", gpu))
 
     def name(self, gpu: Handle) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         return _text(self._call("nvmlDeviceGetName", gpu))
 
     def pci_address(self, gpu: Handle) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         return _text(self._call("nvmlDeviceGetPciInfo", gpu).busId)
 
     def architecture(self, gpu: Handle) -> int:
-        """See `Nvml`. On drivers that cannot tell, from the CUDA compute capability.
+        """See `Backend`. On drivers that cannot tell, from the CUDA compute capability.
 
         Raises:
-            NvmlError: Also `NOT_SUPPORTED`, where neither tells.
+            DeviceError: Also `NOT_SUPPORTED`, where neither tells.
         """
         call = "nvmlDeviceGetArchitecture"
         try:
             architecture = int(self._call(call, gpu))
-        except NvmlError as error:
+        except DeviceError as error:
             if error.code != Return.FUNCTION_NOT_FOUND:
                 raise
         else:
@@ -206,20 +206,20 @@ class RealNvml:
             return 8 if minor == 9 else 7
         known = {3: 2, 5: 3, 6: 4, 9: 9, 10: 10, 11: 10, 12: 10}.get(major)
         if known is None:
-            raise NvmlError(
+            raise nvml_error(
                 Return.NOT_SUPPORTED, call, f"compute capability {major}.{minor} is not known"
             )
         return known
 
     def memory_mib(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return int(self._call("nvmlDeviceGetMemoryInfo", gpu).total) // (1024 * 1024)
 
     def mig_enabled(self, gpu: Handle) -> bool:
-        """See `Nvml`."""
+        """See `Backend`."""
         try:
             current, _pending = self._call("nvmlDeviceGetMigMode", gpu)
-        except NvmlError as error:
+        except DeviceError as error:
             if error.code in _ABSENT:
                 return False
             raise
@@ -228,71 +228,71 @@ class RealNvml:
     # --------------------------------------------------------------------------- power limits
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
-        """See `Nvml`."""
+        """See `Backend`."""
         low, high = self._call("nvmlDeviceGetPowerManagementLimitConstraints", gpu)
         default = self._call("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
         return PowerLimits(int(low), int(high), int(default))
 
     def power_limit_mw(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return int(self._call("nvmlDeviceGetPowerManagementLimit", gpu))
 
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return int(self._call("nvmlDeviceGetEnforcedPowerLimit", gpu))
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._call("nvmlDeviceSetPowerManagementLimit", gpu, power_limit_mw)
 
     # --------------------------------------------------------------------------------- clocks
 
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
-        """See `Nvml`."""
+        """See `Backend`."""
         clocks = self._call("nvmlDeviceGetSupportedMemoryClocks", gpu)
         return sorted((int(mhz) for mhz in clocks), reverse=True)
 
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
-        """See `Nvml`."""
+        """See `Backend`."""
         clocks = self._call("nvmlDeviceGetSupportedGraphicsClocks", gpu, memory_clock_mhz)
         return sorted((int(mhz) for mhz in clocks), reverse=True)
 
     def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._call("nvmlDeviceSetGpuLockedClocks", gpu, min_mhz, max_mhz)
 
     def reset_gpu_clocks(self, gpu: Handle) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._call("nvmlDeviceResetGpuLockedClocks", gpu)
 
     def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._call("nvmlDeviceSetMemoryLockedClocks", gpu, min_mhz, max_mhz)
 
     def reset_memory_clocks(self, gpu: Handle) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._call("nvmlDeviceResetMemoryLockedClocks", gpu)
 
     def gpu_clock_mhz(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_SM))
 
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_MEM))
 
     # ------------------------------------------------------------------------------ the state
 
     def persistence_mode(self, gpu: Handle) -> bool:
-        """See `Nvml`."""
+        """See `Backend`."""
         return bool(self._call("nvmlDeviceGetPersistenceMode", gpu))
 
     def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
 
     def sensors(self, gpu: Handle) -> Sensors:
-        """See `Nvml`. Drivers without field values are asked call by call."""
+        """See `Backend`. Drivers without field values are asked call by call."""
         plan = self._plan(gpu)
         with plan.guard:
             return self._sensors(gpu, plan)
@@ -302,7 +302,7 @@ class RealNvml:
             return self._sensors_one_by_one(gpu)
         try:
             t_ns, read = self._read_fields(gpu, plan)
-        except NvmlError as error:
+        except DeviceError as error:
             if error.code not in _ABSENT:
                 raise
             plan.batch_failed(error.code)
@@ -321,25 +321,25 @@ class RealNvml:
         )
 
     def temperature_c(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         sensor = self._pynvml.NVML_TEMPERATURE_GPU
         try:
             return int(self._call("nvmlDeviceGetTemperatureV", gpu, sensor))
-        except NvmlError as error:
+        except DeviceError as error:
             if error.code not in (*_ABSENT, Return.ARGUMENT_VERSION_MISMATCH):
                 raise
         return int(self._call("nvmlDeviceGetTemperature", gpu, sensor))
 
     def compute_pids(self, gpu: Handle) -> list[int]:
-        """See `Nvml`."""
+        """See `Backend`."""
         processes = self._call("nvmlDeviceGetComputeRunningProcesses", gpu)
         return [int(process.pid) for process in processes]
 
     def throttle_reasons(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         try:
             return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", gpu))
-        except NvmlError as error:
+        except DeviceError as error:
             if error.code != Return.FUNCTION_NOT_FOUND:
                 raise
         return int(self._call("nvmlDeviceGetCurrentClocksThrottleReasons", gpu))
@@ -353,7 +353,7 @@ class RealNvml:
         try:
             loaded = ctypes.CDLL(library)
         except OSError as error:
-            raise NvmlError(
+            raise nvml_error(
                 Return.LIBRARY_NOT_FOUND, "nvmlInit_v2", f"cannot load {library} ({error})"
             ) from None
         self._pynvml.nvmlLib = loaded
@@ -363,14 +363,14 @@ class RealNvml:
     def _call(self, name: str, *args: Any) -> Any:
         """Calls nvidia-ml-py, and turns its exceptions into ours."""
         if self._pynvml is None:
-            raise NvmlError(Return.UNINITIALIZED, name)
+            raise nvml_error(Return.UNINITIALIZED, name)
         function: Callable[..., Any] | None = getattr(self._pynvml, name, None)
         if function is None:
-            raise NvmlError(Return.FUNCTION_NOT_FOUND, name, "this nvidia-ml-py is too old")
+            raise nvml_error(Return.FUNCTION_NOT_FOUND, name, "this nvidia-ml-py is too old")
         try:
             return function(*args)
         except self._pynvml.NVMLError as error:
-            raise NvmlError(int(error.value), name) from None
+            raise nvml_error(int(error.value), name) from None
 
     def _plan(self, gpu: Handle) -> _FieldPlan:
         known = self._plan_of.get(id(gpu))
@@ -386,7 +386,7 @@ class RealNvml:
         """One batched reading: when (ns), and what was served. The plan learns from it.
 
         Raises:
-            NvmlError: The call failed, the GPU is lost, or every field met with a mishap.
+            DeviceError: The call failed, the GPU is lost, or every field met with a mishap.
         """
         call = "nvmlDeviceGetFieldValues"
         if plan.values is None or len(plan.slots) != len(plan.fields):
@@ -400,7 +400,7 @@ class RealNvml:
         code = function(gpu, len(plan.slots), plan.values)
         t_ns = (before_ns + time.monotonic_ns()) // 2
         if code != Return.SUCCESS:
-            raise NvmlError(int(code), call)
+            raise nvml_error(int(code), call)
         read: dict[_Field, int] = {}
         mishap = 0
         for field, value, union in plan.slots:
@@ -414,13 +414,13 @@ class RealNvml:
                     read[field] = number
                     plan.served(field)
             elif code in _LOST:
-                raise NvmlError(code, call)
+                raise nvml_error(code, call)
             elif code in _REFUSALS:
                 plan.refused(field)
             else:
                 mishap = code
         if mishap and not read:
-            raise NvmlError(mishap, call)
+            raise nvml_error(mishap, call)
         self._get_field_values = function
         return t_ns, read
 
@@ -428,14 +428,14 @@ class RealNvml:
         """The library's own function: nvidia-ml-py's wrapper builds all structures anew each time.
 
         Raises:
-            NvmlError: This library lacks it.
+            DeviceError: This library lacks it.
         """
         if self._pynvml is None:
-            raise NvmlError(Return.UNINITIALIZED, name)
+            raise nvml_error(Return.UNINITIALIZED, name)
         try:
             return self._pynvml._nvmlGetFunctionPointer(name)
         except self._pynvml.NVMLError as error:
-            raise NvmlError(int(error.value), name) from None
+            raise nvml_error(int(error.value), name) from None
 
     def _field_array(self, fields: Sequence[_Field]) -> Any:
         array = (self._pynvml.c_nvmlFieldValue_t * len(fields))()
@@ -452,7 +452,7 @@ class RealNvml:
     def _or_none(self, name: str, gpu: Handle) -> int | None:
         try:
             return int(self._call(name, gpu))
-        except NvmlError as error:
+        except DeviceError as error:
             if error.code in _ABSENT:
                 return None
             raise

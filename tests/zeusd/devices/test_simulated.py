@@ -7,23 +7,23 @@ import random
 
 import pytest
 
-from zeusd.nvml.api import NvmlError, Return
-from zeusd.nvml.simulated import SimulatedNvml, VirtualClock
-from zeusd.nvml.simulated.devices import DEVICES
-from zeusd.nvml.simulated.physics import ModelLoad, Relaxation, power_w, settle, slowdown
-from zeusd.nvml.simulated.spec import parse_spec
-from zeusd.nvml.simulated.workloads import MeasuredTable, ModelWorkload, catalog
+from zeusd.devices.port import DeviceError, Return
+from zeusd.devices.simulated import SimulatedBackend, VirtualClock
+from zeusd.devices.simulated.models import DEVICES
+from zeusd.devices.simulated.physics import ModelLoad, Relaxation, power_w, settle, slowdown
+from zeusd.devices.simulated.spec import parse_spec
+from zeusd.devices.simulated.workloads import MeasuredTable, ModelWorkload, catalog
 
 
-def node(spec: str) -> tuple[SimulatedNvml, VirtualClock]:
+def node(spec: str) -> tuple[SimulatedBackend, VirtualClock]:
     clock = VirtualClock()
-    nvml = SimulatedNvml(spec, clock_ns=clock, sleep=clock.sleep)
+    nvml = SimulatedBackend(spec, clock_ns=clock, sleep=clock.sleep)
     nvml.init()
     return nvml, clock
 
 
 def code_of(call: object, *args: object) -> int:
-    with pytest.raises(NvmlError) as caught:
+    with pytest.raises(DeviceError) as caught:
         call(*args)  # type: ignore[operator]
     return caught.value.code
 
@@ -360,7 +360,7 @@ def test_a_measured_table_is_replayed_within_one_percent(name: str) -> None:
             assert watts == pytest.approx(table.power_w[gpu][row], rel=0.01)
 
 
-def _energy_j(nvml: SimulatedNvml, gpu: int) -> float:
+def _energy_j(nvml: SimulatedBackend, gpu: int) -> float:
     energy_mj = nvml.sensors(gpu).energy_mj
     return nvml.true_energy_j(gpu) if energy_mj is None else energy_mj / 1000
 
@@ -412,7 +412,7 @@ def test_faults_come_as_often_as_asked_for() -> None:
 
 
 def test_without_a_driver_and_before_init_and_after_a_reload() -> None:
-    nvml = SimulatedNvml("v100:setter_ms=0")
+    nvml = SimulatedBackend("v100:setter_ms=0")
     assert code_of(nvml.device_count) == Return.UNINITIALIZED
     nvml.remove_driver()
     assert code_of(nvml.init) == Return.DRIVER_NOT_LOADED

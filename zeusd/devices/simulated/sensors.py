@@ -12,7 +12,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 
-from zeusd.nvml.simulated.devices import Sensor
+from zeusd.devices.simulated.models import Sensor
 
 AVERAGE_TICKS = 10
 """POWER_AVERAGE is the mean of the last second: ten ticks of 100 ms."""

@@ -6,11 +6,11 @@ import random
 from collections import deque
 from typing import Protocol
 
-from zeusd.nvml.simulated.devices import DeviceModel
-from zeusd.nvml.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
-from zeusd.nvml.simulated.sensors import PowerSensor
-from zeusd.nvml.simulated.spec import GpuSpec
-from zeusd.nvml.simulated.workloads import Workload
+from zeusd.devices.simulated.models import DeviceModel
+from zeusd.devices.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
+from zeusd.devices.simulated.sensors import PowerSensor
+from zeusd.devices.simulated.spec import GpuSpec
+from zeusd.devices.simulated.workloads import Workload
 
 AMBIENT_C = 25.0
 HOT_C = 83.0

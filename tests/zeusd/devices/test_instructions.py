@@ -13,19 +13,19 @@ import pytest
 from tests.support import wait_for
 from zeus_ipc.errors import RequestRejected
 from zeus_ipc.simulation import SimulatedWork
-from zeusd.nvml.simulated import DeviceServer, SimulatedNvml, VirtualClock
-from zeusd.nvml.simulated.devices import DEVICES
+from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock
+from zeusd.devices.simulated.models import DEVICES
 
-DATA = files("zeusd.nvml.simulated") / "data" / "perseus"
+DATA = files("zeusd.devices.simulated") / "data" / "perseus"
 SHORT = (
     "stage,instruction,frequency,time,energy\n"
     "2,forward,1410,0.01,3\n2,forward,1200,0.011,2.5\n2,backward,1410,0.02,6.5\n"
 )
 
 
-def node(spec: str = "a100:setter_ms=0") -> tuple[SimulatedNvml, VirtualClock]:
+def node(spec: str = "a100:setter_ms=0") -> tuple[SimulatedBackend, VirtualClock]:
     clock = VirtualClock()
-    nvml = SimulatedNvml(spec, clock_ns=clock, sleep=clock.sleep)
+    nvml = SimulatedBackend(spec, clock_ns=clock, sleep=clock.sleep)
     nvml.init()
     return nvml, clock
 
@@ -246,8 +246,8 @@ def test_a_profile_that_is_none_is_told(
 
 
 @pytest.fixture
-def served(tmp_path: Path) -> Iterator[tuple[SimulatedNvml, str]]:
-    nvml = SimulatedNvml("a100:setter_ms=0")
+def served(tmp_path: Path) -> Iterator[tuple[SimulatedBackend, str]]:
+    nvml = SimulatedBackend("a100:setter_ms=0")
     nvml.init()
     server = DeviceServer(nvml, str(tmp_path / "devices"))
     server.start()
@@ -256,7 +256,7 @@ def served(tmp_path: Path) -> Iterator[tuple[SimulatedNvml, str]]:
 
 
 def test_instructions_run_through_the_device_socket(
-    served: tuple[SimulatedNvml, str], tmp_path: Path
+    served: tuple[SimulatedBackend, str], tmp_path: Path
 ) -> None:
     nvml, path = served
     profile = tmp_path / "own.csv"
@@ -279,7 +279,7 @@ def test_instructions_run_through_the_device_socket(
 
 
 def test_a_large_profile_fits_into_one_message(
-    served: tuple[SimulatedNvml, str], tmp_path: Path
+    served: tuple[SimulatedBackend, str], tmp_path: Path
 ) -> None:
     nvml, path = served
     profile = tmp_path / "large.csv"
@@ -311,7 +311,7 @@ def test_a_large_profile_fits_into_one_message(
     ],
 )
 def test_garbage_instructions_are_refused(
-    served: tuple[SimulatedNvml, str], instructions: object
+    served: tuple[SimulatedBackend, str], instructions: object
 ) -> None:
     from zeus_ipc.simulation import _DeviceSocket
 

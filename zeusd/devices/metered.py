@@ -1,4 +1,4 @@
-"""Counts and times the calls of any `Nvml`, for the metrics."""
+"""Counts and times the calls of any `Backend`, for the metrics."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zeus_ipc.messages import CALL_BUCKETS_S
-from zeusd.nvml.api import Nvml, NvmlError
+from zeusd.devices.port import Backend, DeviceError
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
 
@@ -25,14 +25,14 @@ class _Calls:
         self.errors: Counter[int] = Counter()
 
 
-class MeteredNvml:
-    """Implements `zeusd.nvml.api.Nvml` by another one.
+class MeteredBackend:
+    """Implements `zeusd.devices.port.Backend` by another one.
 
     Args:
         nvml: Who does the work.
     """
 
-    def __init__(self, nvml: Nvml) -> None:
+    def __init__(self, nvml: Backend) -> None:
         self._nvml = nvml
         self._calls: dict[str, _Calls] = {}
 
@@ -46,7 +46,7 @@ class MeteredNvml:
             begin_ns = clock_ns()
             try:
                 return getattr(nvml, name)(*arguments)
-            except NvmlError as error:
+            except DeviceError as error:
                 errors[error.code] += 1
                 raise
             finally:

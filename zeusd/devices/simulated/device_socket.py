@@ -20,9 +20,9 @@ from typing import Any
 
 from zeus_ipc.codec import DecodeError, decode_request, encode
 from zeus_ipc.simulation import PROFILE_PREFIX
-from zeusd.nvml.simulated.instructions import Instructions, instructions_of
-from zeusd.nvml.simulated.node import SimulatedNvml
-from zeusd.nvml.simulated.work import Work
+from zeusd.devices.simulated.instructions import Instructions, instructions_of
+from zeusd.devices.simulated.node import SimulatedBackend
+from zeusd.devices.simulated.work import Work
 
 MAX_BYTES = 16384
 MAX_CONNECTIONS = 256
@@ -38,7 +38,7 @@ class DeviceServer:
         path: Where; a socket that nobody serves any more is replaced.
     """
 
-    def __init__(self, node: SimulatedNvml, path: str) -> None:
+    def __init__(self, node: SimulatedBackend, path: str) -> None:
         self._node = node
         self._path = path
         self._work: dict[socket.socket, Work] = {}

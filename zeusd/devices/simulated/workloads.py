@@ -11,8 +11,8 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Protocol
 
-from zeusd.nvml.simulated.devices import DEVICES, DeviceModel
-from zeusd.nvml.simulated.physics import ModelLoad, OperatingPoint, power_w, settle, slowdown
+from zeusd.devices.simulated.models import DEVICES, DeviceModel
+from zeusd.devices.simulated.physics import ModelLoad, OperatingPoint, power_w, settle, slowdown
 
 STEPS_PER_PROFILE_WINDOW = 40
 """Training steps in one window of the recorded profiles: the optimizer's default."""
@@ -165,7 +165,7 @@ def _interpolate(xs: Sequence[float], ys: Sequence[float], x: float) -> float:
 
 PRESETS = ("model/compute", "model/memory")
 
-_DATA = files("zeusd.nvml.simulated") / "data"
+_DATA = files("zeusd.devices.simulated") / "data"
 _PROFILE_DEVICES = {"A40": "a40", "V100": "v100-pcie"}
 _TRACE_DEVICES = {"a40": "a40", "p100": "p100", "rtx6000": "rtx6000", "v100": "v100-pcie"}
 

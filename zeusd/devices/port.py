@@ -1,7 +1,7 @@
 """What zeusd needs of NVML: one protocol with a real and a simulated implementation.
 
 Names follow NVML; units are NVML's: milliwatts, millijoules, megahertz, degrees Celsius. A handle
-is opaque and stays valid until `shutdown`. Every method may raise `NvmlError`, may block for tens
+is opaque and stays valid until `shutdown`. Every method may raise `DeviceError`, may block for tens
 of milliseconds (setters) and may be called from any thread, even for one GPU at the same time: what
 changes settings and what samples are different threads.
 """
@@ -38,7 +38,7 @@ class Return:
     UNKNOWN = 999
 
 
-class NvmlError(Exception):
+class DeviceError(Exception):
     """An NVML call returned something other than success.
 
     Attributes:
@@ -94,7 +94,7 @@ class Sensors(NamedTuple):
     memory_power_average_mw: int | None
 
 
-class Nvml(Protocol):
+class Backend(Protocol):
     """The part of NVML that zeusd uses."""
 
     def init(self) -> None:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from zeusd.nvml.simulated.gpu import SimulatedGpu
-from zeusd.nvml.simulated.instructions import Instructions
-from zeusd.nvml.simulated.physics import LIMIT_TAU_S, Relaxation
-from zeusd.nvml.simulated.workloads import Workload
+from zeusd.devices.simulated.gpu import SimulatedGpu
+from zeusd.devices.simulated.instructions import Instructions
+from zeusd.devices.simulated.physics import LIMIT_TAU_S, Relaxation
+from zeusd.devices.simulated.workloads import Workload
 
 MAX_QUEUED = 10_000
 """Changes from one instruction to another that may wait."""
@@ -38,7 +38,7 @@ class Node(Protocol):
 class Work:
     """A stream of work on one or more GPUs, which advance in lock step at the slowest one's pace.
 
-    Made by `SimulatedNvml.open_work`. Launching is asynchronous, as on a CUDA stream.
+    Made by `SimulatedBackend.open_work`. Launching is asynchronous, as on a CUDA stream.
     """
 
     def __init__(

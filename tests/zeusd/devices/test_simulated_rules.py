@@ -16,25 +16,25 @@ import msgpack
 import pytest
 
 from zeus_ipc.simulation import SimulatedNode
-from zeusd.nvml.api import NvmlError, Return
-from zeusd.nvml.simulated import DeviceServer, SimulatedNvml, VirtualClock
-from zeusd.nvml.simulated.devices import DEVICES
-from zeusd.nvml.simulated.physics import ModelLoad, settle
-from zeusd.nvml.simulated.spec import parse_spec
-from zeusd.nvml.simulated.workloads import catalog
+from zeusd.devices.port import DeviceError, Return
+from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock
+from zeusd.devices.simulated.models import DEVICES
+from zeusd.devices.simulated.physics import ModelLoad, settle
+from zeusd.devices.simulated.spec import parse_spec
+from zeusd.devices.simulated.workloads import catalog
 
 POWER_CAP = 0x4
 
 
-def node(spec: str) -> tuple[SimulatedNvml, VirtualClock]:
+def node(spec: str) -> tuple[SimulatedBackend, VirtualClock]:
     clock = VirtualClock()
-    nvml = SimulatedNvml(spec, clock_ns=clock, sleep=clock.sleep)
+    nvml = SimulatedBackend(spec, clock_ns=clock, sleep=clock.sleep)
     nvml.init()
     return nvml, clock
 
 
 def code_of(call: Callable[..., object], *args: object) -> int:
-    with pytest.raises(NvmlError) as caught:
+    with pytest.raises(DeviceError) as caught:
         call(*args)
     return caught.value.code
 
@@ -169,7 +169,7 @@ def test_short_clock_lists_and_addresses_of_many_gpus() -> None:
 
 
 def test_settings_last_while_a_client_or_persistence_holds_the_gpu() -> None:
-    def limit_after_reopening(prepare: Callable[[SimulatedNvml], object]) -> int:
+    def limit_after_reopening(prepare: Callable[[SimulatedBackend], object]) -> int:
         nvml, _ = node("v100:setter_ms=0")
         nvml.set_power_limit(0, 150_000)
         prepare(nvml)
@@ -211,7 +211,7 @@ def test_calls_about_the_node_can_fail_too() -> None:
 
 @pytest.fixture
 def devices(tmp_path: Path) -> Iterator[str]:
-    nvml = SimulatedNvml("v100:setter_ms=0")
+    nvml = SimulatedBackend("v100:setter_ms=0")
     nvml.init()
     server = DeviceServer(nvml, str(tmp_path / "devices"))
     server.start()
@@ -248,7 +248,7 @@ def test_a_senseless_message_is_refused_and_the_devices_go_on(
 
 
 def test_a_path_in_use_is_not_taken_and_a_dead_one_is(devices: str) -> None:
-    nvml = SimulatedNvml("v100")
+    nvml = SimulatedBackend("v100")
     with pytest.raises(ValueError, match="is in use"):
         DeviceServer(nvml, devices).start()
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as dead:
@@ -261,8 +261,8 @@ def test_a_path_in_use_is_not_taken_and_a_dead_one_is(devices: str) -> None:
 
 _OUT_OF_DESCRIPTORS = """
 import os, resource, socket, sys, time
-from zeusd.nvml.simulated import DeviceServer, SimulatedNvml
-DeviceServer(SimulatedNvml("v100"), sys.argv[1]).start()
+from zeusd.devices.simulated import DeviceServer, SimulatedBackend
+DeviceServer(SimulatedBackend("v100"), sys.argv[1]).start()
 client = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 taken = max(int(name) for name in os.listdir("/proc/self/fd"))
 hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]

@@ -20,10 +20,10 @@ import pytest
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import ALWAYS, NEVER, NvmlDouble, build
 from tests.support import TIMEOUT_S, as_nobody, script, wait_for
-from zeusd.nvml.api import NvmlError, PowerLimits, Return
-from zeusd.nvml.real import RealNvml
+from zeusd.devices.port import DeviceError, PowerLimits, Return
+from zeusd.devices.nvml.backend import NvmlBackend
 
-Opener = Callable[..., tuple[RealNvml, NvmlDouble]]
+Opener = Callable[..., tuple[NvmlBackend, NvmlDouble]]
 nvml_double = fixtures.nvml_double
 
 OPEN_ONE = (
@@ -119,16 +119,16 @@ LOOKED_UP = (
 @pytest.fixture
 def open_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opener]:
     """Opens a double in this process. The library maps its state once, so it is loaded afresh."""
-    opened: list[RealNvml] = []
+    opened: list[NvmlBackend] = []
 
-    def open_double(*gpus: dict[str, Any], **options: Any) -> tuple[RealNvml, NvmlDouble]:
+    def open_double(*gpus: dict[str, Any], **options: Any) -> tuple[NvmlBackend, NvmlDouble]:
         options.setdefault("privilege", ALWAYS)
         double = NvmlDouble(tmp_path, gpus or ({},), **options)
         for name, value in double.env.items():
             monkeypatch.setenv(name, value)
         copy = tmp_path / "libnvidia-ml.so.1"
         copy.write_bytes(Path(double.library).read_bytes())
-        nvml = RealNvml(str(copy))
+        nvml = NvmlBackend(str(copy))
         nvml.init()
         opened.append(nvml)
         return nvml, double
@@ -141,7 +141,7 @@ def open_nvml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Opene
 
 
 def code_of(call: Callable[..., Any], *args: Any) -> int:
-    with pytest.raises(NvmlError) as caught:
+    with pytest.raises(DeviceError) as caught:
         call(*args)
     return caught.value.code
 
@@ -232,7 +232,7 @@ def test_an_error_names_the_call_and_nvmls_code(open_nvml: Opener) -> None:
     nvml, double = open_nvml()
     gpu = nvml.device_handle(0)
     double.inject(0, "nvmlDeviceGetPowerManagementLimit", Return.UNKNOWN)
-    with pytest.raises(NvmlError) as caught:
+    with pytest.raises(DeviceError) as caught:
         nvml.power_limit_mw(gpu)
     assert (caught.value.code, caught.value.call) == (999, "nvmlDeviceGetPowerManagementLimit")
     assert "NVML 999" in str(caught.value)
@@ -502,13 +502,13 @@ def test_a_call_stuck_on_one_gpu_delays_no_other(open_nvml: Opener) -> None:
 def test_a_missing_library_and_an_absent_driver_have_their_codes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    nvml = RealNvml(str(tmp_path / "none.so"))
+    nvml = NvmlBackend(str(tmp_path / "none.so"))
     assert code_of(nvml.init) == Return.LIBRARY_NOT_FOUND
-    assert code_of(RealNvml().device_count) == Return.UNINITIALIZED
+    assert code_of(NvmlBackend().device_count) == Return.UNINITIALIZED
     monkeypatch.delenv("NVML_DOUBLE_STATE", raising=False)
     copy = tmp_path / "libnvidia-ml.so.1"
     copy.write_bytes(build().read_bytes())
-    assert code_of(RealNvml(str(copy)).init) == Return.DRIVER_NOT_LOADED
+    assert code_of(NvmlBackend(str(copy)).init) == Return.DRIVER_NOT_LOADED
     pynvml.nvmlLib = None
     pynvml._nvmlGetFunctionPointer_cache.clear()
 
@@ -519,7 +519,7 @@ def test_what_is_no_library_is_not_found_and_the_next_one_loads(
     nvml, _ = open_nvml()
     text = tmp_path / "text.so"
     text.write_text("not a library")
-    assert code_of(RealNvml(str(text)).init) == Return.LIBRARY_NOT_FOUND
+    assert code_of(NvmlBackend(str(text)).init) == Return.LIBRARY_NOT_FOUND
     assert nvml.device_count() == 1  # the one in use stays in use
 
 
@@ -534,7 +534,7 @@ def test_a_named_library_takes_the_place_of_one_in_use(
         monkeypatch.setenv(name, value)
     copy = tmp_path / "second" / "libnvidia-ml.so.1"
     copy.write_bytes(Path(second.library).read_bytes())
-    other = RealNvml(str(copy))
+    other = NvmlBackend(str(copy))
     other.init()
     assert other.device_count() == 2
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zeusd.nvml.api import Handle, Nvml, NvmlError, PowerLimits, Return, Sensors
-from zeusd.nvml.simulated.gpu import SimulatedGpu
-from zeusd.nvml.simulated.instructions import Instructions, find_instructions
-from zeusd.nvml.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
-from zeusd.nvml.simulated.spec import GpuSpec, parse_spec
-from zeusd.nvml.simulated.work import Work
-from zeusd.nvml.simulated.workloads import Workload, find_workload
+from zeusd.devices.port import Handle, Backend, DeviceError, PowerLimits, Return, Sensors
+from zeusd.devices.simulated.gpu import SimulatedGpu
+from zeusd.devices.simulated.instructions import Instructions, find_instructions
+from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
+from zeusd.devices.simulated.spec import GpuSpec, parse_spec
+from zeusd.devices.simulated.work import Work
+from zeusd.devices.simulated.workloads import Workload, find_workload
 
 DRIVER_VERSION = "595.58.03"
 _LATENCY_SPREAD = 1 / 3
@@ -23,7 +23,7 @@ _LATENCY_SPREAD = 1 / 3
 
 _LONGEST_LATENCY_S = 86_400.0
 
-_CALLS = frozenset(name for name in vars(Nvml) if not name.startswith("_"))
+_CALLS = frozenset(name for name in vars(Backend) if not name.startswith("_"))
 _NODE_CALLS = frozenset({"init", "shutdown", "driver_version", "device_count"})
 
 
@@ -34,8 +34,8 @@ class _Fault:
     latency_s: float
 
 
-class SimulatedNvml:
-    """Implements `zeusd.nvml.api.Nvml` without hardware. Thread-safe.
+class SimulatedBackend:
+    """Implements `zeusd.devices.port.Backend` without hardware. Thread-safe.
 
     Args:
         spec: What the node has, see `spec.parse_spec`, or the GPUs themselves.
@@ -73,19 +73,19 @@ class SimulatedNvml:
     # ------------------------------------------------------------------------------ the driver
 
     def init(self) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._meet_fault(None, "init", "nvmlInit_v2")
         with self.lock:
             if self._driver_code is not None:
-                raise NvmlError(self._driver_code, "nvmlInit_v2")
+                raise nvml_error(self._driver_code, "nvmlInit_v2")
             self._initialised += 1
 
     def shutdown(self) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._meet_fault(None, "shutdown", "nvmlShutdown")
         with self.lock:
             if not self._initialised:
-                raise NvmlError(Return.UNINITIALIZED, "nvmlShutdown")
+                raise nvml_error(Return.UNINITIALIZED, "nvmlShutdown")
             self._initialised -= 1
             self.forget_settings(self.advance())
 
@@ -96,75 +96,75 @@ class SimulatedNvml:
                 gpu.reset_settings(now_s)
 
     def driver_version(self) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._check_initialised("nvmlSystemGetDriverVersion")
         self._meet_fault(None, "driver_version", "nvmlSystemGetDriverVersion")
         return DRIVER_VERSION
 
     def device_count(self) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._check_initialised("nvmlDeviceGetCount_v2")
         self._meet_fault(None, "device_count", "nvmlDeviceGetCount_v2")
         return len(self._specs)
 
     def device_handle(self, index: int) -> Handle:
-        """See `Nvml`."""
+        """See `Backend`."""
         call = "nvmlDeviceGetHandleByIndex_v2"
         self._check_initialised(call)
         if not 0 <= index < len(self._specs):
-            raise NvmlError(Return.INVALID_ARGUMENT, call)
+            raise nvml_error(Return.INVALID_ARGUMENT, call)
         self._meet_fault(index, "device_handle", call)
         if index in self._lost:
-            raise NvmlError(self._lost[index], call)
+            raise nvml_error(self._lost[index], call)
         return index
 
     # ----------------------------------------------------------------------------- what it is
 
     def uuid(self, gpu: Handle) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "uuid").spec.uuid
 
     def name(self, gpu: Handle) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "name").model.name
 
     def pci_address(self, gpu: Handle) -> str:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "pci_address").spec.pci_address
 
     def architecture(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "architecture").model.architecture
 
     def memory_mib(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "memory_mib").model.memory_mib
 
     def mig_enabled(self, gpu: Handle) -> bool:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._enter(gpu, "mig_enabled")
         return False
 
     # --------------------------------------------------------------------------- power limits
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
-        """See `Nvml`."""
+        """See `Backend`."""
         state = self._enter(gpu, "power_limits")
         return PowerLimits(state.limit_min_mw, state.limit_max_mw, state.limit_default_mw)
 
     def power_limit_mw(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "power_limit_mw").limit_mw
 
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "enforced_power_limit_mw").enforced_limit_mw
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         state = self._enter(gpu, "set_power_limit", setter=True)
         if not state.limit_min_mw <= power_limit_mw <= state.limit_max_mw:
-            raise NvmlError(Return.INVALID_ARGUMENT, "nvmlDeviceSetPowerManagementLimit")
+            raise nvml_error(Return.INVALID_ARGUMENT, "nvmlDeviceSetPowerManagementLimit")
         with self.lock:
             state.limit_mw = power_limit_mw
             self._changed(state, LIMIT_TAU_S)
@@ -172,80 +172,80 @@ class SimulatedNvml:
     # --------------------------------------------------------------------------------- clocks
 
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
-        """See `Nvml`."""
+        """See `Backend`."""
         return list(self._enter(gpu, "supported_memory_clocks").model.memory_clocks_mhz)
 
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
-        """See `Nvml`."""
+        """See `Backend`."""
         model = self._enter(gpu, "supported_gpu_clocks").model
         if memory_clock_mhz not in model.memory_clocks_mhz:
-            raise NvmlError(Return.NOT_FOUND, "nvmlDeviceGetSupportedGraphicsClocks")
+            raise nvml_error(Return.NOT_FOUND, "nvmlDeviceGetSupportedGraphicsClocks")
         return list(model.clocks_at(memory_clock_mhz))
 
     def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Nvml`. The range snaps to the clocks there are."""
+        """See `Backend`. The range snaps to the clocks there are."""
         state = self._enter(gpu, "set_gpu_clocks", setter=True)
         call = "nvmlDeviceSetGpuLockedClocks"
         if not state.model.gpu_clocks:
-            raise NvmlError(Return.NOT_SUPPORTED, call)
+            raise nvml_error(Return.NOT_SUPPORTED, call)
         if min_mhz > max_mhz:
-            raise NvmlError(Return.INVALID_ARGUMENT, call)
+            raise nvml_error(Return.INVALID_ARGUMENT, call)
         grid = state.model.clocks_mhz
         with self.lock:
             state.gpu_lock_mhz = (_nearest(grid, min_mhz), _nearest(grid, max_mhz))
             self._changed(state, CLOCK_TAU_S)
 
     def reset_gpu_clocks(self, gpu: Handle) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         state = self._enter(gpu, "reset_gpu_clocks", setter=True)
         if not state.model.gpu_clocks:
-            raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceResetGpuLockedClocks")
+            raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceResetGpuLockedClocks")
         with self.lock:
             state.gpu_lock_mhz = None
             self._changed(state, CLOCK_TAU_S)
 
     def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         state = self._enter(gpu, "set_memory_clocks", setter=True)
         call = "nvmlDeviceSetMemoryLockedClocks"
         if not state.model.memory_clocks:
-            raise NvmlError(Return.NOT_SUPPORTED, call)
+            raise nvml_error(Return.NOT_SUPPORTED, call)
         if min_mhz > max_mhz:
-            raise NvmlError(Return.INVALID_ARGUMENT, call)
+            raise nvml_error(Return.INVALID_ARGUMENT, call)
         grid = state.model.memory_clocks_mhz
         with self.lock:
             state.memory_lock_mhz = (_nearest(grid, min_mhz), _nearest(grid, max_mhz))
             self._changed(state, CLOCK_TAU_S)
 
     def reset_memory_clocks(self, gpu: Handle) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         state = self._enter(gpu, "reset_memory_clocks", setter=True)
         if not state.model.memory_clocks:
-            raise NvmlError(Return.NOT_SUPPORTED, "nvmlDeviceResetMemoryLockedClocks")
+            raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceResetMemoryLockedClocks")
         with self.lock:
             state.memory_lock_mhz = None
             self._changed(state, CLOCK_TAU_S)
 
     def gpu_clock_mhz(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "gpu_clock_mhz").point.clock_mhz
 
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "memory_clock_mhz").memory_clock_mhz
 
     # ------------------------------------------------------------------------------ the state
 
     def persistence_mode(self, gpu: Handle) -> bool:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "persistence_mode").persistence
 
     def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
-        """See `Nvml`."""
+        """See `Backend`."""
         self._enter(gpu, "set_persistence_mode", setter=True).persistence = enabled
 
     def sensors(self, gpu: Handle) -> Sensors:
-        """See `Nvml`."""
+        """See `Backend`."""
         state = self._enter(gpu, "sensors")
         with self.lock:
             now_ns = self._clock_ns()
@@ -260,17 +260,17 @@ class SimulatedNvml:
             )
 
     def temperature_c(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         state = self._enter(gpu, "temperature_c")
         with self.lock:
             return round(state.temperature_c(self.advance()))
 
     def throttle_reasons(self, gpu: Handle) -> int:
-        """See `Nvml`."""
+        """See `Backend`."""
         return self._enter(gpu, "throttle_reasons").reasons()
 
     def compute_pids(self, gpu: Handle) -> list[int]:
-        """See `Nvml`."""
+        """See `Backend`."""
         work = self._enter(gpu, "compute_pids").work
         return [work.pid] if isinstance(work, Work) and work.pid is not None else []
 
@@ -348,7 +348,7 @@ class SimulatedNvml:
         count: int | None = None,
         latency_s: float = 0.0,
     ) -> None:
-        """Makes a method of `Nvml` fail, or take long, on one GPU.
+        """Makes a method of `Backend` fail, or take long, on one GPU.
 
         Args:
             gpu: NVML index; None for `init`, `shutdown`, `driver_version`, `device_count`.
@@ -437,7 +437,7 @@ class SimulatedNvml:
             if fault.latency_s:
                 self.sleep(fault.latency_s)
             if fault.code is not None:
-                raise NvmlError(fault.code, call)
+                raise nvml_error(fault.code, call)
 
     def _load_driver(self) -> None:
         now_s = self._clock_ns() / 1e9
@@ -447,14 +447,14 @@ class SimulatedNvml:
 
     def _check_initialised(self, call: str) -> None:
         if not self._initialised:
-            raise NvmlError(Return.UNINITIALIZED, call)
+            raise nvml_error(Return.UNINITIALIZED, call)
 
     def _enter(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
         """Everything a call on a GPU has in common; sleeps outside the lock."""
         self._check_initialised(call)
         with self.lock:
             if not isinstance(gpu, int) or not 0 <= gpu < len(self._gpus):
-                raise NvmlError(Return.INVALID_ARGUMENT, call)
+                raise nvml_error(Return.INVALID_ARGUMENT, call)
             lost = self._lost.get(gpu)
             fault = self._take_fault(gpu, call)
             state = self._gpus[gpu]
@@ -470,11 +470,11 @@ class SimulatedNvml:
             with self.lock:
                 self.advance()
         if lost is not None:
-            raise NvmlError(lost, call)
+            raise nvml_error(lost, call)
         if fault is not None and fault.code is not None:
-            raise NvmlError(fault.code, call)
+            raise nvml_error(fault.code, call)
         if setter and spec.unprivileged:
-            raise NvmlError(Return.NO_PERMISSION, call)
+            raise nvml_error(Return.NO_PERMISSION, call)
         return state
 
     def _take_fault(self, gpu: int | None, call: str) -> _Fault | None:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from zeusd.nvml.simulated.devices import DeviceModel
+from zeusd.devices.simulated.models import DeviceModel
 
 LIMIT_TAU_S = 0.040
 """Time constant of the power-capping controller."""

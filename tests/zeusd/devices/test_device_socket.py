@@ -15,15 +15,15 @@ import pytest
 from tests.support import script, wait_for
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
-from zeusd.nvml.api import NvmlError
-from zeusd.nvml.simulated import DeviceServer, SimulatedNvml
+from zeusd.devices.port import DeviceError
+from zeusd.devices.simulated import DeviceServer, SimulatedBackend
 
 FAST = "nsdi23/v100/cifar100/shufflenetv2/adadelta/1024"
 
 
 @pytest.fixture
-def node(tmp_path: Path) -> Iterator[tuple[SimulatedNvml, str]]:
-    nvml = SimulatedNvml("2xv100:setter_ms=0")
+def node(tmp_path: Path) -> Iterator[tuple[SimulatedBackend, str]]:
+    nvml = SimulatedBackend("2xv100:setter_ms=0")
     nvml.init()
     server = DeviceServer(nvml, str(tmp_path / "devices"))
     server.start()
@@ -32,7 +32,7 @@ def node(tmp_path: Path) -> Iterator[tuple[SimulatedNvml, str]]:
 
 
 def test_work_draws_power_and_takes_the_time_of_the_table(
-    node: tuple[SimulatedNvml, str],
+    node: tuple[SimulatedBackend, str],
 ) -> None:
     nvml, path = node
     with SimulatedWork(path, [nvml.uuid(0)], FAST) as work:
@@ -42,14 +42,14 @@ def test_work_draws_power_and_takes_the_time_of_the_table(
         assert nvml.gpu_clock_mhz(0) > 135
         work.synchronize()
         elapsed_s = time.monotonic() - start
-    from zeusd.nvml.simulated.workloads import catalog
+    from zeusd.devices.simulated.workloads import catalog
 
     expected_s = 3 * catalog()[FAST].unit_s[-1]
     assert elapsed_s >= expected_s * 0.99
     wait_for(lambda: nvml.gpu_clock_mhz(0) == 135, "the GPU to fall idle")
 
 
-def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedNvml, str]) -> None:
+def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:
     nvml, path = node
     worker = script(
         "import sys; from zeus_ipc.simulation import SimulatedWork\n"
@@ -67,7 +67,7 @@ def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedNvml, str]) -> N
     SimulatedWork(path, [nvml.uuid(0)], "model/compute").close()
 
 
-def test_refusals_are_errors_and_the_connection_goes_on(node: tuple[SimulatedNvml, str]) -> None:
+def test_refusals_are_errors_and_the_connection_goes_on(node: tuple[SimulatedBackend, str]) -> None:
     nvml, path = node
     with pytest.raises(RequestRejected, match="no workload"):
         SimulatedWork(path, [nvml.uuid(0)], "doom")
@@ -79,7 +79,7 @@ def test_refusals_are_errors_and_the_connection_goes_on(node: tuple[SimulatedNvm
         SimulatedWork(path + ".none", [nvml.uuid(1)], "model/memory")
 
 
-def test_garbage_harms_nobody(node: tuple[SimulatedNvml, str]) -> None:
+def test_garbage_harms_nobody(node: tuple[SimulatedBackend, str]) -> None:
     seed = random.randrange(10**6)
     print(f"seed {seed}")
     chance = random.Random(seed)
@@ -93,11 +93,11 @@ def test_garbage_harms_nobody(node: tuple[SimulatedNvml, str]) -> None:
         work.run(0.1)
 
 
-def test_faults_and_truth_from_outside(node: tuple[SimulatedNvml, str]) -> None:
+def test_faults_and_truth_from_outside(node: tuple[SimulatedBackend, str]) -> None:
     nvml, path = node
     admin = SimulatedNode(path)
     admin.inject(0, "set_power_limit", 15, count=1)
-    with pytest.raises(NvmlError):
+    with pytest.raises(DeviceError):
         nvml.set_power_limit(0, 200_000)
     nvml.set_power_limit(0, 200_000)
     admin.set_outside(0, 150_000)

@@ -6,7 +6,7 @@ import re
 import uuid
 from dataclasses import dataclass, replace
 
-from zeusd.nvml.simulated.devices import ALIASES, DEVICES, DeviceModel
+from zeusd.devices.simulated.models import ALIASES, DEVICES, DeviceModel
 
 _NAMESPACE = uuid.UUID("5a455553-4400-4000-8000-73696d756c61")
 

@@ -14,15 +14,15 @@ from functools import lru_cache
 from importlib.resources import files
 
 from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, split_profile
-from zeusd.nvml.simulated.devices import DeviceModel
-from zeusd.nvml.simulated.physics import OperatingPoint
+from zeusd.devices.simulated.models import DeviceModel
+from zeusd.devices.simulated.physics import OperatingPoint
 
 PERSEUS_PREFIX = "perseus/"
 
 BLOCKING_W = {"a100": 83.64, "a40": 70.38}
 """Draw of a GPU that waits for a message of another, as measured with the profiles."""
 
-_DATA = files("zeusd.nvml.simulated") / "data" / "perseus"
+_DATA = files("zeusd.devices.simulated") / "data" / "perseus"
 
 
 @dataclass(frozen=True, slots=True)
