@@ -28,10 +28,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from zeusd.energy.channel import Channel
-from zeusd.energy.history import SIZE, History
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.devices.simulated.workloads import ScriptedWorkload
+from zeusd.energy.channel import Channel
+from zeusd.energy.history import SIZE, History
 
 LENGTHS_MS = (5, 10, 20, 50, 100, 200, 300, 500, 1000, 3000, 10_000)
 DEVICES = {"a100-sxm-80": 100, "h100-sxm": 100, "a40": 100, "v100-pcie": 20, "p100": 20}

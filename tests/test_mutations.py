@@ -48,7 +48,9 @@ MUTATIONS = (
         "zeusd/runtime/processes.py",
         "                self._reactor.add_reader(pidfd, lambda: self._died(process))\n",
         "                pass\n",
-        ("tests/zeusd/runtime/test_processes.py::test_death_is_reported_once_and_only_while_watched",),
+        (
+            "tests/zeusd/runtime/test_processes.py::test_death_is_reported_once_and_only_while_watched",
+        ),
     ),
     Mutation(
         "watch of a holder",

@@ -37,7 +37,7 @@ def get_client() -> Client:
             try:
                 _client = _connect()
             except DaemonUnavailable as error:
-                raise ZeusGPUInitError(error.message, error.nvml_code) from error
+                raise ZeusGPUInitError(error.message, error.device_code) from error
             except ZeusIpcError as error:
                 raise from_ipc(error) from error
         return _client

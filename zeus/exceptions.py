@@ -174,8 +174,8 @@ def from_ipc(error: ZeusIpcError) -> ZeusBaseGPUError:
     if isinstance(error, SeveralGpusFailed):
         first = from_ipc(next(iter(error.errors.values())))
         return type(first)(error.message, first.nvml_code)
-    if error.nvml_code is not None:
-        cls = _BY_NVML.get(error.nvml_code, ZeusGPUUnknownError)
+    if error.device_code is not None:
+        cls = _BY_NVML.get(error.device_code, ZeusGPUUnknownError)
     else:
         cls = _BY_CODE.get(error.code, ZeusdError)
-    return cls(error.message, error.nvml_code)
+    return cls(error.message, error.device_code)

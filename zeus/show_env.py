@@ -283,8 +283,8 @@ def _gpus(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
 
 def _look(found: list[GpuInfo], notes: list[Row]) -> None:
     """Asks the driver, as a program without a zeusd would."""
-    from zeusd.devices.port import DeviceError
     from zeusd.devices.nvml.backend import NvmlBackend
+    from zeusd.devices.port import DeviceError
     from zeusd.runtime.devices import inspect_gpu
 
     nvml = NvmlBackend()

@@ -202,6 +202,29 @@ class Client(Closing):
 
     # ---------------------------------------------------------------------------------- controls
 
+    def set(
+        self,
+        gpus: str | Sequence[str],
+        control: Control | str,
+        value: Sequence[int],
+        *,
+        block: bool = True,
+    ) -> dict[str, list[int]]:
+        """Sets any control. `set_power_limit` and its likes do the same for one control each.
+
+        Args:
+            gpus: UUIDs.
+            control: Which.
+            value: `[mW]`, `[min MHz, max MHz]`, or `[0]` or `[1]`.
+            block: As for `set_power_limit`.
+
+        Returns:
+            What each GPU holds now, as read back: a driver may round a value, or move it into its
+            range. Empty without `block`.
+        """
+        answer = self._set("set", gpus, block, control=Control(control).value, value=list(value))
+        return {uuid: list(one.get("applied") or value) for uuid, one in answer.items()}
+
     def set_power_limit(
         self, gpus: str | Sequence[str], power_limit_mw: int, *, block: bool = True
     ) -> None:
@@ -214,7 +237,7 @@ class Client(Closing):
                 as `DeferredSetFailed` by a later call that waits.
 
         Raises:
-            LeaseHeld, LeaseExpired, OutOfRange, PermissionRefused, NotSupported, NvmlFailure: See
+            LeaseHeld, LeaseExpired, OutOfRange, PermissionRefused, NotSupported, DeviceFailure: See
                 each.
         """
         self._set("set_power_limit", gpus, block, power_limit_mw=power_limit_mw)
@@ -468,17 +491,19 @@ class Client(Closing):
         if self._heartbeat is not None:
             self._heartbeat.start()
 
-    def _set(self, op: str, gpus: str | Sequence[str], block: bool, **arguments: Any) -> None:
+    def _set(
+        self, op: str, gpus: str | Sequence[str], block: bool, **arguments: Any
+    ) -> dict[str, Any]:
         uuids = _uuids(gpus)
         if block:
             answer = self._ask(op, gpus=uuids, **arguments)
             self._holds()
-            self._per_gpu(answer)
-        else:
-            arguments["gpus"] = uuids
-            arguments["block"] = False
-            self._transport.send(self._message(op, arguments), self._timeout_s)
-            self._holds()
+            return self._per_gpu(answer)
+        arguments["gpus"] = uuids
+        arguments["block"] = False
+        self._transport.send(self._message(op, arguments), self._timeout_s)
+        self._holds()
+        return {}
 
     @staticmethod
     def _per_gpu(result: dict[str, Any], key: str = "gpus") -> dict[str, Any]:

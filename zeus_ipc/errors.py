@@ -44,8 +44,13 @@ class ErrorCode:
     """Choose a value within the range that the message names."""
     NOT_SUPPORTED = "not_supported"
     """Do without: `supports` in the reply to `hello` tells what a GPU offers."""
-    NVML_ERROR = "nvml_error"
-    """Look `nvml_code` up in NVML's nvmlReturn_t, and see the kernel log."""
+    DEVICE_ERROR = "device_error"
+    """Look `device_code` up in the vendor's documentation (for NVIDIA, nvmlReturn_t), and see the
+    kernel log."""
+    DEVICE_BUSY = "device_busy"
+    """Try again; if it comes again, see what else uses the driver."""
+    UNCHANGED = "unchanged"
+    """See the driver's log: it accepted the value and the GPU did not follow."""
     GPU_LOST = "gpu_lost"
     """Drain the node and reset the GPU or reboot; its settings are gone with it."""
     QUIESCED = "quiesced"
@@ -81,8 +86,8 @@ class ZeusIpcError(Exception):
         code: Stable code, one of `ErrorCode`.
         message: One sentence: what failed, on which GPU, why, and what to do.
         gpu: UUID of the GPU concerned, if one is.
-        nvml_code: NVML's return code where NVML refused (`nvmlReturn_t`), else None.
-        details: Further facts by name, such as who holds a lease.
+        details: Further facts by name: who holds a lease; where a device refused, `outcome` (see
+            `zeusd.devices.port.Outcome`), `device_code` and `device_call`.
     """
 
     code: str = ErrorCode.INTERNAL
@@ -93,7 +98,6 @@ class ZeusIpcError(Exception):
         *,
         code: str | None = None,
         gpu: str | None = None,
-        nvml_code: int | None = None,
         details: dict[str, Any] | None = None,
     ) -> None:
         super().__init__(message)
@@ -101,8 +105,13 @@ class ZeusIpcError(Exception):
         if code is not None:
             self.code = code
         self.gpu = gpu
-        self.nvml_code = nvml_code
         self.details: dict[str, Any] = details or {}
+
+    @property
+    def device_code(self) -> int | None:
+        """The vendor's number for what a device refused with; None: no device did."""
+        code = self.details.get("device_code")
+        return None if code is None else int(code)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.message, self.__dict__)
@@ -175,14 +184,26 @@ class NotSupported(ZeusIpcError):
     code = ErrorCode.NOT_SUPPORTED
 
 
-class NvmlFailure(ZeusIpcError):
-    """NVML returned an error that no other class names; see `nvml_code`."""
+class DeviceFailure(ZeusIpcError):
+    """A device or its driver failed in a way that no other class names; see `device_code`."""
 
-    code = ErrorCode.NVML_ERROR
+    code = ErrorCode.DEVICE_ERROR
 
 
-class GpuLost(NvmlFailure):
-    """The GPU fell off the bus or needs a reset (NVML 15 or 16)."""
+class DeviceBusy(DeviceFailure):
+    """The device or its driver was occupied."""
+
+    code = ErrorCode.DEVICE_BUSY
+
+
+class ValueUnchanged(DeviceFailure):
+    """The driver accepted a value, and the GPU still holds the old one."""
+
+    code = ErrorCode.UNCHANGED
+
+
+class GpuLost(DeviceFailure):
+    """The GPU fell off the bus or needs a reset."""
 
     code = ErrorCode.GPU_LOST
 
@@ -273,7 +294,9 @@ _BY_CODE: dict[str, type[ZeusIpcError]] = {
         UnknownGpu,
         OutOfRange,
         NotSupported,
-        NvmlFailure,
+        DeviceFailure,
+        DeviceBusy,
+        ValueUnchanged,
         GpuLost,
         NodeQuiesced,
         DaemonOverloaded,
@@ -289,8 +312,6 @@ def to_wire(error: ZeusIpcError) -> dict[str, Any]:
     body: dict[str, Any] = {"code": error.code, "message": error.message}
     if error.gpu is not None:
         body["gpu"] = error.gpu
-    if error.nvml_code is not None:
-        body["nvml_code"] = error.nvml_code
     if error.details:
         body["details"] = error.details
     return body
@@ -304,6 +325,5 @@ def from_wire(body: dict[str, Any]) -> ZeusIpcError:
         str(body.get("message", code)),
         code=code,
         gpu=body.get("gpu"),
-        nvml_code=body.get("nvml_code"),
         details=body.get("details"),
     )

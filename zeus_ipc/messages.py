@@ -25,6 +25,9 @@ from pydantic import (
     model_validator,
 )
 
+from zeus_ipc.controls import MAX_MHZ, MAX_MW
+from zeus_ipc.controls import Control as Control
+
 PROTOCOL_VERSION = 1
 """The version this code speaks. A daemon answers an unknown one by naming those it speaks."""
 
@@ -37,21 +40,8 @@ Uuid = Annotated[str, Field(min_length=1, max_length=96)]
 Gpus = Annotated[list[Uuid], Field(min_length=1, max_length=64)]
 """GPUs that the request is for. Each gets a result of its own."""
 
-MegaHertz = Annotated[int, Field(ge=0, le=100_000)]
-MilliWatts = Annotated[int, Field(ge=1, le=100_000_000)]
-
-
-class Control(str, Enum):
-    """What can be changed on a GPU, each under a lease of its own."""
-
-    POWER_LIMIT = "power_limit"
-    """The power limit."""
-    GPU_CLOCKS = "gpu_clocks"
-    """The range that the graphics (SM) clock is locked to."""
-    MEMORY_CLOCKS = "memory_clocks"
-    """The same for the memory clock."""
-    PERSISTENCE_MODE = "persistence_mode"
-    """Whether the driver stays loaded while nobody uses the GPU."""
+MegaHertz = Annotated[int, Field(ge=0, le=MAX_MHZ)]
+MilliWatts = Annotated[int, Field(ge=1, le=MAX_MW)]
 
 
 ControlName = Annotated[Control, Field(strict=False)]
@@ -215,7 +205,7 @@ class GetTimeline(_Request):
 class _SetRequest(_Request):
     """Changes one control of each GPU, taking its lease first if nobody holds it.
 
-    Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+    Result: `{"gpus": {uuid: Applied | {"error": ...}}}`.
 
     After a process has lost a lease (see `Heartbeat`), every set of that control answers
     `lease_expired` until the process acquires or releases it: nothing is re-applied silently.
@@ -225,6 +215,16 @@ class _SetRequest(_Request):
     block: bool = True
     """Whether the reply waits for the change. Without, no reply is sent; of several queued for one
     control only the newest is applied."""
+
+
+class SetControl(_SetRequest):
+    """Sets any control, by its name; the requests below are the same for one control each."""
+
+    op: Literal["set"] = "set"
+    control: ControlName
+    """Which."""
+    value: Annotated[list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=2)]
+    """As in the journal, see `Back.value`."""
 
 
 class SetPowerLimit(_SetRequest):
@@ -410,7 +410,9 @@ class Goodbye(_Request):
     op: Literal["goodbye"] = "goodbye"
 
 
-SetRequest = SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
+SetRequest = (
+    SetControl | SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
+)
 ReadRequest = GetState | GetEnergy | GetPower | GetClocks
 PastRequest = GetWindows | GetTimeline
 Request = (
@@ -445,6 +447,7 @@ OPERATIONS: tuple[str, ...] = (
     "clocks",
     "windows",
     "timeline",
+    "set",
     "set_power_limit",
     "set_gpu_clocks",
     "set_memory_clocks",
@@ -478,10 +481,9 @@ class ErrorBody(_Message):
     """One sentence for a person: what failed, why, and what to do."""
     gpu: str | None = None
     """UUID of the GPU it is about, if it is about one."""
-    nvml_code: int | None = None
-    """NVML's return code where NVML refused."""
     details: dict[str, Any] = {}
-    """Further facts by name, such as who holds a lease."""
+    """Further facts by name. Where a device refused: `outcome` (invalid, busy, lost, denied,
+    unsupported, transient, unchanged), `device_code` and `device_call`, as its vendor has them."""
 
 
 class Deferred(_Message):
@@ -531,6 +533,8 @@ class GpuInfo(_Message):
     """Whether it is split; then its parts cannot be measured one by one."""
     supports: GpuSupport
     """What it is known to offer."""
+    controls: list[str] = []
+    """Names of the controls it is known to offer."""
     persisted: list[str] = []
     """Controls whose target an administrator persisted (see `Persist`)."""
 
@@ -594,6 +598,17 @@ class GpuState(_Message):
     temperature_c: int | None
     throttle_reasons: int | None
     """Bits of nvmlClocksEventReasons."""
+    controls: dict[str, list[int] | None] = {}
+    """What each control holds, as in the journal (see `Back.value`): as read, or as zeusd last set
+    it where it cannot be read. None: it could not be read now."""
+
+
+class Applied(_Message):
+    """Result of a set for one GPU."""
+
+    applied: list[int] | None = None
+    """What the GPU holds now, as read back: a driver may have rounded what was asked, or moved it
+    into its range. What was asked, where it cannot be read. As in the journal, see `Back.value`."""
 
 
 class EnergyReading(_Message):
@@ -685,9 +700,9 @@ class Back(_Message):
     value: list[int]
     """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1]."""
     source: str
-    """configured: by the site. persisted: by an administrator (see `Persist`). observed: in force
-    when zeusd first saw it. unreadable: NVML cannot tell what clocks were locked to before, so they
-    are unlocked."""
+    """configured: by the site. observed: in force when zeusd first saw it. persisted, fleet,
+    job:ID: the ceiling of this name, which is lower. unreadable: the device cannot tell what clocks
+    were locked to before, so they are unlocked."""
 
 
 class HeartbeatResult(_Message):
@@ -713,7 +728,9 @@ class LeaseInfo(_Message):
     since_ns: int
     """CLOCK_MONOTONIC time at which it was taken."""
     value: list[int] | None
-    """What was last written under it, as in the journal; None: nothing yet."""
+    """What the GPU holds under it, as in the journal; None: nothing was set yet."""
+    asked: list[int] | None = None
+    """What its holder asked for last, where that is known."""
     restoring: bool
     """The holder is gone, and the control is not back yet."""
     back: Back

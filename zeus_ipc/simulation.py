@@ -204,6 +204,16 @@ class SimulatedNode:
         """
         self._devices.ask("fault", gpu=gpu, call=call, code=code, count=count, latency_s=latency_s)
 
+    def misbehave(self, gpu: int, **quirks: Any) -> None:
+        """Has the driver do not quite what it is told on one GPU, until `clear_faults`.
+
+        Args:
+            gpu: NVML index.
+            quirks: `round_to_mw`, `clamp_mw` (smallest, largest), `ignored_sets` (-1: all),
+                `delay_s` and `stale_reads`, as `zeusd.devices.simulated.quirks.Quirks` has them.
+        """
+        self._devices.ask("misbehave", gpu=gpu, quirks=quirks)
+
     def clear_faults(self) -> None:
         """Everything works again."""
         self._devices.ask("clear_faults")

@@ -206,7 +206,7 @@ class _Running:
             self.close()
             raise DaemonUnavailable(
                 f"no zeusd runs here, and this process cannot reach the GPUs itself: {failure}",
-                nvml_code=failure.code,
+                details={"device_code": failure.code},
             )
 
     def ask(self, message: dict[str, Any], request_id: int, timeout_s: float) -> dict[str, Any]:

@@ -37,6 +37,9 @@ JOURNAL_WAIT_S = 5.0
 FIRST_LOOK_S = 60.0
 """How long clients wait for the first look at the GPUs; a driver may take seconds for each."""
 
+NOT_RESTORED = 1
+"""Exit code of an orderly stop that could not restore everything."""
+
 STATUS_S = 1.0
 SWITCH_S = 0.0005
 FRONT_USER = "zeusd-front"
@@ -150,8 +153,8 @@ class Daemon:
         """On the sampler's thread."""
         self._reactor.post(lambda: self._front.publish(name, sample))
 
-    def run(self) -> None:
-        """Serves until a signal asks for the end.
+    def run(self) -> int:
+        """Serves until a signal asks for the end. Returns the exit code.
 
         SIGTERM and SIGINT put everything back first, SIGUSR1 keeps all leases for the next zeusd,
         SIGHUP reads the configuration again.
@@ -172,7 +175,9 @@ class Daemon:
             self._feed_watchdog(watchdog_s / 3)
         with self._opened:
             self._engine.run()
-        log.info("stopped", extra={"event": "stopped"})
+        abandoned = len(self._engine.abandoned)
+        log.info("stopped", extra={"event": "stopped", "not_restored": abandoned})
+        return NOT_RESTORED if abandoned else 0
 
     # ------------------------------------------------------------------------------------ signals
 
@@ -283,5 +288,4 @@ def serve(
     except (ListenError, JournalError, ValueError) as error:
         print(f"zeusd: {error}", file=sys.stderr)
         return 1
-    daemon.run()
-    return 0
+    return daemon.run()

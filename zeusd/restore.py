@@ -1,4 +1,4 @@
-"""Puts back what a zeusd that is no more still owes. Standard library only: no zeusd is needed.
+"""Restores what a zeusd that is gone left pending. Standard library only: no zeusd is needed.
 
 `zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
 works when the installation is broken. It may be run any number of times, beside anything: while a
@@ -25,6 +25,27 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+if not __package__:
+    # Run as a file: what it shares with zeusd lies beside it, installed or in a checkout. Last on
+    # the path, so that nothing there stands in for a module of the standard library.
+    _here = Path(__file__).resolve().parent
+    sys.path.append(str(_here.parent if _here.name == "zeusd" else _here))
+
+from zeus_ipc.controls import SPECS, Control
+from zeusd.restore_rule import (
+    OURS,
+    Failed,
+    Look,
+    Plan,
+    Put,
+    Result,
+    Step,
+    Value,
+    read_settled,
+    restore_steps,
+    write_verified,
+)
 
 FORMAT = 1
 DEFAULT_STATE_DIR = "/run/zeusd/state"
@@ -185,43 +206,38 @@ class _Nvml:
         self("nvmlDeviceGetHandleByUUID", uuid.encode(), ctypes.byref(gpu))
         return gpu
 
-    def read(self, gpu: Any, control: str) -> list[int] | None:
-        """The present value; None where NVML cannot tell."""
-        name = {
-            "power_limit": "nvmlDeviceGetPowerManagementLimit",
-            "persistence_mode": "nvmlDeviceGetPersistenceMode",
-        }.get(control)
-        if name is None:
-            return None
+    def read(self, gpu: Any, control: str) -> Value:
+        """The present value of a control that can be read."""
         value = ctypes.c_uint()
-        self(name, gpu, ctypes.byref(value))
-        return [value.value]
+        self(_GETTERS[control], gpu, ctypes.byref(value))
+        return (value.value,)
 
-    def write(self, gpu: Any, control: str, value: list[int]) -> None:
-        if control == "power_limit":
-            self._set_power_limit(gpu, value[0])
-        elif control == "persistence_mode":
-            self("nvmlDeviceSetPersistenceMode", gpu, ctypes.c_uint(value[0]))
+    def write(self, gpu: Any, control: str, value: Value) -> None:
+        setter, reset = _SETTERS[control]
+        if value or reset is None:
+            self(setter, gpu, *(ctypes.c_uint(part) for part in value))
         else:
-            name = {"gpu_clocks": "GpuLockedClocks", "memory_clocks": "MemoryLockedClocks"}[control]
-            if value:
-                self(f"nvmlDeviceSet{name}", gpu, *(ctypes.c_uint(mhz) for mhz in value))
-            else:
-                self(f"nvmlDeviceReset{name}", gpu)
+            self(reset, gpu)
 
-    def _set_power_limit(self, gpu: Any, limit_mw: int) -> None:
-        try:
-            self("nvmlDeviceSetPowerManagementLimit", gpu, ctypes.c_uint(limit_mw))
-        except _NvmlError as error:
-            if error.code != _INVALID_ARGUMENT:
-                raise
-            low, high = ctypes.c_uint(), ctypes.c_uint()
-            name = "nvmlDeviceGetPowerManagementLimitConstraints"
-            self(name, gpu, ctypes.byref(low), ctypes.byref(high))
-            legal = min(max(limit_mw, low.value), high.value)
-            if legal == limit_mw:
-                raise
-            self("nvmlDeviceSetPowerManagementLimit", gpu, ctypes.c_uint(legal))
+    def range(self, gpu: Any, control: str) -> tuple[int, int]:
+        """Smallest and largest value that the control takes."""
+        low, high = ctypes.c_uint(), ctypes.c_uint()
+        self(_RANGES[control], gpu, ctypes.byref(low), ctypes.byref(high))
+        return low.value, high.value
+
+
+_GETTERS = {
+    "power_limit": "nvmlDeviceGetPowerManagementLimit",
+    "persistence_mode": "nvmlDeviceGetPersistenceMode",
+}
+_SETTERS = {
+    "power_limit": ("nvmlDeviceSetPowerManagementLimit", None),
+    "gpu_clocks": ("nvmlDeviceSetGpuLockedClocks", "nvmlDeviceResetGpuLockedClocks"),
+    "memory_clocks": ("nvmlDeviceSetMemoryLockedClocks", "nvmlDeviceResetMemoryLockedClocks"),
+    "persistence_mode": ("nvmlDeviceSetPersistenceMode", None),
+}
+_RANGES = {"power_limit": "nvmlDeviceGetPowerManagementLimitConstraints"}
+"""NVML's functions, by control."""
 
 
 @dataclass
@@ -305,26 +321,81 @@ def _read(path: Path, boot: str) -> dict[str, dict[str, Any]]:
 def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
     entry = debt.entry
     uuid, control = str(entry["gpu"]), str(entry["control"])
-    values = [list(value) for value in entry["values"]]
-    target = list(entry["target"])
     what = f"{control} of {uuid}"
     try:
-        gpu = nvml.handle(uuid)
-        current = nvml.read(gpu, control)
-        if not values:
-            say(f"{what}: was never changed")
-        elif current == target:
-            say(f"{what}: is back already")
-        elif current is not None and current not in values:
-            say(f"{what}: somebody else set {current} meanwhile; left alone")
-        else:
-            nvml.write(gpu, control, target)
-            say(f"{what}: put back to {target or 'unlocked'}")
-    except _NvmlError as error:
-        say(f"{what}: could not be put back ({error}); run this again when the GPU answers")
+        plan = _plan(entry)
+    except (KeyError, ValueError, TypeError):
+        say(f"{what}: its journal entry is not understood; left alone")
         return False
+    try:
+        result = _carry_out(plan, nvml, nvml.handle(uuid), control)
+    except _NvmlError as error:
+        result = Result("failed", plan.target, trouble=error)
+    text = SPECS[Control(control)].text
+    if result.pending:
+        why = result.trouble
+        if result.kept and result.holds is not None:
+            why = f"the driver accepted it and the GPU still holds {text(result.holds)}"
+        say(f"{what}: could not be restored ({why}); run this again when the GPU answers")
+        return False
+    if result.kind == "untouched":
+        say(f"{what}: was never changed")
+    elif result.kind == "already_back":
+        say(f"{what}: is restored already")
+    elif result.kind == "changed_outside" and result.found is not None:
+        say(f"{what}: somebody else set {text(result.found)} meanwhile; left alone")
+    else:
+        say(f"{what}: restored to {text(result.holds or result.target)}")
     owed.settle(debt.key, entry, debt.holder_lives)
     return True
+
+
+def _plan(entry: dict[str, Any]) -> Plan:
+    spec = SPECS[Control(entry["control"])]
+    doubt = entry.get("doubt")
+    return Plan(
+        target=tuple(entry["target"]),
+        values=tuple(tuple(value) for value in entry["values"]),
+        doubt=None if doubt is None else tuple(doubt),
+        readable=spec.readable,
+        rounding=spec.rounding,
+        refused_target=spec.refused_target,
+        overwrite=str(entry.get("overwrite", OURS)),
+    )
+
+
+def _carry_out(plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Result:
+    """The steps of the one restore rule, one call after another."""
+    steps, answer = restore_steps(plan), None
+    while True:
+        try:
+            step = steps.send(answer)
+        except StopIteration as stop:
+            result: Result = stop.value
+            return result
+        try:
+            answer = _step(step, plan, nvml, gpu, control)
+        except _NvmlError as error:
+            answer = Failed(error, error.code == _INVALID_ARGUMENT)
+
+
+def _step(step: Step, plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Any:
+    def read() -> Value:
+        return nvml.read(gpu, control)
+
+    if isinstance(step, Look):
+        return read_settled(read)
+    if not isinstance(step, Put):
+        return nvml.range(gpu, control)
+
+    def write() -> None:
+        nvml.write(gpu, control, step.value)
+
+    if not plan.readable:
+        write()
+        return step.value
+    before = read() if step.found is None else step.found
+    return write_verified(write, read, step.value, before, time.sleep)
 
 
 def _each_gpu(debts: Iterable[_Debt], put_back: Callable[[_Debt], bool]) -> int:
@@ -416,7 +487,7 @@ def _settle(
     if dry_run:
         for debt in debts:
             control, gpu, target = (debt.entry[name] for name in ("control", "gpu", "target"))
-            say(f"{control} of {gpu}: would go back to {target or 'unlocked'}")
+            say(f"{control} of {gpu}: would be restored to {target or 'unlocked'}")
         return 0
     try:
         nvml = _Nvml(library or driver.get("library"))

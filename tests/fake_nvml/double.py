@@ -34,6 +34,8 @@ _GPU_NUMBERS = (
     *("has_energy", "has_average", "module_only", "memory_power_mw", "mig", "capability"),
     "compute_pid",
     *("start_ns", "updated_ns", "energy_nj", "shown_tick", "shown_nj"),
+    *("round_mw", "clamp_min_mw", "clamp_max_mw", "ignored_sets", "delay_ms", "stale_after_set"),
+    *("next_mw", "due_ns", "before_mw", "stale_reads"),
 )
 
 
@@ -202,12 +204,19 @@ class NvmlDouble:
 
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
         """Somebody else on the node sets a power limit (`nvidia-smi -pl`); it is not recorded."""
+        self._set(gpu, "next_mw", 0)
         self._set(gpu, "limit_mw", power_limit_mw)
 
     def set_limits(self, gpu: int, min_mw: int, max_mw: int) -> None:
         """The driver takes other limits from now on, as after an update."""
         self._set(gpu, "limit_min_mw", min_mw)
         self._set(gpu, "limit_max_mw", max_mw)
+
+    def misbehave(self, gpu: int, **quirks: int) -> None:
+        """The driver does not do quite what it is told: `round_mw`, `clamp_min_mw` with
+        `clamp_max_mw`, `ignored_sets` (-1: all), `delay_ms`, `stale_after_set` (reads)."""
+        for name, value in quirks.items():
+            self._set(gpu, name, value)
 
     def computes(self, gpu: int, pid: int) -> None:
         """This process has a compute context on the GPU; 0: none has."""

@@ -35,6 +35,8 @@ typedef struct {
     int64_t clock_top, clock_step, clock_count, memory_clock;
     int64_t has_energy, has_average, module_only, memory_power_mw, mig, capability, compute_pid;
     int64_t start_ns, updated_ns, energy_nj, shown_tick, shown_nj;
+    int64_t round_mw, clamp_min_mw, clamp_max_mw, ignored_sets, delay_ms, stale_after_set;
+    int64_t next_mw, due_ns, before_mw, stale_reads;
     char name[96], uuid[96], pci[32];
 } gpu_t;
 
@@ -133,6 +135,32 @@ static void integrate(gpu_t *g) {
     }
     g->energy_nj += elapsed_us * power_mw(g);
     g->updated_ns += elapsed_us * 1000;
+}
+
+/* A limit that takes effect late is in force once its time has come. */
+static void settle(gpu_t *g) {
+    if (g->next_mw && now_ns() >= g->due_ns) { g->limit_mw = g->next_mw; g->next_mw = 0; }
+}
+
+/* Whether a set is answered with success and has no effect: so many more (-1: all). */
+static int ignores(gpu_t *g) {
+    if (g->ignored_sets > 0) g->ignored_sets--;
+    else if (g->ignored_sets == 0) return 0;
+    return 1;
+}
+
+/* What a driver that is odd makes of a limit: moved into a range, truncated to a grid, late. */
+static void take_limit(gpu_t *g, int64_t mw) {
+    settle(g);
+    if (ignores(g)) return;
+    if (g->clamp_max_mw && mw > g->clamp_max_mw) mw = g->clamp_max_mw;
+    if (g->clamp_max_mw && mw < g->clamp_min_mw) mw = g->clamp_min_mw;
+    if (g->round_mw) mw -= mw % g->round_mw;
+    g->before_mw = g->limit_mw;
+    g->stale_reads = g->stale_after_set;
+    g->next_mw = mw;
+    g->due_ns = now_ns() + g->delay_ms * 1000000;
+    settle(g);
 }
 
 static void record(const char *symbol, const gpu_t *g, int64_t a, int64_t b, int result) {
@@ -341,12 +369,19 @@ int nvmlDeviceGetPowerManagementDefaultLimit(gpu_t *g, unsigned *mw) {
 }
 int nvmlDeviceGetPowerManagementLimit(gpu_t *g, unsigned *mw) {
     ENTER(g);
-    *mw = (unsigned)g->limit_mw;
+    hold();
+    settle(g);
+    *mw = (unsigned)(g->stale_reads ? g->before_mw : g->limit_mw);
+    if (g->stale_reads) g->stale_reads--;
+    release();
     return OK;
 }
 int nvmlDeviceGetEnforcedPowerLimit(gpu_t *g, unsigned *mw) {
     ENTER(g);
+    hold();
+    settle(g);
     *mw = (unsigned)enforced_mw(g);
+    release();
     return OK;
 }
 int nvmlDeviceGetPowerManagementMode(gpu_t *g, unsigned *on) { ENTER(g); *on = 1; return OK; }
@@ -476,8 +511,9 @@ int nvmlDeviceGetMigMode(gpu_t *g, unsigned *current, unsigned *pending) {
 
 int nvmlDeviceSetPowerManagementLimit(gpu_t *g, unsigned mw) {
     int code = begin_set(g, __func__);
-    if (code == OK && (mw < g->limit_min_mw || mw > g->limit_max_mw)) code = INVALID;
-    if (code == OK) g->limit_mw = mw;
+    if (code == OK && !g->clamp_max_mw && (mw < g->limit_min_mw || mw > g->limit_max_mw))
+        code = INVALID;
+    if (code == OK) take_limit(g, mw);
     return end_set(g, __func__, mw, 0, code);
 }
 static int set_range(gpu_t *g, const char *symbol, int64_t *low, int64_t *high, unsigned a,
@@ -501,7 +537,7 @@ int nvmlDeviceResetMemoryLockedClocks(gpu_t *g) {
 }
 int nvmlDeviceSetPersistenceMode(gpu_t *g, int on) {
     int code = begin_set(g, __func__);
-    if (code == OK) g->persistence = on;
+    if (code == OK && !ignores(g)) g->persistence = on;
     return end_set(g, __func__, on, 0, code);
 }
 

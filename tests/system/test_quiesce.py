@@ -16,7 +16,7 @@ from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
-from zeus_ipc.errors import LeaseExpired, NodeQuiesced, NvmlFailure
+from zeus_ipc.errors import DeviceFailure, LeaseExpired, NodeQuiesced
 from zeus_ipc.simulation import SimulatedNode
 from zeusd.runtime import driver
 
@@ -162,7 +162,7 @@ def test_all_of_a_long_trail_reaches_its_reader() -> None:
             simulated = SimulatedNode(gpu.simulated)
             simulated.inject(0, "set_power_limit", 10)
             for _ in range(600):
-                with contextlib.suppress(NvmlFailure):
+                with contextlib.suppress(DeviceFailure):
                     client.set_power_limit(gpu.gpus[0].uuid, 150_000)
             trail = client.audit(limit=1000)
         assert len(trail.records) >= 600

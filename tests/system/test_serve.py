@@ -382,7 +382,7 @@ def test_without_a_driver_it_serves_no_gpus_and_goes_on_trying() -> None:
             assert node.gpus == []
             assert node.driver_version is None
             record = wait_for(lambda: daemon.records("no_driver"), "a record")[0]
-            assert record["nvml_code"] == 12
+            assert record["device_code"] == 12
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -232,7 +232,7 @@ def test_a_driver_that_comes_late_is_found(tmp_path: Path) -> None:
             env=double.env,
             directory=directory,
         ) as daemon:
-            assert wait_for(lambda: daemon.records("no_driver"), "a record")[0]["nvml_code"] == 9
+            assert wait_for(lambda: daemon.records("no_driver"), "a record")[0]["device_code"] == 9
             double.node.init_code = 0
             daemon.wait_until_serving(gpus=2)
             assert len(daemon.records("no_driver")) == 1

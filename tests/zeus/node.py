@@ -10,8 +10,8 @@ from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
 from zeusd import embed
-from zeusd.nodes import Node
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock, Work
+from zeusd.nodes import Node
 
 
 class VirtualNode:

@@ -125,10 +125,10 @@ def test_errors_keep_nvmls_code(virtual_node: OpenNode) -> None:
 def test_every_ipc_error_has_a_counterpart() -> None:
     assert isinstance(from_ipc(errors.LeaseHeld("x")), ZeusGPULeaseHeldError)
     assert isinstance(from_ipc(errors.PermissionRefused("x")), ZeusGPUNoPermissionError)
-    unknown = from_ipc(errors.NvmlFailure("x", nvml_code=23))
+    unknown = from_ipc(errors.DeviceFailure("x", details={"device_code": 23}))
     assert isinstance(unknown, ZeusGPUUnknownError)
     assert unknown.nvml_code == 23
-    several = errors.SeveralGpusFailed({"a": errors.GpuLost("x", nvml_code=15)})
+    several = errors.SeveralGpusFailed({"a": errors.GpuLost("x", details={"device_code": 15})})
     assert isinstance(from_ipc(several), ZeusGPULostError)
 
 

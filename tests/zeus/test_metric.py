@@ -28,8 +28,8 @@ from zeus.exceptions import ZeusBaseError
 from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, Metric, PowerGauge
 from zeus_ipc.errors import RequestTimeout
 from zeusd import embed
-from zeusd.nodes import Node
 from zeusd.devices.simulated import SimulatedBackend
+from zeusd.nodes import Node
 
 OpenNode = Callable[[str], VirtualNode]
 Make = Callable[..., Any]

@@ -18,9 +18,9 @@ from zeus.exceptions import ZeusdError, ZeusGPULostError
 from zeus.monitor import Measurement
 from zeus_ipc.errors import RequestTimeout
 from zeusd import embed
-from zeusd.nodes import Node
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.workloads import ScriptedWorkload
+from zeusd.nodes import Node
 
 OpenNode = Callable[[str], VirtualNode]
 

@@ -26,6 +26,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "clocks": {"gpus": ["GPU-1"]},
     "windows": {"sources": ["GPU-1", "cpu:0"], "windows": [1, 2, 0, 2, 3, 1]},
     "timeline": {"sources": ["GPU-1"], "domain": "average_power", "start_ns": 1, "end_ns": 2},
+    "set": {"gpus": ["GPU-1"], "control": "gpu_clocks", "value": [600, 900]},
     "set_power_limit": {"gpus": ["GPU-1"], "power_limit_mw": 200_000},
     "set_gpu_clocks": {"gpus": ["GPU-1"], "min_mhz": 210, "max_mhz": 900},
     "set_memory_clocks": {"gpus": ["GPU-1"], "min_mhz": 405, "max_mhz": 405},
@@ -178,13 +179,13 @@ CLASSES = [
 
 @pytest.mark.parametrize("cls", CLASSES)
 def test_errors_cross_the_wire_and_process_boundaries(cls: type[errors.ZeusIpcError]) -> None:
-    error = cls("what to do", gpu="GPU-1", nvml_code=15, details={"holder": 7})
+    error = cls("what to do", gpu="GPU-1", details={"holder": 7, "device_code": 15})
     back = errors.from_wire(errors.to_wire(error))
     if cls.code in errors._BY_CODE:
         assert type(back) is cls
     for other in (back, pickle.loads(pickle.dumps(error))):  # noqa: S301 - our own bytes
-        assert (other.code, other.message, other.gpu, other.nvml_code, other.details) == (
-            *(cls.code, "what to do", "GPU-1", 15, {"holder": 7}),
+        assert (other.code, other.message, other.gpu, other.device_code, other.details) == (
+            *(cls.code, "what to do", "GPU-1", 15, {"holder": 7, "device_code": 15}),
         )
 
 

@@ -96,14 +96,22 @@ def wreck() -> Iterator[Wreck]:
 BACK = [(CLOCKS, 0, 0), (SET_LIMIT, 0, LIMIT), (SET_LIMIT, 1, LIMIT)]
 
 
-def test_it_needs_nothing_but_the_standard_library() -> None:
+def test_it_needs_nothing_but_the_standard_library(tmp_path: Path) -> None:
+    """Installed as the packages do it, it runs without any other module of this project."""
+    subprocess.run([str(HELPER.parents[1] / "packaging" / "helper"), str(tmp_path)], check=True)
     imported = set()
-    for node in ast.walk(ast.parse(HELPER.read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(str(node.module).split(".")[0])
-    assert imported <= set(sys.stdlib_module_names)
+    for file in tmp_path.rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module).split(".")[0])
+    assert imported <= {*sys.stdlib_module_names, "zeusd", "zeus_ipc"}
+    helper = [sys.executable, "-I", "-S", str(tmp_path / "zeusd-restore.py")]
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    ran = subprocess.run([*helper, "--state-dir", str(empty)], cwd="/", capture_output=True)
+    assert (ran.returncode, ran.stderr) == (0, b"")
 
 
 def test_it_puts_back_what_the_dead_held_and_nothing_twice(wreck: Wreck) -> None:
@@ -129,7 +137,7 @@ def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
     wreck.kill(holder=False)
     assert wreck.run().returncode == 0
     assert wreck.limits() == [150_000, 150_000]
-    assert "would go back" in wreck.run("--all", "--dry-run").stderr
+    assert "would be restored" in wreck.run("--all", "--dry-run").stderr
     assert wreck.written() == []
     assert wreck.run("--all").returncode == 0
     assert wreck.limits() == [LIMIT, LIMIT]

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control, GpuInfo
-from zeusd.core.model import ControlValue, Failure, Peer, describe
+from zeus_ipc.messages import GpuInfo
+from zeusd.core.model import Failure, Peer
 
 RootMay = Literal["host", "always", "never"]
 
-LOWERING = frozenset({Control.POWER_LIMIT, Control.GPU_CLOCKS, Control.MEMORY_CLOCKS})
+LOWERING = frozenset(spec.control for spec in SPECS.values() if spec.leased_by_default)
 """What members of the default group may lease: all that lowers power."""
 
 
@@ -116,7 +117,8 @@ class Access:
         if value is None or any(rule.within(control, value) for rule in covering):
             return None
         ranges = [rule.range(control) for rule in covering]
-        allowed = " or ".join(describe_range(control, one) for one in ranges if one is not None)
+        text = SPECS[control].span_text
+        allowed = " or ".join(text(*one) for one in ranges if one is not None)
         return Failure(
             ErrorCode.OUT_OF_RANGE,
             f"user {peer.uid} may set {control.value} of {gpu.uuid} to {allowed}, not to "
@@ -137,14 +139,6 @@ class Access:
     def needs_compute_process(self, peer: Peer) -> bool:
         """Whether this user must first be seen computing on the GPU."""
         return self.require_compute_process and not self.is_admin(peer)
-
-
-def describe_range(control: Control, allowed: tuple[int, int]) -> str:
-    """A rule's range for a person."""
-    low, high = allowed
-    if control is Control.POWER_LIMIT:
-        return f"{low / 1000:g} to {high / 1000:g} W"
-    return f"{low} to {high} MHz"
 
 
 OPEN = Access(rules=(AllowRule(everyone=True, controls=frozenset(Control)),), writes_per_second=1e6)

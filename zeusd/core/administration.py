@@ -7,9 +7,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import (
-    Control,
     GetAudit,
     GetMetrics,
     GetPolicy,
@@ -18,16 +18,11 @@ from zeus_ipc.messages import (
     Restore,
     Resume,
 )
-from zeusd.core.control import ControlMachine, Phase
+from zeusd.core.ceilings import PERSISTED
+from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, LetGo, Note, Put, Read, Reading, TakeUp
-from zeusd.core.model import (
-    QUIESCED_KEY,
-    READABLE,
-    ControlValue,
-    Failure,
-    Peer,
-    pin_key,
-)
+from zeusd.core.lifecycle import Phase
+from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
 from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection, PerGpu
@@ -143,12 +138,10 @@ class Administration:
         """Aims at the site's own target again. Returns what was persisted, if anything was."""
         if not machine.persisted:
             return None
-        persisted, target = machine.target, self._node.site_target(machine)
-        assert target is not None
-        machine.unpin(target.value, target.pinned)
-        if machine.control is Control.POWER_LIMIT:
-            self._node.gpus[machine.gpu].site_mw = target.highest_mw
-        return persisted
+        persisted = machine.ceilings.get(PERSISTED)
+        assert persisted is not None
+        machine.ceilings.remove(PERSISTED)
+        return persisted.value
 
     # ----------------------------------------------------------------------------------- persist
 
@@ -167,9 +160,11 @@ class Administration:
                 assert isinstance(machine, ControlMachine)
                 machines.append(machine)
             else:
-                self._persist_gpu(pending, uuid, machines)
+                self._persist_gpu(pending, uuid, machines, connection.peer.uid)
 
-    def _persist_gpu(self, pending: PerGpu, uuid: str, machines: list[ControlMachine]) -> None:
+    def _persist_gpu(
+        self, pending: PerGpu, uuid: str, machines: list[ControlMachine], uid: int
+    ) -> None:
         missing = len(machines)
 
         def released() -> None:
@@ -181,9 +176,7 @@ class Administration:
         for machine in machines:
             value = machine.value
             assert value is not None
-            machine.persist()
-            if machine.control is Control.POWER_LIMIT:
-                self._node.gpus[uuid].site_mw = value[0]
+            machine.persist(uid)
             # Durable before the lease ends: a zeusd that is killed in between keeps the value.
             self._out.add(Put(pin_key(uuid, machine.control), {"value": list(value)}))
             machine.release("persisted", then=released)
@@ -203,6 +196,7 @@ class Administration:
         self._note("quiesced", connection.peer)
         self._out.due_ns[self] = self._out.now_ns + PATIENCE_NS
         self._restoring = {*self._node.machines()}
+        self._node.closed = why
         for machine in self._node.machines():
             machine.close(why)
         for machine in [*self._restoring]:
@@ -216,10 +210,8 @@ class Administration:
             self._let_go_if_settled()
 
     def _suspend(self, machine: ControlMachine) -> None:
-        why = self._node.quiesced
-        assert why is not None
         self._restoring.discard(machine)
-        machine.suspend(why)
+        machine.suspend()
 
     def tick(self, now_ns: int) -> None:
         """Time has passed: a GPU that does not answer must not keep the driver from its reset."""
@@ -255,12 +247,12 @@ class Administration:
 
     def _resumed(self, peer: Peer, result: object) -> None:
         """The GPUs have been looked for, and `Core.gpus_found` told of those that are there."""
-        self._node.quiesced_ns = None
+        self._node.quiesced_ns = self._node.closed = None
         self._out.add(Forget(QUIESCED_KEY))
         self._note("resumed", peer)
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
-                machine.resume(_found(gpu, control))
+                machine.resume(gpu.facts.values.get(control))
                 if machine.persisted:  # a reset GPU has forgotten it
                     machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
         self._end(self._describe_node())
@@ -310,7 +302,7 @@ class Administration:
         access, control = self._node.settings.access, machine.control
         refusal = access.refuse(peer, gpu.info, control, None)
         ranges = access.ranges(peer, gpu.info, control)
-        if control is Control.POWER_LIMIT:
+        if SPECS[control].ceilings:
             low = gpu.info.power_limit_min_mw or 0
             high = self._node.highest_mw(machine, access.is_admin(peer)) or 0
             ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [(low, high)]]
@@ -363,19 +355,8 @@ class Administration:
 
 
 def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
-    """The controls that this GPU really has, out of these."""
-    supports = gpu.info.supports
-    there = {
-        Control.POWER_LIMIT: supports.power_limit,
-        Control.GPU_CLOCKS: supports.gpu_clocks,
-        Control.MEMORY_CLOCKS: supports.memory_clocks,
-        Control.PERSISTENCE_MODE: supports.persistence_mode,
-    }
-    return [
-        machine
-        for control, machine in gpu.machines.items()
-        if control in [*controls] and there[control]
-    ]
+    """The controls that this GPU has, out of these."""
+    return [machine for control, machine in gpu.machines.items() if control in [*controls]]
 
 
 def _outcome(machine: ControlMachine) -> str:
@@ -391,16 +372,6 @@ def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:
         f"this process has not set {machine.control.value} of {machine.gpu}; set it before it is "
         "made to last",
     )
-
-
-def _found(gpu: Gpu, control: Control) -> ControlValue | None:
-    """What a control held when its GPU was found anew, where that can be known."""
-    facts = gpu.facts
-    if control not in READABLE:
-        return None
-    if control is Control.POWER_LIMIT:
-        return None if facts.power_limit_mw is None else (facts.power_limit_mw,)
-    return None if facts.persistence_mode is None else (int(facts.persistence_mode),)
 
 
 def _named(machines: Iterable[ControlMachine]) -> list[list[str]]:

@@ -1,24 +1,27 @@
 """The core: takes events, keeps every rule, answers with effects.
 
-It has no clock, socket, thread or file. The runtime calls one method per event, in order and from one
-thread, and carries out the effects that it returns, in order. What clients ask for is answered by
-`requests.Requests`; how a control is leased, written and put back is `control.ControlMachine`'s.
+It has no clock, socket, thread or file. The runtime calls one method per event, in order and from
+one thread, and carries out the effects that it returns, in order. What clients ask for is answered
+by `requests.Requests`; how a control is leased, written and restored is `control.ControlMachine`'s.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
-from zeus_ipc.messages import Control, CpuInfo, Request
+from zeus_ipc.controls import SPECS, Control, ControlValue
+from zeus_ipc.messages import CpuInfo, Request
 from zeusd.core.administration import LET_GO
-from zeusd.core.control import ControlMachine, Phase
+from zeusd.core.ceilings import PERSISTED, Ceiling
+from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Forget, Note, Put
+from zeusd.core.lifecycle import Phase
 from zeusd.core.model import (
+    CEILING_PREFIX,
     DRIVER_KEY,
-    READABLE,
     STOPPING_KEY,
-    ControlValue,
     Debt,
     GpuFacts,
     Loss,
@@ -27,11 +30,12 @@ from zeusd.core.model import (
     baseline_key,
     first_key,
     pin_key,
+    resting_key,
 )
 from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection
-from zeusd.core.policy import SECOND_NS, Settings
+from zeusd.core.policy import SECOND_NS, Settings, Target
 from zeusd.core.requests import SHUTTING_DOWN, Requests
 from zeusd.core.trail import Trail
 
@@ -67,6 +71,7 @@ class Core:
         self._out = Outbox()
         self._connections: dict[int, Connection] = {}
         self._values: dict[str, ControlValue] = {}
+        self._ceilings: dict[str, Ceiling] = {}
         self._debts: dict[tuple[str, Control], Debt] = {}
         self._losses: list[Loss] = []
         self._alive: set[Process] = set()
@@ -88,6 +93,7 @@ class Core:
         driver: str | None = None,
         was_stopping: bool = False,
         quiesced_ns: int | None = None,
+        ceilings: dict[str, Ceiling] | None = None,
     ) -> None:
         """What the journal holds, before any GPU is known.
 
@@ -100,9 +106,12 @@ class Core:
             driver: The loaded driver that all of this is about.
             was_stopping: The last zeusd was putting everything back when it ended.
             quiesced_ns: Since when the driver is let go of; None: it is not.
+            ceilings: Named ceilings, by journal key.
         """
         self._values = dict(values)
+        self._ceilings = dict(ceilings or {})
         self.node.quiesced_ns = quiesced_ns
+        self.node.closed = self.node.quiesced
         self._debts = {(debt.gpu, debt.control): debt for debt in debts}
         self._losses = list(losses)
         self._alive = set(alive)
@@ -130,15 +139,21 @@ class Core:
         self.node.driver_version = driver_version
         self._driver_loaded(driver, driver_entry or {})
         for facts in found:
-            known = self.node.gpus.get(facts.info.uuid)
+            uuid = facts.info.uuid
+            known = self.node.gpus.get(uuid)
             if known is None:
-                self._add_gpu(facts)
-            else:
-                known.facts = facts
-                for machine in known.machines.values():
-                    machine.retry_now()
+                known = self.node.gpus[uuid] = Gpu(facts, {})
+                fields = {"gpu": uuid, "gpu_name": facts.info.name}
+                self._out.add(Note("gpu_found", {**fields, "pci_address": facts.info.pci_address}))
+            known.facts = facts
+            for machine in [*known.machines.values()]:
+                machine.retry_now()
+            self._add_controls(known)
         if self._was_stopping:
             self._was_stopping = False
+            for debt in self._debts.values():  # of GPUs that have not been found yet
+                ending = self._debts[debt.gpu, debt.control] = replace(debt, ending="daemon_stops")
+                self._out.add(Put(ending.key, ending.to_json()))
             self._out.add(Forget(STOPPING_KEY))
         return self._out.take()
 
@@ -154,12 +169,8 @@ class Core:
         for gpu in self.node.gpus.values():
             for control, machine in gpu.machines.items():
                 target = settings.site.target(control, gpu.facts, machine.observed)
-                if machine.persisted:
-                    machine.configure(machine.target, True, self._override)
-                elif target is not None:
-                    machine.configure(target.value, target.pinned, self._override)
-                    if control is Control.POWER_LIMIT:
-                        gpu.site_mw = target.highest_mw
+                if target is not None:
+                    machine.configure(target, self._override)
         return self._out.take()
 
     def peer_opened(self, now_ns: int, peer: Peer) -> list[Effect]:
@@ -238,6 +249,7 @@ class Core:
         if restore:
             if self.owed:
                 self._out.add(Put(STOPPING_KEY, {}))
+            self.node.closed = SHUTTING_DOWN
             for machine in self.node.machines():
                 machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")
@@ -253,11 +265,15 @@ class Core:
 
     @property
     def owed(self) -> list[tuple[str, Control]]:
-        """Controls that are not back: leased, being put back, or waiting for another attempt."""
+        """Controls that are leased, being restored, waiting for another attempt, or not known yet
+        although the journal says that something is to be restored."""
         return [
-            (machine.gpu, machine.control)
-            for machine in self.node.machines()
-            if machine.phase is not Phase.FREE
+            *(
+                (machine.gpu, machine.control)
+                for machine in self.node.machines()
+                if machine.phase is not Phase.FREE
+            ),
+            *self._debts,
         ]
 
     @property
@@ -273,7 +289,8 @@ class Core:
     @property
     def putting_back(self) -> bool:
         """Whether it was stopped, and some control is still to be put back."""
-        return self.node.stopping and not self._silent and bool(self.owed)
+        left = any(machine.phase is not Phase.FREE for machine in self.node.machines())
+        return self.node.stopping and not self._silent and left
 
     def summary(self) -> tuple[int, int, int]:
         """How many GPUs there are, leases, and controls that could not be put back yet."""
@@ -329,47 +346,68 @@ class Core:
             self._driver = driver
             self._out.add(Put(DRIVER_KEY, {**entry, "id": driver}))
 
-    def _add_gpu(self, facts: GpuFacts) -> None:
-        uuid = facts.info.uuid
-        machines: dict[Control, ControlMachine] = {}
-        site_mw: int | None = None
+    def _add_controls(self, gpu: Gpu) -> None:
+        """Controls of a GPU that are not known yet, and what the journal says of them.
+
+        A driver may fail while a GPU is looked at: a control that something is to be restored on
+        is tried even where the driver has not said that it is there.
+        """
+        uuid, facts, values = gpu.info.uuid, gpu.facts, self._values
+        added: list[ControlMachine] = []
         for control in Control:
-            baseline = self._values.get(baseline_key(uuid, control))
-            target = self.node.settings.site.target(control, facts, baseline)
-            if target is None:
+            debt = self._debts.get((uuid, control))
+            offered = control.value in facts.info.controls
+            if control in gpu.machines or not (offered or debt):
                 continue
-            first = self._values.get(first_key(uuid, control))
-            if control in READABLE and baseline is None and not target.pinned:
-                first = target.value
-                for key in (baseline_key(uuid, control), first_key(uuid, control)):
-                    self._out.add(Put(key, {"value": list(target.value)}))
-            if control is Control.POWER_LIMIT:
-                site_mw = target.highest_mw
-            machine = machines[control] = ControlMachine(
-                uuid, control, target.value, target.pinned, self._out, self._override
-            )
-            machine.first = first
-            persisted = self._values.get(pin_key(uuid, control))
-            if persisted is not None:
-                machine.pin(persisted)
-                if control is Control.POWER_LIMIT:
-                    site_mw = persisted[0]
-        gpu = self.node.gpus[uuid] = Gpu(facts, machines)
-        gpu.site_mw = site_mw
-        info = facts.info
-        self._out.add(
-            Note("gpu_found", {"gpu": uuid, "gpu_name": info.name, "pci_address": info.pci_address})
-        )
+            baseline = values.get(baseline_key(uuid, control))
+            known = baseline or (debt.target if debt is not None and debt.target else None)
+            target = self.node.settings.site.target(control, facts, known)
+            if target is None:
+                if debt is None:
+                    continue
+                highest_mw = debt.target[0] if SPECS[control].ceilings else None
+                target = Target(debt.target, False, highest_mw)
+            added.append(self._add_control(gpu, control, target, baseline is None))
         for loss in [loss for loss in self._losses if loss.gpu == uuid]:
+            if loss.control not in gpu.machines:
+                continue
             self._losses.remove(loss)
-            if loss.process in self._alive and loss.control in machines:
-                machines[loss.control].recover_loss(loss)
+            if loss.process in self._alive:
+                gpu.machines[loss.control].recover_loss(loss)
             else:
                 self._out.add(Forget(loss.key))
-        for control, machine in machines.items():
-            owed = self._debts.pop((uuid, control), None)
-            if owed is not None:
-                ending = None if owed.holder in self._alive else "holder_gone"
-                machine.recover(owed, "daemon_stops" if self._was_stopping else ending)
-                if self.node.quiesced_ns is not None:
-                    machine.revoke("quiesced", LET_GO)
+        for machine in added:
+            self._reconcile(machine)
+
+    def _add_control(
+        self, gpu: Gpu, control: Control, target: Target, first_seen: bool
+    ) -> ControlMachine:
+        uuid, values = gpu.info.uuid, self._values
+        machine = gpu.machines[control] = ControlMachine(
+            uuid, control, target, self._out, self._override, lambda: self.node.closed
+        )
+        machine.first = values.get(first_key(uuid, control))
+        if machine.spec.readable and first_seen and not target.pinned:
+            machine.first = machine.first or target.value
+            for key in (baseline_key(uuid, control), first_key(uuid, control)):
+                self._out.add(Put(key, {"value": list(target.value)}))
+        persisted = values.get(pin_key(uuid, control))
+        if persisted is not None:
+            machine.ceilings.put(PERSISTED, Ceiling(persisted, 0))
+        prefix = f"{CEILING_PREFIX}{uuid}/{control.value}/"
+        for key in [key for key in self._ceilings if key.startswith(prefix)]:
+            machine.ceilings.put(key.removeprefix(prefix), self._ceilings.pop(key))
+        machine.recover_rest(values.get(resting_key(uuid, control)))
+        return machine
+
+    def _reconcile(self, machine: ControlMachine) -> None:
+        """Compares the device and what the journal intends, and acts on it."""
+        debt = self._debts.pop((machine.gpu, machine.control), None)
+        if debt is not None:
+            ending = None if debt.holder in self._alive else "holder_gone"
+            machine.recover(debt, "daemon_stops" if self._was_stopping else ending)
+            if self.node.quiesced_ns is not None:
+                machine.revoke("quiesced", LET_GO)
+        site_enforces = self.node.settings.site.enforce
+        if machine.spec.ceilings and (machine.ceilings or machine.rests_elsewhere or site_enforces):
+            machine.ceilings_moved()

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
-from zeus_ipc.messages import Control
-from zeusd.core.model import ControlValue, Process
+from zeus_ipc.controls import Control, ControlValue
+from zeusd.core.model import Process
 
 
 class Reading(Enum):
@@ -30,7 +30,7 @@ class Reading(Enum):
     TIMELINE = "timeline"
     """Of the sampler's history, not of the device; see `query`."""
     METRICS = "metrics"
-    """What the runtime counts: the fields `calls` and `sources` of `messages.Metrics`; of no GPU."""
+    """What the runtime counts, of no GPU: `calls` and `sources` of `messages.Metrics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,8 @@ class Write:
 
     If the journal fails the device is not touched and the ticket comes back with that failure.
     If `expected` is not empty and the control holds none of it, the device is not touched either
-    and the ticket comes back with `Changed`.
+    and the ticket comes back with `Changed`. A readable control is read back: `Applied` says what
+    it holds. `before` is what it held just before, where that is known.
     """
 
     ticket: int
@@ -93,6 +94,7 @@ class Write:
     key: str
     entry: dict[str, Any]
     expected: tuple[ControlValue, ...] = ()
+    before: ControlValue | None = None
 
 
 @dataclass(frozen=True, slots=True)

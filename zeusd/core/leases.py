@@ -7,7 +7,8 @@ from typing import Any
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Goodbye, Heartbeat, ListLeases, Release, Whose
-from zeusd.core.control import ControlMachine, Phase
+from zeusd.core.control import ControlMachine
+from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
@@ -161,6 +162,7 @@ def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> dict[str, 
         "uid": lease.uid,
         "since_ns": lease.since_ns,
         "value": None if machine.value is None else list(machine.value),
+        "asked": None if lease.asked is None else list(lease.asked),
         "restoring": restoring,
         "back": back_of(machine),
         "ttl_ms": lease.ttl_ns // 1_000_000,

@@ -2,27 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, TypeAlias
+from dataclasses import dataclass, field
+from typing import Any
 
+from zeus_ipc.controls import (
+    READABLE,
+    UNLOCKED,
+    Control,
+    ControlValue,
+    describe,
+)
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control, GpuInfo
-from zeusd.devices.port import RETURN_TEXTS, Return
+from zeus_ipc.messages import GpuInfo
+from zeusd.devices.port import DeviceError, Outcome
+from zeusd.restore_rule import OURS
 
-ControlValue: TypeAlias = tuple[int, ...]
-"""A control's value, in a form that compares, sorts and journals.
-
-power_limit: `(mW,)`. gpu_clocks, memory_clocks: `(min MHz, max MHz)`, or `()` for unlocked.
-persistence_mode: `(0,)` or `(1,)`.
-"""
-
-UNLOCKED: ControlValue = ()
+__all__ = ["READABLE", "UNLOCKED", "Control", "ControlValue", "describe"]
 
 DEFAULT_TTL_NS = 15_000_000_000
 """How long a lease lasts without a heartbeat, where neither site nor client says otherwise."""
-
-READABLE = frozenset({Control.POWER_LIMIT, Control.PERSISTENCE_MODE})
-"""Controls whose value NVML can tell. Locked clocks can be set and reset, but never read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,28 +66,42 @@ class GpuFacts:
     """A GPU as it was found.
 
     Attributes:
-        info: What does not change; `power_limit_site_mw` is filled in by the core.
-        power_limit_mw: Limit requested by software at this moment.
-        persistence_mode: Persistence mode at this moment.
+        info: What does not change; `power_limit_site_mw` is filled in by the core. `info.controls`
+            has what it is known to offer.
+        values: What readable controls hold at this moment.
     """
 
     info: GpuInfo
-    power_limit_mw: int | None
-    persistence_mode: bool | None
+    values: dict[Control, ControlValue] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a device call, or the journal entry that must precede it, did not succeed."""
+    """Why a device call, or the journal entry that must precede it, did not succeed.
+
+    Attributes:
+        code: See `errors.ErrorCode`.
+        message: One sentence for a person.
+        outcome: What the device made of it; None: it was not asked.
+        details: The vendor's own code and text, for people to look up.
+    """
 
     code: str
     message: str
-    nvml_code: int | None = None
+    outcome: Outcome | None = None
+    details: dict[str, Any] = field(default_factory=dict)
 
     @property
     def unchanged(self) -> bool:
         """Whether the device certainly kept its value."""
-        return self.code == ErrorCode.JOURNAL_FAILED or self.nvml_code in _UNCHANGED
+        return self.code == ErrorCode.JOURNAL_FAILED or self.outcome in _UNCHANGED
+
+
+@dataclass(frozen=True, slots=True)
+class Applied:
+    """What a control holds after a `Write`; what was asked, where it cannot be read."""
+
+    value: ControlValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,52 +111,55 @@ class Changed:
     value: ControlValue
 
 
-_UNCHANGED = frozenset(
-    {
-        Return.UNINITIALIZED,
-        Return.INVALID_ARGUMENT,
-        Return.NOT_SUPPORTED,
-        Return.NO_PERMISSION,
-        Return.DRIVER_NOT_LOADED,
-        Return.LIBRARY_NOT_FOUND,
-        Return.FUNCTION_NOT_FOUND,
-        Return.LIB_RM_VERSION_MISMATCH,
-    }
-)
+_UNCHANGED = frozenset({Outcome.INVALID, Outcome.UNSUPPORTED, Outcome.DENIED})
 
 _CODES = {
-    Return.INVALID_ARGUMENT: ErrorCode.OUT_OF_RANGE,
-    Return.NOT_SUPPORTED: ErrorCode.NOT_SUPPORTED,
-    Return.FUNCTION_NOT_FOUND: ErrorCode.NOT_SUPPORTED,
-    Return.NO_PERMISSION: ErrorCode.PERMISSION_DENIED,
-    Return.GPU_IS_LOST: ErrorCode.GPU_LOST,
-    Return.RESET_REQUIRED: ErrorCode.GPU_LOST,
+    Outcome.INVALID: ErrorCode.OUT_OF_RANGE,
+    Outcome.UNSUPPORTED: ErrorCode.NOT_SUPPORTED,
+    Outcome.DENIED: ErrorCode.PERMISSION_DENIED,
+    Outcome.LOST: ErrorCode.GPU_LOST,
+    Outcome.BUSY: ErrorCode.DEVICE_BUSY,
+    Outcome.UNCHANGED: ErrorCode.UNCHANGED,
 }
 
 _REMEDIES = {
-    Return.INVALID_ARGUMENT: "choose a value within the GPU's range",
-    Return.NOT_SUPPORTED: "this GPU or driver does not offer it",
-    Return.FUNCTION_NOT_FOUND: "a newer driver is needed",
-    Return.NO_PERMISSION: "zeusd must run with CAP_SYS_ADMIN in the initial user namespace",
-    Return.GPU_IS_LOST: "the GPU needs a reset or the node a reboot",
-    Return.RESET_REQUIRED: "the GPU needs a reset",
+    Outcome.INVALID: "choose a value within the GPU's range",
+    Outcome.UNSUPPORTED: "this GPU or its driver does not offer it",
+    Outcome.DENIED: "zeusd must run with CAP_SYS_ADMIN in the initial user namespace",
+    Outcome.LOST: "the GPU needs a reset or the node a reboot",
+    Outcome.BUSY: "try again",
 }
 
 
-def nvml_failure(what: str, gpu: str, nvml_code: int) -> Failure:
-    """The failure of a call that NVML refused.
+def device_failure(what: str, gpu: str, error: DeviceError) -> Failure:
+    """The failure of a call that a device or its driver refused.
 
     Args:
         what: What was tried, such as `setting power_limit`.
         gpu: UUID of the GPU.
-        nvml_code: NVML's return code.
+        error: What the backend raised.
     """
-    text = RETURN_TEXTS.get(nvml_code, "unknown error")
-    remedy = _REMEDIES.get(nvml_code, "see the driver's log")
+    remedy = _REMEDIES.get(error.outcome, "see the driver's log")
+    details: dict[str, Any] = {"outcome": error.outcome.value, "device_call": error.call}
+    if error.code is not None:
+        details["device_code"] = error.code
     return Failure(
-        code=_CODES.get(nvml_code, ErrorCode.NVML_ERROR),
-        message=f"{what} on {gpu} failed: {text} (NVML {nvml_code}); {remedy}",
-        nvml_code=nvml_code,
+        code=_CODES.get(error.outcome, ErrorCode.DEVICE_ERROR),
+        message=f"{what} on {gpu} failed: {error.text}; {remedy}",
+        outcome=error.outcome,
+        details=details,
+    )
+
+
+def kept_failure(control: Control, gpu: str, asked: ControlValue, holds: ControlValue) -> Failure:
+    """The failure of a write that the driver accepted and the device did not follow."""
+    return Failure(
+        code=ErrorCode.UNCHANGED,
+        message=f"setting {control.value} on {gpu} failed: the driver accepted "
+        f"{describe(control, asked)}, but the GPU still holds {describe(control, holds)}; see the "
+        "driver's log",
+        outcome=Outcome.UNCHANGED,
+        details={"outcome": Outcome.UNCHANGED.value, "holds": list(holds)},
     )
 
 
@@ -162,6 +177,8 @@ class Debt:
         ttl_ns: How long it lasts without a heartbeat.
         target: What the control goes back to.
         values: What zeusd may have written; empty if nothing.
+        doubt: Which of these was never confirmed by reading; None: none.
+        overwrite: What a restore may overwrite, see `restore_rule`.
         ending: Why the lease has ended, whoever lives; empty while it has not.
         acquired: See `control.Lease`.
         command: Name of the holder's program.
@@ -177,6 +194,8 @@ class Debt:
     ttl_ns: int
     target: ControlValue
     values: tuple[ControlValue, ...]
+    doubt: ControlValue | None = None
+    overwrite: str = OURS
     ending: str = ""
     acquired: bool = False
     command: str = ""
@@ -201,6 +220,8 @@ class Debt:
             "ttl_ns": self.ttl_ns,
             "target": list(self.target),
             "values": [list(value) for value in self.values],
+            "doubt": None if self.doubt is None else list(self.doubt),
+            "overwrite": self.overwrite,
             "ending": self.ending,
             "acquired": self.acquired,
             "command": self.command,
@@ -224,11 +245,18 @@ class Debt:
             ttl_ns=int(entry.get("ttl_ns", DEFAULT_TTL_NS)),
             target=tuple(int(part) for part in entry["target"]),
             values=tuple(tuple(int(part) for part in value) for value in entry["values"]),
+            doubt=_doubt(entry),
+            overwrite=str(entry.get("overwrite", OURS)),
             ending=str(entry.get("ending", "")),
             acquired=bool(entry.get("acquired", False)),
             command=str(entry.get("command", "")),
             job=str(entry.get("job", "")),
         )
+
+
+def _doubt(entry: dict[str, Any]) -> ControlValue | None:
+    doubt = entry.get("doubt")
+    return None if doubt is None else tuple(int(part) for part in doubt)
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,6 +307,7 @@ class Loss:
 
 
 DEBT_PREFIX, BASELINE_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
+CEILING_PREFIX, RESTING_PREFIX = "ceiling/", "resting/"
 FIRST_PREFIX, PIN_PREFIX = "first/", "pin/"
 
 DRIVER_KEY = "driver"
@@ -312,10 +341,11 @@ def pin_key(gpu: str, control: Control) -> str:
     return f"{PIN_PREFIX}{gpu}/{control.value}"
 
 
-def describe(control: Control, value: ControlValue) -> str:
-    """A control's value for a person, with its unit."""
-    if control is Control.POWER_LIMIT:
-        return f"{value[0] / 1000:g} W"
-    if control is Control.PERSISTENCE_MODE:
-        return "on" if value[0] else "off"
-    return f"{value[0]}-{value[1]} MHz" if value else "unlocked"
+def resting_key(gpu: str, control: Control) -> str:
+    """Journal key of what ceilings have zeusd leave in force while nobody holds a control."""
+    return f"{RESTING_PREFIX}{gpu}/{control.value}"
+
+
+def ceiling_key(gpu: str, control: Control, name: str) -> str:
+    """Journal key of a named ceiling."""
+    return f"{CEILING_PREFIX}{gpu}/{control.value}/{name}"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from zeus_ipc.controls import RESTORE_ORDER, Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control, CpuInfo, GpuInfo
+from zeus_ipc.messages import CpuInfo, GpuInfo
+from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.model import Failure, GpuFacts, Process
 from zeusd.core.policy import Settings, Target
@@ -17,7 +19,6 @@ class Gpu:
     def __init__(self, facts: GpuFacts, machines: dict[Control, ControlMachine]) -> None:
         self.facts = facts
         self.machines = machines
-        self.site_mw: int | None = None
 
     @property
     def info(self) -> GpuInfo:
@@ -39,6 +40,7 @@ class Node:
         self.stopping = False
         self.started_ns = 0
         self.quiesced_ns: int | None = None
+        self.closed: Failure | None = None
         self.cpus: list[CpuInfo] = []
 
     @property
@@ -59,9 +61,11 @@ class Node:
         return names | {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
 
     def machines(self) -> Iterator[ControlMachine]:
-        """Every control of every GPU."""
+        """Every control of every GPU, in the order in which they are restored."""
         for gpu in self.gpus.values():
-            yield from gpu.machines.values()
+            for control in RESTORE_ORDER:
+                if control in gpu.machines:
+                    yield gpu.machines[control]
 
     def held_by(self, process: Process) -> list[ControlMachine]:
         """The controls whose lease this process has."""
@@ -95,11 +99,8 @@ class Node:
         return Failure(ErrorCode.UNKNOWN_GPU, f"no GPU {uuid} on this node; it has: {known}")
 
     def highest_mw(self, machine: ControlMachine, admin: bool = False) -> int | None:
-        """The most a power limit may be set to: the site's maximum.
+        """The most a power limit may be set to: the least of the site's limit and all ceilings.
 
         For an administrator what another has persisted is no bound.
         """
-        if admin and machine.persisted:
-            target = self.site_target(machine)
-            return None if target is None else target.highest_mw
-        return self.gpus[machine.gpu].site_mw if machine.pinned else machine.target[0]
+        return machine.highest(PERSISTED if admin else "")[0] if machine.spec.ceilings else None

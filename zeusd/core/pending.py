@@ -17,8 +17,8 @@ def failure_body(failure: Failure, gpu: str | None = None) -> dict[str, Any]:
     body: dict[str, Any] = {"code": failure.code, "message": failure.message}
     if gpu is not None:
         body["gpu"] = gpu
-    if failure.nvml_code is not None:
-        body["nvml_code"] = failure.nvml_code
+    if failure.details:
+        body["details"] = failure.details
     return body
 
 

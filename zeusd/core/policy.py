@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import SPECS, UNLOCKED, Control, ControlValue
 from zeusd.core.access import Access
-from zeusd.core.model import DEFAULT_TTL_NS, UNLOCKED, ControlValue, GpuFacts
+from zeusd.core.model import DEFAULT_TTL_NS, GpuFacts
 
 RestorePower = Literal["site-max", "device-max", "device-default"]
 OutsideChange = Literal["keep", "override"]
@@ -57,6 +57,9 @@ class SitePolicy:
     outside_change: OutsideChange = "keep"
     """Whether a value that somebody else set stays, or is overwritten by the restore."""
     rules: tuple[GpuRule, ...] = field(default=())
+    enforce: bool = False
+    """Whether a power limit above the site's is lowered at start and after a resume, though nobody
+    ever leased it."""
 
     def target(
         self, control: Control, facts: GpuFacts, baseline: ControlValue | None
@@ -71,22 +74,24 @@ class SitePolicy:
         rule = next((rule for rule in self.rules if rule.applies(facts)), None)
         if control is Control.POWER_LIMIT:
             return self._power_target(facts, baseline, rule)
-        if control is Control.PERSISTENCE_MODE:
-            if facts.persistence_mode is None:
-                return None
-            return Target(baseline or (int(facts.persistence_mode),), pinned=False)
-        clocks = None
+        if SPECS[control].readable:
+            value = baseline or facts.values.get(control)
+            return None if value is None else Target(value, pinned=False)
+        wanted = None
         if rule is not None:
-            graphics = control is Control.GPU_CLOCKS
-            clocks = rule.gpu_clocks_mhz if graphics else rule.memory_clocks_mhz
-        return Target(clocks if clocks is not None else UNLOCKED, pinned=clocks is not None)
+            wanted = {
+                Control.GPU_CLOCKS: rule.gpu_clocks_mhz,
+                Control.MEMORY_CLOCKS: rule.memory_clocks_mhz,
+            }.get(control)
+        return Target(UNLOCKED if wanted is None else wanted, pinned=wanted is not None)
 
     def _power_target(
         self, facts: GpuFacts, baseline: ControlValue | None, rule: GpuRule | None
     ) -> Target | None:
         info = facts.info
         low, high = info.power_limit_min_mw, info.power_limit_max_mw
-        if low is None or high is None or facts.power_limit_mw is None:
+        value = baseline or facts.values.get(Control.POWER_LIMIT)
+        if low is None or high is None or value is None:
             return None
         if rule is not None and rule.power_limit_mw is not None:
             site = min(max(rule.power_limit_mw, low), high)
@@ -95,7 +100,6 @@ class SitePolicy:
             return Target((high,), pinned=True, highest_mw=high)
         if self.restore_power == "device-default" and info.power_limit_default_mw is not None:
             return Target((info.power_limit_default_mw,), pinned=True, highest_mw=high)
-        value = baseline or (facts.power_limit_mw,)
         return Target(value, pinned=False, highest_mw=value[0])
 
 

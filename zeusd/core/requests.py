@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from zeus_ipc.controls import BY_OPERATION, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import (
     PROTOCOL_VERSION,
     Acquire,
-    Control,
     GetClocks,
     GetEnergy,
     GetPower,
@@ -27,6 +27,7 @@ from zeus_ipc.messages import (
     ReadRequest,
     Request,
     Reset,
+    SetControl,
     SetGpuClocks,
     SetMemoryClocks,
     SetPersistenceMode,
@@ -35,10 +36,12 @@ from zeus_ipc.messages import (
 )
 from zeusd.core.access import Access
 from zeusd.core.administration import Administration
-from zeusd.core.control import ControlMachine, Set
+from zeusd.core.ceilings import PERSISTED
+from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Note, Read, Reading, TimelineQuery, WindowsQuery
 from zeusd.core.leases import LeaseRequests, back_of
-from zeusd.core.model import ControlValue, Failure, Peer
+from zeusd.core.leasing import Set
+from zeusd.core.model import Applied, Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection, PerGpu
@@ -61,12 +64,17 @@ _READINGS: dict[type[Any], Reading] = {
     GetClocks: Reading.CLOCKS,
 }
 
-_CONTROLS: dict[type[Any], Control] = {
-    SetPowerLimit: Control.POWER_LIMIT,
-    SetGpuClocks: Control.GPU_CLOCKS,
-    SetMemoryClocks: Control.MEMORY_CLOCKS,
-    SetPersistenceMode: Control.PERSISTENCE_MODE,
-}
+_SETS = (SetControl, SetPowerLimit, SetGpuClocks, SetMemoryClocks, SetPersistenceMode, Reset)
+
+
+def asked_of(request: SetRequest) -> tuple[Control, ControlValue | None]:
+    """Which control a set is about, and the value it asks for; None: the restore target."""
+    if isinstance(request, Reset):
+        return request.control, None
+    if isinstance(request, SetControl):
+        return request.control, tuple(request.value)
+    spec = BY_OPERATION[request.op]
+    return spec.control, tuple(int(getattr(request, name)) for name in spec.arguments)
 
 
 class Requests:
@@ -104,8 +112,7 @@ class Requests:
             **self.administration.handlers,
             **dict.fromkeys(_READINGS, self._read),
             **dict.fromkeys((GetWindows, GetTimeline), self._look_back),
-            **dict.fromkeys(_CONTROLS, self._set),
-            Reset: self._set,
+            **dict.fromkeys(_SETS, self._set),
         }
 
     def handle(self, connection: Connection, request: Request) -> None:
@@ -262,66 +269,62 @@ class Requests:
             return
         assert isinstance(result, dict)
         if reading is Reading.STATE:
-            machines = self._node.gpus[uuid].machines
-            for control, name in (
-                (Control.GPU_CLOCKS, "locked_gpu_clocks_mhz"),
-                (Control.MEMORY_CLOCKS, "locked_memory_clocks_mhz"),
-            ):
-                machine = machines.get(control)
-                value = None if machine is None else machine.value or machine.target
-                result[name] = list(value) if value else None
+            held: dict[str, list[int] | None] = result.setdefault("controls", {})
+            for control, machine in self._node.gpus[uuid].machines.items():
+                if not machine.spec.readable:
+                    value = machine.value or machine.target
+                    held[control.value] = list(value)
+                    result[f"locked_{control.value}_mhz"] = list(value) or None
         pending.succeed(uuid, result)
 
     def _set(self, connection: Connection, request: SetRequest) -> None:
-        done: Callable[[str, Failure | None], None]
+        done: Callable[[str, Failure | Applied | None], None]
         if request.block:
             pending = self._track(connection, request)
             uuids = pending.gpus()
 
-            def done(uuid: str, failure: Failure | None) -> None:
-                if failure is None:
-                    pending.succeed(uuid, {})
+            def done(uuid: str, answer: Failure | Applied | None) -> None:
+                if isinstance(answer, Failure):
+                    self._out.trail.refused(answer.code)
+                    pending.fail(uuid, answer)
                 else:
-                    self._out.trail.refused(failure.code)
-                    pending.fail(uuid, failure)
+                    applied = {} if answer is None else {"applied": list(answer.value)}
+                    pending.succeed(uuid, applied)
         else:
             uuids = list(dict.fromkeys(request.gpus))
 
-            def done(uuid: str, failure: Failure | None) -> None:
-                if failure is not None:
-                    self._out.trail.refused(failure.code)
-                    connection.defer(failure, uuid)
+            def done(uuid: str, answer: Failure | Applied | None) -> None:
+                if isinstance(answer, Failure):
+                    self._out.trail.refused(answer.code)
+                    connection.defer(answer, uuid)
 
-        control = request.control if isinstance(request, Reset) else _CONTROLS[type(request)]
+        control, asked = asked_of(request)
         peer = connection.peer
         for uuid in uuids:
             machine = self._node.machine(uuid, control)
-            value: ControlValue | Failure
             if isinstance(machine, Failure):
                 done(uuid, machine)
                 continue
             if not self._writes.take(peer.uid, self._out.now_ns):
                 done(uuid, self._too_many_writes(peer))
                 continue
-            if isinstance(request, Reset):
-                value = machine.target
-            else:
-                value = self._check_set(peer, self._node.gpus[uuid].info, machine, request)
-            if isinstance(value, Failure):
-                done(uuid, value)
+            refusal = self._check_set(peer, self._node.gpus[uuid].info, machine, asked)
+            if refusal is not None:
+                done(uuid, refusal)
                 continue
             self._submit(
                 machine,
                 Set(
                     peer=peer,
                     client=request.client,
-                    value=value,
+                    value=machine.target if asked is None else asked,
                     deadline_ns=request.deadline_ns,
                     ttl_ns=self._node.settings.terms.ttl_ns,
                     block=request.block,
                     done=partial(done, uuid),
+                    over=PERSISTED if self._access.is_admin(peer) else "",
                 ),
-                asked=None if isinstance(request, Reset) else value,
+                asked=asked,
             )
 
     def _too_many_writes(self, peer: Peer) -> Failure:
@@ -385,32 +388,24 @@ class Requests:
             )
 
     def _check_set(
-        self, peer: Peer, info: GpuInfo, machine: ControlMachine, request: SetRequest
-    ) -> ControlValue | Failure:
-        """Whether this set is allowed at all, and the value it asks for."""
-        if self._node.stopping:
-            return SHUTTING_DOWN
-        if isinstance(request, SetPowerLimit):
-            low = info.power_limit_min_mw
-            high = self._node.highest_mw(machine, self._access.is_admin(peer))
-            if low is not None and high is not None and not low <= request.power_limit_mw <= high:
-                return Failure(
-                    ErrorCode.OUT_OF_RANGE,
-                    f"a power limit of {request.power_limit_mw / 1000:g} W on {info.uuid} is "
-                    f"outside {low / 1000:g} to {high / 1000:g} W, which is what this GPU and this "
-                    "site allow; choose a value in between",
-                )
-            return (request.power_limit_mw,)
-        if isinstance(request, SetPersistenceMode):
-            return (int(request.enabled),)
-        assert isinstance(request, (SetGpuClocks, SetMemoryClocks))
-        if request.min_mhz > request.max_mhz:
-            return Failure(
-                ErrorCode.OUT_OF_RANGE,
-                f"cannot lock {machine.control.value} of {info.uuid} to {request.min_mhz} to "
-                f"{request.max_mhz} MHz: the minimum is above the maximum",
-            )
-        return (request.min_mhz, request.max_mhz)
+        self, peer: Peer, info: GpuInfo, machine: ControlMachine, asked: ControlValue | None
+    ) -> Failure | None:
+        """Why this set is not possible at all; None: it may be."""
+        if self._node.closed is not None or asked is None:
+            return self._node.closed
+        fault = machine.spec.fault(asked)
+        if fault is not None:
+            return Failure(ErrorCode.OUT_OF_RANGE, f"{fault}; nothing was changed on {info.uuid}")
+        low = info.power_limit_min_mw
+        high = self._node.highest_mw(machine, self._access.is_admin(peer))
+        if low is None or high is None or low <= asked[0] <= high:
+            return None
+        span = machine.spec.span_text(low, high)
+        return Failure(
+            ErrorCode.OUT_OF_RANGE,
+            f"a {machine.spec.title} of {machine.spec.text(asked)} on {info.uuid} is outside "
+            f"{span}, which is what this GPU and this site allow; choose a value in between",
+        )
 
     def _acquire(self, connection: Connection, request: Acquire) -> None:
         pending = self._track(connection, request)
@@ -429,17 +424,17 @@ class Requests:
                 pending.fail(uuid, machine)
                 return
             machines.append(machine)
-        if self._node.stopping:
-            pending.fail(uuid, SHUTTING_DOWN)
+        if self._node.closed is not None:
+            pending.fail(uuid, self._node.closed)
             return
         fresh = [machine for machine in machines if not machine.held_by(peer.process)]
         missing = len(machines)
         failed = False
 
-        def done(failure: Failure | None) -> None:
+        def done(failure: Failure | Applied | None) -> None:
             nonlocal missing, failed
             missing -= 1
-            if failure is not None:
+            if isinstance(failure, Failure):
                 failed = True
                 self._out.trail.refused(failure.code)
                 pending.fail(uuid, failure)

@@ -1,1 +1,1 @@
-"""NVML as zeusd sees it: one protocol (`api`), the real library (`real`), a simulation (`sim`)."""
+"""The device port and its backends. Outside its own package nothing asks for the vendor."""

@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.messages import CALL_BUCKETS_S
-from zeusd.devices.port import Backend, DeviceError
+from zeusd.devices.port import Backend, DeviceError, Handle
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
 
@@ -22,7 +23,7 @@ class _Calls:
     def __init__(self) -> None:
         self.ns = 0
         self.buckets = [0] * (len(_BOUNDS_NS) + 1)
-        self.errors: Counter[int] = Counter()
+        self.errors: Counter[str] = Counter()
 
 
 class MeteredBackend:
@@ -35,27 +36,45 @@ class MeteredBackend:
     def __init__(self, nvml: Backend) -> None:
         self._nvml = nvml
         self._calls: dict[str, _Calls] = {}
+        self._wrapped: dict[str, Callable[..., Any]] = {}
+
+    def read_control(self, gpu: Handle, control: Control) -> ControlValue:
+        """See `Backend`. Counted for each control."""
+        value: ControlValue = self._timed(f"get_{control.value}", "read_control")(gpu, control)
+        return value
+
+    def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
+        """See `Backend`. Counted for each control."""
+        self._timed(f"set_{control.value}", "write_control")(gpu, control, value)
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
+        timed = self._timed(name, name)
+        timed.__name__ = name
+        setattr(self, name, timed)  # the next call finds it without asking here
+        return timed
+
+    def _timed(self, operation: str, method: str) -> Callable[..., Any]:
+        known = self._wrapped.get(operation)
+        if known is not None:
+            return known
         nvml = self._nvml
-        getattr(nvml, name)  # no such method is no such method here
-        calls = self._calls.setdefault(name, _Calls())
+        getattr(nvml, method)  # no such method is no such method here
+        calls = self._calls.setdefault(operation, _Calls())
         buckets, errors, clock_ns = calls.buckets, calls.errors, time.monotonic_ns
 
         def timed(*arguments: Any) -> Any:
             begin_ns = clock_ns()
             try:
-                return getattr(nvml, name)(*arguments)
+                return getattr(nvml, method)(*arguments)
             except DeviceError as error:
-                errors[error.code] += 1
+                errors[error.outcome.value if error.code is None else str(error.code)] += 1
                 raise
             finally:
                 took_ns = clock_ns() - begin_ns
                 calls.ns += took_ns
                 buckets[bisect_left(_BOUNDS_NS, took_ns)] += 1
 
-        timed.__name__ = name
-        setattr(self, name, timed)  # the next call finds it without asking here
+        self._wrapped[operation] = timed
         return timed
 
     def describe(self) -> list[dict[str, Any]]:
@@ -71,7 +90,7 @@ class MeteredBackend:
                     "operation": name,
                     "seconds": calls.ns / 1e9,
                     "buckets": cumulated,
-                    "errors": {str(code): count for code, count in calls.errors.items()},
+                    "errors": dict(calls.errors),
                 }
             )
         return found

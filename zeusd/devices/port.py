@@ -1,78 +1,61 @@
-"""What zeusd needs of NVML: one protocol with a real and a simulated implementation.
+"""What zeusd needs of a GPU, whatever its vendor: one protocol that every backend implements.
 
-Names follow NVML; units are NVML's: milliwatts, millijoules, megahertz, degrees Celsius. A handle
-is opaque and stays valid until `shutdown`. Every method may raise `DeviceError`, may block for tens
-of milliseconds (setters) and may be called from any thread, even for one GPU at the same time: what
-changes settings and what samples are different threads.
+Units: milliwatts, millijoules, megahertz, degrees Celsius. A handle is opaque and stays valid until
+`shutdown`. Every method may raise `DeviceError`, may block for tens of milliseconds (setters) and
+may be called from any thread, even for one GPU at the same time: what changes settings and what
+samples are different threads.
+
+A backend adds no meaning of its own: an error is one of the `Outcome`s, and the vendor's code and
+text travel with it as detail, for people to look up.
 """
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any, NamedTuple, Protocol, TypeAlias
+
+from zeus_ipc.controls import Control, ControlValue
 
 Handle: TypeAlias = Any
 
 
-class Return:
-    """NVML return codes that zeusd acts on (nvml.h, nvmlReturn_t)."""
+class Outcome(str, Enum):
+    """What came of a call to a device, in words that no vendor owns."""
 
-    SUCCESS = 0
-    UNINITIALIZED = 1
-    INVALID_ARGUMENT = 2
-    NOT_SUPPORTED = 3
-    NO_PERMISSION = 4
-    NOT_FOUND = 6
-    INSUFFICIENT_SIZE = 7
-    DRIVER_NOT_LOADED = 9
-    TIMEOUT = 10
-    LIBRARY_NOT_FOUND = 12
-    FUNCTION_NOT_FOUND = 13
-    GPU_IS_LOST = 15
-    RESET_REQUIRED = 16
-    OPERATING_SYSTEM = 17
-    LIB_RM_VERSION_MISMATCH = 18
-    IN_USE = 19
-    MEMORY = 20
-    ARGUMENT_VERSION_MISMATCH = 25
-    DEPRECATED = 26
-    UNKNOWN = 999
+    UNCHANGED = "unchanged"
+    """The driver accepted the value and the device still holds the old one."""
+    CLAMPED = "clamped"
+    """The device took another value than asked for: rounded, or moved into its range."""
+    INVALID = "invalid"
+    """The device does not take this value."""
+    BUSY = "busy"
+    """The device or its driver is occupied; trying again may help."""
+    LOST = "lost"
+    """The device does not answer any more until it is reset."""
+    DENIED = "denied"
+    """This process lacks the right."""
+    UNSUPPORTED = "unsupported"
+    """The device or its driver does not offer it; one answer alone proves nothing."""
+    TRANSIENT = "transient"
+    """Anything else; trying again may help."""
 
 
 class DeviceError(Exception):
-    """An NVML call returned something other than success.
+    """A call to a device failed.
 
     Attributes:
-        code: NVML's return code (`Return`).
-        call: The NVML function that returned it.
+        outcome: Which kind of failure.
+        call: The vendor's function, or what was asked of the backend.
+        text: The vendor's words.
+        code: The vendor's number for it; None: there is none.
     """
 
-    def __init__(self, code: int, call: str, text: str = "") -> None:
-        super().__init__(f"{call}: {text or RETURN_TEXTS.get(code, 'unknown error')} (NVML {code})")
-        self.code = code
+    def __init__(self, outcome: Outcome, call: str, text: str, code: int | None = None) -> None:
+        super().__init__(f"{call}: {text}")
+        self.outcome = outcome
         self.call = call
-
-
-RETURN_TEXTS: dict[int, str] = {
-    1: "NVML is not initialised",
-    2: "an argument is invalid",
-    3: "not supported by this GPU or driver",
-    4: "insufficient permissions",
-    6: "not found",
-    7: "a buffer is too small",
-    9: "the NVIDIA driver is not loaded",
-    10: "the driver timed out",
-    12: "libnvidia-ml.so.1 was not found",
-    13: "this driver's libnvidia-ml lacks the function",
-    15: "the GPU has fallen off the bus",
-    16: "the GPU requires a reset",
-    17: "the control device was blocked by the operating system",
-    18: "the driver and libnvidia-ml versions differ",
-    19: "the GPU is in use",
-    20: "out of memory",
-    25: "the structure version is not known to this driver",
-    26: "the function is deprecated",
-    999: "an internal driver error occurred",
-}
+        self.text = text
+        self.code = code
 
 
 class PowerLimits(NamedTuple):
@@ -95,7 +78,7 @@ class Sensors(NamedTuple):
 
 
 class Backend(Protocol):
-    """The part of NVML that zeusd uses."""
+    """One vendor's devices on this node."""
 
     def init(self) -> None:
         """Loads the library and initialises it. Calls nest; each needs one `shutdown`."""
@@ -130,17 +113,31 @@ class Backend(Protocol):
     def mig_enabled(self, gpu: Handle) -> bool:
         """Whether MIG mode is on. False where MIG does not exist."""
 
+    def offers(self, gpu: Handle, control: Control) -> bool:
+        """Whether the GPU has this control.
+
+        Raises:
+            DeviceError: That cannot be told now; ask again.
+        """
+
+    def read_control(self, gpu: Handle, control: Control) -> ControlValue:
+        """What a readable control holds: for the power limit, what software requested."""
+
+    def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
+        """Sets a control; the privileges that the vendor asks for are needed."""
+
+    def control_range(self, gpu: Handle, control: Control) -> tuple[int, int]:
+        """Smallest and largest integer that a control takes at this moment.
+
+        Raises:
+            DeviceError: Also `UNSUPPORTED`, where the device knows none.
+        """
+
     def power_limits(self, gpu: Handle) -> PowerLimits:
         """Constraints and vendor default of the power limit."""
 
-    def power_limit_mw(self, gpu: Handle) -> int:
-        """The limit software requested (nvmlDeviceGetPowerManagementLimit)."""
-
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """The limit in force (nvmlDeviceGetEnforcedPowerLimit)."""
-
-    def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
-        """Requests a power limit. Needs CAP_SYS_ADMIN."""
+        """The limit in force, which the board may have lowered below the requested one."""
 
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
         """Memory clocks, MHz, descending."""
@@ -148,29 +145,11 @@ class Backend(Protocol):
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
         """Graphics clocks at a memory clock, MHz, descending."""
 
-    def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """Locks the graphics clock to a range. Needs CAP_SYS_ADMIN."""
-
-    def reset_gpu_clocks(self, gpu: Handle) -> None:
-        """Unlocks the graphics clock. Needs CAP_SYS_ADMIN."""
-
-    def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """Locks the memory clock to a range. Needs CAP_SYS_ADMIN."""
-
-    def reset_memory_clocks(self, gpu: Handle) -> None:
-        """Unlocks the memory clock. Needs CAP_SYS_ADMIN."""
-
     def gpu_clock_mhz(self, gpu: Handle) -> int:
         """Present graphics (SM) clock, MHz."""
 
     def memory_clock_mhz(self, gpu: Handle) -> int:
         """Present memory clock, MHz."""
-
-    def persistence_mode(self, gpu: Handle) -> bool:
-        """Whether persistence mode is on."""
-
-    def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
-        """Turns persistence mode on or off. Needs root."""
 
     def sensors(self, gpu: Handle) -> Sensors:
         """Energy counter and power sensors in one driver call."""

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from zeusd.devices.port import Sensors
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge, Meter, sensor_window_ns
 from zeusd.energy.ticks import TickTracker
-from zeusd.devices.port import Sensors
 
 DEFAULT_PERIOD_NS = 100_000_000
 

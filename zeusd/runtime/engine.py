@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import PROTOCOL_VERSION, Request
+from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     Effect,
@@ -30,14 +32,15 @@ from zeusd.core.effects import (
 )
 from zeusd.core.model import (
     BASELINE_PREFIX,
+    CEILING_PREFIX,
     DEBT_PREFIX,
     DRIVER_KEY,
     FIRST_PREFIX,
     LOSS_PREFIX,
     PIN_PREFIX,
     QUIESCED_KEY,
+    RESTING_PREFIX,
     STOPPING_KEY,
-    ControlValue,
     Debt,
     Failure,
     Loss,
@@ -45,8 +48,8 @@ from zeusd.core.model import (
     Process,
 )
 from zeusd.core.policy import Settings
-from zeusd.devices.port import Backend
 from zeusd.devices.metered import MeteredBackend
+from zeusd.devices.port import Backend
 from zeusd.restore import driver_id
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
@@ -79,6 +82,7 @@ class Engine:
 
     Attributes:
         on_found: Called after GPUs were found.
+        abandoned: What an orderly stop could not restore.
     """
 
     def __init__(
@@ -107,6 +111,7 @@ class Engine:
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
+        self.abandoned: list[tuple[str, Control]] = []
         self.on_found: Callable[[], None] = lambda: None
         self.sampling = sampling(self._nvml, self._done_on_thread)
         self._driver = Driver(
@@ -173,9 +178,11 @@ class Engine:
             if (self.core.putting_back or not self.core.settled) and not late:
                 self._reactor.call_later(0.002, check)
                 return
-            for gpu, control in self.core.owed if self.core.putting_back else ():
+            self.abandoned = self.core.owed if restore else []
+            for gpu, control in self.abandoned:
                 log.error(
-                    "stopping although %s of %s could not be put back; it is in the journal",
+                    "stopping although %s of %s could not be restored; the journal keeps it for "
+                    "the next zeusd, or run `zeusd restore` when the GPU answers",
                     control.value,
                     gpu,
                     extra={"event": "restore_abandoned", "gpu": gpu, "control": control.value},
@@ -322,12 +329,15 @@ class Engine:
 
     def _recover(self, entries: dict[str, dict[str, Any]]) -> None:
         values: dict[str, ControlValue] = {}
+        ceilings: dict[str, Ceiling] = {}
         debts: list[Debt] = []
         losses: list[Loss] = []
         for key, entry in entries.items():
             try:
-                if key.startswith((BASELINE_PREFIX, FIRST_PREFIX, PIN_PREFIX)):
+                if key.startswith((BASELINE_PREFIX, FIRST_PREFIX, PIN_PREFIX, RESTING_PREFIX)):
                     values[key] = tuple(int(part) for part in entry["value"])
+                elif key.startswith(CEILING_PREFIX):
+                    ceilings[key] = Ceiling.from_json(entry)
                 elif key.startswith(DEBT_PREFIX):
                     debts.append(Debt.from_json(entry))
                 elif key.startswith(LOSS_PREFIX):
@@ -354,4 +364,5 @@ class Engine:
             driver=None if driver is None else str(driver),
             was_stopping=STOPPING_KEY in entries,
             quiesced_ns=quiesced_ns,
+            ceilings=ceilings,
         )

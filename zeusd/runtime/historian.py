@@ -15,10 +15,10 @@ from typing import Any
 
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.effects import Read, TimelineQuery, WindowsQuery
-from zeusd.core.model import Failure, nvml_failure
+from zeusd.core.model import Failure, device_failure
+from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
-from zeusd.devices.port import DeviceError
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import Source
 
@@ -199,7 +199,7 @@ def _has(source: Source, until_ns: int) -> bool:
 
 def _nothing(name: str, source: Source | None) -> Failure:
     if source is not None and isinstance(source.failure, DeviceError):
-        return nvml_failure("reading the energy", name, source.failure.code)
+        return device_failure("reading the energy", name, source.failure)
     return Failure(
         ErrorCode.NOT_SUPPORTED,
         f"{name} shows neither energy nor power at the moment; its driver may be stuck or its "

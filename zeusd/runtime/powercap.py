@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus_ipc.messages import CpuInfo
+from zeusd.devices.port import DeviceError
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
-from zeusd.devices.port import DeviceError
 
 log = logging.getLogger(__name__)
 

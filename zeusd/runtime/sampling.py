@@ -14,8 +14,8 @@ from typing import Protocol
 
 from zeus_ipc.messages import CpuInfo, GpuInfo
 from zeusd.core.effects import Read
+from zeusd.devices.port import Backend, Handle
 from zeusd.energy.history import LAYOUT, SIZE, History
-from zeusd.devices.port import Handle, Backend
 from zeusd.runtime.historian import Historian
 from zeusd.runtime.powercap import Package, Zone, ZoneSource, find_packages
 from zeusd.runtime.sampler import Sampler

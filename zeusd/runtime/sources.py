@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from zeus_ipc.messages import GpuInfo
+from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
 from zeusd.energy.channel import Channel
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
-from zeusd.devices.port import Handle, Backend, DeviceError, Return, Sensors
 
 STREAMED_SLOW_NS = 200_000_000
 """How often clocks, temperature, throttle reasons and limit are read of a GPU that is streamed; of
@@ -180,7 +180,7 @@ class GpuSource:
         try:
             value = call(self._handle)
         except DeviceError as error:
-            absent = error.code in (Return.NOT_SUPPORTED, Return.FUNCTION_NOT_FOUND)
+            absent = error.outcome is Outcome.UNSUPPORTED
             if absent and name not in self._served:
                 self._refused[name] = self._refused.get(name, 0) + 1
             return None

@@ -7,13 +7,15 @@ import queue
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control
 from zeusd.core.effects import Read, Reading, Write
-from zeusd.core.model import READABLE, Changed, ControlValue, Failure, nvml_failure
-from zeusd.devices.port import Handle, Backend, DeviceError
+from zeusd.core.model import Applied, Changed, Failure, device_failure
+from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
+from zeusd.restore_rule import read_settled, write_verified
 from zeusd.runtime.processes import owner_of
 
 log = logging.getLogger(__name__)
@@ -33,20 +35,33 @@ def _optional(call: Callable[[Handle], Any], gpu: Handle) -> Any:
 def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """`messages.GpuState` as a map, without what only the core knows."""
     sensors = _optional(nvml.sensors, gpu)
+    held: dict[str, list[int] | None] = {}
+    for control, spec in SPECS.items():
+        if spec.readable:
+            value = _optional(partial(_read_control, nvml, control), gpu)
+            held[control.value] = None if value is None else list(value)
+    limit, persistence = (
+        held[one.value] for one in (Control.POWER_LIMIT, Control.PERSISTENCE_MODE)
+    )
     return {
         "t_ns": time.monotonic_ns(),
-        "power_limit_mw": _optional(nvml.power_limit_mw, gpu),
+        "controls": held,
+        "power_limit_mw": None if limit is None else limit[0],
         "enforced_power_limit_mw": _optional(nvml.enforced_power_limit_mw, gpu),
         "gpu_clock_mhz": _optional(nvml.gpu_clock_mhz, gpu),
         "memory_clock_mhz": _optional(nvml.memory_clock_mhz, gpu),
         "locked_gpu_clocks_mhz": None,
         "locked_memory_clocks_mhz": None,
-        "persistence_mode": _optional(nvml.persistence_mode, gpu),
+        "persistence_mode": None if persistence is None else bool(persistence[0]),
         "power_mw": None if sensors is None else sensors.power_instant_mw,
         "energy_mj": None if sensors is None else sensors.energy_mj,
         "temperature_c": _optional(nvml.temperature_c, gpu),
         "throttle_reasons": _optional(nvml.throttle_reasons, gpu),
     }
+
+
+def _read_control(nvml: Backend, control: Control, gpu: Handle) -> ControlValue:
+    return nvml.read_control(gpu, control)
 
 
 def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
@@ -57,7 +72,7 @@ def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     """
     sensors = nvml.sensors(gpu)
     if sensors.energy_mj is None:
-        raise nvml_error(3, "nvmlDeviceGetTotalEnergyConsumption")
+        raise DeviceError(Outcome.UNSUPPORTED, "the energy counter", "not offered by this GPU")
     return {"t_ns": sensors.t_ns, "energy_mj": sensors.energy_mj}
 
 
@@ -81,12 +96,6 @@ def read_clocks(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     }
 
 
-def read_limits(nvml: Backend, gpu: Handle) -> tuple[int, int]:
-    """Smallest and largest power limit that the device takes at this moment, mW."""
-    limits = nvml.power_limits(gpu)
-    return limits.min_mw, limits.max_mw
-
-
 def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
     """Users who have a compute process on the GPU."""
     owners = {owner_of(pid) for pid in nvml.compute_pids(gpu)}
@@ -97,34 +106,8 @@ _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
     Reading.STATE: read_state,
     Reading.ENERGY: read_energy,
     Reading.POWER: read_power,
-    Reading.LIMITS: read_limits,
     Reading.COMPUTE_UIDS: read_compute_uids,
 }
-
-
-def read_control(nvml: Backend, gpu: Handle, control: Control) -> ControlValue:
-    """The present value of a readable control."""
-    if control is Control.POWER_LIMIT:
-        return (nvml.power_limit_mw(gpu),)
-    assert control is Control.PERSISTENCE_MODE
-    return (int(nvml.persistence_mode(gpu)),)
-
-
-def write_control(nvml: Backend, gpu: Handle, control: Control, value: ControlValue) -> None:
-    """Writes a control."""
-    if control is Control.POWER_LIMIT:
-        nvml.set_power_limit(gpu, value[0])
-    elif control is Control.PERSISTENCE_MODE:
-        nvml.set_persistence_mode(gpu, bool(value[0]))
-    elif control is Control.GPU_CLOCKS:
-        if value:
-            nvml.set_gpu_clocks(gpu, value[0], value[1])
-        else:
-            nvml.reset_gpu_clocks(gpu)
-    elif value:
-        nvml.set_memory_clocks(gpu, value[0], value[1])
-    else:
-        nvml.reset_memory_clocks(gpu)
 
 
 class GpuWorker:
@@ -182,18 +165,32 @@ class GpuWorker:
             self._clocks = read_clocks(self._nvml, self._handle)
         return self._clocks
 
+    def _write(self, call: Write) -> Applied | Changed:
+        """Compares, writes and reads back, as far as the control can be read."""
+        nvml, gpu, control = self._nvml, self._handle, call.control
+        write = partial(nvml.write_control, gpu, control, call.value)
+        if not SPECS[control].readable:
+            write()
+            return Applied(call.value)
+        read = partial(nvml.read_control, gpu, control)
+        before = call.before
+        if before is None or call.expected:
+            before = read()
+            if call.expected and before not in call.expected:
+                before = read_settled(read)
+                if before not in call.expected:
+                    return Changed(before)
+        return Applied(write_verified(write, read, call.value, before, time.sleep))
+
     def _carry_out(self, call: Read | Write) -> object:
         try:
             if isinstance(call, Write):
-                if call.expected and call.control in READABLE:
-                    current = read_control(self._nvml, self._handle, call.control)
-                    if current not in call.expected:
-                        return Changed(current)
-                write_control(self._nvml, self._handle, call.control, call.value)
-                return None
-            if call.reading is Reading.CONTROL:
-                assert call.control is not None
-                return read_control(self._nvml, self._handle, call.control)
+                return self._write(call)
+            if call.reading in (Reading.CONTROL, Reading.LIMITS):
+                control = call.control or Control.POWER_LIMIT
+                if call.reading is Reading.LIMITS:
+                    return self._nvml.control_range(self._handle, control)
+                return read_settled(partial(self._nvml.read_control, self._handle, control))
             if call.reading is Reading.CLOCKS:
                 return self._supported_clocks()
             return _READERS[call.reading](self._nvml, self._handle)
@@ -202,7 +199,7 @@ class GpuWorker:
                 what = f"setting {call.control.value}"
             else:
                 what = f"reading {call.control.value if call.control else call.reading.value}"
-            return nvml_failure(what, self._uuid, error.code)
+            return device_failure(what, self._uuid, error)
         except Exception as error:  # a worker must answer whatever happens
             log.exception("device call failed", extra={"event": "bug", "gpu": self._uuid})
             return Failure(

@@ -18,11 +18,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import READABLE, Control, ControlValue
 from zeusd.core.access import Access, AllowRule
-from zeusd.core.control import ControlMachine, Phase
+from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Read, Reading, Watch, Write
-from zeusd.core.model import READABLE, ControlValue, Debt, Process, debt_key
+from zeusd.core.lifecycle import Phase
+from zeusd.core.model import Debt, Process, debt_key
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
 
 GPUS = (GPU0, GPU1)
@@ -416,7 +417,7 @@ class Model(World):
         """A restore writes over what zeusd wrote, and not over what it saw somebody else set."""
         seen = self._seen.pop((write.gpu, write.control), None)
         known = [*write.entry["values"], write.entry["target"]]
-        asked = self.machine(write.gpu, write.control)._forced
+        asked = write.entry["overwrite"] != "ours"
         keeps = self.settings.site.outside_change == "keep" and not asked
         assert seen is None or list(seen) in known or not keeps, (
             f"{write.control.value} of {write.gpu}: {seen}, which somebody else set, is overwritten"
@@ -428,7 +429,7 @@ class Model(World):
         if write.expected and self.values[key] not in write.expected:
             return
         if self.faults.get(key) is None and self._takes(write):
-            self.values[key] = write.value
+            self._apply(write)
             self.ours.add(key)
 
     def wrote(self, write: Write) -> None:

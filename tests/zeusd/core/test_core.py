@@ -130,7 +130,7 @@ def test_a_refused_set_leaves_no_lease_behind(world: World) -> None:
     world.faults[(GPU0, Control.POWER_LIMIT)] = 4
     error = world.set_power(1, 200)["error"]
     assert error["code"] == "permission_denied"
-    assert error["nvml_code"] == 4
+    assert error["details"]["device_code"] == 4
     assert not debts(world)
     assert not world.watched
     world.faults.clear()
@@ -141,7 +141,7 @@ def test_a_refused_set_leaves_no_lease_behind(world: World) -> None:
 def test_after_an_unclear_failure_the_value_counts_as_written(world: World) -> None:
     process = world.connect(1)
     world.faults[(GPU0, Control.POWER_LIMIT)] = 999
-    assert world.set_power(1, 200)["error"]["code"] == "nvml_error"
+    assert world.set_power(1, 200)["error"]["code"] == "device_error"
     world.faults.clear()
     world.values[(GPU0, Control.POWER_LIMIT)] = (200_000,)  # the driver did it after all
     world.kill(process)
@@ -153,7 +153,7 @@ def test_several_gpus_in_one_message_have_results_of_their_own(world: World) -> 
     world.faults[(GPU1, None)] = 15
     reply = world.call(1, "set_power_limit", gpus=[GPU0, GPU1, "GPU-none"], power_limit_mw=200_000)
     gpus = reply["result"]["gpus"]
-    assert gpus[GPU0] == {}
+    assert gpus[GPU0] == {"applied": [200_000]}
     assert gpus[GPU1]["error"]["code"] == "gpu_lost"
     assert gpus["GPU-none"]["error"]["code"] == "unknown_gpu"
 
@@ -254,9 +254,8 @@ def test_reset_goes_back_and_keeps_the_lease(world: World) -> None:
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
-    assert world.call(1, "reset", gpus=[GPU0], control="power_limit")["result"]["gpus"] == {
-        GPU0: {}
-    }
+    reply = world.call(1, "reset", gpus=[GPU0], control="power_limit")
+    assert reply["result"]["gpus"] == {GPU0: {"applied": [300_000]}}
     assert world.limit_w() == 300
     assert world.set_power(2, 250)["error"]["code"] == "lease_held"
 

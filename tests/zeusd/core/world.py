@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
+from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Control, GpuInfo, GpuSupport, request_adapter
+from zeus_ipc.messages import GpuInfo, GpuSupport, request_adapter
 from zeusd.core.access import OPEN, Access
+from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     Effect,
@@ -26,19 +30,20 @@ from zeusd.core.effects import (
 from zeusd.core.model import (
     DRIVER_KEY,
     QUIESCED_KEY,
-    READABLE,
     STOPPING_KEY,
+    Applied,
     Changed,
-    ControlValue,
     Debt,
     Failure,
     GpuFacts,
     Loss,
     Peer,
     Process,
-    nvml_failure,
+    device_failure,
 )
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
+from zeusd.devices.nvml.codes import nvml_error
+from zeusd.restore_rule import read_settled, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
 
@@ -65,8 +70,24 @@ def facts(uuid: str, index: int, power_limit_mw: int = 300_000) -> GpuFacts:
             power_instant=True,
             power_average=True,
         ),
+        controls=[control.value for control in SPECS],
     )
-    return GpuFacts(info, power_limit_mw, False)
+    values: dict[Control, ControlValue] = {
+        Control.POWER_LIMIT: (power_limit_mw,),
+        Control.PERSISTENCE_MODE: (0,),
+    }
+    return GpuFacts(info, values)
+
+
+@dataclass
+class Odd:
+    """A driver that does not do quite what it is told with the power limit of one GPU."""
+
+    round_to_mw: int = 1
+    clamp_mw: tuple[int, int] | None = None
+    ignores: bool = False
+    stale_reads: int = 0
+    stale: list[ControlValue] = field(default_factory=list)
 
 
 class World:
@@ -100,6 +121,8 @@ class World:
         self.replies: dict[int, list[dict[str, Any]]] = {}
         self.notes: list[Note] = []
         self.faults: dict[tuple[str, Control | None], int] = {}
+        self.odd: dict[str, Odd] = {}
+        self.reads_fail = False
         self.journal_broken = False
         self.hold = False
         self.driver_open = False
@@ -121,7 +144,12 @@ class World:
         baselines = {
             key: tuple(entry["value"])
             for key, entry in self.journal.items()
-            if key.startswith(("baseline/", "first/", "pin/"))
+            if key.startswith(("baseline/", "first/", "pin/", "resting/"))
+        }
+        ceilings = {
+            key: Ceiling.from_json(entry)
+            for key, entry in self.journal.items()
+            if key.startswith("ceiling/")
         }
         debts = [
             Debt.from_json(entry) for key, entry in self.journal.items() if key.startswith("debt/")
@@ -138,6 +166,7 @@ class World:
             driver=driver,
             was_stopping=STOPPING_KEY in self.journal,
             quiesced_ns=self.journal.get(QUIESCED_KEY, {}).get("since_ns"),
+            ceilings=ceilings,
         )
         self.driver_open = False
         if self.core.node.quiesced_ns is None:
@@ -190,12 +219,12 @@ class World:
         return reply
 
     def set_power(self, conn: int, watts: int, gpu: str = GPU0, **more: Any) -> dict[str, Any]:
-        """Sets a power limit; the GPU's result."""
+        """Sets a power limit; the GPU's result, empty if it holds exactly what was asked."""
         reply = self.call(conn, "set_power_limit", gpus=[gpu], power_limit_mw=watts * 1000, **more)
         if "error" in reply:
             return reply
         result: dict[str, Any] = reply["result"]["gpus"][gpu]
-        return result
+        return {} if result == {"applied": [watts * 1000]} else result
 
     def limit_w(self, gpu: str = GPU0) -> float:
         return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
@@ -265,20 +294,13 @@ class World:
         code = self.faults.get((call.gpu, control), self.faults.get((call.gpu, None)))
         result: object = None
         if isinstance(call, Write):
-            current = self.values[(call.gpu, call.control)]
-            if call.expected and call.control in READABLE and current not in call.expected:
-                result = Changed(current)
-            elif code is None and not self._takes(call):
-                result = nvml_failure("setting", call.gpu, 2)
-            elif code is None:
-                self.values[(call.gpu, call.control)] = call.value
-                self.writes.append((call.gpu, call.control, call.value))
-                self.wrote(call)
-            else:
-                result = nvml_failure("setting", call.gpu, code)
+            result = self._carry_out(call, code)
         elif call.reading is Reading.CONTROL:
             assert control is not None
-            result = self.values[(call.gpu, control)]
+            if code is not None and self.reads_fail:
+                result = device_failure("reading", call.gpu, nvml_error(code, "get"))
+            else:
+                result = read_settled(lambda: self._read(call.gpu, control))
         elif call.reading is Reading.LIMITS:
             result = self.range_mw
         elif call.reading is Reading.COMPUTE_UIDS:
@@ -288,6 +310,51 @@ class World:
         else:
             result = {"t_ns": self.now_ns, "energy_mj": 5}
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
+
+    def _read(self, gpu: str, control: Control) -> ControlValue:
+        odd = self.odd.get(gpu)
+        if odd is not None and control is Control.POWER_LIMIT and odd.stale:
+            return odd.stale.pop()
+        return self.values[(gpu, control)]
+
+    def _carry_out(self, call: Write, code: int | None) -> object:
+        """A write as the worker of a GPU makes it: compare, write, read back."""
+        key = (call.gpu, call.control)
+        before = self.values[key]
+        if call.expected and call.control in READABLE and before not in call.expected:
+            return Changed(before)
+        if code is None and not self._takes(call):
+            code = 2
+        if code is not None:
+            return device_failure("setting", call.gpu, nvml_error(code, "set"))
+
+        def write() -> None:
+            self._apply(call)
+            self.writes.append((call.gpu, call.control, call.value))
+            self.wrote(call)
+
+        if call.control not in READABLE:
+            write()
+            return Applied(call.value)
+        read = partial(self._read, call.gpu, call.control)
+        return Applied(write_verified(write, read, call.value, before, lambda seconds: None))
+
+    def _apply(self, call: Write) -> None:
+        """What the driver makes of a write."""
+        key = (call.gpu, call.control)
+        odd = self.odd.get(call.gpu)
+        if odd is None or call.control is not Control.POWER_LIMIT:
+            if odd is None or not odd.ignores:
+                self.values[key] = call.value
+            return
+        before = self.values[key]
+        if odd.stale_reads:
+            odd.stale = [before] * odd.stale_reads
+        if not odd.ignores:
+            limit_mw = call.value[0]
+            if odd.clamp_mw is not None:
+                limit_mw = min(max(limit_mw, odd.clamp_mw[0]), odd.clamp_mw[1])
+            self.values[key] = (limit_mw - limit_mw % odd.round_to_mw,)
 
     def wrote(self, write: Write) -> None:
         """A write has reached its device."""

@@ -20,8 +20,9 @@ import pytest
 from tests.fake_nvml import fixtures
 from tests.fake_nvml.double import ALWAYS, NEVER, NvmlDouble, build
 from tests.support import TIMEOUT_S, as_nobody, script, wait_for
-from zeusd.devices.port import DeviceError, PowerLimits, Return
 from zeusd.devices.nvml.backend import NvmlBackend
+from zeusd.devices.nvml.codes import Return
+from zeusd.devices.port import DeviceError, PowerLimits
 
 Opener = Callable[..., tuple[NvmlBackend, NvmlDouble]]
 nvml_double = fixtures.nvml_double

@@ -7,7 +7,8 @@ import random
 
 import pytest
 
-from zeusd.devices.port import DeviceError, Return
+from zeusd.devices.nvml.codes import Return
+from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad, Relaxation, power_w, settle, slowdown

@@ -16,7 +16,8 @@ import msgpack
 import pytest
 
 from zeus_ipc.simulation import SimulatedNode
-from zeusd.devices.port import DeviceError, Return
+from zeusd.devices.nvml.codes import Return
+from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import DeviceServer, SimulatedBackend, VirtualClock
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad, settle

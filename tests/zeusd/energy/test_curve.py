@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.accuracy import BURSTS, LOADS, sweep
+from zeusd.devices.port import Sensors
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import SIZE, History, Slow
 from zeusd.energy.meter import MS, Edge, Meter
-from zeusd.devices.port import Sensors
 
 TICK = 100 * MS
 BEGIN = 1_000 * TICK

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from zeusd.energy.meter import MS, Meter, sensor_window_ns
 from zeusd.devices.port import Sensors
+from zeusd.energy.meter import MS, Meter, sensor_window_ns
 
 TICK = 100 * MS
 

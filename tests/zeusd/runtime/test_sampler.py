@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from zeusd.energy.history import SIZE, History
-from zeusd.devices.port import DeviceError, Sensors
+from zeusd.devices.nvml.codes import nvml_error
+from zeusd.devices.port import Sensors
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
+from zeusd.energy.history import SIZE, History
 from zeusd.runtime.devices import inspect_gpu
 from zeusd.runtime.sampler import Sampler
 from zeusd.runtime.sources import GpuSource, Sample

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.core.effects import Read, Reading, Write
-from zeusd.core.model import Changed, Failure
+from zeusd.core.model import Applied, Changed, Failure
+from zeusd.devices.port import Outcome
 from zeusd.devices.simulated import SimulatedBackend
+from zeusd.devices.simulated.quirks import Quirks
 from zeusd.runtime.workers import GpuWorker
 
 
@@ -31,10 +33,10 @@ class Worker:
         assert ticket == call.ticket
         return result
 
-    def write(self, watts: int, *expected_w: int) -> Any:
+    def write(self, watts: float, *expected_w: int) -> Any:
         expected = tuple((one * 1000,) for one in expected_w)
         control = Control.POWER_LIMIT
-        return self.ask(Write(1, "GPU-x", control, (watts * 1000,), "key", {}, expected))
+        return self.ask(Write(1, "GPU-x", control, (round(watts * 1000),), "key", {}, expected))
 
 
 @pytest.fixture
@@ -45,18 +47,18 @@ def worker() -> Iterator[Worker]:
 
 
 def test_a_write_touches_nothing_if_it_finds_what_it_did_not_expect(worker: Worker) -> None:
-    assert worker.write(200, 250) is None
+    assert worker.write(200, 250) == Applied((200_000,))
     assert worker.nvml.power_limit_mw(worker.gpu) == 200_000
     assert worker.write(150, 250, 180) == Changed((200_000,))
     assert worker.nvml.power_limit_mw(worker.gpu) == 200_000
-    assert worker.write(150, 250, 200) is None
-    assert worker.write(120) is None, "without an expectation it writes"
+    assert worker.write(150, 250, 200) == Applied((150_000,))
+    assert worker.write(120) == Applied((120_000,)), "without an expectation it writes"
     assert worker.nvml.power_limit_mw(worker.gpu) == 120_000
 
 
 def test_locked_clocks_cannot_be_read_and_so_are_not_compared(worker: Worker) -> None:
     write = Write(2, "GPU-x", Control.GPU_CLOCKS, (300, 900), "key", {}, ((1, 2),))
-    assert worker.ask(write) is None
+    assert worker.ask(write) == Applied((300, 900))
 
 
 def test_limits_and_failures(worker: Worker) -> None:
@@ -64,4 +66,34 @@ def test_limits_and_failures(worker: Worker) -> None:
     assert worker.ask(Read(4, "GPU-x", Reading.COMPUTE_UIDS)) == frozenset()
     failure = worker.write(999)
     assert isinstance(failure, Failure)
-    assert failure.nvml_code == 2
+    assert failure.outcome is Outcome.INVALID
+    assert failure.details["device_code"] == 2
+
+
+@pytest.mark.parametrize(
+    ("quirks", "asked_w", "holds_mw"),
+    [
+        (Quirks(round_to_mw=1000), 150.5, 150_000),
+        (Quirks(round_to_mw=5000), 153.2, 150_000),
+        (Quirks(clamp_mw=(180_000, 220_000)), 120, 180_000),
+        (Quirks(clamp_mw=(180_000, 220_000)), 240, 220_000),
+        (Quirks(ignored_sets=-1), 150, 250_000),
+        (Quirks(delay_s=0.5), 150, 150_000),
+        (Quirks(stale_reads=1), 150, 150_000),
+        (Quirks(delay_s=0.3, stale_reads=1, round_to_mw=1000), 150.5, 150_000),
+    ],
+)
+def test_a_write_is_read_back_until_it_is_clear_what_the_device_holds(
+    worker: Worker, quirks: Quirks, asked_w: float, holds_mw: int
+) -> None:
+    worker.nvml.misbehave(0, quirks)
+    assert worker.write(asked_w, 250) == Applied((holds_mw,))
+
+
+def test_one_stale_reading_is_no_change_by_somebody_else(worker: Worker) -> None:
+    worker.nvml.misbehave(0, Quirks(stale_reads=3))
+    assert worker.write(200, 250) == Applied((200_000,))  # two of the three are used up here
+    assert worker.write(150, 200) == Applied((150_000,))
+    worker.nvml.misbehave(0, Quirks(stale_reads=1))
+    worker.nvml.set_power_limit(worker.gpu, 120_000)
+    assert worker.ask(Read(9, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT)) == (120_000,)

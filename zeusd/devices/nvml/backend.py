@@ -12,7 +12,10 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeusd.devices.port import Handle, DeviceError, PowerLimits, Return, Sensors
+from zeus_ipc.controls import Control, ControlValue
+from zeusd.devices.control_calls import ControlCalls, TabledControls
+from zeusd.devices.nvml.codes import Return, nvml_error
+from zeusd.devices.port import DeviceError, Handle, PowerLimits, Sensors
 
 _ENERGY, _INSTANT, _AVERAGE = 83, 186, 185
 """Field ids of nvml.h: TOTAL_ENERGY_CONSUMPTION, POWER_INSTANT, POWER_AVERAGE."""
@@ -31,6 +34,9 @@ _REFUSALS = (*_ABSENT, Return.INVALID_ARGUMENT, Return.NOT_FOUND)
 """What a field answers that a GPU or its driver does not know. Any other code is a mishap."""
 
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
+
+_VOLTA, _AMPERE = 5, 7
+"""The first architectures that lock graphics, and memory, clocks."""
 
 _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 """NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
@@ -117,7 +123,7 @@ class _FieldPlan:
             self.fields.remove(field)
 
 
-class NvmlBackend:
+class NvmlBackend(TabledControls):
     """Implements `zeusd.devices.port.Backend`.
 
     Args:
@@ -132,6 +138,35 @@ class NvmlBackend:
         self._get_field_values: Any = None
         self._inits = 0
         self._guard = threading.Lock()
+        self.controls = self._control_calls()
+
+    def _control_calls(self) -> dict[Control, ControlCalls]:
+        def reset_or_set(
+            reset: Callable[[Handle], None], lock: Callable[[Handle, int, int], None]
+        ) -> Callable[[Handle, ControlValue], None]:
+            return lambda gpu, value: lock(gpu, *value) if value else reset(gpu)
+
+        return {
+            Control.POWER_LIMIT: ControlCalls(
+                offered=lambda gpu: bool(self.power_limits(gpu)),
+                write=lambda gpu, value: self.set_power_limit(gpu, value[0]),
+                read=lambda gpu: (self.power_limit_mw(gpu),),
+                range=lambda gpu: self.power_limits(gpu)[:2],
+            ),
+            Control.GPU_CLOCKS: ControlCalls(
+                offered=lambda gpu: self.architecture(gpu) >= _VOLTA,
+                write=reset_or_set(self.reset_gpu_clocks, self.set_gpu_clocks),
+            ),
+            Control.MEMORY_CLOCKS: ControlCalls(
+                offered=lambda gpu: self.architecture(gpu) >= _AMPERE,
+                write=reset_or_set(self.reset_memory_clocks, self.set_memory_clocks),
+            ),
+            Control.PERSISTENCE_MODE: ControlCalls(
+                offered=lambda gpu: self.persistence_mode(gpu) in (True, False),
+                write=lambda gpu, value: self.set_persistence_mode(gpu, bool(value[0])),
+                read=lambda gpu: (int(self.persistence_mode(gpu)),),
+            ),
+        }
 
     # ------------------------------------------------------------------------------ the driver
 

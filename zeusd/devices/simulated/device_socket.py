@@ -22,6 +22,7 @@ from zeus_ipc.codec import DecodeError, decode_request, encode
 from zeus_ipc.simulation import PROFILE_PREFIX
 from zeusd.devices.simulated.instructions import Instructions, instructions_of
 from zeusd.devices.simulated.node import SimulatedBackend
+from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.work import Work
 
 MAX_BYTES = 16384
@@ -157,6 +158,12 @@ class DeviceServer:
                 count=message.get("count"),
                 latency_s=float(message.get("latency_s", 0.0)),
             )
+            return {}
+        elif op == "misbehave":
+            wanted = dict(message["quirks"])
+            clamp = wanted.pop("clamp_mw", None)
+            quirks = Quirks(**wanted, clamp_mw=None if clamp is None else (clamp[0], clamp[1]))
+            self._node.misbehave(int(message["gpu"]), quirks)
             return {}
         elif op == "clear_faults":
             self._node.clear_faults()

@@ -8,6 +8,7 @@ from typing import Protocol
 
 from zeusd.devices.simulated.models import DeviceModel
 from zeusd.devices.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
+from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.sensors import PowerSensor
 from zeusd.devices.simulated.spec import GpuSpec
 from zeusd.devices.simulated.workloads import Workload
@@ -55,6 +56,11 @@ class SimulatedGpu:
         self.limit_default_mw = round(default * 1000)
         self.limit_max_mw = round(high * 1000)
         self.limit_mw = self.limit_default_mw
+        self.quirks = Quirks()
+        self.limit_next_mw: int | None = None
+        self.limit_due_s = 0.0
+        self.limit_before_mw = self.limit_mw
+        self.stale_reads = 0
         self.board_limit_mw: int | None = None
         self.gpu_lock_mhz: tuple[int, int] | None = None
         self.memory_lock_mhz: tuple[int, int] | None = None
@@ -131,6 +137,7 @@ class SimulatedGpu:
     def reset_settings(self, t_s: float) -> None:
         """The last client has let go of a GPU without persistence: what was set is lost."""
         self.limit_mw = min(self.limit_default_mw, self.limit_max_mw)
+        self.limit_next_mw = None
         self.gpu_lock_mhz = self.memory_lock_mhz = None
         self.limit_moved(t_s)
         self.retarget(t_s, 0.0)

@@ -8,10 +8,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from zeusd.devices.port import Handle, Backend, DeviceError, PowerLimits, Return, Sensors
+from zeus_ipc.controls import Control, ControlValue
+from zeusd.devices.control_calls import ControlCalls, TabledControls
+from zeusd.devices.nvml.codes import Return, nvml_error
+from zeusd.devices.port import Backend, Handle, PowerLimits, Sensors
 from zeusd.devices.simulated.gpu import SimulatedGpu
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
+from zeusd.devices.simulated.models import AMPERE, VOLTA
 from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
+from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.spec import GpuSpec, parse_spec
 from zeusd.devices.simulated.work import Work
 from zeusd.devices.simulated.workloads import Workload, find_workload
@@ -23,7 +28,13 @@ _LATENCY_SPREAD = 1 / 3
 
 _LONGEST_LATENCY_S = 86_400.0
 
-_CALLS = frozenset(name for name in vars(Backend) if not name.startswith("_"))
+_GENERIC = frozenset(name for name in vars(TabledControls) if not name.startswith("_"))
+_CALLS = (frozenset(name for name in vars(Backend) if not name.startswith("_")) - _GENERIC) | {
+    *("power_limit_mw", "set_power_limit", "persistence_mode", "set_persistence_mode"),
+    *("set_gpu_clocks", "reset_gpu_clocks", "set_memory_clocks", "reset_memory_clocks"),
+}
+"""What can fail: the calls that the table of controls is made of, and all others of the port."""
+
 _NODE_CALLS = frozenset({"init", "shutdown", "driver_version", "device_count"})
 
 
@@ -34,7 +45,7 @@ class _Fault:
     latency_s: float
 
 
-class SimulatedBackend:
+class SimulatedBackend(TabledControls):
     """Implements `zeusd.devices.port.Backend` without hardware. Thread-safe.
 
     Args:
@@ -63,7 +74,39 @@ class SimulatedBackend:
         self._faults: dict[tuple[int | None, str], list[_Fault]] = {}
         self._lost: dict[int, int] = {}
         self._work: list[Work] = []
+        self.controls = self._control_calls()
         self._load_driver()
+
+    def _control_calls(self) -> dict[Control, ControlCalls]:
+        def limits(gpu: Handle) -> tuple[int, int]:
+            found = self.power_limits(gpu)
+            return found.min_mw, found.max_mw
+
+        def lock_gpu(gpu: Handle, value: ControlValue) -> None:
+            self.set_gpu_clocks(gpu, *value) if value else self.reset_gpu_clocks(gpu)
+
+        def lock_memory(gpu: Handle, value: ControlValue) -> None:
+            self.set_memory_clocks(gpu, *value) if value else self.reset_memory_clocks(gpu)
+
+        return {
+            Control.POWER_LIMIT: ControlCalls(
+                offered=lambda gpu: bool(limits(gpu)),
+                write=lambda gpu, value: self.set_power_limit(gpu, value[0]),
+                read=lambda gpu: (self.power_limit_mw(gpu),),
+                range=limits,
+            ),
+            Control.GPU_CLOCKS: ControlCalls(
+                offered=lambda gpu: self.architecture(gpu) >= VOLTA, write=lock_gpu
+            ),
+            Control.MEMORY_CLOCKS: ControlCalls(
+                offered=lambda gpu: self.architecture(gpu) >= AMPERE, write=lock_memory
+            ),
+            Control.PERSISTENCE_MODE: ControlCalls(
+                offered=lambda gpu: self.persistence_mode(gpu) in (True, False),
+                write=lambda gpu, value: self.set_persistence_mode(gpu, bool(value[0])),
+                read=lambda gpu: (int(self.persistence_mode(gpu)),),
+            ),
+        }
 
     @property
     def specs(self) -> tuple[GpuSpec, ...]:
@@ -154,20 +197,35 @@ class SimulatedBackend:
 
     def power_limit_mw(self, gpu: Handle) -> int:
         """See `Backend`."""
-        return self._enter(gpu, "power_limit_mw").limit_mw
+        state = self._enter(gpu, "power_limit_mw")
+        with self.lock:
+            self._settle(state)
+            if state.stale_reads:
+                state.stale_reads -= 1
+                return state.limit_before_mw
+            return state.limit_mw
 
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
         """See `Backend`."""
-        return self._enter(gpu, "enforced_power_limit_mw").enforced_limit_mw
+        state = self._enter(gpu, "enforced_power_limit_mw")
+        with self.lock:
+            self._settle(state)
+            return state.enforced_limit_mw
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
         """See `Backend`."""
         state = self._enter(gpu, "set_power_limit", setter=True)
-        if not state.limit_min_mw <= power_limit_mw <= state.limit_max_mw:
+        low, high, quirks = state.limit_min_mw, state.limit_max_mw, state.quirks
+        if quirks.clamp_mw is None and not low <= power_limit_mw <= high:
             raise nvml_error(Return.INVALID_ARGUMENT, "nvmlDeviceSetPowerManagementLimit")
         with self.lock:
-            state.limit_mw = power_limit_mw
-            self._changed(state, LIMIT_TAU_S)
+            self._settle(state)
+            if quirks.ignores():
+                return
+            state.limit_before_mw, state.stale_reads = state.limit_mw, quirks.stale_reads
+            state.limit_due_s = self._clock_ns() / 1e9 + quirks.delay_s
+            state.limit_next_mw = quirks.taken(power_limit_mw)
+            self._settle(state)
 
     # --------------------------------------------------------------------------------- clocks
 
@@ -242,7 +300,9 @@ class SimulatedBackend:
 
     def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
         """See `Backend`."""
-        self._enter(gpu, "set_persistence_mode", setter=True).persistence = enabled
+        state = self._enter(gpu, "set_persistence_mode", setter=True)
+        if not state.quirks.ignores():
+            state.persistence = enabled
 
     def sensors(self, gpu: Handle) -> Sensors:
         """See `Backend`."""
@@ -348,11 +408,11 @@ class SimulatedBackend:
         count: int | None = None,
         latency_s: float = 0.0,
     ) -> None:
-        """Makes a method of `Backend` fail, or take long, on one GPU.
+        """Makes a call fail, or take long, on one GPU.
 
         Args:
             gpu: NVML index; None for `init`, `shutdown`, `driver_version`, `device_count`.
-            call: Name of the method.
+            call: Name of the method, such as `sensors` or `set_power_limit`.
             code: What it returns instead; None: it works, after `latency_s`.
             count: How many times; None: until `clear_faults`.
             latency_s: Further time it takes.
@@ -369,10 +429,17 @@ class SimulatedBackend:
         with self.lock:
             self._faults.setdefault((gpu, call), []).append(_Fault(code, count, latency_s))
 
+    def misbehave(self, gpu: int, quirks: Quirks) -> None:
+        """The driver does not do quite what it is told on one GPU, until `clear_faults`."""
+        with self.lock:
+            self._existing(gpu).quirks = quirks
+
     def clear_faults(self) -> None:
         """Everything works again, lost GPUs and an absent driver included."""
         with self.lock:
             self._faults.clear()
+            for gpu in self._gpus:
+                gpu.quirks = Quirks()
             self._lost.clear()
             self._driver_code = None
 
@@ -404,7 +471,7 @@ class SimulatedBackend:
                     f"{power_limit_mw} mW is not between {state.limit_min_mw} and "
                     f"{state.limit_max_mw} mW"
                 )
-            state.limit_mw = power_limit_mw
+            state.limit_mw, state.limit_next_mw = power_limit_mw, None
             self._changed(state, LIMIT_TAU_S)
 
     def set_board_limit(self, gpu: int, power_limit_mw: int | None) -> None:
@@ -487,6 +554,12 @@ class SimulatedBackend:
             if fault.count <= 0:
                 waiting.pop(0)
         return fault
+
+    def _settle(self, state: SimulatedGpu) -> None:
+        """A limit whose time has come takes effect. Lock held."""
+        if state.limit_next_mw is not None and self._clock_ns() / 1e9 >= state.limit_due_s:
+            state.limit_mw, state.limit_next_mw = state.limit_next_mw, None
+            self._changed(state, LIMIT_TAU_S)
 
     def _changed(self, state: SimulatedGpu, tau_s: float) -> None:
         """A setting changed: the GPU, and whatever runs on it, adapts."""

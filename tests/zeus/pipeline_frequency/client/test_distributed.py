@@ -18,8 +18,8 @@ from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus.pipeline_frequency.server.running import RunningServer, ok, running_server
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
-from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.instructions import find_instructions
+from zeusd.devices.simulated.models import DEVICES
 
 pytest.importorskip("torch")
 pytest.importorskip("fastapi")

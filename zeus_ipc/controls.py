@@ -1,0 +1,249 @@
+"""What can be changed on a GPU: one `ControlSpec` per control, and all that derives from it.
+
+Pure data, standard library only: the protocol, zeusctl, the exporter, the daemon and the helper
+that restores without a daemon all read this table. A new control is a member of `Control`, an entry
+in `SPECS`, and its device calls in each backend under `zeusd/devices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, TypeAlias
+
+ControlValue: TypeAlias = tuple[int, ...]
+"""A control's value, in a form that compares, sorts and journals; see `ControlSpec.shape`."""
+
+UNLOCKED: ControlValue = ()
+"""The value of a range that is not restricted."""
+
+MAX_MHZ = 100_000
+MAX_MW = 100_000_000
+
+
+class Control(str, Enum):
+    """What can be changed on a GPU, each under a lease of its own."""
+
+    POWER_LIMIT = "power_limit"
+    """The power limit."""
+    GPU_CLOCKS = "gpu_clocks"
+    """The range that the graphics (SM) clock is locked to."""
+    MEMORY_CLOCKS = "memory_clocks"
+    """The same for the memory clock."""
+    PERSISTENCE_MODE = "persistence_mode"
+    """Whether the driver stays loaded while nobody uses the GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class ControlSpec:
+    """All there is to know about a control, whatever the vendor.
+
+    Attributes:
+        control: Which control.
+        title: For people, such as `power limit`.
+        shape: number: `(value,)`. range: `(min, max)`, or `()` for unlocked. switch: `(0,)` or
+            `(1,)`.
+        readable: Whether the device can say what it holds. What cannot be read can be neither
+            verified nor compared before it is restored.
+        restore_order: Restores of one GPU begin in this order.
+        unit: Of the value as people write it; empty for a switch.
+        scale: How many of the protocol's integers make one `unit`.
+        largest: The largest integer that the protocol takes.
+        rounding: A driver may round a value by less than this, in the protocol's integers.
+        refused_target: What a restore does when the device no longer takes its target: the nearest
+            value in the device's range, unlocking, or trying again.
+        ceilings: Whether ceilings apply: the control is one number, and lower draws less power.
+        leased_by_default: Whether the group `zeus` may lease it where no rule says otherwise.
+        operation: The protocol's request that sets it.
+        arguments: The fields of that request, in the order of the value's integers.
+        option: zeusctl's long option.
+        letter: zeusctl's short option; empty: none.
+        metavar: How the option's help names the value.
+        help: What the option's help says.
+    """
+
+    control: Control
+    title: str
+    shape: Literal["number", "range", "switch"]
+    readable: bool
+    restore_order: int
+    unit: str
+    scale: int
+    largest: int
+    rounding: int
+    refused_target: Literal["nearest", "unlock", "retry"]
+    ceilings: bool
+    leased_by_default: bool
+    operation: str
+    arguments: tuple[str, ...]
+    option: str
+    letter: str
+    metavar: str
+    help: str
+
+    @property
+    def name(self) -> str:
+        """Name in the protocol, the journal, metrics and JSON."""
+        return self.control.value
+
+    def fault(self, value: Sequence[int]) -> str | None:
+        """Why no GPU could take this value; None if one might."""
+        if self.shape == "range" and not value:
+            return None
+        wanted = 2 if self.shape == "range" else 1
+        if len(value) != wanted:
+            return f"{self.name} takes {wanted} number{'s' * (wanted > 1)}, not {len(value)}"
+        smallest = 1 if self.shape == "number" else 0
+        if not all(smallest <= part <= self.largest for part in value):
+            return f"{self.name} must be between {smallest} and {self.largest}"
+        if self.shape == "range" and value[0] > value[1]:
+            return (
+                f"cannot set {self.name} to {value[0]} to {value[1]} {self.unit}: the minimum is "
+                "above the maximum"
+            )
+        return None
+
+    def text(self, value: Sequence[int]) -> str:
+        """The value for a person, with its unit."""
+        if self.shape == "switch":
+            return "on" if value[0] else "off"
+        if not value:
+            return "unlocked"
+        parts = "-".join(f"{part / self.scale:g}" for part in value)
+        return f"{parts} {self.unit}"
+
+    def span_text(self, low: float, high: float) -> str:
+        """A range of permitted integers for a person."""
+        return f"{low / self.scale:g} to {high / self.scale:g} {self.unit}"
+
+    def parse(self, text: str) -> ControlValue:
+        """The value that a person wrote.
+
+        Raises:
+            ValueError: It is none; the message says what to write.
+        """
+        word = text.strip()
+        if self.shape == "switch":
+            if word not in ("on", "off"):
+                raise ValueError(f"{text!r} is neither on nor off")
+            return (int(word == "on"),)
+        example = "1200, or a range such as 900,1200" if self.shape == "range" else "250"
+        hint = f"{text!r} is not a {self.title}; write {self.unit}: {example}"
+        for unit in (self.unit, self.unit.lower()):
+            word = word.removesuffix(unit).strip()
+        parts = word.replace("-", ",").split(",") if self.shape == "range" else [word]
+        try:
+            numbers = [float(part) for part in parts]
+            value = tuple(round(number * self.scale) for number in numbers)
+        except (ValueError, OverflowError):
+            raise ValueError(hint) from None
+        if self.shape == "range" and len(value) == 1:
+            value *= 2
+        if len(value) > 2 or not all(0 <= part <= self.largest for part in value):
+            raise ValueError(hint)
+        if self.shape == "number" and value[0] <= 0:
+            raise ValueError(hint)
+        return value
+
+
+SPECS: dict[Control, ControlSpec] = {
+    spec.control: spec
+    for spec in (
+        ControlSpec(
+            control=Control.POWER_LIMIT,
+            title="power limit",
+            shape="number",
+            readable=True,
+            restore_order=2,
+            unit="W",
+            scale=1000,
+            largest=MAX_MW,
+            rounding=5000,
+            refused_target="nearest",
+            ceilings=True,
+            leased_by_default=True,
+            operation="set_power_limit",
+            arguments=("power_limit_mw",),
+            option="power-limit",
+            letter="p",
+            metavar="WATTS",
+            help="Power limit, in watts.",
+        ),
+        ControlSpec(
+            control=Control.GPU_CLOCKS,
+            title="graphics clock",
+            shape="range",
+            readable=False,
+            restore_order=0,
+            unit="MHz",
+            scale=1,
+            largest=MAX_MHZ,
+            rounding=0,
+            refused_target="unlock",
+            ceilings=False,
+            leased_by_default=True,
+            operation="set_gpu_clocks",
+            arguments=("min_mhz", "max_mhz"),
+            option="gpu-clocks",
+            letter="g",
+            metavar="MHZ[,MHZ]",
+            help="Lock the graphics clock, in MHz.",
+        ),
+        ControlSpec(
+            control=Control.MEMORY_CLOCKS,
+            title="memory clock",
+            shape="range",
+            readable=False,
+            restore_order=1,
+            unit="MHz",
+            scale=1,
+            largest=MAX_MHZ,
+            rounding=0,
+            refused_target="unlock",
+            ceilings=False,
+            leased_by_default=True,
+            operation="set_memory_clocks",
+            arguments=("min_mhz", "max_mhz"),
+            option="memory-clocks",
+            letter="m",
+            metavar="MHZ[,MHZ]",
+            help="Lock the memory clock, in MHz.",
+        ),
+        ControlSpec(
+            control=Control.PERSISTENCE_MODE,
+            title="persistence mode",
+            shape="switch",
+            readable=True,
+            restore_order=3,
+            unit="",
+            scale=1,
+            largest=1,
+            rounding=0,
+            refused_target="retry",
+            ceilings=False,
+            leased_by_default=False,
+            operation="set_persistence_mode",
+            arguments=("enabled",),
+            option="persistence",
+            letter="",
+            metavar="[on|off]",
+            help="Persistence mode.",
+        ),
+    )
+}
+"""Every control, in the order in which zeusctl and the documentation list them."""
+
+READABLE = frozenset(spec.control for spec in SPECS.values() if spec.readable)
+"""Controls whose value a device can tell."""
+
+RESTORE_ORDER = tuple(sorted(SPECS, key=lambda control: SPECS[control].restore_order))
+"""Controls in the order in which one GPU's restores begin."""
+
+BY_OPERATION = {spec.operation: spec for spec in SPECS.values()}
+"""Specs by the protocol's request that sets them."""
+
+
+def describe(control: Control, value: ControlValue) -> str:
+    """A control's value for a person, with its unit."""
+    return SPECS[control].text(value)

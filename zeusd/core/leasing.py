@@ -1,0 +1,62 @@
+"""What a lease and a set are: plain values that `control.ControlMachine` works with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from zeusd.core.model import Applied, ControlValue, Failure, Peer, Process
+
+Done: TypeAlias = Callable[["Failure | Applied | None"], None]
+"""Takes what came of a set: what the control holds now, None after an acquire, or why not."""
+
+ZEUSD = Process(0, 0)
+"""Stands for zeusd itself, where no process holds what is being restored."""
+
+
+@dataclass(slots=True)
+class Lease:
+    """Who may write this control, and until when if it says nothing more."""
+
+    holder: Process
+    uid: int
+    client: str
+    since_ns: int
+    ttl_ns: int
+    expires_ns: int
+    acquired: bool = False
+    """Whether it was asked for by itself, and so outlives a set that failed."""
+    forgiven: bool = False
+    """Whether it was extended since the last heartbeat because zeusd itself stood still."""
+    command: str = ""
+    job: str = ""
+    """See `model.Peer`."""
+    asked: ControlValue | None = None
+    """What the holder asked for last; the control may hold less under a ceiling, or a value that
+    the driver made of it."""
+    over: str = ""
+    """The ceiling that this holder may exceed: an administrator's is replaced next."""
+    heard_ns: int = 0
+    """When the holder last gave a sign of life."""
+
+    @property
+    def name(self) -> str:
+        """Tells this lease from others in logs."""
+        return f"{self.holder.pid}-{self.since_ns}"
+
+
+@dataclass(slots=True, eq=False)
+class Set:
+    """A set that waits for its turn. `value` None takes the lease and writes nothing."""
+
+    peer: Peer
+    client: str
+    value: ControlValue | None
+    deadline_ns: int
+    ttl_ns: int
+    block: bool
+    done: Done
+    over: str = ""
+    """See `Lease.over`."""
+    compare: bool = True

@@ -1,0 +1,482 @@
+"""One control of one GPU, as far as restoring it goes: its target, its values, its restores.
+
+What is compared and written is `restore_rule.restore_steps`'s; what happens next is
+`lifecycle.TABLE`'s. Here the two meet: each step becomes an effect, each answer the next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass, field
+from typing import Any
+
+from zeus_ipc.controls import SPECS, Control, ControlValue, describe
+from zeusd.core.ceilings import PERSISTED, Ceilings
+from zeusd.core.effects import Forget, Note, Read, Reading, Write
+from zeusd.core.effects import Put as Keep
+from zeusd.core.leasing import Lease
+from zeusd.core.lifecycle import OUT_OF_REACH, READY, Event, Lifecycle, Phase, State
+from zeusd.core.model import (
+    Applied,
+    Debt,
+    Failure,
+    baseline_key,
+    debt_key,
+    kept_failure,
+    resting_key,
+)
+from zeusd.core.outbox import Outbox
+from zeusd.core.policy import Target
+from zeusd.devices.port import Outcome
+from zeusd.restore_rule import (
+    ALL,
+    OURS,
+    Failed,
+    Look,
+    Plan,
+    Put,
+    Range,
+    Result,
+    Step,
+    restore_steps,
+)
+
+RETRY_FIRST_NS = 500_000_000
+RETRY_MAX_NS = 4_000_000_000
+"""A restore follows within this time of the last error."""
+
+
+@dataclass(slots=True, eq=False)
+class Restoration:
+    """A restore that is under way.
+
+    Attributes:
+        reason: Why, for the log.
+        overwrite: What it may overwrite, see `restore_rule`.
+        owed: Whether zeusd changed something that must be restored; else an administrator only
+            wishes it, and a failure that changes nothing is the end of it.
+        attempts: How many have failed.
+        waiting: Called after the next attempt, whatever comes of it.
+        plan: What the present attempt does.
+        steps: Its steps.
+    """
+
+    reason: str
+    overwrite: str = OURS
+    owed: bool = True
+    attempts: int = 0
+    waiting: list[Callable[[], None]] = field(default_factory=list)
+    plan: Plan | None = None
+    steps: Generator[Step, Any, Result] | None = None
+
+    def answer(self) -> None:
+        """An attempt is over."""
+        waiting, self.waiting = self.waiting, []
+        for then in waiting:
+            then()
+
+
+class Restorable:
+    """The restoring half of a control.
+
+    Args:
+        gpu: UUID of the GPU.
+        control: Which control.
+        site: What the site wants it restored to.
+        outbox: Where effects go.
+        override: Whether a restore overwrites what somebody else set.
+
+    Attributes:
+        first: What it held when zeusd first saw it in this boot, if that is known.
+        observed: What it is restored to where the site configured nothing.
+        ceilings: Upper bounds besides the site's.
+        lease: Who holds it, or held what is being restored.
+        trouble: Why the last attempt to restore it failed; None: it did not.
+    """
+
+    def __init__(
+        self, gpu: str, control: Control, site: Target, outbox: Outbox, override: bool = False
+    ) -> None:
+        self.gpu = gpu
+        self.control = control
+        self.spec = SPECS[control]
+        self.life = Lifecycle()
+        self.lease: Lease | None = None
+        self.first: ControlValue | None = None
+        self.observed: ControlValue | None = None if site.pinned else site.value
+        self.ceilings = Ceilings()
+        self.trouble: Failure | None = None
+        self._out = outbox
+        self._site = site
+        self._override = override
+        self._values: tuple[ControlValue, ...] = ()
+        self._doubt: ControlValue | None = None
+        self._restoration: Restoration | None = None
+        # What zeusd left in force at rest, where ceilings made it do so.
+        self._resting: ControlValue | None = None
+        self._ceilings_moved: list[Callable[[], None]] | None = None
+
+    # ---------------------------------------------------------------------------------- queries
+
+    @property
+    def phase(self) -> Phase:
+        """Whether it is free, held or being restored."""
+        return self.life.phase
+
+    @property
+    def value(self) -> ControlValue | None:
+        """What the control holds under the present lease; None if nothing was written."""
+        return self._values[-1] if self._values else None
+
+    @property
+    def key(self) -> str:
+        """Key of the journal entry."""
+        return debt_key(self.gpu, self.control)
+
+    @property
+    def retry_at_ns(self) -> int | None:
+        """When the next attempt to restore it is due; None if none failed."""
+        return self._out.due_ns.get(self)
+
+    @property
+    def persisted(self) -> bool:
+        """Whether an administrator chose the target (see `messages.Persist`)."""
+        return PERSISTED in self.ceilings
+
+    @property
+    def pinned(self) -> bool:
+        """Whether somebody chose the target, so that outside changes do not move it."""
+        return self._site.pinned or bool(self.ceilings)
+
+    @property
+    def target(self) -> ControlValue:
+        """What a restore writes: the site's target, under all ceilings."""
+        return self._under(self._site.value)
+
+    def highest(self, without: str = "") -> ControlValue:
+        """The most that may be set; under all ceilings but the one named."""
+        assert self._site.highest_mw is not None
+        return self._under((self._site.highest_mw,), without)
+
+    def _under(self, value: ControlValue, without: str = "") -> ControlValue:
+        if self.spec.ceilings:
+            return self.ceilings.lowest(value, without)
+        persisted = self.ceilings.get(PERSISTED)
+        return value if persisted is None or without == PERSISTED else persisted.value
+
+    @property
+    def target_source(self) -> str:
+        """Where the target is from, see `messages.Back`."""
+        for name, ceiling in self.ceilings:
+            if ceiling.value == self.target:
+                return name
+        if self._site.pinned:
+            return "configured"
+        return "observed" if self.spec.readable else "unreadable"
+
+    # ------------------------------------------------------------------------------- the target
+
+    def aim_at(self, target: ControlValue) -> None:
+        """The site's target moves, where nobody configured it."""
+        if self._site.pinned:
+            return
+        highest_mw = target[0] if self.spec.ceilings else None
+        self._site = Target(target, False, highest_mw)
+        self.observed = target
+        self._out.add(Keep(baseline_key(self.gpu, self.control), {"value": list(target)}))
+
+    def adopt(self, current: ControlValue) -> None:
+        """Somebody else chose this value while nothing was held."""
+        if current in (self.target, self._resting) or self.pinned:
+            return
+        if self._override:
+            self._note_outside(self.target, current, "overridden")
+            return
+        self._note_outside(self.target, current, "adopted")
+        self.aim_at(current)
+
+    def rest(self, value: ControlValue | None) -> None:
+        """Ceilings have zeusd leave this in force while nobody holds it; None: they do not."""
+        if value != self._resting:
+            self._resting = value
+            key = resting_key(self.gpu, self.control)
+            self._out.add(Forget(key) if value is None else Keep(key, {"value": list(value)}))
+
+    def recover_rest(self, value: ControlValue | None) -> None:
+        """The journal says what ceilings had the last zeusd leave in force."""
+        self._resting = value
+
+    @property
+    def rests_elsewhere(self) -> bool:
+        """Whether zeusd left a value in force that is not the target any more."""
+        return self._resting is not None and self._resting != self.target
+
+    # ------------------------------------------------------------------------------- the restore
+
+    def _start_restore(self, restoration: Restoration) -> None:
+        """Idle, and something ended: restores what has to be."""
+        self._restoration = restoration
+        self._attempt()
+
+    def _attempt(self) -> None:
+        restoration = self._restoration
+        assert restoration is not None
+        self._out.due_ns.pop(self, None)
+        restoration.plan = Plan(
+            target=self.target,
+            values=self._values,
+            doubt=self._doubt,
+            readable=self.spec.readable,
+            rounding=self.spec.rounding,
+            refused_target=self.spec.refused_target,
+            overwrite=self._overwrites(),
+        )
+        restoration.steps = restore_steps(restoration.plan)
+        self._advance(None)
+
+    def _advance(self, answer: object) -> None:
+        restoration = self._restoration
+        assert restoration is not None
+        assert restoration.steps is not None
+        try:
+            step = restoration.steps.send(answer)
+        except StopIteration as stop:
+            self._over(stop.value)
+            return
+        ticket = self._out.ticket(self._stepped)
+        if isinstance(step, Look):
+            self.life.on(Event.CHECK)
+            self._out.add(Read(ticket, self.gpu, Reading.CONTROL, self.control))
+        elif isinstance(step, Range):
+            self.life.on(Event.FIT)
+            self._out.add(Read(ticket, self.gpu, Reading.LIMITS, self.control))
+        else:
+            assert isinstance(step, Put)
+            self.life.on(Event.RESTORE)
+            self._write_step(ticket, step)
+
+    def _write_step(self, ticket: int, step: Put) -> None:
+        found = () if step.found is None else (step.found,)
+        self._values = tuple(dict.fromkeys((*self._values, *found, step.value)))
+        self._values = (*(one for one in self._values if one != step.value), step.value)
+        self._doubt = step.value if self.spec.readable else None
+        self._out.add(
+            Write(
+                ticket,
+                self.gpu,
+                self.control,
+                step.value,
+                self.key,
+                self._debt().to_json(),
+                before=step.found,
+            )
+        )
+
+    def _stepped(self, result: object) -> None:
+        """A device call of the present attempt returned."""
+        if self.life.state is State.AWAY_BUSY:
+            self.life.on(Event.ANSWER)
+        elif self.life.state is State.ENDING:
+            self._attempt()  # the device went out of reach and came back meanwhile
+        elif isinstance(result, Failure):
+            self._advance(Failed(result, result.outcome is Outcome.INVALID))
+        elif isinstance(result, Applied):
+            self._advance(result.value)
+        else:
+            self._advance(result)
+        self._pump()
+
+    def _over(self, result: Result) -> None:
+        """The present attempt is over."""
+        restoration = self._restoration
+        assert restoration is not None
+        assert restoration.plan is not None
+        writing = self.life.state in (State.RESTORING, State.FITTING)
+        if result.foreign and result.found is not None:
+            self._note_foreign(result)
+        failure: Failure | None = result.trouble
+        if result.kept:
+            assert result.holds is not None
+            failure = kept_failure(self.control, self.gpu, result.target, result.holds)
+        if result.kind == "restored" or (result.pending and writing):
+            self._note_change("restore", result.found, result.holds or result.target, failure)
+        if result.pending:
+            assert failure is not None
+            self._failed(failure)
+            return
+        if result.kind == "restored":
+            self._doubt = None
+            moved = result.holds is not None and result.holds != restoration.plan.target
+            if moved or result.target != restoration.plan.target:
+                self._note_clamped(restoration.plan.target, result.holds or result.target)
+        in_force = result.holds or result.target
+        if result.kind in ("restored", "already_back"):
+            self.rest(in_force if self.spec.ceilings and self.ceilings else None)
+            if restoration.plan.target != self.target:
+                self._values = (in_force,)  # the target moved meanwhile: once more
+                restoration.owed = True
+                self._attempt()
+                return
+            if in_force != restoration.plan.target and not self.pinned:
+                self.aim_at(in_force)
+        elif result.kind == "changed_outside":
+            if self._overwrites() != restoration.plan.overwrite:
+                self._attempt()  # an administrator has asked for the target meanwhile
+                return
+            if not self.pinned:
+                self.aim_at(in_force)
+        self._finish(result.kind)
+
+    def _finish(self, kind: str, trouble: Failure | None = None) -> None:
+        restoration = self._restoration
+        assert restoration is not None
+        assert self.lease is not None
+        self._out.add(Forget(self.key))
+        if restoration.owed and restoration.reason != "ceiling":
+            self._out.add(
+                Note(
+                    "lease_ended",
+                    {**self._who(self.lease), "reason": restoration.reason, "result": kind},
+                )
+            )
+        self.life.on(Event.DONE)
+        self.lease = None
+        self._values, self._doubt = (), None
+        self.trouble = trouble
+        self._restoration = None
+        restoration.answer()
+
+    def _failed(self, failure: Failure) -> None:
+        restoration = self._restoration
+        assert restoration is not None
+        if not restoration.owed and failure.unchanged:
+            self._finish("failed", failure)
+            return
+        self.life.on(Event.FAIL)
+        self.trouble = failure
+        restoration.attempts += 1
+        attempt = restoration.attempts
+        pause_ns = min(RETRY_FIRST_NS * 2 ** min(attempt - 1, 10), RETRY_MAX_NS)
+        self._out.due_ns[self] = self._out.now_ns + pause_ns
+        if attempt & (attempt - 1) == 0:  # a GPU that is lost must not fill the log
+            fields = {
+                "gpu": self.gpu,
+                "control": self.control.value,
+                "attempt": attempt,
+                "retry_in_s": pause_ns / 1e9,
+                "error": failure.message,
+            }
+            self._out.add(Note("restore_failed", fields, warning=True))
+        self._refuse_waiting()
+        restoration.answer()
+
+    def retry_now(self) -> None:
+        """The GPU is back: does not wait for the pause to end."""
+        if self.life.state is State.PENDING:
+            self._attempt()
+            self._pump()
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _pump(self) -> None:
+        """Begins what waits, if it can."""
+        raise NotImplementedError
+
+    def _refuse_waiting(self) -> None:
+        """Nothing that waits can have its turn now."""
+        raise NotImplementedError
+
+    @property
+    def _idle(self) -> bool:
+        return self.life.state in READY
+
+    @property
+    def _out_of_reach(self) -> bool:
+        return self.life.state in OUT_OF_REACH
+
+    def _overwrites(self) -> str:
+        """What a restore may overwrite, see `restore_rule`: where zeusd wrote, the site decides."""
+        asked = OURS if self._restoration is None else self._restoration.overwrite
+        return ALL if asked == OURS and self._override and self._values else asked
+
+    def _debt(self) -> Debt:
+        assert self.lease is not None
+        restoration = self._restoration
+        return Debt(
+            gpu=self.gpu,
+            control=self.control,
+            holder=self.lease.holder,
+            uid=self.lease.uid,
+            client=self.lease.client,
+            since_ns=self.lease.since_ns,
+            ttl_ns=self.lease.ttl_ns,
+            target=self.target,
+            values=self._values,
+            doubt=self._doubt,
+            overwrite=self._overwrites(),
+            ending="" if restoration is None else restoration.reason,
+            acquired=self.lease.acquired,
+            command=self.lease.command,
+            job=self.lease.job,
+        )
+
+    def _who(self, lease: Lease) -> dict[str, object]:
+        return {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "pid": lease.holder.pid,
+            "uid": lease.uid,
+            "command": lease.command,
+            "job": lease.job,
+            "lease": lease.name,
+        }
+
+    def _note_outside(self, old: ControlValue, new: ControlValue, result: str) -> None:
+        fields = {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "old": describe(self.control, old),
+            "new": describe(self.control, new),
+            "result": result,
+        }
+        self._out.add(Note("outside_change", fields, warning=True))
+
+    def _note_foreign(self, result: Result) -> None:
+        restoration = self._restoration
+        assert restoration is not None
+        assert result.found is not None
+        if result.kind == "changed_outside":
+            if self._values:
+                self._note_outside(self._values[-1], result.found, "kept")
+        elif self._override and restoration.reason not in ("reset", "ceiling") and self._values:
+            self._note_outside(self._values[-1], result.found, "overridden")
+
+    def _note_clamped(self, old: ControlValue, new: ControlValue) -> None:
+        fields = {
+            "gpu": self.gpu,
+            "control": self.control.value,
+            "old": describe(self.control, old),
+            "new": describe(self.control, new),
+            "reason": "the device does not take the restore target exactly",
+        }
+        self._out.add(Note("restore_clamped", fields, warning=True))
+
+    def _note_change(
+        self,
+        event: str,
+        old: ControlValue | None,
+        new: ControlValue,
+        failure: Failure | None,
+        lease: Lease | None = None,
+    ) -> None:
+        lease = lease or self.lease
+        assert lease is not None
+        reason = "requested" if self._restoration is None else self._restoration.reason
+        fields = {
+            **self._who(lease),
+            "old": "unknown" if old is None else describe(self.control, old),
+            "new": describe(self.control, new),
+            "reason": reason,
+            "result": "ok" if failure is None else failure.message,
+        }
+        self._out.add(Note(event, fields, warning=failure is not None))

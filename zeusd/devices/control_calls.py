@@ -1,0 +1,61 @@
+"""How a backend serves its controls: a table of device calls, one row per control."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from zeus_ipc.controls import Control, ControlValue
+from zeusd.devices.port import DeviceError, Handle, Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class ControlCalls:
+    """The device calls of one control.
+
+    Attributes:
+        offered: Whether a GPU has it; raises `DeviceError` while that cannot be told.
+        write: Sets it.
+        read: What it holds; None: the vendor cannot tell.
+        range: Smallest and largest integer that it takes now; None: the vendor knows no range.
+    """
+
+    offered: Callable[[Handle], bool]
+    write: Callable[[Handle, ControlValue], None]
+    read: Callable[[Handle], ControlValue] | None = None
+    range: Callable[[Handle], tuple[int, int]] | None = None
+
+
+class TabledControls:
+    """The generic part of `port.Backend`, over a table that a backend fills."""
+
+    controls: Mapping[Control, ControlCalls]
+
+    def offers(self, gpu: Handle, control: Control) -> bool:
+        """See `Backend`."""
+        calls = self.controls.get(control)
+        return calls is not None and calls.offered(gpu)
+
+    def read_control(self, gpu: Handle, control: Control) -> ControlValue:
+        """See `Backend`."""
+        read = self.controls[control].read
+        if read is None:
+            raise _unsupported("reading", control)
+        return read(gpu)
+
+    def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
+        """See `Backend`."""
+        self.controls[control].write(gpu, value)
+
+    def control_range(self, gpu: Handle, control: Control) -> tuple[int, int]:
+        """See `Backend`."""
+        calls = self.controls[control]
+        if calls.range is None:
+            raise _unsupported("the range of", control)
+        return calls.range(gpu)
+
+
+def _unsupported(what: str, control: Control) -> DeviceError:
+    return DeviceError(
+        Outcome.UNSUPPORTED, f"{what} {control.value}", "this vendor's library cannot tell"
+    )

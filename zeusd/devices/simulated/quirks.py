@@ -1,0 +1,45 @@
+"""Drivers that do not do quite what they are told, on demand."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(slots=True)
+class Quirks:
+    """How one GPU's power limit departs from what is asked.
+
+    Attributes:
+        round_to_mw: The limit is truncated to a multiple of this, as AMD's is to whole watts.
+        clamp_mw: A limit outside this range is moved into it without an error; None: it is an
+            error outside the GPU's own range, and nothing is moved within.
+        ignored_sets: So many further sets, of any control, are answered with success and have no
+            effect; -1: all.
+        delay_s: A limit takes effect so much later.
+        stale_reads: So many reads after a set still show the limit before it.
+    """
+
+    round_to_mw: int = 1
+    clamp_mw: tuple[int, int] | None = None
+    ignored_sets: int = 0
+    delay_s: float = 0.0
+    stale_reads: int = 0
+
+    def __post_init__(self) -> None:
+        if self.round_to_mw < 1 or self.ignored_sets < -1 or self.stale_reads < 0:
+            raise ValueError("round_to_mw is at least 1, ignored_sets -1, stale_reads 0")
+        if not 0 <= self.delay_s <= 3600:
+            raise ValueError(f"a limit takes effect within an hour, not after {self.delay_s} s")
+
+    def ignores(self) -> bool:
+        """Whether this set is ignored; counts it."""
+        if self.ignored_sets > 0:
+            self.ignored_sets -= 1
+            return True
+        return self.ignored_sets < 0
+
+    def taken(self, limit_mw: int) -> int:
+        """The limit that the device takes when it is asked for this one."""
+        if self.clamp_mw is not None:
+            limit_mw = min(max(limit_mw, self.clamp_mw[0]), self.clamp_mw[1])
+        return limit_mw - limit_mw % self.round_to_mw

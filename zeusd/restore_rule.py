@@ -1,0 +1,223 @@
+"""How a control is restored: what is compared, what is written, and when that has succeeded.
+
+One rule for the daemon and for `zeusd restore`, which runs when no daemon can: pure, and standard
+library only. `restore_steps` yields what to do with the device and is sent what came of it, so the
+daemon drives it from its event loop and the helper one call after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from dataclasses import dataclass
+from typing import Any
+
+Value = tuple[int, ...]
+
+OURS, HIGHER, ALL = "ours", "higher", "all"
+"""What a restore overwrites: what zeusd wrote; also any higher value; whatever is found."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A restore, before it begins.
+
+    Attributes:
+        target: What the control should hold.
+        values: What zeusd may have left in force; empty: nothing.
+        doubt: The one of these whose write was never confirmed: the device may hold it rounded or
+            moved into its range. None: all were confirmed.
+        readable: Whether the device can say what it holds.
+        rounding: A driver may round by less than this.
+        refused_target: What follows when the device does not take the target: `nearest`, `unlock`
+            or `retry`.
+        overwrite: OURS, HIGHER or ALL.
+    """
+
+    target: Value
+    values: tuple[Value, ...]
+    doubt: Value | None = None
+    readable: bool = True
+    rounding: int = 0
+    refused_target: str = "retry"
+    overwrite: str = OURS
+
+
+@dataclass(frozen=True)
+class Look:
+    """Read what the control holds; send it, or `Failed`."""
+
+
+@dataclass(frozen=True)
+class Put:
+    """Write this value and read it back; send what the control then holds, or `Failed`."""
+
+    value: Value
+    found: Value | None
+    """What it held just before, where that is known."""
+
+
+@dataclass(frozen=True)
+class Range:
+    """Read the smallest and largest value that the device takes; send both, or `Failed`."""
+
+
+@dataclass(frozen=True)
+class Failed:
+    """A step did not succeed.
+
+    Attributes:
+        trouble: What the caller reports of it.
+        invalid: Whether the device does not take the value.
+    """
+
+    trouble: Any
+    invalid: bool = False
+
+
+Step = Look | Put | Range
+
+
+@dataclass(frozen=True)
+class Result:
+    """What came of a restore.
+
+    Attributes:
+        kind: untouched: nothing was ever written. already_back: the target was in force.
+            changed_outside: somebody else chose the value found, and it stays. restored. failed:
+            try again.
+        holds: What the control holds now, where that is known.
+        found: What it held before, where that is known.
+        foreign: Whether somebody else had chosen that.
+        target: What was written in the end: another value where the device refused the target.
+        trouble: Why it failed.
+        kept: Whether it failed because the driver answered OK and the control did not move.
+    """
+
+    kind: str
+    target: Value
+    holds: Value | None = None
+    found: Value | None = None
+    foreign: bool = False
+    trouble: Any = None
+    kept: bool = False
+
+    @property
+    def pending(self) -> bool:
+        """Whether the restore has to be tried again."""
+        return self.kind == "failed"
+
+
+def near(one: Value, other: Value, rounding: int) -> bool:
+    """Whether a driver may have made one value of the other by rounding it."""
+    return one == other or (
+        len(one) == len(other)
+        and all(abs(a - b) < rounding for a, b in zip(one, other, strict=True))
+    )
+
+
+def took_effect(asked: Value, holds: Value, before: Value | None, rounding: int) -> bool:
+    """Whether a write did what a driver may make of it: rounded or moved, but not ignored."""
+    return near(asked, holds, rounding) or (before is not None and holds != before)
+
+
+PAUSES_S = (0.0, 0.0, 0.002, 0.01, 0.05, 0.1, 0.2, 0.3, 0.4)
+"""Pauses before each reading back: a driver may take half a second to follow."""
+
+
+def read_settled(read: Callable[[], Value]) -> Value:
+    """What a control holds, read twice: a driver may show an older value once."""
+    before, holds = None, read()
+    for _ in range(4):
+        if holds == before:
+            break
+        before, holds = holds, read()
+    return holds
+
+
+def write_verified(
+    write: Callable[[], object],
+    read: Callable[[], Value],
+    asked: Value,
+    before: Value,
+    sleep: Callable[[float], object],
+) -> Value:
+    """Writes a value and reads it back until it is clear what the device made of it.
+
+    Args:
+        write: Writes it.
+        read: Reads the control.
+        asked: What is written.
+        before: What the control held.
+        sleep: Lets seconds pass.
+
+    Returns:
+        What the control holds: `before`, if the driver has ignored the write for a second.
+    """
+    write()
+    last = None
+    for pause_s in PAUSES_S:
+        if pause_s:
+            sleep(pause_s)
+        holds = read()
+        if holds == asked or (holds == last and holds != before):
+            return holds
+        last = holds
+    return holds
+
+
+def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
+    """The restore of one control, step by step."""
+    target, found, foreign = plan.target, None, False
+    if not plan.values and plan.overwrite == OURS:
+        return Result("untouched", target)
+    if plan.readable:
+        found = yield Look()
+        if isinstance(found, Failed):
+            return Result("failed", target, trouble=found.trouble)
+        if found == target:
+            return Result("already_back", target, holds=found, found=found)
+        foreign = not (yield from _is_ours(plan, found))
+        if foreign and not _overwrites(plan, found):
+            return Result("changed_outside", target, holds=found, found=found, foreign=True)
+    holds = yield Put(target, found)
+    if isinstance(holds, Failed) and holds.invalid:
+        nearest = yield from _nearest(plan)
+        if nearest is not None and nearest != target:
+            target = nearest
+            holds = yield Put(target, found)
+    if isinstance(holds, Failed):
+        return Result("failed", target, found=found, foreign=foreign, trouble=holds.trouble)
+    if plan.readable and not took_effect(target, holds, found, plan.rounding):
+        return Result("failed", target, holds, found, foreign, kept=True)
+    return Result("restored", target, holds, found, foreign)
+
+
+def _is_ours(plan: Plan, found: Value) -> Generator[Step, Any, bool]:
+    if found in plan.values:
+        return True
+    if plan.doubt is None:
+        return False
+    if near(plan.doubt, found, plan.rounding):
+        return True
+    if plan.refused_target != "nearest":
+        return False
+    # A driver that moves what it is told into its range leaves one of its ends.
+    ends = yield Range()
+    return not isinstance(ends, Failed) and len(found) == 1 and found[0] in ends
+
+
+def _overwrites(plan: Plan, found: Value) -> bool:
+    return plan.overwrite == ALL or (plan.overwrite == HIGHER and found > plan.target)
+
+
+def _nearest(plan: Plan) -> Generator[Step, Any, Value | None]:
+    """What the device takes instead of a target that it refuses; None: nothing is known."""
+    if plan.refused_target == "unlock":
+        return ()
+    if plan.refused_target != "nearest":
+        return None
+    ends = yield Range()
+    if isinstance(ends, Failed):
+        return None
+    low, high = ends
+    return tuple(min(max(part, low), high) for part in plan.target)
