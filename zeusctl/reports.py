@@ -70,7 +70,9 @@ class Lease(_Part):
     uuid: str
     control: str
     value: str | None
-    """What was last set under it; None: nothing yet."""
+    """What the GPU holds under it; None: nothing was set yet."""
+    asked: str | None = None
+    """What its holder asked for; a driver may have rounded it or moved it into its range."""
     uid: int
     user: str
     pid: int | None
@@ -111,6 +113,8 @@ class Gpu(_Part):
     throttle_reasons: list[str] | None
     persisted: list[str]
     """Controls that an administrator set with --persist."""
+    controls: dict[str, str | None] = {}
+    """What each control holds, with its unit; None: it could not be read."""
 
 
 class StatusReport(Report):
@@ -187,7 +191,10 @@ class Setting(_Part):
     uuid: str
     control: str
     value: str
+    """What the GPU holds now."""
     was: str | None
+    asked: str | None = None
+    """What was asked for."""
 
 
 class SetReport(Report):

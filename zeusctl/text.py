@@ -12,6 +12,8 @@ from functools import lru_cache
 
 import click
 
+from zeus_ipc.controls import SPECS, Control
+
 NS = 1_000_000_000
 
 REASONS = {
@@ -63,11 +65,7 @@ def value_text(control: str, value: Sequence[int] | None) -> str:
     """A control's value as the journal has it, for a person."""
     if value is None:
         return "not set"
-    if control == "power_limit":
-        return f"{value[0] / 1000:g} W"
-    if control == "persistence_mode":
-        return "on" if value[0] else "off"
-    return f"{value[0]}-{value[1]} MHz" if value else "unlocked"
+    return SPECS[Control(control)].text(value)
 
 
 def duration(seconds: float) -> str:

@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from zeus_ipc.client import Client
+from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.messages import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission
 from zeusctl.reports import Gpu, KnownGpu, Lease, Node, Permitted, PowerLimit
@@ -93,6 +94,10 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         persistence_mode=state.persistence_mode,
         throttle_reasons=None if bits is None else reasons(bits),
         persisted=gpu.persisted,
+        controls={
+            name: None if value is None else value_text(name, value)
+            for name, value in state.controls.items()
+        },
     )
 
 
@@ -110,13 +115,6 @@ def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
 
 def known_report(gpu: GpuInfo) -> KnownGpu:
     """What does not change about a GPU."""
-    supports = gpu.supports
-    there = {
-        "power_limit": supports.power_limit,
-        "gpu_clocks": supports.gpu_clocks,
-        "memory_clocks": supports.memory_clocks,
-        "persistence_mode": supports.persistence_mode,
-    }
     return KnownGpu(
         index=gpu.index,
         uuid=gpu.uuid,
@@ -125,7 +123,7 @@ def known_report(gpu: GpuInfo) -> KnownGpu:
         architecture=gpu.architecture,
         memory_mib=gpu.memory_mib,
         mig_enabled=gpu.mig_enabled,
-        controls=[name for name, offered in there.items() if offered],
+        controls=gpu.controls,
         power_limit_w=power_limit(gpu),
     )
 
@@ -138,6 +136,7 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         uuid=lease.gpu,
         control=control,
         value=None if lease.value is None else value_text(control, lease.value),
+        asked=None if lease.asked is None else value_text(control, lease.asked),
         uid=lease.uid,
         user=user_name(lease.uid),
         pid=lease.pid,
@@ -177,7 +176,7 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
 
 def permitted_report(control: str, permission: Permission) -> Permitted:
     """What a user may do with a control."""
-    factor = 1000 if control == "power_limit" else 1
+    factor = SPECS[Control(control)].scale
     return Permitted(
         control=control,
         allowed=permission.allowed,

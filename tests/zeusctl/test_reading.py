@@ -240,7 +240,7 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("set", "3", "-g", "900"), Exit.NOT_SUPPORTED, ""),
         (("plot", "-o", "x.txt"), Exit.USAGE, "name a file that ends in"),
         (("record", "-d", "soon"), Exit.USAGE, "write 30s"),
-        (("set", "0", "-g", "999999"), Exit.USAGE, "no clock of a GPU"),
+        (("set", "0", "-g", "999999"), Exit.USAGE, "not a graphics clock; write MHz"),
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),
         (("show",), Exit.USAGE, "Missing argument 'GPUS'"),
         (("release", "--job", "x" * 300), Exit.FAILED, "at most 64 characters"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.controls import SPECS
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
 from zeusctl.text import style
@@ -15,9 +16,6 @@ from zeusctl.text import style
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo
     from zeusctl.reports import Lease, Outcome, ResetReport
-
-CONTROLS = ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
-"""`messages.Control`, without what its import takes."""
 
 
 @click.command()
@@ -27,7 +25,7 @@ CONTROLS = ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
     "--control",
     "controls",
     multiple=True,
-    type=click.Choice(CONTROLS),
+    type=click.Choice([control.value for control in SPECS]),
     help="Only this control; may be repeated.",
 )
 @json_option

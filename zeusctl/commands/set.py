@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeus_ipc.controls import SPECS, ControlSpec, ControlValue
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import LOOK_S, asked_to_end, run
 from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
@@ -22,37 +23,29 @@ if TYPE_CHECKING:
 else:
     _Type = click.ParamType  # generic for type checkers only, in older releases
 
-Apply = Callable[[list[str]], None]
 
+class _Value(_Type):
+    """A control's value as `ControlSpec.parse` reads it."""
 
-class _Watts(_Type):
-    name = "WATTS"
+    def __init__(self, spec: ControlSpec) -> None:
+        self._spec = spec
+        self.name = spec.metavar
 
-    def convert(self, value: Any, param: Any, ctx: Any) -> int:
-        """Milliwatts."""
-        text = str(value).strip().removesuffix("W").removesuffix("w").strip()
+    def convert(self, value: Any, param: Any, ctx: Any) -> ControlValue:
+        """As the protocol has it."""
         try:
-            watts = float(text)
-        except ValueError:
-            self.fail(f"{value!r} is no power; write watts, such as 250", param, ctx)
-        if not 0 < watts < 100_000:
-            self.fail(f"{value!r} is no power limit; write watts, such as 250", param, ctx)
-        return round(watts * 1000)
+            return self._spec.parse(str(value))
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
 
 
-class _Range(_Type):
-    name = "MHZ[,MHZ]"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> tuple[int, int]:
-        """Smallest and largest clock."""
-        parts = str(value).removesuffix("MHz").strip().replace("-", ",").split(",")
-        if not 1 <= len(parts) <= 2 or not all(part.strip().isdigit() for part in parts):
-            message = f"{value!r} is no clock; write MHz: 1200, or a range such as 900,1200"
-            self.fail(message, param, ctx)
-        low, high = int(parts[0]), int(parts[-1])
-        if max(low, high) > 100_000:
-            self.fail(f"{value!r} is no clock of a GPU; write MHz, such as 1200", param, ctx)
-        return low, high
+def _control_options(command: Callable[..., None]) -> Callable[..., None]:
+    """One option for each control."""
+    for spec in reversed(SPECS.values()):
+        names = [f"--{spec.option}", *([f"-{spec.letter}"] if spec.letter else []), spec.name]
+        option = click.option(*names, type=_Value(spec), metavar=spec.metavar, help=spec.help)
+        command = option(command)
+    return command
 
 
 class _Duration(_Type):
@@ -71,10 +64,7 @@ class _Duration(_Type):
 )
 @gpus_argument()
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
-@click.option("-p", "--power-limit", type=_Watts(), help="Power limit, in watts.")
-@click.option("-g", "--gpu-clocks", type=_Range(), help="Lock the graphics clock, in MHz.")
-@click.option("-m", "--memory-clocks", type=_Range(), help="Lock the memory clock, in MHz.")
-@click.option("--persistence", type=click.Choice(["on", "off"]), help="Persistence mode.")
+@_control_options
 @click.option(
     "--confirm-within",
     type=_Duration(),
@@ -87,19 +77,17 @@ class _Duration(_Type):
 @pass_session
 def set_(
     session: Session,
+    /,
     gpus: str,
     command: tuple[str, ...],
-    power_limit: int | None,
-    gpu_clocks: tuple[int, int] | None,
-    memory_clocks: tuple[int, int] | None,
-    persistence: str | None,
     confirm_within: float | None,
     persist: bool,
+    **wanted: ControlValue | None,
 ) -> None:
-    """Set limits or clocks, and put them back in the end.
+    """Set limits or clocks, and restore them on exit.
 
     They are held under a lease: while COMMAND runs, if one is given after --, else until Ctrl-C.
-    If zeusctl dies, they go back all the same.
+    If zeusctl dies, they are restored all the same.
 
     \b
     zeusctl set 0-3 --power-limit 200 -- python train.py
@@ -107,10 +95,11 @@ def set_(
     zeusctl set 0 -p 150 --confirm-within 30s
     sudo zeusctl set all -p 250 --persist
     """
-    controls = _wishes(session, power_limit, gpu_clocks, memory_clocks, persistence)
+    controls = {name: value for name, value in wanted.items() if value is not None}
     if not controls:
+        options = [f"--{spec.option}" for spec in SPECS.values()]
         raise click.UsageError(
-            "nothing to set; name --power-limit, --gpu-clocks, --memory-clocks or --persistence",
+            f"nothing to set; name {', '.join(options[:-1])} or {options[-1]}",
             click.get_current_context(),
         )
     if persist and command:
@@ -144,46 +133,10 @@ def set_(
             watch()
 
 
-def _wishes(
-    session: Session,
-    power_limit: int | None,
-    gpu_clocks: tuple[int, int] | None,
-    memory_clocks: tuple[int, int] | None,
-    persistence: str | None,
-) -> dict[str, tuple[Sequence[int], Apply]]:
-    """By control: the value, and what sets it on GPUs."""
-    wishes: dict[str, tuple[Sequence[int], Apply]] = {}
-    if power_limit is not None:
-        limit_mw = power_limit
-        wishes["power_limit"] = (
-            [limit_mw],
-            lambda uuids: session.client.set_power_limit(uuids, limit_mw),
-        )
-    if gpu_clocks is not None:
-        graphics = gpu_clocks
-        wishes["gpu_clocks"] = (
-            graphics,
-            lambda uuids: session.client.set_gpu_clocks(uuids, *graphics),
-        )
-    if memory_clocks is not None:
-        memory = memory_clocks
-        wishes["memory_clocks"] = (
-            memory,
-            lambda uuids: session.client.set_memory_clocks(uuids, *memory),
-        )
-    if persistence is not None:
-        on = persistence == "on"
-        wishes["persistence_mode"] = (
-            [int(on)],
-            lambda uuids: session.client.set_persistence_mode(uuids, on),
-        )
-    return wishes
-
-
 def _apply(
     session: Session,
     gpus: Sequence[GpuInfo],
-    controls: dict[str, tuple[Sequence[int], Apply]],
+    controls: dict[str, ControlValue],
 ) -> list[Setting]:
     """All of it, or none: who has got a part only lets go of it again."""
     from zeusctl.reports import Setting
@@ -191,14 +144,15 @@ def _apply(
     uuids = [gpu.uuid for gpu in gpus]
     before = _limits(session, uuids)
     settings = []
-    for control, (value, apply) in controls.items():
-        apply(uuids)
+    for control, value in controls.items():
+        applied = session.client.set(uuids, control, value)
         settings += [
             Setting(
                 gpu=gpu.index,
                 uuid=gpu.uuid,
                 control=control,
-                value=value_text(control, value),
+                value=value_text(control, applied[gpu.uuid]),
+                asked=value_text(control, value),
                 was=before.get(gpu.uuid) if control == "power_limit" else None,
             )
             for gpu in gpus
@@ -242,7 +196,9 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
 
     def lines() -> list[str]:
         return [
-            f"GPU {one.gpu}: {one.control} {one.value}" + (f" (was {one.was})" if one.was else "")
+            f"GPU {one.gpu}: {one.control} {one.value}"
+            + (f" (asked for {one.asked})" if one.asked not in (None, one.value) else "")
+            + (f" (was {one.was})" if one.was else "")
             for one in settings
         ]
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeus_ipc.controls import SPECS, Control
 from zeusctl.commands.status import lease_lines
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
@@ -125,7 +126,7 @@ def _rows(*pairs: tuple[str, str]) -> Iterator[str]:
 def _may(one: Permitted) -> str:
     if not one.allowed:
         return f"no: {one.why}"
-    unit = "W" if one.control == "power_limit" else "MHz"
+    unit = SPECS[Control(one.control)].unit
     return " or ".join(_span(low, high, unit) for low, high in one.ranges) or "yes"
 
 

@@ -17,8 +17,9 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from zeus_ipc.client import Client
+from zeus_ipc.controls import SPECS
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import CALL_BUCKETS_S, Control, Count, GpuInfo, LeaseInfo, Metrics, NodeInfo
+from zeus_ipc.messages import CALL_BUCKETS_S, Count, GpuInfo, LeaseInfo, Metrics, NodeInfo
 from zeusctl.text import REASONS
 from zeusctl.views import read_states
 
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-CONTROLS = tuple(control.value for control in Control)
+CONTROLS = tuple(control.value for control in SPECS)
 GPU = ("gpu", "uuid")
 """Labels of everything about one GPU: the index, as nvidia-smi counts, and the UUID."""
 
@@ -102,7 +103,7 @@ def _counts(metrics: Metrics) -> Iterator[Metric]:
     # A counter that begins at 1 shows no increase: what alerts watch is there from the start.
     outside = [
         Count(labels={"control": control, "result": result}, count=0)
-        for control in ("power_limit", "persistence_mode")
+        for control in (spec.name for spec in SPECS.values() if spec.readable)
         for result in ("adopted", "kept", "overridden", "noticed")
     ]
     failures = [Count(labels={"control": control}, count=0) for control in CONTROLS]

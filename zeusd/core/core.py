@@ -205,7 +205,7 @@ class Core:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
         self._alive.discard(process)
-        for machine in self.node.machines():
+        for machine in self.node.to_restore():
             machine.process_gone(process)
         return self._out.take()
 
@@ -230,7 +230,7 @@ class Core:
         self._requests.administration.tick(now_ns)
         if self._out.due_ns:
             self._forgive_own_stall(now_ns)
-            for machine in [*self.node.machines()]:
+            for machine in [*self.node.to_restore()]:
                 machine.tick(now_ns)
         return self._out.take()
 
@@ -250,7 +250,7 @@ class Core:
             if self.owed:
                 self._out.add(Put(STOPPING_KEY, {}))
             self.node.closed = SHUTTING_DOWN
-            for machine in self.node.machines():
+            for machine in self.node.to_restore():
                 machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")
                 machine.retry_now()  # a stop does not wait out the pause after a failure
@@ -376,7 +376,8 @@ class Core:
                 gpu.machines[loss.control].recover_loss(loss)
             else:
                 self._out.add(Forget(loss.key))
-        for machine in added:
+        gpu.machines = {one: gpu.machines[one] for one in Control if one in gpu.machines}
+        for machine in sorted(added, key=lambda machine: machine.spec.restore_order):
             self._reconcile(machine)
 
     def _add_control(

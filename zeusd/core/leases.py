@@ -53,7 +53,7 @@ class LeaseRequests:
             return
         named = [
             machine
-            for machine in self._node.machines()
+            for machine in self._node.to_restore()
             if (not request.gpus or machine.gpu in request.gpus)
             and (not request.controls or machine.control in request.controls)
         ]

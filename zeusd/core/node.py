@@ -61,7 +61,12 @@ class Node:
         return names | {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
 
     def machines(self) -> Iterator[ControlMachine]:
-        """Every control of every GPU, in the order in which they are restored."""
+        """Every control of every GPU."""
+        for gpu in self.gpus.values():
+            yield from gpu.machines.values()
+
+    def to_restore(self) -> Iterator[ControlMachine]:
+        """The same, in the order in which they are restored."""
         for gpu in self.gpus.values():
             for control in RESTORE_ORDER:
                 if control in gpu.machines:
@@ -69,7 +74,7 @@ class Node:
 
     def held_by(self, process: Process) -> list[ControlMachine]:
         """The controls whose lease this process has."""
-        return [machine for machine in self.machines() if machine.held_by(process)]
+        return [machine for machine in self.to_restore() if machine.held_by(process)]
 
     def machine(self, uuid: str, control: Control) -> ControlMachine | Failure:
         """One control, or why there is none."""

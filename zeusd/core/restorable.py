@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
-from zeusd.core.ceilings import PERSISTED, Ceilings
+from zeusd.core.ceilings import PERSISTED, Ceiling, Ceilings
 from zeusd.core.effects import Forget, Note, Read, Reading, Write
 from zeusd.core.effects import Put as Keep
 from zeusd.core.leasing import Lease
@@ -177,8 +177,13 @@ class Restorable:
     # ------------------------------------------------------------------------------- the target
 
     def aim_at(self, target: ControlValue) -> None:
-        """The site's target moves, where nobody configured it."""
-        if self._site.pinned:
+        """The target moves: somebody else chose it, or the device does not take the old one."""
+        persisted = self.ceilings.get(PERSISTED)
+        if persisted is not None and not self.spec.ceilings:
+            self.ceilings.put(PERSISTED, Ceiling(target, persisted.uid))
+            return
+        if self._site.pinned:  # until the configuration, or another driver, is read again
+            self._site = Target(target, True, self._site.highest_mw)
             return
         highest_mw = target[0] if self.spec.ceilings else None
         self._site = Target(target, False, highest_mw)
@@ -317,7 +322,8 @@ class Restorable:
                 restoration.owed = True
                 self._attempt()
                 return
-            if in_force != restoration.plan.target and not self.pinned:
+            ceilings = self.spec.ceilings and self.ceilings
+            if in_force != restoration.plan.target and not ceilings:
                 self.aim_at(in_force)
         elif result.kind == "changed_outside":
             if self._overwrites() != restoration.plan.overwrite:

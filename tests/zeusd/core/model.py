@@ -14,17 +14,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.controls import READABLE, Control, ControlValue
+from tests.zeusd.core.world import GPU0, GPU1, Odd, World
+from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Read, Reading, Watch, Write
 from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Debt, Process, debt_key
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
+from zeusd.restore_rule import near
 
 GPUS = (GPU0, GPU1)
 CONTROLS = tuple(Control)
@@ -47,8 +48,17 @@ DEFAULTS: dict[Control, ControlValue] = {
     Control.GPU_CLOCKS: (),
     Control.MEMORY_CLOCKS: (),
 }
-FAULTS = (15, 10, 4, 999, 2)
-"""GPU_IS_LOST, TIMEOUT, NO_PERMISSION, UNKNOWN, INVALID_ARGUMENT."""
+FAULTS = (15, 10, 4, 999, 2, 3, 16)
+"""GPU_IS_LOST, TIMEOUT, NO_PERMISSION, UNKNOWN, INVALID_ARGUMENT, NOT_SUPPORTED, RESET_REQUIRED."""
+
+ODD_DRIVERS = (
+    Odd(round_to_mw=1000),
+    Odd(round_to_mw=4000),
+    Odd(clamp_mw=(130_000, 250_000)),
+    Odd(ignores=True),
+    Odd(stale_reads=1),
+    Odd(stale_reads=1, round_to_mw=1000),
+)
 
 
 class CrashError(Exception):
@@ -150,7 +160,7 @@ class Model(World):
     def pass_time(self, seconds: float) -> None:
         """Time passes; whoever runs, says so every few seconds."""
         while seconds > 0:
-            step = min(seconds, TTL_S / 3)
+            step = min(seconds, TTL_S / 5)
             due_ns = self.core.next_deadline_ns()
             if due_ns is not None and self.up:
                 step = min(step, max(0.001, (due_ns - self.now_ns) / 1e9))
@@ -178,6 +188,29 @@ class Model(World):
         if self.values[key] != value:
             self.values[key] = value
             self.ours.discard(key)
+
+    def misbehave(self, gpu: str, odd: Odd) -> None:
+        """From now on the driver does not do quite what it is told on one GPU."""
+        self.behave()
+        if gpu not in self.odd:
+            self.odd[gpu] = replace(odd, stale=[])
+
+    def behave(self) -> None:
+        """Drivers do what they are told again. One that moves values into its range keeps doing so
+        while nobody knows what became of a write: a driver changes its range with a reload only."""
+        doubts = any(entry.get("doubt") for entry in self.journal.values())
+        for gpu, odd in list(self.odd.items()):
+            if odd.clamp_mw is None or (self.up and not doubts):
+                del self.odd[gpu]
+
+    def hide_controls(self, gpu: str, controls: frozenset[Control]) -> None:
+        """The driver fails whenever these controls of a GPU are asked for."""
+        self.hidden[gpu] = controls
+
+    def look_again(self) -> None:
+        """zeusd looks at its GPUs again."""
+        if self.up and self.driver_open:
+            self._guarded(self.find_gpus)
 
     def front_dies(self) -> None:
         """All connections end at once."""
@@ -224,7 +257,8 @@ class Model(World):
                 if not self.held or not self.up:
                     break
                 self.device_step(0)
-        if self.up and not (self.held or self.faults or self.journal_broken):
+        broken = self.faults or self.odd or self.journal_broken or self.hidden
+        if self.up and not (self.held or broken):
             assert not self.core.putting_back, "zeusd stops, and something is not back"
         self.crash(0)
 
@@ -275,7 +309,10 @@ class Model(World):
 
     def check(self) -> None:
         """What must be true at every moment."""
-        known = self.up and len(self.core.node.gpus) == len(GPUS)
+        known = self.up and all(
+            len(gpu.machines) == len(CONTROLS) for gpu in self.core.node.gpus.values()
+        )
+        known = known and len(self.core.node.gpus) == len(GPUS)
         if known:
             for gpu in GPUS:
                 for control in CONTROLS:
@@ -286,7 +323,8 @@ class Model(World):
             entry = self.journal.get(debt_key(gpu, control))
             if entry is not None:
                 debt = Debt.from_json(entry)
-                assert value in (*debt.values, debt.target, *self.targets[key]), (
+                listed = (*debt.values, debt.target, *self.targets[key])
+                assert value in listed or self._made_of(debt, value), (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
             elif known:
@@ -295,6 +333,14 @@ class Model(World):
         if known:
             self._check_losses()
 
+    @staticmethod
+    def _made_of(debt: Debt, value: ControlValue) -> bool:
+        """Whether a driver may have made this of the value whose write was not confirmed."""
+        if debt.doubt is None:
+            return False
+        ends = {end for odd in ODD_DRIVERS if odd.clamp_mw is not None for end in odd.clamp_mw}
+        return near(debt.doubt, value, SPECS[debt.control].rounding) or value[0] in ends
+
     def machine(self, gpu: str, control: Control) -> ControlMachine:
         """One control's state in the core."""
         return self.core.node.gpus[gpu].machines[control]
@@ -302,9 +348,14 @@ class Model(World):
     def settle(self) -> None:
         """Nothing fails any more, and enough time passes."""
         self.faults.clear()
+        self.hidden.clear()
+        self.reads_fail = False
         self.journal_broken = False
         self.crash_in = None
         self.start_zeusd()
+        self._drain()
+        self.odd.clear()
+        self.look_again()
         self._drain()
         if self.core.node.quiesced_ns is not None:
             self.request(self.start_program(admin=True), "resume")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, POLICIES, Model
+from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, ODD_DRIVERS, POLICIES, Model
 
 WEIGHTS = {
     "set": 14,
@@ -20,6 +20,9 @@ WEIGHTS = {
     "start_program": 3,
     "outside": 3,
     "fault": 3,
+    "odd_driver": 3,
+    "hide": 1,
+    "look_again": 2,
     "heal": 3,
     "journal": 1,
     "crash": 3,
@@ -89,8 +92,18 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
         model.outside(gpu, rng.randrange(5))
     elif name == "fault":
         model.faults[(gpu, rng.choice((control, None)))] = rng.choice(FAULTS)
+        model.reads_fail = rng.random() < 0.3
+    elif name == "odd_driver":
+        model.misbehave(gpu, rng.choice(ODD_DRIVERS))
+    elif name == "hide":
+        model.hide_controls(gpu, frozenset(rng.sample(CONTROLS, rng.randrange(1, 5))))
+    elif name == "look_again":
+        model.hidden.clear()
+        model.look_again()
     elif name == "heal":
         model.faults.clear()
+        model.behave()
+        model.reads_fail = False
         model.journal_broken = False
     elif name == "journal":
         model.journal_broken = True

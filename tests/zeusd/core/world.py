@@ -46,6 +46,7 @@ from zeusd.devices.nvml.codes import nvml_error
 from zeusd.restore_rule import read_settled, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
+LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
 def facts(uuid: str, index: int, power_limit_mw: int = 300_000) -> GpuFacts:
@@ -123,6 +124,7 @@ class World:
         self.faults: dict[tuple[str, Control | None], int] = {}
         self.odd: dict[str, Odd] = {}
         self.reads_fail = False
+        self.hidden: dict[str, frozenset[Control]] = {}
         self.journal_broken = False
         self.hold = False
         self.driver_open = False
@@ -177,10 +179,19 @@ class World:
         """The driver is opened, and its GPUs are told to the core."""
         self.driver_open = True
         found = [
-            facts(uuid, index, self.values[(uuid, Control.POWER_LIMIT)][0])
+            self._facts(uuid, index)
             for index, uuid in enumerate((GPU0, GPU1)[: len(self.limits_mw)])
         ]
         self.apply(self.core.gpus_found(self.now_ns, "1.0", found, self.driver))
+
+    def _facts(self, uuid: str, index: int) -> GpuFacts:
+        found = facts(uuid, index, self.values[(uuid, Control.POWER_LIMIT)][0])
+        hidden = self.hidden.get(uuid, frozenset())
+        offered = [control.value for control in SPECS if control not in hidden]
+        limits = {} if Control.POWER_LIMIT not in hidden else dict.fromkeys(LIMITS)
+        info = found.info.model_copy(update={"controls": offered, **limits})
+        values = {one: value for one, value in found.values.items() if one not in hidden}
+        return GpuFacts(info, values)
 
     def connect(
         self,
@@ -302,7 +313,7 @@ class World:
             else:
                 result = read_settled(lambda: self._read(call.gpu, control))
         elif call.reading is Reading.LIMITS:
-            result = self.range_mw
+            result = self.range_of(call.gpu)
         elif call.reading is Reading.COMPUTE_UIDS:
             result = self.compute_uids
         elif call.reading is Reading.METRICS:
@@ -310,6 +321,11 @@ class World:
         else:
             result = {"t_ns": self.now_ns, "energy_mj": 5}
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
+
+    def range_of(self, gpu: str) -> tuple[int, int]:
+        """What the driver says that a power limit may be."""
+        odd = self.odd.get(gpu)
+        return self.range_mw if odd is None or odd.clamp_mw is None else odd.clamp_mw
 
     def _read(self, gpu: str, control: Control) -> ControlValue:
         odd = self.odd.get(gpu)
@@ -344,7 +360,8 @@ class World:
         key = (call.gpu, call.control)
         odd = self.odd.get(call.gpu)
         if odd is None or call.control is not Control.POWER_LIMIT:
-            if odd is None or not odd.ignores:
+            # What is ignored and cannot be read cannot be noticed by anybody.
+            if odd is None or not odd.ignores or call.control not in READABLE:
                 self.values[key] = call.value
             return
         before = self.values[key]
