@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -59,6 +60,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> Iterator[None]:
         for line in lines:
             terminalreporter.line(line)
 
+
+for _name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID"):
+    os.environ.pop(_name, None)  # of a systemd that started the shell: no daemon here is its unit
 
 gc.disable()  # until all is collected: of what is imported nothing is garbage
 

@@ -174,6 +174,11 @@ def not_run(reason: str) -> NoReturn:
     pytest.skip(reason, allow_module_level=True)
 
 
+def not_on_this_kernel(reason: str) -> NoReturn:
+    """Ends the test here: not run, also where everything must run, as nothing can be installed."""
+    pytest.skip(f"this kernel: {reason}")
+
+
 def must_run_all() -> bool:
     """Whether a test fails that cannot run here."""
     return bool(os.environ.get("ZEUSD_TEST_ALL")) or os.environ.get("CI") == "true"

@@ -93,8 +93,11 @@ def main(arguments: list[str] | None = None) -> int:
     command_line().parse_args(arguments)
     with contextlib.suppress(AttributeError, ValueError):
         sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
-    with contextlib.suppress(BrokenPipeError):  # whoever reads has seen enough
+    try:
         _show_all()
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader has seen enough; nor must Python flush it at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -59,7 +60,7 @@ def control_group(name: str) -> Iterator[Path]:
 def run_hook(daemon: RunningDaemon, name: str, tmp_path: Path, **env: str) -> Any:
     """A Slurm script as slurmd runs it: root, and hardly an environment."""
     program = tmp_path / "zeusctl"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m zeusctl "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
     program.chmod(0o755)
     return subprocess.run(
         [str(EXAMPLES / "slurm" / name)],

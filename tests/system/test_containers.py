@@ -374,6 +374,7 @@ def test_what_compose_mounts_and_names_is_there() -> None:
     assert simulated["zeusd"]["deploy"] is simulated["training"]["deploy"] is None
 
 
+@pytest.mark.needs("prometheus")
 def test_prometheus_takes_its_configuration_and_asks_the_exporter(tmp_path: Path) -> None:
     text = (DOCKER / "prometheus.yml").read_text()
     (tmp_path / "prometheus.yml").write_text(text)

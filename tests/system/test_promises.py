@@ -608,9 +608,8 @@ def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
             wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
 
 
+@pytest.mark.needs("namespaces")
 def test_a_full_disk_delays_no_restore_whose_record_is_there(site: Site) -> None:
-    if os.getuid() != 0:
-        pytest.skip("only root can mount a small file system")
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(public_directory())
         small = stack.enter_context(small_disk(directory))

@@ -8,6 +8,7 @@ import os
 import pty
 import re
 import select
+import shlex
 import signal
 import struct
 import subprocess
@@ -195,7 +196,7 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
     def shows(*parts: str) -> None:
         wait_for(lambda: all(part in screen() for part in parts), f"{parts} on the screen")
 
-    command = f"{sys.executable} -m zeusctl top -i 0.2; echo ended $?; sleep 100"
+    command = f"{shlex.quote(sys.executable)} -m zeusctl top -i 0.2; echo ended $?; sleep 100"
     tmux("-u", "new-session", "-d", "-s", "t", "-x", "150", "-y", "30", command)
     try:
         with daemon.client() as client:
@@ -259,7 +260,7 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
     bin_folder = tmp_path / "bin"
     bin_folder.mkdir(exist_ok=True)
     program = bin_folder / "zeusctl"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m zeusctl "$@"\n')
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
     program.chmod(0o755)
     env["PATH"] = f"{bin_folder}:{env['PATH']}"
     script = subprocess.run(

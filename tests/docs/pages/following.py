@@ -35,7 +35,7 @@ def follow(page: Path, folder: Path) -> dict[int, str]:
     assert commands, f"{page} has no commands"
     session = "trap 'kill $(jobs -p) 2>/dev/null || true; wait' EXIT\nset -e\n"
     session += "".join(f"echo '{_NEXT}'\n{block.source}\n" for block in commands)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    path = os.pathsep.join([*map(str, _programs(folder)), os.environ["PATH"]])
     environment = {**os.environ, "PATH": path, "PYTHONUNBUFFERED": "1"}
     environment.pop("ZEUSD_SOCK_PATH", None)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
@@ -53,6 +53,25 @@ def follow(page: Path, folder: Path) -> dict[int, str]:
     last = commands[len(outputs) - 1].line if outputs else 0
     assert ran.returncode == 0, f"{page.name}:{last} failed:\n{ran.stdout}"
     return {block.line: out for block, out in zip(commands, outputs, strict=True)}
+
+
+def _programs(folder: Path) -> list[Path]:
+    """Folders of the environment's programs.
+
+    No `#!` line can name a Python in a folder whose name has a space: pip has a shell start
+    programs there, and zeusd knows them as "python". A link to that folder has no space.
+    """
+    programs = Path(sys.executable).parent
+    if " " not in str(programs):
+        return [programs]
+    started, link = folder / ".programs", folder / ".environment"
+    started.mkdir()
+    link.symlink_to(programs.parent)
+    for name in ("zeusd", "zeusctl"):
+        source = (programs / name).read_text().partition("' '''\n")[2]
+        (started / name).write_text(f"#!{link}/bin/python\n{source}")
+        (started / name).chmod(0o755)
+    return [started, programs]
 
 
 def shown_after(page: Path) -> dict[int, str]:

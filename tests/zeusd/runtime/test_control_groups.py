@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import socket
 import subprocess
 import sys
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.support import NOBODY, public_directory
 from zeusd.core.jobs import ControlGroup, Kind, Workload, job_of, workload_of
 from zeusd.runtime.control_groups import MOUNTS, ControlGroups
 from zeusd.runtime.processes import identify_peer
 
-needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can make others' folders")
+needs_root = pytest.mark.needs("root")
 
 STEP = "system.slice/slurmstepd.scope/job_7/step_0"
 OWN = "user.slice/user-1000.slice/user@1000.service"
@@ -175,7 +175,7 @@ def kernel_group(version: int) -> Iterator[Path]:
         if version == 1 and kind == "cgroup" and "freezer" in options.split(","):
             base = Path(fields.split(" ")[4])
     if base is None or os.getuid() != 0 or not os.access(base, os.W_OK):
-        pytest.skip(f"no control groups of version {version} can be made here")
+        needs.not_on_this_kernel(f"no control groups of version {version} can be made here")
     group = base / f"zeusd-test-{os.getpid()}"
     group.mkdir()
     try:
@@ -238,7 +238,7 @@ def job_of_a_client(own: Path, name: str, made: str) -> Iterator[str]:
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+@pytest.mark.needs("util-linux")
 @pytest.mark.parametrize("name", [FORGERIES[0], *FORGERIES[3:7]])
 @pytest.mark.parametrize("version", [1, 2])
 def test_a_process_in_a_group_that_it_made_is_in_no_job(version: int, name: str) -> None:
@@ -252,7 +252,7 @@ def test_a_process_in_a_group_that_it_made_is_in_no_job(version: int, name: str)
 
 
 @needs_root
-@pytest.mark.skipif(shutil.which("setpriv") is None, reason="setpriv is not installed")
+@pytest.mark.needs("util-linux")
 @pytest.mark.parametrize("version", [1, 2])
 def test_the_same_process_in_a_group_that_root_made_is_in_its_job(version: int) -> None:
     with kernel_group(version) as group:
