@@ -112,8 +112,37 @@ MUTATIONS = (
         "journal rename",
         "zeusd/runtime/journal.py",
         "            os.rename(aside, self._path)\n",
-        "            self._path.write_bytes(data)\n",
+        "            self._path.write_bytes(aside.read_bytes())\n",
         ("tests/zeusd/runtime/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
+    ),
+    Mutation(
+        "a record's checksum",
+        "zeusd/records.py",
+        "    if found is None or int(found[1]) != FORMAT or "
+        "int(found[2], 16) != _checksum(boot, found[3]):\n",
+        "    if found is None or int(found[1]) != FORMAT:\n",
+        ("tests/zeusd/test_records.py",),
+    ),
+    Mutation(
+        "another target needs another record",
+        "zeusd/records.py",
+        'for name in ("target", "pid", "cookie")',
+        'for name in ("pid", "cookie")',
+        ("tests/zeusd/test_records.py::test_another_restore_is_not_the_same",),
+    ),
+    Mutation(
+        "a damaged journal is kept",
+        "zeusd/runtime/journal.py",
+        "            keep_aside(self._path, said.trouble)\n",
+        "            pass\n",
+        ("tests/zeusd/test_damaged_journal.py",),
+    ),
+    Mutation(
+        "what could not be written is written later",
+        "zeusd/runtime/journal.py",
+        "                    self._late[change.key] = None\n",
+        "                    pass\n",
+        ("tests/zeusd/runtime/test_journal.py",),
     ),
     Mutation(
         "capture before the first write",

@@ -285,6 +285,9 @@ class Model(World):
             entry = self.journal.get(debt_key(gpu, control))
             if entry is not None:
                 debt = Debt.from_json(entry)
+                if control not in READABLE and debt_key(gpu, control) in self.outdated:
+                    assert debt.values, f"the journal does not say that {control.value} was changed"
+                    continue
                 assert value in (*debt.values, debt.target, *self.targets[key]), (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
@@ -345,16 +348,19 @@ class Model(World):
         program = next(one for one in self.programs if one.process == holder)
         assert program.alive, f"{control.value} of {gpu} is held by the dead"
         assert not program.stopped, f"{control.value} of {gpu} is held by who hangs"
-        assert program.wants, f"{control.value} of {gpu} is held by who has released it"
+        if debt_key(gpu, control) not in self.lost:
+            assert program.wants, f"{control.value} of {gpu} is held by who has released it"
         assert debt_key(gpu, control) in self.journal or not machine._values
-        if key in self.ours and machine.value is not None:
+        newest_lost = control not in READABLE and debt_key(gpu, control) in self.outdated
+        if key in self.ours and machine.value is not None and not newest_lost:
             # After a crash the newest of them may have been meant only.
             assert value in (*machine._values, machine.target)
 
     def _forget_resting(self) -> None:
         """What is at rest stays as it is when a reload names another target for the next time."""
         for gpu, control in list(self.ours):
-            entry = self.journal.get(debt_key(gpu, control))
+            key = debt_key(gpu, control)
+            entry = self.late.get(key) if key in self.late else self.journal.get(key)
             if entry is None or not entry["values"]:
                 self.ours.discard((gpu, control))
 
@@ -371,11 +377,12 @@ class Model(World):
 
     def apply(self, effects: list[Effect]) -> None:
         """Carries out effects one by one; zeusd may be killed between any two."""
+        self.keep_late()
         for effect in effects:
             self._maybe_crash()
             if isinstance(effect, Write) and not self.journal_broken:
                 # Between the journal's entry and the device, too.
-                self.journal[effect.key] = effect.entry
+                self.keep(effect.key, effect.entry)
                 self._maybe_crash()
             super().apply([effect])
             if isinstance(effect, Watch) and not self._lives(effect.process):
