@@ -208,7 +208,7 @@ class _Owed:
         return self._entries.get("driver", {})
 
     def debts(self, everything: bool, unique_inodes: bool) -> tuple[list[_Debt], list[str]]:
-        """What is to be put back now, and the keys of entries that cannot be understood."""
+        """What has to be restored now, and the keys of entries that are not understood."""
         everything = everything or "stopping" in self._entries
         found, strange = [], []
         for key, entry in self._entries.items():
@@ -241,7 +241,7 @@ class _Owed:
                 finally:
                     os.close(fd)
         except OSError as error:
-            # Whoever reads it next finds the control at its target, and leaves it.
+            # The next reader finds the control at its target, and leaves it.
             self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
 
 
