@@ -105,6 +105,30 @@ MUTATIONS = (
         ("tests/zeusd/runtime/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
     ),
     Mutation(
+        "a record's checksum",
+        "zeusd.records._content",
+        never("_checksum"),
+        ("tests/zeusd/test_records.py",),
+    ),
+    Mutation(
+        "another target needs another record",
+        "zeusd.records.covers",
+        never("_SAME"),
+        ("tests/zeusd/test_records.py::test_another_restore_is_not_the_same",),
+    ),
+    Mutation(
+        "a damaged journal is kept",
+        "zeusd.runtime.journal.Journal._load",
+        drop("keep_aside"),
+        ("tests/zeusd/test_damaged_journal.py",),
+    ),
+    Mutation(
+        "what could not be written is written later",
+        "zeusd.runtime.journal.Journal.commit",
+        drop("_late", "key"),
+        ("tests/zeusd/runtime/test_journal.py",),
+    ),
+    Mutation(
         "capture before the first write",
         "zeusd.core.control.ControlMachine._serve",
         never("READABLE"),

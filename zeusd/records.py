@@ -91,7 +91,7 @@ class Replayed:
 
 
 def replay(data: bytes, boot: str) -> Replayed:
-    """Reads a journal. Whatever is in it, this does not fail.
+    """Reads a journal. Any data is accepted.
 
     Args:
         data: All of the file.

@@ -1,8 +1,8 @@
 """Restores what a zeusd that is gone left pending. Standard library only: no zeusd is needed.
 
-`zeusd restore` runs it, and the units run copies of this file and `records.py` with the system's
-Python (`scripts/lib/stage-restore`), so that it works when the installation is broken. It may be
-run any number of times, beside anything: while a zeusd lives it leaves everything to that one.
+`zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
+works when the installation is broken. It may be run any number of times, beside anything: while a
+zeusd lives it leaves everything to that one.
 
 What a journal looks like is defined once for the daemon and for this helper, in `zeusd.records`;
 what counts as the same process is defined here.
@@ -24,7 +24,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
+
+if not __package__:
+    # Run as a file: what it shares with zeusd lies beside it, installed or in a checkout. Last on
+    # the path, so that nothing there stands in for a module of the standard library.
+    _here = Path(__file__).resolve().parent
+    sys.path.append(str(_here.parent if _here.name == "zeusd" else _here))
 
 from zeus_ipc.controls import SPECS, Control
 from zeusd.records import Entry, Replayed, record, replay
@@ -211,7 +217,7 @@ class _Owed:
         return self._entries.get("driver", {})
 
     def debts(self, everything: bool, unique_inodes: bool) -> tuple[list[_Debt], list[str]]:
-        """What is to be put back now, and the keys of entries that cannot be understood."""
+        """What has to be restored now, and the keys of entries that are not understood."""
         everything = everything or "stopping" in self._entries
         found, strange = [], []
         for key, entry in self._entries.items():
@@ -244,7 +250,7 @@ class _Owed:
                 finally:
                     os.close(fd)
         except OSError as error:
-            # Whoever reads it next finds the control at its target, and leaves it.
+            # The next reader finds the control at its target, and leaves it.
             self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
 
 
@@ -531,8 +537,7 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def run() -> NoReturn:
-    """Runs the command line, and ends the process."""
+if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
     os._exit(status)  # a thread may be stuck in the driver for ever

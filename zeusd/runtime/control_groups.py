@@ -45,7 +45,7 @@ class ControlGroups:
         return [*self._each(memberships)]
 
     def _each(self, memberships: str) -> Iterator[ControlGroup]:
-        for line in memberships.splitlines():
+        for line in memberships.split("\n"):  # no other character ends a line
             _, _, rest = line.partition(":")
             controllers, separator, path = rest.partition(":")
             if not separator or not path.startswith("/"):
@@ -87,11 +87,13 @@ class ControlGroups:
 
 def _read(table: Path) -> Iterator[_Mount]:
     """The hierarchies in a table of mounts of which the whole tree is to be seen."""
-    for line in table.read_text(errors="replace").splitlines():
+    for line in os.fsdecode(table.read_bytes()).split("\n"):
         before, _, after = line.partition(" - ")
-        _, _, _, root, folder, *_ = before.split(" ")
-        kind, _, options = after.split(" ", 2)
-        if root == _WHOLE and kind in ("cgroup", "cgroup2"):
-            controllers = options.split(",") if kind == "cgroup" else []
+        fields, rest = before.split(" "), after.split(" ")
+        if len(fields) < 5 or len(rest) < 3 or rest[0] not in ("cgroup", "cgroup2"):
+            continue
+        root, folder = fields[3], fields[4]
+        if root == _WHOLE:
+            controllers = rest[2].split(",") if rest[0] == "cgroup" else []
             plain = folder.encode().decode("unicode_escape") if "\\" in folder else folder
             yield _Mount(frozenset(controllers), plain)

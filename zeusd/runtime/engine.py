@@ -398,7 +398,7 @@ class Engine:
                 elif key.startswith(LOSS_PREFIX):
                     losses.append(Loss.from_json(entry))
                 elif key == QUIESCED_KEY:
-                    quiesced_ns = 0  # it counts, whatever it says of when
+                    quiesced_ns = 0  # it counts even without a time
                     quiesced_ns = int(entry["since_ns"])
             except (KeyError, ValueError, TypeError):
                 log.error(

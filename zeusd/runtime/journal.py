@@ -1,4 +1,4 @@
-"""What zeusd owes, on disk before it is owed.
+"""The journal: what has to be restored, on disk before a device is changed.
 
 An append-only file of records (`zeusd.records`). What one event changes is written and synced at
 once, and counts from then on. The file is rewritten when it has twice as many records as it needs,
@@ -98,9 +98,9 @@ class Journal:
         try:
             prepare_directory(self._directory)
             try:
-                self._take_lock()
+                self._take_lock(self._wait_s)
             finally:
-                # Even where nothing can be written, what is there is owed.
+                # Even where nothing can be written, what is there has to be restored.
                 for key, entry in self._load().items():
                     self._entries[key] = entry
                     self._lines[key] = record(self._boot, key, entry)
@@ -206,14 +206,14 @@ class Journal:
 
     @property
     def empty(self) -> bool:
-        """Whether nothing is owed."""
+        """Whether no restore is pending."""
         return not any(key.startswith("debt/") for key in self._entries)
 
     # --------------------------------------------------------------------------------- internals
 
-    def _take_lock(self) -> None:
+    def _take_lock(self, wait_s: float) -> None:
         if self._lock_fd < 0:
-            self._lock_fd = take_lock(Path(f"{self._path}.lock"), self._wait_s)
+            self._lock_fd = take_lock(Path(f"{self._path}.lock"), wait_s)
 
     def _apply(self, change: Change, line: bytes) -> None:
         """The newest entry of a key, which may not be durable yet."""
@@ -232,12 +232,12 @@ class Journal:
     def _append(self, changes: Sequence[Change], sync: bool = False) -> list[bytes]:
         """Writes records at the end of the file, and returns them; all of them or none."""
         if self._fd < 0:
-            prepare_directory(self._directory)
             try:
-                self._take_lock()
+                prepare_directory(self._directory)
+                self._take_lock(0.0)
+                self._rewrite()
             except JournalError as error:
                 raise OSError(errno.EBUSY, str(error)) from None
-            self._rewrite()
         lines = [record(self._boot, change.key, change.entry) for change in changes]
         data = b"".join(lines)
         size = os.fstat(self._fd).st_size
@@ -260,12 +260,12 @@ class Journal:
             return
         try:
             self._rewrite()
-        except OSError as error:
+        except (OSError, JournalError) as error:
             self._rewrite_after = 2 * self._records
             log.warning(
                 "the journal %s cannot be rewritten (%s); it grows until it can be",
                 self._path,
-                error.strerror,
+                error,
                 extra={"event": "journal_not_rewritten"},
             )
 

@@ -110,13 +110,13 @@ def _is_on_host(pidfd: int) -> bool:
 def _program(pid: int) -> str:
     """Name of a process's program. A process chooses it, so nothing in it may draw on a terminal
     or look like another line of a log."""
-    return "".join(one if one.isprintable() else "?" for one in _read(pid, "comm"))
+    return "".join(one if one.isprintable() else "?" for one in _read(pid, "comm").strip())
 
 
 def _read(pid: int, name: str) -> str:
-    """A file of a process in /proc; empty if it cannot be read."""
+    """A file of a process in /proc, with its newlines as they are; empty if it cannot be read."""
     try:
-        return Path(f"/proc/{pid}/{name}").read_text(errors="replace").strip()
+        return Path(f"/proc/{pid}/{name}").read_bytes().decode(errors="replace")
     except OSError:
         return ""
 

@@ -38,8 +38,8 @@ def prepare_directory(directory: Path) -> None:
             return
         put_aside(directory, "is no directory of this user's own")
     raise JournalError(
-        f"the state directory {directory} is put back by somebody as fast as it is moved "
-        "away; choose another with --state-dir"
+        f"the state directory {directory} reappears each time it is moved away; choose another "
+        "with --state-dir"
     )
 
 
@@ -48,7 +48,7 @@ def take_lock(path: Path, wait_s: float) -> int:
 
     Args:
         path: The file; made if absent.
-        wait_s: How long to wait for whoever has it.
+        wait_s: How long to wait for the process that has it.
 
     Raises:
         OSError: It cannot be opened.

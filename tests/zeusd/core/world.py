@@ -43,6 +43,7 @@ from zeusd.core.model import (
 )
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
+from zeusd.records import covers
 from zeusd.restore_rule import read_settled, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
@@ -98,6 +99,9 @@ class World:
         values: What each device control holds.
         writes: Every value written to a device, in order.
         journal: The journal's entries.
+        late: What is to be journaled and could not be yet; None deletes.
+        outdated: Keys whose newest entry never got into the journal.
+        lost: Keys of which something was late when zeusd was killed.
         faults: NVML codes by (gpu, control or None for all), returned by writes instead.
         hold: Keep device calls back until `run_held`.
     """
@@ -118,6 +122,9 @@ class World:
         self.values: dict[tuple[str, Control], ControlValue] = {}
         self.writes: list[tuple[str, Control, ControlValue]] = []
         self.journal: dict[str, dict[str, Any]] = {}
+        self.late: dict[str, dict[str, Any] | None] = {}
+        self.outdated: set[str] = set()
+        self.lost: set[str] = set()
         self.watched: dict[Process, int] = {}
         self.replies: dict[int, list[dict[str, Any]]] = {}
         self.notes: list[Note] = []
@@ -142,6 +149,8 @@ class World:
         """A new daemon on the same devices and the same journal."""
         self.core = Core(self.settings, daemon_version="test")
         self.held.clear()
+        self.lost |= {*self.late}
+        self.late.clear()
         self.watched.clear()
         baselines = {
             key: tuple(entry["value"])
@@ -258,16 +267,41 @@ class World:
 
     # ---------------------------------------------------------------------------------- effects
 
+    def keep(self, key: str, entry: dict[str, Any] | None) -> None:
+        """Journals what no device waits for: at once, or when the journal is whole again."""
+        if self.journal_broken:
+            self.late[key] = entry
+            self.outdated.add(key)
+            return
+        self.late.pop(key, None)
+        self.outdated.discard(key)
+        if entry is None:
+            self.journal.pop(key, None)
+        else:
+            self.journal[key] = entry
+
+    def keep_late(self) -> None:
+        """Journals what is late, if that can be done now."""
+        if not self.journal_broken:
+            for key, entry in [*self.late.items()]:
+                self.keep(key, entry)
+
     def apply(self, effects: list[Effect]) -> None:
+        self.keep_late()
         for effect in effects:
             if isinstance(effect, Reply):
                 self.replies.setdefault(effect.conn, []).append(effect.body)
             elif isinstance(effect, Write):
+                durable = self.journal.get(effect.key)
+                if covers(durable, effect.entry, effect.control in READABLE):
+                    self.keep(effect.key, effect.entry)  # the device does not wait for it
+                    self._submit(effect)
+                    continue
                 if self.journal_broken:
                     failure = Failure(ErrorCode.JOURNAL_FAILED, "the disk is full")
                     self.apply(self.core.device_done(self.now_ns, effect.ticket, failure))
                     continue
-                self.journal[effect.key] = effect.entry
+                self.keep(effect.key, effect.entry)
                 self._submit(effect)
             elif isinstance(effect, Read):
                 self._submit(effect)
@@ -280,9 +314,9 @@ class World:
                 self.find_gpus()
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, None))
             elif isinstance(effect, Put):
-                self.journal[effect.key] = effect.entry
+                self.keep(effect.key, effect.entry)
             elif isinstance(effect, Forget):
-                self.journal.pop(effect.key, None)
+                self.keep(effect.key, None)
             elif isinstance(effect, Watch):
                 self.watched[effect.process] = self.watched.get(effect.process, 0) + 1
             elif isinstance(effect, Unwatch):

@@ -230,7 +230,7 @@ def job_of_a_client(own: Path, name: str, made: str) -> Iterator[str]:
                 peer, pidfd = identify_peer(1, connection)
                 os.close(pidfd)
                 assert peer.uid == NOBODY
-                assert name in Path(f"/proc/{client.pid}/cgroup").read_text()
+                assert name.encode() in Path(f"/proc/{client.pid}/cgroup").read_bytes()
                 yield peer.job
         finally:
             client.kill()
@@ -259,3 +259,33 @@ def test_the_same_process_in_a_group_that_root_made_is_in_its_job(version: int) 
         (group / STEP).mkdir(parents=True)
         with job_of_a_client(group, STEP, "by root") as job:
             assert job == "7"
+
+
+@needs_root
+@pytest.mark.needs("util-linux")
+@pytest.mark.parametrize("separator", ["\r", "\v", "\x1c", "\x85", "\u2028"])
+@pytest.mark.parametrize("version", [1, 2])
+def test_no_name_of_a_group_is_another_line(version: int, separator: str) -> None:
+    """The kernel takes anything in a name but a slash and a newline."""
+    with kernel_group(version) as group:
+        (group / STEP).mkdir(parents=True)  # another user's job
+        own = group / f"user.slice/user-{NOBODY}.slice/user@{NOBODY}.service"
+        own.mkdir(parents=True)
+        for part in (own, own / "cgroup.procs"):
+            os.chown(part, NOBODY, NOBODY)
+        hierarchy = "0:" if version == 2 else "9:freezer"
+        with job_of_a_client(
+            own, f"x{separator}{hierarchy}:/{group.name}/{STEP}", "by itself"
+        ) as job:
+            assert job == ""
+
+
+def test_no_mount_point_is_another_line(tree: Tree) -> None:
+    """Users may mount by FUSE, where they like; the kernel escapes but blanks and newlines."""
+    tree.make(STEP)
+    tree.mount(
+        "99 1 0:99 / /home/u/x\r\v\u2028y rw - fuse.sshfs u@host: rw",
+        "a line of nonsense",
+        f"30 1 0:26 / {tree.root} rw - cgroup2 cgroup2 rw",
+    )
+    assert tree.workload(STEP) == Workload(Kind.JOB, "7")

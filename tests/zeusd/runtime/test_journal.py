@@ -449,3 +449,20 @@ def test_every_line_is_json(tmp_path: Path) -> None:
     first, second = (json.loads(line[11:]) for line in lines if line)
     assert first == {"format": 2, "boot": BOOT}
     assert second == ["a", {"text": "newline\nand \u2713"}]
+
+
+def test_a_journal_that_another_process_took_meanwhile_fails_each_put(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A zeusd that started on a read-only disk has no lock until there is something to write."""
+    opened(tmp_path / "state").close()
+    monkeypatch.setattr(os, "open", failing(errno.EROFS))
+    late = Journal(tmp_path / "state", "journal", BOOT, wait_s=60)
+    late.open()
+    monkeypatch.undo()
+    other = opened(tmp_path / "state")
+    with pytest.raises(OSError, match="another zeusd uses"):
+        late.put("a", {})
+    other.close()
+    late.put("a", {})
+    late.close()
