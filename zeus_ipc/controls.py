@@ -128,7 +128,9 @@ class ControlSpec:
             if word not in ("on", "off"):
                 raise ValueError(f"{text!r} is neither on nor off")
             return (int(word == "on"),)
-        example = ": 1200, or a range such as 900,1200" if self.shape == "range" else ", such as 250"
+        example = (
+            ": 1200, or a range such as 900,1200" if self.shape == "range" else ", such as 250"
+        )
         unit = "watts" if self.unit == "W" else self.unit
         hint = f"{text!r} is not a {self.title}; write {unit}{example}"
         for unit in (self.unit, self.unit.lower()):
