@@ -347,16 +347,16 @@ class Persist(_Request):
 
 
 CeilingName = Annotated[str, Field(pattern=r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$")]
-"""`fleet`: of a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: of a job, as
-`LeaseInfo.job` names it; it ends with the job's control group. (`site` is the configuration's.)"""
+"""`fleet`: of a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: of a job,
+as `LeaseInfo.job` names it; it ends with the job's control group. `site` is in zeusd.toml."""
 
 
 class SetCeiling(_Request):
     """Puts an upper bound on a control, or removes it: for administrators.
 
     The least of a GPU's ceilings and the site's limit is the most that anybody may set, and what a
-    restore writes. Result: `{"gpus": {uuid: {"highest": [mW]} | {"error": ...}}}`, sent when the GPU
-    holds no more than that.
+    restore writes. Result: `{"gpus": {uuid: {"highest": [mW]} | {"error": ...}}}`, sent when the
+    GPU holds no more than that.
     """
 
     op: Literal["set_ceiling"] = "set_ceiling"
@@ -853,8 +853,9 @@ class AuditRecord(_Message):
     """Successful sets of one control under one lease, one after another, are one record: `old` is
     of the first and `new` of the last."""
     event: str
-    """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted, lease_ended, lease_expired, restore_failed,
-    restore_clamped, outside_change, refused, quiesced, resumed, gpu_found, driver_changed."""
+    """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
+    lease_ended, lease_expired, restore_failed, restore_clamped, outside_change, refused,
+    quiesced, resumed, gpu_found, driver_changed."""
     warning: bool
     """Whether somebody should look at it."""
     gpu: str | None = None

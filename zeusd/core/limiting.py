@@ -18,7 +18,7 @@ from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection, PerGpu
 
 JOB_GRACE_NS = 60_000_000_000
-"""A job's ceiling waits this long for the job's control group: a prolog runs before that is made."""
+"""A job's ceiling waits this long for the job's control group: a prolog runs before."""
 
 
 class CeilingRequests:

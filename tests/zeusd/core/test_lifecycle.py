@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -47,7 +46,7 @@ def test_an_event_that_the_table_does_not_have_changes_nothing_and_is_an_error()
 
 
 @pytest.fixture
-def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[State, Event]]]:
+def taken(monkeypatch: pytest.MonkeyPatch) -> set[tuple[State, Event]]:
     """Transitions that were taken."""
     steps: set[tuple[State, Event]] = set()
     plain = Lifecycle.on
@@ -57,7 +56,7 @@ def taken(monkeypatch: pytest.MonkeyPatch) -> Iterator[set[tuple[State, Event]]]
         plain(life, event)
 
     monkeypatch.setattr(Lifecycle, "on", on)
-    yield steps
+    return steps
 
 
 def test_nothing_in_the_table_is_dead(taken: set[tuple[State, Event]]) -> None:
