@@ -387,6 +387,37 @@ class Client(Closing):
         names = [Control(control).value for control in controls]
         self._per_gpu(self._ask("persist", gpus=_uuids(gpus), controls=names))
 
+    def set_ceiling(
+        self,
+        gpus: str | Sequence[str],
+        name: str,
+        power_limit_mw: int | None,
+        *,
+        ttl_s: float | None = None,
+        fallback_mw: int | None = None,
+    ) -> dict[str, int]:
+        """Puts an upper bound on the power limit, or removes it; for administrators.
+
+        Args:
+            gpus: UUIDs.
+            name: `fleet`, `persisted` or `job:ID`.
+            power_limit_mw: The bound; None removes it.
+            ttl_s: Then `fallback_mw` takes its place, unless it is set again before.
+            fallback_mw: At most `power_limit_mw`; None: the ceiling ends then.
+
+        Returns:
+            The most that may be set now, mW, by UUID.
+        """
+        answer = self._ask(
+            "set_ceiling",
+            gpus=_uuids(gpus),
+            name=name,
+            value=None if power_limit_mw is None else [power_limit_mw],
+            ttl_ms=0 if ttl_s is None else max(1, round(ttl_s * 1000)),
+            fallback=None if fallback_mw is None else [fallback_mw],
+        )
+        return {uuid: int(one["highest"][0]) for uuid, one in self._per_gpu(answer).items()}
+
     def quiesce(self) -> Quiesced:
         """Puts everything back and has zeusd let go of the driver; for administrators."""
         return Quiesced.model_validate(self._ask("quiesce"))

@@ -346,6 +346,38 @@ class Persist(_Request):
     """Of each GPU."""
 
 
+CeilingName = Annotated[str, Field(pattern=r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$")]
+"""`fleet`: of a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: of a job,
+as `LeaseInfo.job` names it; it ends with the job's control group. `site` is in zeusd.toml."""
+
+
+class SetCeiling(_Request):
+    """Puts an upper bound on a control, or removes it: for administrators.
+
+    The least of a GPU's ceilings and the site's limit is the most that anybody may set, and what a
+    restore writes. Result: `{"gpus": {uuid: {"highest": [mW]} | {"error": ...}}}`, sent when the
+    GPU holds no more than that.
+    """
+
+    op: Literal["set_ceiling"] = "set_ceiling"
+    gpus: Gpus
+    name: CeilingName
+    """Which ceiling. Another one of the same name is replaced."""
+    control: ControlName = Control.POWER_LIMIT
+    """On which control; only a power limit takes ceilings."""
+    value: Annotated[list[Annotated[int, Field(ge=1, le=MAX_MW)]], Field(max_length=1)] | None = (
+        None
+    )
+    """The bound, [mW]; None removes the ceiling."""
+    ttl_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] = 0
+    """After this time `fallback` takes its place, unless it is set again before; 0: never. It is
+    counted while the machine sleeps, and over restarts of zeusd."""
+    fallback: (
+        Annotated[list[Annotated[int, Field(ge=1, le=MAX_MW)]], Field(max_length=1)] | None
+    ) = None
+    """The bound from then on, at most `value`; None: then the ceiling ends."""
+
+
 class Quiesce(_Request):
     """Puts everything back and lets go of the driver, for a reset: for administrators.
 
@@ -424,6 +456,7 @@ Request = (
     | Release
     | Restore
     | Persist
+    | SetCeiling
     | Quiesce
     | Resume
     | GetPolicy
@@ -457,6 +490,7 @@ OPERATIONS: tuple[str, ...] = (
     "release",
     "restore",
     "persist",
+    "set_ceiling",
     "quiesce",
     "resume",
     "policy",
@@ -510,6 +544,21 @@ class GpuSupport(_Message):
     """Whether it tells the mean of the last second."""
 
 
+class CeilingInfo(_Message):
+    """A named ceiling, see `SetCeiling`."""
+
+    name: str
+    control: str
+    value: list[int]
+    """As in the journal, see `Back.value`."""
+    uid: int
+    """Who set it."""
+    deadline_ns: int | None
+    """CLOCK_MONOTONIC time at which it falls back, unless the machine sleeps; None: never."""
+    fallback: list[int] | None
+    """The bound from then on; None: there is none."""
+
+
 class GpuInfo(_Message):
     """What does not change about a GPU while the daemon holds it."""
 
@@ -537,6 +586,8 @@ class GpuInfo(_Message):
     """Names of the controls it is known to offer."""
     persisted: list[str] = []
     """Controls whose target an administrator persisted (see `Persist`)."""
+    ceilings: list[CeilingInfo] = []
+    """Bounds besides the site's, all of which count in `power_limit_site_mw`."""
 
 
 class CpuInfo(_Message):
@@ -802,8 +853,9 @@ class AuditRecord(_Message):
     """Successful sets of one control under one lease, one after another, are one record: `old` is
     of the first and `new` of the last."""
     event: str
-    """set, restore, restored, persisted, lease_ended, lease_expired, restore_failed,
-    restore_clamped, outside_change, refused, quiesced, resumed, gpu_found, driver_changed."""
+    """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
+    lease_ended, lease_expired, restore_failed, restore_clamped, outside_change, refused,
+    quiesced, resumed, gpu_found, driver_changed."""
     warning: bool
     """Whether somebody should look at it."""
     gpu: str | None = None

@@ -204,7 +204,8 @@ class SetReport(Report):
 
     settings: list[Setting]
     kept: str
-    """command: while it runs. process: until Ctrl-C. persisted: until `zeusctl reset`."""
+    """command: while it runs. process: until Ctrl-C. persisted: until `zeusctl reset`.
+    ceiling: as a bound for everybody (--ceiling)."""
 
 
 class Outcome(_Part):

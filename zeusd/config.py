@@ -118,6 +118,9 @@ class RestoreSection(_Section):
     boot. device-max: the most the GPU takes. device-default: the vendor's default."""
     outside_change: OutsideChange = "keep"
     """keep: a value that somebody else set during a lease stays. override: it is overwritten."""
+    enforce: bool = False
+    """Whether a power limit above the site's is lowered at start and after `zeusctl resume`, though
+    nobody ever leased it."""
     on_stop: Literal["restore", "keep"] = "restore"
     """What `systemctl stop` does with leases of living processes. A restart keeps them always."""
 
@@ -286,6 +289,7 @@ class Config(_Section):
         return SitePolicy(
             restore_power=self.restore.power_limit,
             outside_change=self.restore.outside_change,
+            enforce=self.restore.enforce,
             rules=tuple(
                 GpuRule(
                     match=rule.match,

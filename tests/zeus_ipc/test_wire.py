@@ -27,6 +27,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "windows": {"sources": ["GPU-1", "cpu:0"], "windows": [1, 2, 0, 2, 3, 1]},
     "timeline": {"sources": ["GPU-1"], "domain": "average_power", "start_ns": 1, "end_ns": 2},
     "set": {"gpus": ["GPU-1"], "control": "gpu_clocks", "value": [600, 900]},
+    "set_ceiling": {"gpus": ["GPU-1"], "name": "fleet", "value": [200_000]},
     "set_power_limit": {"gpus": ["GPU-1"], "power_limit_mw": 200_000},
     "set_gpu_clocks": {"gpus": ["GPU-1"], "min_mhz": 210, "max_mhz": 900},
     "set_memory_clocks": {"gpus": ["GPU-1"], "min_mhz": 405, "max_mhz": 405},

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     type=click.Choice([control.value for control in SPECS]),
     help="Only this control; may be repeated.",
 )
+@click.option("--ceiling", metavar="NAME", help="Only remove this ceiling: fleet or job:ID.")
 @json_option
 @pass_session
-def reset(session: Session, gpus: str, controls: tuple[str, ...]) -> None:
-    """Back to the site's maximum, whoever set what.
+def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None) -> None:
+    """Restore the site limit, whoever changed it.
 
     That is limits, clocks and persistence mode. Administrators reset all of it: leases end, and
     their holders are told; settings made with --persist and past zeusd (nvidia-smi) are undone too.
@@ -41,7 +42,14 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...]) -> None:
     zeusctl reset all
     zeusctl reset 3 --control gpu_clocks
     """
+    from zeusctl.reports import ResetReport
+
     chosen = session.gpus(gpus)
+    if ceiling is not None:
+        session.client.set_ceiling([gpu.uuid for gpu in chosen], ceiling, None)
+        removed = ResetReport(at=now(), outcomes=[], revoked=[])
+        session.answer(removed, lambda: [f"{ceiling} bounds {len(chosen)} GPUs no longer"])
+        return
     if session.client.policy().admin:
         report = _restore(session, chosen, controls)
     else:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeus_ipc.controls import SPECS, ControlSpec, ControlValue
+from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import LOOK_S, asked_to_end, run
 from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
@@ -73,6 +73,19 @@ class _Duration(_Type):
 @click.option(
     "--persist", is_flag=True, help="Administrators: keep it until `zeusctl reset`, and exit."
 )
+@click.option(
+    "--ceiling",
+    metavar="NAME",
+    help="Administrators: bound what anybody may set instead: fleet, persisted or job:ID.",
+)
+@click.option("--for", "ttl", type=_Duration(), help="With --ceiling: how long it lasts.")
+@click.option(
+    "--then",
+    "fallback",
+    type=_Value(SPECS[Control.POWER_LIMIT]),
+    metavar="WATTS",
+    help="With --for: the lower bound after that time.",
+)
 @json_option
 @pass_session
 def set_(
@@ -82,6 +95,9 @@ def set_(
     command: tuple[str, ...],
     confirm_within: float | None,
     persist: bool,
+    ceiling: str | None,
+    ttl: float | None,
+    fallback: ControlValue | None,
     **wanted: ControlValue | None,
 ) -> None:
     """Set limits or clocks, and restore them on exit.
@@ -94,6 +110,8 @@ def set_(
     zeusctl set all --gpu-clocks 900,1200
     zeusctl set 0 -p 150 --confirm-within 30s
     sudo zeusctl set all -p 250 --persist
+    sudo zeusctl set 0 -p 200 --ceiling job:1234
+    sudo zeusctl set all -p 300 --ceiling fleet --for 30s --then 200
     """
     controls = {name: value for name, value in wanted.items() if value is not None}
     if not controls:
@@ -102,6 +120,9 @@ def set_(
             f"nothing to set; name {', '.join(options[:-1])} or {options[-1]}",
             click.get_current_context(),
         )
+    if ceiling is not None:
+        _set_ceiling(session, gpus, ceiling, controls, ttl, fallback)
+        return
     if persist and command:
         raise click.UsageError(
             "--persist lasts beyond any command; leave one of them away",
@@ -131,6 +152,46 @@ def set_(
             click.echo("held until Ctrl-C", err=True)
         while not ended.wait(LOOK_S):
             watch()
+
+
+def _set_ceiling(
+    session: Session,
+    gpus: str,
+    name: str,
+    controls: dict[str, ControlValue],
+    ttl_s: float | None,
+    fallback: ControlValue | None,
+) -> None:
+    from zeusctl.reports import Setting
+
+    limit = controls.get(Control.POWER_LIMIT.value)
+    if limit is None or len(controls) > 1:
+        raise click.UsageError(
+            "a ceiling bounds the power limit; name --power-limit and nothing else",
+            click.get_current_context(),
+        )
+    if fallback is not None and ttl_s is None:
+        raise click.UsageError("--then needs --for: after which time?", click.get_current_context())
+    chosen = session.gpus(gpus)
+    highest = session.client.set_ceiling(
+        [gpu.uuid for gpu in chosen],
+        name,
+        limit[0],
+        ttl_s=ttl_s,
+        fallback_mw=None if fallback is None else fallback[0],
+    )
+    settings = [
+        Setting(
+            gpu=gpu.index,
+            uuid=gpu.uuid,
+            control=Control.POWER_LIMIT.value,
+            value="at most " + value_text(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
+            asked=value_text(Control.POWER_LIMIT.value, limit),
+            was=None,
+        )
+        for gpu in chosen
+    ]
+    _answer(session, settings, "ceiling")
 
 
 def _apply(

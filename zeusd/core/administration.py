@@ -17,11 +17,13 @@ from zeus_ipc.messages import (
     Quiesce,
     Restore,
     Resume,
+    SetCeiling,
 )
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, LetGo, Note, Put, Read, Reading, TakeUp
 from zeusd.core.lifecycle import Phase
+from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
 from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
@@ -63,10 +65,12 @@ class Administration:
         self._change: str | None = None
         self._restoring: set[ControlMachine] = set()
         self._askers: list[tuple[Connection, int]] = []
+        self.ceilings = CeilingRequests(node, outbox, track)
         self.connections: Callable[[], int] = lambda: 0
         self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Restore: self._for_admins("put back what others set", self._restore),
             Persist: self._for_admins("make settings last", self._persist),
+            SetCeiling: self._for_admins("set a ceiling", self.ceilings.set_ceiling),
             Quiesce: self._for_admins("let go of the driver", self._quiesce),
             Resume: self._for_admins("take up the driver", self._resume),
             GetPolicy: self._policy,
@@ -215,6 +219,7 @@ class Administration:
 
     def tick(self, now_ns: int) -> None:
         """Time has passed: a GPU that does not answer must not keep the driver from its reset."""
+        self.ceilings.tick()
         due_ns = self._out.due_ns.get(self)
         if due_ns is not None and now_ns >= due_ns:
             for machine in [*self._restoring]:
@@ -253,6 +258,8 @@ class Administration:
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
+                if self._node.settings.site.enforce and machine.spec.ceilings:
+                    machine.ceilings_moved()
                 if machine.persisted:  # a reset GPU has forgotten it
                     machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
         self._end(self._describe_node())

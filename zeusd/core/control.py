@@ -247,7 +247,8 @@ class ControlMachine(Restorable):
             return
         self.life.on(Event.BACK)
         if self.life.state is State.FREE:
-            self.rest(None)
+            if found != self._resting:
+                self.rest(None)  # a reset GPU has forgotten it
             if found is not None:
                 self.adopt(found)
             if self.ceilings:

@@ -149,12 +149,28 @@ class Core:
             for machine in [*known.machines.values()]:
                 machine.retry_now()
             self._add_controls(known)
+        self._requests.administration.ceilings.tick()
         if self._was_stopping:
             self._was_stopping = False
             for debt in self._debts.values():  # of GPUs that have not been found yet
                 ending = self._debts[debt.gpu, debt.control] = replace(debt, ending="daemon_stops")
                 self._out.add(Put(ending.key, ending.to_json()))
             self._out.add(Forget(STOPPING_KEY))
+        return self._out.take()
+
+    def machine_slept(self, boot_offset_ns: int) -> None:
+        """How far CLOCK_BOOTTIME is ahead of CLOCK_MONOTONIC: ceilings' deadlines are of it."""
+        self._out.boot_offset_ns = boot_offset_ns
+
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs that have ceilings; `jobs_present` ends them."""
+        return self._requests.administration.ceilings.jobs
+
+    def jobs_present(self, now_ns: int, present: set[str]) -> list[Effect]:
+        """Which of these jobs have a control group now."""
+        self._out.now_ns = now_ns
+        self._requests.administration.ceilings.jobs_present(present)
         return self._out.take()
 
     def cpus_found(self, cpus: Iterable[CpuInfo]) -> None:
@@ -303,10 +319,9 @@ class Core:
     def next_deadline_ns(self) -> int | None:
         """When `tick` is next needed; None if time alone changes nothing."""
         due_ns = min(self._out.due_ns.values(), default=None) if self._out.due_ns else None
-        deadline_ns = self._requests.next_deadline_ns()
-        if due_ns is None or (deadline_ns is not None and deadline_ns < due_ns):
-            return deadline_ns
-        return due_ns
+        ceilings = self._requests.administration.ceilings
+        deadlines = (due_ns, self._requests.next_deadline_ns(), ceilings.next_deadline_ns())
+        return min((one for one in deadlines if one is not None), default=None)
 
     # ---------------------------------------------------------------------------------- settings
 

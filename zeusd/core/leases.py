@@ -9,6 +9,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Goodbye, Heartbeat, ListLeases, Release, Whose
 from zeusd.core.control import ControlMachine
 from zeusd.core.lifecycle import Phase
+from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
@@ -26,14 +27,16 @@ class LeaseRequests:
     Args:
         node: What they are about.
         outbox: Where effects go.
+        ceilings: Ends a job's.
 
     Attributes:
         handlers: By request class.
     """
 
-    def __init__(self, node: Node, outbox: Outbox) -> None:
+    def __init__(self, node: Node, outbox: Outbox, ceilings: CeilingRequests) -> None:
         self._node = node
         self._out = outbox
+        self._ceilings = ceilings
         self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Release: self._release,
             Goodbye: self._goodbye,
@@ -61,6 +64,8 @@ class LeaseRequests:
             machine.forgive(peer.process)
             if not machine.held_by(peer.process):
                 machine.withdraw(peer.process)
+        if request.job and self._node.settings.access.is_admin(peer):
+            self._ceilings.release_job(request.job, request.gpus, peer)
         held = [machine for machine in named if _is_meant(machine, peer, request)]
         self._let_go(connection, request.id, held, "released")
 

@@ -19,12 +19,14 @@ class Outbox:
         now_ns: Time of the present event.
         due_ns: When something wants to be woken, by who it is.
         trail: What was noted so far.
+        boot_offset_ns: CLOCK_BOOTTIME less CLOCK_MONOTONIC: how long the machine slept.
     """
 
     def __init__(self) -> None:
         self.now_ns = 0
         self.due_ns: dict[object, int] = {}
         self.trail = Trail()
+        self.boot_offset_ns = 0
         self._effects: list[Effect] = []
         self._next_ticket = 1
         self._pending: dict[int, Continuation] = {}

@@ -33,6 +33,7 @@ from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Note, Read, Reading
 from zeusd.core.leases import LeaseRequests, back_of
 from zeusd.core.leasing import Set
+from zeusd.core.limiting import describe_ceilings
 from zeusd.core.model import Applied, Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
@@ -102,7 +103,7 @@ class Requests:
         self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
-            **LeaseRequests(node, outbox).handlers,
+            **LeaseRequests(node, outbox, self.administration.ceilings).handlers,
             **self.administration.handlers,
             **dict.fromkeys(_SETS, self._set),
         }
@@ -180,6 +181,11 @@ class Requests:
         described = info.model_dump(mode="json")
         machines = self._node.gpus[info.uuid].machines
         described["persisted"] = [one.value for one, m in machines.items() if m.persisted]
+        described["ceilings"] = [
+            one
+            for machine in machines.values()
+            for one in describe_ceilings(machine, self._out.boot_offset_ns)
+        ]
         machine = self._node.gpus[info.uuid].machines.get(Control.POWER_LIMIT)
         if machine is not None:
             described["power_limit_site_mw"] = self._node.highest_mw(machine)

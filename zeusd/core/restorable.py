@@ -248,6 +248,10 @@ class Restorable:
         except StopIteration as stop:
             self._over(stop.value)
             return
+        assert restoration.plan is not None
+        if isinstance(step, Put) and restoration.plan.target != self.target:
+            self._attempt()  # the target moved since this attempt began: nothing is written above
+            return
         ticket = self._out.ticket(self._stepped)
         if isinstance(step, Look):
             self.life.on(Event.CHECK)

@@ -55,11 +55,15 @@ from zeusd.records import Entry, covers
 from zeusd.restore import driver_id
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
+from zeusd.runtime.job_groups import jobs_with_groups
 from zeusd.runtime.journal import Change, Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
+
+JOBS_S = 2.0
+"""How often to look whether jobs that have ceilings are still there."""
 
 log = logging.getLogger(__name__)
 audit = logging.getLogger("zeusd.audit")
@@ -163,10 +167,12 @@ class Engine:
                     self._retry_journal_later()
                 else:
                     orphan.delete()
+        self._note_sleep()
         self._recover(entries)
         self.core.cpus_found(self.sampling.cpus)
         self.sampling.start()
         self._check_sampling()
+        self._check_jobs()
         if self.core.node.quiesced_ns is None:
             self._driver.start()
         else:
@@ -345,6 +351,7 @@ class Engine:
 
     def _check_sampling(self) -> None:
         self.sampling.check()
+        self._on_time()  # a machine that slept wakes no timer early
         self._reactor.call_later(CHECK_S, self._check_sampling)
 
     def _done_on_thread(self, ticket: int, result: object) -> None:
@@ -359,7 +366,20 @@ class Engine:
     def _process_gone(self, process: Process) -> None:
         self.apply(self.core.process_gone(time.monotonic_ns(), process))
 
+    def _check_jobs(self) -> None:
+        """Ceilings of jobs end with the jobs' control groups."""
+        jobs = self.core.jobs
+        if jobs:
+            present = jobs_with_groups(jobs)
+            self.apply(self.core.jobs_present(time.monotonic_ns(), present))
+        self._reactor.call_later(JOBS_S, self._check_jobs)
+
+    def _note_sleep(self) -> None:
+        offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
+        self.core.machine_slept(offset_ns)
+
     def _on_time(self) -> None:
+        self._note_sleep()
         self.apply(self.core.tick(time.monotonic_ns()))
 
     def _found_on_thread(self, found: Found) -> None:

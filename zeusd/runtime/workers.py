@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,7 +21,10 @@ from zeusd.runtime.processes import owner_of
 log = logging.getLogger(__name__)
 
 MAX_QUEUED = 256
-"""Calls that may wait for one GPU."""
+"""Reads that may wait for one GPU."""
+
+_URGENT = frozenset({Reading.CONTROL, Reading.LIMITS})
+"""What a write or a restore needs to know first."""
 
 
 def _optional(call: Callable[[Handle], Any], gpu: Handle) -> Any:
@@ -111,10 +114,10 @@ _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
 
 
 class GpuWorker:
-    """Carries out reads and writes of one GPU, one after another, on a thread of its own.
+    """One GPU's thread. Writes and what restores need come before all other reads.
 
     Args:
-        nvml: The library.
+        nvml: The backend.
         uuid: The GPU's UUID.
         handle: Its handle.
         done: Called on the worker's thread with the ticket and the result of each call.
@@ -128,27 +131,45 @@ class GpuWorker:
         self._handle = handle
         self._done = done
         self._clocks: dict[str, Any] | None = None
-        self._queue: queue.SimpleQueue[Read | Write | None] = queue.SimpleQueue()
+        self._changed = threading.Condition()
+        self._urgent: deque[Read | Write] = deque()
+        self._reads: dict[Reading, list[int]] = {}
+        self._waiting = 0
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name=f"gpu-{uuid[:12]}", daemon=True)
         self._thread.start()
 
     def submit(self, call: Read | Write) -> None:
-        """Queues a call; `done` follows in any case."""
-        if self._queue.qsize() >= MAX_QUEUED:
+        """Queues a call; `done` follows in any case.
+
+        Reads of the same thing that wait are one call to the device. Only they can be refused: a
+        control has one call in flight, so what is urgent is bounded by itself.
+        """
+        with self._changed:
+            urgent = isinstance(call, Write) or call.reading in _URGENT
+            full = not urgent and self._waiting >= MAX_QUEUED
+            if urgent:
+                self._urgent.append(call)
+            elif not full:
+                assert isinstance(call, Read)
+                self._reads.setdefault(call.reading, []).append(call.ticket)
+                self._waiting += 1
+            self._changed.notify()
+        if full:
             self._done(
                 call.ticket,
                 Failure(
                     ErrorCode.OVERLOADED,
-                    f"{MAX_QUEUED} calls already wait for {self._uuid}; its driver may be stuck, "
+                    f"{MAX_QUEUED} reads already wait for {self._uuid}; its driver may be stuck, "
                     "look at the kernel log",
                 ),
             )
-        else:
-            self._queue.put(call)
 
     def stop(self) -> None:
         """Ends the thread when the calls queued before are done. Does not wait."""
-        self._queue.put(None)
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
 
     def join(self, timeout_s: float | None) -> bool:
         """Waits for the end after `stop`, None: for however long. Returns whether it has come."""
@@ -156,8 +177,26 @@ class GpuWorker:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
-        while (call := self._queue.get()) is not None:
-            self._done(call.ticket, self._carry_out(call))
+        while (taken := self._take()) is not None:
+            call, tickets = taken
+            result = self._carry_out(call)
+            for ticket in tickets:
+                self._done(ticket, result)
+
+    def _take(self) -> tuple[Read | Write, list[int]] | None:
+        """The next call, and who waits for it; None: the end."""
+        with self._changed:
+            while not (self._urgent or self._reads or self._stopped):
+                self._changed.wait()
+            if self._urgent:
+                call = self._urgent.popleft()
+                return call, [call.ticket]
+            if not self._reads:
+                return None
+            reading = next(iter(self._reads))
+            tickets = self._reads.pop(reading)
+            self._waiting -= len(tickets)
+            return Read(tickets[0], self._uuid, reading), tickets
 
     def _supported_clocks(self) -> dict[str, Any]:
         """They do not change while the driver is loaded, and there may be hundreds."""

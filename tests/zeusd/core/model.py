@@ -90,6 +90,7 @@ class Model(World):
         self.ours: set[tuple[str, Control]] = set()
         self.targets: dict[tuple[str, Control], set[ControlValue]] = defaultdict(set)
         self.up = True
+        self._allowed: dict[int, ControlValue] = {}
         self._gone: list[Process] = []
         self._seen: dict[tuple[str, Control], ControlValue] = {}
         self._next_conn = 100
@@ -292,6 +293,27 @@ class Model(World):
         program.blameless = False
         self.request(program, "persist", gpus=[gpu], controls=[control.value])
 
+    def ceiling(self, program: Program, gpu: str, choice: int, ttl_ms: int = 0) -> None:
+        """An administrator bounds the power limit, for some time or for good, or no longer."""
+        for other in self.programs:
+            other.blameless = False
+        value = (None, [140_000], [190_000], [240_000], [290_000])[choice % 5]
+        fallback = [value[0] - 20_000] if value is not None and ttl_ms else None
+        self.request(
+            program,
+            "set_ceiling",
+            gpus=[gpu],
+            name=("fleet", "job:7")[choice % 2],
+            value=value,
+            ttl_ms=ttl_ms,
+            fallback=fallback,
+        )
+
+    def jobs_end(self) -> None:
+        """zeusd sees that no job has a control group any more."""
+        if self.up:
+            self._guarded(lambda: self.apply(self.core.jobs_present(self.now_ns, set())))
+
     def quiesce(self, program: Program) -> None:
         """An administrator has zeusd let go of the driver."""
         for other in self.programs:
@@ -375,6 +397,10 @@ class Model(World):
                 machine = self.machine(gpu, control)
                 assert machine.phase is Phase.FREE, f"{control.value} of {gpu} is never put back"
         left = [key for key in self.journal if key.startswith(("debt/", "lost/"))]
+        resting = {key for key in self.journal if key.startswith("resting/")}
+        for gpu in GPUS:
+            machine = self.machine(gpu, Control.POWER_LIMIT)
+            assert machine.ceilings or f"resting/{gpu}/power_limit" not in resting
         assert left == [], f"the journal keeps what nobody owes: {left}"
         assert self.watched == {}, "somebody is watched for ever"
 
@@ -382,10 +408,15 @@ class Model(World):
         machine, key = self.machine(gpu, control), (gpu, control)
         value = self.values[key]
         if machine.phase is Phase.FREE:
-            assert value == machine.target or key not in self.ours, (
+            resting = (machine.target, machine._resting)
+            assert value in resting or key not in self.ours, (
                 f"{control.value} of {gpu} is left at {value} instead of {machine.target}"
             )
             assert debt_key(gpu, control) not in self.journal
+            if control is Control.POWER_LIMIT and machine.ceilings and key in self.ours:
+                # A device that cannot go as low rests as low as it can.
+                allowed = max(machine.highest(), machine._resting or ())
+                assert value <= allowed, f"{gpu} rests at {value}, above its ceiling"
             return
         assert machine.phase is Phase.HELD, "all faults are gone, and it is still not put back"
         assert machine.lease is not None
@@ -396,6 +427,9 @@ class Model(World):
         if debt_key(gpu, control) not in self.lost:
             assert program.wants, f"{control.value} of {gpu} is held by who has released it"
         assert debt_key(gpu, control) in self.journal or not machine._values
+        if control is Control.POWER_LIMIT and key in self.ours:
+            lowest = machine.ceilings.lowest(value, machine.lease.over)
+            assert value in (lowest, machine.value), f"{gpu} holds {value}, above its ceiling"
         newest_lost = self._newest_lost(gpu, control)
         if key in self.ours and machine.value is not None and not newest_lost:
             # After a crash the newest of them may have been meant only.
@@ -478,6 +512,22 @@ class Model(World):
             f"{write.control.value} of {write.gpu}: {seen}, which somebody else set, is overwritten"
         )
 
+    def _submit(self, call: Read | Write) -> None:
+        """What a ceiling allows is decided when the call begins: it may change while it waits."""
+        if isinstance(call, Write) and call.control is Control.POWER_LIMIT:
+            machine = self.machine(call.gpu, call.control)
+            over = "" if machine.lease is None else machine.lease.over
+            self._allowed[call.ticket] = machine.highest(over)
+        super()._submit(call)
+
+    def _check_not_raised(self, write: Write) -> None:
+        """No event raises a limit above the least of the ceilings."""
+        highest = self._allowed.pop(write.ticket, None)
+        if highest is not None:
+            assert write.value <= highest, (
+                f"{write.gpu} is set to {write.value}, above its ceiling {highest}"
+            )
+
     def _write_device(self, write: Write) -> None:
         """The device's side of a write whose caller is gone."""
         key = (write.gpu, write.control)
@@ -489,6 +539,7 @@ class Model(World):
 
     def wrote(self, write: Write) -> None:
         """A write has reached its device."""
+        self._check_not_raised(write)
         self.ours.add((write.gpu, write.control))
 
     def _reconnect(self, program: Program) -> None:

@@ -33,6 +33,8 @@ WEIGHTS = {
     "revoke": 1,
     "put_back": 2,
     "persist": 2,
+    "ceiling": 4,
+    "jobs_end": 1,
     "quiesce": 1,
     "take_up": 2,
     "driver": 1,
@@ -121,6 +123,11 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
         model.put_back(model.programs[1], gpu, control)
     elif name == "persist":
         model.persist(model.programs[1], gpu, control)
+    elif name == "ceiling":
+        ttl_ms = rng.choice((0, 0, 500, 5_000, 30_000))
+        model.ceiling(model.programs[1], gpu, rng.randrange(10), ttl_ms)
+    elif name == "jobs_end":
+        model.jobs_end()
     elif name == "quiesce":
         model.quiesce(model.programs[1])
     elif name == "take_up":

@@ -9,8 +9,9 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, POLICIES, Model, Program
+from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, ODD_DRIVERS, POLICIES, Model, Program
 from tests.zeusd.core.schedules import run_schedule
+from tests.zeusd.core.world import Odd
 from zeus_ipc.messages import Control
 from zeusd.core.policy import SitePolicy
 
@@ -93,6 +94,27 @@ class Node(RuleBasedStateMachine):
     def fault(self, gpu: str, control: Control | None, code: int) -> None:
         self.model.faults[(gpu, control)] = code
 
+    @rule(gpu=gpus, odd=st.sampled_from(ODD_DRIVERS))
+    def misbehave(self, gpu: str, odd: Odd) -> None:
+        self.model.misbehave(gpu, odd)
+
+    @rule(gpu=gpus, some=st.frozensets(controls, min_size=1))
+    def hide(self, gpu: str, some: frozenset[Control]) -> None:
+        self.model.hide_controls(gpu, some)
+
+    @rule()
+    def look_again(self) -> None:
+        self.model.hidden.clear()
+        self.model.look_again()
+
+    @rule(gpu=gpus, choice=numbers, ttl_ms=st.sampled_from((0, 500, 5_000, 30_000)))
+    def ceiling(self, gpu: str, choice: int, ttl_ms: int) -> None:
+        self.model.ceiling(self.model.programs[1], gpu, choice, ttl_ms)
+
+    @rule()
+    def jobs_end(self) -> None:
+        self.model.jobs_end()
+
     @rule(broken=st.booleans())
     def journal(self, broken: bool) -> None:
         self.model.journal_broken = broken
@@ -100,6 +122,7 @@ class Node(RuleBasedStateMachine):
     @rule()
     def heal(self) -> None:
         self.model.faults.clear()
+        self.model.behave()
 
     @precondition(lambda self: self.model.up)
     @rule(lost=numbers)

@@ -12,7 +12,7 @@ from zeusd.core.model import Applied, Changed, Failure
 from zeusd.devices.port import Outcome
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.quirks import Quirks
-from zeusd.runtime.workers import GpuWorker
+from zeusd.runtime.workers import MAX_QUEUED, GpuWorker
 
 
 class Worker:
@@ -32,6 +32,9 @@ class Worker:
         ticket, result = self._done.get(timeout=30)
         assert ticket == call.ticket
         return result
+
+    def next(self) -> tuple[int, object]:
+        return self._done.get(timeout=30)
 
     def write(self, watts: float, *expected_w: int) -> Any:
         expected = tuple((one * 1000,) for one in expected_w)
@@ -97,3 +100,24 @@ def test_one_stale_reading_is_no_change_by_somebody_else(worker: Worker) -> None
     worker.nvml.misbehave(0, Quirks(stale_reads=1))
     worker.nvml.set_power_limit(worker.gpu, 120_000)
     assert worker.ask(Read(9, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT)) == (120_000,)
+
+
+def test_a_restore_is_not_queued_behind_readers_and_equal_reads_are_one_call(
+    worker: Worker,
+) -> None:
+    worker.nvml.inject(0, "sensors", latency_s=0.05)
+    reads = [Read(100 + number, "GPU-x", Reading.ENERGY) for number in range(MAX_QUEUED)]
+    for read in reads:
+        worker.worker.submit(read)
+    worker.worker.submit(Read(1, "GPU-x", Reading.CONTROL, Control.POWER_LIMIT))
+    worker.worker.submit(Write(2, "GPU-x", Control.POWER_LIMIT, (150_000,), "key", {}))
+    worker.worker.submit(Read(3, "GPU-x", Reading.ENERGY))
+    done = [worker.next() for _ in range(len(reads) + 3)]
+    order = [ticket for ticket, _ in done]
+    assert order.index(2) <= order.index(1) + 1, "one after another, before the reads that wait"
+    behind = order[order.index(2) + 1 :]
+    assert len(behind) >= len(reads) - 1, "at most one reading was under way before"
+    refused = [ticket for ticket, result in done if isinstance(result, Failure)]
+    assert set(refused) <= {3, 100 + MAX_QUEUED - 1}, "only readings can be refused"
+    answers = {id(result) for ticket, result in done if ticket >= 100 and ticket not in refused}
+    assert len(answers) <= 3, "readings of the same thing that wait are one call"

@@ -1,0 +1,192 @@
+"""Named ceilings: the least of them is what may be set, and what comes back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, POWER, connect, make_world
+from tests.zeusd.core.world import GPU0, Odd, World
+from zeusd.core.ceilings import Ceiling, Ceilings
+from zeusd.core.policy import GpuRule, SitePolicy
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+def bound(world: World, watts: int | None, name: str = "fleet", **more: Any) -> dict[str, Any]:
+    value = None if watts is None else [watts * 1000]
+    reply = world.call(ADMIN, "set_ceiling", gpus=[GPU0], name=name, value=value, **more)
+    result: dict[str, Any] = reply["result"]["gpus"][GPU0]
+    return result
+
+
+def test_the_least_of_the_ceilings_counts() -> None:
+    ceilings = Ceilings()
+    assert ceilings.lowest((300,)) == (300,)
+    ceilings.put("fleet", Ceiling((250,), 0))
+    ceilings.put("job:1", Ceiling((200,), 0, deadline_ns=10, fallback=(150,)))
+    assert ceilings.lowest((300,)) == (200,)
+    assert ceilings.lowest((300,), without="job:1") == (250,)
+    assert ceilings.expire(9) == []
+    assert ceilings.expire(10) == ["job:1"]
+    assert ceilings.lowest((300,)) == (150,)
+    assert ceilings.next_deadline_ns() is None
+
+
+def test_an_idle_gpu_is_brought_under_a_ceiling_and_back(world: World) -> None:
+    assert bound(world, 250) == {"highest": [250_000]}
+    assert world.limit_w() == 250
+    assert bound(world, 200, "job:7") == {"highest": [200_000]}
+    assert world.limit_w() == 200
+    assert bound(world, None, "job:7") == {"highest": [250_000]}
+    assert world.limit_w() == 250
+    bound(world, None)
+    assert world.limit_w() == 300
+    assert [key for key in world.journal if key.startswith(("debt/", "ceiling/", "resting/"))] == []
+
+
+def test_a_lease_stays_below_it_and_gets_back_what_was_asked_for(world: World) -> None:
+    world.set_power(ALICE, 240)
+    bound(world, 200)
+    assert world.limit_w() == 200
+    assert world.set_power(ALICE, 210)["error"]["code"] == "out_of_range"
+    (lease,) = world.call(ALICE, "leases")["result"]["leases"]
+    assert (lease["value"], lease["asked"]) == ([200_000], [240_000])
+    bound(world, 260)
+    assert world.limit_w() == 240, "what its holder asked for, and no more"
+    world.call(ALICE, "release")
+    assert world.limit_w() == 260, "a restore does not raise it above the ceiling"
+
+
+def test_a_lower_limit_that_somebody_else_chose_is_left_alone(world: World) -> None:
+    world.values[POWER] = (150_000,)
+    bound(world, 250)
+    assert world.limit_w() == 150
+    bound(world, None)
+    assert world.limit_w() == 150
+
+
+def test_at_its_deadline_it_falls_to_its_floor_also_over_a_restart(world: World) -> None:
+    bound(world, 280, ttl_ms=30_000, fallback=[150_000])
+    world.set_power(ALICE, 270)
+    world.advance(20)
+    bound(world, 280, ttl_ms=30_000, fallback=[150_000])
+    world.call(ALICE, "heartbeat")
+    world.advance(14)
+    world.call(ALICE, "heartbeat")
+    assert world.limit_w() == 270
+    assert world.core.next_deadline_ns() is not None
+    world.core.machine_slept(20_000_000_000)  # it counts while the machine sleeps
+    world.advance(0.001)
+    assert world.limit_w() == 150
+    assert world.set_power(ALICE, 200)["error"]["code"] == "out_of_range"
+    world.start_core(alive=set())
+    connect(world)
+    assert world.limit_w() == 150
+    bound(world, None)
+    assert world.limit_w() == 300
+
+
+def test_a_deadline_that_passes_while_zeusd_is_down_counts_at_its_start(world: World) -> None:
+    bound(world, 280, ttl_ms=30_000, fallback=[150_000])
+    world.now_ns += 40_000_000_000
+    world.start_core(alive=set())
+    assert world.limit_w() == 150
+
+
+def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: World) -> None:
+    bound(world, 200)
+    world.start_core(alive=set())
+    connect(world)
+    assert world.limit_w() == 200
+    assert world.set_power(ALICE, 210)["error"]["code"] == "out_of_range"
+    bound(world, None)
+    assert world.limit_w() == 300
+
+
+def test_a_jobs_ceiling_ends_with_its_control_group_or_its_grace_time(world: World) -> None:
+    bound(world, 200, "job:7")
+    assert world.core.jobs == {"7"}
+    world.apply(world.core.jobs_present(world.now_ns, set()))
+    assert world.limit_w() == 200, "the prolog runs before there is a control group"
+    world.apply(world.core.jobs_present(world.now_ns, {"7"}))
+    world.apply(world.core.jobs_present(world.now_ns, set()))
+    assert world.limit_w() == 300
+    bound(world, 200, "job:8")
+    world.apply(world.core.jobs_present(world.now_ns, set()))
+    world.advance(61)
+    world.apply(world.core.jobs_present(world.now_ns, set()))
+    assert world.limit_w() == 300
+    bound(world, 200, "job:9")
+    world.call(ADMIN, "release", whose="all", job="9")
+    assert world.limit_w() == 300
+
+
+def test_only_administrators_set_them(world: World) -> None:
+    arguments = {"gpus": [GPU0], "name": "fleet", "value": [200_000]}
+    assert world.call(BOB, "set_ceiling", **arguments)["error"]["code"] == "permission_denied"
+    assert world.limit_w() == 300
+
+
+@pytest.mark.parametrize(
+    ("watts", "more", "code"),
+    [
+        (50, {}, "out_of_range"),
+        (400, {}, "out_of_range"),
+        (200, {"ttl_ms": 1000, "fallback": [250_000]}, "bad_request"),
+        (200, {"control": "gpu_clocks"}, "not_supported"),
+    ],
+)
+def test_a_ceiling_that_makes_no_sense_is_refused(
+    world: World, watts: int, more: dict[str, Any], code: str
+) -> None:
+    assert bound(world, watts, **more)["error"]["code"] == code
+    assert world.limit_w() == 300
+
+
+def test_a_device_that_refuses_is_tried_again(world: World) -> None:
+    world.faults[POWER] = 999
+    assert bound(world, 200)["error"]["code"] == "device_error"
+    world.faults.clear()
+    world.advance(1)
+    assert world.limit_w() == 200
+
+
+def test_a_held_control_that_refuses_is_tried_again(world: World) -> None:
+    world.set_power(ALICE, 280)
+    world.faults[POWER] = 999
+    bound(world, 200)
+    assert world.limit_w() == 280
+    world.faults.clear()
+    world.advance(1)
+    assert world.limit_w() == 200
+    assert "error" not in world.set_power(ALICE, 190), "the lease goes on"
+
+
+def test_a_rounding_driver_rests_where_it_can(world: World) -> None:
+    world.odd[GPU0] = Odd(round_to_mw=4000)
+    bound(world, 250)
+    assert world.limit_w() == 248
+    world.set_power(ALICE, 202)
+    world.call(ALICE, "release")
+    assert world.limit_w() == 248
+    assert world.events("outside_change") == []
+    bound(world, None)
+    assert world.limit_w() == 300
+
+
+@pytest.mark.parametrize(("enforce", "watts"), [(True, 220), (False, 300)])
+def test_a_site_limit_is_written_at_start_and_after_a_resume_if_it_is_enforced(
+    enforce: bool, watts: int
+) -> None:
+    rules = (GpuRule("*", power_limit_mw=220_000),)
+    world = make_world(SitePolicy(rules=rules, enforce=enforce))
+    assert world.limit_w() == watts
+    world.call(ADMIN, "quiesce")
+    world.values[POWER] = (300_000,)
+    world.call(ADMIN, "resume")
+    assert world.limit_w() == watts

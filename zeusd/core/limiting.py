@@ -1,0 +1,228 @@
+"""Named ceilings: who sets them, when they end, and what follows on the device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zeus_ipc.controls import SPECS, ControlValue, describe
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import SetCeiling
+from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling
+from zeusd.core.control import ControlMachine
+from zeusd.core.effects import Forget, Note, Put
+from zeusd.core.model import Failure, Peer, ceiling_key, pin_key
+from zeusd.core.node import Node
+from zeusd.core.outbox import Outbox
+from zeusd.core.pending import Connection, PerGpu
+
+JOB_GRACE_NS = 60_000_000_000
+"""A job's ceiling waits this long for the job's control group: a prolog runs before."""
+
+
+class CeilingRequests:
+    """Answers `set_ceiling`, and ends ceilings whose time, or job, is over.
+
+    Args:
+        node: What they are about.
+        outbox: Where effects go.
+        track: Begins a request for several GPUs.
+    """
+
+    def __init__(self, node: Node, outbox: Outbox, track: Callable[..., PerGpu]) -> None:
+        self._node = node
+        self._out = outbox
+        self._track = track
+        self._job_seen: dict[str, bool] = {}
+        self._job_since_ns: dict[str, int] = {}
+
+    def set_ceiling(self, connection: Connection, request: SetCeiling) -> None:
+        """Puts, replaces or removes a ceiling; answers when the devices have followed."""
+        pending = self._track(connection, request)
+        for uuid in pending.gpus():
+            machine = self._node.machine(uuid, request.control)
+            refusal = (
+                machine if isinstance(machine, Failure) else self._refusal(machine, uuid, request)
+            )
+            if refusal is not None:
+                pending.fail(uuid, refusal)
+                continue
+            assert isinstance(machine, ControlMachine)
+            then = partial(self._followed, pending, machine)
+            if request.value is None:
+                self.remove(machine, request.name, connection.peer, then)
+            else:
+                self._put(machine, request, connection.peer, then)
+
+    def remove(
+        self,
+        machine: ControlMachine,
+        name: str,
+        peer: Peer | None = None,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Removes a ceiling, if there is one of this name; `then` follows in any case."""
+        before = machine.highest()
+        if machine.ceilings.remove(name):
+            self._note("ceiling_removed", machine, name, before, machine.highest(), peer)
+        machine.ceilings_moved(then)
+        # Last: what the device holds because of it is in the journal by now.
+        self._out.add(Forget(self._key(machine, name)))
+
+    def release_job(self, job: str, gpus: list[str], peer: Peer) -> None:
+        """A job is over."""
+        for machine in self._node.machines():
+            if (not gpus or machine.gpu in gpus) and f"{JOB_PREFIX}{job}" in machine.ceilings:
+                self.remove(machine, f"{JOB_PREFIX}{job}", peer)
+
+    # ------------------------------------------------------------------------------------- time
+
+    def tick(self) -> None:
+        """Time has passed: ceilings fall back, or end."""
+        boot_ns = self._out.now_ns + self._out.boot_offset_ns
+        for machine in self._node.machines():
+            before = machine.highest() if machine.spec.ceilings else ()
+            for name in machine.ceilings.expire(boot_ns):
+                ceiling = machine.ceilings.get(name)
+                key = self._key(machine, name)
+                self._out.add(Forget(key) if ceiling is None else Put(key, ceiling.to_json()))
+                self._note("ceiling_expired", machine, name, before, machine.highest(), None)
+                machine.ceilings_moved()
+
+    def next_deadline_ns(self) -> int | None:
+        """When `tick` is next needed, CLOCK_MONOTONIC."""
+        deadlines = [
+            due_ns - self._out.boot_offset_ns
+            for machine in self._node.machines()
+            if machine.ceilings and (due_ns := machine.ceilings.next_deadline_ns()) is not None
+        ]
+        return min(deadlines, default=None)
+
+    # ------------------------------------------------------------------------------------- jobs
+
+    @property
+    def jobs(self) -> set[str]:
+        """Jobs that have ceilings."""
+        return {
+            name.removeprefix(JOB_PREFIX)
+            for machine in self._node.machines()
+            for name, _ in machine.ceilings
+            if name.startswith(JOB_PREFIX)
+        }
+
+    def jobs_present(self, present: set[str]) -> None:
+        """Which of these have a control group now: the others' ceilings end, after a grace time."""
+        for job in self.jobs:
+            since_ns = self._job_since_ns.setdefault(job, self._out.now_ns)
+            if job in present:
+                self._job_seen[job] = True
+                continue
+            if self._job_seen.get(job) or self._out.now_ns - since_ns >= JOB_GRACE_NS:
+                for machine in self._node.machines():
+                    if f"{JOB_PREFIX}{job}" in machine.ceilings:
+                        self.remove(machine, f"{JOB_PREFIX}{job}")
+        for known in [*self._job_since_ns]:
+            if known not in self.jobs:
+                del self._job_since_ns[known]
+                self._job_seen.pop(known, None)
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _refusal(self, machine: ControlMachine, uuid: str, request: SetCeiling) -> Failure | None:
+        if self._node.closed is not None:
+            return self._node.closed
+        spec, info = SPECS[request.control], self._node.gpus[uuid].info
+        if not spec.ceilings:
+            return Failure(
+                ErrorCode.NOT_SUPPORTED,
+                f"{spec.name} of {uuid} has no order, so it cannot have a ceiling; use persist",
+            )
+        low, high = info.power_limit_min_mw, info.power_limit_max_mw
+        for value in (request.value, request.fallback):
+            if value is None:
+                continue
+            fault = spec.fault(value)
+            outside = None not in (low, high) and not (low or 0) <= value[0] <= (high or 0)
+            if fault is None and outside:
+                fault = f"{spec.text(value)} is outside {spec.span_text(low or 0, high or 0)}"
+            if fault is not None:
+                message = f"no ceiling {request.name} on {uuid}: {fault}; choose another value"
+                return Failure(ErrorCode.OUT_OF_RANGE, message)
+        if request.value is not None and (request.fallback or request.value) > request.value:
+            return Failure(
+                ErrorCode.BAD_REQUEST,
+                f"the ceiling {request.name} on {uuid} falls back to a higher value; choose a "
+                "fallback that is at most the value",
+            )
+        return None
+
+    def _put(
+        self,
+        machine: ControlMachine,
+        request: SetCeiling,
+        peer: Peer,
+        then: Callable[[], None],
+    ) -> None:
+        before = machine.highest()
+        boot_ns = self._out.now_ns + self._out.boot_offset_ns
+        assert request.value is not None
+        ceiling = Ceiling(
+            tuple(request.value),
+            peer.uid,
+            boot_ns + request.ttl_ms * 1_000_000 if request.ttl_ms else None,
+            None if request.fallback is None else tuple(request.fallback),
+        )
+        machine.ceilings.put(request.name, ceiling)
+        self._out.add(Put(self._key(machine, request.name), ceiling.to_json()))
+        if machine.highest() != before:  # a deadline that is moved on every second is no news
+            self._note("ceiling_set", machine, request.name, before, machine.highest(), peer)
+        machine.ceilings_moved(then)
+
+    @staticmethod
+    def _followed(pending: PerGpu, machine: ControlMachine) -> None:
+        if machine.trouble is not None and machine.trouble.outcome is not None:
+            pending.fail(machine.gpu, machine.trouble)
+        else:
+            pending.succeed(machine.gpu, {"highest": list(machine.highest())})
+
+    @staticmethod
+    def _key(machine: ControlMachine, name: str) -> str:
+        if name == PERSISTED:
+            return pin_key(machine.gpu, machine.control)
+        return ceiling_key(machine.gpu, machine.control, name)
+
+    def _note(
+        self,
+        event: str,
+        machine: ControlMachine,
+        name: str,
+        old: ControlValue,
+        new: ControlValue,
+        peer: Peer | None,
+    ) -> None:
+        fields: dict[str, Any] = {
+            "gpu": machine.gpu,
+            "control": machine.control.value,
+            "old": describe(machine.control, old),
+            "new": describe(machine.control, new),
+            "reason": name,
+        }
+        if peer is not None:
+            fields |= {"uid": peer.uid, "pid": peer.process.pid, "command": peer.command}
+        self._out.add(Note(event, fields))
+
+
+def describe_ceilings(machine: ControlMachine, boot_offset_ns: int) -> list[dict[str, Any]]:
+    """`messages.CeilingInfo` as maps."""
+    return [
+        {
+            "name": name,
+            "control": machine.control.value,
+            "value": list(one.value),
+            "uid": one.uid,
+            "deadline_ns": None if one.deadline_ns is None else one.deadline_ns - boot_offset_ns,
+            "fallback": None if one.fallback is None else list(one.fallback),
+        }
+        for name, one in machine.ceilings
+    ]
