@@ -78,8 +78,8 @@ MUTATIONS = (
     ),
     Mutation(
         "journal before the device",
-        "zeusd.runtime.engine.Engine._write",
-        drop("_journal", "put"),
+        "zeusd.runtime.engine.Engine._record",
+        drop("_journal", "commit"),
         (
             "tests/system/test_promises.py::"
             "test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for"
@@ -94,13 +94,13 @@ MUTATIONS = (
     ),
     Mutation(
         "journal sync before rename",
-        "zeusd.runtime.journal.Journal._compact",
+        "zeusd.runtime.journal.Journal._rewrite",
         drop("fsync"),
         ("tests/zeusd/runtime/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
     ),
     Mutation(
         "journal rename",
-        "zeusd.runtime.journal.Journal._compact",
+        "zeusd.runtime.journal.Journal._rewrite",
         instead("rename", "self._path.write_bytes(data)"),
         ("tests/zeusd/runtime/test_journal.py::test_a_compaction_is_whole_at_every_instant",),
     ),
@@ -262,6 +262,12 @@ MUTATIONS = (
         "zeusd.runtime.processes.identify_peer",
         instead("_program", '_read(pid, "comm")'),
         ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
+    ),
+    Mutation(
+        "a job's name counts only where root owns the group",
+        "zeusd.runtime.control_groups.ControlGroups._owned",
+        never("st_uid"),
+        ("tests/zeusd/runtime/test_control_groups.py",),
     ),
     Mutation(
         "no call to a driver that is let go of",

@@ -725,8 +725,8 @@ class LeaseInfo(_Message):
     command: str | None = None
     """Name of the holder's program; None as for `pid`."""
     job: str | None = None
-    """The holder's job, as its control group names it: Slurm's job id or Kubernetes' pod uid; None
-    if it is in none, and as for `pid`."""
+    """The holder's job, as a control group that root owns names it: Slurm's job id, or its SLUID
+    from Slurm 26.05 on, or Kubernetes' pod uid; None if it is in none, and as for `pid`."""
     trouble: str | None = None
     """Why the last attempt to put the control back failed."""
 

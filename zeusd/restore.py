@@ -1,11 +1,11 @@
 """Puts back what a zeusd that is no more still owes. Standard library only: no zeusd is needed.
 
-`zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
-works when the installation is broken. It may be run any number of times, beside anything: while a
-zeusd lives it leaves everything to that one.
+`zeusd restore` runs it, and the units run copies of this file and `records.py` with the system's
+Python (`scripts/lib/stage-restore`), so that it works when the installation is broken. It may be
+run any number of times, beside anything: while a zeusd lives it leaves everything to that one.
 
-What a journal looks like and what counts as the same process is defined here once, for the daemon
-and for this helper.
+What a journal looks like is defined once for the daemon and for this helper, in `zeusd.records`;
+what counts as the same process is defined here.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import errno
 import fcntl
-import json
 import os
 import select
 import stat
@@ -24,9 +24,10 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-FORMAT = 1
+from zeusd.records import Entry, Replayed, record, replay
+
 DEFAULT_STATE_DIR = "/run/zeusd/state"
 EMBEDDED_STATE_DIR = "/run/zeusd/embedded"
 JOURNAL_NAME = "journal"
@@ -40,6 +41,7 @@ GRACE_S = 5.0
 """How long a zeusd that failed is given to come back before everything is put back without it."""
 
 _INVALID_ARGUMENT = 2
+_CONTROLS = ("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
 
 
 # ------------------------------------------------------------------------------- shared with zeusd
@@ -64,54 +66,6 @@ def driver_id(module: str = DRIVER_MODULE) -> str:
     except OSError:
         version = "?"
     return f"{version}/{inode}"
-
-
-@dataclass
-class Replayed:
-    """What a journal says.
-
-    Attributes:
-        entries: By key.
-        bad_lines: Numbers of lines that are no records; the others count all the same.
-        old_boot: It is of another boot, and says nothing.
-    """
-
-    entries: dict[str, dict[str, Any]]
-    bad_lines: list[int]
-    old_boot: bool = False
-
-
-def replay(lines: list[bytes], boot: str) -> Replayed:
-    """Reads the complete lines of a journal.
-
-    Raises:
-        ValueError: It does not begin like a journal, so nothing in it can be trusted.
-    """
-    said = Replayed({}, [])
-    if not lines:
-        return said
-    try:
-        header = json.loads(lines[0])
-        version, written_in = header["format"], header["boot"]
-    except (ValueError, KeyError, TypeError):
-        raise ValueError("it does not begin like a journal") from None
-    if version != FORMAT:
-        raise ValueError(f"its format {version} is not known")
-    if written_in != boot:
-        said.old_boot = True
-        return said
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            key, *entry = json.loads(line)
-        except (ValueError, TypeError):
-            key, entry = None, []
-        if isinstance(key, str) and not entry:
-            said.entries.pop(key, None)
-        elif isinstance(key, str) and len(entry) == 1 and isinstance(entry[0], dict):
-            said.entries[key] = entry[0]
-        else:
-            said.bad_lines.append(number)
-    return said
 
 
 def is_trusted(found: os.stat_result) -> bool:
@@ -227,57 +181,87 @@ class _Nvml:
 @dataclass
 class _Debt:
     key: str
-    entry: dict[str, Any]
+    entry: Entry
     holder_lives: bool
 
 
 class _Owed:
     """One journal that nobody owns, locked, and what it says is owed."""
 
-    def __init__(self, path: Path, entries: dict[str, dict[str, Any]]) -> None:
+    def __init__(
+        self, path: Path, boot: str, entries: dict[str, Entry], say: Callable[[str], None]
+    ) -> None:
         self.path = path
+        self._boot = boot
         self._entries = entries
+        self._say = say
         self._guard = threading.Lock()
 
     @property
-    def driver(self) -> dict[str, Any]:
+    def driver(self) -> Entry:
         return self._entries.get("driver", {})
 
-    def debts(self, everything: bool, unique_inodes: bool) -> list[_Debt]:
-        """What is to be put back now."""
+    def debts(self, everything: bool, unique_inodes: bool) -> tuple[list[_Debt], list[str]]:
+        """What is to be put back now, and the keys of entries that cannot be understood."""
         everything = everything or "stopping" in self._entries
-        found = []
+        found, strange = [], []
         for key, entry in self._entries.items():
-            if key.startswith("debt/"):
-                pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
-                if pidfd is not None:
-                    os.close(pidfd)
-                if everything or pidfd is None or entry.get("ending"):
-                    found.append(_Debt(key, entry, holder_lives=pidfd is not None))
-        return found
+            if not key.startswith("debt/"):
+                continue
+            if not _is_debt(entry):
+                strange.append(key)
+                continue
+            pidfd = open_process(int(entry["pid"]), int(entry["cookie"]), unique_inodes)
+            if pidfd is not None:
+                os.close(pidfd)
+            if everything or pidfd is None or entry.get("ending"):
+                found.append(_Debt(key, entry, holder_lives=pidfd is not None))
+        return found, strange
 
-    def settle(self, key: str, debt: dict[str, Any], holder_lives: bool) -> None:
+    def settle(self, key: str, debt: Entry, holder_lives: bool) -> None:
         """The debt is paid. A holder that lives learns of its loss from the next zeusd."""
-        records: list[list[Any]] = [[key]]
+        data = record(self._boot, key, None)
         if holder_lives:
             loss = {name: debt[name] for name in ("gpu", "control", "pid", "cookie")}
             loss["reason"] = "zeusd had failed, and everything was put back"
             name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
-            records.insert(0, [name, loss])
-        data = "".join(json.dumps(one, separators=(",", ":")) + "\n" for one in records).encode()
-        with self._guard:
-            fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
-            try:
-                os.write(fd, data)
-                os.fdatasync(fd)
-            finally:
-                os.close(fd)
+            data = record(self._boot, name, loss) + data
+        try:
+            with self._guard:
+                fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW)
+                try:
+                    os.write(fd, data)
+                    os.fdatasync(fd)
+                finally:
+                    os.close(fd)
+        except OSError as error:
+            # Whoever reads it next finds the control at its target, and leaves it.
+            self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
+
+
+def _is_debt(entry: Entry) -> bool:
+    """Whether an entry has what a restore needs; one of another version may lack it."""
+    try:
+        numbers = [entry["pid"], entry["cookie"], *entry["target"]]
+        numbers += [part for value in entry["values"] for part in value]
+        known = entry["control"] in _CONTROLS and isinstance(entry["gpu"], str)
+    except (KeyError, TypeError):
+        return False
+    return known and all(type(number) is int for number in numbers)
 
 
 @contextlib.contextmanager
 def _lock(path: Path) -> Iterator[bool]:
     """Whether nobody owns the journal; keeps it from others meanwhile."""
-    fd = os.open(f"{path}.lock", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    # For reading, because the disk may be full or read-only.
+    flags = os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        fd = os.open(f"{path}.lock", flags, 0o600)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
+            raise
+        yield True  # where no lock can be made, nobody has one
+        return
     try:
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -289,17 +273,12 @@ def _lock(path: Path) -> Iterator[bool]:
         os.close(fd)
 
 
-def _read(path: Path, boot: str) -> dict[str, dict[str, Any]]:
-    fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+def _read(path: Path, boot: str) -> Replayed:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(fd, "rb") as file:
         if not is_trusted(os.fstat(fd)):
             raise ValueError("it is no file of this user's own that only this user may write")
-        data = file.read()
-        *lines, torn = data.split(b"\n")
-        if torn:
-            # The next record must begin on a line of its own.
-            os.ftruncate(fd, len(data) - len(torn))
-    return replay(lines, boot).entries
+        return replay(file.read(), boot)
 
 
 def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
@@ -384,11 +363,15 @@ def restore(
                     say(f"{path}: its zeusd runs, and puts things back itself")
                     continue
                 try:
-                    owed = _Owed(path, _read(path, boot))
+                    said = _read(path, boot)
                 except (OSError, ValueError) as error:
                     say(f"{path}: cannot be used ({error}); left alone")
                     failed += 1
                     continue
+                if said.trouble is not None:
+                    say(f"{path}: {said.trouble}")
+                    failed += not said.entries
+                owed = _Owed(path, boot, said.entries, say)
                 failed += _settle(owed, library, everything, unique_inodes, dry_run, say)
     return failed
 
@@ -401,11 +384,13 @@ def _settle(
     dry_run: bool,
     say: Callable[[str], None],
 ) -> int:
-    debts = owed.debts(everything, unique_inodes)
+    debts, strange = owed.debts(everything, unique_inodes)
     driver = owed.driver
+    for key in strange:
+        say(f"{owed.path}: {key} is not understood; left alone")
     if not debts:
         say(f"{owed.path}: nothing is owed")
-        return 0
+        return len(strange)
     if driver.get("simulated"):
         say(f"{owed.path}: its GPUs were simulated, and are gone")
         return 0
@@ -427,7 +412,7 @@ def _settle(
     if not failed:
         with contextlib.suppress(_NvmlError):
             nvml("nvmlShutdown")
-    return failed
+    return failed + len(strange)
 
 
 def _comes_back(state_dirs: Iterable[str], within_s: float) -> bool:
@@ -482,7 +467,8 @@ def main(arguments: list[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-if __name__ == "__main__":
+def run() -> NoReturn:
+    """Runs the command line, and ends the process."""
     status = main()
     sys.stderr.flush()
     os._exit(status)  # a thread may be stuck in the driver for ever

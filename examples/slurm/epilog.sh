@@ -9,6 +9,9 @@ set -u
 export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 
 [ -n "${SLURM_JOB_ID:-}" ] || exit 0
-timeout 10 zeusctl release --job "$SLURM_JOB_ID" >/dev/null ||
-    echo "zeusd epilog: leases of job $SLURM_JOB_ID could not be released (zeusctl: $?)" >&2
+# Control groups, and so leases, name a job by its id; from Slurm 26.05 on by its SLUID.
+for job in "$SLURM_JOB_ID" ${SLURM_JOB_SLUID:+"$SLURM_JOB_SLUID"}; do
+    timeout 10 zeusctl release --job "$job" >/dev/null ||
+        echo "zeusd epilog: leases of job $job could not be released (zeusctl: $?)" >&2
+done
 exit 0

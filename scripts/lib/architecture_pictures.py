@@ -197,8 +197,8 @@ def one_set() -> None:
     picture = Picture(
         height,
         "One set: the job asks, the server validates, the core decides; zeusd reads the GPU, "
-        "writes the journal, writes the GPU and answers; when the job is killed zeusd reads, writes the old "
-        "limit, and forgets",
+        "writes the journal, writes the GPU and answers; when the job is killed zeusd reads, "
+        "writes the old limit, and forgets",
     )
     _lanes(
         picture,

@@ -100,6 +100,23 @@ def test_the_epilog_releases_what_its_job_holds_and_nothing_else(
     wait_for(lambda: limits(daemon) == [250, 250], "everything to be back")
 
 
+def test_the_epilog_also_releases_what_a_sluid_names(daemon: RunningDaemon, tmp_path: Path) -> None:
+    """As from Slurm 26.05 on, whose control groups have no `job_N`."""
+    with (
+        control_group("slurmstepd.scope/sEKNKTV3WPV500/step_0") as group,
+        script(HOLD, daemon.socket, "0", str(group)) as job,
+    ):
+        assert job.stdout is not None
+        assert job.stdout.readline() == "held\n"
+        with daemon.client() as client:
+            assert [lease.job for lease in client.leases()] == ["sEKNKTV3WPV500"]
+        names = {"SLURM_JOB_ID": "4713", "SLURM_JOB_SLUID": "sEKNKTV3WPV500"}
+        done = run_hook(daemon, "epilog.sh", tmp_path, **names)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        assert limits(daemon) == [250, 250]
+        job.communicate("\n", timeout=20)
+
+
 def test_the_prolog_gives_a_job_gpus_at_the_sites_maximum(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:

@@ -30,6 +30,8 @@ from tests.support import (
     wait_for,
 )
 from zeus_ipc import errors
+from zeusd.records import replay
+from zeusd.restore import boot_id
 
 LIMIT = 250_000
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
@@ -415,7 +417,8 @@ def crashing(*args, **kwargs):
     return result
 setattr(owner, name, crashing)
 import zeusd.runtime.journal
-zeusd.runtime.journal.COMPACT_AFTER_LINES = 1
+journal = zeusd.runtime.journal.Journal
+journal._rewrite_if_grown = journal._rewrite
 sys.argv = ["zeusd", *arguments]
 from zeusd.cli import main
 main()
@@ -568,15 +571,24 @@ def test_zeusd_starts_over_leftovers_of_every_kind(leftover: str) -> None:
         assert precious.read_text() == "precious"
 
 
+@contextlib.contextmanager
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A file system that is soon full."""
+    small = directory / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "tmpfs", str(small)]
+    subprocess.run(mount, check=True)
+    try:
+        yield small
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
 @pytest.mark.needs("namespaces")
 def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(public_directory())
-        small = directory / "small"
-        small.mkdir()
-        mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "tmpfs", str(small)]
-        subprocess.run(mount, check=True)
-        stack.callback(subprocess.run, ["umount", str(small)])
+        small = stack.enter_context(small_disk(directory))
         double = NvmlDouble(directory, [{}], privilege=0)
         with running_daemon(
             *("--nvml-library", double.library, "--state-dir", str(small / "state")),
@@ -594,6 +606,44 @@ def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
                 client.set_power_limit(uuid, 140_000)
                 assert double.limit_mw(0) == 140_000
             wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
+
+
+def test_a_full_disk_delays_no_restore_whose_record_is_there(site: Site) -> None:
+    if os.getuid() != 0:
+        pytest.skip("only root can mount a small file system")
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(public_directory())
+        small = stack.enter_context(small_disk(directory))
+        double = NvmlDouble(directory, [{}], privilege=0)
+        with running_daemon(
+            *("--nvml-library", double.library, "--state-dir", str(small / "state")),
+            gpus=1,
+            env=double.env,
+            directory=directory,
+        ) as daemon:
+            with daemon.client() as client:
+                uuid = double.uuid(0)
+                client.set_gpu_clocks(uuid, 600, 900)
+                client.set_power_limit(uuid, 140_000)
+                (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
+                with pytest.raises(errors.JournalFailed, match="free space"):
+                    for watts in range(100, 200):
+                        client.set_power_limit(uuid, watts * 1000)
+                client.set_gpu_clocks(uuid, 700, 700)  # a lease whose record says enough
+            wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
+            reset = "nvmlDeviceResetGpuLockedClocks"
+            wait_for(lambda: reset in [call.symbol for call in double.calls()], "the clocks")
+            journal, boot = small / "state" / "journal", boot_id()
+            (small / "filler").unlink()
+            wait_for(
+                lambda: (
+                    not any(
+                        key.startswith("debt/")
+                        for key in replay(journal.read_bytes(), boot).entries
+                    )
+                ),
+                "the journal to say so",
+            )
 
 
 # --------------------------------------------------------------------------- who may do what

@@ -427,7 +427,7 @@ def test_a_broken_installation_restores_all_the_same(node: Node, user: User) -> 
         again = node.machine.run(
             *("env", f"NVML_DOUBLE_STATE={STATE}/nvml-state"),
             *(f"NVML_DOUBLE_RECORD={STATE}/nvml-record", "/usr/bin/python3", "-I", "-S"),
-            *("/opt/zeusd/libexec/zeusd-restore.py", "--all"),
+            *("/opt/zeusd/libexec/zeusd-restore", "--all"),
         )
         assert "nothing is owed" in again.stderr
     finally:

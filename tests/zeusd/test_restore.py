@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import contextlib
-import json
 import os
 import subprocess
 import sys
@@ -16,9 +15,10 @@ import pytest
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, script, wait_for
 from zeusd import restore
+from zeusd.records import Entry, header, record, replay
 from zeusd.restore import driver_id
 
-HELPER = Path(restore.__file__)
+STAGE = Path(__file__).resolve().parents[2] / "scripts" / "lib" / "stage-restore"
 LIMIT = 250_000
 CLOCKS = "nvmlDeviceResetGpuLockedClocks"
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
@@ -35,11 +35,22 @@ sys.stdin.readline()
 """
 
 
+@pytest.fixture(scope="session")
+def helper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The helper as it is installed."""
+    folder = tmp_path_factory.mktemp("libexec") / "zeusd-restore"
+    subprocess.run([STAGE, folder], check=True)
+    return folder
+
+
 class Wreck:
     """A zeusd that was killed while a process held everything, and what it left."""
 
-    def __init__(self, directory: Path, daemon: RunningDaemon, double: NvmlDouble) -> None:
+    def __init__(
+        self, directory: Path, daemon: RunningDaemon, double: NvmlDouble, helper: Path
+    ) -> None:
         self.directory = directory
+        self.helper = helper
         self.daemon = daemon
         self.double = double
         self.holder = script(HOLDER, daemon.socket)
@@ -54,10 +65,10 @@ class Wreck:
         self.calls = len(self.double.calls())
 
     def run(self, *options: str) -> subprocess.CompletedProcess[str]:
-        """The helper as the units run it: the file itself, isolated, without site-packages."""
+        """The helper as the units run it: isolated, without site-packages."""
         return subprocess.run(
             [
-                *(sys.executable, "-I", "-S", str(HELPER)),
+                *(sys.executable, "-I", "-S", str(self.helper)),
                 *("--state-dir", str(self.daemon.state_dir), *options),
             ],
             capture_output=True,
@@ -75,7 +86,7 @@ class Wreck:
 
 
 @pytest.fixture
-def wreck() -> Iterator[Wreck]:
+def wreck(helper: Path) -> Iterator[Wreck]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(public_directory())
         double = NvmlDouble(directory, [{}, {}], privilege=0 if os.getuid() == 0 else 1)
@@ -87,7 +98,7 @@ def wreck() -> Iterator[Wreck]:
                 directory=directory,
             )
         )
-        wreck = Wreck(directory, daemon, double)
+        wreck = Wreck(directory, daemon, double, helper)
         yield wreck
         wreck.holder.kill()
         wreck.holder.wait()
@@ -96,14 +107,19 @@ def wreck() -> Iterator[Wreck]:
 BACK = [(CLOCKS, 0, 0), (SET_LIMIT, 0, LIMIT), (SET_LIMIT, 1, LIMIT)]
 
 
-def test_it_needs_nothing_but_the_standard_library() -> None:
+def test_it_needs_nothing_but_the_standard_library(helper: Path) -> None:
+    files = [*helper.rglob("*.py")]
+    own = {".".join(file.relative_to(helper).with_suffix("").parts) for file in files}
+    assert {"__main__", "zeusd.restore", "zeusd.records"} <= own
     imported = set()
-    for node in ast.walk(ast.parse(HELPER.read_text())):
-        if isinstance(node, ast.Import):
-            imported |= {alias.name.split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            imported.add(str(node.module).split(".")[0])
-    assert imported <= set(sys.stdlib_module_names)
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name for alias in node.names}
+            elif isinstance(node, ast.ImportFrom):
+                imported.add(str(node.module))
+    foreign = {name for name in imported - own if name.split(".")[0] not in sys.stdlib_module_names}
+    assert foreign == set()
 
 
 def test_it_puts_back_what_the_dead_held_and_nothing_twice(wreck: Wreck) -> None:
@@ -141,8 +157,8 @@ def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
 
 
 def journal(wreck: Wreck) -> list[str]:
-    lines = (wreck.daemon.state_dir / "journal").read_text().splitlines()[1:]
-    return [json.loads(line)[0] for line in lines]
+    data = (wreck.daemon.state_dir / "journal").read_bytes()
+    return [*replay(data, restore.boot_id()).entries]
 
 
 def test_after_a_stop_that_was_cut_short_everything_goes_back(wreck: Wreck) -> None:
@@ -171,13 +187,12 @@ def test_a_stuck_gpu_delays_no_other(wreck: Wreck) -> None:
     wreck.kill()
     wreck.double.inject(0, SET_LIMIT, delay_ms=60_000)
     code = (
-        "import runpy, sys; helper = runpy.run_path(sys.argv[1], run_name='helper'); "
-        "helper['restore'].__globals__['GPU_TIMEOUT_S'] = 0.5; "
-        "import os; status = helper['main'](sys.argv[2:]); os._exit(status)"
+        "import sys; sys.path.insert(0, sys.argv.pop(1)); from zeusd import restore; "
+        "restore.GPU_TIMEOUT_S = 0.5; restore.run()"
     )
     done = subprocess.run(
         [
-            *(sys.executable, "-I", "-S", "-c", code, str(HELPER)),
+            *(sys.executable, "-I", "-S", "-c", code, str(wreck.helper)),
             *("--state-dir", str(wreck.daemon.state_dir)),
         ],
         env={**os.environ, **wreck.double.env},
@@ -201,13 +216,20 @@ def test_limits_that_shrank_become_the_nearest(wreck: Wreck) -> None:
     assert wreck.limits() == [LIMIT, 220_000]
 
 
+def write_journal(path: Path, boot: str, entries: dict[str, Entry]) -> None:
+    records = [record(boot, key, entry) for key, entry in entries.items()]
+    path.write_bytes(b"".join([header(boot), *records]))
+
+
 def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
     wreck.kill()
     path = wreck.daemon.state_dir / "journal"
-    text = path.read_text()
-    path.write_text(text.replace(restore.boot_id(), "another-boot"))
+    entries = replay(path.read_bytes(), restore.boot_id()).entries
+    write_journal(path, "another-boot", entries)
     assert wreck.run("--all").returncode == 0
-    path.write_text(text.replace(f'"id":"{driver_id()}"', '"id":"another-driver"'))
+    assert entries["driver"]["id"] == driver_id()
+    entries["driver"]["id"] = "another-driver"
+    write_journal(path, restore.boot_id(), entries)
     done = wreck.run("--all")
     assert done.returncode == 0
     assert "loaded anew" in done.stderr

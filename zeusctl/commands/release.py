@@ -9,7 +9,7 @@ from zeusctl.session import Session, json_option, now, pass_session
 
 @click.command()
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Of this process.")
-@click.option("--job", default="", help="Of this job: Slurm's job id, or a Kubernetes pod's uid.")
+@click.option("--job", default="", help="Of this job: Slurm's job id or SLUID, or a pod's uid.")
 @click.option("--all", "everybody", is_flag=True, help="Administrators: of everybody.")
 @click.option("--gpus", default="all", help="Only of these GPUs.  [default: all]")
 @json_option

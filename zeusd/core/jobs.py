@@ -1,26 +1,123 @@
-"""Which job a process belongs to, as its control group's path says; root alone makes these."""
+"""Which workload a process belongs to, read from the control groups that root made for it.
+
+/proc/PID/cgroup says where a process is in each hierarchy of control groups. Any user may make
+groups of any name below a group that the user owns, so a name counts only where root made it and
+everything above it. The runtime finds out how far that is (`runtime.control_groups`); the names are
+read here.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
 
-_JOB = re.compile(
-    r"/job_(?P<slurm>[0-9]+)(?:/|$)"
-    r"|pod(?P<pod>[0-9a-f]{8}(?:[-_][0-9a-f]{4}){3}[-_][0-9a-f]{12})(?:\.slice)?(?:/|$)"
+
+class Kind(str, Enum):
+    """What a workload is."""
+
+    JOB = "job"
+    POD = "pod"
+    CONTAINER = "container"
+    USER = "user"
+    SERVICE = "service"
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What a process belongs to.
+
+    Attributes:
+        kind: Which kind of workload.
+        name: A job's id, or its SLUID from Slurm 26.05 on; a pod's uid; a container's id; a user's
+            number; a service's unit.
+    """
+
+    kind: Kind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class ControlGroup:
+    """Where a process is in one hierarchy.
+
+    Attributes:
+        path: The path from the root of the hierarchy, as far as root owns it.
+        checked: Whether the owners are known. They are not where zeusd runs in a control group
+            namespace of its own: the path is then whole, and begins with `/..` for all that is
+            outside.
+    """
+
+    path: str
+    checked: bool = True
+
+
+_POD_UID = r"[0-9a-f]{8}(?:[-_]?[0-9a-f]{4}){3}[-_]?[0-9a-f]{12}"
+_CONTAINER_ID = r"[0-9a-f]{64}"
+
+# A group's name begins with its kind. Of the forms in one row the outermost counts, and an earlier
+# row comes before a later one: the steps of a job may be below a service or a container of slurmd.
+_ROWS = (
+    (
+        r"(?:[^/]+_)?slurmstepd\.scope/job_(?P<job_v2>[0-9]+)",
+        r"(?:[^/]+_)?slurmstepd\.scope/(?P<job_sluid>s[0-9A-HJKMNP-TV-Z]{13})",
+        r"slurm(?:_[^/]+)?/uid_[0-9]+/job_(?P<job_v1>[0-9]+)",
+        # containerd, told to use the other driver than kubelet, appends `:cri-containerd:ID`.
+        rf"(?:[^/]+-)?kubepods(?:-[a-z]+)?-pod(?P<pod_systemd>{_POD_UID})\.slice(?::[^/]+)?",
+        rf"pod(?P<pod_cgroupfs>{_POD_UID})",
+    ),
+    (
+        rf"(?:docker|libpod)-(?P<container_systemd>{_CONTAINER_ID})\.scope",
+        rf"(?:docker/|libpod_parent/libpod-)(?P<container_cgroupfs>{_CONTAINER_ID})",
+    ),
+    (
+        r"user\.slice/user-(?P<user>[0-9]+)\.slice",
+        r"system\.slice/(?:[^/]+\.slice/)*(?P<service>[^/]+\.service)",
+    ),
 )
 
+# Where the owners are not known, nothing but these may be above a workload: groups that only root's
+# own programs make, and give to no user.
+_ROOTS_OWN = (
+    r"(?:\.\./)*"
+    r"(?:(?:(?:system|machine|kubepods(?:-besteffort|-burstable)?)\.slice"
+    r"|kubepods|besteffort|burstable)/)*"
+)
 
-def job_of(cgroup: str) -> str:
-    """The job's name; empty if there is none.
+_CHECKED = tuple(re.compile(rf"/(?:{'|'.join(row)})(?=/|$)") for row in _ROWS)
+_UNCHECKED = tuple(re.compile(rf"^/{_ROOTS_OWN}(?:{'|'.join(row)})(?=/|$)") for row in _ROWS)
+
+
+def workload_of(groups: Iterable[ControlGroup]) -> Workload | None:
+    """The workload that the control groups of one process name; None if they name none.
+
+    Known are the layouts of Slurm 22.05 to 26.05 with both versions of control groups, of kubelet
+    with both cgroup drivers, of Docker, Podman and systemd.
 
     Args:
-        cgroup: Paths of the process's control groups, as in /proc/PID/cgroup.
-
-    Returns:
-        Slurm's job id (`/.../job_1234/step_0/...`), or the uid of a Kubernetes pod
-        (`/kubepods.slice/.../kubepods-burstable-pod1f2e..._....slice/...`).
+        groups: Where the process is, in each hierarchy.
     """
-    found = _JOB.search(cgroup)
-    if found is None:
+    groups = [*groups]
+    for checked, unchecked in zip(_CHECKED, _UNCHECKED, strict=True):
+        for group in groups:
+            found = (checked if group.checked else unchecked).search(group.path)
+            if found is not None:
+                assert found.lastgroup is not None
+                kind = Kind(found.lastgroup.partition("_")[0])
+                name = found[found.lastgroup]
+                # systemd's names of slices keep dashes for their parents.
+                return Workload(kind, name.replace("_", "-") if kind is Kind.POD else name)
+    return None
+
+
+def job_of(groups: Iterable[ControlGroup]) -> str:
+    """The name of the job or pod that a process belongs to; empty if there is none.
+
+    Args:
+        groups: As for `workload_of`.
+    """
+    workload = workload_of(groups)
+    if workload is None or workload.kind not in (Kind.JOB, Kind.POD):
         return ""
-    return found["slurm"] or found["pod"].replace("_", "-")
+    return workload.name

@@ -50,7 +50,7 @@ class Peer:
         groups: All its groups, the primary one among them.
         on_host: Whether it lives in zeusd's own pid namespace, and in no container below.
         command: Name of its program; nothing hangs on it.
-        job: The job that its control group names, see `jobs.job_of`; empty: none.
+        job: The job or pod that its control groups name, see `jobs.job_of`; empty: none.
     """
 
     conn: int

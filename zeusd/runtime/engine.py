@@ -36,6 +36,7 @@ from zeusd.core.model import (
     LOSS_PREFIX,
     PIN_PREFIX,
     QUIESCED_KEY,
+    READABLE,
     STOPPING_KEY,
     ControlValue,
     Debt,
@@ -47,10 +48,11 @@ from zeusd.core.model import (
 from zeusd.core.policy import Settings
 from zeusd.nvml.api import Nvml
 from zeusd.nvml.metered import MeteredNvml
+from zeusd.records import Entry, covers
 from zeusd.restore import driver_id
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
-from zeusd.runtime.journal import Journal, orphans
+from zeusd.runtime.journal import Change, Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
@@ -58,6 +60,9 @@ from zeusd.runtime.sampling import CHECK_S, Sampling
 
 log = logging.getLogger(__name__)
 audit = logging.getLogger("zeusd.audit")
+
+JOURNAL_RETRY_S = 1.0
+"""Pause between attempts to write to the journal what could not be written."""
 
 
 class Engine:
@@ -100,6 +105,7 @@ class Engine:
         self._reactor = reactor
         self._nvml = MeteredNvml(nvml)
         self._journal = journal
+        self._journal_waits = False
         self._reply = reply
         self._boot = boot
         self._orphan_directories = orphan_directories
@@ -141,11 +147,15 @@ class Engine:
         entries = self._journal.open()
         for directory in self._orphan_directories:
             for orphan, owed in orphans(directory, self._boot):
-                for key, entry in owed.items():
-                    if key not in entries:
-                        self._journal.put(key, entry)
-                        entries[key] = entry
-                orphan.delete()
+                taken = {key: entry for key, entry in owed.items() if key not in entries}
+                entries |= taken
+                try:
+                    self._journal.commit([Change(key, entry) for key, entry in taken.items()])
+                except OSError:
+                    orphan.close()  # it stays, for the next zeusd
+                    self._retry_journal_later()
+                else:
+                    orphan.delete()
         self._recover(entries)
         self.core.cpus_found(self.sampling.cpus)
         self.sampling.start()
@@ -222,7 +232,9 @@ class Engine:
     # --------------------------------------------------------------------------------- internals
 
     def apply(self, effects: Iterable[Effect]) -> None:
-        """Carries out effects, in order."""
+        """Carries out the effects of one event, in order, after all that it journals."""
+        effects = [*effects]
+        refusal = self._record(effects)
         for effect in effects:
             match effect:
                 case Reply():
@@ -230,15 +242,17 @@ class Engine:
                 case Read():
                     self._call(effect)
                 case Write():
-                    self._write(effect)
+                    failure = refusal.get(effect.ticket)
+                    if failure is None:
+                        self._call(effect)
+                    else:
+                        self._done_on_thread(effect.ticket, failure)
                 case LetGo():
                     self._driver.let_go(effect.ticket)
                 case TakeUp():
                     self._driver.take_up(effect.ticket)
-                case Put():
-                    self._keep_journal(self._journal.put, effect.key, effect.entry)
-                case Forget():
-                    self._keep_journal(self._journal.forget, effect.key)
+                case Put() | Forget():
+                    pass  # recorded
                 case Watch():
                     self._processes.watch(effect.process)
                 case Unwatch():
@@ -250,23 +264,33 @@ class Engine:
     def _send(self, conn: int, body: dict[str, Any]) -> None:
         self._reply(conn, {"v": PROTOCOL_VERSION, **body})
 
-    def _write(self, write: Write) -> None:
-        self._reads.written(write.gpu)
-        try:
-            self._journal.put(write.key, write.entry)
-        except OSError as error:
-            failure = Failure(
-                ErrorCode.JOURNAL_FAILED,
-                f"{write.control.value} of {write.gpu} was not changed, because the intent could "
-                f"not be written to {self._journal.path} ({error.strerror}); free space there",
-            )
-            self._reactor.post(lambda: self._device_done(write.ticket, failure))
-        else:
-            self._call(write)
+    def _record(self, effects: Iterable[Effect]) -> dict[int, Failure]:
+        """Makes durable what the effects of one event journal, and returns failures by ticket.
 
-    def _keep_journal(self, action: Callable[..., None], *args: Any) -> None:
+        A write waits for no disk where a restore from what is durable already would be right.
+        """
+        changes: list[Change] = []
+        intents: list[Write] = []
+        covered: list[Write] = []
+        states: dict[str, list[Entry | None]] = {}  # what may be durable under a key afterwards
+        for effect in effects:
+            if not isinstance(effect, (Put, Forget, Write)):
+                continue
+            key = effect.key
+            entry = None if isinstance(effect, Forget) else effect.entry
+            known = states.setdefault(key, [self._journal.durable(key)])
+            if isinstance(effect, Write):
+                self._reads.written(effect.gpu)
+                readable = effect.control in READABLE
+                if all(covers(state, effect.entry, readable) for state in known):
+                    covered.append(effect)
+                    continue
+                intents.append(effect)
+            known.append(entry)
+            changes.append(Change(key, entry, intent=isinstance(effect, Write)))
+        failures: dict[int, Failure] = {}
         try:
-            action(*args)
+            self._journal.commit(changes)
         except OSError as error:
             log.error(
                 "cannot write the journal %s: %s",
@@ -274,6 +298,30 @@ class Engine:
                 error.strerror,
                 extra={"event": "journal_failed"},
             )
+            self._retry_journal_later()
+            failures = {write.ticket: self._not_recorded(write, error) for write in intents}
+        for write in covered:
+            self._journal.note(write.key, write.entry)
+        return failures
+
+    def _not_recorded(self, write: Write, error: OSError) -> Failure:
+        return Failure(
+            ErrorCode.JOURNAL_FAILED,
+            f"{write.control.value} of {write.gpu} was not changed, because the intent could "
+            f"not be written to {self._journal.path} ({error.strerror}); free space there",
+        )
+
+    def _retry_journal_later(self) -> None:
+        if not self._journal_waits:
+            self._journal_waits = True
+            self._reactor.call_later(JOURNAL_RETRY_S, self._retry_journal)
+
+    def _retry_journal(self) -> None:
+        self._journal_waits = False
+        try:
+            self._journal.commit()
+        except OSError:
+            self._retry_journal_later()
 
     def _call(self, call: Read | Write) -> None:
         if isinstance(call, Read) and call.reading is Reading.METRICS:
@@ -328,6 +376,7 @@ class Engine:
         values: dict[str, ControlValue] = {}
         debts: list[Debt] = []
         losses: list[Loss] = []
+        quiesced_ns: int | None = None
         for key, entry in entries.items():
             try:
                 if key.startswith((BASELINE_PREFIX, FIRST_PREFIX, PIN_PREFIX)):
@@ -336,6 +385,9 @@ class Engine:
                     debts.append(Debt.from_json(entry))
                 elif key.startswith(LOSS_PREFIX):
                     losses.append(Loss.from_json(entry))
+                elif key == QUIESCED_KEY:
+                    quiesced_ns = 0  # it counts, whatever it says of when
+                    quiesced_ns = int(entry["since_ns"])
             except (KeyError, ValueError, TypeError):
                 log.error(
                     "journal entry %s cannot be read and is ignored",
@@ -348,8 +400,6 @@ class Engine:
                 self._processes.attach(process, pidfd)
                 self._recovered.append(process)
         driver = entries.get(DRIVER_KEY, {}).get("id")
-        quiesced = entries.get(QUIESCED_KEY)
-        quiesced_ns = None if quiesced is None else int(quiesced.get("since_ns", 0))
         self.core.recover(
             values,
             debts,

@@ -1,42 +1,58 @@
 """What zeusd owes, on disk before it is owed.
 
-An append-only file of JSON lines: a header that names the boot, then `[key, entry]` to put and
-`[key]` to delete. A line counts once it is complete and synced; a torn last line was never acted
-upon. The file is rewritten, aside and by rename, when it has grown; so at every instant there is
-one whole journal. Records of another boot describe GPUs that have been reset since, and are
-dropped.
+An append-only file of records (`zeusd.records`). What one event changes is written and synced at
+once, and counts from then on. The file is rewritten when it has twice as many records as it needs,
+aside and by rename, so there is one whole journal at every instant. Records of another boot are
+about GPUs that have been reset since, and are dropped.
 
 Nothing that lies in the way keeps zeusd from starting: what cannot be trusted is put aside under a
-name of its own, never followed and never read. Where nothing can be written, each `put` fails until
-something can, and so nothing is changed on any GPU.
+name of its own, never followed and never read, and what cannot be read is kept there. Where nothing
+can be written, each new intent fails until something can, and so nothing new is changed on any GPU;
+everything else waits until it can be written.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import json
+import errno
 import logging
 import os
-import stat
-import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from zeusd.restore import EMBEDDED_PREFIX, FORMAT, is_trusted, replay
+from zeusd.records import FORMAT, Entry, header, record, replay
+from zeusd.restore import EMBEDDED_PREFIX, is_trusted
+from zeusd.runtime.state_files import (
+    JournalError,
+    keep_aside,
+    prepare_directory,
+    put_aside,
+    take_lock,
+)
+
+__all__ = ["Change", "Journal", "JournalError", "orphans"]
 
 log = logging.getLogger(__name__)
 
-COMPACT_AFTER_LINES = 4096
-_LOCK_PAUSE_S = 0.05
+REWRITE_AFTER = 4096
+"""Records in the file before it is rewritten for the first time."""
 
 
-class JournalError(Exception):
-    """The journal cannot be used: one sentence that says why and what to do."""
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change of one entry.
 
+    Attributes:
+        key: Whose entry.
+        entry: What it becomes; None deletes it.
+        intent: Whether it announces a device write, which is not done if this cannot be written.
+            Anything else is written later.
+    """
 
-_compact_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+    key: str
+    entry: Entry | None
+    intent: bool = False
 
 
 class Journal:
@@ -56,9 +72,14 @@ class Journal:
         self._path = self._directory / name
         self._boot = boot
         self._wait_s = wait_s
-        self._entries: dict[str, dict[str, Any]] = {}
-        self._lines = 0
-        self._size = 0
+        self._entries: dict[str, Entry] = {}
+        self._lines: dict[str, bytes] = {}
+        # By key, what is durable where that is not the newest entry, ...
+        self._durable: dict[str, Entry | None] = {}
+        # ... and which of them are not even in the file.
+        self._late: dict[str, None] = {}
+        self._records = 0
+        self._rewrite_after = REWRITE_AFTER
         self._lock_fd = -1
         self._fd = -1
 
@@ -67,7 +88,7 @@ class Journal:
         """The journal's file."""
         return self._path
 
-    def open(self) -> dict[str, dict[str, Any]]:
+    def open(self) -> dict[str, Entry]:
         """Takes the journal for this process and returns what it holds.
 
         Raises:
@@ -75,40 +96,101 @@ class Journal:
                 moved out of the way.
         """
         try:
-            self._prepare_directory()
+            prepare_directory(self._directory)
             try:
                 self._take_lock()
             finally:
                 # Even where nothing can be written, what is there is owed.
-                self._entries = self._load()
-            self._compact()
+                for key, entry in self._load().items():
+                    self._entries[key] = entry
+                    self._lines[key] = record(self._boot, key, entry)
+            self._rewrite()
         except OSError as error:
             log.error(
-                "cannot write the journal %s (%s); nothing is changed on any GPU until it can be: "
-                "free space there, or choose another directory with --state-dir",
+                "cannot write the journal %s (%s); nothing new is changed on any GPU until it can "
+                "be: free space there, or choose another directory with --state-dir",
                 self._path,
                 error.strerror,
                 extra={"event": "journal_unusable"},
             )
         return dict(self._entries)
 
-    def put(self, key: str, entry: dict[str, Any]) -> None:
+    def commit(self, changes: Sequence[Change] = ()) -> None:
+        """Makes changes durable together, in order, after those that are late.
+
+        Raises:
+            OSError: None of them is. Intents are forgotten; the others are late from now on.
+        """
+        batch = [Change(key, self._entries.get(key)) for key in self._late]
+        added: set[str] = set()
+        for change in changes:
+            if change.entry is not None:
+                added.add(change.key)
+            elif change.key not in self._entries and change.key not in added:
+                continue  # there is nothing to delete
+            batch.append(change)
+        if not batch:
+            return
+        try:
+            lines = self._append(batch, sync=True)
+        except OSError:
+            for change in changes:
+                if not change.intent:
+                    self._apply(change, record(self._boot, change.key, change.entry))
+                    self._late[change.key] = None
+            raise
+        for change, line in zip(batch, lines, strict=True):
+            self._apply(change, line)
+        self._all_is_durable()
+        self._rewrite_if_grown()
+
+    def note(self, key: str, entry: Entry) -> None:
+        """Keeps the newest of an entry whose durable record says enough, without waiting for it.
+
+        It is in the file at once, for a zeusd that follows this one, and synced with what comes
+        next. See `records.covers`.
+        """
+        if self._entries.get(key) == entry:
+            return
+        change = Change(key, entry)
+        try:
+            (line,) = self._append([change])
+        except OSError:
+            line = record(self._boot, key, entry)
+            self._late[key] = None
+        self._apply(change, line)
+        self._rewrite_if_grown()
+
+    def durable(self, key: str) -> Entry | None:
+        """What is certainly on disk under a key; None: nothing."""
+        return self._durable[key] if key in self._durable else self._entries.get(key)
+
+    @property
+    def late(self) -> bool:
+        """Whether something waits for the next commit."""
+        return bool(self._late)
+
+    def put(self, key: str, entry: Entry) -> None:
         """Makes an entry durable. Returns when it is on disk.
 
         Raises:
-            OSError: It is not.
+            OSError: It is not, and is forgotten.
         """
-        self._append([key, entry])
-        self._entries[key] = entry
+        self.commit([Change(key, entry, intent=True)])
 
     def forget(self, key: str) -> None:
-        """Deletes an entry, durably."""
-        if key in self._entries:
-            self._append([key])
-            del self._entries[key]
+        """Deletes an entry, durably.
+
+        Raises:
+            OSError: It is late, see `commit`.
+        """
+        self.commit([Change(key, None)])
 
     def close(self) -> None:
         """Lets another process have the journal."""
+        if self._late:
+            with contextlib.suppress(OSError):
+                self.commit()
         for fd in (self._fd, self._lock_fd):
             if fd >= 0:
                 os.close(fd)
@@ -119,6 +201,7 @@ class Journal:
         for path in (self._path, Path(f"{self._path}.lock")):
             with contextlib.suppress(OSError):
                 path.unlink(missing_ok=True)
+        self._late.clear()
         self.close()
 
     @property
@@ -128,111 +211,88 @@ class Journal:
 
     # --------------------------------------------------------------------------------- internals
 
-    def _prepare_directory(self) -> None:
-        """What others can write there, zeusd would act upon."""
-        self._directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
-        for _ in range(2):
-            with contextlib.suppress(FileExistsError):
-                self._directory.mkdir(mode=0o700)
-            found = self._directory.lstat()
-            mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
-            if stat.S_ISDIR(found.st_mode) and mine:
-                return
-            self._put_aside(self._directory, "is no directory of this user's own")
-        raise JournalError(
-            f"the state directory {self._directory} is put back by somebody as fast as it is moved "
-            "away; choose another with --state-dir"
-        )
-
     def _take_lock(self) -> None:
-        if self._lock_fd >= 0:
-            return
-        path = Path(f"{self._path}.lock")
-        if path.is_symlink() or (path.exists() and not is_trusted(path.lstat())):
-            self._put_aside(path, "is no lock file of this user's own")
-        flags = os.O_CREAT | os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
-        fd = os.open(path, flags, 0o600)
-        give_up_at = time.monotonic() + self._wait_s
-        while True:
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError:
-                if time.monotonic() >= give_up_at:
-                    os.close(fd)
-                    raise JournalError(
-                        f"another zeusd uses the state directory {self._directory}; stop it, or "
-                        "choose another directory with --state-dir"
-                    ) from None
-                time.sleep(_LOCK_PAUSE_S)
-            else:
-                self._lock_fd = fd
-                return
+        if self._lock_fd < 0:
+            self._lock_fd = take_lock(Path(f"{self._path}.lock"), self._wait_s)
 
-    def _put_aside(self, path: Path, why: str) -> None:
-        """Moves what must not be used to a name that says so. Renaming follows no link."""
-        for number in range(1000):
-            aside = Path(f"{path}.bad-{number}")
-            if not os.path.lexists(aside):
-                break
-        try:
-            os.rename(path, aside)
-        except OSError as error:
-            raise JournalError(
-                f"{path} {why} and cannot be moved away ({error.strerror}); remove it, or choose "
-                "another directory with --state-dir"
-            ) from None
-        log.error(
-            "%s %s and was put aside as %s; limits may have to be reset by hand",
-            path,
-            why,
-            aside.name,
-            extra={"event": "quarantined", "path": str(aside)},
-        )
+    def _apply(self, change: Change, line: bytes) -> None:
+        """The newest entry of a key, which may not be durable yet."""
+        self._durable.setdefault(change.key, self._entries.get(change.key))
+        if change.entry is None:
+            self._entries.pop(change.key, None)
+            self._lines.pop(change.key, None)
+        else:
+            self._entries[change.key] = change.entry
+            self._lines[change.key] = line
 
-    def _append(self, record: list[Any]) -> None:
+    def _all_is_durable(self) -> None:
+        self._durable.clear()
+        self._late.clear()
+
+    def _append(self, changes: Sequence[Change], sync: bool = False) -> list[bytes]:
+        """Writes records at the end of the file, and returns them; all of them or none."""
         if self._fd < 0:
-            self._prepare_directory()
-            self._take_lock()
-        if self._fd < 0 or self._lines >= COMPACT_AFTER_LINES:
-            self._compact()
-        data = (_compact_json(record) + "\n").encode()
+            prepare_directory(self._directory)
+            try:
+                self._take_lock()
+            except JournalError as error:
+                raise OSError(errno.EBUSY, str(error)) from None
+            self._rewrite()
+        lines = [record(self._boot, change.key, change.entry) for change in changes]
+        data = b"".join(lines)
+        size = os.fstat(self._fd).st_size
         try:
-            written = os.write(self._fd, data)
-            if written != len(data):
-                raise OSError(28, "the journal's file system is full")
-            os.fdatasync(self._fd)
+            if os.write(self._fd, data) != len(data):
+                raise OSError(errno.ENOSPC, "the journal's file system is full")
+            if sync:
+                os.fdatasync(self._fd)
         except OSError:
-            # Half a line must not swallow the next one.
-            os.ftruncate(self._fd, self._size)
+            # What nobody acts upon must not be found later.
+            with contextlib.suppress(OSError):
+                os.ftruncate(self._fd, size)
             raise
-        self._lines += 1
-        self._size += len(data)
+        self._records += len(lines)
+        return lines
 
-    def _compact(self) -> None:
+    def _rewrite_if_grown(self) -> None:
+        """Rewrites one record for each that was appended, at most, however many there are."""
+        if self._records <= self._rewrite_after:
+            return
+        try:
+            self._rewrite()
+        except OSError as error:
+            self._rewrite_after = 2 * self._records
+            log.warning(
+                "the journal %s cannot be rewritten (%s); it grows until it can be",
+                self._path,
+                error.strerror,
+                extra={"event": "journal_not_rewritten"},
+            )
+
+    def _rewrite(self) -> None:
         aside = Path(f"{self._path}.new")
         if os.path.lexists(aside) and not is_trusted(aside.lstat()):
-            self._put_aside(aside, "is no file of this user's own")
+            put_aside(aside, "is no file of this user's own")
         aside.unlink(missing_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(aside, flags, 0o600)
         try:
-            lines: list[Any] = [{"format": FORMAT, "boot": self._boot}]
-            lines += [[key, entry] for key, entry in self._entries.items()]
-            text = "".join(_compact_json(line) + "\n" for line in lines)
-            data = text.encode()
             with open(fd, "wb", closefd=False) as file:
-                file.write(data)
+                file.write(b"".join([header(self._boot), *self._lines.values()]))
             os.fsync(fd)
             os.rename(aside, self._path)
-            self._sync_directory()
         except OSError:
             os.close(fd)
+            with contextlib.suppress(OSError):
+                aside.unlink()  # others may need the space
             raise
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = fd
-        self._lines = len(lines)
-        self._size = len(data)
+        self._sync_directory()
+        self._records = len(self._lines)
+        self._rewrite_after = max(REWRITE_AFTER, 2 * self._records)
+        self._all_is_durable()
 
     def _sync_directory(self) -> None:
         fd = os.open(self._directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -241,41 +301,44 @@ class Journal:
         finally:
             os.close(fd)
 
-    def _load(self) -> dict[str, dict[str, Any]]:
+    def _load(self) -> dict[str, Entry]:
         try:
             found = self._path.lstat()
         except FileNotFoundError:
             return {}
         if not is_trusted(found):
-            self._put_aside(self._path, "is no journal of this user's own")
+            put_aside(self._path, "is no journal of this user's own")
             return {}
         try:
             fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
             with open(fd, "rb") as file:
-                *lines, torn = file.read().split(b"\n")
+                said = replay(file.read(), self._boot)
         except OSError as error:
-            self._put_aside(self._path, f"cannot be read ({error.strerror})")
+            put_aside(self._path, f"cannot be read ({error.strerror})")
             return {}
-        if torn:
+        if said.trouble is not None:
+            keep_aside(self._path, said.trouble)
+        if said.torn:
             log.warning(
-                "journal ended in half a record, which was never acted upon",
+                "the last record of the journal %s is not whole, and was never acted upon",
+                self._path,
                 extra={"event": "journal_torn", "path": str(self._path)},
             )
-        try:
-            said = replay(lines, self._boot)
-        except ValueError as error:
-            self._put_aside(self._path, f"cannot be used ({error})")
-            return {}
         if said.old_boot:
             log.info("journal is of another boot, dropped", extra={"event": "journal_old_boot"})
-        if said.bad_lines:
-            self._put_aside(self._path, f"has broken lines ({said.bad_lines[:5]}), the rest counts")
+        elif said.format is not None and said.format < FORMAT:
+            log.info(
+                "the journal is read as format %d and rewritten as format %d",
+                said.format,
+                FORMAT,
+                extra={"event": "journal_migrated"},
+            )
         return said.entries
 
 
 def orphans(
     directory: str | os.PathLike[str], boot: str
-) -> Iterator[tuple[Journal, dict[str, dict[str, Any]]]]:
+) -> Iterator[tuple[Journal, dict[str, Entry]]]:
     """Journals of embedded engines that ended without settling, open, with their entries.
 
     Whoever takes them over makes the entries durable elsewhere, and then deletes the journal.

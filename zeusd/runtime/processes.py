@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
+import select
 import socket
 import struct
 from collections.abc import Callable
@@ -15,6 +17,7 @@ from zeusd import restore
 from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
+from zeusd.runtime.control_groups import ControlGroups
 from zeusd.runtime.reactor import Reactor
 
 _SO_PEERGROUPS = 59
@@ -30,6 +33,11 @@ class NoSuchPeer(Exception):
 @lru_cache(maxsize=1)
 def _unique_inodes() -> bool:
     return pidfd_inodes_are_unique()
+
+
+@lru_cache(maxsize=1)
+def _control_groups() -> ControlGroups:
+    return ControlGroups()
 
 
 def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
@@ -56,12 +64,21 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
         os.set_inheritable(pidfd, False)
         process = Process(pid, process_cookie(pid, pidfd, _unique_inodes()))
         groups = frozenset({gid, *_groups(connection)})
-        on_host, command, job = _is_on_host(pidfd), _program(pid), job_of(_read(pid, "cgroup"))
+        on_host, command = _is_on_host(pidfd), _program(pid)
+        job = job_of(_control_groups().of(_read(pid, "cgroup")))
+        if _has_exited(pidfd):  # what was read of its pid may be of another process
+            raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         return Peer(conn, process, uid, gid, groups, on_host, command, job), pidfd
     except (OSError, ValueError, IndexError) as error:
         if pidfd >= 0:
             os.close(pidfd)
         raise NoSuchPeer(f"process {pid} is gone: {error}") from None
+
+
+def _has_exited(pidfd: int) -> bool:
+    poll = select.poll()
+    poll.register(pidfd, select.POLLIN)
+    return bool(poll.poll(0))
 
 
 def _groups(connection: socket.socket) -> tuple[int, ...]:

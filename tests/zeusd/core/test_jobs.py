@@ -1,32 +1,146 @@
-"""Which job a control group's path names."""
+"""Which workload the control groups of a process name."""
 
 from __future__ import annotations
 
 import pytest
 
-from zeusd.core.jobs import job_of
+from zeusd.core.jobs import ControlGroup, Kind, Workload, job_of, workload_of
+
+UID = "1f2e3d4c-0000-1111-2222-333344445555"
+SLICE_UID = UID.replace("-", "_")
+STATIC_UID = UID.replace("-", "")
+CONTAINER = "0123456789abcdef" * 4
+STEPD = "/system.slice/slurmstepd.scope"
+
+# One row for each layout, by the path that the kernel gives; see /proc/PID/cgroup.
+LAYOUTS = [
+    # Slurm, control groups of version 2
+    (f"{STEPD}/job_1234/step_0/user/task_0", Kind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_batch/slurm", Kind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_extern/user/task_special", Kind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_interactive/user/task_0", Kind.JOB, "1234"),
+    (f"{STEPD}/job_1234/step_3+1/user/task_12", Kind.JOB, "1234"),
+    ("/system.slice/node7_slurmstepd.scope/job_7/step_0/user/task_0", Kind.JOB, "7"),
+    ("/batch.slice/batch-gpu.slice/slurmstepd.scope/job_7/step_0/user/task_0", Kind.JOB, "7"),
+    (f"{STEPD}/sEKNKTV3WPV500/step_0/user/task_0", Kind.JOB, "sEKNKTV3WPV500"),
+    ("/batch.slice/n_7_slurmstepd.scope/s0123456789ABC/step_0", Kind.JOB, "s0123456789ABC"),
+    (f"/system.slice/docker-{CONTAINER}.scope{STEPD}/job_5/step_0/user/task_0", Kind.JOB, "5"),
+    ("/system.slice/slurmd.service", Kind.SERVICE, "slurmd.service"),
+    # Slurm, version 1
+    ("/slurm/uid_1000/job_99/step_batch/task_0", Kind.JOB, "99"),
+    ("/slurm_node7/uid_1000/job_99/step_0/task_0", Kind.JOB, "99"),
+    # Kubernetes: systemd's driver, then kubelet's own
+    (
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice"
+        f"/cri-containerd-{CONTAINER}.scope",
+        Kind.POD,
+        UID,
+    ),
+    (
+        f"/kubepods.slice/kubepods-besteffort.slice/kubepods-besteffort-pod{SLICE_UID}.slice"
+        f"/crio-{CONTAINER}.scope/container",
+        Kind.POD,
+        UID,
+    ),
+    (f"/kubepods.slice/kubepods-pod{SLICE_UID}.slice/docker-{CONTAINER}.scope", Kind.POD, UID),
+    (
+        f"/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod{SLICE_UID}.slice"
+        f"/cri-containerd-{CONTAINER}.scope",
+        Kind.POD,
+        UID,
+    ),
+    (f"/kubepods/pod{UID}/{CONTAINER}", Kind.POD, UID),
+    (f"/kubepods/burstable/pod{UID}/{CONTAINER}", Kind.POD, UID),
+    (f"/kubepods/besteffort/pod{UID}/{CONTAINER}", Kind.POD, UID),
+    (
+        f"/system.slice/containerd.service/kubepods-burstable-pod{SLICE_UID}.slice:cri-containerd:"
+        + CONTAINER,
+        Kind.POD,
+        UID,
+    ),
+    # static pods
+    (f"/kubepods/burstable/pod{STATIC_UID}/{CONTAINER}", Kind.POD, STATIC_UID),
+    (
+        f"/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod{STATIC_UID}.slice"
+        f"/cri-containerd-{CONTAINER}.scope",
+        Kind.POD,
+        STATIC_UID,
+    ),
+    # a job in a pod: the pod is what holds the GPU
+    (f"/kubepods/pod{UID}/{CONTAINER}{STEPD}/job_5/step_0/user/task_0", Kind.POD, UID),
+    # Docker and Podman
+    (f"/system.slice/docker-{CONTAINER}.scope", Kind.CONTAINER, CONTAINER),
+    (f"/docker/{CONTAINER}", Kind.CONTAINER, CONTAINER),
+    (f"/machine.slice/libpod-{CONTAINER}.scope/container", Kind.CONTAINER, CONTAINER),
+    (f"/libpod_parent/libpod-{CONTAINER}", Kind.CONTAINER, CONTAINER),
+    # sessions and services
+    ("/user.slice/user-1000.slice/session-2.scope", Kind.USER, "1000"),
+    ("/user.slice/user-1000.slice/user@1000.service/app.slice/x.scope", Kind.USER, "1000"),
+    ("/system.slice/my_app.service", Kind.SERVICE, "my_app.service"),
+    ("/system.slice/system-getty.slice/getty@tty1.service", Kind.SERVICE, "getty@tty1.service"),
+]
+
+NOTHING = [
+    "/",
+    "/init.scope",
+    "/my_job_12/x",
+    "/job_12",
+    "/uid_0/job_12",
+    "/slurm/uid_0/job_12x/y",
+    f"{STEPD}/system",
+    f"{STEPD}/sEKNKTV3WPV50",
+    f"{STEPD}/sEKNKTV3WPV5000",
+    f"{STEPD}/sEKNKTV3WPVLOU",  # letters that this base 32 lacks
+    "/sEKNKTV3WPV500/step_0",
+    f"/kubepods/pod{UID}0",
+    f"/kubepods/{UID}",
+    f"/machine.slice/libpod-conmon-{CONTAINER}.scope",
+]
 
 
-@pytest.mark.parametrize(
-    ("cgroup", "job"),
-    [
-        ("0::/system.slice/slurmstepd.scope/job_1234/step_0/user/task_0", "1234"),
-        ("0::/system.slice/host_slurmstepd.scope/job_7", "7"),
-        ("5:devices:/slurm/uid_1000/job_99/step_batch\n1:name=systemd:/user.slice", "99"),
-        (
-            "0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod"
-            "1f2e3d4c_0000_1111_2222_333344445555.slice/cri-containerd-abc.scope",
-            "1f2e3d4c-0000-1111-2222-333344445555",
-        ),
-        (
-            "0::/kubepods/besteffort/pod1f2e3d4c-0000-1111-2222-333344445555/abcdef",
-            "1f2e3d4c-0000-1111-2222-333344445555",
-        ),
-        ("0::/user.slice/user-1000.slice/session-2.scope", ""),
-        ("0::/user.slice/my_job_12/x", ""),
-        ("0::/job_12x/y", ""),
-        ("", ""),
-    ],
-)
-def test_the_job_is_the_batch_systems_and_nobody_elses(cgroup: str, job: str) -> None:
-    assert job_of(cgroup) == job
+@pytest.mark.parametrize(("path", "kind", "name"), LAYOUTS)
+def test_each_layout_is_known(path: str, kind: Kind, name: str) -> None:
+    assert workload_of([ControlGroup(path)]) == Workload(kind, name)
+    assert job_of([ControlGroup(path)]) == (name if kind in (Kind.JOB, Kind.POD) else "")
+
+
+@pytest.mark.parametrize("path", NOTHING)
+def test_what_only_looks_like_a_workload_is_none(path: str) -> None:
+    assert workload_of([ControlGroup(path)]) is None
+
+
+def test_in_version_1_one_hierarchy_that_knows_is_enough() -> None:
+    groups = [
+        ControlGroup("/"),
+        ControlGroup("/user.slice/user-1000.slice"),
+        ControlGroup("/slurm/uid_1000/job_99/step_0"),
+    ]
+    assert workload_of(groups) == Workload(Kind.JOB, "99")
+    assert workload_of(groups[:2]) == Workload(Kind.USER, "1000")
+    assert workload_of([]) is None
+
+
+OWNED_BY_ROOT_WHEREVER = [
+    ("/slurm/uid_1000/job_99/step_0", "99"),
+    (f"{STEPD}/job_5/step_0/user/task_0", "5"),
+    (f"/../../../..{STEPD}/job_5/step_0", "5"),
+    (f"/../kubepods-besteffort-pod{SLICE_UID}.slice/cri-containerd-{CONTAINER}.scope", UID),
+    (
+        f"/../../kubepods-burstable.slice/kubepods-burstable-pod{SLICE_UID}.slice/"
+        f"cri-containerd-{CONTAINER}.scope",
+        UID,
+    ),
+    (f"/../../pod{UID}/{CONTAINER}", UID),
+    (f"/../../../burstable/pod{UID}/{CONTAINER}", UID),
+]
+
+
+@pytest.mark.parametrize(("path", "job"), OWNED_BY_ROOT_WHEREVER)
+def test_owners_that_cannot_be_seen_need_a_path_of_nothing_but_roots_groups(
+    path: str, job: str
+) -> None:
+    assert job_of([ControlGroup(path, checked=False)]) == job
+    above = "user.slice/user-1000.slice/user@1000.service"
+    assert job_of([ControlGroup(f"/{above}{path}".replace("/..", ""), checked=False)]) == ""
+    assert job_of([ControlGroup(f"/../../{above}{path}".replace("/..", ""), checked=False)]) == ""
+    assert job_of([ControlGroup(f"/anything{path}".replace("/..", ""), checked=False)]) == ""

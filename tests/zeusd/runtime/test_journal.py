@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from zeusd.records import record, replay
 from zeusd.runtime import journal as module
-from zeusd.runtime.journal import Journal, JournalError, orphans
+from zeusd.runtime.journal import Change, Journal, JournalError, orphans
 
 BOOT = "boot-1"
 
@@ -65,7 +69,8 @@ def test_a_compaction_is_whole_at_every_instant(
     real_fsync, real_rename = os.fsync, os.rename
 
     def whole(path: Path) -> bool:
-        return path.exists() and path.read_text().endswith('["a",{"x":1}]\n')
+        said = replay(path.read_bytes(), BOOT)
+        return said.entries == {"a": {"x": 1}, "b": {"x": 2}} and said.trouble is None
 
     def fsync(fd: int) -> None:
         assert whole(journal.path), "the journal in force is whole"
@@ -81,7 +86,7 @@ def test_a_compaction_is_whole_at_every_instant(
 
     monkeypatch.setattr(os, "fsync", fsync)
     monkeypatch.setattr(os, "rename", rename)
-    monkeypatch.setattr(module, "COMPACT_AFTER_LINES", 0)
+    monkeypatch.setattr(journal, "_rewrite_after", 0)
     journal.put("b", {"x": 2})
     assert steps == ["file", "rename", "directory"]
     journal.close()
@@ -201,7 +206,8 @@ def test_lines_that_are_no_records_do_not_take_the_others_with_them(tmp_path: Pa
     journal.put("a", {"x": 1})
     journal.close()
     with journal.path.open("ab") as file:
-        file.write(b'\x00\x01\n{"not":"a record"}\n[5,{}]\n["b",7]\n["c",{"x":3}]\n')
+        file.write(b'\x00\x01\n{"not":"a record"}\n[5,{}]\n["b",7]\n')
+        file.write(record(BOOT, "c", {"x": 3}))
     assert reread(tmp_path) == {"a": {"x": 1}, "c": {"x": 3}}
     (aside,) = tmp_path.glob("journal.bad-*")
     assert b"not" in aside.read_bytes()
@@ -232,13 +238,172 @@ def test_where_nothing_can_be_written_zeusd_starts_and_every_put_fails_until_it_
 
 
 def test_the_file_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "COMPACT_AFTER_LINES", 50)
+    monkeypatch.setattr(module, "REWRITE_AFTER", 50)
     journal = opened(tmp_path)
     for number in range(500):
         journal.put("a", {"x": number})
-    assert len(journal.path.read_bytes().splitlines()) <= 51
+        journal.note("a", {"x": -number})
+        assert journal.path.read_bytes().count(b'"a"') <= 51
     journal.close()
-    assert reread(tmp_path) == {"a": {"x": 499}}
+    assert reread(tmp_path) == {"a": {"x": -499}}
+
+
+@pytest.mark.parametrize("entries", [10, 300])
+def test_rewriting_costs_no_more_than_appending_however_much_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entries: int
+) -> None:
+    """As with thousands of lost leases of processes that sleep: they are not written each time."""
+    monkeypatch.setattr(module, "REWRITE_AFTER", 50)
+    journal = opened(tmp_path)
+    journal.commit([Change(f"lost/{number}", {}) for number in range(entries)])
+    rewritten: list[int] = []
+    rewrite = journal._rewrite
+
+    def counted() -> None:
+        rewrite()
+        rewritten.append(replayed_records(journal.path))
+
+    monkeypatch.setattr(journal, "_rewrite", counted)
+    for number in range(2000):
+        journal.put("a", {"x": number})
+    assert rewritten
+    assert sum(rewritten) <= 2000 + 50 + entries
+    journal.close()
+
+
+def replayed_records(path: Path) -> int:
+    return len(replay(path.read_bytes(), BOOT).entries)
+
+
+class FullDisk:
+    """Fails each `os.write` while it is full, after a few bytes."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.full = False
+        self._write = os.write
+        monkeypatch.setattr(os, "write", self)
+
+    def __call__(self, fd: int, data: bytes) -> int:
+        return self._write(fd, data[:9] if self.full else data)
+
+
+def test_what_one_event_changes_is_written_and_synced_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    synced: list[dict[str, object]] = []
+
+    def sync(fd: int) -> None:
+        synced.append(dict(replay(journal.path.read_bytes(), BOOT).entries))
+
+    monkeypatch.setattr(os, "fdatasync", sync)
+    changes = [Change("a", {"x": 1}), Change("b", {"x": 2}, intent=True), Change("a", None)]
+    journal.commit(changes)
+    assert synced == [{"b": {"x": 2}}]
+    journal.commit([])
+    journal.commit([Change("never", None)])
+    assert len(synced) == 1, "there was nothing to write"
+    journal.close()
+
+
+def test_what_is_noted_is_in_the_file_and_not_synced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    journal.put("a", {"x": 1})
+    synced: list[int] = []
+    monkeypatch.setattr(os, "fdatasync", synced.append)
+    for number in range(10):
+        journal.note("a", {"x": number})
+    assert synced == []
+    assert journal.durable("a") == {"x": 1}
+    assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 9}}
+    journal.put("b", {})
+    assert journal.durable("a") == {"x": 9}, "synced with what came next"
+    journal.close()
+    assert reread(tmp_path) == {"a": {"x": 9}, "b": {}}
+
+
+def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    journal.put("kept", {"x": 1})
+    journal.put("gone", {"x": 1})
+    disk = FullDisk(monkeypatch)
+    disk.full = True
+    with pytest.raises(OSError, match="full"):
+        journal.commit([Change("kept", {"x": 2}), Change("intent", {}, True), Change("gone", None)])
+    journal.note("noted", {"x": 5})
+    assert journal.late
+    durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
+    assert durable == {"kept": {"x": 1}, "gone": {"x": 1}, "intent": None, "noted": None}
+    with pytest.raises(OSError, match="full"):
+        journal.commit()
+    disk.full = False
+    journal.commit()
+    assert not journal.late
+    assert journal.durable("kept") == {"x": 2}
+    journal.close()
+    assert reread(tmp_path) == {"kept": {"x": 2}, "noted": {"x": 5}}
+
+
+def failing(number: int) -> Callable[..., None]:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+def test_a_journal_that_cannot_be_rewritten_goes_on_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk may have room for a record and none for a second journal."""
+    monkeypatch.setattr(module, "REWRITE_AFTER", 3)
+    journal = opened(tmp_path)
+    monkeypatch.setattr(os, "rename", failing(errno.ENOSPC))
+    for number in range(20):
+        journal.put("a", {"x": number})
+    assert not (tmp_path / "journal.new").exists(), "it takes room"
+    monkeypatch.undo()
+    assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 19}}
+    journal.close()
+
+
+def test_a_damaged_journal_stays_in_force_until_its_successor_is_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    journal = opened(tmp_path)
+    journal.put("a", {"x": 1})
+    journal.close()
+    with journal.path.open("ab") as file:
+        file.write(b"damage\n")
+    monkeypatch.setattr(os, "rename", failing(errno.ENOSPC))  # or zeusd is killed before it
+    assert reread(tmp_path) == {"a": {"x": 1}}
+    monkeypatch.undo()
+    assert reread(tmp_path) == {"a": {"x": 1}}
+
+
+def test_the_format_of_zeusd_0_1_is_migrated(tmp_path: Path) -> None:
+    old = '{"format":1,"boot":"boot-1"}\n["a",{"x":1}]\n["b",{}]\n["b"]\n["half'
+    tmp_path.chmod(0o700)
+    (tmp_path / "journal").write_text(old)
+    (tmp_path / "journal").chmod(0o600)
+    assert reread(tmp_path) == {"a": {"x": 1}}
+    data = (tmp_path / "journal").read_bytes()
+    said = replay(data, BOOT)
+    assert (said.format, said.entries, said.trouble) == (2, {"a": {"x": 1}}, None)
+    assert not list(tmp_path.glob("journal.bad-*"))
+
+
+def test_a_journal_of_a_later_zeusd_is_kept_aside(tmp_path: Path) -> None:
+    later = '{"format":7,"boot":"boot-1"}\n["a",{"x":1}]\n'
+    tmp_path.chmod(0o700)
+    (tmp_path / "journal").write_text(later)
+    (tmp_path / "journal").chmod(0o600)
+    assert reread(tmp_path) == {}
+    (aside,) = tmp_path.glob("journal.bad-*")
+    assert aside.read_text() == later
 
 
 def test_a_failed_append_leaves_no_half_record(
@@ -280,5 +445,7 @@ def test_every_line_is_json(tmp_path: Path) -> None:
     journal.put("a", {"text": "newline\nand \u2713"})
     journal.close()
     lines = journal.path.read_text().splitlines()
-    assert json.loads(lines[0]) == {"format": 1, "boot": BOOT}
-    assert json.loads(lines[1]) == ["a", {"text": "newline\nand \u2713"}]
+    assert all(re.match("2 [0-9a-f]{8} ", line) for line in lines if line)
+    first, second = (json.loads(line[11:]) for line in lines if line)
+    assert first == {"format": 2, "boot": BOOT}
+    assert second == ["a", {"text": "newline\nand \u2713"}]

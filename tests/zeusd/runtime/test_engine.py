@@ -1,0 +1,86 @@
+"""How the engine keeps the journal: by an engine in this process, on simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from zeus_ipc.client import Client
+from zeusd import embed
+from zeusd.nodes import open_node
+from zeusd.records import Entry, replay
+from zeusd.restore import EMBEDDED_PREFIX, boot_id
+
+
+class Disk:
+    """Counts what is synced, and says what the journal holds."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.syncs = 0
+        self._directory = directory
+        self._sync = os.fdatasync
+        monkeypatch.setattr(os, "fdatasync", self)
+
+    def __call__(self, fd: int) -> None:
+        self.syncs += 1
+        self._sync(fd)
+
+    def entries(self) -> dict[str, Entry]:
+        (path,) = (path for path in self._directory.glob(f"{EMBEDDED_PREFIX}*") if not path.suffix)
+        return replay(path.read_bytes(), boot_id()).entries
+
+
+@pytest.fixture
+def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
+    return Disk(tmp_path / "state", monkeypatch)
+
+
+@pytest.fixture
+def client(tmp_path: Path, disk: Disk) -> Iterator[Client]:
+    node = open_node(None, "2xv100-pcie:setter_ms=0", str(tmp_path / "devices"))
+    try:
+        with embed.connect(node, state_dir=str(tmp_path / "state")) as client:
+            yield client
+    finally:
+        node.close()
+
+
+def test_clocks_that_cannot_be_read_are_synced_once_for_each_lease(
+    client: Client, disk: Disk
+) -> None:
+    gpu = client.node().gpus[0].uuid
+    client.set_gpu_clocks(gpu, 600, 600)
+    before = disk.syncs
+    for mhz in range(601, 651):
+        client.set_gpu_clocks(gpu, mhz, mhz)
+    assert disk.syncs == before
+    entry = disk.entries()[f"debt/{gpu}/gpu_clocks"]
+    assert [650, 650] in entry["values"], "the newest is in the file all the same"
+    client.release()
+    client.set_gpu_clocks(gpu, 700, 700)
+    assert disk.syncs > before, "another lease"
+
+
+def test_a_limit_that_no_record_names_is_synced_before_it_is_written(
+    client: Client, disk: Disk
+) -> None:
+    gpu = client.node().gpus[0].uuid
+    client.set_power_limit(gpu, 150_000)
+    for milliwatts in (160_000, 170_000, 180_000):
+        before = disk.syncs
+        client.set_power_limit(gpu, milliwatts)
+        assert disk.syncs == before + 1
+        assert [milliwatts] in disk.entries()[f"debt/{gpu}/power_limit"]["values"]
+
+
+def test_what_one_request_changes_on_several_gpus_is_synced_once(
+    client: Client, disk: Disk
+) -> None:
+    gpus = [gpu.uuid for gpu in client.node().gpus]
+    before = disk.syncs
+    client.set_gpu_clocks(gpus, 600, 900)
+    assert disk.syncs == before + 1
+    assert {f"debt/{gpu}/gpu_clocks" for gpu in gpus} <= {*disk.entries()}

@@ -1,0 +1,259 @@
+"""The journal's records: what is left of a file of which something is damaged."""
+
+from __future__ import annotations
+
+import json
+import random
+import secrets
+from typing import Any
+
+import pytest
+
+from zeus_ipc.messages import Control
+from zeusd.core.model import Debt, Loss, Process
+from zeusd.records import Entry, covers, header, record, replay
+
+BOOT = "4a1d1c2e-9f57-4b8e-8a52-0d9f7c3b6a11"
+GPUS = ("GPU-0e8a1b2c-3d4e-5f60-7182-93a4b5c6d7e8", "GPU-1f9b2c3d-4e5f-6071-8293-a4b5c6d7e8f9")
+
+
+def debt(gpu: str, control: Control, *values: tuple[int, ...], **more: Any) -> Entry:
+    return Debt(
+        gpu=gpu,
+        control=control,
+        holder=Process(4711, 987_654),
+        uid=1000,
+        client='a client\nthat calls itself 2 00000000 ["debt/x",{}]',
+        since_ns=123_456_789_012,
+        ttl_ns=15_000_000_000,
+        target=(250_000,) if control is Control.POWER_LIMIT else (),
+        values=values,
+        **more,
+    ).to_json()
+
+
+def changes() -> list[tuple[str, Entry | None]]:
+    """A life of a node, about 3 KB of records."""
+    first, second = GPUS
+    limit, clocks = Control.POWER_LIMIT, Control.GPU_CLOCKS
+    lost = Loss(second, limit, Process(4712, 5), "its heartbeat stopped for 15 s")
+    return [
+        ("driver", {"id": "550.54/77", "library": None, "module": "/sys/module/nvidia"}),
+        (f"baseline/{first}/power_limit", {"value": [250_000]}),
+        (f"first/{first}/power_limit", {"value": [250_000]}),
+        (f"debt/{first}/power_limit", debt(first, limit, (250_000,), (150_000,))),
+        (f"debt/{first}/power_limit", debt(first, limit, (150_000,), (175_000,))),
+        (f"debt/{second}/gpu_clocks", debt(second, clocks, (), (600, 900))),
+        (f"debt/{second}/gpu_clocks", None),
+        (f"pin/{second}/power_limit", {"value": [200_000]}),
+        (lost.key, lost.to_json()),
+        (f"debt/{second}/power_limit", debt(second, limit, (250_000,), (100_000,), ending="x")),
+        (f"debt/{second}/memory_clocks", debt(second, Control.MEMORY_CLOCKS, acquired=True)),
+        (f"debt/{first}/gpu_clocks", debt(first, clocks, (), (1_200, 1_200), job="1234")),
+        ("stopping", {}),
+    ]
+
+
+def replayed(all_changes: list[tuple[str, Entry | None]]) -> dict[str, Entry]:
+    entries: dict[str, Entry] = {}
+    for key, entry in all_changes:
+        if entry is None:
+            entries.pop(key, None)
+        else:
+            entries[key] = entry
+    return entries
+
+
+def journal() -> tuple[bytes, list[range]]:
+    """A file, and where in it each record is, the first line among them."""
+    data, where = b"", []
+    for part in [header(BOOT), *(record(BOOT, key, entry) for key, entry in changes())]:
+        where.append(range(len(data), len(data) + len(part)))
+        data += part
+    return data, where
+
+
+def garbled(byte: int, rng: random.Random) -> list[int]:
+    """28 values that a byte may become: with one bit flipped, what JSON is made of, some others."""
+    likely = ({byte ^ 1 << bit for bit in range(8)} | {*b'\n\0\xff "[]{},:2'}) - {byte}
+    others = sorted({*range(256)} - likely - {byte})
+    return [*likely, *rng.sample(others, 28 - len(likely))]
+
+
+def test_any_damaged_byte_loses_at_most_its_record() -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    data, where = journal()
+    assert 2500 < len(data) < 4000
+    whole = replayed(changes())
+    said = replay(data, BOOT)
+    assert (said.entries, said.trouble, said.torn) == (whole, None, False)
+    tried = 0
+    for number, part in enumerate(where):
+        left = changes()
+        if number > 0:
+            del left[number - 1]
+        without = replayed(left)
+        for offset in part:
+            for value in garbled(data[offset], rng):
+                bad = bytearray(data)
+                bad[offset] = value
+                said = replay(bytes(bad), BOOT)
+                assert said.entries in (whole, without), (offset, value)
+                assert said.entries == whole or said.trouble or said.torn, (offset, value)
+                assert not said.old_boot
+                tried += 1
+    assert tried == 28 * len(data)
+
+
+def test_any_cut_leaves_the_records_before_it() -> None:
+    data, where = journal()
+    for size in range(len(data)):
+        there = sum(part.stop - 1 <= size for part in where[1:])  # the newline at the end may lack
+        said = replay(data[:size], BOOT)
+        assert said.entries == replayed(changes()[:there])
+        assert said.trouble is None or there == 0
+        rest = replay(data[:size] + record(BOOT, "later", {}), BOOT)
+        assert rest.entries == said.entries | {"later": {}}, "what is appended then counts"
+
+
+@pytest.mark.parametrize("size", [2, 5, 40, 400])
+def test_a_damaged_stretch_loses_what_it_touches(size: int) -> None:
+    seed = secrets.randbits(32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    data, where = journal()
+    for _ in range(300):
+        offset = rng.randrange(len(data) - size)
+        bad = data[:offset] + rng.randbytes(size) + data[offset + size :]
+        touched = {
+            number
+            for number, part in enumerate(where)
+            if part.start < offset + size and offset < part.stop
+        }
+        left = [one for number, one in enumerate(changes(), start=1) if number not in touched]
+        said = replay(bad, BOOT).entries
+        # A record may be whole although a newline beside it is not.
+        edges = [replayed(changes()), replayed(left)]
+        for edge in (min(touched), max(touched)):
+            with_edge = touched - {edge}
+            edges.append(
+                replayed([c for n, c in enumerate(changes(), start=1) if n not in with_edge])
+            )
+        edges.append(
+            replayed(
+                [
+                    c
+                    for n, c in enumerate(changes(), start=1)
+                    if n not in touched - {min(touched), max(touched)}
+                ]
+            )
+        )
+        assert said in edges
+
+
+def test_without_its_first_line_a_journal_counts_in_its_boot_and_in_no_other() -> None:
+    data, where = journal()
+    rest = data[where[0].stop :]
+    assert replay(rest, BOOT).entries == replayed(changes())
+    said = replay(rest, "another boot")
+    assert (said.entries, said.old_boot) == ({}, False)
+    assert said.trouble is not None
+    said = replay(data, "another boot")
+    assert (said.entries, said.old_boot, said.trouble) == ({}, True, None)
+
+
+def old_journal(number: int = 1) -> bytes:
+    lines: list[object] = [{"format": number, "boot": BOOT}]
+    lines += [[key] if entry is None else [key, entry] for key, entry in changes()]
+    return "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines).encode()
+
+
+def test_the_format_of_zeusd_0_1_is_read() -> None:
+    said = replay(old_journal(), BOOT)
+    assert (said.entries, said.format, said.trouble) == (replayed(changes()), 1, None)
+    assert replay(old_journal(), "another boot").old_boot
+    appended = replay(old_journal() + record(BOOT, "stopping", None), BOOT)
+    assert "stopping" not in appended.entries, "a newer helper has settled something"
+
+
+def test_lines_without_a_checksum_count_in_no_other_format() -> None:
+    data, _ = journal()
+    said = replay(data + b'["debt/x",{"x":1}]\n', BOOT)
+    assert said.entries == replayed(changes())
+    assert said.unread == [data.count(b"\n") + 1]
+    assert "1 damaged or unknown line (" in str(said.trouble)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [old_journal(3), b'3 00000000 {"format":3}\n3 00000000 ["debt/x",{}]\n', b"\0\n\xff\nx\n"],
+)
+def test_what_is_not_known_is_said_and_does_not_count(data: bytes) -> None:
+    said = replay(data, BOOT)
+    assert said.entries == {}
+    assert said.trouble is not None
+
+
+def test_a_record_of_a_later_format_among_others_is_said() -> None:
+    data, _ = journal()
+    said = replay(data + b'3 00000000 ["debt/x",{}]\n', BOOT)
+    assert said.entries == replayed(changes())
+    assert said.trouble is not None
+
+
+def test_nothing_is_nothing() -> None:
+    said = replay(b"", BOOT)
+    assert (said.entries, said.trouble, said.torn) == ({}, None, False)
+
+
+# --------------------------------------------------------------------------------------- covering
+
+LIMIT = debt(GPUS[0], Control.POWER_LIMIT, (250_000,), (150_000,))
+
+
+@pytest.mark.parametrize(
+    ("values", "covered"),
+    [
+        ([[150_000], [250_000]], True),
+        ([[150_000]], True),
+        ([], True),
+        ([[150_000], [151_000]], False),
+    ],
+)
+def test_a_value_that_may_be_in_force_is_durable_first(
+    values: list[list[int]], covered: bool
+) -> None:
+    assert covers(LIMIT, {**LIMIT, "values": values}, readable=True) is covered
+    assert (
+        covers(LIMIT, {**LIMIT, "values": values, "ending": "released"}, readable=True) is covered
+    )
+
+
+def test_the_target_needs_no_record_of_its_own() -> None:
+    durable = {**LIMIT, "values": [[150_000]]}
+    assert covers(durable, {**LIMIT, "values": [[150_000], [250_000]]}, readable=True)
+
+
+def test_what_cannot_be_read_may_be_anything_once_it_was_changed() -> None:
+    clocks = debt(GPUS[0], Control.GPU_CLOCKS, (), (600, 900))
+    other = {**clocks, "values": [[600, 900], [700, 700]]}
+    assert covers(clocks, other, readable=False)
+    assert not covers({**clocks, "values": []}, other, readable=False), "it was only acquired"
+
+
+@pytest.mark.parametrize(
+    "durable",
+    [
+        None,
+        {},
+        {**LIMIT, "target": [240_000]},
+        {**LIMIT, "pid": 1},
+        {**LIMIT, "cookie": 1},
+        {**LIMIT, "ending": "released"},
+    ],
+)
+def test_another_restore_is_not_the_same(durable: Entry | None) -> None:
+    assert not covers(durable, LIMIT, readable=True)
+    assert not covers(durable, LIMIT, readable=False)

@@ -1,0 +1,192 @@
+"""The journal's records: how they are written, and what is left of a file when some are damaged.
+
+zeusd and `zeusd restore` read the same journal, and this module is their one way to do it: no I/O,
+and nothing but Python's standard library, because the helper must work where nothing else does.
+
+A journal is an append-only file of lines. The first one names the boot; each of the others sets or
+deletes the entry of one key:
+
+    2 CRC {"boot": BOOT, "format": 2}
+    2 CRC ["key", {...}]
+    2 CRC ["key"]
+
+CRC is a CRC-32 of the JSON text, in hexadecimal. In all lines but the first it also covers the name
+of the boot, so no record counts in another boot even if the first line is lost. Each record is
+written with a newline before it and one after it: no damaged byte, and no half a record, takes
+another record with it.
+
+Format 1, of zeusd 0.1, had the same JSON without checksums, and is read as it was. Lines of formats
+that are not known are reported, never dropped without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from binascii import crc32
+from dataclasses import dataclass, field
+from typing import Any
+
+FORMAT = 2
+
+Entry = dict[str, Any]
+"""What a key holds: a JSON object."""
+
+_LINE = re.compile(rb"([0-9]{1,4}) ([0-9a-f]{8}) (.*)")
+_to_json = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+
+
+def header(boot: str) -> bytes:
+    """The first line of a journal.
+
+    Args:
+        boot: Name of the present boot.
+    """
+    return _line("", {"boot": boot, "format": FORMAT}) + b"\n"
+
+
+def record(boot: str, key: str, entry: Entry | None) -> bytes:
+    """One record.
+
+    Args:
+        boot: Name of the present boot.
+        key: Whose entry is changed.
+        entry: What it becomes; None deletes it.
+    """
+    return b"\n" + _line(boot, [key] if entry is None else [key, entry]) + b"\n"
+
+
+@dataclass
+class Replayed:
+    """What a journal says.
+
+    Attributes:
+        entries: By key.
+        unread: Numbers of lines that could not be read; the others count all the same.
+        format: Which format it begins with; None: its first line could not be read.
+        old_boot: It is of another boot, and says nothing.
+        torn: Its last line is not whole: a record that nobody has acted upon.
+    """
+
+    entries: dict[str, Entry] = field(default_factory=dict)
+    unread: list[int] = field(default_factory=list)
+    format: int | None = None
+    old_boot: bool = False
+    torn: bool = False
+
+    @property
+    def trouble(self) -> str | None:
+        """What is wrong with it, as a clause; None: nothing."""
+        if self.format is not None and self.format > FORMAT:
+            return f"is of format {self.format}, which this zeusd does not know"
+        if not self.unread:
+            return None
+        lines = ", ".join(str(number) for number in self.unread[:5])
+        if len(self.unread) > 5:
+            lines += ", ..."
+        return (
+            f"has {len(self.unread)} damaged or unknown "
+            f"{'line' if len(self.unread) == 1 else 'lines'} ({lines}); the others count"
+        )
+
+
+def replay(data: bytes, boot: str) -> Replayed:
+    """Reads a journal. Whatever is in it, this does not fail.
+
+    Args:
+        data: All of the file.
+        boot: Name of the present boot.
+    """
+    said = Replayed()
+    lines = data.split(b"\n")
+    said.format, written_in = _read_header(lines[0])
+    if written_in is not None and written_in != boot:
+        said.old_boot = True
+        return said
+    for number, line in enumerate(lines, start=1):
+        if not line or (number == 1 and said.format is not None):
+            continue
+        change = _change(line, boot, plain=said.format == 1)
+        if change is not None:
+            key, entry = change
+            if entry is None:
+                said.entries.pop(key, None)
+            else:
+                said.entries[key] = entry
+        elif number == len(lines):
+            said.torn = True
+        else:
+            said.unread.append(number)
+    return said
+
+
+def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
+    """Whether a restore from one record is right wherever one from another record is.
+
+    Then a write that `entry` announces need not wait for it: both name the same holder and target,
+    and every value that `entry` says may be in force is one that `durable` says may be, or the
+    target. Of a control that cannot be read, `durable` need only say that it was changed.
+
+    Args:
+        durable: What is on disk about a control; None: nothing.
+        entry: What would be written about it.
+        readable: Whether the device tells what the control holds.
+    """
+    if durable is None or (durable.get("ending") and not entry.get("ending")):
+        return False
+    if any(durable.get(name) != entry.get(name) for name in ("target", "pid", "cookie")):
+        return False
+    if not readable:
+        return bool(durable.get("values"))
+    known = [*durable.get("values", ()), durable.get("target")]
+    return all(value in known for value in entry.get("values", ()))
+
+
+def _line(boot: str, content: object) -> bytes:
+    text = _to_json(content).encode()
+    return b"%d %08x %s" % (FORMAT, _checksum(boot, text), text)
+
+
+def _checksum(boot: str, text: bytes) -> int:
+    return crc32(text, crc32(boot.encode()))
+
+
+def _read_header(line: bytes) -> tuple[int | None, str | None]:
+    """The format, and the boot in which the file was written; None for what it does not say."""
+    content = _content(line, "") or _json(line)
+    if isinstance(content, dict) and isinstance(content.get("format"), int):
+        number, boot = content["format"], content.get("boot")
+        if number <= FORMAT and isinstance(boot, str):
+            return number, boot
+        if number > FORMAT:
+            return number, None
+    return None, None
+
+
+def _change(line: bytes, boot: str, plain: bool) -> tuple[str, Entry | None] | None:
+    """The key and the entry of a record, or None if it is none; `plain` takes those of format 1."""
+    content = _content(line, boot)
+    if content is None and plain:
+        content = _json(line)
+    if not isinstance(content, list) or not content or not isinstance(content[0], str):
+        return None
+    if len(content) == 1:
+        return content[0], None
+    if len(content) == 2 and isinstance(content[1], dict):
+        return content[0], content[1]
+    return None
+
+
+def _content(line: bytes, boot: str) -> object:
+    """What a line of this format holds; None if it is none, or damaged."""
+    found = _LINE.fullmatch(line)
+    if found is None or int(found[1]) != FORMAT or int(found[2], 16) != _checksum(boot, found[3]):
+        return None
+    return _json(found[3])
+
+
+def _json(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None

@@ -1,0 +1,97 @@
+"""How far root owns the control groups that a process is in: looked up where they are mounted."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeusd.core.jobs import ControlGroup
+
+MOUNTS = "/proc/self/mountinfo"
+
+_WHOLE = "/"
+_OUTSIDE = "/.."
+
+
+@dataclass(frozen=True, slots=True)
+class _Mount:
+    """One mounted hierarchy, whole. `controllers` is empty for version 2."""
+
+    controllers: frozenset[str]
+    folder: str
+
+
+class ControlGroups:
+    """The hierarchies of control groups on this machine.
+
+    Args:
+        mounts: A table of mounts, as in /proc/PID/mountinfo.
+        owner: The user whose groups are trusted.
+    """
+
+    def __init__(self, mounts: str | os.PathLike[str] = MOUNTS, owner: int = 0) -> None:
+        self._table = Path(mounts)
+        self._owner = owner
+        self._mounts: list[_Mount] = []
+
+    def of(self, memberships: str) -> list[ControlGroup]:
+        """Where a process is, as far as the trusted user owns it.
+
+        Args:
+            memberships: Contents of /proc/PID/cgroup: `hierarchy:controllers:path` in each line.
+        """
+        return [*self._each(memberships)]
+
+    def _each(self, memberships: str) -> Iterator[ControlGroup]:
+        for line in memberships.splitlines():
+            _, _, rest = line.partition(":")
+            controllers, separator, path = rest.partition(":")
+            if not separator or not path.startswith("/"):
+                continue
+            folder = None
+            if not f"{path}/".startswith(f"{_OUTSIDE}/"):
+                folder = self._folder(frozenset(filter(None, controllers.split(","))))
+            if folder is None:
+                yield ControlGroup(path, checked=False)
+            else:
+                yield ControlGroup(self._owned(folder, path))
+
+    def _folder(self, controllers: frozenset[str]) -> str | None:
+        """Where the whole hierarchy with these controllers is mounted; None: nowhere."""
+        for fresh in (False, True):  # it may have been mounted since the table was read
+            if fresh:
+                self._mounts = [*_read(self._table)]
+            for mount in self._mounts:
+                if mount.controllers >= controllers and bool(mount.controllers) == bool(
+                    controllers
+                ):
+                    return mount.folder
+        return None
+
+    def _owned(self, folder: str, path: str) -> str:
+        """The path down to the first group that is another user's, or that others may write."""
+        owned = ""
+        for name in path.split("/"):  # the first one is empty: the root of the hierarchy
+            group = f"{owned}/{name}" if name else ""
+            try:
+                found = os.lstat(f"{folder}{group}")
+            except OSError:
+                break  # removed, and a process that is gone was the last in it
+            if found.st_uid != self._owner or found.st_mode & 0o022:
+                break
+            owned = group
+        return owned or "/"
+
+
+def _read(table: Path) -> Iterator[_Mount]:
+    """The hierarchies in a table of mounts of which the whole tree is to be seen."""
+    for line in table.read_text(errors="replace").splitlines():
+        before, _, after = line.partition(" - ")
+        _, _, _, root, folder, *_ = before.split(" ")
+        kind, _, options = after.split(" ", 2)
+        if root == _WHOLE and kind in ("cgroup", "cgroup2"):
+            controllers = options.split(",") if kind == "cgroup" else []
+            plain = folder.encode().decode("unicode_escape") if "\\" in folder else folder
+            yield _Mount(frozenset(controllers), plain)

@@ -1,0 +1,117 @@
+"""Files that only this user may have made or may write: zeusd acts upon what they say."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import logging
+import os
+import stat
+import time
+from pathlib import Path
+
+from zeusd.restore import is_trusted
+
+log = logging.getLogger(__name__)
+
+_LOCK_PAUSE_S = 0.05
+
+
+class JournalError(Exception):
+    """The journal cannot be used: one sentence that says why and what to do."""
+
+
+def prepare_directory(directory: Path) -> None:
+    """Makes a directory that others can neither write nor have made.
+
+    Raises:
+        OSError: It cannot be made.
+        JournalError: What lies in its place cannot be moved out of the way.
+    """
+    directory.parent.mkdir(mode=0o755, parents=True, exist_ok=True)
+    for _ in range(2):
+        with contextlib.suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        found = directory.lstat()
+        mine = found.st_uid == os.geteuid() and not found.st_mode & 0o022
+        if stat.S_ISDIR(found.st_mode) and mine:
+            return
+        put_aside(directory, "is no directory of this user's own")
+    raise JournalError(
+        f"the state directory {directory} is put back by somebody as fast as it is moved "
+        "away; choose another with --state-dir"
+    )
+
+
+def take_lock(path: Path, wait_s: float) -> int:
+    """Locks a file, and returns its descriptor.
+
+    Args:
+        path: The file; made if absent.
+        wait_s: How long to wait for whoever has it.
+
+    Raises:
+        OSError: It cannot be opened.
+        JournalError: Another process has it, or what lies in its place cannot be moved away.
+    """
+    if path.is_symlink() or (path.exists() and not is_trusted(path.lstat())):
+        put_aside(path, "is no lock file of this user's own")
+    fd = os.open(path, os.O_CREAT | os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    give_up_at = time.monotonic() + wait_s
+    while True:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            if time.monotonic() >= give_up_at:
+                os.close(fd)
+                raise JournalError(
+                    f"another zeusd uses the state directory {path.parent}; stop it, or choose "
+                    "another directory with --state-dir"
+                ) from None
+            time.sleep(_LOCK_PAUSE_S)
+        else:
+            return fd
+
+
+def put_aside(path: Path, why: str) -> None:
+    """Moves what must not be used to a name that says so. Renaming follows no link.
+
+    Raises:
+        JournalError: It cannot be moved.
+    """
+    aside = _name_aside(path)
+    try:
+        os.rename(path, aside)
+    except OSError as error:
+        raise JournalError(
+            f"{path} {why} and cannot be moved away ({error.strerror}); remove it, or choose "
+            "another directory with --state-dir"
+        ) from None
+    _report(f"{path} {why} and was put aside as {aside.name}", aside)
+
+
+def keep_aside(path: Path, why: str) -> None:
+    """Keeps a file of this user's own under another name too: it is about to be replaced."""
+    aside = _name_aside(path)
+    try:
+        os.link(path, aside, follow_symlinks=False)
+    except OSError as error:
+        _report(f"{path} {why}; it cannot be kept aside ({error.strerror})", path)
+    else:
+        _report(f"{path} {why}; it was kept aside as {aside.name}", aside)
+
+
+def _name_aside(path: Path) -> Path:
+    for number in range(1000):
+        aside = Path(f"{path}.bad-{number}")
+        if not os.path.lexists(aside):
+            break
+    return aside
+
+
+def _report(what: str, path: Path) -> None:
+    log.error(
+        "%s; limits may have to be reset by hand",
+        what,
+        extra={"event": "quarantined", "path": str(path)},
+    )
