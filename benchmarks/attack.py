@@ -3,8 +3,8 @@
 Each attack is run by one process of a user without rights (see `adversary.py`). Beside it run
 processes of three honest users: one sets a power limit all the time, one holds a lease of two
 seconds that its heartbeats must keep, and opens a new connection four times a second, and one dies
-holding a lease. The same is measured beside a busy loop on the same daemon just before; the figure
-to judge is the ratio.
+holding a lease. The same is measured beside a busy loop, on the same daemon and in turns of some
+seconds; the figure to judge is the ratio.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import contextlib
 import grp
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.adversary import ATTACKS, SUBUIDS, Attack
-from benchmarks.processes import FIRST_ATTACKER, Daemon, names_any, subordinate_users, user_name
+from benchmarks.processes import Daemon, names_any, subordinate_users, user_name
 
 HONEST_UID, HOLDER_UID, DYING_UID = 12_345, 12_346, 12_347
 GPUS = 4
@@ -34,6 +35,8 @@ RATIO = 2.0
 """The goal: beside any attack at most so many times what it is beside a busy loop."""
 SHARES = (0.5, 0.99)
 WARM_UP_S = 1.0
+TURN_S = 1.5 * TTL_S
+"""The shortest turn of an attack: a lease whose heartbeats are not read expires within it."""
 
 HONEST = """
 import json, random, sys, time
@@ -104,8 +107,16 @@ class Phase:
     sets_ns: list[int]
     connects_ns: list[int]
     errors: list[str]
-    restored_s: float
-    """From the death of a holder until its lease was over and its limit restored."""
+    restored_s: list[float]
+    """From a holder's death until its lease was over and its limit restored."""
+
+    def __add__(self, other: Phase) -> Phase:
+        return Phase(
+            self.sets_ns + other.sets_ns,
+            self.connects_ns + other.connects_ns,
+            self.errors + other.errors,
+            self.restored_s + other.restored_s,
+        )
 
     def set_us(self, share: float) -> float:
         return quantile(self.sets_ns, share) / 1e3
@@ -116,12 +127,18 @@ class Phase:
         return max(self.connects_ns) / 1e6
 
 
+NOTHING = Phase([], [], [], [])
+BUSY_LOOP = ATTACKS["a busy loop"]
+
+
 @dataclass(frozen=True)
 class Observation:
     """What was seen while an attack lasted."""
 
     attack: Attack
     honest: Phase
+    busy: Phase
+    """The same beside a busy loop instead; nothing where it was not run."""
     lost: list[str]
     """GPUs whose leases living holders lost."""
     cpu_percent: float
@@ -131,6 +148,9 @@ class Observation:
     """Log lines that name the attacker's user."""
     seconds: float
     """How long the attack lasted."""
+
+    def ratio(self, share: float) -> float:
+        return self.honest.set_us(share) / self.busy.set_us(share)
 
     def faults(self) -> list[str]:
         """What must never happen, however busy the machine is."""
@@ -178,6 +198,12 @@ class Child:
             self.kill()
             raise RuntimeError("a process of the benchmark ended at once; see its error above")
 
+    def rest(self) -> None:
+        self.process.send_signal(signal.SIGSTOP)
+
+    def work(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+
     def say(self, text: str) -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(text + "\n")
@@ -219,7 +245,7 @@ class Honest:
         restored_s = time.monotonic() - killed
         sets_ns, errors = self._setter.answer()
         connects_ns, other_errors = self._holder.answer()
-        return Phase(sets_ns, connects_ns, errors + other_errors, restored_s)
+        return Phase(sets_ns, connects_ns, errors + other_errors, [restored_s])
 
     def newest_record(self) -> int:
         """Number of the newest audit record."""
@@ -247,37 +273,58 @@ def attacker(attack: Attack, daemon: Daemon, uid: int) -> Child:
     return Child(command, **({} if attack.as_root else _as(uid, attack.may_set)))
 
 
-def beside_busy_loop(honest: Honest, daemon: Daemon, seconds: float) -> Phase:
-    """What honest users see beside one who only burns a processor."""
-    burner = attacker(ATTACKS["a busy loop"], daemon, FIRST_ATTACKER)
-    try:
-        time.sleep(WARM_UP_S)
-        return honest.observe(seconds)
-    finally:
-        burner.kill()
+def beside(
+    attack: Attack,
+    honest: Honest,
+    daemon: Daemon,
+    uid: int,
+    seconds: float,
+    *,
+    compare: bool = False,
+) -> Observation:
+    """What honest users see beside an attack by the user `uid`.
 
-
-def beside(attack: Attack, honest: Honest, daemon: Daemon, uid: int, seconds: float) -> Observation:
-    """What honest users see beside an attack by the user `uid`."""
+    Args:
+        attack: Which.
+        honest: They.
+        daemon: What is attacked.
+        uid: Who attacks.
+        seconds: How long they are observed.
+        compare: Whether a busy loop takes turns with the attack.
+    """
+    turns = max(1, int(seconds // TURN_S)) if compare else 1
     newest = honest.newest_record()
     began = time.monotonic()
-    with daemon.new_log_lines() as lines:
-        enemy = attacker(attack, daemon, uid)
-        try:
+    seen = busy = NOTHING
+    cpu_s = observed_s = 0.0
+    with daemon.new_log_lines() as lines, contextlib.ExitStack() as running:
+        burner, enemy = attacker(BUSY_LOOP, daemon, uid), attacker(attack, daemon, uid)
+        for one in (burner, enemy):
+            running.callback(one.kill)
+            one.rest()
+        for _ in range(turns):
+            if compare:
+                burner.work()
+                time.sleep(WARM_UP_S)
+                busy += honest.observe(seconds / turns)
+                burner.rest()
+            enemy.work()
             time.sleep(WARM_UP_S)
             before, started = daemon.usage(), time.monotonic()
-            phase = honest.observe(seconds)
-            after, observed_s = daemon.usage(), time.monotonic() - started
-            lost = honest.lost(newest)
-        finally:
-            enemy.kill()
+            seen += honest.observe(seconds / turns)
+            after = daemon.usage()
+            cpu_s += after.cpu_s - before.cpu_s
+            observed_s += time.monotonic() - started
+            enemy.rest()
+        lost = honest.lost(newest)
         lasted_s = time.monotonic() - began
     users = subordinate_users(SUBUIDS) if attack.as_root else {user_name(uid)}
     return Observation(
         attack=attack,
-        honest=phase,
+        honest=seen,
+        busy=busy,
         lost=lost,
-        cpu_percent=100 * (after.cpu_s - before.cpu_s) / observed_s,
+        cpu_percent=100 * cpu_s / observed_s,
         peak_mib=after.peak_mib,
         named=[line for line in lines if names_any(line, users)],
         seconds=lasted_s,
@@ -293,16 +340,16 @@ HEADER = (
 )
 
 
-def row(seen: Observation, busy: Phase) -> str:
+def row(seen: Observation) -> str:
     """One row of the table."""
     honest = seen.honest
     cells = [
         seen.attack.name,
         *(f"{honest.set_us(share):,.0f}" for share in SHARES),
-        *(f"{honest.set_us(share) / busy.set_us(share):.2f}" for share in SHARES),
+        *(f"{seen.ratio(share):.2f}" for share in SHARES),
         f"{max(honest.sets_ns) / 1e6:.1f}",
         f"{honest.connect_ms:.0f}",
-        f"{honest.restored_s * 1e3:.0f}",
+        f"{max(honest.restored_s) * 1e3:.0f}",
         str(len(honest.errors)),
         str(len(seen.lost)),
         f"{seen.cpu_percent:.0f}",
@@ -331,14 +378,14 @@ def print_table(
     for number, name in enumerate(names):
         attack = ATTACKS[name]
         with started() as daemon, contextlib.closing(Honest(daemon)) as honest:
-            busy = beside_busy_loop(honest, daemon, seconds)
-            seen = beside(attack, honest, daemon, daemon.attacker_uid(number), seconds)
-        print(row(seen, busy), flush=True)
+            uid = daemon.attacker_uid(number)
+            seen = beside(attack, honest, daemon, uid, seconds, compare=True)
+        print(row(seen), flush=True)
         short += [f"{name}: {fault}" for fault in seen.faults()]
         for share in SHARES:
-            ratio = seen.honest.set_us(share) / busy.set_us(share)
-            if ratio > RATIO:
-                short.append(f"{name}: p{share * 100:g} is {ratio:.2f} times the busy loop's")
+            if seen.ratio(share) > RATIO:
+                text = f"p{share * 100:g} is {seen.ratio(share):.2f} times the busy loop's"
+                short.append(f"{name}: {text}")
     print(
         f"\nGoal: at most {RATIO:g} times the busy loop's p50 and p99, no error, no lease lost, one"
     )

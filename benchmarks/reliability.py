@@ -193,7 +193,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["restore", "attack", "systemd"], nargs="+")
     parser.add_argument("--runs", type=int, help="restore: 200; systemd: 20")
-    parser.add_argument("--seconds", type=float, default=5.0, help="of each attack")
+    parser.add_argument("--seconds", type=float, default=9.0, help="beside each attack (9)")
     parser.add_argument("--only", action="append", choices=list(ATTACKS), metavar="ATTACK")
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--socket", metavar="PATH", help="attack the zeusd that systemd runs here")

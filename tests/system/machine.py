@@ -152,7 +152,8 @@ class Machine:
     def add_front(self, units: str) -> None:
         """The second process that zeusd 0.1 had: a unit in this folder, and a user of its own."""
         self.run("useradd", "--system", "--user-group", "zeusd-front")
-        text = "[Service]\nUser=zeusd-front\nExecStart=/bin/sleep infinity\nRestart=always\n"
+        ends = "trap 'exit 1' TERM; sleep infinity & wait"  # not as systemd wishes
+        text = f'[Service]\nUser=zeusd-front\nExecStart=/bin/sh -c "{ends}"\nRestart=always\n'
         Path(f"{self.root}{units}/zeusd-front.service").write_text(text)
         self.systemctl("daemon-reload")
         self.systemctl("start", "zeusd-front")

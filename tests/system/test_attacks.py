@@ -11,14 +11,11 @@ from collections.abc import Iterator
 import pytest
 
 from benchmarks.adversary import ATTACKS
-from benchmarks.attack import TTL_S, Honest, beside
+from benchmarks.attack import TURN_S, Honest, beside
 from benchmarks.processes import Daemon
 from benchmarks.reliability import attacked_site
 
 pytestmark = pytest.mark.needs("two users")
-
-SECONDS = 1.5 * TTL_S
-"""Long enough for a lease to expire whose heartbeats are not read."""
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +29,6 @@ def daemon() -> Iterator[Daemon]:
 def test_no_attack_costs_an_honest_user_a_request_or_a_lease(daemon: Daemon, name: str) -> None:
     uid = 40_000 + list(ATTACKS).index(name)
     with contextlib.closing(Honest(daemon)) as honest:
-        seen = beside(ATTACKS[name], honest, daemon, uid, SECONDS)
+        seen = beside(ATTACKS[name], honest, daemon, uid, TURN_S)
     assert seen.faults() == []
     assert seen.honest.sets_ns
