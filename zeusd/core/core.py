@@ -194,7 +194,7 @@ class Core:
         self._out.now_ns = now_ns
         self._connections[peer.conn] = Connection(peer)
         for machine in self.node.held_by(peer.process):
-            machine.heartbeat()
+            machine.reconnected()
         return self._out.take()
 
     def peer_closed(self, now_ns: int, conn: int) -> list[Effect]:
@@ -209,12 +209,16 @@ class Core:
         return self._out.take()
 
     def all_peers_closed(self, now_ns: int) -> list[Effect]:
-        """The front died, and every connection with it: nobody can be blamed for his silence."""
+        """The server died, and every connection with it: heartbeats were lost with it.
+
+        One TTL is forgiven for each heartbeat that was heard, so a server that dies again and again
+        keeps no lease alive.
+        """
         self._out.now_ns = now_ns
         self._connections.clear()
         for machine in self.node.machines():
             if machine.lease is not None:
-                machine.extend(machine.lease.ttl_ns)
+                machine.forgive_stall(machine.lease.ttl_ns)
         return self._out.take()
 
     def process_gone(self, now_ns: int, process: Process) -> list[Effect]:
@@ -334,7 +338,8 @@ class Core:
         if late_ns > STALL_NS:
             self._out.add(Note("stalled", {"seconds": round(late_ns / 1e9, 3)}, warning=True))
             for machine in self.node.machines():
-                machine.forgive_stall(self.node.settings.terms.ttl_min_ns)
+                if machine.lease is not None:
+                    machine.forgive_stall(machine.lease.ttl_ns)
 
     # ------------------------------------------------------------------------------------- GPUs
 
@@ -400,7 +405,13 @@ class Core:
     ) -> ControlMachine:
         uuid, values = gpu.info.uuid, self._values
         machine = gpu.machines[control] = ControlMachine(
-            uuid, control, target, self._out, self._override, lambda: self.node.closed
+            uuid,
+            control,
+            target,
+            self._out,
+            self._override,
+            lambda: self.node.closed,
+            lambda: self.node.settings.terms,
         )
         machine.first = values.get(first_key(uuid, control))
         if machine.spec.readable and first_seen and not target.pinned:
