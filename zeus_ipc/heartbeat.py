@@ -24,7 +24,7 @@ RETRY_S = 1.0
 
 
 class Heartbeat:
-    """Sends heartbeats from the first lease on, three within each TTL.
+    """Sends heartbeats from the first lease on, five within each TTL.
 
     Args:
         beat: Sends one and returns `messages.HeartbeatResult`; a bound method, kept weakly, so
@@ -81,7 +81,7 @@ class Heartbeat:
                 return
             try:
                 result = beat()
-                pause_s = max(0.05, int(result["ttl_ms"]) / 3000)
+                pause_s = max(0.05, int(result["ttl_ms"]) / 5000)
                 self._tell_lost({(str(gpu), str(control)) for gpu, control in result["lost"]})
             except ZeusIpcError as error:
                 log.debug("heartbeat failed: %s", error)

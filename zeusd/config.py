@@ -108,6 +108,9 @@ class LeaseSection(_Section):
     """The least that a client may ask for instead."""
     ttl_max_s: Annotated[float, Field(ge=0.1, le=86_400)] = 120.0
     """The most."""
+    busy_ttl_s: Annotated[float, Field(ge=0, le=86_400)] = 120.0
+    """How long the lease of a holder lasts that sends no heartbeat but uses the CPU, as one does
+    whose Python waits for C code. 0: no longer than of one that sleeps."""
 
 
 class RestoreSection(_Section):
@@ -256,6 +259,7 @@ class Config(_Section):
             ttl_ns=round(self.lease.ttl_s * 1e9),
             ttl_min_ns=round(min(low, self.lease.ttl_s) * 1e9),
             ttl_max_ns=round(max(high, self.lease.ttl_s) * 1e9),
+            busy_ttl_ns=round(self.lease.busy_ttl_s * 1e9),
         )
 
     def _access(self) -> Access:

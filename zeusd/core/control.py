@@ -28,7 +28,7 @@ from functools import partial
 from zeus_ipc.controls import Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeusd.core.ceilings import PERSISTED, Ceiling
-from zeusd.core.effects import Forget, Note, Put, Read, Reading, Unwatch, Watch, Write
+from zeusd.core.effects import Forget, Look, Note, Put, Read, Reading, Unwatch, Watch, Write
 from zeusd.core.leasing import ZEUSD, Done, Lease, Set
 from zeusd.core.lifecycle import IN_FLIGHT, Event, Phase, State
 from zeusd.core.model import (
@@ -39,15 +39,22 @@ from zeusd.core.model import (
     Loss,
     Peer,
     Process,
+    Usage,
     kept_failure,
 )
 from zeusd.core.outbox import Outbox
-from zeusd.core.policy import Target
+from zeusd.core.policy import LeaseTerms, Target
 from zeusd.core.restorable import RETRY_FIRST_NS, Restorable, Restoration
 from zeusd.restore_rule import ALL, HIGHER, took_effect
 
 MAX_WAITING = 32
 """Sets that may wait for one control."""
+
+LOOKS = 5
+"""A holder that is silent is looked at so often within a TTL, as often as heartbeats come."""
+
+BUSY_SHARE = 0.05
+"""A silent holder that used at least this share of one CPU between two looks computes."""
 
 
 class ControlMachine(Restorable):
@@ -60,6 +67,7 @@ class ControlMachine(Restorable):
         outbox: Where effects go.
         override: Whether a restore overwrites what somebody else set.
         closed: Why nothing new is taken now; None: it is.
+        terms: How long leases last.
     """
 
     def __init__(
@@ -70,9 +78,11 @@ class ControlMachine(Restorable):
         outbox: Outbox,
         override: bool = False,
         closed: Callable[[], Failure | None] = lambda: None,
+        terms: Callable[[], LeaseTerms] = LeaseTerms,
     ) -> None:
         super().__init__(gpu, control, site, outbox, override)
         self._closed = closed
+        self._terms = terms
         self._found: ControlValue | None = None
         self._lost: dict[Process, Loss] = {}
         self._expiry = object()
@@ -170,16 +180,30 @@ class ControlMachine(Restorable):
         assert self.lease is not None
         self.lease.forgiven = False
         self.lease.heard_ns = self._out.now_ns
+        self.lease.usage = None
         self.extend(self.lease.ttl_ns)
+
+    def reconnected(self) -> None:
+        """The holder's process has a connection again: no sign of life, but not gone either."""
+        if self.phase is Phase.HELD and self.lease is not None:
+            self._lasts_until(max(self.lease.expires_ns, self.lease.heard_ns + self.lease.ttl_ns))
 
     def extend(self, by_ns: int) -> None:
         """The lease lasts at least this long from now."""
         if self.phase is Phase.HELD and self.lease is not None:
-            until_ns = max(self.lease.expires_ns, self._out.now_ns + by_ns)
-            self.lease.expires_ns = self._out.due_ns[self._expiry] = until_ns
+            self._lasts_until(max(self.lease.expires_ns, self._out.now_ns + by_ns))
+
+    def _lasts_until(self, until_ns: int) -> None:
+        """The lease ends then; its holder is looked at before."""
+        lease = self.lease
+        assert lease is not None
+        lease.expires_ns = until_ns
+        first_look_ns = until_ns - lease.ttl_ns // LOOKS
+        looks = self._terms().busy_ttl_ns > lease.ttl_ns and lease.usage is None
+        self._out.due_ns[self._expiry] = first_look_ns if looks else until_ns
 
     def forgive_stall(self, by_ns: int) -> None:
-        """zeusd stood still: the holder's heartbeats may wait to be read.
+        """zeusd, or its server, stood still: the holder's heartbeats may wait to be read.
 
         Once for each heartbeat that was heard, never again and again.
         """
@@ -317,8 +341,37 @@ class ControlMachine(Restorable):
         again_ns = self._out.due_ns.get(self._brought_down)
         if again_ns is not None and now_ns >= again_ns:
             self.ceilings_moved()
-        if self.phase is Phase.HELD and self.lease is not None and now_ns >= self.lease.expires_ns:
+        due_ns = self._out.due_ns.get(self._expiry)
+        if self.phase is Phase.HELD and due_ns is not None and now_ns >= due_ns:
+            self._silent()
+
+    def _silent(self) -> None:
+        """The holder sent no heartbeat for most of its TTL: is it computing?"""
+        lease = self.lease
+        assert lease is not None
+        out = self._out
+        if self._terms().busy_ttl_ns <= lease.ttl_ns:
             self.expire()
+            return
+        out.due_ns.pop(self._expiry, None)
+        ticket = out.ticket(partial(self._looked_at, lease, lease.heard_ns))
+        out.add(Look(ticket, lease.holder))
+
+    def _looked_at(self, lease: Lease, heard_ns: int, result: object) -> None:
+        if self.lease is not lease or self.phase is not Phase.HELD or lease.heard_ns != heard_ns:
+            return  # it ended, or its holder was heard, meanwhile
+        now_ns = self._out.now_ns
+        usage = result if isinstance(result, Usage) else None
+        before, lease.usage = lease.usage, usage
+        if now_ns < lease.expires_ns:
+            self._out.due_ns[self._expiry] = lease.expires_ns
+            return
+        last_ns = heard_ns + self._terms().busy_ttl_ns
+        if usage is None or now_ns >= last_ns or not _computes(before, usage):
+            self.expire()
+            return
+        lease.expires_ns = min(now_ns + lease.ttl_ns // LOOKS, last_ns)
+        self._out.due_ns[self._expiry] = lease.expires_ns
 
     def expire(self) -> None:
         """The holder was silent for its TTL."""
@@ -689,3 +742,11 @@ class ControlMachine(Restorable):
             else:
                 over()
         self._pump()
+
+
+def _computes(before: Usage | None, now: Usage) -> bool:
+    """Whether a process has used the CPU between two looks, and is not stopped."""
+    if before is None or now.stopped:
+        return False
+    passed_ns = max(1, now.t_ns - before.t_ns)
+    return now.cpu_ns - before.cpu_ns >= BUSY_SHARE * passed_ns

@@ -194,7 +194,7 @@ class Core:
         self._out.now_ns = now_ns
         self._connections[peer.conn] = Connection(peer)
         for machine in self.node.held_by(peer.process):
-            machine.heartbeat()
+            machine.reconnected()
         return self._out.take()
 
     def peer_closed(self, now_ns: int, conn: int) -> list[Effect]:
@@ -335,7 +335,8 @@ class Core:
         if late_ns > STALL_NS:
             self._out.add(Note("stalled", {"seconds": round(late_ns / 1e9, 3)}, warning=True))
             for machine in self.node.machines():
-                machine.forgive_stall(self.node.settings.terms.ttl_min_ns)
+                if machine.lease is not None:
+                    machine.forgive_stall(machine.lease.ttl_ns)
 
     # ------------------------------------------------------------------------------------- GPUs
 
@@ -401,7 +402,13 @@ class Core:
     ) -> ControlMachine:
         uuid, values = gpu.info.uuid, self._values
         machine = gpu.machines[control] = ControlMachine(
-            uuid, control, target, self._out, self._override, lambda: self.node.closed
+            uuid,
+            control,
+            target,
+            self._out,
+            self._override,
+            lambda: self.node.closed,
+            lambda: self.node.settings.terms,
         )
         machine.first = values.get(first_key(uuid, control))
         if machine.spec.readable and first_seen and not target.pinned:

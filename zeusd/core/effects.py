@@ -112,6 +112,14 @@ class Unwatch:
 
 
 @dataclass(frozen=True, slots=True)
+class Look:
+    """Ask the kernel what a process is doing: `model.Usage`, or None if it is gone."""
+
+    ticket: int
+    process: Process
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Write a record to the log; the audit trail is made of these."""
 
@@ -120,4 +128,6 @@ class Note:
     warning: bool = False
 
 
-Effect: TypeAlias = Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Note
+Effect: TypeAlias = (
+    Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Look | Note
+)

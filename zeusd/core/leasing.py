@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from zeusd.core.model import Applied, ControlValue, Failure, Peer, Process
+from zeusd.core.model import Applied, ControlValue, Failure, Peer, Process, Usage
 
 Done: TypeAlias = Callable[["Failure | Applied | None"], None]
 """Takes what came of a set: what the control holds now, None after an acquire, or why not."""
@@ -37,6 +37,8 @@ class Lease:
     the driver made of it."""
     over: str = ""
     """The ceiling that this holder may exceed: an administrator's is replaced next."""
+    usage: Usage | None = None
+    """What the holder was doing when it was last looked at, since its last heartbeat."""
     heard_ns: int = 0
     """When the holder last gave a sign of life."""
 

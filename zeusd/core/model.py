@@ -37,6 +37,21 @@ class Process:
 
 
 @dataclass(frozen=True, slots=True)
+class Usage:
+    """What the kernel says of a process.
+
+    Attributes:
+        t_ns: When, CLOCK_MONOTONIC.
+        cpu_ns: CPU time that all its threads have used so far.
+        stopped: Whether it is stopped, as by SIGSTOP or a debugger.
+    """
+
+    t_ns: int
+    cpu_ns: int
+    stopped: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Peer:
     """Who the kernel says is at the other end of a connection.
 

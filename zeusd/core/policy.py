@@ -110,6 +110,8 @@ class LeaseTerms:
     ttl_ns: int = DEFAULT_TTL_NS
     ttl_min_ns: int = 2 * SECOND_NS
     ttl_max_ns: int = 120 * SECOND_NS
+    busy_ttl_ns: int = 120 * SECOND_NS
+    """The same for a holder that is silent and computes, as one whose Python waits for C code."""
 
     def ttl(self, wanted_ms: int) -> int:
         """The TTL granted to who asks for `wanted_ms` (0: no wish), ns."""

@@ -20,6 +20,7 @@ from zeusd.core.effects import (
     Effect,
     Forget,
     LetGo,
+    Look,
     Note,
     Put,
     Read,
@@ -57,7 +58,7 @@ from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
 from zeusd.runtime.job_groups import jobs_with_groups
 from zeusd.runtime.journal import Change, Journal, orphans
-from zeusd.runtime.processes import ProcessWatch, open_process
+from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
@@ -272,6 +273,8 @@ class Engine:
                     self._processes.watch(effect.process)
                 case Unwatch():
                     self._processes.unwatch(effect.process)
+                case Look():
+                    self._done_on_thread(effect.ticket, usage_of(effect.process))
                 case Note():
                     level = logging.WARNING if effect.warning else logging.INFO
                     audit.log(level, effect.event, extra={"event": effect.event, **effect.fields})

@@ -9,13 +9,14 @@ import os
 import select
 import socket
 import struct
+import time
 from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 
 from zeusd import restore
 from zeusd.core.jobs import job_of
-from zeusd.core.model import Peer, Process
+from zeusd.core.model import Peer, Process, Usage
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.control_groups import ControlGroups
 from zeusd.runtime.reactor import Reactor
@@ -133,6 +134,26 @@ def own_process() -> Process:
 def open_process(process: Process) -> int | None:
     """A pidfd for exactly this process, or None if it has exited. Zombies have exited."""
     return restore.open_process(process.pid, process.cookie, _unique_inodes())
+
+
+def usage_of(process: Process) -> Usage | None:
+    """What a process is doing; None if it is gone."""
+    pidfd = open_process(process)
+    if pidfd is None:
+        return None
+    try:
+        fields = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()
+        state, user, system = fields[0], int(fields[11]), int(fields[12])
+    except (OSError, ValueError, IndexError):
+        return None
+    finally:
+        os.close(pidfd)
+    cpu_ns = (user + system) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+    return Usage(time.monotonic_ns(), cpu_ns, state in _STOPPED)
+
+
+_STOPPED = ("T", "t")
+"""Process states of proc(5): stopped by a signal, or by a tracer."""
 
 
 def owner_of(pid: int) -> int | None:

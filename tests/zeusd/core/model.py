@@ -31,6 +31,7 @@ GPUS = (GPU0, GPU1)
 CONTROLS = tuple(Control)
 ADMINS = 600
 TTL_S = 15.0
+BUSY_S = 120.0
 ACCESS = Access(
     rules=(AllowRule(everyone=True, controls=frozenset(Control)),),
     admin_gids=frozenset({ADMINS}),
@@ -77,6 +78,9 @@ class Program:
     stopped: bool = False
     blameless: bool = True
     """It never hung, and nobody took anything from it: it must not lose a lease."""
+    computing: bool = False
+    silent_s: float = 0.0
+    """It sends no heartbeat because it computes, for so long already."""
     wants: bool = False
     """It has asked for something since it last let go of everything."""
 
@@ -111,8 +115,8 @@ class Model(World):
         return program
 
     def request(self, program: Program, op: str, **arguments: object) -> None:
-        """A process asks for something; a stopped one cannot."""
-        if program.alive and not program.stopped and self.up:
+        """A process asks for something; one that is stopped, or in C code, cannot."""
+        if program.alive and not program.stopped and not program.computing and self.up:
             if program.conn == 0:
                 self._reconnect(program)
             if op not in ("release", "heartbeat"):
@@ -155,8 +159,15 @@ class Model(World):
     def hang(self, program: Program, stopped: bool) -> None:
         """SIGSTOP and SIGCONT."""
         program.stopped = stopped
+        (self.stopped.add if stopped else self.stopped.discard)(program.process)
         if stopped:
             program.blameless = False
+
+    def compute(self, program: Program, busy: bool) -> None:
+        """Its Python waits for C code: it computes, and sends no heartbeat."""
+        program.computing = busy
+        program.silent_s = 0.0
+        self.cpu_share[program.process] = 1.0 if busy else 0.0
 
     def pass_time(self, seconds: float) -> None:
         """Time passes; whoever runs, says so every few seconds."""
@@ -170,7 +181,12 @@ class Model(World):
             if not self.up:
                 continue
             for program in self.programs:
-                self.request(program, "heartbeat")
+                if program.computing:
+                    program.silent_s += step
+                    if program.silent_s > BUSY_S - TTL_S / 5:
+                        program.blameless = False
+                else:
+                    self.request(program, "heartbeat")
             if self.up:
                 self._guarded(lambda: self.apply(self.core.tick(self.now_ns)))
 
@@ -375,6 +391,8 @@ class Model(World):
         self.odd.clear()
         self.look_again()
         self._drain()
+        for program in self.programs:
+            self.compute(program, False)
         if self.core.node.quiesced_ns is not None:
             self.request(self.start_program(admin=True), "resume")
         for _ in range(4):

@@ -17,6 +17,8 @@ WEIGHTS = {
     "kill": 4,
     "hang": 3,
     "resume": 3,
+    "compute": 3,
+    "computed": 3,
     "start_program": 3,
     "outside": 3,
     "fault": 3,
@@ -86,6 +88,8 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
             model.kill(program.process)
     elif name in ("hang", "resume"):
         model.hang(program, name == "hang")
+    elif name in ("compute", "computed"):
+        model.compute(program, name == "compute")
     elif name == "start_program":
         if len(model.programs) < 6:
             model.start_program()

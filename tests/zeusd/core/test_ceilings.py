@@ -73,7 +73,9 @@ def test_a_lower_limit_that_somebody_else_chose_is_left_alone(world: World) -> N
 def test_at_its_deadline_it_falls_to_its_floor_also_over_a_restart(world: World) -> None:
     bound(world, 280, ttl_ms=30_000, fallback=[150_000])
     world.set_power(ALICE, 270)
-    world.advance(20)
+    world.advance(10)
+    world.call(ALICE, "heartbeat")
+    world.advance(10)
     bound(world, 280, ttl_ms=30_000, fallback=[150_000])
     world.call(ALICE, "heartbeat")
     world.advance(14)

@@ -63,7 +63,10 @@ def test_the_core_asks_to_be_woken_when_a_lease_ends(world: World) -> None:
     assert world.core.next_deadline_ns() is None
     world.connect(1)
     world.set_power(1, 200)
-    assert world.core.next_deadline_ns() == world.now_ns + TTL_S * 10**9
+    begun_ns = world.now_ns
+    assert world.core.next_deadline_ns() == begun_ns + TTL_S * 8 * 10**8, "a first look"
+    world.advance(TTL_S * 0.85)
+    assert world.core.next_deadline_ns() == begun_ns + TTL_S * 10**9
     world.call(1, "release")
     assert world.core.next_deadline_ns() is None
 
@@ -179,7 +182,7 @@ def test_a_process_that_lost_its_last_connection_has_a_moment_to_come_back(world
 def test_a_zeusd_that_stood_still_hears_what_waits_before_it_judges(world: World) -> None:
     process = world.connect(1)
     world.set_power(1, 200)
-    world.advance(100)  # SIGSTOP of zeusd, not of the client
+    world.stall(100)  # SIGSTOP of zeusd, not of the client
     assert world.limit_w() == 200
     world.call(1, "heartbeat")
     world.advance(TTL_S - 1)
@@ -188,6 +191,79 @@ def test_a_zeusd_that_stood_still_hears_what_waits_before_it_judges(world: World
     world.advance(2)
     assert world.limit_w() == 300
     assert process in world.watched
+
+
+def test_a_stall_is_forgiven_once_for_each_heartbeat(world: World) -> None:
+    world.connect(1)
+    world.set_power(1, 200)
+    for _ in range(10):  # a server that dies again and again, and a zeusd that stands still
+        world.apply(world.core.all_peers_closed(world.now_ns))
+        world.stall(TTL_S - 1)
+    assert world.limit_w() == 300
+    assert len(world.events("lease_expired")) == 1
+
+
+def test_a_connection_alone_is_no_sign_of_life(world: World) -> None:
+    """ZeroMQ connects again by itself, in a process that hangs."""
+    world.connect(1)
+    world.set_power(1, 200)
+    for number in range(8):
+        world.advance(TTL_S / 4)
+        world.connect(10 + number, pid=1)
+    assert world.limit_w() == 300
+
+
+# -------------------------------------------------------------------------------- silent and busy
+
+
+def test_a_silent_holder_that_computes_keeps_its_lease_up_to_a_bound(world: World) -> None:
+    holder = world.connect(1)
+    world.set_power(1, 200)
+    world.cpu_share[holder] = 1.0
+    world.advance(119)
+    assert world.limit_w() == 200
+    world.advance(1.1)
+    assert world.limit_w() == 300
+    assert "heartbeat stopped" in world.set_power(1, 200)["error"]["message"]
+
+
+def test_it_keeps_it_only_while_it_computes(world: World) -> None:
+    holder = world.connect(1)
+    world.set_power(1, 200)
+    world.cpu_share[holder] = 1.0
+    world.advance(40)
+    assert world.limit_w() == 200
+    world.cpu_share[holder] = world.usage(holder).cpu_ns / (world.now_ns + 10**12)  # type: ignore[union-attr]
+    world.advance(2 * TTL_S / 5)
+    assert world.limit_w() == 300
+
+
+def test_a_heartbeat_after_hard_work_counts_as_any(world: World) -> None:
+    holder = world.connect(1)
+    world.set_power(1, 200)
+    world.cpu_share[holder] = 1.0
+    world.advance(100)
+    world.call(1, "heartbeat")
+    world.advance(100)
+    assert world.limit_w() == 200
+
+
+@pytest.mark.parametrize(
+    ("share", "stopped", "busy_ttl_s"), [(0.0, False, 120), (1.0, True, 120), (1.0, False, 0)]
+)
+def test_a_silent_holder_that_sleeps_or_is_stopped_loses_it_at_its_ttl(
+    share: float, stopped: bool, busy_ttl_s: int
+) -> None:
+    world = World(terms=LeaseTerms(busy_ttl_ns=busy_ttl_s * 10**9))
+    holder = world.connect(1)
+    world.set_power(1, 200)
+    world.cpu_share[holder] = share
+    if stopped:
+        world.stopped.add(holder)
+    world.advance(TTL_S - 0.1)
+    assert world.limit_w() == 200
+    world.advance(0.2)
+    assert world.limit_w() == 300
 
 
 # ---------------------------------------------------------------------------------------- owners

@@ -17,6 +17,7 @@ from zeusd.core.effects import (
     Effect,
     Forget,
     LetGo,
+    Look,
     Note,
     Put,
     Read,
@@ -39,6 +40,7 @@ from zeusd.core.model import (
     Loss,
     Peer,
     Process,
+    Usage,
     device_failure,
 )
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
@@ -132,6 +134,8 @@ class World:
         self.odd: dict[str, Odd] = {}
         self.reads_fail = False
         self.hidden: dict[str, frozenset[Control]] = {}
+        self.cpu_share: dict[Process, float] = {}
+        self.stopped: set[Process] = set()
         self.journal_broken = False
         self.hold = False
         self.driver_open = False
@@ -250,6 +254,15 @@ class World:
         return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
 
     def advance(self, seconds: float) -> None:
+        """Time passes, and zeusd is woken when it asked to be."""
+        end_ns = self.now_ns + int(seconds * 1e9)
+        while (due_ns := self.core.next_deadline_ns()) is not None and due_ns < end_ns:
+            self.now_ns = max(self.now_ns + 1, due_ns)
+            self.apply(self.core.tick(self.now_ns))
+        self.stall((end_ns - self.now_ns) / 1e9)
+
+    def stall(self, seconds: float) -> None:
+        """Time passes, and zeusd notices it at the end only."""
         self.now_ns += int(seconds * 1e9)
         self.apply(self.core.tick(self.now_ns))
 
@@ -323,8 +336,16 @@ class World:
                 self.watched[effect.process] -= 1
                 if not self.watched[effect.process]:
                     del self.watched[effect.process]
+            elif isinstance(effect, Look):
+                usage = self.usage(effect.process)
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, usage))
             else:
                 self.notes.append(effect)
+
+    def usage(self, process: Process) -> Usage | None:
+        """What the kernel says of a process: asleep, unless `cpu_share` says otherwise."""
+        share = self.cpu_share.get(process, 0.0)
+        return Usage(self.now_ns, round(share * self.now_ns), process in self.stopped)
 
     def _submit(self, call: Read | Write) -> None:
         if self.hold:

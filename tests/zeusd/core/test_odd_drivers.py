@@ -1,0 +1,150 @@
+"""Drivers that round, clamp, ignore, or show old values; and GPUs that fail while looked at."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.zeusd.core.world import GPU0, Odd, World
+from zeus_ipc.controls import Control
+from zeusd.core.model import Process
+
+POWER = (GPU0, Control.POWER_LIMIT)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.mark.parametrize(
+    ("odd", "asked_mw", "holds_mw"),
+    [
+        (Odd(round_to_mw=1000), 150_500, 150_000),
+        (Odd(round_to_mw=5000), 153_000, 150_000),
+        (Odd(clamp_mw=(180_000, 300_000)), 120_000, 180_000),
+        (Odd(stale_reads=1), 150_000, 150_000),
+        (Odd(stale_reads=1, round_to_mw=1000), 150_500, 150_000),
+    ],
+)
+def test_what_the_driver_makes_of_a_value_is_ours(
+    world: World, odd: Odd, asked_mw: int, holds_mw: int
+) -> None:
+    holder = world.connect(1)
+    world.odd[GPU0] = odd
+    reply = world.call(1, "set_power_limit", gpus=[GPU0], power_limit_mw=asked_mw)
+    assert reply["result"]["gpus"][GPU0] == {"applied": [holds_mw]}
+    (lease,) = world.call(1, "leases")["result"]["leases"]
+    assert (lease["value"], lease["asked"]) == ([holds_mw], [asked_mw])
+    assert list(world.values[POWER]) in world.journal[f"debt/{GPU0}/power_limit"]["values"]
+    world.kill(holder)
+    assert world.limit_w() == 300
+    assert world.events("outside_change") == []
+    assert not [key for key in world.journal if key.startswith("debt/")]
+
+
+@pytest.mark.parametrize(
+    "odd", [Odd(round_to_mw=1000), Odd(round_to_mw=5000), Odd(clamp_mw=(180_000, 300_000))]
+)
+def test_a_crash_before_a_rounded_value_was_read_back_does_not_strand_it(
+    world: World, odd: Odd
+) -> None:
+    world.connect(1)
+    world.odd[GPU0] = odd
+    world.hold = True
+    world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=153_500)
+    world._device(world.held.pop(0))
+    assert world.held[0].control is Control.POWER_LIMIT
+    world._apply(world.held[0])  # type: ignore[arg-type]
+    assert world.values[POWER] != (153_500,)
+    world.hold = False
+    world.start_core(alive=set())
+    assert world.limit_w() == 300
+
+
+def test_a_set_that_the_driver_ignores_is_an_error(world: World) -> None:
+    holder = world.connect(1)
+    world.odd[GPU0] = Odd(ignores=True)
+    error = world.set_power(1, 150)["error"]
+    assert error["code"] == "unchanged"
+    assert error["details"] == {"outcome": "unchanged", "holds": [300_000]}
+    assert "still holds 300 W" in error["message"]
+    world.odd.clear()
+    world.values[POWER] = (150_000,)  # it follows after all, much later
+    world.kill(holder)
+    assert world.limit_w() == 300
+
+
+def test_a_restore_that_the_driver_ignores_is_pending_and_tried_again(world: World) -> None:
+    holder = world.connect(1)
+    world.set_power(1, 150)
+    world.odd[GPU0] = Odd(ignores=True)
+    world.kill(holder)
+    assert world.limit_w() == 150
+    (lease,) = world.call(1, "leases")["result"]["leases"]
+    assert lease["restoring"] is True
+    assert "still holds 150 W" in lease["trouble"]
+    assert world.events("restore_failed")
+    world.advance(60)
+    world.odd.clear()
+    world.advance(5)
+    assert world.limit_w() == 300
+    assert not [key for key in world.journal if key.startswith("debt/")]
+
+
+def test_a_failing_gpu_is_tried_within_4_s_and_does_not_fill_the_log(world: World) -> None:
+    holder = world.connect(1)
+    world.set_power(1, 150)
+    world.faults[POWER] = 15
+    world.kill(holder)
+    for _ in range(60):
+        world.advance(2)
+        due_ns = world.core.next_deadline_ns()
+        assert due_ns is not None
+        assert due_ns - world.now_ns <= 4_000_000_000
+    assert len(world.events("restore_failed")) < 8
+
+
+@pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
+def test_a_control_that_fails_while_the_gpu_is_looked_at_is_restored_all_the_same(
+    world: World, code: int
+) -> None:
+    world.connect(1)
+    world.set_power(1, 150)
+    world.call(1, "set_gpu_clocks", gpus=[GPU0], min_mhz=300, max_mhz=900)
+    world.hidden[GPU0] = frozenset(Control)
+    world.faults[(GPU0, None)] = code
+    world.reads_fail = True
+    world.start_core(alive=set())
+    assert len(world.core.owed) == 2, "it stays listed"
+    world.advance(30)
+    world.faults.clear()
+    world.reads_fail = False
+    world.advance(5)
+    assert world.limit_w() == 300
+    assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
+    assert world.core.owed == []
+
+
+def test_a_control_that_is_found_later_is_offered_from_then_on(world: World) -> None:
+    alive = world.connect(1)
+    world.hidden[GPU0] = frozenset({Control.POWER_LIMIT})
+    world.start_core(alive={alive})
+    world.connect(1)
+    assert world.set_power(1, 200)["error"]["code"] == "not_supported"
+    world.hidden.clear()
+    world.find_gpus()
+    assert world.set_power(1, 200) == {}
+
+
+def test_what_is_pending_on_a_gpu_that_is_not_found_is_named_when_zeusd_stops() -> None:
+    world = World(limits_mw=(300_000, 300_000))
+    world.connect(1)
+    world.set_power(1, 150)
+    world.limits_mw = ()
+    world.start_core(alive={Process(1, 77)})
+    world.apply(world.core.stop(world.now_ns))
+    assert world.core.owed == [(GPU0, Control.POWER_LIMIT)]
+    assert not world.core.putting_back, "there is nothing to wait for"
+    world.limits_mw = (300_000, 300_000)
+    world.start_core(alive={Process(1, 77)})
+    assert world.limit_w() == 300, "the stop is finished by the next start"

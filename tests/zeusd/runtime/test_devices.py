@@ -1,0 +1,89 @@
+"""GPUs are looked at until each control is known."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from zeus_ipc.controls import Control
+from zeusd.devices.simulated import SimulatedBackend
+from zeusd.runtime.devices import UNSUPPORTED_AFTER, DeviceFinder, Found, Inspector
+
+CALLS = ("power_limits", "power_limit_mw", "persistence_mode", "architecture")
+
+
+@pytest.fixture
+def nvml() -> SimulatedBackend:
+    nvml = SimulatedBackend("1xa100")
+    nvml.init()
+    return nvml
+
+
+@pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_while_a_gpu_is_looked_at_is_not_the_last_word(
+    nvml: SimulatedBackend, call: str, code: int
+) -> None:
+    nvml.inject(0, call, code, count=2)
+    inspector = Inspector(nvml, 0)
+    for _ in range(3):
+        inspector.look()
+    assert inspector.settled
+    (facts, _handle) = Inspector(nvml, 0).look() or (None, None)
+    assert facts is not None
+    assert set(facts.info.controls) == {control.value for control in Control}
+
+
+def test_news_are_reported_once(nvml: SimulatedBackend) -> None:
+    nvml.inject(0, "power_limits", 999, count=1)
+    inspector = Inspector(nvml, 0)
+    first = inspector.look()
+    assert first is not None
+    assert "power_limit" not in first[0].info.controls
+    second = inspector.look()
+    assert second is not None
+    assert "power_limit" in second[0].info.controls
+    assert second[0].info.power_limit_max_mw == 400_000
+    assert inspector.look() is None
+
+
+def test_what_is_never_offered_is_known_after_some_looks() -> None:
+    nvml = SimulatedBackend("1xp100")
+    nvml.init()
+    nvml.inject(0, "persistence_mode", 3)
+    inspector = Inspector(nvml, 0)
+    for number in range(UNSUPPORTED_AFTER):
+        assert not inspector.settled, number
+        inspector.look()
+    assert inspector.settled
+    found = Inspector(nvml, 0).look()
+    assert found is not None
+    assert found[0].info.controls == ["power_limit"]
+
+
+@pytest.fixture
+def started() -> Iterator[list[DeviceFinder]]:
+    finders: list[DeviceFinder] = []
+    yield finders
+    for finder in finders:
+        finder.stop()
+
+
+def test_the_finder_looks_again_until_everything_is_known(started: list[DeviceFinder]) -> None:
+    nvml = SimulatedBackend("1xa100")
+    nvml.inject(0, "power_limits", 999, count=3)
+    found: list[Found] = []
+    known = threading.Event()
+
+    def on_found(one: Found) -> None:
+        found.append(one)
+        if "power_limit" in one.gpus[0][0].info.controls:
+            known.set()
+
+    finder = DeviceFinder(nvml, on_found, lambda: "driver", retry_s=0.01)
+    started.append(finder)
+    finder.start()
+    assert known.wait(30)
+    assert "power_limit" not in found[0].gpus[0][0].info.controls
