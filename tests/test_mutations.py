@@ -55,7 +55,8 @@ MUTATIONS = (
     Mutation(
         "watch of a holder",
         "zeusd/core/control.py",
-        "            self._out.add(Watch(process))\n        assert self.lease is not None\n        if item.value is None:",
+        "            self._out.add(Watch(process))\n        assert self.lease is not None\n"
+        "        if item.value is None:",
         "        assert self.lease is not None\n        if item.value is None:",
         (
             "tests/zeusd/core/test_core.py::"
@@ -184,8 +185,8 @@ MUTATIONS = (
     Mutation(
         "writes per user",
         "zeusd/core/requests.py",
-        "            if not self._writes.take(peer.uid, self._out.now_ns):\n",
-        "            if False:\n",
+        "        if self._writes.take(peer.uid, self._out.now_ns):\n",
+        "        if True:\n",
         (
             "tests/zeusd/core/test_access.py::"
             "test_writes_of_one_user_are_bounded_and_others_do_not_notice",
@@ -375,6 +376,27 @@ MUTATIONS = (
         "    if before is None or now.stopped:\n",
         "    if before is None:\n",
         ("tests/zeusd/core/test_leases.py",),
+    ),
+    Mutation(
+        "leases per user",
+        "zeusd/core/requests.py",
+        "        if held >= self._access.leases_per_user:\n",
+        "        if False:\n",
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "losses per user",
+        "zeusd/core/requests.py",
+        "        if lost >= self._access.losses_per_user:\n",
+        "        if False:\n",
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "who revoked is on record",
+        "zeusd/core/leases.py",
+        "                self._note_revoked(machine, peer)\n",
+        "",
+        ("tests/zeusd/core/test_audit.py",),
     ),
 )
 
