@@ -408,6 +408,27 @@ MUTATIONS = (
         "    if before is None:\n",
         ("tests/zeusd/core/test_leases.py",),
     ),
+    Mutation(
+        "leases per user",
+        "zeusd/core/requests.py",
+        "        if held >= self._access.leases_per_user:\n",
+        "        if False:\n",
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "losses per user",
+        "zeusd/core/requests.py",
+        "        if lost >= self._access.losses_per_user:\n",
+        "        if False:\n",
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "who revoked is on record",
+        "zeusd/core/leases.py",
+        "                self._note_revoked(machine, peer)\n",
+        "",
+        ("tests/zeusd/core/test_audit.py",),
+    ),
 )
 
 

@@ -159,7 +159,12 @@ class AccessSection(_Section):
     require_compute_process: bool = False
     """Whether a user must have a compute process on a GPU to change it."""
     writes_per_second: Annotated[float, Field(gt=0, le=1e6)] = 1000.0
-    """Sets of one user; twice as many at once."""
+    """Sets, acquires and releases of one user; twice as many at once."""
+    leases_per_user: Annotated[int, Field(ge=1, le=100_000)] = 1024
+    """Leases that one user's processes may hold at a time."""
+    losses_per_user: Annotated[int, Field(ge=1, le=100_000)] = 256
+    """Leases that one user's processes may have lost and neither acquired nor released since.
+    Beyond, the user gets no new lease until some are."""
 
 
 class AllowSection(_Section):
@@ -286,6 +291,8 @@ class Config(_Section):
             root=section.root,
             require_compute_process=section.require_compute_process,
             writes_per_second=section.writes_per_second,
+            leases_per_user=section.leases_per_user,
+            losses_per_user=section.losses_per_user,
             user_hint=hint,
         )
 

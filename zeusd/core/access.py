@@ -84,7 +84,10 @@ class Access:
         admin_gids: Groups of such users.
         root: Whether uid 0 is an administrator: only outside containers, always, or never.
         require_compute_process: Whether a user must have a compute process on a GPU to lease it.
-        writes_per_second: Sets of one user; twice as many at once.
+        writes_per_second: Sets, acquires and releases of one user; twice as many at once.
+        leases_per_user: Leases that one user's processes may hold at a time.
+        losses_per_user: Leases that one user's processes may have lost without having acquired or
+            released them since; beyond, the user gets no new lease.
         user_hint: Ends the sentence that refuses: what to ask the administrator for.
     """
 
@@ -94,6 +97,8 @@ class Access:
     root: RootMay = "host"
     require_compute_process: bool = False
     writes_per_second: float = 1000.0
+    leases_per_user: int = 1024
+    losses_per_user: int = 256
     user_hint: str = "ask the administrator for an [[allow]] rule in zeusd.toml"
 
     def is_admin(self, peer: Peer) -> bool:

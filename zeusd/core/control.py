@@ -85,6 +85,7 @@ class ControlMachine(Restorable):
         self._terms = terms
         self._found: ControlValue | None = None
         self._lost: dict[Process, Loss] = {}
+        self._seen: ControlValue | None = None
         self._expiry = object()
         self._brought_down = object()
         self._waiting: deque[Set] = deque()
@@ -99,10 +100,17 @@ class ControlMachine(Restorable):
         """Whether this process lost a lease here and has not acquired it again."""
         return process in self._lost
 
-    @property
-    def losses(self) -> list[Process]:
-        """Processes that lost a lease here and do not know it yet."""
-        return [*self._lost]
+    def losses_of(self, uid: int) -> int:
+        """How many of this user's processes lost a lease here and do not know it yet."""
+        return sum(loss.uid == uid for loss in self._lost.values())
+
+    def seen(self, value: ControlValue) -> None:
+        """What the control holds while nobody holds it: somebody else may have set it."""
+        if self.life.state is not State.FREE:
+            return
+        before, self._seen = self._seen, value
+        if value not in (before, self.target, self._resting):
+            self._note_outside(before or self.target, value, "noticed")
 
     # ------------------------------------------------------------------------- what the site wants
 
@@ -395,7 +403,7 @@ class ControlMachine(Restorable):
             return
         assert self.lease is not None
         process = self.lease.holder
-        loss = Loss(self.gpu, self.control, process, clause)
+        loss = Loss(self.gpu, self.control, process, clause, self.lease.uid)
         if process not in self._lost:
             self._out.add(Watch(process))
         self._lost[process] = loss

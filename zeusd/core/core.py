@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
@@ -16,19 +17,21 @@ from zeus_ipc.messages import CpuInfo, Request
 from zeusd.core.administration import LET_GO
 from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Effect, Forget, Note, Put
+from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reading
 from zeusd.core.lifecycle import Phase
 from zeusd.core.model import (
     CEILING_PREFIX,
     DRIVER_KEY,
     STOPPING_KEY,
     Debt,
+    Failure,
     GpuFacts,
     Loss,
     Peer,
     Process,
     baseline_key,
     first_key,
+    gpu_key,
     pin_key,
     resting_key,
 )
@@ -38,6 +41,7 @@ from zeusd.core.pending import Connection
 from zeusd.core.policy import SECOND_NS, Settings, Target
 from zeusd.core.requests import SHUTTING_DOWN, Requests
 from zeusd.core.trail import Trail
+from zeusd.devices.port import Outcome
 
 RECONNECT_NS = 5 * SECOND_NS
 """A holder whose last connection ended (it called exec, say) has this long to come back."""
@@ -74,6 +78,7 @@ class Core:
         self._ceilings: dict[str, Ceiling] = {}
         self._debts: dict[tuple[str, Control], Debt] = {}
         self._losses: list[Loss] = []
+        self._lost_gpus: set[str] = set()
         self._alive: set[Process] = set()
         self._driver: str | None = None
         self._was_stopping = False
@@ -143,9 +148,13 @@ class Core:
             known = self.node.gpus.get(uuid)
             if known is None:
                 known = self.node.gpus[uuid] = Gpu(facts, {})
-                fields = {"gpu": uuid, "gpu_name": facts.info.name}
-                self._out.add(Note("gpu_found", {**fields, "pci_address": facts.info.pci_address}))
+                if gpu_key(uuid) not in self._values:  # a restart of zeusd is no news
+                    fields = {"gpu": uuid, "gpu_name": facts.info.name}
+                    address = facts.info.pci_address
+                    self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
+                    self._out.add(Put(gpu_key(uuid), {"value": []}))
             known.facts = facts
+            self._lost_gpus.discard(uuid)
             for machine in [*known.machines.values()]:
                 machine.retry_now()
             self._add_controls(known)
@@ -227,8 +236,33 @@ class Core:
     def device_done(self, now_ns: int, ticket: int, result: object) -> list[Effect]:
         """A `Read` or `Write` returned: its value, None, or a `Failure`."""
         self._out.now_ns = now_ns
+        if isinstance(result, Failure) and result.outcome is Outcome.LOST:
+            self._lose_gpu(result)
         self._out.finish(ticket, result)
         return self._out.take()
+
+    def _lose_gpu(self, failure: Failure) -> None:
+        """A GPU answers no more: one record, until it is found again."""
+        if failure.gpu and failure.gpu not in self._lost_gpus:
+            self._lost_gpus.add(failure.gpu)
+            fields = {"gpu": failure.gpu, "result": failure.message}
+            self._out.add(Note("gpu_lost", fields, warning=True))
+
+    def look_around(self, now_ns: int) -> list[Effect]:
+        """Reads what controls that nobody holds hold, to notice what somebody else has set."""
+        self._out.now_ns = now_ns
+        if self.node.closed is None:
+            for machine in self.node.machines():
+                if machine.spec.readable and machine.phase is Phase.FREE:
+                    ticket = self._out.ticket(partial(self._looked_around, machine))
+                    gpu, control = machine.gpu, machine.control
+                    self._out.add(Read(ticket, gpu, Reading.CONTROL, control))
+        return self._out.take()
+
+    @staticmethod
+    def _looked_around(machine: ControlMachine, result: object) -> None:
+        if isinstance(result, tuple):
+            machine.seen(result)
 
     def tick(self, now_ns: int) -> list[Effect]:
         """Time has passed."""
@@ -350,7 +384,11 @@ class Core:
                 self._out.add(Forget(debt.key))
                 if debt.holder in self._alive:
                     loss = Loss(
-                        debt.gpu, debt.control, debt.holder, "the GPU's driver was loaded anew"
+                        debt.gpu,
+                        debt.control,
+                        debt.holder,
+                        "the GPU's driver was loaded anew",
+                        debt.uid,
                     )
                     self._losses.append(loss)
                     self._out.add(Put(loss.key, loss.to_json()))

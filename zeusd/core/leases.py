@@ -8,6 +8,7 @@ from typing import Any
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Goodbye, Heartbeat, ListLeases, Release, Whose
 from zeusd.core.control import ControlMachine
+from zeusd.core.effects import Note
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer
@@ -28,15 +29,23 @@ class LeaseRequests:
         node: What they are about.
         outbox: Where effects go.
         ceilings: Ends a job's.
+        too_fast: Why a user may change nothing more in this second.
 
     Attributes:
         handlers: By request class.
     """
 
-    def __init__(self, node: Node, outbox: Outbox, ceilings: CeilingRequests) -> None:
+    def __init__(
+        self,
+        node: Node,
+        outbox: Outbox,
+        ceilings: CeilingRequests,
+        too_fast: Callable[[Peer], Failure | None],
+    ) -> None:
         self._node = node
         self._out = outbox
         self._ceilings = ceilings
+        self._too_fast = too_fast
         self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Release: self._release,
             Goodbye: self._goodbye,
@@ -53,6 +62,10 @@ class LeaseRequests:
                 "ask an administrator of this node's GPUs",
             )
             connection.refuse(self._out, request.id, failure)
+            return
+        too_fast = self._too_fast(peer)
+        if too_fast is not None:
+            connection.refuse(self._out, request.id, too_fast)
             return
         named = [
             machine
@@ -102,7 +115,24 @@ class LeaseRequests:
             if machine.held_by(peer.process):
                 machine.release(reason, then=back)
             else:
+                self._note_revoked(machine, peer)
                 machine.revoke("revoked", self._who_ended(machine, peer), then=back)
+
+    def _note_revoked(self, machine: ControlMachine, peer: Peer) -> None:
+        """Who did it, beside whose lease it was."""
+        lease = machine.lease
+        assert lease is not None
+        fields = {
+            "gpu": machine.gpu,
+            "control": machine.control.value,
+            "uid": peer.uid,
+            "pid": peer.process.pid,
+            "command": peer.command,
+            "job": peer.job,
+            "lease": lease.name,
+            "reason": f"the lease of process {lease.holder.pid} of user {lease.uid}",
+        }
+        self._out.add(Note("revoked", fields))
 
     @staticmethod
     def _who_ended(machine: ControlMachine, peer: Peer) -> str:

@@ -99,11 +99,13 @@ class Failure:
         message: One sentence for a person.
         outcome: What the device made of it; None: it was not asked.
         details: The vendor's own code and text, for people to look up.
+        gpu: UUID of the GPU that was asked, if one was.
     """
 
     code: str
     message: str
     outcome: Outcome | None = None
+    gpu: str = ""
     details: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -162,6 +164,7 @@ def device_failure(what: str, gpu: str, error: DeviceError) -> Failure:
         code=_CODES.get(error.outcome, ErrorCode.DEVICE_ERROR),
         message=f"{what} on {gpu} failed: {error.text}; {remedy}",
         outcome=error.outcome,
+        gpu=gpu,
         details=details,
     )
 
@@ -283,12 +286,14 @@ class Loss:
         control: Which control.
         process: Who lost it.
         reason: Why, as a clause: `its heartbeat stopped for 15 s`.
+        uid: That process's user.
     """
 
     gpu: str
     control: Control
     process: Process
     reason: str
+    uid: int = -1
 
     @property
     def key(self) -> str:
@@ -304,6 +309,7 @@ class Loss:
             "pid": self.process.pid,
             "cookie": self.process.cookie,
             "reason": self.reason,
+            "uid": self.uid,
         }
 
     @classmethod
@@ -318,12 +324,13 @@ class Loss:
             control=Control(entry["control"]),
             process=Process(int(entry["pid"]), int(entry["cookie"])),
             reason=str(entry["reason"]),
+            uid=int(entry.get("uid", -1)),
         )
 
 
 DEBT_PREFIX, BASELINE_PREFIX, LOSS_PREFIX = "debt/", "baseline/", "lost/"
 CEILING_PREFIX, RESTING_PREFIX = "ceiling/", "resting/"
-FIRST_PREFIX, PIN_PREFIX = "first/", "pin/"
+FIRST_PREFIX, PIN_PREFIX, GPU_PREFIX = "first/", "pin/", "gpu/"
 
 DRIVER_KEY = "driver"
 """Journal key of the driver that the other entries are about."""
@@ -339,6 +346,11 @@ QUIESCED_KEY = "quiesced"
 def debt_key(gpu: str, control: Control) -> str:
     """Journal key of what is owed on one control."""
     return f"{DEBT_PREFIX}{gpu}/{control.value}"
+
+
+def gpu_key(gpu: str) -> str:
+    """Journal key of a GPU that was found in this boot."""
+    return f"{GPU_PREFIX}{gpu}"
 
 
 def baseline_key(gpu: str, control: Control) -> str:

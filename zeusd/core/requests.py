@@ -33,6 +33,7 @@ from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Note, Read, Reading
 from zeusd.core.leases import LeaseRequests, back_of
 from zeusd.core.leasing import Set
+from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import describe_ceilings
 from zeusd.core.model import Applied, Failure, Peer
 from zeusd.core.node import Node
@@ -103,7 +104,7 @@ class Requests:
         self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
-            **LeaseRequests(node, outbox, self.administration.ceilings).handlers,
+            **LeaseRequests(node, outbox, self.administration.ceilings, self._too_fast).handlers,
             **self.administration.handlers,
             **dict.fromkeys(_SETS, self._set),
         }
@@ -232,8 +233,9 @@ class Requests:
             if isinstance(machine, Failure):
                 done(uuid, machine)
                 continue
-            if not self._writes.take(peer.uid, self._out.now_ns):
-                done(uuid, self._too_many_writes(peer))
+            too_fast = self._too_fast(peer)
+            if too_fast is not None:
+                done(uuid, too_fast)
                 continue
             refusal = self._check_set(peer, self._node.gpus[uuid].info, machine, asked)
             if refusal is not None:
@@ -254,12 +256,39 @@ class Requests:
                 asked=asked,
             )
 
-    def _too_many_writes(self, peer: Peer) -> Failure:
+    def _too_fast(self, peer: Peer) -> Failure | None:
+        """Takes one of the user's changes for this second; why there is none left."""
+        if self._writes.take(peer.uid, self._out.now_ns):
+            return None
         return Failure(
             ErrorCode.OVERLOADED,
-            f"user {peer.uid} sends over {self._access.writes_per_second:g} sets a second; send "
+            f"user {peer.uid} sends over {self._access.writes_per_second:g} changes a second; send "
             "them more slowly",
         )
+
+    def _too_much(self, peer: Peer, machine: ControlMachine) -> Failure | None:
+        """Why this user gets no further lease."""
+        if machine.held_by(peer.process) or machine.lost_by(peer.process):
+            return None
+        machines = [*self._node.machines()]
+        held = sum(
+            one.lease is not None and one.lease.uid == peer.uid and one.phase is Phase.HELD
+            for one in machines
+        )
+        if held >= self._access.leases_per_user:
+            return Failure(
+                ErrorCode.OVERLOADED,
+                f"user {peer.uid} holds {held} leases already, which is the most that this site "
+                "allows; release some first",
+            )
+        lost = sum(one.losses_of(peer.uid) for one in machines)
+        if lost >= self._access.losses_per_user:
+            return Failure(
+                ErrorCode.OVERLOADED,
+                f"processes of user {peer.uid} have lost {lost} leases and neither acquired nor "
+                "released them since; end these processes, or have them release",
+            )
+        return None
 
     def _submit(
         self, machine: ControlMachine, item: Set, asked: ControlValue | None = None
@@ -270,6 +299,7 @@ class Requests:
         """
         peer, info = item.peer, self._node.gpus[machine.gpu].info
         refusal = self._access.refuse(peer, info, machine.control, asked)
+        refusal = refusal or self._too_much(peer, machine)
         if refusal is not None:
             self._refused(peer, machine, refusal)
             item.done(refusal)
@@ -345,6 +375,10 @@ class Requests:
         """All the controls asked for on one GPU, or none of those not held before."""
         peer = connection.peer
         machines: list[ControlMachine] = []
+        too_fast = self._too_fast(peer)
+        if too_fast is not None:
+            pending.fail(uuid, too_fast)
+            return
         for control in dict.fromkeys(request.controls):
             machine = self._node.machine(uuid, control)
             if isinstance(machine, Failure):

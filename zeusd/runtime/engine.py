@@ -37,6 +37,7 @@ from zeusd.core.model import (
     DEBT_PREFIX,
     DRIVER_KEY,
     FIRST_PREFIX,
+    GPU_PREFIX,
     LOSS_PREFIX,
     PIN_PREFIX,
     QUIESCED_KEY,
@@ -62,6 +63,11 @@ from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.reads import Reads
 from zeusd.runtime.sampling import CHECK_S, Sampling
+
+_VALUES = (BASELINE_PREFIX, FIRST_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX)
+
+LOOK_AROUND_S = 10.0
+"""How often controls that nobody holds are read, to notice what somebody else has set."""
 
 JOBS_S = 2.0
 """How often to look whether jobs that have ceilings are still there."""
@@ -174,6 +180,7 @@ class Engine:
         self.sampling.start()
         self._check_sampling()
         self._check_jobs()
+        self._reactor.call_later(LOOK_AROUND_S, self._look_around)
         if self.core.node.quiesced_ns is None:
             self._driver.start()
         else:
@@ -377,6 +384,10 @@ class Engine:
             self.apply(self.core.jobs_present(time.monotonic_ns(), present))
         self._reactor.call_later(JOBS_S, self._check_jobs)
 
+    def _look_around(self) -> None:
+        self.apply(self.core.look_around(time.monotonic_ns()))
+        self._reactor.call_later(LOOK_AROUND_S, self._look_around)
+
     def _note_sleep(self) -> None:
         offset_ns = time.clock_gettime_ns(time.CLOCK_BOOTTIME) - time.monotonic_ns()
         self.core.machine_slept(offset_ns)
@@ -412,7 +423,7 @@ class Engine:
         quiesced_ns: int | None = None
         for key, entry in entries.items():
             try:
-                if key.startswith((BASELINE_PREFIX, FIRST_PREFIX, PIN_PREFIX, RESTING_PREFIX)):
+                if key.startswith(_VALUES):
                     values[key] = tuple(int(part) for part in entry["value"])
                 elif key.startswith(CEILING_PREFIX):
                     ceilings[key] = Ceiling.from_json(entry)

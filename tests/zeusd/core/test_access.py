@@ -180,3 +180,58 @@ def test_refusals_are_logged_but_not_flooded() -> None:
     for _ in range(500):
         outcome(world, "set_power_limit", power_limit_mw=200_000)
     assert 1 <= len(world.events("refused")) <= 20
+
+
+# ------------------------------------------------------------------------------- limits per user
+
+
+def limited(**limits: float) -> World:
+    rules = (AllowRule(everyone=True, controls=frozenset(Control)),)
+    return World(limits_mw=(300_000, 300_000), access=Access(rules=rules, **limits))  # type: ignore[arg-type]
+
+
+def test_a_user_holds_at_most_so_many_leases_and_others_do_not_notice() -> None:
+    world = limited(leases_per_user=2)
+    for conn in range(1, 4):
+        world.connect(conn, uid=1000)
+    assert world.set_power(1, 200) == {}
+    assert world.set_power(2, 200, GPU1) == {}
+    assert world.set_power(1, 210) == {}, "a lease that is held goes on"
+    reply = world.call(3, "set_gpu_clocks", gpus=[GPU0], min_mhz=300, max_mhz=900)
+    error = reply["result"]["gpus"][GPU0]["error"]
+    assert error["code"] == "overloaded"
+    assert "holds 2 leases already" in error["message"]
+    world.connect(9, uid=1001)
+    reply = world.call(9, "set_gpu_clocks", gpus=[GPU0], min_mhz=300, max_mhz=900)
+    assert "error" not in reply["result"]["gpus"][GPU0]
+
+
+def test_a_user_whose_processes_lose_leases_and_never_look_gets_no_more() -> None:
+    world = limited(losses_per_user=3)
+    for conn in range(1, 4):
+        world.connect(conn, uid=1000)
+        assert world.set_power(conn, 200) == {}
+        world.advance(20)  # it sleeps
+    world.connect(4, uid=1000)
+    error = world.set_power(4, 200)["error"]
+    assert error["code"] == "overloaded"
+    assert "lost 3 leases" in error["message"]
+    world.connect(9, uid=1001)
+    assert world.set_power(9, 200) == {}
+    world.call(9, "release")
+    world.call(1, "release")  # now it knows
+    assert world.set_power(4, 200) == {}
+
+
+@pytest.mark.parametrize("op", ["acquire", "release"])
+def test_acquires_and_releases_of_one_user_are_bounded_as_sets_are(op: str) -> None:
+    world = limited(writes_per_second=5)
+    world.connect(1, uid=1000)
+    world.connect(2, uid=1001)
+    arguments = {"gpus": [GPU0], "controls": ["gpu_clocks"]}
+    answers = [world.call(1, op, **arguments) for _ in range(20)]
+    texts = [str(answer) for answer in answers]
+    assert sum("overloaded" in text for text in texts) == 10
+    assert "overloaded" not in str(world.call(2, op, gpus=[GPU1], controls=["gpu_clocks"]))
+    world.advance(1)
+    assert "overloaded" not in str(world.call(1, op, **arguments))

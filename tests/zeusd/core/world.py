@@ -159,7 +159,7 @@ class World:
         baselines = {
             key: tuple(entry["value"])
             for key, entry in self.journal.items()
-            if key.startswith(("baseline/", "first/", "pin/", "resting/"))
+            if key.startswith(("baseline/", "first/", "gpu/", "pin/", "resting/"))
         }
         ceilings = {
             key: Ceiling.from_json(entry)

@@ -1,0 +1,65 @@
+"""Who did it, and what else an administrator wants to find in the audit log."""
+
+from __future__ import annotations
+
+from tests.zeusd.core.test_administration import ADMIN, ALICE, POWER, make_world
+from tests.zeusd.core.world import GPU0, World
+
+
+def test_a_revoked_lease_names_who_revoked_it() -> None:
+    world = make_world()
+    world.set_power(ALICE, 200)
+    world.call(ADMIN, "release", whose="all")
+    (record,) = world.events("revoked")
+    assert (record["uid"], record["pid"]) == (1001, 101)
+    assert record["reason"] == "the lease of process 102 of user 1002"
+
+
+def test_what_somebody_else_sets_on_an_idle_gpu_is_noticed_once() -> None:
+    world = make_world()
+    world.apply(world.core.look_around(world.now_ns))
+    assert world.events("outside_change") == []
+    world.values[POWER] = (150_000,)
+    for _ in range(3):
+        world.apply(world.core.look_around(world.now_ns))
+    (record,) = world.events("outside_change")
+    assert (record["old"], record["new"], record["result"]) == ("300 W", "150 W", "noticed")
+    world.values[POWER] = (160_000,)
+    world.apply(world.core.look_around(world.now_ns))
+    assert len(world.events("outside_change")) == 2
+
+
+def test_what_zeusd_wrote_is_no_change_by_somebody_else() -> None:
+    world = make_world()
+    world.set_power(ALICE, 200)
+    world.apply(world.core.look_around(world.now_ns))
+    world.call(ALICE, "release")
+    world.apply(world.core.look_around(world.now_ns))
+    world.call(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=[250_000])
+    world.apply(world.core.look_around(world.now_ns))
+    assert world.events("outside_change") == []
+
+
+def test_a_lost_gpu_is_one_record() -> None:
+    world = make_world()
+    world.faults[POWER] = 15
+    for _ in range(3):
+        world.set_power(ALICE, 200)
+    (record,) = world.events("gpu_lost")
+    assert record["gpu"] == GPU0
+    world.faults.clear()
+    world.find_gpus()
+    world.faults[POWER] = 15
+    world.set_power(ALICE, 200)
+    assert len(world.events("gpu_lost")) == 2
+
+
+def test_a_restart_is_no_record_for_each_gpu() -> None:
+    world = World(limits_mw=(300_000, 300_000))
+    assert len(world.events("gpu_found")) == 2
+    world.notes.clear()
+    world.start_core(alive=set())
+    assert world.events("gpu_found") == []
+    world.driver = "driver-2"
+    world.start_core(alive=set())
+    assert len(world.events("gpu_found")) == 2
