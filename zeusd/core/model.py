@@ -198,7 +198,8 @@ class Debt:
         doubt: Which of these was never confirmed by reading; None: none.
         overwrite: What a restore may overwrite, see `restore_rule`.
         ending: Why the lease has ended, whoever lives; empty while it has not.
-        acquired: See `control.Lease`.
+        acquired: See `leasing.Lease`.
+        recovered_ns: See `leasing.Lease`.
         command: Name of the holder's program.
         job: The holder's job, empty if none.
     """
@@ -216,6 +217,7 @@ class Debt:
     overwrite: str = OURS
     ending: str = ""
     acquired: bool = False
+    recovered_ns: int = 0
     command: str = ""
     job: str = ""
 
@@ -242,6 +244,7 @@ class Debt:
             "overwrite": self.overwrite,
             "ending": self.ending,
             "acquired": self.acquired,
+            "recovered_ns": self.recovered_ns,
             "command": self.command,
             "job": self.job,
         }
@@ -267,6 +270,7 @@ class Debt:
             overwrite=str(entry.get("overwrite", OURS)),
             ending=str(entry.get("ending", "")),
             acquired=bool(entry.get("acquired", False)),
+            recovered_ns=int(entry.get("recovered_ns", 0)),
             command=str(entry.get("command", "")),
             job=str(entry.get("job", "")),
         )
