@@ -333,6 +333,7 @@ class Restorable:
             if self._overwrites() != restoration.plan.overwrite:
                 self._attempt()  # an administrator has asked for the target meanwhile
                 return
+            self.rest(None)  # what is in force now is somebody else's
             if not self.pinned:
                 self.aim_at(in_force)
         self._finish(result.kind)

@@ -356,14 +356,16 @@ class Model(World):
                 debt = Debt.from_json(entry)
                 # Of what cannot be read it is enough that it may be anything.
                 newest_lost = self._newest_lost(gpu, control)
-                listed = (*debt.values, debt.target, *self.targets[key])
+                resting = self.journal.get(f"resting/{gpu}/{control.value}", {}).get("value", ())
+                listed = (*debt.values, debt.target, *self.targets[key], tuple(resting))
                 anything = newest_lost and debt.values
                 assert value in listed or anything or self._made_of(debt, value), (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
             elif known:
                 machine = self.machine(gpu, control)
-                assert machine.phase is Phase.FREE or not machine._values
+                late = debt_key(gpu, control) in self.late
+                assert machine.phase is Phase.FREE or not machine._values or late
         if known:
             self._check_losses()
 
