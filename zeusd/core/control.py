@@ -170,15 +170,15 @@ class ControlMachine(Restorable):
             asked=debt.values[-1] if debt.values else None,
             heard_ns=now_ns,
             forgiven=True,
-            recovered_ns=debt.recovered_ns or now_ns,
+            recoveries=debt.recoveries + 1,
         )
         self._values, self._doubt = debt.values, debt.doubt
         self.life.on(Event.RECOVER)
         self._out.add(Watch(debt.holder))
-        self._lasts_until(self.lease.recovered_ns + debt.ttl_ns)
+        self._lasts_until(now_ns + (debt.ttl_ns >> debt.recoveries))
         if debt.ending or ending is not None:
             self._end(debt.ending or str(ending), debt.overwrite)
-        elif not debt.recovered_ns:
+        else:
             self._out.add(Put(self.key, self._debt().to_json()))
 
     def recover_loss(self, loss: Loss) -> None:
@@ -191,8 +191,8 @@ class ControlMachine(Restorable):
         """The holder is alive."""
         assert self.lease is not None
         self.lease.forgiven = False
-        if self.lease.recovered_ns:
-            self.lease.recovered_ns = 0
+        if self.lease.recoveries:
+            self.lease.recoveries = 0
             self._out.add(Put(self.key, self._debt().to_json()))
         self.lease.heard_ns = self._out.now_ns
         self.lease.usage = None

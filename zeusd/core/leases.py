@@ -112,7 +112,8 @@ class LeaseRequests:
             answer()
         peer = connection.peer
         for machine in machines:
-            if machine.held_by(peer.process):
+            # What the end of one lease brings about may have ended the next.
+            if machine.phase is not Phase.HELD or machine.held_by(peer.process):
                 machine.release(reason, then=back)
             else:
                 self._note_revoked(machine, peer)

@@ -37,9 +37,9 @@ class Lease:
     the driver made of it."""
     over: str = ""
     """The ceiling that this holder may exceed: an administrator's is replaced next."""
-    recovered_ns: int = 0
-    """When a zeusd that was started again first took it over since the last heartbeat; 0: it has
-    heard one. A zeusd that is started again and again forgives one TTL in all."""
+    recoveries: int = 0
+    """How often a zeusd that was started again took it over since the last heartbeat. Each time the
+    holder has half as long to say something: however often zeusd dies, a hung holder expires."""
     usage: Usage | None = None
     """What the holder was doing when it was last looked at, since its last heartbeat."""
     heard_ns: int = 0

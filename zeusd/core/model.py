@@ -199,7 +199,7 @@ class Debt:
         overwrite: What a restore may overwrite, see `restore_rule`.
         ending: Why the lease has ended, whoever lives; empty while it has not.
         acquired: See `leasing.Lease`.
-        recovered_ns: See `leasing.Lease`.
+        recoveries: See `leasing.Lease`.
         command: Name of the holder's program.
         job: The holder's job, empty if none.
     """
@@ -217,7 +217,7 @@ class Debt:
     overwrite: str = OURS
     ending: str = ""
     acquired: bool = False
-    recovered_ns: int = 0
+    recoveries: int = 0
     command: str = ""
     job: str = ""
 
@@ -244,7 +244,7 @@ class Debt:
             "overwrite": self.overwrite,
             "ending": self.ending,
             "acquired": self.acquired,
-            "recovered_ns": self.recovered_ns,
+            "recoveries": self.recoveries,
             "command": self.command,
             "job": self.job,
         }
@@ -270,7 +270,7 @@ class Debt:
             overwrite=str(entry.get("overwrite", OURS)),
             ending=str(entry.get("ending", "")),
             acquired=bool(entry.get("acquired", False)),
-            recovered_ns=int(entry.get("recovered_ns", 0)),
+            recoveries=int(entry.get("recoveries", 0)),
             command=str(entry.get("command", "")),
             job=str(entry.get("job", "")),
         )

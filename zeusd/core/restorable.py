@@ -427,7 +427,7 @@ class Restorable:
             overwrite=self._overwrites(),
             ending="" if restoration is None else restoration.reason,
             acquired=self.lease.acquired,
-            recovered_ns=self.lease.recovered_ns,
+            recoveries=self.lease.recoveries,
             command=self.lease.command,
             job=self.lease.job,
         )

@@ -206,11 +206,22 @@ def test_a_restart_is_forgiven_once_for_each_heartbeat(world: World) -> None:
     """Whoever can make zeusd start again keeps no hung holder's lease alive by it."""
     process = world.connect(1)
     world.set_power(1, 200)
-    for _ in range(4):
+    for _ in range(20):
         world.start_core(alive={process})
-        world.advance(TTL_S - 1)
+        world.advance(TTL_S / 10)
     assert world.limit_w() == 300
-    assert world.events("lease_expired")
+    assert len(world.events("lease_expired")) == 1
+
+
+def test_a_living_holder_keeps_its_lease_over_restarts(world: World) -> None:
+    process = world.connect(1)
+    world.set_power(1, 200)
+    for _ in range(20):
+        world.start_core(alive={process})
+        world.connect(1, process.pid)
+        world.advance(TTL_S / 5)
+        assert world.call(1, "heartbeat")["result"]["leases"] == 1
+    assert world.limit_w() == 200
 
 
 def test_a_connection_alone_is_no_sign_of_life(world: World) -> None:
