@@ -14,6 +14,7 @@ import pytest
 from tests import needs
 from tests.mutation import (
     PRELOADED,
+    Deletion,
     Mutation,
     always,
     drop,
@@ -473,3 +474,58 @@ def test_the_rule_is_missed_when_its_code_is_gone(
             )
     finally:
         path.write_text(original, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("symbol", "deletion", "words"),
+    [
+        ("pack.room.Door.shut", drop("lock"), "no module has"),
+        ("package.room.Door.shut", drop("lock"), "it has no shut"),
+        ("package.room.Door.open", drop("lock"), "uses lock in 0 places"),
+        ("package.room.Door.open", drop("log"), "uses log in 2 places"),
+        ("package.room.Door.open", never("guest"), "uses guest in 0 places"),
+    ],
+)
+def test_an_entry_that_names_no_code_or_more_than_one_piece_is_an_error(
+    tmp_path: Path, symbol: str, deletion: Deletion, words: str
+) -> None:
+    room(tmp_path)
+    with pytest.raises(LookupError, match=words):
+        without(Mutation("rule", symbol, deletion, ()), tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("deletion", "before", "after"),
+    [
+        (drop("welcome"), "self.welcome(who)", "pass"),
+        (never("known"), "who in self.known", "False"),
+        (always("closed"), "not self.closed", "True"),
+        (unreached("refuse"), "who.ünknown", "False"),
+        (instead("name_of", "'you'"), "name_of(who)", "'you'"),
+    ],
+)
+def test_a_deletion_changes_what_it_names_and_nothing_else(
+    tmp_path: Path, deletion: Deletion, before: str, after: str
+) -> None:
+    path = room(tmp_path)
+    mutated = without(Mutation("rule", "package.room.Door.open", deletion, ()), tmp_path)
+    assert mutated == (path, ROOM.replace(before, after))
+
+
+ROOM = """class Door:
+    def open(self, who):
+        log("open")
+        if who in self.known and not self.closed:
+            self.welcome(who)
+        elif who.ünknown:
+            self.refuse(who); return name_of(who)
+        log("done")
+"""
+
+
+def room(folder: Path) -> Path:
+    """A module to mutate, with a letter of two bytes before code that stays."""
+    (folder / "package").mkdir()
+    path = folder / "package/room.py"
+    path.write_text(ROOM, encoding="utf-8")
+    return path
