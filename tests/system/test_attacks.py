@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Iterator
 
 import pytest
@@ -16,7 +15,7 @@ from benchmarks.attack import TURN_S, Honest, beside
 from benchmarks.processes import Daemon
 from benchmarks.reliability import attacked_site
 
-pytestmark = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as several users")
+pytestmark = pytest.mark.needs("two users")
 
 
 @pytest.fixture(scope="module")
