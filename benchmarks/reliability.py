@@ -177,7 +177,7 @@ def measure_attack_on_units(names: list[str], seconds: float) -> int:
             for number in range(len(ATTACKS) + 1):
                 uid = FIRST_ATTACKER + number
                 users.write(f"attacker{number}:x:{uid}:{NOBODY}::/nonexistent:/bin/false\n")
-        (root / "etc/subuid").write_text(f"owner:{SUBUIDS.start}:65536\n")
+        (root / "etc/subuid").write_text(f"attacker0:{SUBUIDS.start}:65536\n")
         command = [PYTHON, f"{SOURCES}/benchmarks/attack_table.py", "--seconds", str(seconds)]
         for name in names:
             command += ["--only", name]
