@@ -17,8 +17,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,9 +29,6 @@ GPUS = 4
 """For the honest user, the holder, the one who dies, and the attacker."""
 TTL_S = 2.0
 """The shortest lease that zeusd grants by default."""
-RATIO = 2.0
-"""The goal: beside any attack at most so many times what it is beside a busy loop."""
-SHARES = (0.5, 0.99)
 WARM_UP_S = 1.0
 TURN_S = 1.5 * TTL_S
 """The shortest turn of an attack: a lease whose heartbeats are not read expires within it."""
@@ -329,66 +324,3 @@ def beside(
         named=[line for line in lines if names_any(line, users)],
         seconds=lasted_s,
     )
-
-
-# ----------------------------------------------------------------------------------- the table
-
-HEADER = (
-    "| beside a user without rights who sends | p50 µs | p99 µs | p50 / busy | p99 / busy | max ms "
-    "| new connection ms | dead restored ms | errors | leases lost | zeusd CPU % | peak MiB "
-    "| lines that name the user |"
-)
-
-
-def row(seen: Observation) -> str:
-    """One row of the table."""
-    honest = seen.honest
-    cells = [
-        seen.attack.name,
-        *(f"{honest.set_us(share):,.0f}" for share in SHARES),
-        *(f"{seen.ratio(share):.2f}" for share in SHARES),
-        f"{max(honest.sets_ns) / 1e6:.1f}",
-        f"{honest.connect_ms:.0f}",
-        f"{max(honest.restored_s) * 1e3:.0f}",
-        str(len(honest.errors)),
-        str(len(seen.lost)),
-        f"{seen.cpu_percent:.0f}",
-        f"{seen.peak_mib:.0f}",
-        str(len(seen.named)),
-    ]
-    return f"| {' | '.join(cells)} |"
-
-
-def print_table(
-    names: Iterable[str], seconds: float, started: Callable[[], AbstractContextManager[Daemon]]
-) -> int:
-    """Runs attacks one after another and prints a row of each.
-
-    Args:
-        names: Which.
-        seconds: How long honest users are observed beside each.
-        started: A daemon for each attack, which may be the same one each time.
-
-    Returns:
-        How many fell short of the goal.
-    """
-    print(HEADER)
-    print("|---|" + "--:|" * (HEADER.count("|") - 2))
-    short: list[str] = []
-    for number, name in enumerate(names):
-        attack = ATTACKS[name]
-        with started() as daemon, contextlib.closing(Honest(daemon)) as honest:
-            uid = daemon.attacker_uid(number)
-            seen = beside(attack, honest, daemon, uid, seconds, compare=True)
-        print(row(seen), flush=True)
-        short += [f"{name}: {fault}" for fault in seen.faults()]
-        for share in SHARES:
-            if seen.ratio(share) > RATIO:
-                text = f"p{share * 100:g} is {seen.ratio(share):.2f} times the busy loop's"
-                short.append(f"{name}: {text}")
-    print(
-        f"\nGoal: at most {RATIO:g} times the busy loop's p50 and p99, no error, no lease lost, one"
-    )
-    print("line a minute that names the user of each who breaks the protocol.")
-    print("\n".join(f"- short of it: {line}" for line in short) or "- met by all")
-    return len(short)

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.adversary import ATTACKS, SUBUIDS
-from benchmarks.attack import GPUS, attacker, others_may_be_played, print_table, quantile
-from benchmarks.processes import FIRST_ATTACKER, Daemon, InstalledDaemon, OwnDaemon
+from benchmarks.attack import GPUS, attacker, others_may_be_played, quantile
+from benchmarks.attack_table import NOT_RUN, add_options, attack_installed, print_table
+from benchmarks.processes import FIRST_ATTACKER, Daemon, OwnDaemon
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import (
     ALL_MAY,
@@ -121,24 +122,21 @@ def attacked_site() -> Iterator[Daemon]:
 def measure_attack(names: list[str], seconds: float, socket: str | None) -> int:
     """Prints what honest users see beside each attack. Returns how many fell short of the goal."""
     if not others_may_be_played():
-        print(
-            "not run: the attacker must be another user than the honest ones, which only root can "
-            "arrange; run it as root (sudo)"
-        )
+        print(NOT_RUN)
         return 0
-    if socket is None:
-        return print_table(names, seconds, attacked_site)
-    daemon = InstalledDaemon(socket)
-    return print_table(names, seconds, lambda: contextlib.nullcontext(daemon))
+    if socket is not None:
+        return attack_installed(names, seconds, socket)
+    return print_table(names, seconds, attacked_site)
 
 
 @contextlib.contextmanager
 def booted(gpus: int) -> Iterator[Node]:
     """A systemd with zeusd installed as it is shipped."""
-    from tests.system import machine, test_systemd
+    from tests import needs
+    from tests.system import test_systemd
 
-    if machine.why_not() is not None:
-        sys.exit(f"cannot boot a systemd here: {machine.why_not()}")
+    if missing := needs.unmet("systemd"):
+        sys.exit(f"cannot boot a systemd here: it needs {', '.join(missing)}")
     with contextlib.contextmanager(test_systemd.boot_node)(gpus, watchdog_s=None) as node:
         yield node
 
@@ -174,15 +172,13 @@ def measure_attack_on_units(names: list[str], seconds: float) -> int:
     """The same in a booted systemd, where attackers have names and 158 users one owner."""
     with booted(GPUS) as node:
         root, sources = node.machine.root, f"{node.machine.root}{SOURCES}"
-        for folder in ("benchmarks", "tests"):
-            shutil.copytree(ROOT / folder, Path(sources, folder))
+        shutil.copytree(ROOT / "benchmarks", Path(sources, "benchmarks"))
         with (root / "etc/passwd").open("a") as users:
             for number in range(len(ATTACKS) + 1):
                 uid = FIRST_ATTACKER + number
                 users.write(f"attacker{number}:x:{uid}:{NOBODY}::/nonexistent:/bin/false\n")
-        (root / "etc/subuid").write_text(f"owner:{SUBUIDS.start}:65536\n")
-        command = [PYTHON, f"{SOURCES}/benchmarks/reliability.py", "attack"]
-        command += ["--socket", "/run/zeusd/zeusd.sock", "--seconds", str(seconds)]
+        (root / "etc/subuid").write_text(f"attacker0:{SUBUIDS.start}:65536\n")
+        command = [PYTHON, f"{SOURCES}/benchmarks/attack_table.py", "--seconds", str(seconds)]
         for name in names:
             command += ["--only", name]
         return subprocess.run(node.machine.command(*command)).returncode
@@ -193,8 +189,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["restore", "attack", "systemd"], nargs="+")
     parser.add_argument("--runs", type=int, help="restore: 200; systemd: 20")
-    parser.add_argument("--seconds", type=float, default=9.0, help="beside each attack (9)")
-    parser.add_argument("--only", action="append", choices=list(ATTACKS), metavar="ATTACK")
+    add_options(parser)
     where = parser.add_mutually_exclusive_group()
     where.add_argument("--socket", metavar="PATH", help="attack the zeusd that systemd runs here")
     where.add_argument("--systemd", action="store_true", help="attack one in a booted container")

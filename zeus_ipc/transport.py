@@ -29,6 +29,8 @@ _QUANTUM_MS = 2
 
 _AFTER_LOSS_NS = 1_000_000_000
 _RECONNECT_MS = 10
+_RECONNECT_MAX_MS = 40
+"""Short, since each attempt is a chance where others connect without end and fill the queue."""
 
 _SILENT_NS = 5_000_000_000
 """A daemon that publishes nothing for this long is looked for."""
@@ -123,7 +125,7 @@ class _Connection:
             (zmq.RCVTIMEO, _QUANTUM_MS),
             (zmq.SNDTIMEO, _QUANTUM_MS),
             (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.RECONNECT_IVL_MAX, 200),
+            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
         ):
             self.dealer.setsockopt(option, value)
         self.monitor = self.dealer.get_monitor_socket(zmq.EVENT_DISCONNECTED)
@@ -323,7 +325,7 @@ class ZmqSubscription:
             (zmq.LINGER, 0),
             (zmq.RCVHWM, buffer),
             (zmq.RECONNECT_IVL, _RECONNECT_MS),
-            (zmq.RECONNECT_IVL_MAX, 200),
+            (zmq.RECONNECT_IVL_MAX, _RECONNECT_MAX_MS),
         ):
             self._sub.setsockopt(option, value)
         for name in names:
