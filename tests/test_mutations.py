@@ -264,7 +264,7 @@ MUTATIONS = (
     Mutation(
         "no call to a driver that is let go of",
         "zeusd/core/control.py",
-        "        self.life.on(Event.LEAVE)\n",
+        "        self._out.due_ns.pop(self, None)\n        self.life.on(Event.LEAVE)\n",
         "        pass\n",
         (
             "tests/zeusd/core/test_administration.py::"

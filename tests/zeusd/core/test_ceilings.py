@@ -110,6 +110,19 @@ def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: W
     assert world.limit_w() == 300
 
 
+def test_what_a_ceiling_left_behind_is_undone_though_zeusd_is_killed_on_the_way(
+    world: World,
+) -> None:
+    bound(world, 200)
+    world.call(ALICE, "acquire", gpus=[GPU0], controls=["power_limit"])  # and sets nothing
+    world.hold = True
+    world.ask(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=None)
+    world.hold = False
+    assert not [key for key in world.journal if key.startswith("ceiling/")]
+    world.start_core(alive=set())
+    assert world.limit_w() == 300
+
+
 def test_a_jobs_ceiling_ends_with_its_control_group_or_its_grace_time(world: World) -> None:
     bound(world, 200, "job:7")
     assert world.core.jobs == {"7"}
