@@ -20,7 +20,6 @@ from typing import Any
 from tests.zeusd.core.world import GPU0, GPU1, Odd, World
 from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
 from zeusd.core.access import Access, AllowRule
-from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Read, Reading, Watch, Write
 from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Debt, Process, debt_key
@@ -378,10 +377,6 @@ class Model(World):
             return False
         ends = {end for odd in ODD_DRIVERS if odd.clamp_mw is not None for end in odd.clamp_mw}
         return near(debt.doubt, value, SPECS[debt.control].rounding) or value[0] in ends
-
-    def machine(self, gpu: str, control: Control) -> ControlMachine:
-        """One control's state in the core."""
-        return self.core.node.gpus[gpu].machines[control]
 
     def settle(self) -> None:
         """Nothing fails any more, and enough time passes."""
