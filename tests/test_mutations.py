@@ -61,7 +61,7 @@ MUTATIONS = (
     Mutation(
         "heartbeat expiry",
         "zeusd.core.control.ControlMachine.tick",
-        never("expires_ns"),
+        never("HELD"),
         (
             "tests/zeusd/core/test_leases.py::"
             "test_a_holder_that_says_nothing_loses_its_lease_after_the_ttl",
@@ -70,8 +70,8 @@ MUTATIONS = (
     ),
     Mutation(
         "loss told to the waking",
-        "zeusd.core.control.ControlMachine.revoke",
-        drop("_lose"),
+        "zeusd.core.control.ControlMachine._revoke",
+        drop("_lost", "loss"),
         (
             "tests/zeusd/core/test_leases.py::"
             "test_who_lost_a_lease_is_told_by_every_set_until_it_acquires_anew",
@@ -132,19 +132,19 @@ MUTATIONS = (
     Mutation(
         "capture before the first write",
         "zeusd.core.control.ControlMachine._serve",
-        never("READABLE"),
+        never("TAKEN"),
         ("tests/zeusd/core/test_core.py",),
     ),
     Mutation(
         "compare before restore",
-        "zeusd.core.control.ControlMachine._restore",
-        never("result", "_values"),
+        "zeusd.restore_rule.restore_steps",
+        never("foreign"),
         ("tests/zeusd/core/test_core.py", SCHEDULES),
     ),
     Mutation(
         "compare before set",
-        "zeusd.runtime.workers.GpuWorker._carry_out",
-        never("current", "expected"),
+        "zeusd.runtime.workers.GpuWorker._write",
+        drop("Changed", "before"),
         ("tests/zeusd/runtime/test_workers.py",),
     ),
     Mutation(
@@ -155,8 +155,8 @@ MUTATIONS = (
     ),
     Mutation(
         "recovery of the dead",
-        "zeusd.core.core.Core._add_gpu",
-        always("owed", "_alive"),
+        "zeusd.core.core.Core._reconcile",
+        always("debt", "_alive"),
         ("tests/zeusd/core/test_core.py",),
     ),
     Mutation(
@@ -233,8 +233,8 @@ MUTATIONS = (
     ),
     Mutation(
         "writes per user",
-        "zeusd.core.requests.Requests._set",
-        never("_writes"),
+        "zeusd.core.requests.Requests._too_fast",
+        always("_writes"),
         (
             "tests/zeusd/core/test_access.py::"
             "test_writes_of_one_user_are_bounded_and_others_do_not_notice",
@@ -295,9 +295,130 @@ MUTATIONS = (
         ("tests/zeusd/runtime/test_control_groups.py",),
     ),
     Mutation(
+        "a restore is confirmed by reading",
+        "zeusd.restore_rule.restore_steps",
+        never("took_effect"),
+        (
+            "tests/zeusd/core/test_odd_drivers.py::"
+            "test_a_restore_that_the_driver_ignores_is_pending_and_tried_again",
+            SCHEDULES,
+        ),
+    ),
+    Mutation(
+        "a write is read back",
+        "zeusd.runtime.workers.GpuWorker._write",
+        instead("write_verified", "(write(), call.value)[1]"),
+        ("tests/zeusd/runtime/test_workers.py",),
+    ),
+    Mutation(
+        "an older value shown once is not believed",
+        "zeusd.restore_rule.read_settled",
+        instead("range", "range(0)"),
+        ("tests/zeusd/runtime/test_workers.py",),
+    ),
+    Mutation(
+        "a value that the driver rounded is ours",
+        "zeusd.restore_rule._is_ours",
+        never("near"),
+        ("tests/zeusd/core/test_odd_drivers.py",),
+    ),
+    Mutation(
+        "a pending restore needs no control that is offered",
+        "zeusd.core.core.Core._add_controls",
+        always("offered", "debt"),
+        ("tests/zeusd/core/test_odd_drivers.py",),
+    ),
+    Mutation(
+        "one answer proves no control missing",
+        "zeusd.runtime.devices.Inspector._failed",
+        always("UNSUPPORTED_AFTER"),
+        ("tests/zeusd/runtime/test_devices.py",),
+    ),
+    Mutation(
+        "a restore stays below the ceilings",
+        "zeusd.core.restorable.Restorable.target",
+        instead("_under", "self._site.value"),
+        ("tests/zeusd/core/test_ceilings.py", SCHEDULES),
+    ),
+    Mutation(
+        "a ceiling that falls during a restore counts",
+        "zeusd.core.restorable.Restorable._advance",
+        never("plan", "target"),
+        (SCHEDULES,),
+    ),
+    Mutation(
+        "a ceiling falls back at its deadline",
+        "zeusd.core.limiting.CeilingRequests.tick",
+        instead("expire", "()"),
+        ("tests/zeusd/core/test_ceilings.py",),
+    ),
+    Mutation(
+        "what a ceiling left behind is in the journal",
+        "zeusd.core.restorable.Restorable.rest",
+        drop("Forget", "Keep"),
+        ("tests/zeusd/core/test_ceilings.py",),
+    ),
+    Mutation(
+        "what a ceiling left behind is forgotten",
+        "zeusd.core.restorable.Restorable._over",
+        drop("self", "rest"),
+        ("tests/zeusd/core/test_ceilings.py",),
+    ),
+    Mutation(
+        "writes come before reads",
+        "zeusd.runtime.workers.GpuWorker._take",
+        never("_urgent"),
+        ("tests/zeusd/runtime/test_workers.py",),
+    ),
+    Mutation(
+        "a stall is forgiven once",
+        "zeusd.core.control.ControlMachine.forgive_stall",
+        drop("forgiven"),
+        ("tests/zeusd/core/test_leases.py::test_a_stall_is_forgiven_once_for_each_heartbeat",),
+    ),
+    Mutation(
+        "a restart is forgiven ever less",
+        "zeusd.core.control.ControlMachine.recover",
+        instead("_lasts_until", "self.extend(debt.ttl_ns)"),
+        ("tests/zeusd/core/test_leases.py::test_a_restart_is_forgiven_once_for_each_heartbeat",),
+    ),
+    Mutation(
+        "hard work has a bound",
+        "zeusd.core.control.ControlMachine._looked_at",
+        never("last_ns"),
+        (
+            "tests/zeusd/core/test_leases.py::"
+            "test_a_silent_holder_that_computes_keeps_its_lease_up_to_a_bound",
+        ),
+    ),
+    Mutation(
+        "a stopped holder is no busy one",
+        "zeusd.core.control._computes",
+        never("stopped"),
+        ("tests/zeusd/core/test_leases.py",),
+    ),
+    Mutation(
+        "leases per user",
+        "zeusd.core.requests.Requests._too_much",
+        never("held"),
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "losses per user",
+        "zeusd.core.requests.Requests._too_much",
+        never("lost"),
+        ("tests/zeusd/core/test_access.py",),
+    ),
+    Mutation(
+        "who revoked is on record",
+        "zeusd.core.leases.LeaseRequests._let_go",
+        drop("_note_revoked"),
+        ("tests/zeusd/core/test_audit.py",),
+    ),
+    Mutation(
         "no call to a driver that is let go of",
-        "zeusd.core.control.ControlMachine._pump",
-        always("_suspended"),
+        "zeusd.core.control.ControlMachine.suspend",
+        drop("LEAVE"),
         (
             "tests/zeusd/core/test_administration.py::"
             "test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open",

@@ -166,6 +166,9 @@ _BY_CODE: dict[str, type[ZeusBaseGPUError]] = {
     ErrorCode.LEASE_HELD: ZeusGPULeaseHeldError,
     ErrorCode.RESTORE_PENDING: ZeusGPULeaseHeldError,
     ErrorCode.LEASE_EXPIRED: ZeusGPULeaseExpiredError,
+    ErrorCode.UNCHANGED: ZeusGPUUnknownError,
+    ErrorCode.DEVICE_BUSY: ZeusGPUUnknownError,
+    ErrorCode.DEVICE_ERROR: ZeusGPUUnknownError,
 }
 
 

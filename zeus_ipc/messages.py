@@ -25,7 +25,7 @@ from pydantic import (
     model_validator,
 )
 
-from zeus_ipc.controls import MAX_MHZ, MAX_MW
+from zeus_ipc import controls
 from zeus_ipc.controls import Control as Control
 
 PROTOCOL_VERSION = 1
@@ -40,8 +40,8 @@ Uuid = Annotated[str, Field(min_length=1, max_length=96)]
 Gpus = Annotated[list[Uuid], Field(min_length=1, max_length=64)]
 """GPUs that the request is for. Each gets a result of its own."""
 
-MegaHertz = Annotated[int, Field(ge=0, le=MAX_MHZ)]
-MilliWatts = Annotated[int, Field(ge=1, le=MAX_MW)]
+MegaHertz = Annotated[int, Field(ge=0, le=controls.MAX_MHZ)]
+MilliWatts = Annotated[int, Field(ge=1, le=controls.MAX_MW)]
 
 
 ControlName = Annotated[Control, Field(strict=False)]
@@ -365,15 +365,15 @@ class SetCeiling(_Request):
     """Which ceiling. Another one of the same name is replaced."""
     control: ControlName = Control.POWER_LIMIT
     """On which control; only a power limit takes ceilings."""
-    value: Annotated[list[Annotated[int, Field(ge=1, le=MAX_MW)]], Field(max_length=1)] | None = (
-        None
-    )
+    value: (
+        Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
+    ) = None
     """The bound, [mW]; None removes the ceiling."""
     ttl_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] = 0
     """After this time `fallback` takes its place, unless it is set again before; 0: never. It is
     counted while the machine sleeps, and over restarts of zeusd."""
     fallback: (
-        Annotated[list[Annotated[int, Field(ge=1, le=MAX_MW)]], Field(max_length=1)] | None
+        Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
     ) = None
     """The bound from then on, at most `value`; None: then the ceiling ends."""
 

@@ -90,6 +90,14 @@ class Lease(_Part):
     """Why not."""
 
 
+class Held(_Part):
+    """What a control holds."""
+
+    control: str
+    value: str | None
+    """With its unit; None: it could not be read."""
+
+
 class Gpu(_Part):
     """One GPU as it is now."""
 
@@ -113,8 +121,8 @@ class Gpu(_Part):
     throttle_reasons: list[str] | None
     persisted: list[str]
     """Controls that an administrator set with --persist."""
-    controls: dict[str, str | None] = {}
-    """What each control holds, with its unit; None: it could not be read."""
+    controls: list[Held] = []
+    """What each control holds."""
 
 
 class StatusReport(Report):

@@ -9,7 +9,7 @@ from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.messages import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission
-from zeusctl.reports import Gpu, KnownGpu, Lease, Node, Permitted, PowerLimit
+from zeusctl.reports import Gpu, Held, KnownGpu, Lease, Node, Permitted, PowerLimit
 from zeusctl.session import seconds_since
 from zeusctl.text import reasons, user_name, value_text
 
@@ -94,10 +94,10 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         persistence_mode=state.persistence_mode,
         throttle_reasons=None if bits is None else reasons(bits),
         persisted=gpu.persisted,
-        controls={
-            name: None if value is None else value_text(name, value)
+        controls=[
+            Held(control=name, value=None if value is None else value_text(name, value))
             for name, value in state.controls.items()
-        },
+        ],
     )
 
 

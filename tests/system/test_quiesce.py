@@ -149,7 +149,7 @@ def test_the_audit_trail_outlives_a_restart_and_garbage_in_its_place() -> None:
         daemon.wait_until_serving(1)
         assert daemon.records("audit_unreadable")
         with daemon.client() as client:
-            assert [record.event for record in client.audit().records] == ["gpu_found"]
+            assert client.audit().records == [], "a restart alone is no record"
 
 
 def test_all_of_a_long_trail_reaches_its_reader() -> None:

@@ -122,7 +122,8 @@ class LeaseRequests:
     def _note_revoked(self, machine: ControlMachine, peer: Peer) -> None:
         """Who did it, beside whose lease it was."""
         lease = machine.lease
-        assert lease is not None
+        if machine.phase is not Phase.HELD or lease is None:
+            return  # the end of another lease has ended this one, too
         fields = {
             "gpu": machine.gpu,
             "control": machine.control.value,

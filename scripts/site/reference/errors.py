@@ -26,7 +26,10 @@ What the commands return to the shell.
 """
 
 _OTHERS = {
-    "zeusd serve": {0: "stopped as asked", 1: "it could not start, or ended in disorder"},
+    "zeusd serve": {
+        0: "stopped as asked",
+        1: "it could not start, ended in disorder, or could not restore everything when it stopped",
+    },
     "zeusd check-config": {0: "zeusd would take the file", 1: "it would not; the line is named"},
     "zeusd restore": {0: "nothing is owed any more that should be", 1: "something stays owed"},
     "zeusd-exporter": {
@@ -87,8 +90,8 @@ def error_codes() -> str:
 
 def _in_zeus(value: str) -> str:
     """What a program that measures and optimizes sees of it."""
-    if value == ErrorCode.NVML_ERROR:
-        return "by NVML's code"
+    if value == ErrorCode.DEVICE_ERROR:
+        return "by the device's code"
     if value == ErrorCode.SEVERAL_GPUS:
         return "that of the first GPU"
     cls: type[BaseException] = type(from_ipc(ZeusIpcError("", code=value)))

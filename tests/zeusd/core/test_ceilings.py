@@ -70,6 +70,14 @@ def test_a_lower_limit_that_somebody_else_chose_is_left_alone(world: World) -> N
     assert world.limit_w() == 150
 
 
+def test_what_it_left_behind_is_forgotten_once_somebody_else_changes_it(world: World) -> None:
+    bound(world, 240)
+    world.values[POWER] = (215_000,)
+    bound(world, None)
+    assert world.limit_w() == 215
+    assert [key for key in world.journal if key.startswith("resting/")] == []
+
+
 def test_at_its_deadline_it_falls_to_its_floor_also_over_a_restart(world: World) -> None:
     bound(world, 280, ttl_ms=30_000, fallback=[150_000])
     world.set_power(ALICE, 270)
@@ -107,6 +115,19 @@ def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: W
     assert world.limit_w() == 200
     assert world.set_power(ALICE, 210)["error"]["code"] == "out_of_range"
     bound(world, None)
+    assert world.limit_w() == 300
+
+
+def test_what_a_ceiling_left_behind_is_undone_though_zeusd_is_killed_on_the_way(
+    world: World,
+) -> None:
+    bound(world, 200)
+    world.call(ALICE, "acquire", gpus=[GPU0], controls=["power_limit"])  # and sets nothing
+    world.hold = True
+    world.ask(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=None)
+    world.hold = False
+    assert not [key for key in world.journal if key.startswith("ceiling/")]
+    world.start_core(alive=set())
     assert world.limit_w() == 300
 
 

@@ -12,6 +12,7 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import GpuInfo, GpuSupport, request_adapter
 from zeusd.core.access import OPEN, Access
 from zeusd.core.ceilings import Ceiling
+from zeusd.core.control import ControlMachine
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     Effect,
@@ -205,6 +206,10 @@ class World:
         info = found.info.model_copy(update={"controls": offered, **limits})
         values = {one: value for one, value in found.values.items() if one not in hidden}
         return GpuFacts(info, values)
+
+    def machine(self, gpu: str, control: Control = Control.POWER_LIMIT) -> ControlMachine:
+        """One control's state in the core."""
+        return self.core.node.gpus[gpu].machines[control]
 
     def connect(
         self,

@@ -1,0 +1,173 @@
+"""Drivers that round, clamp, ignore, come late or show old values, behind the real nvidia-ml-py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml.double import NvmlDouble
+from tests.support import (
+    RunningDaemon,
+    configuration,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
+from zeus_ipc.errors import ValueUnchanged
+
+LIMIT = 250_000
+
+HOLDER = """
+import sys
+from zeus_ipc import Client
+client = Client(sys.argv[1])
+gpu = client.node().gpus[0].uuid
+print(client.set(gpu, "power_limit", [int(sys.argv[2])])[gpu][0], flush=True)
+sys.stdin.readline()
+"""
+
+BUSY = """
+import sys
+from zeus_ipc import Client
+client = Client(sys.argv[1])
+gpu = client.node().gpus[0].uuid
+client.set_power_limit(gpu, 150_000)
+print("set", flush=True)
+sum(range(2 * 10**8))  # one call into C: no other thread of this Python runs meanwhile
+client.set_power_limit(gpu, 160_000)
+print("over", flush=True)
+sys.stdin.readline()
+"""
+
+
+@dataclass
+class Site:
+    daemon: RunningDaemon
+    double: NvmlDouble
+    directory: Path
+
+    def journal(self) -> str:
+        return Path(self.daemon.state_dir, "journal").read_text()
+
+
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(public_directory())
+        double = NvmlDouble(directory, [{}], privilege=0 if os.getuid() == 0 else 1)
+        daemon = stack.enter_context(
+            running_daemon(
+                *("--nvml-library", double.library, "--socket-mode", "0666"),
+                *configuration(directory, "[lease]\nttl_s = 1.0\n"),
+                gpus=1,
+                env=double.env,
+                directory=directory,
+            )
+        )
+        yield Site(daemon, double, directory)
+
+
+@pytest.mark.parametrize(
+    ("quirks", "asked_mw", "holds_mw"),
+    [
+        ({"round_mw": 1000}, 150_500, 150_000),
+        ({"round_mw": 5000}, 153_000, 150_000),
+        ({"clamp_min_mw": 180_000, "clamp_max_mw": 250_000}, 120_000, 180_000),
+        ({"delay_ms": 500}, 150_000, 150_000),
+        ({"stale_after_set": 1}, 150_000, 150_000),
+        ({"stale_after_set": 1, "round_mw": 1000, "delay_ms": 100}, 150_500, 150_000),
+    ],
+)
+def test_what_the_gpu_holds_is_what_counts(
+    site: Site, quirks: dict[str, int], asked_mw: int, holds_mw: int
+) -> None:
+    site.double.misbehave(0, **quirks)
+    holder = script(HOLDER, site.daemon.socket, str(asked_mw))
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == f"{holds_mw}\n"
+        assert str(holds_mw) in site.journal()
+        with site.daemon.client() as client:
+            (lease,) = client.leases()
+            assert (lease.value, lease.asked) == ([holds_mw], [asked_mw])
+    finally:
+        holder.kill()
+        holder.wait()
+    wait_for(lambda: site.double.limit_mw(0) == LIMIT, "the limit to be restored")
+    with site.daemon.client() as client:
+        wait_for(lambda: not client.leases(), "the restore to be confirmed")
+    assert not site.daemon.records("outside_change")
+
+
+def test_a_driver_that_ignores_what_it_is_told_is_reported_and_tried_again(site: Site) -> None:
+    holder = script(HOLDER, site.daemon.socket, "150000")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "150000\n"
+    site.double.misbehave(0, ignored_sets=-1)
+    holder.kill()
+    holder.wait()
+    with site.daemon.client() as client:
+
+        def trouble() -> str:
+            return next((one.trouble or "" for one in client.leases()), "")
+
+        wait_for(lambda: "still holds 150 W" in trouble(), "a restore that is not believed")
+        site.double.misbehave(0, ignored_sets=0)
+        wait_for(lambda: site.double.limit_mw(0) == LIMIT, "the restore to be tried again")
+
+
+def test_a_set_that_is_ignored_is_an_error(site: Site) -> None:
+    site.double.misbehave(0, ignored_sets=-1)
+    with site.daemon.client() as client, pytest.raises(ValueUnchanged, match="still holds 250 W"):
+        client.set_power_limit(client.node().gpus[0].uuid, 150_000)
+
+
+def test_a_stop_that_cannot_restore_names_what_and_fails(site: Site) -> None:
+    holder = script(HOLDER, site.daemon.socket, "150000")
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "150000\n"
+        site.double.misbehave(0, ignored_sets=-1)
+        assert site.daemon.stop() == 1
+        (record,) = site.daemon.records("restore_abandoned")
+        assert record["control"] == "power_limit"
+    finally:
+        holder.kill()
+        holder.wait()
+
+
+@pytest.mark.parametrize("code", [3, 4, 10, 15, 16, 999])
+def test_errors_that_pass_keep_nothing_from_its_restore(site: Site, code: int) -> None:
+    """In every call, from the start of zeusd on; then they end."""
+    holder = script(HOLDER, site.daemon.socket, "150000")
+    assert holder.stdout is not None
+    assert holder.stdout.readline() == "150000\n"
+    site.daemon.kill()
+    holder.kill()
+    holder.wait()
+    site.double.inject(0, "*", code)
+    site.daemon.start_again()
+    time.sleep(2.0)  # some looks at the GPU, and some attempts, meet the errors
+    assert site.double.limit_mw(0) == 150_000
+    site.double.clear_faults()
+    wait_for(lambda: site.double.limit_mw(0) == LIMIT, "the restore", 10.0)
+
+
+def test_a_holder_whose_python_waits_for_c_code_keeps_its_lease(site: Site) -> None:
+    holder = script(BUSY, site.daemon.socket)
+    try:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "set\n"
+        assert holder.stdout.readline() == "over\n"
+        assert site.double.limit_mw(0) == 160_000
+        assert not site.daemon.records("lease_expired")
+    finally:
+        holder.kill()
+        holder.wait()
