@@ -28,7 +28,7 @@ class Mutation:
     Args:
         rule: The rule in a few words.
         symbol: Dotted name of the function: module, class, function.
-        deletion: `drop`, `never`, `always`, `unreached` or `instead`.
+        deletion: `drop`, `never`, `always`, `becomes`, `unreached` or `instead`.
         tests: Node ids. Each must fail without the rule.
     """
 
@@ -54,6 +54,11 @@ def never(*names: str) -> Deletion:
 def always(*names: str) -> Deletion:
     """The one condition with these names is true."""
     return lambda body: (_the_one(_conditions(body), names), "True")
+
+
+def becomes(code: str, *names: str) -> Deletion:
+    """The one condition with these names is another."""
+    return lambda body: (_the_one(_conditions(body), names), code)
 
 
 def unreached(*names: str) -> Deletion:

@@ -248,9 +248,13 @@ class Restorable:
         except StopIteration as stop:
             self._over(stop.value)
             return
-        assert restoration.plan is not None
-        if isinstance(step, Put) and restoration.plan.target != self.target:
-            self._attempt()  # the target moved since this attempt began: nothing is written above
+        plan = restoration.plan
+        assert plan is not None
+        if isinstance(step, Put) and (plan.target, plan.overwrite) != (
+            self.target,
+            self._overwrites(),
+        ):
+            self._attempt()  # the site, or a ceiling, wants something else since this began
             return
         ticket = self._out.ticket(self._stepped)
         if isinstance(step, Look):
