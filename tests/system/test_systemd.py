@@ -352,6 +352,8 @@ def test_a_stop_restores_and_stays_one(node: Node, user: User) -> None:
     code, message = user("node")
     assert code == "unavailable"
     assert "start zeusd" in message
+    node.machine.systemctl("start", "zeusd-exporter")
+    node.machine.systemctl("stop", "zeusd-exporter")
     for unit in ("zeusd.service", "zeusd.socket", "zeusd-stream.socket"):
         state = node.machine.show(unit, "ActiveState")
         assert state == "inactive", f"clients must not start zeusd, and {unit} is {state}"
