@@ -65,7 +65,7 @@ MUTATIONS = (
     ),
     Mutation(
         "heartbeat expiry",
-        "zeusd/core/control.py",
+        "zeusd/core/leased.py",
         "if self.phase is Phase.HELD and due_ns is not None and now_ns >= due_ns:",
         "if False:",
         (
@@ -355,14 +355,14 @@ MUTATIONS = (
     ),
     Mutation(
         "a stall is forgiven once",
-        "zeusd/core/control.py",
+        "zeusd/core/leased.py",
         "            self.lease.forgiven = True\n",
         "            pass\n",
         ("tests/zeusd/core/test_leases.py::test_a_stall_is_forgiven_once_for_each_heartbeat",),
     ),
     Mutation(
         "hard work has a bound",
-        "zeusd/core/control.py",
+        "zeusd/core/leased.py",
         "now_ns >= last_ns or ",
         "",
         (
@@ -372,7 +372,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a stopped holder is no busy one",
-        "zeusd/core/control.py",
+        "zeusd/core/leased.py",
         "    if before is None or now.stopped:\n",
         "    if before is None:\n",
         ("tests/zeusd/core/test_leases.py",),
