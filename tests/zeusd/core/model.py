@@ -22,7 +22,7 @@ from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.effects import Effect, Read, Reading, Watch, Write
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Debt, Process, debt_key
+from zeusd.core.model import Debt, Process, debt_key, resting_key
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
 from zeusd.restore_rule import near
 
@@ -360,7 +360,11 @@ class Model(World):
             entry = self.journal.get(debt_key(gpu, control))
             if entry is not None:
                 debt = Debt.from_json(entry)
-                listed = (*debt.values, debt.target, *self.targets[key])
+                resting = self.journal.get(resting_key(gpu, control), {"value": debt.target})
+                listed = (
+                    *(*debt.values, debt.target, *self.targets[key]),
+                    tuple(resting["value"]),
+                )
                 assert value in listed or self._made_of(debt, value), (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
