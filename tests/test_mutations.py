@@ -61,7 +61,7 @@ MUTATIONS = (
     ),
     Mutation(
         "heartbeat expiry",
-        "zeusd.core.control.ControlMachine.tick",
+        "zeusd.core.leased.Leased._expire_if_due",
         never("HELD"),
         (
             "tests/zeusd/core/test_leases.py::"
@@ -373,7 +373,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a stall is forgiven once",
-        "zeusd.core.control.ControlMachine.forgive_stall",
+        "zeusd.core.leased.Leased.forgive_stall",
         drop("forgiven"),
         ("tests/zeusd/core/test_leases.py::test_a_stall_is_forgiven_once_for_each_heartbeat",),
     ),
@@ -385,7 +385,7 @@ MUTATIONS = (
     ),
     Mutation(
         "hard work has a bound",
-        "zeusd.core.control.ControlMachine._looked_at",
+        "zeusd.core.leased.Leased._looked_at",
         never("last_ns"),
         (
             "tests/zeusd/core/test_leases.py::"
@@ -394,7 +394,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a stopped holder is no busy one",
-        "zeusd.core.control._computes",
+        "zeusd.core.leased._computes",
         never("stopped"),
         ("tests/zeusd/core/test_leases.py",),
     ),

@@ -228,6 +228,12 @@ class GPUs(_CamelCase):
         with _translated():
             self._client.set_power_limit(uuids, power_limit_mw, block=block)
 
+    def acquire_power_limits(self, gpu_indices: Sequence[int]) -> None:
+        """Takes the leases on the power limits of several GPUs, also after they were lost."""
+        with _translated():
+            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            self._client.acquire(uuids, ["power_limit"])
+
     def release_all(self, gpu_indices: Sequence[int]) -> None:
         """Puts back what this process changed on these GPUs and gives its leases back."""
         with _translated():

@@ -374,6 +374,34 @@ def test_a_lease_that_another_holds_ends_only_the_search(
     assert plo.disabled
 
 
+def test_a_lease_that_was_lost_is_acquired_again(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a program that stood still for longer than the lease lasts."""
+    from zeus_ipc.errors import LeaseExpired
+
+    real, acquire = node.client.set_power_limit, node.client.acquire
+    lost, acquired = [True], []
+
+    def set_power_limit(*args: Any, **kwargs: Any) -> None:
+        if len(acquired) < len(lost):
+            raise LeaseExpired("this process lost its lease on power_limit")
+        real(*args, **kwargs)
+
+    def acquire_again(*args: Any, **kwargs: Any) -> Any:
+        acquired.append(args)
+        return acquire(*args, **kwargs)
+
+    plo = optimizer(node, Energy())
+    train(plo, work, 30)
+    monkeypatch.setattr(node.client, "set_power_limit", set_power_limit)
+    monkeypatch.setattr(node.client, "acquire", acquire_again)
+    train(plo, work, 1000, until_done=True)
+    assert not plo.disabled
+    assert len(acquired) == 1
+    assert acquired[0][1] == ["power_limit"]
+
+
 def test_a_selector_that_fails_ends_only_the_search(node: VirtualNode, work: Work) -> None:
     class Broken(OptimumSelector):
         def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:

@@ -29,7 +29,12 @@ from pathlib import Path
 
 from zeus import _node
 from zeus.callback import Callback
-from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
+from zeus.exceptions import (
+    ZeusBaseError,
+    ZeusGPUInvalidArgError,
+    ZeusGPULeaseExpiredError,
+    ZeusGPUNoPermissionError,
+)
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import (
@@ -631,7 +636,7 @@ class GlobalPowerLimitOptimizer(Callback):
         if power_limit_mw == self.current_power_limit:
             return True
         try:
-            self.monitor.gpus.set_power_management_limits(self.monitor.gpu_indices, power_limit_mw)
+            self._write_power_limit(power_limit_mw)
         except ZeusGPUInvalidArgError as error:
             if power_limit_mw == self._highest or isinstance(self.state, Done):
                 self._give_up(f"the power limit cannot be set: {error.message}")
@@ -649,6 +654,16 @@ class GlobalPowerLimitOptimizer(Callback):
             return False
         self.current_power_limit = power_limit_mw
         return True
+
+    def _write_power_limit(self, power_limit_mw: int) -> None:
+        """Sets the limit. A lease that was lost, as by a program that stood still, is acquired."""
+        gpus, indices = self.monitor.gpus, self.monitor.gpu_indices
+        try:
+            gpus.set_power_management_limits(indices, power_limit_mw)
+        except ZeusGPULeaseExpiredError as error:
+            log.warning("acquiring the power limit again: %s", error.message)
+            gpus.acquire_power_limits(indices)
+            gpus.set_power_management_limits(indices, power_limit_mw)
 
     def _refuse(self, power_limit_mw: int, reason: str) -> None:
         """The GPUs do not take this limit: the search leaves it out."""

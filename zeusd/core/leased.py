@@ -1,0 +1,172 @@
+"""A lease while it lasts: heartbeats, silence, and those who lost one without asking."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from zeus_ipc.controls import Control
+from zeusd.core.effects import Forget, Look, Note, Put, Unwatch, Watch
+from zeusd.core.leasing import Lease
+from zeusd.core.lifecycle import Phase
+from zeusd.core.model import Loss, Process, Usage
+from zeusd.core.outbox import Outbox
+from zeusd.core.policy import LeaseTerms, Target
+from zeusd.core.restorable import Restorable
+
+LOOKS = 5
+"""A holder that is silent is looked at so often within a TTL, as often as heartbeats come."""
+
+BUSY_SHARE = 0.05
+"""A silent holder that used at least this share of one CPU between two looks computes."""
+
+
+class Leased(Restorable):
+    """The leasing half of a control.
+
+    Args:
+        gpu: UUID of the GPU.
+        control: Which control.
+        site: What the site wants it restored to.
+        outbox: Where effects go.
+        override: Whether a restore overwrites what somebody else set.
+        terms: How long leases last.
+    """
+
+    def __init__(
+        self,
+        gpu: str,
+        control: Control,
+        site: Target,
+        outbox: Outbox,
+        override: bool = False,
+        terms: Callable[[], LeaseTerms] = LeaseTerms,
+    ) -> None:
+        super().__init__(gpu, control, site, outbox, override)
+        self._terms = terms
+        self._lost: dict[Process, Loss] = {}
+        self._expiry = object()
+
+    def revoke(self, reason: str, clause: str, then: Callable[[], None] | None = None) -> None:
+        """The holder loses its lease without having asked."""
+        raise NotImplementedError
+
+    def _expire_if_due(self, now_ns: int) -> None:
+        """Ends a lease whose holder is silent."""
+        due_ns = self._out.due_ns.get(self._expiry)
+        if self.phase is Phase.HELD and due_ns is not None and now_ns >= due_ns:
+            self._silent()
+
+    def held_by(self, process: Process) -> bool:
+        """Whether this process holds the lease."""
+        return self.phase is Phase.HELD and self.lease is not None and self.lease.holder == process
+
+    def lost_by(self, process: Process) -> bool:
+        """Whether this process lost a lease here and has not acquired it again."""
+        return process in self._lost
+
+    def losses_of(self, uid: int) -> int:
+        """How many of this user's processes lost a lease here and do not know it yet."""
+        return sum(loss.uid == uid for loss in self._lost.values())
+
+    def recover_loss(self, loss: Loss) -> None:
+        """The journal says that this process, which lives, has lost a lease."""
+        if loss.process not in self._lost:
+            self._out.add(Watch(loss.process))
+        self._lost[loss.process] = loss
+
+    def heartbeat(self) -> None:
+        """The holder is alive."""
+        assert self.lease is not None
+        self.lease.forgiven = False
+        if self.lease.recoveries:
+            self.lease.recoveries = 0
+            self._out.add(Put(self.key, self._debt().to_json()))
+        self.lease.heard_ns = self._out.now_ns
+        self.lease.usage = None
+        self.extend(self.lease.ttl_ns)
+
+    def reconnected(self) -> None:
+        """The holder's process has a connection again: no sign of life, but not gone either."""
+        if self.phase is Phase.HELD and self.lease is not None:
+            self._lasts_until(max(self.lease.expires_ns, self.lease.heard_ns + self.lease.ttl_ns))
+
+    def extend(self, by_ns: int) -> None:
+        """The lease lasts at least this long from now."""
+        if self.phase is Phase.HELD and self.lease is not None:
+            self._lasts_until(max(self.lease.expires_ns, self._out.now_ns + by_ns))
+
+    def _lasts_until(self, until_ns: int) -> None:
+        """The lease ends then; its holder is looked at before."""
+        lease = self.lease
+        assert lease is not None
+        lease.expires_ns = until_ns
+        first_look_ns = until_ns - lease.ttl_ns // LOOKS
+        looks = self._terms().busy_ttl_ns > lease.ttl_ns and lease.usage is None
+        self._out.due_ns[self._expiry] = first_look_ns if looks else until_ns
+
+    def forgive_stall(self, by_ns: int) -> None:
+        """zeusd, or its server, stood still: the holder's heartbeats may wait to be read.
+
+        Once for each heartbeat that was heard, never again and again.
+        """
+        if self.lease is not None and not self.lease.forgiven:
+            self.lease.forgiven = True
+            self.extend(by_ns)
+
+    def shorten(self, to_ns: int) -> None:
+        """The lease ends at most this long from now."""
+        if self.phase is Phase.HELD and self.lease is not None:
+            until_ns = min(self.lease.expires_ns, self._out.now_ns + to_ns)
+            self.lease.expires_ns = self._out.due_ns[self._expiry] = until_ns
+
+    def forgive(self, process: Process) -> None:
+        """The process knows of its loss, or is no more."""
+        loss = self._lost.pop(process, None)
+        if loss is not None:
+            self._out.add(Forget(loss.key))
+            self._out.add(Unwatch(process))
+
+    def _silent(self) -> None:
+        """The holder sent no heartbeat for most of its TTL: is it computing?"""
+        lease = self.lease
+        assert lease is not None
+        out = self._out
+        if self._terms().busy_ttl_ns <= lease.ttl_ns:
+            self.expire()
+            return
+        out.due_ns.pop(self._expiry, None)
+        ticket = out.ticket(partial(self._looked_at, lease, lease.heard_ns))
+        out.add(Look(ticket, lease.holder))
+
+    def _looked_at(self, lease: Lease, heard_ns: int, result: object) -> None:
+        if self.lease is not lease or self.phase is not Phase.HELD or lease.heard_ns != heard_ns:
+            return  # it ended, or its holder was heard, meanwhile
+        now_ns = self._out.now_ns
+        usage = result if isinstance(result, Usage) else None
+        before, lease.usage = lease.usage, usage
+        if now_ns < lease.expires_ns:
+            self._out.due_ns[self._expiry] = lease.expires_ns
+            return
+        last_ns = heard_ns + self._terms().busy_ttl_ns
+        if usage is None or now_ns >= last_ns or not _computes(before, usage):
+            self.expire()
+            return
+        lease.expires_ns = min(now_ns + lease.ttl_ns // LOOKS, last_ns)
+        self._out.due_ns[self._expiry] = lease.expires_ns
+
+    def expire(self) -> None:
+        """The holder was silent for its TTL."""
+        lease = self.lease
+        assert lease is not None
+        fields = {**self._who(lease), "ttl_s": lease.ttl_ns / 1e9}
+        self._out.add(Note("lease_expired", fields, warning=True))
+        self.revoke("expired", f"its heartbeat stopped for {lease.ttl_ns / 1e9:g} s")
+
+
+def _computes(before: Usage | None, now: Usage) -> bool:
+    """Whether a process has used the CPU between two looks, and is not stopped."""
+    if before is None or now.stopped:
+        return False
+    passed_ns = max(1, now.t_ns - before.t_ns)
+    return now.cpu_ns - before.cpu_ns >= BUSY_SHARE * passed_ns
