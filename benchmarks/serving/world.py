@@ -67,6 +67,10 @@ class World:
     lost: float = 0.0
     abort: float = 0.0
     drift: float = 0.03
+    norm: float = 4.0
+    """How much arithmetic hides behind memory traffic: 1 not at all, large ones wholly."""
+    static_w: float = 150.0
+    """Of the clock, while busy."""
     hard: bool = field(default=False, compare=False)
     """Held to the goals for mixtures, speculation, drift, changing clocks and large batches."""
 
@@ -136,9 +140,11 @@ def _cost(world: World) -> Callable[..., tuple[Floats, Floats]]:
         flops = price * (run * world.flops_per_token * 1e9) + attention * 5.2e5 + out * 1.0e9
         memory_s = moved / (3.35e12 * 0.8 * np.minimum(1.0, 0.38 + clock))
         compute_s = flops / (989e12 * 0.6 * world.compute * clock)
-        length_s = some * 1.2e-3 + (memory_s**4 + compute_s**4) ** 0.25
+        length_s = some * 1.2e-3 + (memory_s**world.norm + compute_s**world.norm) ** (
+            1 / world.norm
+        )
         volt = np.maximum(clock, 1100 / 1980) ** 0.5
-        joules = (75 + 60 + 150 * clock * volt**2) * length_s
+        joules = (75 + 60 + world.static_w * clock * volt**2) * length_s
         joules = joules + 45e-12 * moved + 0.78e-12 / world.compute**0.5 * volt**2 * flops
         cap = np.maximum(1.0, joules / np.maximum(length_s, 1e-9) / 700.0)
         return length_s * cap**0.7, joules * cap**-0.3
@@ -259,13 +265,16 @@ def _own(tokens: Ints, context: Ints) -> tuple[Floats, Floats]:
     return tokens * (context + tokens / 2.0), (context + tokens).astype(np.float64)
 
 
-def shapley(run: Run, cost: Callable[..., tuple[Floats, Floats]], orders: int = 24) -> Floats:
+def shapley(
+    run: Run, cost: Callable[..., tuple[Floats, Floats]], orders: int | None = None
+) -> Floats:
     """Each row's Shapley value of its step's energy, J.
 
     Args:
         run: The run; its `step_j` is what is split.
         cost: Time and energy of a subset by its sums.
         orders: Orders per step; half are rotations of one random order per step, half reversed.
+            None: as many as leave less than a percent of chance in the figures.
     """
     generator = np.random.default_rng(run.world.seed + 1000)
     rows = run.request.size
@@ -280,6 +289,8 @@ def shapley(run: Run, cost: Callable[..., tuple[Floats, Floats]], orders: int = 
     shuffled = np.lexsort((generator.random(rows), step))  # rows of a step stay together
     position = np.arange(rows) - first
     total = np.zeros(rows)
+    if orders is None:
+        orders = 120 if run.batch < 15 else 240
     half = max(1, orders // 2)
     for turn in range(half):
         shift = (turn * size) // half
@@ -340,7 +351,9 @@ def truth(run: Run, sensor: Sensor) -> Floats:
     edges = np.concatenate([sensor.begin_ns, sensor.end_ns[-1:]])
     covered = np.concatenate([[0], np.cumsum(np.where(sensor.kept, np.diff(edges), 0))])
     length = np.maximum(run.end_ns - run.begin_ns, 1)
-    share = (np.interp(run.end_ns, edges, covered) - np.interp(run.begin_ns, edges, covered)) / length
+    share = (
+        np.interp(run.end_ns, edges, covered) - np.interp(run.begin_ns, edges, covered)
+    ) / length
     step = np.repeat(np.arange(share.size), np.diff(run.first_row))
     found: Floats = np.bincount(run.request, run.true_row_j * share[step], run.requests)
     return found

@@ -41,7 +41,8 @@ def find_cuts(columns: Floats, joules: Floats, weight: Floats, busy: Flags) -> I
         if cut is not None:
             found.append(begin + cut)
             pieces += [(begin, begin + cut), (begin + cut, end)]
-    return where[np.array(sorted(found), int)]
+    positions: Ints = where[np.array(sorted(found), int)]
+    return positions
 
 
 def _best_cut(a: Floats, y: Floats, w: Floats) -> int | None:
@@ -58,8 +59,8 @@ def _best_cut(a: Floats, y: Floats, w: Floats) -> int | None:
         if min(edges[number], count - edges[number]) < LEAST_BUSY:
             continue
         left = squares.left(number)
-        right = tuple(w - lft for w, lft in zip(whole, left, strict=True))
-        two = _unexplained(*left, pull) + _unexplained(*right, pull)  # type: ignore[arg-type]
+        right = whole[0] - left[0], whole[1] - left[1], whole[2] - left[2]
+        two = _unexplained(*left, pull) + _unexplained(*right, pull)
         if best is None or two < best[0]:
             best = two, number
     # Chance alone explains about two per column; a cut must explain much more than that.

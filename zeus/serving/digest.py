@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from zeus.serving.columns import Floats, Ints, Steps, Updates, clipped, joined, joined_updates
 from zeus.serving.features import NAMES, shares
@@ -67,7 +69,8 @@ class Condensed:
     @property
     def center_s(self) -> Floats:
         """Middle of each row's block."""
-        return (self.block + 0.5) * self.block_s
+        found: Floats = (self.block + 0.5) * self.block_s
+        return found
 
 
 class Digest:
@@ -90,7 +93,7 @@ class Digest:
         self._block_s = BLOCK_S
         self._rows: list[tuple[Ints, Ints, Ints, Floats]] = []
         self._count = 0
-        self._seen: list[tuple[Floats, ...]] = []
+        self._seen: list[tuple[NDArray[Any], ...]] = []
 
     def __len__(self) -> int:
         """How many updates this period has."""
@@ -292,9 +295,7 @@ class Digest:
         return found
 
     def _level_of(self, mhz: float) -> int:
-        near = min(
-            range(len(self._clocks)), key=lambda n: abs(self._clocks[n] - mhz), default=None
-        )
+        near = min(range(len(self._clocks)), key=lambda n: abs(self._clocks[n] - mhz), default=None)
         if near is not None and (
             abs(self._clocks[near] / mhz - 1) < LEVEL_WIDTH or len(self._clocks) >= MOST_LEVELS
         ):

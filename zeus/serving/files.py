@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gc
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -154,7 +155,7 @@ def read_tenants(path: Path) -> dict[str, str]:
     return found
 
 
-# ----------------------------------------------------------------------------------------- internals
+# ---------------------------------------------------------------------------------------- internals
 
 
 def _word(path: Path) -> str:
@@ -185,7 +186,7 @@ def _csv(
         chosen = [(name, header.index(name)) for name in (*names, *optional) if name in header]
         width = len(header)
         base = 2
-        while rows := list(itertools.islice(reader, _CHUNK)):
+        while rows := _taken(reader):
 
             def place(n: int, base: int = base) -> Where:
                 return Where(path, base + n, "line")
@@ -196,6 +197,17 @@ def _csv(
             turned = list(zip(*rows, strict=True))
             yield {name: turned[position] for name, position in chosen}, place
             base += len(rows)
+
+
+def _taken(reader: Iterator[list[str]]) -> list[list[str]]:
+    """Rows, without the collector looking through them again and again: half the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return list(itertools.islice(reader, _CHUNK))
+    finally:
+        if collects:
+            gc.enable()
 
 
 def _parquet(

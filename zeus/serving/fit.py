@@ -218,7 +218,8 @@ def _ridge(
     if target is not None:
         pull = _pull(gram, max(strength, 30.0 / max(1, joules.size)))
         right = right + pull @ target
-    return np.linalg.solve(gram + pull, right)
+    found: Floats = np.linalg.solve(gram + pull, right)
+    return found
 
 
 def _level_factors(predicted: Floats, seen: Observed, weight: Floats, levels: int) -> Floats:
@@ -262,8 +263,8 @@ def _smooth(
     place = np.round((center_s - center_s[0]) / period_s).astype(int)
     size = int(place[-1]) + 1
     root = np.sqrt(weight) * busy
-    above = np.bincount(place, root * measured, size)
-    below = np.bincount(place, root * predicted, size)
+    above: Floats = np.bincount(place, root * measured, size)
+    below: Floats = np.bincount(place, root * predicted, size)
     hole = max(1, round(0.15 / period_s))
     best: tuple[float, Floats, float] | None = None
     typical = float(below[below > 0].mean()) if (below > 0).any() else 1.0
@@ -271,7 +272,7 @@ def _smooth(
         reach = min(size - 1, int(3 * width_s / period_s) + hole + 1)
         lag = np.arange(-reach, reach + 1)
         kernel = np.exp(-0.5 * (lag * period_s / width_s) ** 2)
-        without = np.where(np.abs(lag) <= hole, 0.0, kernel)
+        without = kernel * (np.abs(lag) > hole)
         little = 3.0 * typical  # as much as three updates in favour of 1
         blind = (_convolve(above, without) + little) / (_convolve(below, without) + little)
         loss = float(((above - blind * below) ** 2).sum())

@@ -65,6 +65,7 @@ class Ledger:
         self._steps: list[tuple[int, int, Sequence[str], object, object, object]] = []
         self._costs: list[tuple[object, object]] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []
+        self._finished: list[tuple[str, str]] = []
         self._foreign: list[Interval] = []
         self._early: list[Settlement] = []
         self.totals = Totals()
@@ -106,12 +107,13 @@ class Ledger:
         """Takes many steps at once.
 
         Args:
-            steps: `request` holds positions in `names`.
+            steps: `request` holds positions in `names`; each step has at least one row.
             names: The requests.
         """
         self._flush_steps()
-        numbers = self._requests.numbers(names)
-        self._digest.add(by_end(replace(steps, request=numbers[steps.request])))
+        used, where = np.unique(steps.request, return_inverse=True)
+        numbers = self._requests.numbers([names[number] for number in used.tolist()])
+        self._digest.add(by_end(replace(steps, request=numbers[where])))
 
     def update(
         self,
@@ -136,7 +138,9 @@ class Ledger:
             ValueError: It ends before it begins.
         """
         if not begin_ns < end_ns:
-            raise ValueError(f"an update must end after it begins, not at {end_ns} after {begin_ns}")
+            raise ValueError(
+                f"an update must end after it begins, not at {end_ns} after {begin_ns}"
+            )
         first = begin_ns if seen_begin_ns is None else seen_begin_ns
         last = end_ns if seen_end_ns is None else seen_end_ns
         self._updates.append((begin_ns, end_ns, joules, first, last, clock_mhz))
@@ -150,7 +154,7 @@ class Ledger:
 
     def finish(self, request: str, tenant: str = "") -> None:
         """Says that a request has ended, however it ended."""
-        self._requests.finish(request, tenant)
+        self._finished.append((request, tenant))
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Says that the energy of this time cannot be attributed, such as for another process.
@@ -178,17 +182,19 @@ class Ledger:
             return []
         return self._provisional(np.array(wanted))
 
-    def settle(self, *, final: bool = False) -> Settlement:
+    def settle(self, until_ns: int | None = None) -> Settlement:
         """Closes a period: fits once more and scales to what was measured.
 
         Args:
-            final: Nothing more comes: also returns requests that have not finished.
+            until_ns: The period ends here, and all steps and updates that ended before have been
+                told; None: nothing more comes.
 
         Returns:
-            Requests that have finished, in the order of their first step.
+            Requests that have finished, in the order of their first step; when nothing more comes,
+            all.
         """
-        self._condense(None)
-        settled = [*self._early, self._settle(final=final)]
+        self._condense(until_ns)
+        settled = [*self._early, self._settle(final=until_ns is None)]
         self._early = []
         if len(settled) == 1:
             return settled[0]
@@ -212,6 +218,9 @@ class Ledger:
     def _condense(self, until_ns: int | None) -> None:
         self._flush_steps()
         self._flush_updates()
+        for request, tenant in self._finished:
+            self._requests.finish(request, tenant)
+        self._finished = []
         done = self._digest.advance(until_ns)
         if done is not None:
             self._requests.saw(done)
@@ -256,7 +265,9 @@ class Ledger:
             )
         )
 
-    def _provisional(self, wanted: np.ndarray[tuple[int], np.dtype[np.int64]]) -> list[RequestEnergy]:
+    def _provisional(
+        self, wanted: np.ndarray[tuple[int], np.dtype[np.int64]]
+    ) -> list[RequestEnergy]:
         what = self._digest.condensed()
         rows = np.isin(what.request, wanted)
         some = replace(
@@ -304,4 +315,3 @@ def _live_fit(what: Condensed, prior: Floats | None) -> Fit:
             seen.level[some],
         )
     return fit(seen, what.levels, prior)
-

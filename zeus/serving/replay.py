@@ -86,7 +86,7 @@ def replay(
     taken, names = read_steps(steps)
     ledger.add_updates(read_updates(energy))
     ledger.add_steps(taken, names)
-    settled = ledger.settle(final=True)
+    settled = ledger.settle()
     rows = [replace(row, tenant=owners.get(row.request, "")) for row in settled.rows]
     return bill(replace(settled, rows=rows), idle)
 

@@ -191,9 +191,7 @@ class Requests:
         """Rows of requests that are done with, which are then forgotten."""
         ready = [n for n, one in self._open.items() if final or one.finished]
         if not final and len(self._open) - len(ready) > MOST_OPEN:
-            rest = sorted(
-                (one.end_ns, n) for n, one in self._open.items() if not one.finished
-            )
+            rest = sorted((one.end_ns, n) for n, one in self._open.items() if not one.finished)
             ready += [n for _, n in rest[: len(rest) - MOST_OPEN]]
         rows = []
         for number in sorted(ready):
@@ -217,20 +215,15 @@ def _reason(one: Open, foreign: Sequence[Interval]) -> str:
 
 
 def _row(one: Open, method: str, reason: str, *, provisional: bool = False) -> RequestEnergy:
-    if reason:
-        figures: tuple[float, ...] = (math.nan,) * 6
-    else:
-        figures = (
-            one.joules,
-            one.prefill_j,
-            one.decode_j,
-            one.shared_j,
-            math.sqrt(one.variance),
-            one.rule_j,
-        )
+    unknown = math.nan if reason else 0.0
     return RequestEnergy(
         one.name,
-        *figures,
+        one.joules + unknown,
+        one.prefill_j + unknown,
+        one.decode_j + unknown,
+        one.shared_j + unknown,
+        math.sqrt(one.variance) + unknown,
+        one.rule_j + unknown,
         method,
         reason,
         one.tenant,

@@ -46,10 +46,10 @@ class Split:
     end_s: Floats
     covered: Flags
     measured_j: float
-    idle_j: float
-    startup_j: float
-    unattributed_j: float
-    refusal: str
+    idle_j: float = 0.0
+    startup_j: float = 0.0
+    unattributed_j: float = 0.0
+    refusal: str = ""
 
     @property
     def joules(self) -> Floats:
@@ -95,17 +95,25 @@ def _blank(what: Condensed) -> tuple[Split, Ints]:
     begin_s, end_s = np.full(size, np.inf), np.full(size, -np.inf)
     np.minimum.at(begin_s, where, what.block * what.block_s)
     np.maximum.at(end_s, where, (what.block + 1) * what.block_s)
-    zeros = [np.zeros(size) for _ in range(5)]
-    none = np.zeros(size, bool)
-    measured_j = float(what.joules.sum())
-    found = Split(requests, *zeros, begin_s, end_s, none, measured_j, 0.0, 0.0, 0.0, "")
+    found = Split(
+        requests,
+        np.zeros(size),
+        np.zeros(size),
+        np.zeros(size),
+        np.zeros(size),
+        np.zeros(size),
+        begin_s,
+        end_s,
+        np.zeros(size, bool),
+        float(what.joules.sum()),
+    )
     return found, where
 
 
 def _take(found: Split, what: Condensed, where: Ints, method: str) -> None:
     size = found.request.size
-    found.prefill_j = np.bincount(where, what.features[:, 0], size)
-    found.decode_j = np.bincount(where, what.features[:, 1], size)
+    found.prefill_j = np.bincount(where, what.features[:, 0], size).astype(np.float64)
+    found.decode_j = np.bincount(where, what.features[:, 1], size).astype(np.float64)
     found.covered = found.joules > 0
     attributed_j = float(found.joules.sum())
     found.idle_j = float(what.idle_j.sum())
