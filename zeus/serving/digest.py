@@ -69,7 +69,7 @@ class Condensed:
     @property
     def center_s(self) -> Floats:
         """Middle of each row's block."""
-        found: Floats = (self.block + 0.5) * self.block_s
+        found: Floats = self.block.astype(np.float64) * self.block_s + 0.5 * self.block_s
         return found
 
 
@@ -124,11 +124,10 @@ class Digest:
             ready = 0
             if updates is not None:
                 ready = int(np.searchsorted(updates.end_ns, until_ns, side="right"))
-            if ready == 0 or updates is None:
-                return None
-            later = updates.part(ready, updates.count)
-            updates = updates.part(0, ready)
-            self._updates = [later] if later.count else []
+            if updates is not None:
+                later = updates.part(ready, updates.count)
+                self._updates = [later] if later.count else []
+                updates = updates.part(0, ready) if ready else None
         else:
             self._updates = []
         if updates is not None:
@@ -138,8 +137,12 @@ class Digest:
             self._level_at = _recent(*self._level_at)
             return None
         done = steps.count
-        if until_ns is not None and updates is not None:
-            done = int(np.searchsorted(steps.end_ns, updates.end_ns[-1], side="right"))
+        if until_ns is not None:
+            # Steps for which no update comes are not waited for without end.
+            seen_ns = until_ns - KEPT_NS
+            if updates is not None:
+                seen_ns = max(seen_ns, int(updates.end_ns[-1]))
+            done = int(np.searchsorted(steps.end_ns, seen_ns, side="right"))
         rest = steps.part(done, steps.count)
         self._steps = [rest] if rest.count else []
         finished = steps.part(0, done)

@@ -22,6 +22,8 @@ WIDTHS_S = (0.7, 1.5, 3.0, 6.0, 12.0, 30.0)
 """Widths of the smoothing kernel to choose from; one sigma."""
 LEAST_UPDATES = 200
 """Updates with a step in them, below which nothing is attributed."""
+LEAST_WITH_PRIOR = 20
+"""The same where an earlier fit's weights are there to lean on."""
 MOST_RESIDUAL = 0.20
 """Relative residual of an update above which nothing is attributed."""
 RIDGE = 3e-5
@@ -83,6 +85,8 @@ class Fit:
     slow: float
     updates: int
     period_s: float
+    least: int = LEAST_UPDATES
+    """Updates below which nothing is attributed; fewer with weights to lean on."""
 
     def group(self, at_s: Floats, level: Ints) -> Ints:
         """The group of weights that holds at instants and clock levels."""
@@ -96,10 +100,10 @@ class Fit:
     @property
     def refusal(self) -> str:
         """Why nothing can be attributed with this fit; empty: it can."""
-        if self.updates < LEAST_UPDATES:
+        if self.updates < self.least:
             return (
                 f"too few sensor updates: {self.updates} with a step in them, "
-                f"{LEAST_UPDATES} are needed"
+                f"{self.least} are needed"
             )
         if self.residual > MOST_RESIDUAL:
             return (
@@ -176,6 +180,7 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
         slow,
         count,
         span_s / max(1, seen.center_s.size - 1),
+        LEAST_UPDATES if prior is None else LEAST_WITH_PRIOR,
     )
 
 
@@ -200,7 +205,8 @@ def _noise_weights(seen: Observed, predicted: Floats | None = None) -> Floats:
 
 
 def _gram(columns: Floats, weight: Floats) -> Floats:
-    return (columns * weight[:, None]).T @ columns
+    found: Floats = (columns * weight[:, None]).T @ columns
+    return found
 
 
 def _pull(gram: Floats, strength: float) -> Floats:
@@ -226,7 +232,8 @@ def _level_factors(predicted: Floats, seen: Observed, weight: Floats, levels: in
     """How much dearer each clock level is than all together."""
     above = np.bincount(seen.level, weight * predicted * seen.joules, levels)
     below = np.bincount(seen.level, weight * predicted**2, levels)
-    return np.divide(above, below, out=np.ones(levels), where=below > 0)
+    found: Floats = np.divide(above, below, out=np.ones(levels), where=below > 0)
+    return found
 
 
 def _by_group(
@@ -263,8 +270,8 @@ def _smooth(
     place = np.round((center_s - center_s[0]) / period_s).astype(int)
     size = int(place[-1]) + 1
     root = np.sqrt(weight) * busy
-    above: Floats = np.bincount(place, root * measured, size)
-    below: Floats = np.bincount(place, root * predicted, size)
+    above = np.bincount(place, root * measured, size).astype(np.float64)
+    below = np.bincount(place, root * predicted, size).astype(np.float64)
     hole = max(1, round(0.15 / period_s))
     best: tuple[float, Floats, float] | None = None
     typical = float(below[below > 0].mean()) if (below > 0).any() else 1.0

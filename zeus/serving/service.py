@@ -1,0 +1,235 @@
+"""The process that keeps an instance's ledger: steps from the engine, energy from zeusd.
+
+    python -m zeus.serving serve --model NAME --log requests.jsonl --port 9462
+
+It may be started, stopped and killed at any time: the engine sends into the void meanwhile. It goes
+on when zeusd is restarted; what was measured by nobody is nobody's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import select
+import socket
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from zeus.serving.accountant import Accountant
+from zeus.serving.rows import RequestEnergy
+from zeus.serving.wire import MOST_BYTES, Finish, Step, unpack
+from zeus_ipc.errors import RequestRejected, ZeusIpcError
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.messages import GpuInfo, Sample
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+RECONNECT_S = 2.0
+MOST_SAMPLES = 100_000
+RECEIVE_BYTES = 8 * 2**20
+"""Of the socket's buffer: some seconds of steps."""
+
+
+def seen_ns(gpu: GpuInfo) -> int | None:
+    """Part of an update that a GPU's power sensor sees; None: all of it.
+
+    After Yang et al., arXiv:2312.02741.
+    """
+    if 0 < gpu.architecture <= 5:
+        return 10_000_000
+    if gpu.architecture >= 9 or (
+        gpu.architecture == 7 and any(name in f"{gpu.name} " for name in ("A100", "A800", "A30 "))
+    ):
+        return 25_000_000
+    return None
+
+
+class Sensors:
+    """Samples of GPUs from zeusd, in a thread, across its restarts.
+
+    Args:
+        connect: Makes a connection.
+        gpus: UUIDs.
+    """
+
+    def __init__(self, connect: Callable[[], Client], gpus: Sequence[str]) -> None:
+        self._connect = connect
+        self._gpus = list(gpus)
+        self._stop = threading.Event()
+        self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self._thread = threading.Thread(target=self._run, name="zeus-serving", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def take(self) -> list[Sample]:
+        """Samples that came since the last call."""
+        found = []
+        while self._samples:
+            found.append(self._samples.popleft())
+        return found
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        told = False
+        while not self._stop.is_set():
+            try:
+                with self._connect() as client, client.stream(self._gpus) as stream:
+                    told = False
+                    while not self._stop.is_set():
+                        sample = stream.receive(0.2)
+                        if sample is not None:
+                            self._samples.append(sample)
+            except (ZeusIpcError, OSError) as error:
+                if not told:
+                    told = True
+                    log.warning("no energy is measured at the moment: %s", error)
+                self._stop.wait(RECONNECT_S)
+
+
+class Service:
+    """Receives, accounts, and writes down.
+
+    Args:
+        path: Socket to listen on; an old one there is replaced.
+        accountants: By engine.
+        sensors: Where samples come from.
+        log_path: JSON lines, one per settled request; None: no log.
+        on_rows: Told of an engine's provisional and settled rows.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        accountants: dict[str, Accountant],
+        sensors: Sensors,
+        log_path: Path | None = None,
+        on_rows: Callable[[str, list[RequestEnergy]], None] | None = None,
+    ) -> None:
+        self._accountants = accountants
+        self._sensors = sensors
+        self._log_path = log_path
+        self._on_rows = on_rows
+        self._path = path
+        self._stop = threading.Event()
+        self.guard = threading.Lock()
+        """Held while accountants change."""
+        self.rejected = 0
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISSOCK(os.stat(path).st_mode):
+                    os.unlink(path)
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
+            self._socket.bind(path)
+            os.chmod(path, 0o660)
+        except OSError as error:
+            self._socket.close()
+            raise OSError(error.errno, error.strerror, path) from None
+        self._socket.setblocking(False)
+
+    def run(self) -> None:
+        """Works until `stop`, then settles what there is."""
+        self._sensors.start()
+        try:
+            while not self._stop.is_set():
+                deadline = time.monotonic() + POLL_S
+                while (left := deadline - time.monotonic()) > 0 and not self._stop.is_set():
+                    select.select([self._socket], [], [], min(left, 0.1))
+                    self._receive()
+                self.poll(time.monotonic_ns())
+        finally:
+            self._sensors.close()
+            self._receive()
+            self._take_samples()
+            with self.guard:
+                for engine, accountant in self._accountants.items():
+                    self._tell(engine, accountant.close())
+            self._socket.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def stop(self) -> None:
+        """Has `run` return."""
+        self._stop.set()
+
+    def poll(self, now_ns: int) -> None:
+        """Does what is due."""
+        self._take_samples()
+        with self.guard:
+            for engine, accountant in self._accountants.items():
+                rows = accountant.poll(now_ns)
+                if rows:
+                    self._tell(engine, rows)
+
+    def _take_samples(self) -> None:
+        with self.guard:
+            for sample in self._sensors.take():
+                for accountant in self._accountants.values():
+                    accountant.sample(
+                        sample.gpu,
+                        sample.t_ns,
+                        sample.energy_uj,
+                        sample.number,
+                        sample.gpu_clock_mhz,
+                    )
+
+    def _receive(self) -> None:
+        with self.guard:
+            for _ in range(10_000):
+                try:
+                    data = self._socket.recv(MOST_BYTES)
+                except BlockingIOError:
+                    return
+                try:
+                    message = unpack(data)
+                except RequestRejected:
+                    self.rejected += 1
+                    continue
+                accountant = self._accountants.get(message.engine)
+                if accountant is None:
+                    self.rejected += 1
+                elif isinstance(message, Step):
+                    accountant.step(message)
+                elif isinstance(message, Finish):
+                    accountant.finish(message)
+
+    def _tell(self, engine: str, rows: list[RequestEnergy]) -> None:
+        if self._on_rows is not None:
+            self._on_rows(engine, rows)
+        if self._log_path is None:
+            return
+        settled = [as_json(engine, row) for row in rows if not row.provisional]
+        if settled:
+            try:
+                with self._log_path.open("a", encoding="utf-8") as file:
+                    file.write("".join(f"{one}\n" for one in settled))
+            except OSError as error:
+                log.warning("%s cannot be written: %s", self._log_path, error.strerror)
+
+
+def as_json(engine: str, row: RequestEnergy) -> str:
+    """A request's energy as one line of JSON; figures of a refused one are null."""
+    found = {"engine": engine, **vars(row)}
+    return json.dumps(
+        {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in found.items()
+        }
+    )

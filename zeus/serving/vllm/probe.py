@@ -1,0 +1,134 @@
+"""A probe on vLLM's scheduler, found by vLLM through its entry point `vllm.general_plugins`.
+
+It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33; of what it reads
+only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests` must be there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import Any
+
+from zeus.serving.in_flight import InFlight, Silent
+from zeus.serving.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+MODE_ENV = "ZEUS_SERVING"
+"""`steps`: the scheduler probe. `stats`: the front end's statistics alone. Else nothing."""
+TESTED = ("0.32", "0.33")
+
+_MARK = "_zeus_serving_probe"
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes."""
+    if os.environ.get(MODE_ENV) != "steps":
+        return
+    try:
+        scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        version = str(getattr(importlib.import_module("vllm"), "__version__", ""))
+    except (ImportError, AttributeError) as error:
+        log.warning("no energy of requests: this vLLM has no V1 scheduler (%s)", error)
+        return
+    if not version.startswith(TESTED):
+        log.warning("the energy probe was not tested with vLLM %s, only %s", version, TESTED)
+    install(scheduler)
+
+
+def install(scheduler: Any) -> bool:
+    """Wraps a scheduler class once; its subclasses are wrapped with it.
+
+    Returns:
+        Whether it has the methods that are wrapped.
+    """
+    schedule = getattr(scheduler, "schedule", None)
+    update = getattr(scheduler, "update_from_output", None)
+    if not callable(schedule) or not callable(update):
+        log.warning("no energy of requests: the scheduler has no schedule and update_from_output")
+        return False
+    if getattr(schedule, _MARK, False):
+        return True
+
+    def wrapped_schedule(self: Any, *arguments: Any, **options: Any) -> Any:
+        probe = _of(self)
+        begin_ns = probe.in_flight.now_ns()
+        output = schedule(self, *arguments, **options)
+        probe.silent(probe.scheduled, begin_ns, output)
+        return output
+
+    def wrapped_update(self: Any, *arguments: Any, **options: Any) -> Any:
+        probe = _of(self)
+        probe.silent(probe.updated)
+        return update(self, *arguments, **options)
+
+    setattr(wrapped_schedule, _MARK, True)
+    scheduler.schedule = wrapped_schedule
+    scheduler.update_from_output = wrapped_update
+    return True
+
+
+class Probe:
+    """What one scheduler's steps are told to.
+
+    Args:
+        scheduler: Has `requests` by engine id.
+        recorder: Where steps go; None: one of its own.
+    """
+
+    def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
+        self.silent = Silent("vLLM")
+        self.in_flight: InFlight[Any] = InFlight()
+        self._requests = scheduler.requests
+        self._recorder = recorder or Recorder(_engine(scheduler))
+        self._known: dict[str, tuple[str, int]] = {}
+
+    def scheduled(self, begin_ns: int, output: Any) -> None:
+        """A step was composed."""
+        for one in getattr(output, "finished_req_ids", None) or ():
+            known = self._known.pop(one, None)
+            if known is not None:
+                self._recorder.finish(known[0])
+        planned = output.num_scheduled_tokens
+        if not planned:
+            self.in_flight.begin(begin_ns, None)
+            return
+        known = self._known
+        names, prefill, context = [], [], []
+        requests = self._requests
+        for one, tokens in planned.items():
+            request = requests[one]
+            if one not in known:
+                known[one] = (
+                    getattr(request, "external_req_id", None) or one,
+                    getattr(request, "num_prompt_tokens", 0),
+                )
+            name, prompt = known[one]
+            # The scheduler has already moved on by this step's tokens.
+            before = request.num_computed_tokens - tokens
+            names.append(name)
+            prefill.append(before < prompt)
+            context.append(before if before > 0 else 0)
+        self.in_flight.begin(begin_ns, (names, prefill, list(planned.values()), context))
+
+    def updated(self) -> None:
+        """A step's output came."""
+        ended = self.in_flight.end()
+        if ended is not None and ended[2] is not None:
+            begin_ns, end_ns, (names, prefill, tokens, context) = ended
+            self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
+
+
+def _of(scheduler: Any) -> Probe:
+    found = getattr(scheduler, "_zeus_probe", None)
+    if found is None:
+        found = scheduler._zeus_probe = Probe(scheduler)
+    return found  # type: ignore[no-any-return]
+
+
+def _engine(scheduler: Any) -> str:
+    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+    rank = getattr(parallel, "data_parallel_rank", 0)
+    return str(rank if isinstance(rank, int) else 0)
