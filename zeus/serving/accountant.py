@@ -152,6 +152,8 @@ class Accountant:
         self.steps_lost = 0
         self.tokens = {"prefill": 0, "decode": 0}
         self.settlements = 0
+        self.newest = Totals()
+        """Of the newest settled period."""
         self.residual = math.nan
         """Of the newest settled fit, relative."""
         self.uncertainty = math.nan
@@ -237,6 +239,7 @@ class Accountant:
 
     def _settle(self, done: Settlement) -> list[RequestEnergy]:
         self.settlements += 1
+        self.newest = done.totals
         if done.fit is not None:
             self.residual = done.fit.residual
         known = [row for row in done.rows if not row.refused]

@@ -30,13 +30,13 @@ class EnergyHeader:
 
     Args:
         app: What it is put around.
-        prefix: What the engine puts before the id: vLLM's chat completions put `chatcmpl-`, its
-            completions `cmpl-`. None: after the path, as vLLM does.
+        engine_id: What the engine calls a request of an id, with `{}` for the id. None: by the
+            path, as vLLM does: `chatcmpl-{}` for chats, `cmpl-{}-0` for (one) completion.
     """
 
-    def __init__(self, app: Application, prefix: str | None = None) -> None:
+    def __init__(self, app: Application, engine_id: str | None = None) -> None:
         self._app = app
-        self._prefix = prefix
+        self._engine_id = engine_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
@@ -50,7 +50,7 @@ class EnergyHeader:
             headers = [(name, value) for name, value in headers if name.lower() != ID_HEADER]
             headers.append((ID_HEADER, given))
             scope = {**scope, "headers": headers}
-        energy_id = self._prefix_for(scope).encode() + given
+        energy_id = self._id_of(scope).replace("{}", given.decode()).encode()
 
         async def with_header(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
@@ -60,10 +60,10 @@ class EnergyHeader:
 
         await self._app(scope, receive, with_header)
 
-    def _prefix_for(self, scope: Scope) -> str:
-        if self._prefix is not None:
-            return self._prefix
+    def _id_of(self, scope: Scope) -> str:
+        if self._engine_id is not None:
+            return self._engine_id
         path = str(scope.get("path", ""))
         if path.endswith("/chat/completions"):
-            return "chatcmpl-"
-        return "cmpl-" if path.endswith("/completions") else ""
+            return "chatcmpl-{}"
+        return "cmpl-{}-0" if path.endswith("/completions") else "{}"

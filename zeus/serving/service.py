@@ -21,7 +21,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from zeus.serving.accountant import Accountant
 from zeus.serving.rows import RequestEnergy
@@ -111,7 +111,11 @@ class Service:
         accountants: By engine.
         sensors: Where samples come from.
         log_path: JSON lines, one per settled request; None: no log.
+        model: What the log calls the model.
         on_rows: Told of an engine's provisional and settled rows.
+
+    Raises:
+        OSError: The socket cannot be listened on.
     """
 
     def __init__(
@@ -120,11 +124,14 @@ class Service:
         accountants: dict[str, Accountant],
         sensors: Sensors,
         log_path: Path | None = None,
+        model: str = "",
         on_rows: Callable[[str, list[RequestEnergy]], None] | None = None,
     ) -> None:
         self._accountants = accountants
         self._sensors = sensors
         self._log_path = log_path
+        self._model = model
+        self._logged = dict.fromkeys(accountants, 0)
         self._on_rows = on_rows
         self._path = path
         self._stop = threading.Event()
@@ -160,7 +167,7 @@ class Service:
             self._take_samples()
             with self.guard:
                 for engine, accountant in self._accountants.items():
-                    self._tell(engine, accountant.close())
+                    self._tell(engine, accountant, accountant.close())
             self._socket.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
@@ -174,9 +181,7 @@ class Service:
         self._take_samples()
         with self.guard:
             for engine, accountant in self._accountants.items():
-                rows = accountant.poll(now_ns)
-                if rows:
-                    self._tell(engine, rows)
+                self._tell(engine, accountant, accountant.poll(now_ns))
 
     def _take_samples(self) -> None:
         with self.guard:
@@ -210,23 +215,25 @@ class Service:
                 elif isinstance(message, Finish):
                     accountant.finish(message)
 
-    def _tell(self, engine: str, rows: list[RequestEnergy]) -> None:
-        if self._on_rows is not None:
+    def _tell(self, engine: str, accountant: Accountant, rows: list[RequestEnergy]) -> None:
+        if self._on_rows is not None and rows:
             self._on_rows(engine, rows)
-        if self._log_path is None:
+        if self._log_path is None or accountant.settlements == self._logged[engine]:
             return
-        settled = [as_json(engine, row) for row in rows if not row.provisional]
-        if settled:
-            try:
-                with self._log_path.open("a", encoding="utf-8") as file:
-                    file.write("".join(f"{one}\n" for one in settled))
-            except OSError as error:
-                log.warning("%s cannot be written: %s", self._log_path, error.strerror)
+        self._logged[engine] = accountant.settlements
+        stamp = {"settled_s": time.time(), "settled_ns": time.monotonic_ns(), "model": self._model}
+        lines = [as_json(engine, row, stamp) for row in rows]
+        lines.append(json.dumps({"settled": vars(accountant.newest), "engine": engine, **stamp}))
+        try:
+            with self._log_path.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._log_path, error.strerror)
 
 
-def as_json(engine: str, row: RequestEnergy) -> str:
+def as_json(engine: str, row: RequestEnergy, more: dict[str, Any] | None = None) -> str:
     """A request's energy as one line of JSON; figures of a refused one are null."""
-    found = {"engine": engine, **vars(row)}
+    found = {"engine": engine, **vars(row), **(more or {})}
     return json.dumps(
         {
             name: None if isinstance(value, float) and math.isnan(value) else value

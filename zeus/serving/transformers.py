@@ -106,7 +106,7 @@ class Probe:
 
 
 def _of(processor: Any, recorder: Any) -> Probe:
-    found = getattr(processor, "_zeus_probe", None)
+    found: Probe | None = getattr(processor, "_zeus_probe", None)
     if found is None:
         found = processor._zeus_probe = Probe(recorder)
-    return found  # type: ignore[no-any-return]
+    return found

@@ -90,8 +90,8 @@ class Web:
                 404,
                 json_type,
                 _error(
-                    f"no energy is known of request {wanted!r}; it is there about two seconds after "
-                    "the request's end"
+                    f"no energy is known of request {wanted!r}; it is there about two seconds "
+                    "after the request's end"
                 ),
             )
         if path == "/totals":

@@ -91,7 +91,7 @@ def unpack(data: bytes) -> Step | Finish:
         RequestRejected: It is none.
     """
     try:
-        kind, *rest = msgpack.unpackb(data, max_buffer_size=MOST_BYTES)
+        kind, *rest = msgpack.unpackb(data)
         if kind == "f":
             return Finish(*(_text(one) for one in rest[:3]))
         if kind == "s":

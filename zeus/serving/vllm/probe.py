@@ -88,9 +88,9 @@ class Probe:
     def scheduled(self, begin_ns: int, output: Any) -> None:
         """A step was composed."""
         for one in getattr(output, "finished_req_ids", None) or ():
-            known = self._known.pop(one, None)
-            if known is not None:
-                self._recorder.finish(known[0])
+            gone = self._known.pop(one, None)
+            if gone is not None:
+                self._recorder.finish(gone[0])
         planned = output.num_scheduled_tokens
         if not planned:
             self.in_flight.begin(begin_ns, None)
@@ -122,10 +122,10 @@ class Probe:
 
 
 def _of(scheduler: Any) -> Probe:
-    found = getattr(scheduler, "_zeus_probe", None)
+    found: Probe | None = getattr(scheduler, "_zeus_probe", None)
     if found is None:
         found = scheduler._zeus_probe = Probe(scheduler)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 def _engine(scheduler: Any) -> str:
