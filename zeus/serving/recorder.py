@@ -6,17 +6,23 @@ import contextlib
 import logging
 import os
 import socket
+import time
 from collections.abc import Sequence
 
 from zeus.serving.wire import pack_finish, pack_step, socket_path
 
 log = logging.getLogger(__name__)
 
+RETRY_S = 1.0
+"""How often a listener is looked for."""
+SEND_BYTES = 4 * 2**20
+"""Of steps that wait while the listener is busy: some seconds'."""
+
 
 class Recorder:
-    """What an engine's process holds: one datagram per step, sent or dropped.
+    """What an engine's process holds: one message per step, sent or dropped.
 
-    Nobody need listen. One that begins to listen later is found at the next step. Not safe across
+    Nobody need listen. One that begins to listen later is found within a second. Not safe across
     threads; in a child of `fork` it does nothing.
 
     Args:
@@ -34,11 +40,11 @@ class Recorder:
         self._number = 0
         self._pid = os.getpid()
         self._failed = False
+        self._tried_s = -RETRY_S
         self.sent = 0
         self.dropped = 0
         self._socket: socket.socket | None = None
-        with contextlib.suppress(OSError):
-            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        self._closed = False
 
     def step(
         self,
@@ -69,19 +75,45 @@ class Recorder:
 
     def close(self) -> None:
         """Sends nothing from now on."""
+        self._closed = True
+        self._disconnect()
+
+    def _send(self, data: bytes) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        if self._socket is None:
+            self._connect()
+        if self._socket is None:
+            self.dropped += 1
+            return
+        try:
+            self._socket.send(data)
+        except BlockingIOError:
+            self.dropped += 1
+        except OSError:
+            self.dropped += 1
+            self._disconnect()
+        else:
+            self.sent += 1
+
+    def _connect(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._tried_s < RETRY_S:
+            return
+        self._tried_s = now_s
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+        else:
+            self._socket = connection
+
+    def _disconnect(self) -> None:
         if self._socket is not None:
             self._socket.close()
             self._socket = None
-
-    def _send(self, data: bytes) -> None:
-        if self._socket is None or os.getpid() != self._pid:
-            return
-        try:
-            self._socket.sendto(data, self._path)
-        except OSError:
-            self.dropped += 1
-        else:
-            self.sent += 1
 
     def _fail(self, error: Exception) -> None:
         self.dropped += 1

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus.serving.accountant import Accountant
 from zeus.serving.rows import RequestEnergy
-from zeus.serving.wire import MOST_BYTES, Finish, Step, unpack
+from zeus.serving.wire import MOST_BYTES, Step, unpack
 from zeus_ipc.errors import RequestRejected, ZeusIpcError
 
 if TYPE_CHECKING:
@@ -37,8 +37,8 @@ log = logging.getLogger(__name__)
 POLL_S = 0.5
 RECONNECT_S = 2.0
 MOST_SAMPLES = 100_000
-RECEIVE_BYTES = 8 * 2**20
-"""Of the socket's buffer: some seconds of steps."""
+MOST_ENGINES = 64
+"""Processes that may be connected."""
 
 
 def seen_ns(gpu: GpuInfo) -> int | None:
@@ -138,14 +138,15 @@ class Service:
         self.guard = threading.Lock()
         """Held while accountants change."""
         self.rejected = 0
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self._engines: list[socket.socket] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with contextlib.suppress(FileNotFoundError):
                 if stat.S_ISSOCK(os.stat(path).st_mode):
                     os.unlink(path)
-            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, RECEIVE_BYTES)
             self._socket.bind(path)
             os.chmod(path, 0o660)
+            self._socket.listen(MOST_ENGINES)
         except OSError as error:
             self._socket.close()
             raise OSError(error.errno, error.strerror, path) from None
@@ -158,7 +159,7 @@ class Service:
             while not self._stop.is_set():
                 deadline = time.monotonic() + POLL_S
                 while (left := deadline - time.monotonic()) > 0 and not self._stop.is_set():
-                    select.select([self._socket], [], [], min(left, 0.1))
+                    select.select([self._socket, *self._engines], [], [], min(left, 0.1))
                     self._receive()
                 self.poll(time.monotonic_ns())
         finally:
@@ -168,7 +169,8 @@ class Service:
             with self.guard:
                 for engine, accountant in self._accountants.items():
                     self._tell(engine, accountant, accountant.close())
-            self._socket.close()
+            for one in (self._socket, *self._engines):
+                one.close()
             with contextlib.suppress(OSError):
                 os.unlink(self._path)
 
@@ -196,24 +198,41 @@ class Service:
                     )
 
     def _receive(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(self._engines) < MOST_ENGINES:
+                connection, _ = self._socket.accept()
+                connection.setblocking(False)
+                self._engines.append(connection)
         with self.guard:
-            for _ in range(10_000):
-                try:
-                    data = self._socket.recv(MOST_BYTES)
-                except BlockingIOError:
-                    return
-                try:
-                    message = unpack(data)
-                except RequestRejected:
-                    self.rejected += 1
-                    continue
-                accountant = self._accountants.get(message.engine)
-                if accountant is None:
-                    self.rejected += 1
-                elif isinstance(message, Step):
-                    accountant.step(message)
-                elif isinstance(message, Finish):
-                    accountant.finish(message)
+            for connection in list(self._engines):
+                if not self._drained(connection):
+                    connection.close()
+                    self._engines.remove(connection)
+
+    def _drained(self, connection: socket.socket) -> bool:
+        """Takes what one engine sent; returns whether it is still there."""
+        for _ in range(10_000):
+            try:
+                data = connection.recv(MOST_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            try:
+                message = unpack(data)
+            except RequestRejected:
+                self.rejected += 1
+                continue
+            accountant = self._accountants.get(message.engine)
+            if accountant is None:
+                self.rejected += 1
+            elif isinstance(message, Step):
+                accountant.step(message)
+            else:
+                accountant.finish(message)
+        return True
 
     def _tell(self, engine: str, accountant: Accountant, rows: list[RequestEnergy]) -> None:
         if self._on_rows is not None and rows:

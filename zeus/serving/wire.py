@@ -1,4 +1,4 @@
-"""Messages from an engine's process to the one that keeps the ledger: datagrams of msgpack.
+"""Messages from an engine's process to the one that keeps the ledger: packets of msgpack.
 
 An engine must not wait, so a message is sent or dropped. Steps are numbered: a gap says how many
 were dropped, and when.
@@ -20,7 +20,7 @@ SOCKET_ENV = "ZEUS_SERVING_SOCKET"
 """Socket of the process that keeps the ledger."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
 MOST_BYTES = 180_000
-"""Of one message; longer ones are refused by the kernel."""
+"""Of one message; longer ones are cut off, and rejected."""
 
 
 def socket_path() -> str:

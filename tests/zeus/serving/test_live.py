@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import wait_for
 from tests.zeus.serving.server import new_seed, serve
+from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
 from zeus.serving.accountant import Accountant, Meter
 from zeus.serving.metrics import EnergyCollector
@@ -69,22 +70,27 @@ def test_random_bytes_are_rejected():
             continue
 
 
-def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path):
+def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monkeypatch):
     path = str(tmp_path / "steps.sock")
     recorder = Recorder(path=path)
     recorder.step(0, 1, ["a"], [True], [1], [0])
     assert (recorder.sent, recorder.dropped) == (0, 1)
 
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+    monkeypatch.setattr(recorder_module, "RETRY_S", 0.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
         listener.bind(path)
+        listener.listen()
         recorder.step(1, 2, ["a"], [False], [1], [1])
         recorder.finish("a")
-        assert isinstance(unpack(listener.recv(9999)), Step)
-        assert unpack(listener.recv(9999)) == Finish("0", "a")
-        while recorder.dropped == 1:  # never waits: a full buffer drops
-            recorder.step(2, 3, ["a"], [False], [1], [1])
+        engine, _ = listener.accept()
+        with engine:
+            assert isinstance(unpack(engine.recv(9999)), Step)
+            assert unpack(engine.recv(9999)) == Finish("0", "a")
+            while recorder.dropped == 1:  # never waits: a full buffer drops
+                recorder.step(2, 3, ["a"], [False], [1], [1])
+    recorder.step(2, 3, ["a"], [False], [1], [1])  # the listener is gone
     recorder.step(2, 3, ["a"], [False], [object()], [1])  # type: ignore[list-item]
-    assert recorder.dropped == 3
+    assert recorder.dropped == 4
     recorder.close()
     recorder.step(2, 3, ["a"], [False], [1], [1])
 
@@ -285,8 +291,9 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
         for name in served.names:
             while not _sent(recorder, name):
                 pass
-        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as other:
-            other.sendto(b"nonsense", path)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.connect(path)
+            other.send(b"nonsense")
         wait_for(lambda: service.rejected == 1, "the nonsense to be rejected")
         energy = np.cumsum(np.round(updates.joules * 1e6)).astype(int)
         sensors.samples = [

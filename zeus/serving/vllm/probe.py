@@ -95,23 +95,20 @@ class Probe:
         if not planned:
             self.in_flight.begin(begin_ns, None)
             return
-        known = self._known
-        names, prefill, context = [], [], []
-        requests = self._requests
-        for one, tokens in planned.items():
+        known, requests = self._known, self._requests
+        for one in planned.keys() - known.keys():
             request = requests[one]
-            if one not in known:
-                known[one] = (
-                    getattr(request, "external_req_id", None) or one,
-                    getattr(request, "num_prompt_tokens", 0),
-                )
-            name, prompt = known[one]
-            # The scheduler has already moved on by this step's tokens.
-            before = request.num_computed_tokens - tokens
-            names.append(name)
-            prefill.append(before < prompt)
-            context.append(before if before > 0 else 0)
-        self.in_flight.begin(begin_ns, (names, prefill, list(planned.values()), context))
+            known[one] = (
+                getattr(request, "external_req_id", None) or one,
+                getattr(request, "num_prompt_tokens", 0),
+            )
+        about = [known[one] for one in planned]
+        tokens = list(planned.values())
+        # The scheduler has already moved on by this step's tokens.
+        after = [requests[one].num_computed_tokens for one in planned]
+        context = [max(0, end - own) for end, own in zip(after, tokens, strict=True)]
+        prefill = [before < one[1] for before, one in zip(context, about, strict=True)]
+        self.in_flight.begin(begin_ns, ([one[0] for one in about], prefill, tokens, context))
 
     def updated(self) -> None:
         """A step's output came."""
