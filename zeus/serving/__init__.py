@@ -2,12 +2,13 @@
 
 from zeus.utils.lazy import lazily
 
-__all__ = ["Ledger", "RequestEnergy", "Settlement", "Totals"]
+__all__ = ["Ledger", "Recorder", "RequestEnergy", "Settlement", "Totals"]
 
 __getattr__ = lazily(
     __name__,
     {
         "Ledger": "ledger",
+        "Recorder": "recorder",
         "RequestEnergy": "rows",
         "Settlement": "rows",
         "Totals": "rows",
