@@ -12,12 +12,16 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.wire import Finish, Step
 
 LAG_NS = 2 * 10**9
 """Steps and samples are complete this long after their end."""
+FRONT_END_LAG_NS = WAIT_NS + LAG_NS
+FRONT_END_RULE = 0.08
+"""What the front end's knowledge adds to the rule's error, relative, one sigma."""
 PERIOD_NS = 3600 * 10**9
 """A period is settled after this time."""
 MOST_KEPT = 100_000
@@ -133,6 +137,8 @@ class Accountant:
         seen_ns: See `Meter`.
         method: See `Ledger`.
         prior: See `Ledger`.
+        front_end: Steps are put together from a front end's statistics: they come late, and the
+            figures are rougher.
     """
 
     def __init__(
@@ -142,7 +148,9 @@ class Accountant:
         seen_ns: int | None = None,
         method: str = "regression",
         prior: Sequence[float] | None = None,
+        front_end: bool = False,
     ) -> None:
+        self._front_end = front_end
         self._ledger = Ledger(method, prior=prior)
         self._meter = Meter(gpus, seen_ns)
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
@@ -206,13 +214,13 @@ class Accountant:
         """
         for update in self._meter.updates():
             self._ledger.update(*update)
-        until_ns = now_ns - LAG_NS
+        until_ns = now_ns - (FRONT_END_LAG_NS if self._front_end else LAG_NS)
         if self._settled_ns is None:
             self._settled_ns = until_ns
         if until_ns - self._settled_ns >= PERIOD_NS:
             self._settled_ns = until_ns
             return self._settle(self._ledger.settle(until_ns))
-        rows = self._ledger.advance(until_ns)
+        rows = self._stated(self._ledger.advance(until_ns))
         _count(self._provisional, rows)
         self._keep(rows)
         return rows
@@ -238,22 +246,35 @@ class Accountant:
         return self._ledger.weights
 
     def _settle(self, done: Settlement) -> list[RequestEnergy]:
+        rows = self._stated(done.rows)
         self.settlements += 1
         self.newest = done.totals
         if done.fit is not None:
             self.residual = done.fit.residual
-        known = [row for row in done.rows if not row.refused]
+        known = [row for row in rows if not row.refused]
         joules = math.fsum(row.joules for row in known)
         if joules > 0:
             self.uncertainty = (
                 math.fsum(math.hypot(row.uncertainty_j, row.rule_uncertainty_j) for row in known)
                 / joules
             )
-        _count(self._final, done.rows)
+        _count(self._final, rows)
         self._final["idle"] += done.totals.idle_j
         self._provisional = dict.fromkeys(PHASES, 0.0)
-        self._keep(done.rows)
-        return done.rows
+        self._keep(rows)
+        return rows
+
+    def _stated(self, rows: list[RequestEnergy]) -> list[RequestEnergy]:
+        if not self._front_end:
+            return rows
+        return [
+            replace(
+                row,
+                method=f"{row.method}, front end",
+                rule_uncertainty_j=math.hypot(row.rule_uncertainty_j, FRONT_END_RULE * row.joules),
+            )
+            for row in rows
+        ]
 
     def _keep(self, rows: Sequence[RequestEnergy]) -> None:
         for row in rows:

@@ -81,6 +81,7 @@ def replay(
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
 @click.option("--weights", type=_IN, help="Keep the fit's weights here for the next start.")
 @click.option("--method", type=click.Choice(METHODS[:2]), default=METHODS[0], show_default=True)
+@click.option("--front-end", is_flag=True, help="Steps come from vLLM with ZEUS_SERVING=stats.")
 def serve(
     model: str,
     engines: tuple[str, ...],
@@ -89,6 +90,7 @@ def serve(
     listen: str,
     weights: Path | None,
     method: str,
+    front_end: bool,
 ) -> None:
     """Keep the ledger of an engine on this node until Ctrl-C.
 
@@ -98,7 +100,7 @@ def serve(
         needed("numpy", "python -m zeus.serving", "serving")
         from zeus.serving.running import Options, run
 
-        run(Options(model, engines, path, log_path, listen, weights, method))
+        run(Options(model, engines, path, log_path, listen, weights, method, front_end))
 
 
 @main.command()

@@ -28,7 +28,7 @@ CHUNK_ROWS = 100_000
 LEVEL_WIDTH = 0.03
 """Clocks that differ by less are one level."""
 MOST_LEVELS = 24
-KEPT_NS = 120 * 10**9
+KEPT_NS = 300 * 10**9
 """No step is longer; updates this old no longer matter to steps that come."""
 
 _WIDTH = len(NAMES)

@@ -31,6 +31,7 @@ class Options:
     listen: str
     weights: Path | None
     method: str
+    front_end: bool
 
 
 def run(options: Options) -> None:
@@ -55,6 +56,7 @@ def run(options: Options) -> None:
             seen_ns=seen_ns(first),
             method=options.method,
             prior=None if store is None else store.get(*keys[name]),
+            front_end=options.front_end,
         )
     registry, collectors = _metrics(options.model, accountants)
     counted: dict[str, set[str]] = {name: set() for name in accountants}

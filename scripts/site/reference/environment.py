@@ -81,8 +81,8 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
         "Serving": {
             MODE_ENV: (
                 "",
-                "In vLLM's environment: `steps` has the scheduler's steps recorded; else nothing "
-                "is done there.",
+                "In vLLM's environment: `steps` has the scheduler's steps recorded, `stats` the "
+                "front end's statistics; else nothing is done there.",
             ),
             SERVING_SOCKET_ENV: (
                 DEFAULT_SOCKET,

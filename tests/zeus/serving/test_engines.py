@@ -8,14 +8,18 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import msgpack
+import numpy as np
 import pytest
 import zmq
 
+from tests.zeus.serving.server import Served, new_seed, serve
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
 from zeus.serving.forward_pass import Subscriber, decode
+from zeus.serving.front_end import Finished, FrontEnd, Row
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
+from zeus.serving.vllm.stats import EnergyStatLogger
 from zeus_ipc.errors import RequestRejected
 
 
@@ -311,3 +315,98 @@ def test_what_is_not_http_passes():
 
     asyncio.run(EnergyHeader(app)({"type": "lifespan"}, None, None))
     assert seen == [{"type": "lifespan"}]
+
+
+# ------------------------------------------------------------------------ vLLM's front end alone
+
+
+def _played(served: Served) -> list[Row]:
+    """The steps that the statistics of a run give."""
+    steps = served.steps
+    step = steps.step_of_row
+    first, last = np.full(len(served.names), 2**62), np.zeros(len(served.names), np.int64)
+    np.minimum.at(first, steps.request, step)
+    np.maximum.at(last, steps.request, step)
+    prompt = np.bincount(steps.request, steps.tokens * steps.prefill)
+    front, found = FrontEnd(), []
+    for n in range(steps.count):
+        rows = steps.request[steps.first_row[n] : steps.first_row[n + 1]]
+        ended = [
+            Finished(
+                served.names[one],
+                (steps.end_ns[first[one]] - steps.begin_ns[first[one]]) / 1e9,
+                (steps.end_ns[n] - steps.end_ns[first[one]]) / 1e9,
+                int(prompt[one]),
+                0,
+                int(n - first[one] + 1),
+            )
+            for one in rows
+            if last[one] == n
+        ]
+        now_ns = int(steps.end_ns[n])
+        front.iteration(now_ns, rows.size, ended)
+        found += list(front.ready(now_ns))
+    assert list(front.ready(2**62)) == []
+    return found
+
+
+def test_the_front_end_puts_steps_together():
+    served = serve(new_seed(), seconds=40)
+    found = _played(served)
+
+    assert [one[1] for one in found] == served.steps.end_ns.tolist()
+    ledger = Ledger()
+    for one in found:
+        ledger.step(*one)
+    ledger.add_updates(served.updates)
+    joules = {row.request: row.joules for row in ledger.settle().rows}
+    errors = [
+        abs(joules[name] / true - 1) for name, true in zip(served.names, served.true_j, strict=True)
+    ]
+    assert np.mean(errors) < 0.05
+
+
+def test_a_request_that_never_ends_does_not_hold_up_its_steps_for_ever():
+    front = FrontEnd()
+    front.iteration(0, 2, [])
+    front.iteration(10**9, 2, [Finished("a", 0.5, 1.0, 5, 0, 2)])
+
+    assert list(front.ready(2 * 10**9)) == []
+    found = list(front.ready(130 * 10**9))
+    assert [one[2] for one in found] == [["a"], ["a"]]
+    assert [one[3] for one in found] == [[True], [False]]
+
+
+def test_the_stat_logger_is_silent_unless_asked_and_with_several_servers(monkeypatch, tmp_path):
+    config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=1))
+    monkeypatch.delenv("ZEUS_SERVING", raising=False)
+    assert EnergyStatLogger(config)._recorder is None
+    monkeypatch.setenv("ZEUS_SERVING", "stats")
+    several = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=4))
+    assert EnergyStatLogger(several)._recorder is None
+
+    logger = EnergyStatLogger(config)
+    recorded = Recorded()
+    logger._recorder = recorded
+    logger.log_engine_initialized()
+    logger.log()
+    logger.record(None, None)
+    logger.record(SimpleNamespace(), SimpleNamespace())  # nothing that it reads is there
+    stats = SimpleNamespace(
+        request_id="a",
+        num_prompt_tokens=9,
+        num_cached_tokens=4,
+        num_generation_tokens=1,
+        prefill_time=3600.0,
+        decode_time=0.0,
+    )
+    logger.record(
+        SimpleNamespace(num_running_reqs=0),
+        SimpleNamespace(finished_requests=[stats, SimpleNamespace()]),
+        None,
+        engine_idx=0,
+        extra=1,
+    )
+    assert recorded.finished == ["a"]
+    assert recorded.steps[-1][0] == ["a"]
+    assert sum(step[2][0] for step in recorded.steps) == pytest.approx(5)

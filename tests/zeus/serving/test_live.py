@@ -18,6 +18,7 @@ import pytest
 
 from tests.support import wait_for
 from tests.zeus.serving.server import new_seed, serve
+from zeus.serving import digest as digest_module
 from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
 from zeus.serving.accountant import Accountant, Meter
@@ -199,7 +200,8 @@ def test_lost_steps_refuse_the_requests_beside_them():
     assert parts == pytest.approx(totals.measured_j)
 
 
-def test_an_accountant_without_zeusd_goes_on_in_bounded_memory():
+def test_an_accountant_without_zeusd_goes_on_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr(digest_module, "KEPT_NS", 120 * 10**9)
     served = serve(new_seed(), seconds=200, rate=0.5)
     accountant = Accountant(["x"])
     _tell(accountant, served, gap=range(10**9))
