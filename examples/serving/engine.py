@@ -1,8 +1,9 @@
 """An inference engine of one file, on a simulated GPU: continuous batching without a model.
 
 A step reads the weights once, computes prompts in pieces of 4 tokens, and decodes one token of each
-running sequence. What each of these costs is in profile.csv, so the true energy of every request is
-known: its own pieces and tokens, and its share of the weights by head.
+running sequence. What each of these costs is in profile.csv, and the node tells the true energy of
+a step. So that of every request is known: its own pieces and tokens, and its share of the rest by
+head.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from zeus.serving import Recorder
-from zeus_ipc.simulation import SimulatedWork
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 
 PROFILE = Path(__file__).with_name("profile.csv")
 PIECE = 4
@@ -58,10 +59,10 @@ class Engine:
     def __init__(self, devices: str, gpu: str, recorder: Recorder) -> None:
         self._work = SimulatedWork(devices, [gpu], f"profile:{PROFILE}#stage=0&blocking_w=60")
         self._recorder = recorder
+        self._node = SimulatedNode(devices)
         with PROFILE.open() as file:
-            self._joules = {
-                row["instruction"]: float(row["energy"]) for row in csv.DictReader(file)
-            }
+            rows = list(csv.DictReader(file))
+        self._joules = {row["instruction"]: float(row["energy"]) for row in rows}
 
     def run(self, requests: list[Request]) -> None:
         """Serves requests until all are done."""
@@ -78,6 +79,7 @@ class Engine:
         self._work.close()
 
     def _step(self, running: list[Request]) -> list[Request]:
+        before_j = self._node.true_energy_j(0)
         begin_ns = time.monotonic_ns()
         budget = MOST_TOKENS
         plan: list[tuple[Request, bool, int]] = []
@@ -103,9 +105,13 @@ class Engine:
             [tokens for _, _, tokens in plan],
             [one.computed for one, _, _ in plan],
         )
-        for one, prefill, tokens in plan:
-            own = tokens / PIECE * self._joules["prefill"] if prefill else self._joules["decode"]
-            one.true_j += own + self._joules["weights"] / len(plan)
+        own_j = [
+            tokens / PIECE * self._joules["prefill"] if prefill else self._joules["decode"]
+            for _, prefill, tokens in plan
+        ]
+        shared_j = self._node.true_energy_j(0) - before_j - sum(own_j)
+        for (one, _, tokens), own in zip(plan, own_j, strict=True):
+            one.true_j += own + shared_j / len(plan)
             one.computed += tokens
             if one.computed >= one.prompt + one.output:
                 self._recorder.finish(one.name)

@@ -135,8 +135,8 @@ def report(logs: tuple[Path, ...], by: str, idle: str, as_table: bool, plot: Pat
 def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) -> None:
     """Run a benchmark and add joules, joules per token and watts to its JSON result.
 
-    For example: python -m zeus.serving bench -- vllm bench serve --model M --save-result
-    --result-filename result.json
+    For example: python -m zeus.serving bench -- vllm bench serve. The result is the file that the
+    benchmark is told to write, or that of the option here.
     """
     from zeus.serving import bench as module
     from zeus.serving.running import chosen

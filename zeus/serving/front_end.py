@@ -83,7 +83,7 @@ class FrontEnd:
             if one.rows:
                 begin_ns = min(max(one.begin_ns, self._last_ns), one.end_ns)
                 names, prefill, tokens, context = map(list, zip(*one.rows, strict=True))
-                yield begin_ns, one.end_ns, names, prefill, tokens, context  # type: ignore[misc]
+                yield begin_ns, one.end_ns, names, prefill, tokens, context
             self._last_ns = one.end_ns
         del self._iterations[:done], self._ends[:done]
 

@@ -1,8 +1,8 @@
 """A stat logger, found by vLLM through its entry point `vllm.stat_logger_plugins`.
 
-It does nothing unless `ZEUS_SERVING=stats`. It works alone, without the probe in the scheduler, with
-the larger error that `zeus.serving.front_end` explains. Written against vLLM 0.32 and 0.33, whose
-statistics may change: what is missing counts as nothing.
+It does nothing unless `ZEUS_SERVING=stats`. It works alone, without the probe in the scheduler,
+with the larger error that `zeus.serving.front_end` explains. Written against vLLM 0.32 and 0.33,
+whose statistics may change: what is missing counts as nothing.
 """
 
 from __future__ import annotations
