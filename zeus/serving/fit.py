@@ -28,8 +28,8 @@ MOST_RESIDUAL = 0.20
 """Relative residual of an update above which nothing is attributed."""
 RIDGE = 3e-5
 """Of the common weights, relative to a column's mean square."""
-GROUP_RIDGE = 5e-4
-"""Draws a group's weights to the common ones."""
+GROUP_UPDATES = 0.3
+"""Updates that the common weights are worth to a group."""
 ROUNDS = 3
 """Times that weights and ratio are fitted in turn."""
 
@@ -164,7 +164,7 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
     total = _gram(columns, weight)
     for one in range(groups):
         some = group == one
-        pull = _pull(total, RIDGE) + (_pull(total, GROUP_RIDGE) if groups > 1 else 0.0)
+        pull = _pull(total, RIDGE) + (_pull(total, GROUP_UPDATES / count) if groups > 1 else 0.0)
         inverse = np.linalg.inv(_gram(columns[some], weight[some]) + pull)
         covariance[one] = spread * inverse / np.outer(scale, scale)
     span_s = float(seen.center_s[-1] - seen.center_s[0])
@@ -243,7 +243,7 @@ def _by_group(
     found = np.tile(common, (groups, 1))
     if groups == 1:
         return found
-    pull = _pull(_gram(columns, weight), GROUP_RIDGE)
+    pull = _pull(_gram(columns, weight), GROUP_UPDATES / joules.size)
     for one in range(groups):
         some = group == one
         if not some.any():
@@ -251,9 +251,8 @@ def _by_group(
         a, y, w = columns[some], joules[some], weight[some]
         base = a @ common
         price = float((w * base * y).sum() / max(float((w * base**2).sum()), 1e-300))
-        share = some.mean()
         near = np.linalg.solve(
-            _gram(a, w) + pull * share, a.T @ (w * y) + pull * share @ (price * common)
+            _gram(a, w) + pull, a.T @ (w * y) + pull @ (price * common)
         )
         found[one] = near
     return found
