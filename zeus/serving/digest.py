@@ -23,6 +23,8 @@ BLOCK_S = 0.5
 """Length of a block; doubled when there are too many rows."""
 MOST_ROWS = 1_000_000
 """Rows of requests and blocks that are kept."""
+MOST_PARTS = 256
+"""Parts of rows that are kept before they are joined."""
 CHUNK_ROWS = 100_000
 """Rows of steps that are worked on at a time."""
 LEVEL_WIDTH = 0.03
@@ -154,17 +156,40 @@ class Digest:
     def condensed(self) -> Condensed:
         """What there is so far."""
         self._compact()
-        if self._rows:
-            request, block, level, features = self._rows[0]
-        else:
-            none = np.zeros(0, np.int64)
-            request, block, level, features = none, none, none, np.zeros((0, self._width))
-        if self._seen:
-            parts = [np.concatenate(part) for part in zip(*self._seen, strict=True)]
-        else:
-            zero = np.zeros(0)
-            parts = [zero, np.zeros((0, _WIDTH + 1)), *[zero] * 7]
-        seen_j, seen, center, levels, joules, idle_s, idle_j, begin, end = parts
+        return self._made(self._rows, self._seen)
+
+    def recent(self, requests: Ints, updates: int) -> Condensed:
+        """The rows of some requests, and about the newest so many updates; takes little time."""
+        rows = []
+        for part in self._rows:
+            some = np.isin(part[0], requests)
+            if some.any():
+                rows.append((part[0][some], part[1][some], part[2][some], part[3][some]))
+        first, count = len(self._seen), 0
+        while first > 0 and count < updates:
+            first -= 1
+            count += self._seen[first][0].size
+        return self._made(rows, self._seen[first:])
+
+    def restart(self) -> None:
+        """Begins another period."""
+        self._rows, self._count, self._seen = [], 0, []
+        self._block_s = BLOCK_S
+
+    # ------------------------------------------------------------------------------- internals
+
+    def _made(
+        self,
+        rows: list[tuple[Ints, Ints, Ints, Floats]],
+        updates: list[tuple[NDArray[Any], ...]],
+    ) -> Condensed:
+        none, zero = np.zeros(0, np.int64), np.zeros(0)
+        rows = rows or [(none, none, none, np.zeros((0, self._width)))]
+        request, block, level, features = (np.concatenate(part) for part in zip(*rows, strict=True))
+        updates = updates or [(zero, np.zeros((0, _WIDTH + 1)), *[zero] * 7)]
+        seen_j, seen, center, levels, joules, idle_s, idle_j, begin, end = (
+            np.concatenate(part) for part in zip(*updates, strict=True)
+        )
         observed = Observed(seen_j, seen, center, seen[:, 0] > 0, levels.astype(np.int64))
         return Condensed(
             request,
@@ -181,13 +206,6 @@ class Digest:
             max(1, len(self._clocks)),
             list(self._clocks),
         )
-
-    def restart(self) -> None:
-        """Begins another period."""
-        self._rows, self._count, self._seen = [], 0, []
-        self._block_s = BLOCK_S
-
-    # ------------------------------------------------------------------------------- internals
 
     def _see(self, steps: Steps | None, updates: Updates) -> None:
         level = self._levels(updates)
@@ -270,6 +288,8 @@ class Digest:
         added = _summed(request, block, level, features)
         self._rows.append(added)
         self._count += added[0].size
+        if len(self._rows) > MOST_PARTS:
+            self._compact()
         if self._count > MOST_ROWS:
             self._compact()
             while self._count > MOST_ROWS // 2 and self._block_s < 3600:

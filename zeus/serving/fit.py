@@ -251,9 +251,7 @@ def _by_group(
         a, y, w = columns[some], joules[some], weight[some]
         base = a @ common
         price = float((w * base * y).sum() / max(float((w * base**2).sum()), 1e-300))
-        near = np.linalg.solve(
-            _gram(a, w) + pull, a.T @ (w * y) + pull @ (price * common)
-        )
+        near = np.linalg.solve(_gram(a, w) + pull, a.T @ (w * y) + pull @ (price * common))
         found[one] = near
     return found
 

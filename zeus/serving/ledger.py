@@ -21,8 +21,8 @@ from dataclasses import replace
 import numpy as np
 
 from zeus.serving.columns import Floats, Steps, Updates, by_end
-from zeus.serving.digest import Condensed, Digest
-from zeus.serving.fit import Fit, Observed, fit
+from zeus.serving.digest import Digest
+from zeus.serving.fit import fit
 from zeus.serving.foreign import Interval, find_foreign
 from zeus.serving.requests import Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
@@ -268,22 +268,13 @@ class Ledger:
     def _provisional(
         self, wanted: np.ndarray[tuple[int], np.dtype[np.int64]]
     ) -> list[RequestEnergy]:
-        what = self._digest.condensed()
-        rows = np.isin(what.request, wanted)
-        some = replace(
-            what,
-            request=what.request[rows],
-            block=what.block[rows],
-            level=what.level[rows],
-            features=what.features[rows],
-        )
-        if self.method != METHODS[0]:
-            found = split(what, None, self.method)
-        else:
-            fitted = _live_fit(what, self._prior)
+        what = self._digest.recent(wanted, LIVE_UPDATES)
+        fitted = None
+        if self.method == METHODS[0]:
+            fitted = fit(what.observed, what.levels, self._prior)
             if fitted.refusal:
                 return self._requests.rows_of(wanted, None, self.method, fitted.refusal)
-            found = predict(some, fitted)
+        found = predict(what, fitted, self.method)
         return self._requests.rows_of(wanted, found, self.method, "")
 
     def _settle(self, *, final: bool) -> Settlement:
@@ -301,17 +292,3 @@ class Ledger:
         self._digest.restart()
         self.totals.add(totals)
         return Settlement(rows, totals, fitted)
-
-
-def _live_fit(what: Condensed, prior: Floats | None) -> Fit:
-    seen = what.observed
-    if seen.joules.size > LIVE_UPDATES:
-        some = slice(-LIVE_UPDATES, None)
-        seen = Observed(
-            seen.joules[some],
-            seen.features[some],
-            seen.center_s[some],
-            seen.busy[some],
-            seen.level[some],
-        )
-    return fit(seen, what.levels, prior)

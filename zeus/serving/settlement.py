@@ -76,16 +76,20 @@ def split(what: Condensed, fit: Fit | None, method: str) -> Split:
     return found
 
 
-def predict(what: Condensed, fit: Fit) -> Split:
+def predict(what: Condensed, fit: Fit | None, method: str) -> Split:
     """Energy of requests before a period is complete; nothing is scaled to what was measured.
 
     Args:
         what: The rows of the requests in question.
-        fit: Of what was seen so far.
+        fit: Of what was seen so far, for the method `regression`.
+        method: Which.
     """
     found, where = _blank(what)
-    _attribute(found, what, where, fit)
-    found.rule_j = LIVE_RULE * found.joules
+    if fit is not None:
+        _attribute(found, what, where, fit)
+        found.rule_j = LIVE_RULE * found.joules
+    else:
+        _sum(found, what, where, method)
     return found
 
 
@@ -110,11 +114,18 @@ def _blank(what: Condensed) -> tuple[Split, Ints]:
     return found, where
 
 
-def _take(found: Split, what: Condensed, where: Ints, method: str) -> None:
+def _sum(found: Split, what: Condensed, where: Ints, method: str) -> None:
+    """Energy of the requests where it needs no fit, with its uncertainties."""
     size = found.request.size
     found.prefill_j = np.bincount(where, what.features[:, 0], size).astype(np.float64)
     found.decode_j = np.bincount(where, what.features[:, 1], size).astype(np.float64)
     found.covered = found.joules > 0
+    found.variance = (SENSOR_ERROR * found.joules) ** 2
+    found.rule_j = RULE_ERROR[method] * found.joules
+
+
+def _take(found: Split, what: Condensed, where: Ints, method: str) -> None:
+    _sum(found, what, where, method)
     attributed_j = float(found.joules.sum())
     found.idle_j = float(what.idle_j.sum())
     found.startup_j = _before_first(what, what.idle_j)
@@ -123,8 +134,6 @@ def _take(found: Split, what: Condensed, where: Ints, method: str) -> None:
         _scale(found, busy_j / attributed_j)
     else:
         found.unattributed_j = busy_j
-    found.variance = (SENSOR_ERROR * found.joules) ** 2
-    found.rule_j = RULE_ERROR[method] * found.joules
 
 
 def _apply(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:

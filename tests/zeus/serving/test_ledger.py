@@ -333,3 +333,19 @@ def test_blocks_grow_when_there_are_too_many_rows(monkeypatch):
 
     _adds_up(done, served.measured_j)
     assert _mean_error(done, served) < 0.05
+
+
+def test_provisional_figures_by_tokens_are_of_the_request_alone():
+    ledger = Ledger("tokens")
+    for tick in range(10):
+        ledger.update(tick * 100, tick * 100 + 100, 5.0)
+        ledger.step(
+            tick * 100, tick * 100 + 100, [f"r{tick}", "long"], [True, False], [4, 1], [0, 9]
+        )
+    ledger.finish("r3")
+
+    (row,) = ledger.advance(1000)
+
+    assert row.provisional
+    assert row.joules == pytest.approx(4.0)
+    assert ledger.advance(1000) == []
