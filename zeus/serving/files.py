@@ -119,7 +119,7 @@ def read_updates(path: Path) -> Updates:
             lambda n: f"the seen part {first[n]} to {last[n]} is not within the update",  # noqa: B023
         )
         clock = _amounts(columns["clock_mhz"], "clock_mhz", place, empty=True)
-        line = np.arange(place(0).line, place(0).line + begin.size)
+        line = np.array([place(n).line for n in range(begin.size)])
         parts.append((begin, end, joules, first, last, clock, line))
     if not parts:
         none, zero = np.zeros(0, np.int64), np.zeros(0)
@@ -187,16 +187,22 @@ def _csv(
         width = len(header)
         base = 2
         while rows := _taken(reader):
+            lines: Sequence[int] = range(base, base + len(rows))
+            base += len(rows)
+            if [] in rows:  # blank lines
+                lines = [line for line, row in zip(lines, rows, strict=True) if row]
+                rows = [row for row in rows if row]
+                if not rows:
+                    continue
 
-            def place(n: int, base: int = base) -> Where:
-                return Where(path, base + n, "line")
+            def place(n: int, lines: Sequence[int] = lines) -> Where:
+                return Where(path, lines[n], "line")
 
             if set(map(len, rows)) != {width}:
                 n = next(n for n, row in enumerate(rows) if len(row) != width)
                 place(n).wrong(f"it has {len(rows[n])} fields, the header has {width}")
             turned = list(zip(*rows, strict=True))
             yield {name: turned[position] for name, position in chosen}, place
-            base += len(rows)
 
 
 def _taken(reader: Iterator[list[str]]) -> list[list[str]]:

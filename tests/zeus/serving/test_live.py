@@ -6,11 +6,13 @@ import json
 import math
 import os
 import random
+import re
 import socket
 import threading
 import time
 import urllib.error
 import urllib.request
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -348,3 +350,24 @@ def test_metrics_are_by_engine_and_never_by_request():
     assert count == sum(not row.refused for row in [accountant.energy(n) for n in served.names])
     assert "zeus_serving_fit_residual_ratio" in text
     assert "r5" not in text
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    registry.register(EnergyCollector("m", "0", Accountant(["x"])))
+    text = prometheus.generate_latest(registry).decode()
+    there = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    file = Path(__file__).parents[3] / "examples" / "monitoring" / "grafana-serving.json"
+    panels = json.loads(file.read_text())["panels"]
+
+    asked = {
+        name
+        for panel in panels
+        for target in panel["targets"]
+        for name in re.findall(r"zeus_serving_\w+", target["expr"])
+    }
+    assert len(panels) == 6
+    assert len(asked) == 4
+    assert asked <= there

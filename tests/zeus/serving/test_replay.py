@@ -163,6 +163,14 @@ def test_empty_files_are_a_run_without_requests(tmp_path):
     assert all(row["reason"] == "no sensor update covers its steps" for row in rows)
 
 
+def test_blank_lines_count_but_do_not_matter(tmp_path):
+    _files(tmp_path, [GOOD_STEPS[0], "", *GOOD_STEPS[1:], ""], ["", *GOOD_ENERGY, "", ""])
+    assert _run(tmp_path, "--method", "tokens")[0] == 0
+
+    _files(tmp_path, [GOOD_STEPS[0], "", "1,10,30,a,decode,-1,5"], GOOD_ENERGY)
+    assert "steps.csv, line 4: tokens is -1" in _run(tmp_path)[1]
+
+
 BAD_STEPS = [
     ("1,30,20,a,decode,1,5", "begin_ns 30 is after end_ns 20"),
     ("1,10,30,a,decode,-1,5", "tokens is -1"),
