@@ -30,6 +30,8 @@ RIDGE = 3e-5
 """Of the common weights, relative to a column's mean square."""
 GROUP_UPDATES = 0.3
 """Updates that the common weights are worth to a group."""
+MOST_PLACES = 200_000
+"""Points in time that a ratio is smoothed over."""
 ROUNDS = 3
 """Times that weights and ratio are fitted in turn."""
 
@@ -71,7 +73,7 @@ class Fit:
         residual: Root mean square of what is unexplained of a busy update, relative to their mean.
         slow: The same of the ratio's estimate, relative.
         updates: Busy updates that were used.
-        period_s: Mean distance of updates.
+        period_s: Usual distance of updates.
     """
 
     weights: Floats
@@ -167,7 +169,6 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
         pull = _pull(total, RIDGE) + (_pull(total, GROUP_UPDATES / count) if groups > 1 else 0.0)
         inverse = np.linalg.inv(_gram(columns[some], weight[some]) + pull)
         covariance[one] = spread * inverse / np.outer(scale, scale)
-    span_s = float(seen.center_s[-1] - seen.center_s[0])
     return Fit(
         theta / scale,
         covariance,
@@ -179,7 +180,7 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
         residual,
         slow,
         count,
-        span_s / max(1, seen.center_s.size - 1),
+        _period(seen.center_s),
         LEAST_UPDATES if prior is None else LEAST_WITH_PRIOR,
     )
 
@@ -263,7 +264,7 @@ def _smooth(
     count = center_s.size
     if count < 10:
         return np.ones(count), WIDTHS_S[-1], 0.0
-    period_s = float(center_s[-1] - center_s[0]) / (count - 1)
+    period_s = _period(center_s)
     place = np.round((center_s - center_s[0]) / period_s).astype(int)
     size = int(place[-1]) + 1
     root = np.sqrt(weight) * busy
@@ -288,6 +289,14 @@ def _smooth(
     miss = float(np.sqrt(best[0] / max(1, int(busy.sum())))) / typical
     taken = max(1.0, best[2] * 3.54 / period_s * float(busy.mean()))
     return ratio[place], best[2], miss / taken**0.5
+
+
+def _period(center_s: Floats) -> float:
+    """Usual distance of updates, s, whatever holes there are between them."""
+    if center_s.size < 2:
+        return 1.0
+    span_s = float(center_s[-1] - center_s[0])
+    return max(float(np.median(np.diff(center_s))), span_s / MOST_PLACES, 1e-6)
 
 
 def _convolve(values: Floats, kernel: Floats) -> Floats:
