@@ -1,9 +1,9 @@
 """An inference engine of one file, on a simulated GPU: continuous batching without a model.
 
 A step reads the weights once, computes prompts in pieces of 4 tokens, and decodes one token of each
-running sequence. What each of these costs is in profile.csv, and the node tells the true energy of
-a step. So that of every request is known: its own pieces and tokens, and its share of the rest by
-head.
+running sequence. What each of these costs is in profile.csv, and the node reports the true energy
+of a step. So the energy of every request is known: its own pieces and tokens, and its share of the
+rest by head.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Keeps an instance's ledger from messages and sensor samples, whatever of them is missing.
+"""Keeps an instance's ledger from messages and sensor samples, any of which may be missing.
 
-No socket and no thread: it is told what came, and when. One instance is one engine on one GPU, or
+It has no socket and no thread. One instance is one engine on one GPU, or
 on several that work on every step together (tensor parallel), whose energies are added; with data
 parallelism each engine has a ledger and GPUs of its own.
 """

@@ -1,4 +1,4 @@
-"""ASGI middleware that tells a client under which id it may ask for the energy of its request.
+"""ASGI middleware that returns the id under which the energy of a request can be queried.
 
     vllm serve ... --middleware zeus.serving.asgi.EnergyHeader
 

@@ -19,7 +19,7 @@ TOKENS = ("total_output_tokens", "total_input_tokens")
 
 
 def result_path(command: Sequence[str]) -> Path | None:
-    """The JSON file that `vllm bench serve --save-result` is told to write; None: it is not told.
+    """The JSON file that `vllm bench serve --save-result` writes; None: the command names none.
 
     It is known only where `--result-filename` names it.
     """

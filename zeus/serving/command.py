@@ -136,7 +136,7 @@ def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) ->
     """Run a benchmark and add joules, joules per token and watts to its JSON result.
 
     For example: python -m zeus.serving bench -- vllm bench serve. The result is the file that the
-    benchmark is told to write, or that of the option here.
+    benchmark's own options name, or the one given here.
     """
     from zeus.serving import bench as module
     from zeus.serving.running import chosen

@@ -3,8 +3,8 @@
 A step's energy is modelled as a weighted sum of features. Each feature is a game among the step's
 requests, and its Shapley value is known in closed form: a sum is shared by each request's own part,
 "one, if anybody is there" is shared by head, and 1 - exp(-tokens / tau), which stands for weights
-that more tokens touch less and less often anew, by an integral (see `saturating`). So the shares of
-every feature add up to it, and those of the model to the step's energy.
+of which each further token touches fewer new ones, by an integral (see `saturating`). So the shares
+of every feature add up to it, and those of the model to the step's energy.
 """
 
 from __future__ import annotations

@@ -62,8 +62,8 @@ def read_steps(path: Path) -> tuple[Steps, list[str]]:
         end = _instants(columns["end_ns"], "end_ns", place)
         _each(begin <= end, place, lambda n: f"begin_ns {begin[n]} is after end_ns {end[n]}")  # noqa: B023
         phase = columns["phase"]
-        told = np.array([str(one) for one in phase])
-        prefill, decode = told == "prefill", told == "decode"
+        phases = np.array([str(one) for one in phase])
+        prefill, decode = phases == "prefill", phases == "decode"
         _each(
             prefill | decode,
             place,

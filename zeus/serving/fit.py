@@ -292,7 +292,7 @@ def _smooth(
 
 
 def _period(center_s: Floats) -> float:
-    """Usual distance of updates, s, whatever holes there are between them."""
+    """Median distance of updates, s."""
     if center_s.size < 2:
         return 1.0
     span_s = float(center_s[-1] - center_s[0])

@@ -1,7 +1,7 @@
 """Pairs the begin of an engine's steps with their ends, first in, first out.
 
-Engines that schedule ahead begin a step before the one before has ended. Whatever an engine's hook
-lacks or changes, nothing is raised into the engine: a probe that fails falls silent and says so.
+Engines that schedule ahead begin a step before the one before has ended. A probe never
+raises into the engine: one that fails logs one warning and stops.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Silent:
             return
         try:
             work(*arguments)
-        except Exception as error:  # noqa: BLE001 - the engine must go on, come what may
+        except Exception as error:  # noqa: BLE001 - never raise into the engine
             self.failed = True
             log.warning(
                 "the energy probe of %s stops, the engine goes on: %s: %s",

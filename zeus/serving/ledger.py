@@ -71,7 +71,7 @@ class Ledger:
         self.totals = Totals()
         """Of all settled periods."""
 
-    # ------------------------------------------------------------------------------- what is told
+    # --------------------------------------------------------------------------------------- input
 
     def step(
         self,
@@ -153,23 +153,23 @@ class Ledger:
         self._digest.add_updates(updates)
 
     def finish(self, request: str, tenant: str = "") -> None:
-        """Says that a request has ended, however it ended."""
+        """Marks a request as finished, completed or aborted."""
         self._finished.append((request, tenant))
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
-        """Says that the energy of this time cannot be attributed, such as for another process.
+        """Excludes a span from attribution, such as one in which another process used the GPU.
 
         Requests with a step in it are refused, and their energy is unattributed.
         """
         self._foreign.append((begin_ns, end_ns, reason))
 
-    # ---------------------------------------------------------------------------- what comes of it
+    # -------------------------------------------------------------------------------------- output
 
     def advance(self, until_ns: int) -> list[RequestEnergy]:
         """Condenses what has come, and returns provisional figures.
 
         Args:
-            until_ns: All steps and updates that ended before have been told.
+            until_ns: All steps and updates that ended before have been added.
 
         Returns:
             Requests that have finished and whose last step is covered, each once.
@@ -187,7 +187,7 @@ class Ledger:
 
         Args:
             until_ns: The period ends here, and all steps and updates that ended before have been
-                told; None: nothing more comes.
+                added; None: nothing more comes.
 
         Returns:
             Requests that have finished, in the order of their first step; when nothing more comes,

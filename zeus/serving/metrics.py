@@ -67,7 +67,7 @@ class EnergyCollector:
         self._per_token = Histogram(BUCKETS_TOKEN_J)
 
     def finished(self, rows: Sequence[RequestEnergy]) -> None:
-        """Counts requests in the histograms. Each request is to be told once."""
+        """Counts requests in the histograms. Pass each request once."""
         with self._guard:
             for row in rows:
                 if not row.refused:

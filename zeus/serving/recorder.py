@@ -63,7 +63,7 @@ class Recorder:
                     self._engine, self._number, begin_ns, end_ns, ids, prefill, tokens, context
                 )
             )
-        except Exception as error:  # noqa: BLE001 - the engine must go on, come what may
+        except Exception as error:  # noqa: BLE001 - never raise into the engine
             self._fail(error)
 
     def finish(self, request: str, tenant: str = "") -> None:

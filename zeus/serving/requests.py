@@ -76,7 +76,7 @@ class Requests:
         return found
 
     def finish(self, name: str, tenant: str) -> None:
-        """Marks a request as finished. One without a step is nobody."""
+        """Marks a request as finished. A request without a step is ignored."""
         number = self._number.get(name)
         if number is None:
             return

@@ -24,13 +24,13 @@ class RequestEnergy:
         rule_uncertainty_j: How far the rule may be off, one sigma.
         method: How it was attributed.
         reason: Why it is refused; empty: it is not.
-        tenant: As told when it finished.
+        tenant: As given when it finished.
         provisional: Whether the period is still open and the figure may change.
         begin_ns: Begin of its first step.
         end_ns: End of its last step so far.
         prefill_tokens: Computed in prefill; tokens from a prefix cache are not computed.
         decode_tokens: Computed in decode, accepted or not.
-        finished: Whether its end was told.
+        finished: Whether it was marked as finished.
     """
 
     request: str

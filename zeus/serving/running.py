@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What `python -m zeus.serving serve` is told; see its help."""
+    """Options of `python -m zeus.serving serve`; see its help."""
 
     model: str
     engines: Sequence[str]

@@ -2,8 +2,8 @@
 
     python -m zeus.serving serve --model NAME --log requests.jsonl --port 9462
 
-It may be started, stopped and killed at any time: the engine sends into the void meanwhile. It goes
-on when zeusd is restarted; what was measured by nobody is nobody's.
+You may start, stop or kill it at any time: the engine drops its steps meanwhile. It continues when
+zeusd is restarted; energy that was not measured is attributed to no request.
 """
 
 from __future__ import annotations
@@ -87,18 +87,18 @@ class Sensors:
         self._thread.join()
 
     def _run(self) -> None:
-        told = False
+        warned = False
         while not self._stop.is_set():
             try:
                 with self._connect() as client, client.stream(self._gpus) as stream:
-                    told = False
+                    warned = False
                     while not self._stop.is_set():
                         sample = stream.receive(0.2)
                         if sample is not None:
                             self._samples.append(sample)
             except (ZeusIpcError, OSError) as error:
-                if not told:
-                    told = True
+                if not warned:
+                    warned = True
                     log.warning("no energy is measured at the moment: %s", error)
                 self._stop.wait(RECONNECT_S)
 
@@ -112,7 +112,7 @@ class Service:
         sensors: Where samples come from.
         log_path: JSON lines, one per settled request; None: no log.
         model: What the log calls the model.
-        on_rows: Told of an engine's provisional and settled rows.
+        on_rows: Receives an engine's provisional and settled rows.
 
     Raises:
         OSError: The socket cannot be listened on.

@@ -64,7 +64,7 @@ def install(recorder: Any = None) -> bool:
 
 
 class Probe:
-    """What one processor's batches are told to.
+    """Records one processor's batches.
 
     Args:
         recorder: Where steps go.

@@ -27,7 +27,7 @@ class Web:
 
     Args:
         address: Host and port.
-        service: Whose accountants are asked.
+        service: The service that owns the accountants.
         accountants: By engine.
         registry: A `prometheus_client.CollectorRegistry`; None: there are no metrics.
 

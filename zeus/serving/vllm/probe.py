@@ -71,7 +71,7 @@ def install(scheduler: Any) -> bool:
 
 
 class Probe:
-    """What one scheduler's steps are told to.
+    """Records one scheduler's steps.
 
     Args:
         scheduler: Has `requests` by engine id.
