@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from zeus.serving.accountant import Accountant
 from zeus.serving.rows import RequestEnergy
-from zeus.serving.service import Sensors, Service, seen_ns
 from zeus.serving.weights import WeightStore
 from zeus.serving.wire import socket_path
 from zeus_ipc import Client
 
 if TYPE_CHECKING:
+    from zeus.serving.accountant import Accountant
     from zeus_ipc.messages import GpuInfo
 
 
@@ -42,6 +41,10 @@ def run(options: Options) -> None:
         ZeusIpcError: zeusd cannot be asked for the node's GPUs.
         OSError: The socket or the address cannot be listened on.
     """
+    # These compute with NumPy.
+    from zeus.serving.accountant import Accountant
+    from zeus.serving.service import Sensors, Service, seen_ns
+
     with Client() as client:
         gpus = client.node().gpus
     engines = engines_of(options.engines, gpus)
