@@ -113,7 +113,7 @@ def settled(run: Run, steps: Steps, seen: Updates, method: str) -> list[RequestE
 
 
 def live(run: Run, steps: Steps, seen: Updates) -> dict[int, float]:
-    """J of each request as given within two seconds of its end, from the 200th update on."""
+    """J of each request as given within two seconds of its end, from the 300th update on."""
     ledger = Ledger()
     last = np.zeros(run.requests, np.int64)
     np.maximum.at(last, steps.request, steps.end_ns[steps.step_of_row])

@@ -20,7 +20,7 @@ from zeus.serving.features import NAMES
 
 WIDTHS_S = (0.7, 1.5, 3.0, 6.0, 12.0, 30.0)
 """Widths of the smoothing kernel to choose from; one sigma."""
-LEAST_UPDATES = 200
+LEAST_UPDATES = 300
 """Updates with a step in them, below which nothing is attributed."""
 LEAST_WITH_PRIOR = 20
 """The same where an earlier fit's weights are there to lean on."""

@@ -150,7 +150,7 @@ def test_energy_of_missing_updates_is_nobodys():
 
 
 def test_steps_one_by_one_give_the_same_as_all_at_once():
-    served = serve(new_seed(), seconds=30)
+    served = serve(new_seed(), seconds=50)
     ledger = Ledger()
     steps, updates = served.steps, served.updates
     early: list[RequestEnergy] = []
@@ -203,7 +203,7 @@ def _tell(ledger: Ledger, updates: Updates, n: int) -> None:
 
 
 def test_a_request_may_span_two_periods():
-    served = serve(new_seed(), seconds=60)
+    served = serve(new_seed(), seconds=90)
     ledger = Ledger()
     half = served.steps.count // 2
     border_ns = int(served.steps.end_ns[half - 1])
@@ -244,7 +244,7 @@ def test_dummy_steps_and_start_up_are_idle_and_shown():
 
 
 def test_too_few_updates_are_refused():
-    served = serve(new_seed(), seconds=10)
+    served = serve(new_seed(), seconds=20)
 
     done = _settled(served)
 
