@@ -82,6 +82,21 @@ import psycopg
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 """,
+    "serving": """
+from click.testing import CliRunner
+from zeus.serving import Ledger
+from zeus.serving.command import main
+
+Ledger("tokens").settle()
+assert CliRunner().invoke(main, ["replay", "--help"]).exit_code == 0
+""",
+    "vllm": """
+from prometheus_client import CollectorRegistry
+from zeus.serving import Ledger
+from zeus.serving.vllm.probe import register
+
+register()
+""",
     "simulate": """
 from click.testing import CliRunner
 from zeus.job import Job

@@ -87,6 +87,21 @@ PAGES = {
             "zeus.simulate.plots",
         ),
     ),
+    "reference/api/serving.md": Page(
+        "zeus.serving",
+        "Energy of the requests of an inference server.",
+        (
+            "zeus.serving",
+            "zeus.serving.ledger",
+            "zeus.serving.rows",
+            "zeus.serving.columns",
+            "zeus.serving.recorder",
+            "zeus.serving.transformers",
+            "zeus.serving.forward_pass",
+            "zeus.serving.asgi",
+            "zeus.serving.metrics",
+        ),
+    ),
     "reference/api/device.md": Page(
         "zeus.device", "GPUs as a process sees them.", ("zeus.device",)
     ),

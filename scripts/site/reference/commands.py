@@ -21,6 +21,7 @@ CLICK = {
         "main",
     ),
     "python -m zeus.simulate": ("zeus.simulate.command", "main"),
+    "python -m zeus.serving": ("zeus.serving.command", "main"),
 }
 """Where the object is that each command is made of."""
 
@@ -41,6 +42,7 @@ PAGES = {
         "python -m zeus.show_env",
         "python -m zeus.optimizer.pipeline_frequency",
         "python -m zeus.simulate",
+        "python -m zeus.serving",
     ),
 }
 """The commands on each page."""

@@ -8,6 +8,9 @@ from zeus.optimizer.batch_size.client import RUN_ID_ENV
 from zeus.optimizer.batch_size.http import TOKEN_ENV as BATCH_SIZE_TOKEN_ENV
 from zeus.optimizer.pipeline_frequency.connection import TOKEN_ENV as PIPELINE_TOKEN_ENV
 from zeus.run import settings as run
+from zeus.serving.vllm.probe import MODE_ENV
+from zeus.serving.wire import DEFAULT_SOCKET
+from zeus.serving.wire import SOCKET_ENV as SERVING_SOCKET_ENV
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV
 from zeusctl.exporter.__main__ import DEFAULT_LISTEN
 from zeusd.embed import STATE_DIR_ENV
@@ -74,6 +77,17 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
                 "with its trial.",
             ),
             PIPELINE_TOKEN_ENV: ("", "The token that the pipeline frequency server asks for."),
+        },
+        "Serving": {
+            MODE_ENV: (
+                "",
+                "In vLLM's environment: `steps` has the scheduler's steps recorded, `stats` the "
+                "front end's statistics; else nothing is done there.",
+            ),
+            SERVING_SOCKET_ENV: (
+                DEFAULT_SOCKET,
+                "Where an engine sends its steps, and `python -m zeus.serving serve` takes them.",
+            ),
         },
         "Commands": {
             "ZEUSD_EXPORTER_LISTEN": (DEFAULT_LISTEN, "Where `zeusd-exporter` listens."),

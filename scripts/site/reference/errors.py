@@ -47,6 +47,10 @@ _OTHERS = {
     "python -m zeus.monitor": {0: "ended by Ctrl-C", 1: "the GPUs cannot be measured"},
     "python -m zeus.show_env": {0: "always"},
     "python -m zeus.simulate": {0: "done", 1: "failed; the sentence says why"},
+    "python -m zeus.serving": {
+        0: "done",
+        1: "failed; the sentence says why. `bench` returns the benchmark's own status",
+    },
     "python -m zeus.optimizer.pipeline_frequency": {0: "done", 1: "failed; the sentence says why"},
 }
 """Every command returns 2 for a command line that is wrong."""

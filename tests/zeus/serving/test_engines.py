@@ -1,0 +1,412 @@
+"""Adapters of engines, against stand-ins that have what the real ones have."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import msgpack
+import numpy as np
+import pytest
+import zmq
+
+from tests.zeus.serving.server import Served, new_seed, serve
+from zeus.serving import transformers as transformers_adapter
+from zeus.serving.asgi import EnergyHeader
+from zeus.serving.forward_pass import Subscriber, decode
+from zeus.serving.front_end import Finished, FrontEnd, Row
+from zeus.serving.ledger import Ledger
+from zeus.serving.vllm import probe as vllm_probe
+from zeus.serving.vllm.stats import EnergyStatLogger
+from zeus_ipc.errors import RequestRejected
+
+
+class Recorded:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
+        self.instants: list[tuple[int, int]] = []
+        self.finished: list[str] = []
+
+    def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
+        self.instants.append((begin_ns, end_ns))
+        self.steps.append((list(ids), list(prefill), list(tokens), list(context)))
+
+    def finish(self, request: str, tenant: str = "") -> None:
+        self.finished.append(request)
+
+
+# ------------------------------------------------------------------------------------------- vLLM
+
+
+def _scheduler_class() -> type:
+    class Scheduler:
+        """Schedules what the test says, and moves requests on at once, as vLLM does."""
+
+        def __init__(self) -> None:
+            self.requests: dict[str, Any] = {}
+            self.plan: list[tuple[dict[str, int], set[str]]] = []
+            self.updates = 0
+
+        def add(self, name: str, prompt: int, cached: int = 0) -> None:
+            self.requests[f"{name}-0123abcd"] = SimpleNamespace(
+                external_req_id=name, num_prompt_tokens=prompt, num_computed_tokens=cached
+            )
+
+        def schedule(self) -> Any:
+            planned, finished = self.plan.pop(0)
+            for one, tokens in planned.items():
+                self.requests[one].num_computed_tokens += tokens
+            return SimpleNamespace(num_scheduled_tokens=planned, finished_req_ids=finished)
+
+        def update_from_output(self, output: Any, model_output: Any) -> str:
+            self.updates += 1
+            return "outputs"
+
+    return Scheduler
+
+
+def test_the_vllm_probe_sees_who_is_in_a_step():
+    cls = _scheduler_class()
+    assert vllm_probe.install(cls)
+    assert vllm_probe.install(cls)  # twice wraps once
+    scheduler = cls()
+    recorded = Recorded()
+    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    scheduler.add("a", 10, cached=4)
+    scheduler.add("b", 3)
+    a, b = scheduler.requests
+    scheduler.plan = [
+        ({a: 4, b: 3}, set()),
+        ({a: 2, b: 1}, set()),
+        ({}, set()),
+        ({a: 1}, {b}),
+    ]
+
+    # Asynchronous scheduling: two steps are under way before the first one's outputs come.
+    outputs = [scheduler.schedule(), scheduler.schedule()]
+    for output in outputs:
+        assert scheduler.update_from_output(output, None) == "outputs"
+    for _ in range(2):
+        scheduler.update_from_output(scheduler.schedule(), None)
+
+    assert recorded.steps == [
+        (["a", "b"], [True, True], [4, 3], [4, 0]),
+        (["a", "b"], [True, False], [2, 1], [8, 3]),
+        (["a"], [False], [1], [10]),
+    ]
+    assert recorded.finished == ["b"]
+    assert all(begin <= end for begin, end in recorded.instants)
+    assert scheduler.updates == 4
+
+
+def test_a_vllm_that_lacks_something_goes_on(caplog):
+    assert not vllm_probe.install(type("Scheduler", (), {}))
+    cls = _scheduler_class()
+    vllm_probe.install(cls)
+    scheduler = cls()
+    recorded = Recorded()
+    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    scheduler.requests["a"] = SimpleNamespace(num_computed_tokens=0)
+    scheduler.plan = [({"a": 5}, set()), ({"a": 1}, set())]
+    for _ in range(2):
+        scheduler.update_from_output(scheduler.schedule(), None)
+    # Neither an outer id nor a prompt's length: the engine's id, and all is decode.
+    assert recorded.steps == [(["a"], [False], [5], [0]), (["a"], [False], [1], [5])]
+
+    scheduler._zeus_probe._requests = {}  # what the probe reads is gone
+    scheduler.plan = [({"a": 1}, set()), ({"a": 1}, set())]
+    for _ in range(2):
+        assert scheduler.update_from_output(scheduler.schedule(), None) == "outputs"
+    assert len(recorded.steps) == 2
+    assert caplog.text.count("the energy probe of vLLM stops") == 1
+
+
+def test_the_vllm_plugin_does_nothing_unless_asked(monkeypatch):
+    cls = _scheduler_class()
+    plain = cls.schedule
+    home = ModuleType("vllm.v1.core.sched.scheduler")
+    home.Scheduler = cls
+    vllm = ModuleType("vllm")
+    vllm.__version__ = "0.33.0"
+    for name in ("vllm.v1", "vllm.v1.core", "vllm.v1.core.sched"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, "vllm", vllm)
+    monkeypatch.setitem(sys.modules, home.__name__, home)
+    monkeypatch.delenv("ZEUS_SERVING", raising=False)
+    vllm_probe.register()
+    assert cls.schedule is plain
+
+    monkeypatch.setenv("ZEUS_SERVING", "steps")
+    vllm_probe.register()
+    assert cls.schedule is not plain
+
+    del home.Scheduler
+    vllm_probe.register()  # says so and goes on
+
+
+# ----------------------------------------------------------------------------------- transformers
+
+
+def _processor_module() -> tuple[ModuleType, type]:
+    class ContinuousBatchProcessor:
+        """Composes the batches that the test says."""
+
+        def __init__(self, batches: list[list[Any]]) -> None:
+            self.batches = batches
+            self.inputs_and_outputs = SimpleNamespace(requests_in_batch=[])
+
+        def prepare_next_batch(self) -> bool:
+            if not self.batches:
+                return False
+            batch = self.batches.pop(0)
+            for one in batch:
+                one.state.position_offset += one.query_length
+            self.inputs_and_outputs.requests_in_batch = batch
+            return True
+
+        def update_batch(self) -> None:
+            for one in self.inputs_and_outputs.requests_in_batch:
+                if one.last:
+                    one.state.status = SimpleNamespace(name="FINISHED")
+
+    module = ModuleType("transformers.generation.continuous_batching.continuous_api")
+    module.ContinuousBatchProcessor = ContinuousBatchProcessor
+    return module, ContinuousBatchProcessor
+
+
+def test_transformers_batches_are_recorded(monkeypatch):
+    module, cls = _processor_module()
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    for name in (
+        "transformers",
+        "transformers.generation",
+        "transformers.generation.continuous_batching",
+    ):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    recorded = Recorded()
+    assert transformers_adapter.install(recorded)
+    running = SimpleNamespace(name="DECODING")
+    a = SimpleNamespace(request_id="a", position_offset=0, initial_tokens=[1] * 6, status=running)
+    b = SimpleNamespace(request_id="b", position_offset=0, initial_tokens=[1] * 2, status=running)
+
+    def one(state: Any, length: int, last: bool = False) -> Any:
+        return SimpleNamespace(state=state, query_length=length, last=last)
+
+    processor = cls([[one(a, 4)], [one(a, 2), one(b, 2)], [one(a, 1), one(b, 1, True)]])
+    while processor.prepare_next_batch():
+        processor.update_batch()
+
+    assert recorded.steps == [
+        (["a"], [True], [4], [0]),
+        (["a", "b"], [True, True], [2, 2], [4, 0]),
+        (["a", "b"], [False, False], [1, 1], [6, 2]),
+    ]
+    assert recorded.finished == ["b"]
+
+    del module.ContinuousBatchProcessor
+    assert not transformers_adapter.install(recorded)
+
+
+# --------------------------------------------------------------------------- forward-pass metrics
+
+PASS = [1, "worker-3", 0, 17, 0.02, [1, 512, 0.0, 100, 3, 900, 2.0], [4, 0, 0.0, 0, 0]]
+
+
+def test_a_forward_pass_is_a_step_of_equal_rows():
+    found = decode(msgpack.packb(PASS))
+
+    ids, prefill, tokens, context = found.rows()
+    assert ids == ["prefill-0", "decode-0", "decode-1", "decode-2"]
+    assert prefill == [True, False, False, False]
+    assert tokens == [512, 1, 1, 1]
+    assert context == [100, 300, 300, 300]
+    ledger = Ledger("tokens")
+    ledger.update(0, 20_000_000, 5.0)
+    ledger.step(0, 20_000_000, ids, prefill, tokens, context)
+    assert ledger.settle().totals.requests_j == pytest.approx(5.0)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        msgpack.packb(PASS[:4]),
+        msgpack.packb({"version": 1}),
+        msgpack.packb([*PASS[:5], [-1, 0, 0, 0, 0, 0]]),
+        msgpack.packb([*PASS[:5], [10**9, 0, 0, 0, 0, 0]]),
+        msgpack.packb([*PASS[:4], "soon", PASS[5]]),
+    ],
+)
+def test_what_is_no_forward_pass_is_rejected(data):
+    with pytest.raises(RequestRejected):
+        decode(data)
+
+
+def test_a_subscriber_dates_passes_and_counts_what_is_lost():
+    context = zmq.Context.instance()
+    publisher = context.socket(zmq.XPUB)
+    publisher.setsockopt(zmq.LINGER, 0)
+    port = publisher.bind_to_random_port("tcp://127.0.0.1")
+    subscriber = Subscriber(f"tcp://127.0.0.1:{port}", clock_ns=lambda: 10**9)
+    try:
+        assert publisher.poll(10_000)
+        publisher.recv()  # the subscription is there
+        for number in (17, 20):
+            publisher.send_multipart([b"", msgpack.packb([*PASS[:3], number, *PASS[4:]])])
+        publisher.send(b"nonsense")
+        first, second = subscriber.receive(10), subscriber.receive(10)
+        assert first is not None
+        assert second is not None
+        assert first[:2] == (10**9 - 20_000_000, 10**9)
+        assert subscriber.lost == 2
+        assert subscriber.receive(10) is None
+        assert subscriber.rejected == 1
+        assert list(subscriber.drain()) == []
+    finally:
+        subscriber.close()
+        publisher.close()
+
+
+# ------------------------------------------------------------------------------------------- ASGI
+
+
+@pytest.mark.parametrize(
+    ("path", "given", "expected"),
+    [
+        ("/v1/chat/completions", b"abc", b"chatcmpl-abc"),
+        ("/v1/completions", b"abc", b"cmpl-abc-0"),
+        ("/generate", b"abc", b"abc"),
+        ("/generate", b"x" * 500, None),
+        ("/generate", b"", None),
+    ],
+)
+def test_a_response_says_where_its_energy_is(path, given, expected):
+    seen: list[bytes] = []
+    sent: list[dict[str, Any]] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.extend(value for name, value in scope["headers"] if name == b"x-request-id")
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"a", b"b")]})
+        await send({"type": "http.response.body", "body": b"x"})
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "path": path, "headers": [(b"x-request-id", given)]}
+    asyncio.run(EnergyHeader(app)(scope, None, send))
+
+    assert len(seen) == 1
+    assert 0 < len(seen[0]) <= 200
+    header = dict(sent[0]["headers"])
+    assert header[b"a"] == b"b"
+    assert header[b"x-energy-request"] == (expected or seen[0])
+    assert sent[1] == {"type": "http.response.body", "body": b"x"}
+
+
+def test_what_is_not_http_passes():
+    seen: list[Any] = []
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        seen.append(scope)
+
+    asyncio.run(EnergyHeader(app)({"type": "lifespan"}, None, None))
+    assert seen == [{"type": "lifespan"}]
+
+
+# ------------------------------------------------------------------------ vLLM's front end alone
+
+
+def _played(served: Served) -> list[Row]:
+    """The steps that the statistics of a run give."""
+    steps = served.steps
+    step = steps.step_of_row
+    first, last = np.full(len(served.names), 2**62), np.zeros(len(served.names), np.int64)
+    np.minimum.at(first, steps.request, step)
+    np.maximum.at(last, steps.request, step)
+    prompt = np.bincount(steps.request, steps.tokens * steps.prefill)
+    front, found = FrontEnd(), []
+    for n in range(steps.count):
+        rows = steps.request[steps.first_row[n] : steps.first_row[n + 1]]
+        ended = [
+            Finished(
+                served.names[one],
+                (steps.end_ns[first[one]] - steps.begin_ns[first[one]]) / 1e9,
+                (steps.end_ns[n] - steps.end_ns[first[one]]) / 1e9,
+                int(prompt[one]),
+                0,
+                int(n - first[one] + 1),
+            )
+            for one in rows
+            if last[one] == n
+        ]
+        now_ns = int(steps.end_ns[n])
+        front.iteration(now_ns, rows.size, ended)
+        found += list(front.ready(now_ns))
+    assert list(front.ready(2**62)) == []
+    return found
+
+
+def test_the_front_end_puts_steps_together():
+    served = serve(new_seed(), seconds=40)
+    found = _played(served)
+
+    assert [one[1] for one in found] == served.steps.end_ns.tolist()
+    ledger = Ledger()
+    for one in found:
+        ledger.step(*one)
+    ledger.add_updates(served.updates)
+    joules = {row.request: row.joules for row in ledger.settle().rows}
+    errors = [
+        abs(joules[name] / true - 1) for name, true in zip(served.names, served.true_j, strict=True)
+    ]
+    assert np.mean(errors) < 0.05
+
+
+def test_a_request_that_never_ends_does_not_hold_up_its_steps_for_ever():
+    front = FrontEnd()
+    front.iteration(0, 2, [])
+    front.iteration(10**9, 2, [Finished("a", 0.5, 1.0, 5, 0, 2)])
+
+    assert list(front.ready(2 * 10**9)) == []
+    found = list(front.ready(130 * 10**9))
+    assert [one[2] for one in found] == [["a"], ["a"]]
+    assert [one[3] for one in found] == [[True], [False]]
+
+
+def test_the_stat_logger_is_silent_unless_asked_and_with_several_servers(monkeypatch, tmp_path):
+    config = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=1))
+    monkeypatch.delenv("ZEUS_SERVING", raising=False)
+    assert EnergyStatLogger(config)._recorder is None
+    monkeypatch.setenv("ZEUS_SERVING", "stats")
+    several = SimpleNamespace(parallel_config=SimpleNamespace(_api_process_count=4))
+    assert EnergyStatLogger(several)._recorder is None
+
+    logger = EnergyStatLogger(config)
+    recorded = Recorded()
+    logger._recorder = recorded
+    logger.log_engine_initialized()
+    logger.log()
+    logger.record(None, None)
+    logger.record(SimpleNamespace(), SimpleNamespace())  # nothing that it reads is there
+    stats = SimpleNamespace(
+        request_id="a",
+        num_prompt_tokens=9,
+        num_cached_tokens=4,
+        num_generation_tokens=1,
+        prefill_time=3600.0,
+        decode_time=0.0,
+    )
+    logger.record(
+        SimpleNamespace(num_running_reqs=0),
+        SimpleNamespace(finished_requests=[stats, SimpleNamespace()]),
+        None,
+        engine_idx=0,
+        extra=1,
+    )
+    assert recorded.finished == ["a"]
+    assert recorded.steps[-1][0] == ["a"]
+    assert sum(step[2][0] for step in recorded.steps) == pytest.approx(5)

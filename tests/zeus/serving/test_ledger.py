@@ -1,0 +1,351 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.zeus.serving.server import STEP_NS, Served, new_seed, serve
+from zeus.serving import Ledger, RequestEnergy, Settlement
+from zeus.serving import digest as digest_module
+from zeus.serving import requests as requests_module
+from zeus.serving.columns import Updates
+
+
+def _settled(served: Served, method: str = "regression", **more: object) -> Settlement:
+    ledger = Ledger(method)
+    ledger.add_steps(served.steps, served.names)
+    ledger.add_updates(served.updates)
+    return ledger.settle()
+
+
+def _joules(rows: list[RequestEnergy]) -> dict[str, float]:
+    return {row.request: row.joules for row in rows}
+
+
+def _adds_up(done: Settlement, measured_j: float) -> None:
+    totals = done.totals
+    parts = totals.requests_j + totals.idle_j + totals.unattributed_j
+    assert totals.measured_j == pytest.approx(measured_j, rel=1e-9)
+    assert parts == pytest.approx(totals.measured_j, rel=1e-9)
+    rows = [row for row in done.rows if not row.refused]
+    assert math.fsum(row.joules for row in rows) == pytest.approx(totals.requests_j, rel=1e-9)
+    for row in rows:
+        assert min(row.prefill_j, row.decode_j, row.shared_j) >= 0
+        assert row.prefill_j + row.decode_j + row.shared_j == pytest.approx(row.joules)
+
+
+def _mean_error(done: Settlement, served: Served) -> float:
+    found = _joules(done.rows)
+    mine = np.array([found[name] for name in served.names])
+    return float(np.abs(mine / served.true_j - 1).mean())
+
+
+def _part(served: Served, kept: np.ndarray) -> Updates:
+    return Updates(*(column[kept] for column in vars(served.updates).values()))
+
+
+# ------------------------------------------------------------------------------------ attribution
+
+
+@pytest.mark.parametrize("seen", [1.0, 0.3])
+def test_every_request_gets_what_it_caused(seen):
+    served = serve(new_seed(), seen=seen)
+
+    done = _settled(served)
+
+    _adds_up(done, served.measured_j)
+    assert [row.request for row in done.rows] == served.names
+    assert _mean_error(done, served) < 0.02
+    inside = [
+        abs(row.joules - true) < 1.96 * math.hypot(row.uncertainty_j, row.rule_uncertainty_j)
+        for row, true in zip(done.rows, served.true_j, strict=True)
+    ]
+    assert np.mean(inside) > 0.9
+
+
+def test_tokens_spread_each_step_by_tokens():
+    served = serve(new_seed(), noise=0.0)
+    step = served.steps.step_of_row
+    step_j = np.bincount(step, served.row_j)
+    share = served.steps.tokens / np.bincount(step, served.steps.tokens)[step]
+    expected = np.bincount(served.steps.request, share * step_j[step])
+
+    done = _settled(served, "tokens")
+
+    _adds_up(done, served.measured_j)
+    # The steps of one update share its mean power, so single requests differ by a little.
+    found = np.array([row.joules for row in done.rows])
+    assert np.median(np.abs(found / expected - 1)) < 0.1
+    assert found.sum() == pytest.approx(expected.sum(), rel=0.01)
+
+
+def test_roofline_spreads_by_work_and_needs_it():
+    served = serve(new_seed(), seconds=10, rate=6)
+    with pytest.raises(ValueError, match="FLOPs and bytes"):
+        _settled(served, "roofline")
+
+    work = np.where(served.steps.request % 2 == 0, 1.0, 3.0)
+    served.steps = replace(served.steps, flops=work, bytes=np.zeros(work.size))
+    done = _settled(served, "roofline")
+
+    _adds_up(done, served.measured_j)
+    assert {row.method for row in done.rows} == {"roofline"}
+
+
+def test_an_unknown_method_is_refused():
+    with pytest.raises(ValueError, match="regression, tokens, roofline"):
+        Ledger("guess")
+
+
+def test_a_changed_price_gets_weights_of_its_own():
+    served = serve(new_seed(), seconds=90, dearer_at_s=45)
+
+    done = _settled(served)
+
+    assert done.fit is not None
+    assert done.fit.cuts_s == pytest.approx([10**6 + 45], abs=1.0)
+    assert _mean_error(done, served) < 0.03
+
+
+def test_each_clock_level_has_weights_of_its_own():
+    served = serve(new_seed(), seconds=90, clocks=(1.0, 0.6))
+
+    done = _settled(served)
+
+    assert done.fit is not None
+    assert done.fit.levels == 2
+    assert _mean_error(done, served) < 0.03
+
+
+# ----------------------------------------------------------------------------------- conservation
+
+
+def test_energy_of_missing_updates_is_nobodys():
+    served = serve(new_seed())
+    kept = np.ones(served.updates.count, bool)
+    kept[200:260] = False
+    served.updates = _part(served, kept)
+    covered = np.repeat(kept, 10)
+    slot = (served.steps.begin_ns - 10**15) // STEP_NS
+    row_slot = slot[served.steps.step_of_row]
+    served.true_j = np.bincount(
+        served.steps.request, served.row_j * covered[row_slot], len(served.names)
+    )
+
+    done = _settled(served)
+
+    _adds_up(done, served.measured_j)
+    refused = {row.request for row in done.rows if row.refused}
+    assert refused == {
+        name for name, true in zip(served.names, served.true_j, strict=True) if true == 0
+    }
+    found = [
+        (row.joules, true)
+        for row, true in zip(done.rows, served.true_j, strict=True)
+        if not row.refused
+    ]
+    assert np.median([abs(mine / true - 1) for mine, true in found]) < 0.02
+
+
+def test_steps_one_by_one_give_the_same_as_all_at_once():
+    served = serve(new_seed(), seconds=50)
+    ledger = Ledger()
+    steps, updates = served.steps, served.updates
+    early: list[RequestEnergy] = []
+    last = {int(request): n for n, request in enumerate(steps.request)}
+    following = 0
+    for n in range(steps.count):
+        rows = slice(steps.first_row[n], steps.first_row[n + 1])
+        ids = [served.names[request] for request in steps.request[rows]]
+        ledger.step(
+            int(steps.begin_ns[n]),
+            int(steps.end_ns[n]),
+            ids,
+            steps.prefill[rows],
+            steps.tokens[rows],
+            steps.context[rows],
+        )
+        for row in range(rows.start, rows.stop):
+            if last[int(steps.request[row])] == row:
+                ledger.finish(served.names[steps.request[row]], tenant="somebody")
+        while following < updates.count and updates.end_ns[following] <= steps.end_ns[n]:
+            _tell(ledger, updates, following)
+            following += 1
+        if n % 200 == 0:
+            early += ledger.advance(int(steps.end_ns[n]))
+    while following < updates.count:
+        _tell(ledger, updates, following)
+        following += 1
+    done = ledger.settle()
+
+    _adds_up(done, served.measured_j)
+    whole = _joules(_settled(served).rows)
+    assert _joules(done.rows) == pytest.approx(whole, rel=1e-6)
+    assert ledger.open_requests == 0
+    assert {row.tenant for row in done.rows} == {"somebody"}
+    assert len({row.request for row in early}) == len(early)
+    assert all(row.provisional for row in early)
+    known = [row for row in early if not row.refused]
+    assert known
+    assert np.median([abs(row.joules / whole[row.request] - 1) for row in known]) < 0.05
+
+
+def _tell(ledger: Ledger, updates: Updates, n: int) -> None:
+    ledger.update(
+        int(updates.begin_ns[n]),
+        int(updates.end_ns[n]),
+        float(updates.joules[n]),
+        int(updates.seen_begin_ns[n]),
+        int(updates.seen_end_ns[n]),
+    )
+
+
+def test_a_request_may_span_two_periods():
+    served = serve(new_seed(), seconds=90)
+    ledger = Ledger()
+    half = served.steps.count // 2
+    border_ns = int(served.steps.end_ns[half - 1])
+    update = int(np.searchsorted(served.updates.end_ns, border_ns))
+    ledger.add_steps(served.steps.part(0, half), served.names)
+    ledger.add_updates(served.updates.part(0, update))
+    for name in served.names:
+        if served.steps.request[served.steps.first_row[half] :].tolist().count(int(name[1:])) == 0:
+            ledger.finish(name)
+    first = ledger.settle(border_ns)
+    ledger.add_steps(served.steps.part(half, served.steps.count), served.names)
+    ledger.add_updates(served.updates.part(update, served.updates.count))
+    second = ledger.settle()
+
+    rows = [*first.rows, *second.rows]
+    assert sorted(row.request for row in rows) == sorted(served.names)
+    assert ledger.totals.measured_j == pytest.approx(served.measured_j)
+    total = math.fsum(row.joules for row in rows if not row.refused)
+    assert total == pytest.approx(ledger.totals.requests_j)
+    assert ledger.weights is not None
+
+
+def test_dummy_steps_and_start_up_are_idle_and_shown():
+    ledger = Ledger("tokens")
+    for n in range(10):
+        ledger.update(n * 100, n * 100 + 100, 5.0)
+    ledger.step(300, 400, [], [], [], [])
+    ledger.step(400, 500, ["a"], [False], [1], [10])
+
+    totals = ledger.settle().totals
+
+    assert totals.startup_j == pytest.approx(15.0)
+    assert totals.requests_j + totals.idle_j == pytest.approx(50.0)
+    assert totals.dummy_j == pytest.approx(totals.requests_j)
+
+
+# --------------------------------------------------------------------------------------- refusals
+
+
+def test_too_few_updates_are_refused():
+    served = serve(new_seed(), seconds=20)
+
+    done = _settled(served)
+
+    _adds_up(done, served.measured_j)
+    assert all("too few sensor updates" in row.reason for row in done.rows)
+    assert done.totals.requests_j == 0
+    assert done.totals.unattributed_j > 0
+
+
+def test_a_large_residual_is_refused():
+    served = serve(new_seed(), noise=0.5)
+
+    done = _settled(served)
+
+    _adds_up(done, served.measured_j)
+    assert all("large residual" in row.reason for row in done.rows)
+
+
+def test_requests_beside_another_process_are_refused():
+    served = serve(new_seed(), seconds=90, rate=0.5)
+    served.updates.joules[300:600] += 15.0
+
+    done = _settled(served)
+
+    _adds_up(done, served.measured_j)
+    for row in done.rows:
+        begin, end = ((at - 10**15) / 1e9 for at in (row.begin_ns, row.end_ns))
+        if end < 25 or begin > 65:
+            assert not row.refused
+        if begin > 32 and end < 58:
+            assert "another process" in row.reason
+    assert any(row.refused for row in done.rows)
+
+
+def test_the_caller_may_say_that_a_time_cannot_be_attributed():
+    served = serve(new_seed())
+    ledger = Ledger()
+    ledger.add_steps(served.steps, served.names)
+    ledger.add_updates(served.updates)
+    ledger.foreign(10**15, 10**15 + 5 * 10**9, "process 12 of mallory used the GPU")
+    done = ledger.settle()
+
+    _adds_up(done, served.measured_j)
+    for row in done.rows:
+        assert row.refused == (row.begin_ns < 10**15 + 5 * 10**9)
+        assert row.reason == ("process 12 of mallory used the GPU" if row.refused else "")
+
+
+# ----------------------------------------------------------------------------------------- memory
+
+
+def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
+    monkeypatch.setattr(requests_module, "MOST_OPEN", 2_000)
+    monkeypatch.setattr(digest_module, "MOST_ROWS", 5_000)
+    ledger = Ledger("tokens")
+    lost = 0
+    for tick in range(1000):
+        begin = tick * 10**8
+        ledger.update(begin, begin + 10**8, 30.0)
+        ids = [f"r{tick}-{n}" for n in range(100)]
+        ones = [1] * 100
+        ledger.step(begin, begin + 10**8, ids, [False] * 100, ones, ones)
+        if tick % 10 == 9:
+            ledger.advance(begin + 10**8)
+            assert ledger.open_requests <= 2_000 + 1_000
+            assert ledger._digest._count <= 5_000 + 100_000
+    done = ledger.settle()
+    lost = len(done.rows)
+
+    assert lost == 100_000
+    _adds_up(done, 30_000.0)
+
+
+def test_blocks_grow_when_there_are_too_many_rows(monkeypatch):
+    monkeypatch.setattr(digest_module, "MOST_ROWS", 500)
+    served = serve(new_seed())
+    ledger = Ledger()
+    ledger.add_updates(served.updates)
+    for begin in range(0, served.steps.count, 100):
+        end = min(begin + 100, served.steps.count)
+        ledger.add_steps(served.steps.part(begin, end), served.names)
+        ledger.advance(int(served.steps.end_ns[end - 1]))
+    assert ledger._digest._count <= 1_000
+
+    done = ledger.settle()
+
+    _adds_up(done, served.measured_j)
+    assert _mean_error(done, served) < 0.05
+
+
+def test_provisional_figures_by_tokens_are_of_the_request_alone():
+    ledger = Ledger("tokens")
+    for tick in range(10):
+        ledger.update(tick * 100, tick * 100 + 100, 5.0)
+        ledger.step(
+            tick * 100, tick * 100 + 100, [f"r{tick}", "long"], [True, False], [4, 1], [0, 9]
+        )
+    ledger.finish("r3")
+
+    (row,) = ledger.advance(1000)
+
+    assert row.provisional
+    assert row.joules == pytest.approx(4.0)
+    assert ledger.advance(1000) == []

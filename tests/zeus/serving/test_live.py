@@ -1,0 +1,373 @@
+"""What runs beside an engine: recorder, meter, accountant, service."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import random
+import re
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tests.support import wait_for
+from tests.zeus.serving.server import new_seed, serve
+from zeus.serving import digest as digest_module
+from zeus.serving import recorder as recorder_module
+from zeus.serving import service as service_module
+from zeus.serving.accountant import Accountant, Meter
+from zeus.serving.metrics import EnergyCollector
+from zeus.serving.recorder import Recorder
+from zeus.serving.service import Service
+from zeus.serving.web import Web
+from zeus.serving.weights import WeightStore
+from zeus.serving.wire import Finish, Step, pack_finish, pack_step, unpack
+from zeus_ipc.errors import RequestRejected
+
+MS = 10**6
+
+# ------------------------------------------------------------------------------------------- wire
+
+
+def test_messages_survive_the_wire():
+    step = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
+
+    assert step == Step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
+    assert unpack(pack_finish("1", "a", "x")) == Finish("1", "a", "x")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 40,
+        pack_step("1", 7, 30, 20, [], [], [], []),
+        pack_step("1", 7, 10, 20, ["a"], [True], [-1], [0]),
+        pack_step("1", 7, 10, 20, ["a"], [True], [math.nan], [0]),
+        pack_step("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2),
+        pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
+        pack_step(1, 7, 10, 20, [], [], [], []),  # type: ignore[arg-type]
+        pack_finish("1", 5),  # type: ignore[arg-type]
+    ],
+)
+def test_what_is_no_message_is_rejected(data):
+    with pytest.raises(RequestRejected):
+        unpack(data)
+
+
+def test_random_bytes_are_rejected():
+    generator = random.Random(new_seed())
+    for _ in range(500):
+        data = generator.randbytes(generator.randrange(60))
+        try:
+            unpack(data)
+        except RequestRejected:
+            continue
+
+
+def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monkeypatch):
+    path = str(tmp_path / "steps.sock")
+    recorder = Recorder(path=path)
+    recorder.step(0, 1, ["a"], [True], [1], [0])
+    assert (recorder.sent, recorder.dropped) == (0, 1)
+
+    monkeypatch.setattr(recorder_module, "RETRY_S", 0.0)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        recorder.step(1, 2, ["a"], [False], [1], [1])
+        recorder.finish("a")
+        engine, _ = listener.accept()
+        with engine:
+            assert isinstance(unpack(engine.recv(9999)), Step)
+            assert unpack(engine.recv(9999)) == Finish("0", "a")
+            while recorder.dropped == 1:  # never waits: a full buffer drops
+                recorder.step(2, 3, ["a"], [False], [1], [1])
+    recorder.step(2, 3, ["a"], [False], [1], [1])  # the listener is gone
+    recorder.step(2, 3, ["a"], [False], [object()], [1])  # type: ignore[list-item]
+    assert recorder.dropped == 4
+    recorder.close()
+    recorder.step(2, 3, ["a"], [False], [1], [1])
+
+
+# ------------------------------------------------------------------------------------------ meter
+
+
+def test_a_meter_adds_gpus_on_the_updates_of_the_first():
+    meter = Meter(["x", "y"], seen_ns=25 * MS)
+    for n in range(11):
+        meter.sample("x", n * 100 * MS, 5_000_000 * n, n, 1500)
+    for n in range(12):
+        meter.sample("y", n * 90 * MS + 50 * MS, 900_000 * n, n, 1500)
+
+    found = meter.updates()
+
+    assert [one[:2] for one in found] == [(n * 100 * MS, (n + 1) * 100 * MS) for n in range(1, 10)]
+    assert [one[2] for one in found] == pytest.approx([6.0] * 9)
+    assert all(one[3] == one[1] - 25 * MS and one[5] == 1500 for one in found)
+    assert meter.updates() == []
+
+
+def test_a_restart_of_zeusd_leaves_a_hole_and_counts_nothing_twice():
+    meter = Meter(["x"])
+    for n in range(5):
+        meter.sample("x", n * 100 * MS, 1_000_000 * n, n, None)
+    first = meter.updates()
+    for n in range(5):
+        meter.sample("x", 2000 * MS + n * 100 * MS, 1_000_000 * n, n, None)
+    meter.sample("x", 2100 * MS, 9_000_000, 9, None)  # late: already known
+    second = meter.updates()
+
+    assert math.fsum(one[2] for one in [*first, *second]) == pytest.approx(8.0)
+    assert second[0][0] == 2000 * MS
+    assert all(math.isnan(one[5]) for one in first)
+
+
+# ------------------------------------------------------------------------------------- accountant
+
+
+def _tell(accountant: Accountant, served, *, lose: range = range(0), gap: range = range(0)) -> None:
+    steps, updates = served.steps, served.updates
+    energy_uj = 0
+    ends = np.full(len(served.names), -1)
+    ends[steps.request] = steps.step_of_row
+    following = 0
+    for n in range(steps.count):
+        rows = slice(steps.first_row[n], steps.first_row[n + 1])
+        if n not in lose:
+            accountant.step(
+                Step(
+                    "0",
+                    n + 1,
+                    int(steps.begin_ns[n]),
+                    int(steps.end_ns[n]),
+                    [served.names[one] for one in steps.request[rows]],
+                    steps.prefill[rows].tolist(),
+                    steps.tokens[rows].tolist(),
+                    steps.context[rows].tolist(),
+                )
+            )
+        for one in steps.request[rows]:
+            if ends[one] == n:
+                accountant.finish(Finish("0", served.names[one], "t"))
+        while following < updates.count and updates.end_ns[following] <= steps.end_ns[n]:
+            energy_uj += round(updates.joules[following] * 1e6)
+            if following not in gap:
+                accountant.sample("x", int(updates.end_ns[following]), energy_uj, following, None)
+            following += 1
+        if n % 100 == 0:
+            accountant.poll(int(steps.end_ns[n]))
+
+
+def test_an_accountant_answers_provisionally_and_then_finally():
+    served = serve(new_seed(), seconds=50)
+    accountant = Accountant(["x"])
+    _tell(accountant, served)
+    early = [accountant.energy(name) for name in served.names]
+    before = accountant.phases
+    rows = accountant.close()
+
+    assert any(row is not None and row.provisional and not row.refused for row in early)
+    late = accountant.energy(served.names[0])
+    assert late is not None
+    assert not late.provisional
+    totals = accountant.totals
+    parts = totals.requests_j + totals.idle_j + totals.unattributed_j
+    assert parts == pytest.approx(totals.measured_j)
+    assert sum(row.joules for row in rows) == pytest.approx(totals.requests_j)
+    after = accountant.phases
+    assert all(after[phase] >= before[phase] for phase in before)
+    assert sum(after.values()) == pytest.approx(totals.requests_j + totals.idle_j, rel=0.05)
+
+
+def test_lost_steps_refuse_the_requests_beside_them():
+    served = serve(new_seed(), seconds=50, rate=1)
+    middle = served.steps.count // 2
+    accountant = Accountant(["x"])
+    _tell(accountant, served, lose=range(middle, middle + 3))
+    rows = accountant.close()
+
+    assert accountant.steps_lost == 3
+    assert {row.reason for row in rows if row.refused} == {"3 steps were not received"}
+    totals = accountant.totals
+    parts = totals.requests_j + totals.idle_j + totals.unattributed_j
+    assert parts == pytest.approx(totals.measured_j)
+
+
+def test_an_accountant_without_zeusd_goes_on_in_bounded_memory(monkeypatch):
+    monkeypatch.setattr(digest_module, "KEPT_NS", 120 * 10**9)
+    served = serve(new_seed(), seconds=200, rate=0.5)
+    accountant = Accountant(["x"])
+    _tell(accountant, served, gap=range(10**9))
+
+    waiting = accountant._ledger._digest._steps
+    assert sum(part.count for part in waiting) < 123 * 100
+    rows = accountant.close()
+
+    assert all(row.refused for row in rows)
+    assert accountant.totals.measured_j == 0
+
+
+def test_weights_survive_and_shorten_the_start(tmp_path):
+    store = WeightStore(tmp_path / "state" / "weights.json")
+    assert store.get("H100", "1", "m") is None
+    accountant = Accountant(["x"])
+    _tell(accountant, serve(new_seed(), seconds=50))
+    accountant.close()
+    assert accountant.weights is not None
+    store.put(accountant.weights, "H100", "1", "m")
+    store.put([1.0], "H100", "1", "other")
+
+    prior = store.get("H100", "1", "m")
+    assert prior == accountant.weights
+    served = serve(new_seed(), seconds=10)
+    late = Accountant(["x"], prior=prior)
+    _tell(late, served)
+    rows = {row.request: row for row in late.close()}
+    errors = [
+        abs(rows[name].joules / true - 1)
+        for name, true in zip(served.names, served.true_j, strict=True)
+        if not rows[name].refused
+    ]
+    assert np.median(errors) < 0.1
+
+    (tmp_path / "state" / "weights.json").write_text("{")
+    assert store.get("H100", "1", "m") is None
+
+
+# ---------------------------------------------------------------------------------------- service
+
+
+class FakeSensors:
+    """Samples that a test hands over."""
+
+    def __init__(self) -> None:
+        self.samples: list[SimpleNamespace] = []
+
+    def start(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def take(self) -> list[SimpleNamespace]:
+        found, self.samples = self.samples, []
+        return found
+
+
+def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
+    monkeypatch.setattr(service_module, "POLL_S", 0.05)
+    served = serve(new_seed(), seconds=30, begin_ns=time.monotonic_ns() - 40 * 10**9)
+    path = str(tmp_path / "steps.sock")
+    sensors = FakeSensors()
+    accountants = {"0": Accountant(["x"], method="tokens")}
+    log = tmp_path / "requests.jsonl"
+    service = Service(path, accountants, sensors, log, "m")  # type: ignore[arg-type]
+    web = Web(("127.0.0.1", 0), service, accountants)
+    thread = threading.Thread(target=service.run)
+    thread.start()
+    recorder = Recorder(path=path)
+    steps, updates = served.steps, served.updates
+    try:
+        for n in range(steps.count):
+            rows = slice(steps.first_row[n], steps.first_row[n + 1])
+            before = recorder.dropped
+            while True:
+                recorder.step(
+                    int(steps.begin_ns[n]),
+                    int(steps.end_ns[n]),
+                    [served.names[one] for one in steps.request[rows]],
+                    steps.prefill[rows].tolist(),
+                    steps.tokens[rows].tolist(),
+                    steps.context[rows].tolist(),
+                )
+                if recorder.dropped == before:
+                    break
+                before, recorder._number = recorder.dropped, recorder._number - 1
+        for name in served.names:
+            while not _sent(recorder, name):
+                pass
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+            other.connect(path)
+            other.send(b"nonsense")
+        wait_for(lambda: service.rejected == 1, "the nonsense to be rejected")
+        energy = np.cumsum(np.round(updates.joules * 1e6)).astype(int)
+        sensors.samples = [
+            SimpleNamespace(gpu="x", t_ns=int(t), energy_uj=int(uj), number=n, gpu_clock_mhz=1980)
+            for n, (t, uj) in enumerate(zip(updates.end_ns, energy, strict=True))
+        ]
+        service.poll(time.monotonic_ns())
+        with urllib.request.urlopen(f"http://127.0.0.1:{web.port}/energy/r5") as answer:
+            assert json.load(answer)["joules"] > 0
+        with pytest.raises(urllib.error.HTTPError, match="404"):
+            urllib.request.urlopen(f"http://127.0.0.1:{web.port}/energy/nobody")
+        assert web.answer("/metrics")[0] == 501
+        assert web.answer("/")[0] == 404
+    finally:
+        service.stop()
+        thread.join()
+        web.close()
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    totals = lines.pop()["settled"]
+    assert {line["request"] for line in lines} == set(served.names)
+    assert math.fsum(line["joules"] or 0 for line in lines) == pytest.approx(totals["requests_j"])
+    assert totals["measured_j"] == pytest.approx(updates.joules[1:].sum(), rel=1e-5)
+    assert not os.path.exists(path)
+
+
+def _sent(recorder: Recorder, name: str) -> bool:
+    before = recorder.dropped
+    recorder.finish(name)
+    return recorder.dropped == before
+
+
+def test_metrics_are_by_engine_and_never_by_request():
+    prometheus = pytest.importorskip("prometheus_client")
+    served = serve(new_seed(), seconds=50)
+    accountant = Accountant(["x"])
+    _tell(accountant, served)
+    registry = prometheus.CollectorRegistry()
+    collector = EnergyCollector("m", "0", accountant)
+    registry.register(collector)
+    collector.finished(accountant.close())
+
+    text = prometheus.generate_latest(registry).decode()
+
+    labels = '{engine="0",model_name="m",phase="idle"}'
+    assert f"zeus_serving_energy_joules_total{labels}" in text
+    assert 'zeus_serving_tokens_total{engine="0",kind="decode",model_name="m"}' in text
+    count = registry.get_sample_value(
+        "zeus_serving_request_energy_joules_count", {"engine": "0", "model_name": "m"}
+    )
+    assert count == sum(not row.refused for row in [accountant.energy(n) for n in served.names])
+    assert "zeus_serving_fit_residual_ratio" in text
+    assert "r5" not in text
+
+
+def test_the_dashboard_asks_for_metrics_that_there_are():
+    prometheus = pytest.importorskip("prometheus_client")
+    registry = prometheus.CollectorRegistry()
+    registry.register(EnergyCollector("m", "0", Accountant(["x"])))
+    text = prometheus.generate_latest(registry).decode()
+    there = {line.partition("{")[0] for line in text.splitlines() if not line.startswith("#")}
+
+    file = Path(__file__).parents[3] / "examples" / "monitoring" / "grafana-serving.json"
+    panels = json.loads(file.read_text())["panels"]
+
+    asked = {
+        name
+        for panel in panels
+        for target in panel["targets"]
+        for name in re.findall(r"zeus_serving_\w+", target["expr"])
+    }
+    assert len(panels) == 6
+    assert len(asked) == 4
+    assert asked <= there

@@ -1,0 +1,165 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from zeus.serving import bench
+from zeus.serving.command import main
+from zeus.serving.rows import RequestEnergy
+from zeus.serving.running import address, chosen, engines_of
+from zeus.serving.service import as_json
+
+HOUR_S = 1_700_000_000.0
+
+
+def _log(directory: Path) -> Path:
+    """Two tenants, one refused request, 100 J idle."""
+    path = directory / "requests.jsonl"
+    lines = []
+    for n in range(4):
+        joules = math.nan if n == 3 else 10.0 * (n + 1)
+        row = RequestEnergy(
+            f"r{n}",
+            *(joules, joules / 2, joules / 2, joules * 0, joules / 100, joules / 20),
+            "regression",
+            "too few" if n == 3 else "",
+            "even" if n % 2 == 0 else "",
+            end_ns=n * 3600 * 10**9,
+            decode_tokens=10,
+        )
+        stamp = {"settled_s": HOUR_S, "settled_ns": 3 * 3600 * 10**9, "model": "m"}
+        lines.append(as_json("0", row, stamp))
+    totals = {"measured_j": 165.0, "requests_j": 60.0, "idle_j": 100.0, "unattributed_j": 5.0}
+    lines.append(json.dumps({"settled": totals}))
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+def _report(*arguments: str) -> str:
+    result = CliRunner().invoke(main, ["report", *arguments])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_a_report_sums_by_tenant(tmp_path):
+    text = _report(str(_log(tmp_path)), "--by", "tenant", "--csv")
+
+    rows = {row["tenant"]: row for row in csv.DictReader(io.StringIO(text))}
+    assert set(rows) == {"even", "(none)"}
+    assert float(rows["even"]["joules"]) == 40
+    assert float(rows["even"]["p50_j"]) == 20
+    assert float(rows["even"]["j_per_output_token"]) == 2
+    assert (rows["(none)"]["requests"], rows["(none)"]["refused"]) == ("2", "1")
+
+
+@pytest.mark.parametrize(
+    ("idle", "expected"),
+    [
+        ("exclude", {"even": 0.0, "(none)": 0.0}),
+        ("proportional", {"even": 100 * 2 / 3, "(none)": 100 / 3}),
+        ("owner", {"even": 0.0, "(none)": 0.0, "owner": 100.0}),
+    ],
+)
+def test_a_report_distributes_idle_energy(tmp_path, idle, expected):
+    text = _report(str(_log(tmp_path)), "--by", "tenant", "--csv", "--idle", idle)
+
+    rows = {row["tenant"]: float(row["idle_j"]) for row in csv.DictReader(io.StringIO(text))}
+    assert rows == pytest.approx(expected)
+
+
+def test_a_report_for_people_shows_the_sum_beside_zeusds(tmp_path):
+    picture = tmp_path / "report.png"
+    arguments = [str(_log(tmp_path)), "--by", "hour"]
+    if _has("matplotlib"):
+        arguments += ["--plot", str(picture)]
+    text = _report(*arguments)
+
+    assert text.count("2023-11-1") == 4
+    assert "measured by zeusd                165.0 J" in text
+    assert not _has("matplotlib") or picture.stat().st_size > 1000
+
+
+def test_a_line_that_is_none_is_named(tmp_path):
+    path = _log(tmp_path)
+    path.write_text(path.read_text() + '{"request": "x"}\n')
+    result = CliRunner().invoke(main, ["report", str(path)])
+
+    assert result.exit_code == 1
+    assert result.output == f"Error: {path}, line 6: this is no line of a service's log\n"
+
+
+def _has(module: str) -> bool:
+    try:
+        __import__(module)
+    except ImportError:
+        return False
+    return True
+
+
+# ------------------------------------------------------------------------------------------ bench
+
+
+class FakeClient:
+    """Two GPUs of 100 J each, whatever the window."""
+
+    def windows(self, gpus: Any, windows: Any = ()) -> dict[str, Any]:
+        values = [100_000_000] * len(windows)
+        return {
+            gpu: SimpleNamespace(energy_uj=values, uncertainty_uj=[2_000_000] * len(windows))
+            for gpu in gpus
+        }
+
+
+def test_a_benchmark_gets_its_energy(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text('{"total_output_tokens": 50, "total_input_tokens": 0}')
+    status, energy = bench.run([sys.executable, "-c", "exit(3)"], FakeClient(), ["a", "b"])  # type: ignore[arg-type]
+    found = bench.add(path, energy)
+
+    assert status == 3
+    assert json.loads(path.read_text()) == found
+    assert found["energy_joules"] == 200
+    assert found["joules_per_output_token"] == 4
+    assert "joules_per_input_token" not in found
+    assert found["mean_power_watts"] == pytest.approx(200 / found["energy_window_seconds"])
+
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="no JSON object"):
+        bench.add(path, energy)
+
+
+def test_the_result_is_where_the_benchmark_was_told():
+    command = ["vllm", "bench", "--result-dir", "out", "--result-filename=x.json", "--seed"]
+    assert bench.result_path(command) == Path("out/x.json")
+    assert bench.result_path(["vllm", "bench"]) is None
+
+
+# ---------------------------------------------------------------------------------------- options
+
+GPUS: list[Any] = [SimpleNamespace(uuid=f"GPU-{n}", index=n) for n in range(4)]
+
+
+def test_engines_are_named_with_their_gpus():
+    assert engines_of((), GPUS) == {"0": [f"GPU-{n}" for n in range(4)]}
+    assert engines_of(("a=0,1", "b=GPU-3"), GPUS) == {"a": ["GPU-0", "GPU-1"], "b": ["GPU-3"]}
+    for wrong in (("a",), ("=0",), ("a=9",), ("a=0", "a=1"), ("a=0", "b=0")):
+        with pytest.raises(ValueError, match=r"engine|GPU 9"):
+            engines_of(wrong, GPUS)
+    with pytest.raises(ValueError, match="no GPU"):
+        chosen([], ())
+
+
+def test_addresses_are_host_and_port():
+    assert address(":9462") == ("127.0.0.1", 9462)
+    assert address("0.0.0.0:0") == ("0.0.0.0", 0)
+    with pytest.raises(ValueError, match="HOST:PORT"):
+        address("localhost")

@@ -1,0 +1,126 @@
+"""A real zeusd, a real socket, and kills in the middle."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import running_daemon, wait_for
+from zeus.serving.accountant import Accountant
+from zeus.serving.recorder import Recorder
+from zeus.serving.service import Sensors, Service
+from zeus_ipc import Client
+from zeus_ipc.simulation import SimulatedWork
+
+
+class Engine:
+    """Runs steps of 10 ms until it is stopped, whoever else is alive."""
+
+    def __init__(self, path: str) -> None:
+        self.steps = 0
+        self._recorder = Recorder(path=path)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Engine:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def goes_on(self, steps: int = 20) -> None:
+        before = self.steps
+        wait_for(lambda: self.steps >= before + steps, "the engine to go on")
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            begin_ns = time.monotonic_ns()
+            time.sleep(0.01)
+            name = f"r{self.steps // 50}"
+            self._recorder.step(begin_ns, time.monotonic_ns(), [name], [False], [1], [100])
+            self.steps += 1
+            if self.steps % 50 == 0:
+                self._recorder.finish(name)
+
+
+def test_a_killed_zeusd_leaves_a_hole_and_the_rest_adds_up(tmp_path: Path) -> None:
+    with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
+        with daemon.client() as client:
+            gpu = client.node().gpus[0].uuid
+        accountant = Accountant([gpu], method="tokens")
+        sensors = Sensors(lambda: Client(daemon.socket), [gpu])
+        path = str(tmp_path / "steps.sock")
+        taken: list[float] = []
+        update = accountant._ledger.update
+
+        def spy(begin_ns: int, end_ns: int, joules: float, *more: object) -> None:
+            taken.append(joules)
+            update(begin_ns, end_ns, joules, *more)  # type: ignore[arg-type]
+
+        accountant._ledger.update = spy  # type: ignore[method-assign]
+        service = Service(path, {"0": accountant}, sensors, tmp_path / "log.jsonl")
+        thread = threading.Thread(target=service.run)
+        thread.start()
+        try:
+            with Engine(path) as engine:
+                with daemon.client() as client:
+                    devices = client.node().simulated
+                assert devices is not None
+                with SimulatedWork(devices, [gpu], "model/compute") as work:
+                    work.launch(10)
+                    wait_for(lambda: len(taken) > 5, "updates")
+                daemon.kill()
+                engine.goes_on()
+                before = len(taken)
+                daemon.start_again()
+                daemon.wait_until_serving(1)
+                wait_for(lambda: len(taken) > before + 5, "updates of the new zeusd")
+        finally:
+            service.stop()
+            thread.join()
+    totals = accountant.totals
+    parts = totals.requests_j + totals.idle_j + totals.unattributed_j
+    assert parts == pytest.approx(totals.measured_j, rel=1e-9)
+    assert totals.measured_j == pytest.approx(math.fsum(taken))
+    assert totals.requests_j > 0
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[-1]["settled"]["measured_j"] == pytest.approx(totals.measured_j)
+
+
+def test_a_killed_ledger_is_found_again_by_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, log = tmp_path / "steps.sock", tmp_path / "log.jsonl"
+    with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+        command = [sys.executable, "-m", "zeus.serving", "serve", "--method", "tokens"]
+        command += ["--socket", str(path), "--log", str(log)]
+        first = subprocess.Popen(command)
+        wait_for(path.exists, "the ledger's socket")
+        with Engine(str(path)) as engine:
+            wait_for(lambda: engine._recorder.sent > 20, "steps to be sent")
+            first.kill()
+            first.wait()
+            engine.goes_on()
+            second = subprocess.Popen(command)
+            before = engine._recorder.sent
+            wait_for(lambda: engine._recorder.sent > before + 100, "steps to the new ledger")
+        second.send_signal(signal.SIGTERM)
+        assert second.wait() == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    totals = lines.pop()["settled"]
+    names = [line["request"] for line in lines]
+    assert len(set(names)) == len(names) > 0
+    assert sum(totals[name] for name in ("requests_j", "idle_j", "unattributed_j")) == (
+        pytest.approx(totals["measured_j"])
+    )

@@ -1,0 +1,292 @@
+"""Keeps an instance's ledger from messages and sensor samples, any of which may be missing.
+
+It has no socket and no thread. One instance is one engine on one GPU, or
+on several that work on every step together (tensor parallel), whose energies are added; with data
+parallelism each engine has a ledger and GPUs of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import OrderedDict, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from zeus.serving.front_end import WAIT_NS
+from zeus.serving.ledger import Ledger
+from zeus.serving.rows import RequestEnergy, Settlement, Totals
+from zeus.serving.wire import Finish, Step
+
+LAG_NS = 2 * 10**9
+"""Steps and samples are complete this long after their end."""
+FRONT_END_LAG_NS = WAIT_NS + LAG_NS
+FRONT_END_RULE = 0.08
+"""What the front end's knowledge adds to the rule's error, relative, one sigma."""
+PERIOD_NS = 3600 * 10**9
+"""A period is settled after this time."""
+MOST_KEPT = 100_000
+"""Requests whose energy can be asked for."""
+GAP_NS = 10**9
+"""Samples of one GPU that are further apart have a hole between them."""
+
+
+PHASES = ("prefill", "decode", "shared", "idle")
+
+
+@dataclass
+class _Gpu:
+    """Newest sample of a GPU, and its energy since the instance's beginning."""
+
+    t_ns: int
+    energy_uj: int
+    number: int
+
+
+class Meter:
+    """Adds up the energy of several GPUs over the updates of the first of them.
+
+    Args:
+        gpus: UUIDs.
+        seen_ns: Part of an update that the sensor sees, at its end; None: all.
+    """
+
+    def __init__(self, gpus: Sequence[str], seen_ns: int | None = None) -> None:
+        self._gpus = list(gpus)
+        self._seen_ns = seen_ns
+        self._points: dict[str, deque[tuple[int, float]]] = {gpu: deque() for gpu in gpus}
+        self._last: dict[str, _Gpu] = {}
+        self._edge_ns: int | None = None
+        self._clock: dict[int, float] = {}
+
+    def sample(
+        self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
+    ) -> None:
+        """Takes a sample; of other GPUs nothing is taken."""
+        if gpu not in self._points:
+            return
+        last = self._last.get(gpu)
+        if last is not None:
+            if t_ns <= last.t_ns:
+                return
+            restarted = number <= last.number or energy_uj < last.energy_uj
+            if restarted or t_ns - last.t_ns > GAP_NS:
+                self._reset()
+        self._last[gpu] = _Gpu(t_ns, energy_uj, number)
+        self._points[gpu].append((t_ns, energy_uj / 1e6))
+        if gpu == self._gpus[0]:
+            self._clock[t_ns] = math.nan if clock_mhz is None else float(clock_mhz)
+
+    def updates(self) -> list[tuple[int, int, float, int, int, float]]:
+        """Updates that all GPUs cover, each once: as `Ledger.update` takes them."""
+        found = []
+        lead = self._points[self._gpus[0]]
+        while len(lead) >= 2:
+            begin_ns, end_ns = lead[0][0], lead[1][0]
+            others = [self._energy(gpu, begin_ns, end_ns) for gpu in self._gpus[1:]]
+            if any(one is None for one in others):
+                if any(self._lacks(gpu, end_ns) for gpu in self._gpus[1:]):
+                    break
+                lead.popleft()  # before another GPU's first sample
+                continue
+            joules = lead[1][1] - lead[0][1] + sum(one for one in others if one is not None)
+            seen = end_ns - begin_ns if self._seen_ns is None else self._seen_ns
+            first = max(begin_ns, end_ns - seen)
+            clock = self._clock.pop(end_ns, math.nan)
+            found.append((begin_ns, end_ns, max(0.0, joules), first, end_ns, clock))
+            lead.popleft()
+            for gpu in self._gpus[1:]:
+                points = self._points[gpu]
+                while len(points) > 2 and points[1][0] <= end_ns:
+                    points.popleft()
+        return found
+
+    def _reset(self) -> None:
+        for points in self._points.values():
+            points.clear()
+        self._last.clear()
+        self._clock.clear()
+
+    def _lacks(self, gpu: str, until_ns: int) -> bool:
+        points = self._points[gpu]
+        return not points or points[-1][0] < until_ns
+
+    def _energy(self, gpu: str, begin_ns: int, end_ns: int) -> float | None:
+        points = self._points[gpu]
+        if not points or points[0][0] > begin_ns or points[-1][0] < end_ns:
+            return None
+        return _at(points, end_ns) - _at(points, begin_ns)
+
+
+def _at(points: deque[tuple[int, float]], t_ns: int) -> float:
+    """Energy at an instant, between two samples."""
+    before = points[0]
+    for point in points:
+        if point[0] >= t_ns:
+            span = point[0] - before[0]
+            share = (t_ns - before[0]) / span if span else 1.0
+            return before[1] + share * (point[1] - before[1])
+        before = point
+    return before[1]
+
+
+class Accountant:
+    """One instance's ledger and what can be asked about it.
+
+    Args:
+        gpus: UUIDs of the instance's GPUs.
+        seen_ns: See `Meter`.
+        method: See `Ledger`.
+        prior: See `Ledger`.
+        front_end: Steps are put together from a front end's statistics: they come late, and the
+            figures are rougher.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        *,
+        seen_ns: int | None = None,
+        method: str = "regression",
+        prior: Sequence[float] | None = None,
+        front_end: bool = False,
+    ) -> None:
+        self._front_end = front_end
+        self._ledger = Ledger(method, prior=prior)
+        self._meter = Meter(gpus, seen_ns)
+        self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
+        self._number = 0
+        self._end_ns = 0
+        self._settled_ns: int | None = None
+        self.steps_lost = 0
+        self.tokens = {"prefill": 0, "decode": 0}
+        self.settlements = 0
+        self.newest = Totals()
+        """Of the newest settled period."""
+        self.residual = math.nan
+        """Of the newest settled fit, relative."""
+        self.uncertainty = math.nan
+        """Mean of the newest settled period, relative, one sigma."""
+        self.clock_hz = math.nan
+        self._provisional = dict.fromkeys(PHASES, 0.0)
+        self._final = dict.fromkeys(PHASES, 0.0)
+        self._shown = dict.fromkeys(PHASES, 0.0)
+
+    @property
+    def phases(self) -> dict[str, float]:
+        """Energy by phase, J, that never falls: settled, and provisional of finished requests."""
+        for phase in PHASES:
+            now_j = self._final[phase] + self._provisional[phase]
+            self._shown[phase] = max(self._shown[phase], now_j)
+        return dict(self._shown)
+
+    def step(self, step: Step) -> None:
+        """Takes a step. Where some before it are missing, that time is not attributed."""
+        lost = step.number - self._number - 1
+        if self._number and lost > 0:
+            self.steps_lost += lost
+            self._ledger.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
+        self._number = step.number  # a lower one: the engine was restarted
+        self._end_ns = max(self._end_ns, step.end_ns)
+        self._ledger.step(
+            step.begin_ns, step.end_ns, step.ids, step.prefill, step.tokens, step.context
+        )
+        for prefill, tokens in zip(step.prefill, step.tokens, strict=True):
+            self.tokens["prefill" if prefill else "decode"] += tokens
+
+    def finish(self, message: Finish) -> None:
+        """Takes the end of a request."""
+        self._ledger.finish(message.request, message.tenant)
+
+    def sample(
+        self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
+    ) -> None:
+        """Takes a sensor's sample, as zeusd publishes it."""
+        if clock_mhz is not None:
+            self.clock_hz = clock_mhz * 1e6
+        self._meter.sample(gpu, t_ns, energy_uj, number, clock_mhz)
+
+    def poll(self, now_ns: int) -> list[RequestEnergy]:
+        """Does what is due.
+
+        Returns:
+            Requests whose energy became known or changed: provisional ones, or, when a period was
+            settled, its final ones.
+        """
+        for update in self._meter.updates():
+            self._ledger.update(*update)
+        until_ns = now_ns - (FRONT_END_LAG_NS if self._front_end else LAG_NS)
+        if self._settled_ns is None:
+            self._settled_ns = until_ns
+        if until_ns - self._settled_ns >= PERIOD_NS:
+            self._settled_ns = until_ns
+            return self._settle(self._ledger.settle(until_ns))
+        rows = self._stated(self._ledger.advance(until_ns))
+        _count(self._provisional, rows)
+        self._keep(rows)
+        return rows
+
+    def close(self) -> list[RequestEnergy]:
+        """Settles what there is; returns the final rows of all requests."""
+        for update in self._meter.updates():
+            self._ledger.update(*update)
+        return self._settle(self._ledger.settle())
+
+    def energy(self, request: str) -> RequestEnergy | None:
+        """A request's energy; None: it has not finished, or it was long ago."""
+        return self._rows.get(request)
+
+    @property
+    def totals(self) -> Totals:
+        """Of all settled periods."""
+        return replace(self._ledger.totals)
+
+    @property
+    def weights(self) -> list[float] | None:
+        """See `Ledger.weights`."""
+        return self._ledger.weights
+
+    def _settle(self, done: Settlement) -> list[RequestEnergy]:
+        rows = self._stated(done.rows)
+        self.settlements += 1
+        self.newest = done.totals
+        if done.fit is not None:
+            self.residual = done.fit.residual
+        known = [row for row in rows if not row.refused]
+        joules = math.fsum(row.joules for row in known)
+        if joules > 0:
+            self.uncertainty = (
+                math.fsum(math.hypot(row.uncertainty_j, row.rule_uncertainty_j) for row in known)
+                / joules
+            )
+        _count(self._final, rows)
+        self._final["idle"] += done.totals.idle_j
+        self._provisional = dict.fromkeys(PHASES, 0.0)
+        self._keep(rows)
+        return rows
+
+    def _stated(self, rows: list[RequestEnergy]) -> list[RequestEnergy]:
+        if not self._front_end:
+            return rows
+        return [
+            replace(
+                row,
+                method=f"{row.method}, front end",
+                rule_uncertainty_j=math.hypot(row.rule_uncertainty_j, FRONT_END_RULE * row.joules),
+            )
+            for row in rows
+        ]
+
+    def _keep(self, rows: Sequence[RequestEnergy]) -> None:
+        for row in rows:
+            self._rows.pop(row.request, None)
+            self._rows[row.request] = row
+        while len(self._rows) > MOST_KEPT:
+            self._rows.popitem(last=False)
+
+
+def _count(sums: dict[str, float], rows: Sequence[RequestEnergy]) -> None:
+    for row in rows:
+        if not row.refused:
+            sums["prefill"] += row.prefill_j
+            sums["decode"] += row.decode_j
+            sums["shared"] += row.shared_j

@@ -1,0 +1,69 @@
+"""ASGI middleware that returns the id under which the energy of a request can be queried.
+
+    vllm serve ... --middleware zeus.serving.asgi.EnergyHeader
+
+Joules are known about two seconds after a request has ended, so a response carries no figure but
+the header `X-Energy-Request`: ask `GET /energy/{id}` of `python -m zeus.serving serve`. The id is
+the request's `X-Request-Id`; where it has none it gets one, which engines that take it from the
+header (vLLM) use too.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+Application = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+ID_HEADER = b"x-request-id"
+ENERGY_HEADER = b"x-energy-request"
+MOST_BYTES = 200
+"""Of an id; a longer one is replaced."""
+
+
+class EnergyHeader:
+    """The middleware.
+
+    Args:
+        app: What it is put around.
+        engine_id: What the engine calls a request of an id, with `{}` for the id. None: by the
+            path, as vLLM does: `chatcmpl-{}` for chats, `cmpl-{}-0` for (one) completion.
+    """
+
+    def __init__(self, app: Application, engine_id: str | None = None) -> None:
+        self._app = app
+        self._engine_id = engine_id
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serves a request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = list(scope.get("headers", ()))
+        given = next((value for name, value in headers if name.lower() == ID_HEADER), b"")
+        if not 0 < len(given) <= MOST_BYTES or not given.isascii():
+            given = uuid.uuid4().hex.encode()
+            headers = [(name, value) for name, value in headers if name.lower() != ID_HEADER]
+            headers.append((ID_HEADER, given))
+            scope = {**scope, "headers": headers}
+        energy_id = self._id_of(scope).replace("{}", given.decode()).encode()
+
+        async def with_header(message: MutableMapping[str, Any]) -> None:
+            if message["type"] == "http.response.start":
+                sent = list(message.get("headers", ()))
+                message = {**message, "headers": [*sent, (ENERGY_HEADER, energy_id)]}
+            await send(message)
+
+        await self._app(scope, receive, with_header)
+
+    def _id_of(self, scope: Scope) -> str:
+        if self._engine_id is not None:
+            return self._engine_id
+        path = str(scope.get("path", ""))
+        if path.endswith("/chat/completions"):
+            return "chatcmpl-{}"
+        return "cmpl-{}-0" if path.endswith("/completions") else "{}"

@@ -1,0 +1,96 @@
+"""Adds energy to the result of a serving benchmark: joules, joules per token, watts."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeus.utils.atomic import write_text
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+
+TOKENS = ("total_output_tokens", "total_input_tokens")
+"""Fields of `vllm bench serve` that joules are divided by."""
+
+
+def result_path(command: Sequence[str]) -> Path | None:
+    """The JSON file that `vllm bench serve --save-result` writes; None: the command names none.
+
+    It is known only where `--result-filename` names it.
+    """
+    options = dict(_options(command))
+    name = options.get("--result-filename")
+    return None if name is None else Path(options.get("--result-dir", ".")) / name
+
+
+def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[int, dict[str, Any]]:
+    """Runs a command and measures GPUs meanwhile.
+
+    Args:
+        command: Program and arguments.
+        client: The node whose GPUs serve; not necessarily where the command's load goes.
+        gpus: UUIDs.
+
+    Returns:
+        The command's exit status, and energy fields.
+
+    Raises:
+        ZeusIpcError: The GPUs cannot be measured.
+        OSError: The command cannot be run.
+    """
+    client.windows(list(gpus))  # is there something to measure?
+    begin_ns = time.monotonic_ns()
+    status = subprocess.run(list(command), check=False).returncode
+    end_ns = time.monotonic_ns()
+    found = client.windows(list(gpus), [(begin_ns, end_ns, False)])
+    energies = [found[gpu].energy_uj[0] for gpu in gpus]
+    sigma_uj = sum((found[gpu].uncertainty_uj[0] / 2) ** 2 for gpu in gpus) ** 0.5
+    seconds = (end_ns - begin_ns) / 1e9
+    joules = None if None in energies else sum(one for one in energies if one is not None) / 1e6
+    return status, {
+        "energy_joules": joules,
+        "energy_uncertainty_joules": sigma_uj / 1e6,
+        "mean_power_watts": None if joules is None else joules / seconds,
+        "energy_window_seconds": seconds,
+        "energy_gpus": list(gpus),
+    }
+
+
+def add(path: Path, energy: dict[str, Any]) -> dict[str, Any]:
+    """Adds energy fields to a benchmark's JSON file; returns its new content.
+
+    Raises:
+        ValueError: It is no JSON object.
+        OSError: It cannot be read or written.
+    """
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError:
+        result = None
+    if not isinstance(result, dict):
+        raise ValueError(f"{path} holds no JSON object; no energy was added")
+    joules = energy["energy_joules"]
+    result.update(energy)
+    for name in TOKENS:
+        count = result.get(name)
+        if joules is not None and isinstance(count, int | float) and count > 0:
+            result[f"joules_per_{name.removeprefix('total_').removesuffix('s')}"] = joules / count
+    write_text(path, json.dumps(result) + "\n")
+    return result
+
+
+def _options(command: Sequence[str]) -> list[tuple[str, str]]:
+    found = []
+    for n, one in enumerate(command):
+        name, equals, value = one.partition("=")
+        if name.startswith("--"):
+            if equals:
+                found.append((name, value))
+            elif n + 1 < len(command):
+                found.append((name, command[n + 1]))
+    return found

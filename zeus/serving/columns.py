@@ -1,0 +1,186 @@
+"""Steps of an engine and updates of a sensor, as columns."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps in the order of their ends, and for each the requests in it.
+
+    A row is one request in one step; the rows of step `s` are `first_row[s]:first_row[s + 1]`.
+    """
+
+    begin_ns: Ints
+    end_ns: Ints
+    first_row: Ints
+    """One more than there are steps."""
+    request: Ints
+    """Of each row: the number that the caller gave to the request."""
+    prefill: Flags
+    tokens: Floats
+    """Computed in this step."""
+    context: Floats
+    """Already in the KV cache when the step began."""
+    flops: Floats | None = None
+    """Of each row, where the engine reports them."""
+    bytes: Floats | None = None
+
+    @property
+    def count(self) -> int:
+        """How many steps there are."""
+        return int(self.begin_ns.size)
+
+    @property
+    def step_of_row(self) -> Ints:
+        """The position of each row's step."""
+        return np.repeat(np.arange(self.count), np.diff(self.first_row))
+
+    def part(self, begin: int, end: int) -> Steps:
+        """The steps at positions `begin:end`."""
+        rows = slice(int(self.first_row[begin]), int(self.first_row[end]))
+        return Steps(
+            self.begin_ns[begin:end],
+            self.end_ns[begin:end],
+            self.first_row[begin : end + 1] - self.first_row[begin],
+            self.request[rows],
+            self.prefill[rows],
+            self.tokens[rows],
+            self.context[rows],
+            None if self.flops is None else self.flops[rows],
+            None if self.bytes is None else self.bytes[rows],
+        )
+
+
+@dataclass(frozen=True)
+class Updates:
+    """Updates of a sensor, ascending and without overlap; there may be gaps between them."""
+
+    begin_ns: Ints
+    end_ns: Ints
+    joules: Floats
+    seen_begin_ns: Ints
+    """The part of the update that the sensor saw."""
+    seen_end_ns: Ints
+    clock_mhz: Floats
+    """NaN where it is unknown."""
+
+    @property
+    def count(self) -> int:
+        """How many updates there are."""
+        return int(self.begin_ns.size)
+
+    @property
+    def length_s(self) -> Floats:
+        """Length of each update, s."""
+        return (self.end_ns - self.begin_ns) / 1e9
+
+    def part(self, begin: int, end: int) -> Updates:
+        """The updates at positions `begin:end`."""
+        some = slice(begin, end)
+        return Updates(
+            self.begin_ns[some],
+            self.end_ns[some],
+            self.joules[some],
+            self.seen_begin_ns[some],
+            self.seen_end_ns[some],
+            self.clock_mhz[some],
+        )
+
+
+def clipped(steps: Steps) -> Steps:
+    """The same steps without overlap: each begins at the end of the one before, or later.
+
+    Engines that schedule a step while another runs report overlapping steps; the later one has the
+    GPU to itself only from the earlier one's end on. A step's length is at least 1 ns.
+    """
+    end_ns = np.maximum.accumulate(steps.end_ns)
+    end_ns = end_ns + _ties(end_ns)
+    begin_ns = np.maximum(steps.begin_ns, np.concatenate([steps.begin_ns[:1], end_ns[:-1]]))
+    begin_ns = np.minimum(begin_ns, end_ns - 1)
+    return Steps(
+        begin_ns,
+        end_ns,
+        steps.first_row,
+        steps.request,
+        steps.prefill,
+        steps.tokens,
+        steps.context,
+        steps.flops,
+        steps.bytes,
+    )
+
+
+def _ties(end_ns: Ints) -> Ints:
+    """What makes equal ends strictly ascending: 0, 1, 2... within each run of equal ones."""
+    if end_ns.size == 0:
+        return end_ns
+    position = np.arange(end_ns.size)
+    fresh = np.concatenate([[True], np.diff(end_ns) > 0])
+    return position - np.maximum.accumulate(np.where(fresh, position, 0))
+
+
+def joined(parts: list[Steps]) -> Steps:
+    """Several runs of steps as one."""
+    if len(parts) == 1:
+        return parts[0]
+    counts = np.concatenate([np.diff(part.first_row) for part in parts])
+    return Steps(
+        np.concatenate([part.begin_ns for part in parts]),
+        np.concatenate([part.end_ns for part in parts]),
+        np.concatenate([[0], np.cumsum(counts)]),
+        np.concatenate([part.request for part in parts]),
+        np.concatenate([part.prefill for part in parts]),
+        np.concatenate([part.tokens for part in parts]),
+        np.concatenate([part.context for part in parts]),
+        _joined_columns([part.flops for part in parts]),
+        _joined_columns([part.bytes for part in parts]),
+    )
+
+
+def _joined_columns(parts: list[Floats | None]) -> Floats | None:
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if len(known) == len(parts) else None
+
+
+def joined_updates(parts: list[Updates]) -> Updates:
+    """Several runs of updates as one."""
+    if len(parts) == 1:
+        return parts[0]
+    return Updates(
+        np.concatenate([part.begin_ns for part in parts]),
+        np.concatenate([part.end_ns for part in parts]),
+        np.concatenate([part.joules for part in parts]),
+        np.concatenate([part.seen_begin_ns for part in parts]),
+        np.concatenate([part.seen_end_ns for part in parts]),
+        np.concatenate([part.clock_mhz for part in parts]),
+    )
+
+
+def by_end(steps: Steps) -> Steps:
+    """The same steps in the order of their ends."""
+    if steps.count < 2 or bool((np.diff(steps.end_ns) >= 0).all()):
+        return steps
+    order = np.argsort(steps.end_ns, kind="stable")
+    sizes = np.diff(steps.first_row)[order]
+    first = np.concatenate([[0], np.cumsum(sizes)])
+    rows = np.repeat(steps.first_row[:-1][order] - first[:-1], sizes) + np.arange(first[-1])
+    return Steps(
+        steps.begin_ns[order],
+        steps.end_ns[order],
+        first,
+        steps.request[rows],
+        steps.prefill[rows],
+        steps.tokens[rows],
+        steps.context[rows],
+        None if steps.flops is None else steps.flops[rows],
+        None if steps.bytes is None else steps.bytes[rows],
+    )

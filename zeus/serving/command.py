@@ -1,0 +1,170 @@
+"""Commands about the energy of inference servers: `python -m zeus.serving`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+
+from zeus.simulate.extras import needed
+from zeus_ipc.errors import ZeusIpcError
+
+_IN = click.Path(path_type=Path, dir_okay=False)
+
+METHODS = ("regression", "tokens", "roofline")
+IDLE = ("exclude", "proportional", "owner")
+
+
+@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+def main() -> None:
+    """Energy of the requests of an inference server."""
+
+
+@main.command()
+@click.option("--steps", type=_IN, required=True, help="The engine's steps, CSV or Parquet.")
+@click.option("--energy", type=_IN, required=True, help="The sensor's updates, CSV or Parquet.")
+@click.option("--out", type=_IN, required=True, help="One row per request, CSV or Parquet.")
+@click.option("--totals", type=_IN, required=True, help="Sums, JSON.")
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=METHODS[0],
+    show_default=True,
+    help="How energy is attributed.",
+)
+@click.option(
+    "--idle",
+    type=click.Choice(IDLE),
+    default=IDLE[0],
+    show_default=True,
+    help="Idle energy: leave it out of requests, add it in proportion, or charge the owner.",
+)
+@click.option("--tenants", type=_IN, help="Columns request,tenant: adds sums per tenant.")
+def replay(
+    steps: Path,
+    energy: Path,
+    out: Path,
+    totals: Path,
+    method: str,
+    idle: str,
+    tenants: Path | None,
+) -> None:
+    """Attribute the energy of a recorded run to its requests.
+
+    STEPS has the columns step,begin_ns,end_ns,request,phase,tokens,context with one row per request
+    and step; ENERGY has begin_ns,end_ns,joules,seen_begin_ns,seen_end_ns,clock_mhz.
+    """
+    with one_sentence():
+        needed("numpy", "python -m zeus.serving", "serving")
+        from zeus.serving.replay import replay as run
+        from zeus.serving.replay import totals_json, write_rows
+        from zeus.utils.atomic import write_text
+
+        paid = run(steps, energy, method=method, idle=idle, tenants=tenants)
+        write_rows(paid.rows, out)
+        write_text(totals, totals_json(paid, method, tenants=tenants is not None))
+
+
+@main.command()
+@click.option("--model", default="", help="Name of the model, for metrics and the log.")
+@click.option(
+    "--engine",
+    "engines",
+    multiple=True,
+    help="NAME=GPU,GPU: an engine and its GPUs, by index or UUID; may be repeated. "
+    "Default: engine 0 on all GPUs.",
+)
+@click.option("--socket", "path", help="Where steps come in. Default: $ZEUS_SERVING_SOCKET.")
+@click.option("--log", "log_path", type=_IN, help="Append settled requests as JSON lines.")
+@click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
+@click.option("--weights", type=_IN, help="Keep the fit's weights here for the next start.")
+@click.option("--method", type=click.Choice(METHODS[:2]), default=METHODS[0], show_default=True)
+@click.option("--front-end", is_flag=True, help="Steps come from vLLM with ZEUS_SERVING=stats.")
+def serve(
+    model: str,
+    engines: tuple[str, ...],
+    path: str | None,
+    log_path: Path | None,
+    listen: str,
+    weights: Path | None,
+    method: str,
+    front_end: bool,
+) -> None:
+    """Keep the ledger of an engine on this node until Ctrl-C.
+
+    The engine sends its steps when it is started with ZEUS_SERVING=steps.
+    """
+    with one_sentence():
+        needed("numpy", "python -m zeus.serving", "serving")
+        from zeus.serving.running import Options, run
+
+        run(Options(model, engines, path, log_path, listen, weights, method, front_end))
+
+
+@main.command()
+@click.argument("logs", type=_IN, nargs=-1, required=True)
+@click.option("--by", type=click.Choice(("model", "tenant", "hour")), default="model")
+@click.option(
+    "--idle",
+    type=click.Choice(IDLE),
+    default=IDLE[0],
+    show_default=True,
+    help="Idle energy: leave it out of groups, add it in proportion, or charge the owner.",
+)
+@click.option("--csv", "as_table", is_flag=True, help="Print CSV.")
+@click.option("--plot", type=_IN, help="Also draw a picture: .png, .svg or .pdf.")
+def report(logs: tuple[Path, ...], by: str, idle: str, as_table: bool, plot: Path | None) -> None:
+    """Print joules, joules per token and percentiles of a service's log."""
+    from zeus.serving import report as module
+
+    with one_sentence():
+        found = module.read(logs, by, idle)
+        click.echo(module.as_csv(found, by) if as_table else module.table(found, by), nl=False)
+        if not as_table:
+            click.echo()
+        if plot is not None:
+            module.plot(found, by, plot)
+
+
+@main.command(context_settings={"ignore_unknown_options": True})
+@click.option("--gpu", "gpus", multiple=True, help="A GPU by index or UUID; default: all.")
+@click.option("--json", "path", type=_IN, help="The result to add energy to.")
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
+def bench(gpus: tuple[str, ...], path: Path | None, command: tuple[str, ...]) -> None:
+    """Run a benchmark and add joules, joules per token and watts to its JSON result.
+
+    For example: python -m zeus.serving bench -- vllm bench serve. The result is the file that the
+    benchmark's own options name, or the one given here.
+    """
+    from zeus.serving import bench as module
+    from zeus.serving.running import chosen
+    from zeus_ipc import Client
+
+    with one_sentence():
+        target = path or module.result_path(command)
+        with Client() as client:
+            uuids = chosen(client.node().gpus, gpus)
+            status, energy = module.run(command, client, uuids)
+        joules = energy["energy_joules"]
+        if target is not None and status == 0:
+            module.add(target, energy)
+        if joules is not None:
+            click.echo(f"{joules:.1f} J, {energy['mean_power_watts']:.1f} W", err=True)
+    raise SystemExit(status)
+
+
+@contextmanager
+def one_sentence() -> Iterator[None]:
+    """Turns errors into a message of one sentence and an exit code."""
+    try:
+        yield
+    except ZeusIpcError as error:
+        raise click.ClickException(error.message) from None
+    except (ValueError, ImportError) as error:
+        raise click.ClickException(str(error)) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
+        ) from None

@@ -1,0 +1,114 @@
+"""Finds the instants at which the price of steps changes.
+
+A model that is swapped, a driver that changes a clock in silence, a neighbour on the same board:
+from then on one set of weights is wrong on both sides. An instant is a cut where weights fitted
+apart explain much more than one set fitted to both sides.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zeus.serving.columns import Flags, Floats, Ints
+
+LEAST_BUSY = 150
+"""Busy updates on each side of a cut."""
+BLOCKS = 120
+"""Instants that are tried first; the best one is then refined update by update."""
+GAIN = 0.15
+"""Share of the unexplained square that a cut must explain."""
+MOST_CUTS = 7
+
+_RIDGE = 1e-4
+
+
+def find_cuts(columns: Floats, joules: Floats, weight: Floats, busy: Flags) -> Ints:
+    """Positions of the first update after each cut, ascending.
+
+    Args:
+        columns: Features of the updates.
+        joules: Of the updates.
+        weight: Inverse variances.
+        busy: Updates with a step in them; only they count.
+    """
+    where = np.flatnonzero(busy)
+    found: list[int] = []
+    pieces = [(0, where.size)]
+    a, y, w = columns[where], joules[where], weight[where]
+    while pieces and len(found) < MOST_CUTS:
+        begin, end = pieces.pop()
+        cut = _best_cut(a[begin:end], y[begin:end], w[begin:end])
+        if cut is not None:
+            found.append(begin + cut)
+            pieces += [(begin, begin + cut), (begin + cut, end)]
+    positions: Ints = where[np.array(sorted(found), int)]
+    return positions
+
+
+def _best_cut(a: Floats, y: Floats, w: Floats) -> int | None:
+    count = y.size
+    if count < 2 * LEAST_BUSY:
+        return None
+    edges = np.unique(np.linspace(0, count, min(BLOCKS, count // 20) + 1).astype(int))
+    squares = _Squares(a, y, w, edges)
+    whole = squares.left(edges.size - 1)
+    pull = 1.0 * whole[0].diagonal().copy()
+    one = _unexplained(*whole, pull)
+    best: tuple[float, int] | None = None
+    for number in range(1, edges.size - 1):
+        if min(edges[number], count - edges[number]) < LEAST_BUSY:
+            continue
+        left = squares.left(number)
+        right = whole[0] - left[0], whole[1] - left[1], whole[2] - left[2]
+        two = _unexplained(*left, pull) + _unexplained(*right, pull)
+        if best is None or two < best[0]:
+            best = two, number
+    # Chance alone explains about two per column; a cut must explain much more than that.
+    chance = 4 * a.shape[1] / count
+    if best is None or one - best[0] < (GAIN + chance) * one:
+        return None
+    return _refined(a, y, w, edges, best[1], pull)
+
+
+class _Squares:
+    """Sums of squares up to each edge."""
+
+    def __init__(self, a: Floats, y: Floats, w: Floats, edges: Ints) -> None:
+        size = edges.size - 1
+        gram = np.zeros((size, a.shape[1], a.shape[1]))
+        right = np.zeros((size, a.shape[1]))
+        own = np.zeros(size)
+        for n in range(size):
+            part = slice(edges[n], edges[n + 1])
+            weighted = a[part] * w[part, None]
+            gram[n] = weighted.T @ a[part]
+            right[n] = weighted.T @ y[part]
+            own[n] = (w[part] * y[part] ** 2).sum()
+        self._gram = np.cumsum(gram, axis=0)
+        self._right = np.cumsum(right, axis=0)
+        self._own = np.cumsum(own)
+
+    def left(self, number: int) -> tuple[Floats, Floats, float]:
+        """Gram matrix, right side and square of everything before an edge."""
+        n = number - 1
+        return self._gram[n], self._right[n], float(self._own[n])
+
+
+def _unexplained(gram: Floats, right: Floats, own: float, pull: Floats) -> float:
+    theta = np.linalg.solve(gram + np.diag(_RIDGE * pull + 1e-12), right)
+    return max(0.0, float(own - 2 * theta @ right + theta @ gram @ theta))
+
+
+def _refined(a: Floats, y: Floats, w: Floats, edges: Ints, number: int, pull: Floats) -> int:
+    """The best cut near an edge: where the error of one side's weights passes to the other's."""
+    low, high = int(edges[max(0, number - 2)]), int(edges[min(edges.size - 1, number + 2)])
+    ridge = np.diag(_RIDGE * pull + 1e-12)
+    errors = []
+    for side in (slice(0, low + 1), slice(high - 1, None)):
+        weighted = a[side] * w[side, None]
+        theta = np.linalg.solve(weighted.T @ a[side] + ridge, weighted.T @ y[side])
+        errors.append(w[low:high] * (y[low:high] - a[low:high] @ theta) ** 2)
+    before = np.concatenate([[0], np.cumsum(errors[0])])
+    after = np.concatenate([[0], np.cumsum(errors[1])])
+    cut = low + int(np.argmin(before + after[-1] - after))
+    return min(max(cut, LEAST_BUSY), y.size - LEAST_BUSY)

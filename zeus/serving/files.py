@@ -1,0 +1,347 @@
+"""Reads steps, updates and tenants from files, and says in a sentence what is wrong with one."""
+
+from __future__ import annotations
+
+import csv
+import gc
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import numpy as np
+
+from zeus.serving.columns import Floats, Ints, Steps, Updates, by_end
+from zeus.simulate.extras import needed
+
+STEP_COLUMNS = ("step", "begin_ns", "end_ns", "request", "phase", "tokens", "context")
+WORK_COLUMNS = ("flops", "bytes")
+ENERGY_COLUMNS = ("begin_ns", "end_ns", "joules", "seen_begin_ns", "seen_end_ns", "clock_mhz")
+TENANT_COLUMNS = ("request", "tenant")
+
+_CHUNK = 20_000
+"""Rows that are read at a time."""
+
+Columns = dict[str, Sequence[Any]]
+
+
+@dataclass(frozen=True)
+class Where:
+    """A place in a file, for messages."""
+
+    path: Path
+    line: int
+    word: str
+
+    def wrong(self, what: str) -> NoReturn:
+        """Raises a `ValueError` that names the place."""
+        raise ValueError(f"{self.path}, {self.word} {self.line}: {what}")
+
+
+def read_steps(path: Path) -> tuple[Steps, list[str]]:
+    """Reads steps, one row per request and step.
+
+    Returns:
+        The steps in the order of their ends, and the names of the requests in the order in which
+        the file has them.
+
+    Raises:
+        ValueError: The file, or a row of it, is wrong; the message names file, line and fault.
+    """
+    names: dict[str, int] = {}
+    labels: dict[str, int] = {}
+    parts: list[tuple[Ints, Ints, Ints, Ints, Any, Floats, Floats, Floats, Floats]] = []
+    work = False
+    for columns, place in _chunks(path, STEP_COLUMNS, WORK_COLUMNS):
+        work = all(name in columns for name in WORK_COLUMNS)
+        step = _numbered(columns["step"], labels, "step", place)
+        request = _numbered(columns["request"], names, "request", place)
+        begin = _instants(columns["begin_ns"], "begin_ns", place)
+        end = _instants(columns["end_ns"], "end_ns", place)
+        _each(begin <= end, place, lambda n: f"begin_ns {begin[n]} is after end_ns {end[n]}")  # noqa: B023
+        phase = columns["phase"]
+        phases = np.array([str(one) for one in phase])
+        prefill, decode = phases == "prefill", phases == "decode"
+        _each(
+            prefill | decode,
+            place,
+            lambda n: f"phase is {phase[n]!r}; it must be prefill or decode",  # noqa: B023
+        )
+        tokens = _amounts(columns["tokens"], "tokens", place)
+        context = _amounts(columns["context"], "context", place)
+        flops = _amounts(columns["flops"], "flops", place) if work else tokens
+        moved = _amounts(columns["bytes"], "bytes", place) if work else tokens
+        parts.append((step, begin, end, request, prefill, tokens, context, flops, moved))
+    if not parts:
+        none, zero = np.zeros(0, np.int64), np.zeros(0)
+        first = np.zeros(1, np.int64)
+        return Steps(none, none, first, none, np.zeros(0, bool), zero, zero), []
+    whole = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+    step, begin, end, request, prefill, tokens, context, flops, moved = whole
+    order = np.lexsort((request, step))
+    _consistent(path, step[order], request[order], begin[order], end[order], order, list(names))
+    in_steps = np.argsort(step, kind="stable")
+    first = np.searchsorted(step[in_steps], np.arange(len(labels) + 1))
+    heads = in_steps[first[:-1]]
+    steps = Steps(
+        begin[heads],
+        end[heads],
+        first.astype(np.int64),
+        request[in_steps],
+        prefill[in_steps],
+        tokens[in_steps],
+        context[in_steps],
+        flops[in_steps] if work else None,
+        moved[in_steps] if work else None,
+    )
+    return by_end(steps), list(names)
+
+
+def read_updates(path: Path) -> Updates:
+    """Reads a sensor's updates, in any order.
+
+    Raises:
+        ValueError: The file, or a row of it, is wrong; the message names file, line and fault.
+    """
+    parts: list[tuple[Ints, Ints, Floats, Ints, Ints, Floats, Ints]] = []
+    for columns, place in _chunks(path, ENERGY_COLUMNS):
+        begin = _instants(columns["begin_ns"], "begin_ns", place)
+        end = _instants(columns["end_ns"], "end_ns", place)
+        _each(begin < end, place, lambda n: f"begin_ns {begin[n]} is not before end_ns {end[n]}")  # noqa: B023
+        joules = _amounts(columns["joules"], "joules", place)
+        first = _seen(columns["seen_begin_ns"], begin, "seen_begin_ns", place)
+        last = _seen(columns["seen_end_ns"], end, "seen_end_ns", place)
+        _each(
+            (begin <= first) & (first < last) & (last <= end),
+            place,
+            lambda n: f"the seen part {first[n]} to {last[n]} is not within the update",  # noqa: B023
+        )
+        clock = _amounts(columns["clock_mhz"], "clock_mhz", place, empty=True)
+        line = np.array([place(n).line for n in range(begin.size)])
+        parts.append((begin, end, joules, first, last, clock, line))
+    if not parts:
+        none, zero = np.zeros(0, np.int64), np.zeros(0)
+        return Updates(none, none, zero, none, none, zero)
+    whole = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+    order = np.argsort(whole[0], kind="stable")
+    begin, end, joules, first, last, clock, line = (part[order] for part in whole)
+    over = np.flatnonzero(begin[1:] < end[:-1])
+    if over.size:
+        one = int(over[0])
+        later, earlier = max(line[one], line[one + 1]), min(line[one], line[one + 1])
+        Where(path, int(later), _word(path)).wrong(
+            f"the update overlaps the one of {_word(path)} {earlier}"
+        )
+    return Updates(begin, end, joules, first, last, clock)
+
+
+def read_tenants(path: Path) -> dict[str, str]:
+    """Reads whose each request is.
+
+    Raises:
+        ValueError: The file, or a row of it, is wrong; the message names file, line and fault.
+    """
+    found: dict[str, str] = {}
+    for columns, place in _chunks(path, TENANT_COLUMNS):
+        for n, (request, tenant) in enumerate(
+            zip(columns["request"], columns["tenant"], strict=True)
+        ):
+            if request in (None, "") or tenant in (None, ""):
+                place(n).wrong("request or tenant is empty")
+            if found.setdefault(str(request), str(tenant)) != str(tenant):
+                place(n).wrong(f"request {request!r} has two tenants")
+    return found
+
+
+# ---------------------------------------------------------------------------------------- internals
+
+
+def _word(path: Path) -> str:
+    return "row" if path.suffix == ".parquet" else "line"
+
+
+def _chunks(
+    path: Path, names: Sequence[str], optional: Sequence[str] = ()
+) -> Iterator[tuple[Columns, Callable[[int], Where]]]:
+    """Columns of a part of a file at a time, and the place of a row in it."""
+    try:
+        if path.suffix == ".parquet":
+            yield from _parquet(path, names, optional)
+        else:
+            yield from _csv(path, names, optional)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        why = error.strerror if isinstance(error, OSError) else str(error)
+        raise ValueError(f"cannot read {path}: {why}") from None
+
+
+def _csv(
+    path: Path, names: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[Columns, Callable[[int], Where]]]:
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        reader = csv.reader(file)
+        header = [one.strip() for one in next(reader, [])]
+        _has(path, header, names)
+        chosen = [(name, header.index(name)) for name in (*names, *optional) if name in header]
+        width = len(header)
+        base = 2
+        while rows := _taken(reader):
+            lines: Sequence[int] = range(base, base + len(rows))
+            base += len(rows)
+            if [] in rows:  # blank lines
+                lines = [line for line, row in zip(lines, rows, strict=True) if row]
+                rows = [row for row in rows if row]
+                if not rows:
+                    continue
+
+            def place(n: int, lines: Sequence[int] = lines) -> Where:
+                return Where(path, lines[n], "line")
+
+            if set(map(len, rows)) != {width}:
+                n = next(n for n, row in enumerate(rows) if len(row) != width)
+                place(n).wrong(f"it has {len(rows[n])} fields, the header has {width}")
+            turned = list(zip(*rows, strict=True))
+            yield {name: turned[position] for name, position in chosen}, place
+
+
+def _taken(reader: Iterator[list[str]]) -> list[list[str]]:
+    """Rows, without the collector looking through them again and again: half the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return list(itertools.islice(reader, _CHUNK))
+    finally:
+        if collects:
+            gc.enable()
+
+
+def _parquet(
+    path: Path, names: Sequence[str], optional: Sequence[str]
+) -> Iterator[tuple[Columns, Callable[[int], Where]]]:
+    parquet = needed("pyarrow.parquet", "Parquet", "parquet")
+    arrow = needed("pyarrow", "Parquet", "parquet")
+    try:
+        file = parquet.ParquetFile(path)
+    except arrow.ArrowException as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from None
+    with file:
+        header = list(file.schema_arrow.names)
+        _has(path, header, names)
+        chosen = [name for name in (*names, *optional) if name in header]
+        base = 1
+        for batch in file.iter_batches(_CHUNK, columns=chosen):
+            columns = {name: batch.column(name).to_pylist() for name in chosen}
+
+            def place(n: int, base: int = base) -> Where:
+                return Where(path, base + n, "row")
+
+            yield columns, place
+            base += batch.num_rows
+
+
+def _has(path: Path, header: Sequence[str], names: Sequence[str]) -> None:
+    missing = [name for name in names if name not in header]
+    if missing:
+        many = "columns" if len(missing) > 1 else "column"
+        Where(path, 1, "line").wrong(
+            f"the {many} {', '.join(missing)} is missing; the header must be {','.join(names)}"
+            if len(missing) == 1
+            else f"the {many} {', '.join(missing)} are missing; "
+            f"the header must be {','.join(names)}"
+        )
+
+
+def _each(good: Any, place: Callable[[int], Where], say: Callable[[int], str]) -> None:
+    if not good.all():
+        n = int(np.argmin(good))
+        place(n).wrong(say(n))
+
+
+def _numbered(
+    values: Sequence[Any], known: dict[str, int], name: str, place: Callable[[int], Where]
+) -> Ints:
+    """Small numbers for what a column names, in the order in which they are first seen."""
+    if not (values and isinstance(values[0], str)):
+        values = ["" if value is None else str(value) for value in values]
+    if "" in values or "nan" in values:
+        n = next(n for n, value in enumerate(values) if value in ("", "nan"))
+        place(n).wrong(f"{name} is empty")
+    add, size = known.setdefault, known.__len__
+    return np.array([add(value, size()) for value in values], np.int64)
+
+
+def _instants(values: Sequence[Any], name: str, place: Callable[[int], Where]) -> Ints:
+    try:
+        return np.fromiter(map(int, values), np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.array([_instant(value, name, place, n) for n, value in enumerate(values)])
+
+
+def _instant(value: Any, name: str, place: Callable[[int], Where], n: int) -> int:
+    try:
+        found = int(value)
+    except (TypeError, ValueError, OverflowError):
+        try:
+            found = int(float(value))
+        except (TypeError, ValueError, OverflowError):
+            place(n).wrong(f"{name} is {value!r}; it must be a time in whole nanoseconds")
+    if abs(found) >= 2**62:
+        place(n).wrong(f"{name} is {value!r}; it must be a time in whole nanoseconds")
+    return found
+
+
+def _seen(values: Sequence[Any], whole: Ints, name: str, place: Callable[[int], Where]) -> Ints:
+    if not any(value in ("", None) for value in values):
+        return _instants(values, name, place)
+    return np.array(
+        [
+            int(whole[n]) if value in ("", None) else _instant(value, name, place, n)
+            for n, value in enumerate(values)
+        ],
+        np.int64,
+    )
+
+
+def _amounts(
+    values: Sequence[Any], name: str, place: Callable[[int], Where], *, empty: bool = False
+) -> Floats:
+    """Numbers of at least 0; with `empty`, NaN where there is none."""
+    try:
+        found = np.fromiter(map(float, values), np.float64, len(values))
+    except (TypeError, ValueError):
+        found = np.array([_amount(value, name, place, n, empty) for n, value in enumerate(values)])
+    good = (found >= 0) & (found < math.inf)
+    if empty:
+        good |= np.isnan(found)
+    _each(good, place, lambda n: f"{name} is {values[n]}; it must be a number of at least 0")
+    return found
+
+
+def _amount(value: Any, name: str, place: Callable[[int], Where], n: int, empty: bool) -> float:
+    if empty and value in ("", None):
+        return math.nan
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        place(n).wrong(f"{name} is {value!r}; it must be a number of at least 0")
+
+
+def _consistent(
+    path: Path, step: Ints, request: Ints, begin: Ints, end: Ints, row: Ints, names: list[str]
+) -> None:
+    """Checks that rows of one step agree on its instants and name each request once."""
+    offset = 1 if path.suffix == ".parquet" else 2
+    same = step[1:] == step[:-1]
+    twice = np.flatnonzero(same & (request[1:] == request[:-1]))
+    if twice.size:
+        n = int(twice[0]) + 1
+        Where(path, int(max(row[n - 1 : n + 1])) + offset, _word(path)).wrong(
+            f"request {names[request[n]]!r} is in this step twice"
+        )
+    apart = np.flatnonzero(same & ((begin[1:] != begin[:-1]) | (end[1:] != end[:-1])))
+    if apart.size:
+        n = int(apart[0]) + 1
+        Where(path, int(max(row[n - 1 : n + 1])) + offset, _word(path)).wrong(
+            "begin_ns or end_ns is not that of another row of the same step"
+        )

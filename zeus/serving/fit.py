@@ -1,0 +1,309 @@
+"""Fits what steps cost to what a sensor showed.
+
+One ridge fit over the whole run explains the energy of each update by the features of the steps
+that ran while the sensor saw, and by idle seconds. Time is no feature while the GPU is busy: a
+request that lengthens a step then pays for the power of that time. Each clock level, and each side
+of an instant at which the price changes, has weights of its own that are drawn to the common ones.
+What the weights miss and what drifts slowly is a ratio of measured to predicted energy, smoothed
+over time by the width that predicts updates best from their neighbours.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from zeus.serving.columns import Flags, Floats, Ints
+from zeus.serving.cuts import find_cuts
+from zeus.serving.features import NAMES
+
+WIDTHS_S = (0.7, 1.5, 3.0, 6.0, 12.0, 30.0)
+"""Widths of the smoothing kernel to choose from; one sigma."""
+LEAST_UPDATES = 300
+"""Updates with a step in them, below which nothing is attributed."""
+LEAST_WITH_PRIOR = 20
+"""The same where an earlier fit's weights are there to lean on."""
+MOST_RESIDUAL = 0.20
+"""Relative residual of an update above which nothing is attributed."""
+RIDGE = 3e-5
+"""Of the common weights, relative to a column's mean square."""
+GROUP_UPDATES = 0.3
+"""Updates that the common weights are worth to a group."""
+MOST_PLACES = 200_000
+"""Points in time that a ratio is smoothed over."""
+ROUNDS = 3
+"""Times that weights and ratio are fitted in turn."""
+
+_COLUMNS = len(NAMES) + 1
+IDLE = len(NAMES)
+"""Position of the idle seconds' weight, which is the idle power in W."""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What was seen of each update.
+
+    Attributes:
+        joules: Energy while the sensor saw.
+        features: Features of what ran then, with idle seconds last; updates x columns.
+        center_s: Middle of the seen part.
+        busy: Whether a step ran in it.
+        level: Clock level.
+    """
+
+    joules: Floats
+    features: Floats
+    center_s: Floats
+    busy: Flags
+    level: Ints
+
+
+@dataclass(frozen=True)
+class Fit:
+    """What steps cost.
+
+    Attributes:
+        weights: J per unit of each feature, idle W last; groups x columns.
+        covariance: Of the weights; groups x columns x columns.
+        levels: Number of clock levels; group = segment * levels + level.
+        cuts_s: Instants between segments.
+        center_s, ratio: Measured to predicted energy of busy time, at instants.
+        width_s: Of the kernel that smoothed it.
+        residual: Root mean square of what is unexplained of a busy update, relative to their mean.
+        slow: The same of the ratio's estimate, relative.
+        updates: Busy updates that were used.
+        period_s: Usual distance of updates.
+    """
+
+    weights: Floats
+    covariance: Floats
+    levels: int
+    cuts_s: Floats
+    center_s: Floats
+    ratio: Floats
+    width_s: float
+    residual: float
+    slow: float
+    updates: int
+    period_s: float
+    least: int = LEAST_UPDATES
+    """Updates below which nothing is attributed; fewer with weights to lean on."""
+
+    def group(self, at_s: Floats, level: Ints) -> Ints:
+        """The group of weights that holds at instants and clock levels."""
+        found: Ints = np.searchsorted(self.cuts_s, at_s, side="right") * self.levels + level
+        return found
+
+    def ratio_at(self, at_s: Floats) -> Floats:
+        """The smoothed ratio at instants."""
+        return np.interp(at_s, self.center_s, self.ratio)
+
+    @property
+    def refusal(self) -> str:
+        """Why nothing can be attributed with this fit; empty: it can."""
+        if self.updates < self.least:
+            return (
+                f"too few sensor updates: {self.updates} with a step in them, "
+                f"{self.least} are needed"
+            )
+        if self.residual > MOST_RESIDUAL:
+            return (
+                f"large residual: the steps leave {100 * self.residual:.0f} % of an update "
+                f"unexplained, more than {100 * MOST_RESIDUAL:.0f} %"
+            )
+        return ""
+
+
+def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
+    """Fits weights and ratio.
+
+    Args:
+        seen: The updates, in the order of time.
+        levels: Number of clock levels.
+        prior: Weights of an earlier fit of the same model and clock to lean on, columns long.
+    """
+    busy = seen.busy
+    count = int(busy.sum())
+    if count < 2:
+        return _empty(seen, levels, count)
+    weight = _noise_weights(seen)
+    scale = np.sqrt(np.mean(seen.features[busy] ** 2, axis=0))
+    scale[IDLE] = max(scale[IDLE], 1e-3 * float(np.median(seen.features.sum(axis=1))), 1e-6)
+    scale = np.where(scale > 0, scale, 1.0)
+    columns = seen.features / scale
+    target = None if prior is None else prior * scale
+    cuts_s = np.zeros(0)
+    group = seen.level
+    groups = levels
+    ratio = np.ones(seen.joules.size)
+    width_s, slow = WIDTHS_S[-1], 0.0
+    common = _ridge(columns, seen.joules, weight, RIDGE, target)
+    factor = _level_factors(columns @ common, seen, weight, levels)
+    cuts = find_cuts(columns * factor[seen.level][:, None], seen.joules, weight, seen.busy)
+    if cuts.size:
+        cuts_s = (seen.center_s[cuts - 1] + seen.center_s[cuts]) / 2
+        group = np.searchsorted(cuts_s, seen.center_s, side="right") * levels + seen.level
+        groups = levels * (cuts_s.size + 1)
+    for turn in range(ROUNDS + 1):
+        scaled = columns * ratio[:, None]
+        scaled[:, IDLE] = columns[:, IDLE]
+        common = _ridge(scaled, seen.joules, weight, RIDGE, target)
+        theta = _by_group(scaled, seen.joules, weight, group, groups, common)
+        predicted = np.einsum("uk,uk->u", columns, theta[group])
+        idle_j = columns[:, IDLE] * theta[group, IDLE]
+        if turn < ROUNDS:
+            ratio, width_s, slow = _smooth(
+                seen.center_s, seen.joules - idle_j, predicted - idle_j, weight, busy
+            )
+        weight = _noise_weights(seen, np.maximum(predicted, 0.0))
+    explained = (predicted - idle_j) * ratio + idle_j
+    error = seen.joules - explained
+    level_j = float(np.mean(seen.joules[busy]))
+    residual = float(np.sqrt(np.mean(error[busy] ** 2))) / max(level_j, 1e-12)
+    covariance = np.zeros((groups, _COLUMNS, _COLUMNS))
+    spread = float(np.mean(weight[busy] * error[busy] ** 2))
+    total = _gram(columns, weight)
+    for one in range(groups):
+        some = group == one
+        pull = _pull(total, RIDGE) + (_pull(total, GROUP_UPDATES / count) if groups > 1 else 0.0)
+        inverse = np.linalg.inv(_gram(columns[some], weight[some]) + pull)
+        covariance[one] = spread * inverse / np.outer(scale, scale)
+    return Fit(
+        theta / scale,
+        covariance,
+        levels,
+        cuts_s,
+        seen.center_s,
+        ratio,
+        width_s,
+        residual,
+        slow,
+        count,
+        _period(seen.center_s),
+        LEAST_UPDATES if prior is None else LEAST_WITH_PRIOR,
+    )
+
+
+def _empty(seen: Observed, levels: int, count: int) -> Fit:
+    weights = np.zeros((levels, _COLUMNS))
+    idle_s = float(seen.features[:, IDLE].sum())
+    if idle_s > 0:
+        weights[:, IDLE] = float(seen.joules.sum()) / idle_s
+    at = seen.center_s[:1] if seen.center_s.size else np.zeros(1)
+    none = np.zeros((levels, _COLUMNS, _COLUMNS))
+    return Fit(
+        weights, none, levels, np.zeros(0), at, np.ones(1), WIDTHS_S[-1], 0.0, 0.0, count, 1.0
+    )
+
+
+def _noise_weights(seen: Observed, predicted: Floats | None = None) -> Floats:
+    """Inverse variances: noise grows with the reading, and has a floor."""
+    typical = float(np.median(seen.joules[seen.busy])) or 1.0
+    level = seen.joules if predicted is None else predicted
+    found: Floats = 1.0 / np.maximum(level, 0.5 * abs(typical)) ** 2
+    return found
+
+
+def _gram(columns: Floats, weight: Floats) -> Floats:
+    found: Floats = (columns * weight[:, None]).T @ columns
+    return found
+
+
+def _pull(gram: Floats, strength: float) -> Floats:
+    """A ridge in proportion to each column's own square, and a little of the mean one."""
+    own = np.diag(gram)
+    return np.diag(strength * (own + 1e-3 * own.mean() + 1e-300))
+
+
+def _ridge(
+    columns: Floats, joules: Floats, weight: Floats, strength: float, target: Floats | None
+) -> Floats:
+    gram = _gram(columns, weight)
+    pull = _pull(gram, strength)
+    right = columns.T @ (weight * joules)
+    if target is not None:
+        pull = _pull(gram, max(strength, 30.0 / max(1, joules.size)))
+        right = right + pull @ target
+    found: Floats = np.linalg.solve(gram + pull, right)
+    return found
+
+
+def _level_factors(predicted: Floats, seen: Observed, weight: Floats, levels: int) -> Floats:
+    """How much dearer each clock level is than all together."""
+    above = np.bincount(seen.level, weight * predicted * seen.joules, levels)
+    below = np.bincount(seen.level, weight * predicted**2, levels)
+    found: Floats = np.divide(above, below, out=np.ones(levels), where=below > 0)
+    return found
+
+
+def _by_group(
+    columns: Floats, joules: Floats, weight: Floats, group: Ints, groups: int, common: Floats
+) -> Floats:
+    """Weights of each group, drawn to the common ones times the group's own price."""
+    found = np.tile(common, (groups, 1))
+    if groups == 1:
+        return found
+    pull = _pull(_gram(columns, weight), GROUP_UPDATES / joules.size)
+    for one in range(groups):
+        some = group == one
+        if not some.any():
+            continue
+        a, y, w = columns[some], joules[some], weight[some]
+        base = a @ common
+        price = float((w * base * y).sum() / max(float((w * base**2).sum()), 1e-300))
+        near = np.linalg.solve(_gram(a, w) + pull, a.T @ (w * y) + pull @ (price * common))
+        found[one] = near
+    return found
+
+
+def _smooth(
+    center_s: Floats, measured: Floats, predicted: Floats, weight: Floats, busy: Flags
+) -> tuple[Floats, float, float]:
+    """Ratio of measured to predicted, its kernel width in s, and the ratio's own error."""
+    count = center_s.size
+    if count < 10:
+        return np.ones(count), WIDTHS_S[-1], 0.0
+    period_s = _period(center_s)
+    place = np.round((center_s - center_s[0]) / period_s).astype(int)
+    size = int(place[-1]) + 1
+    root = np.sqrt(weight) * busy
+    above = np.bincount(place, root * measured, size).astype(np.float64)
+    below = np.bincount(place, root * predicted, size).astype(np.float64)
+    hole = max(1, round(0.15 / period_s))
+    best: tuple[float, Floats, float] | None = None
+    typical = float(below[below > 0].mean()) if (below > 0).any() else 1.0
+    for width_s in WIDTHS_S:
+        reach = min(size - 1, int(3 * width_s / period_s) + hole + 1)
+        lag = np.arange(-reach, reach + 1)
+        kernel = np.exp(-0.5 * (lag * period_s / width_s) ** 2)
+        without = kernel * (np.abs(lag) > hole)
+        little = 3.0 * typical  # as much as three updates in favour of 1
+        blind = (_convolve(above, without) + little) / (_convolve(below, without) + little)
+        loss = float(((above - blind * below) ** 2).sum())
+        ratio = (_convolve(above, kernel) + little) / (_convolve(below, kernel) + little)
+        if best is None or loss < best[0]:
+            best = loss, ratio, width_s
+    assert best is not None
+    ratio = np.clip(best[1], 0.2, 5.0)
+    miss = float(np.sqrt(best[0] / max(1, int(busy.sum())))) / typical
+    taken = max(1.0, best[2] * 3.54 / period_s * float(busy.mean()))
+    return ratio[place], best[2], miss / taken**0.5
+
+
+def _period(center_s: Floats) -> float:
+    """Median distance of updates, s."""
+    if center_s.size < 2:
+        return 1.0
+    span_s = float(center_s[-1] - center_s[0])
+    return max(float(np.median(np.diff(center_s))), span_s / MOST_PLACES, 1e-6)
+
+
+def _convolve(values: Floats, kernel: Floats) -> Floats:
+    """`np.convolve` of the same length, by Fourier transform: kernels span many updates."""
+    size = values.size + kernel.size - 1
+    length = 1 << (size - 1).bit_length()
+    whole = np.fft.irfft(np.fft.rfft(values, length) * np.fft.rfft(kernel, length), length)
+    begin = (kernel.size - 1) // 2
+    found: Floats = whole[begin : begin + values.size]
+    return found

@@ -1,0 +1,150 @@
+"""Forward-pass metrics as Dynamo and SGLang publish them: one message per step, without requests.
+
+Nothing but sums of a step is known, so energy can be split by phase, not by request. A message says
+how long the step took, not when: it is dated by its arrival.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+import zmq
+
+from zeus_ipc.errors import RequestRejected
+
+MOST_SEQUENCES = 4096
+"""Sequences of a step that are believed."""
+
+
+@dataclass(frozen=True)
+class ForwardPass:
+    """One forward pass.
+
+    Attributes:
+        worker: Which worker.
+        rank: Which data parallel rank.
+        number: Counts the worker's passes.
+        seconds: How long it took.
+        prefill_requests, prefill_tokens, prefill_context: Requests in prefill, their tokens in this
+            pass, and what was in their KV cache.
+        decode_requests, decode_context: Requests in decode, and what was in their KV cache.
+    """
+
+    worker: str
+    rank: int
+    number: int
+    seconds: float
+    prefill_requests: int
+    prefill_tokens: int
+    prefill_context: int
+    decode_requests: int
+    decode_context: int
+
+    def rows(self) -> tuple[list[str], list[bool], list[float], list[float]]:
+        """The pass as rows of a step, one for each request, all of a phase alike.
+
+        Returns:
+            Ids (`prefill-0`, `decode-0`, ...), prefill, tokens and context, for `Ledger.step`.
+        """
+        n, m = self.prefill_requests, self.decode_requests
+        ids = [f"prefill-{one}" for one in range(n)] + [f"decode-{one}" for one in range(m)]
+        tokens = [self.prefill_tokens / n] * n if n else []
+        context = [self.prefill_context / n] * n if n else []
+        return (
+            ids,
+            [True] * n + [False] * m,
+            tokens + [1.0] * m,
+            context + ([self.decode_context / m] * m if m else []),
+        )
+
+
+def decode(data: bytes) -> ForwardPass:
+    """A message: positional msgpack.
+
+    `version, worker_id, dp_rank, counter_id, wall_time, scheduled_requests`, the last being
+    `num_prefill_requests, sum_prefill_tokens, var_prefill_length, sum_prefill_kv_tokens,
+    num_decode_requests, sum_decode_kv_tokens, var_decode_kv_tokens`. What follows is ignored.
+
+    Raises:
+        RequestRejected: It is none.
+    """
+    try:
+        fields: list[Any] = msgpack.unpackb(data)
+        _, worker, rank, number, seconds, scheduled = fields[:6]
+        prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
+        found = ForwardPass(
+            str(worker),
+            int(rank),
+            int(number),
+            float(seconds),
+            int(prefills),
+            int(tokens),
+            int(prefill_kv),
+            int(decodes),
+            int(decode_kv),
+        )
+        counts = (prefills, tokens, prefill_kv, decodes, decode_kv)
+        if not all(one >= 0 for one in counts) or not 0 <= found.seconds < 3600:
+            raise ValueError
+        if found.prefill_requests + found.decode_requests > MOST_SEQUENCES:
+            raise ValueError
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+        raise RequestRejected("this is no message of forward-pass metrics") from None
+    return found
+
+
+class Subscriber:
+    """Receives forward passes.
+
+    Args:
+        address: Such as `tcp://127.0.0.1:20380` or `ipc:///tmp/fpm`.
+        clock_ns: CLOCK_MONOTONIC.
+
+    Attributes:
+        rejected: Messages that were none.
+        lost: Passes whose message did not arrive.
+    """
+
+    def __init__(self, address: str, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._numbers: dict[tuple[str, int], int] = {}
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+        self._socket.setsockopt(zmq.SUBSCRIBE, b"")
+        self._socket.setsockopt(zmq.RCVHWM, 10_000)
+        self._socket.setsockopt(zmq.LINGER, 0)
+        self._socket.connect(address)
+        self.rejected = 0
+        self.lost = 0
+
+    def receive(self, timeout_s: float) -> tuple[int, int, ForwardPass] | None:
+        """The next pass with its begin and end, ns; None if none comes within this time."""
+        if not self._socket.poll(round(timeout_s * 1000)):
+            return None
+        end_ns = self._clock_ns()
+        data = self._socket.recv_multipart()[-1]
+        try:
+            found = decode(data)
+        except RequestRejected:
+            self.rejected += 1
+            return None
+        key = found.worker, found.rank
+        before = self._numbers.get(key)
+        self._numbers[key] = found.number
+        if before is not None and found.number > before:
+            self.lost += found.number - before - 1
+        return end_ns - round(found.seconds * 1e9), end_ns, found
+
+    def drain(self) -> Iterator[tuple[int, int, ForwardPass]]:
+        """All passes that have arrived."""
+        while self._socket.poll(0):
+            found = self.receive(0)
+            if found is not None:
+                yield found
+
+    def close(self) -> None:
+        """Ends the subscription."""
+        self._socket.close()

@@ -1,0 +1,123 @@
+"""Sends an engine's steps away without ever making it wait, or raising into it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+import time
+from collections.abc import Sequence
+
+from zeus.serving.wire import pack_finish, pack_step, socket_path
+
+log = logging.getLogger(__name__)
+
+RETRY_S = 1.0
+"""How often a listener is looked for."""
+SEND_BYTES = 4 * 2**20
+"""Of steps that wait while the listener is busy: some seconds'."""
+
+
+class Recorder:
+    """What an engine's process holds: one message per step, sent or dropped.
+
+    Nobody need listen. One that begins to listen later is found within a second. Not safe across
+    threads; in a child of `fork` it does nothing.
+
+    Args:
+        engine: Which engine of the instance, with data parallelism.
+        path: The listener's socket; None: `$ZEUS_SERVING_SOCKET`.
+
+    Attributes:
+        sent: Messages that the listener's kernel buffer took.
+        dropped: Messages that it did not, or that nobody listened for.
+    """
+
+    def __init__(self, engine: str = "0", path: str | None = None) -> None:
+        self._engine = engine
+        self._path = path or socket_path()
+        self._number = 0
+        self._pid = os.getpid()
+        self._failed = False
+        self._tried_s = -RETRY_S
+        self.sent = 0
+        self.dropped = 0
+        self._socket: socket.socket | None = None
+        self._closed = False
+
+    def step(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        ids: Sequence[str],
+        prefill: Sequence[bool],
+        tokens: Sequence[int],
+        context: Sequence[int],
+    ) -> None:
+        """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
+        self._number += 1
+        try:
+            self._send(
+                pack_step(
+                    self._engine, self._number, begin_ns, end_ns, ids, prefill, tokens, context
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - never raise into the engine
+            self._fail(error)
+
+    def finish(self, request: str, tenant: str = "") -> None:
+        """Sends the end of a request."""
+        try:
+            self._send(pack_finish(self._engine, request, tenant))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
+    def close(self) -> None:
+        """Sends nothing from now on."""
+        self._closed = True
+        self._disconnect()
+
+    def _send(self, data: bytes) -> None:
+        if self._closed or os.getpid() != self._pid:
+            return
+        if self._socket is None:
+            self._connect()
+        if self._socket is None:
+            self.dropped += 1
+            return
+        try:
+            self._socket.send(data)
+        except BlockingIOError:
+            self.dropped += 1
+        except OSError:
+            self.dropped += 1
+            self._disconnect()
+        else:
+            self.sent += 1
+
+    def _connect(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._tried_s < RETRY_S:
+            return
+        self._tried_s = now_s
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
+        try:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
+            connection.connect(self._path)
+        except OSError:
+            connection.close()
+        else:
+            self._socket = connection
+
+    def _disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
+
+    def _fail(self, error: Exception) -> None:
+        self.dropped += 1
+        if not self._failed:
+            self._failed = True
+            with contextlib.suppress(Exception):
+                log.warning("steps are not recorded: %s", error)

@@ -1,0 +1,172 @@
+"""Attributes the energy of a recorded run: files in, files out."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from zeus.serving.files import read_steps, read_tenants, read_updates
+from zeus.serving.ledger import Ledger
+from zeus.serving.rows import RequestEnergy, Settlement, Totals
+from zeus.simulate.extras import needed
+from zeus.utils.atomic import write_text
+
+IDLE = ("exclude", "proportional", "owner")
+"""What a bill does with idle energy: leaves it out, adds it to the requests in proportion to their
+own, or charges it to the owner of the server."""
+
+OUT_COLUMNS = (
+    "request",
+    "joules",
+    "prefill_j",
+    "decode_j",
+    "shared_j",
+    "uncertainty_j",
+    "rule_uncertainty_j",
+    "method",
+    "reason",
+)
+
+OWNER = "owner"
+"""Tenant that idle energy is charged to with `owner`."""
+
+
+@dataclass(frozen=True)
+class Bill:
+    """A settled run with its idle energy distributed.
+
+    Attributes:
+        rows: Requests.
+        totals: Sums; requests + idle + unattributed = measured.
+        idle: One of `IDLE`.
+        idle_measured_j: Idle energy before any of it was added to requests.
+    """
+
+    rows: list[RequestEnergy]
+    totals: Totals
+    idle: str
+    idle_measured_j: float
+
+
+def bill(settled: Settlement, idle: str = IDLE[0]) -> Bill:
+    """Distributes idle energy.
+
+    Raises:
+        ValueError: There is no such way.
+    """
+    if idle not in IDLE:
+        raise ValueError(f"idle must be one of {', '.join(IDLE)}, not {idle!r}")
+    rows, totals = settled.rows, replace(settled.totals)
+    idle_j = totals.idle_j
+    own_j = math.fsum(row.joules for row in rows if not row.refused)
+    if idle == "proportional" and own_j > 0:
+        share = idle_j / own_j
+        rows = [row if row.refused else _with_idle(row, share) for row in rows]
+        totals.requests_j += idle_j
+        totals.idle_j = 0.0
+    return Bill(rows, totals, idle, idle_j)
+
+
+def replay(
+    steps: Path, energy: Path, *, method: str, idle: str, tenants: Path | None = None
+) -> Bill:
+    """Attributes what two files hold.
+
+    Raises:
+        ValueError: A file is wrong; the message names it, the line and the fault.
+    """
+    ledger = Ledger(method)
+    owners = {} if tenants is None else read_tenants(tenants)
+    taken, names = read_steps(steps)
+    ledger.add_updates(read_updates(energy))
+    ledger.add_steps(taken, names)
+    settled = ledger.settle()
+    rows = [replace(row, tenant=owners.get(row.request, "")) for row in settled.rows]
+    return bill(replace(settled, rows=rows), idle)
+
+
+def by_tenant(paid: Bill) -> dict[str, dict[str, float]]:
+    """Sums of each tenant, by name; requests of nobody are under the empty name."""
+    found: dict[str, dict[str, float]] = {}
+    for row in paid.rows:
+        one = found.setdefault(row.tenant, {"requests": 0, "refused": 0, "joules": 0.0})
+        one["requests"] += 1
+        if row.refused:
+            one["refused"] += 1
+        else:
+            one["joules"] += row.joules
+    if paid.idle == OWNER:
+        one = found.setdefault(OWNER, {"requests": 0, "refused": 0, "joules": 0.0})
+        one["joules"] += paid.totals.idle_j
+    return found
+
+
+def totals_json(paid: Bill, method: str, *, tenants: bool) -> str:
+    """The totals as JSON."""
+    totals = paid.totals
+    found: dict[str, Any] = {
+        "measured_j": totals.measured_j,
+        "requests_j": totals.requests_j,
+        "idle_j": totals.idle_j,
+        "unattributed_j": totals.unattributed_j,
+        "method": method,
+        "idle": {
+            "policy": paid.idle,
+            "measured_j": paid.idle_measured_j,
+            "startup_j": totals.startup_j,
+            "dummy_j": totals.dummy_j,
+        },
+        "requests": {
+            "count": len(paid.rows),
+            "refused": sum(row.refused for row in paid.rows),
+        },
+    }
+    if tenants:
+        found["tenants"] = by_tenant(paid)
+    return json.dumps(found, indent=2) + "\n"
+
+
+def write_rows(rows: Sequence[RequestEnergy], path: Path) -> None:
+    """Writes requests as CSV, or as Parquet where the name ends in `.parquet`.
+
+    Raises:
+        OSError: The file cannot be written.
+        ImportError: pyarrow is not installed.
+    """
+    if path.suffix == ".parquet":
+        arrow = needed("pyarrow", "Parquet", "parquet")
+        parquet = needed("pyarrow.parquet", "Parquet", "parquet")
+        columns = {name: [_or_none(getattr(row, name)) for row in rows] for name in OUT_COLUMNS}
+        text, number = arrow.string(), arrow.float64()
+        words = ("request", "method", "reason")
+        schema = arrow.schema([(n, text if n in words else number) for n in OUT_COLUMNS])
+        parquet.write_table(arrow.table(columns, schema=schema), path)
+        return
+    text_file = io.StringIO()
+    writer = csv.writer(text_file, lineterminator="\n")
+    writer.writerow(OUT_COLUMNS)
+    for row in rows:
+        values = (getattr(row, name) for name in OUT_COLUMNS)
+        writer.writerow(["" if value is None else value for value in map(_or_none, values)])
+    write_text(path, text_file.getvalue())
+
+
+def _with_idle(row: RequestEnergy, share: float) -> RequestEnergy:
+    more = row.joules * share
+    return replace(
+        row,
+        joules=row.joules + more,
+        shared_j=row.shared_j + more,
+        uncertainty_j=row.uncertainty_j * (1 + share),
+        rule_uncertainty_j=row.rule_uncertainty_j * (1 + share),
+    )
+
+
+def _or_none(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value

@@ -1,0 +1,217 @@
+"""Sums of a service's log: joules, joules per token and percentiles, by model, tenant or hour."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+BY = ("model", "tenant", "hour")
+
+COLUMNS = (
+    "requests", "refused", "joules", "idle_j", "j_per_output_token", "mean_j", "p50_j", "p95_j",
+    "uncertainty_pct", "method",
+)  # fmt: skip
+
+
+@dataclass
+class Sums:
+    """One group of requests."""
+
+    joules: list[float] = field(default_factory=list)
+    refused: int = 0
+    output_tokens: int = 0
+    variance: float = 0.0
+    rule_j: float = 0.0
+    idle_j: float = 0.0
+    methods: set[str] = field(default_factory=set)
+
+    def row(self) -> dict[str, Any]:
+        """Its figures, by `COLUMNS`; None where there is none."""
+        total = math.fsum(self.joules)
+        # Errors of sensor and fit average out over requests, those of the rule may not.
+        sigma = math.hypot(self.variance**0.5, self.rule_j)
+        values = sorted(self.joules)
+        return {
+            "requests": len(values) + self.refused,
+            "refused": self.refused,
+            "joules": total,
+            "idle_j": self.idle_j,
+            "j_per_output_token": total / self.output_tokens if self.output_tokens else None,
+            "mean_j": total / len(values) if values else None,
+            "p50_j": _quantile(values, 0.5),
+            "p95_j": _quantile(values, 0.95),
+            "uncertainty_pct": 100 * sigma / total if total else None,
+            "method": " ".join(sorted(self.methods)),
+        }
+
+
+@dataclass
+class Report:
+    """What a log says.
+
+    Attributes:
+        groups: By model, tenant or hour.
+        requests_j, idle_j, unattributed_j, measured_j: Sums of the settled periods.
+    """
+
+    groups: dict[str, Sums] = field(default_factory=dict)
+    requests_j: float = 0.0
+    idle_j: float = 0.0
+    unattributed_j: float = 0.0
+    measured_j: float = 0.0
+
+
+def read(paths: Iterable[Path], by: str, idle: str = "exclude") -> Report:
+    """Sums logs.
+
+    Args:
+        paths: JSON lines, as a service writes them.
+        by: One of `BY`.
+        idle: `exclude` leaves idle energy out of the groups, `proportional` adds each period's to
+            its groups by their own energy, `owner` to a group of the owner.
+
+    Raises:
+        ValueError: A line is none of a log; the message names file and line.
+        OSError: A file cannot be read.
+    """
+    found = Report()
+    pending: dict[str, float] = {}
+    for path in paths:
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            try:
+                entry = json.loads(line)
+                if "settled" in entry:
+                    _settle(found, entry["settled"], pending, idle)
+                    pending = {}
+                else:
+                    name, joules = _add(found, entry, by)
+                    pending[name] = pending.get(name, 0.0) + joules
+            except (ValueError, KeyError, TypeError, AttributeError):
+                raise ValueError(
+                    f"{path}, line {number}: this is no line of a service's log"
+                ) from None
+    return found
+
+
+def table(report: Report, by: str) -> str:
+    """For people."""
+    head = (by, *COLUMNS)
+    rows = [[name, *map(_shown, sums.row().values())] for name, sums in _sorted(report)]
+    widths = [max(len(row[n]) for row in [list(head), *rows]) for n in range(len(head))]
+    lines = [
+        "  ".join(
+            cell.ljust(width) if n in (0, len(head) - 1) else cell.rjust(width)
+            for n, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in [list(head), *rows]
+    ]
+    lines += [
+        "",
+        f"attributed to requests  {report.requests_j:14.1f} J",
+        f"idle                    {report.idle_j:14.1f} J",
+        f"unattributed            {report.unattributed_j:14.1f} J",
+        f"measured by zeusd       {report.measured_j:14.1f} J",
+    ]
+    return "\n".join(lines)
+
+
+def as_csv(report: Report, by: str) -> str:
+    """For programs."""
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow((by, *COLUMNS))
+    for name, sums in _sorted(report):
+        writer.writerow([name, *("" if one is None else one for one in sums.row().values())])
+    return file.getvalue()
+
+
+def plot(report: Report, by: str, path: Path) -> None:
+    """Draws joules and joules per output token of each group.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+        ValueError: It cannot draw this kind of file.
+        OSError: The file cannot be written.
+    """
+    from zeus.simulate.extras import needed
+
+    figure_of = needed("matplotlib.figure", "a picture", "plot").Figure
+    figure = figure_of(figsize=(8, 5), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    names = [name for name, _ in _sorted(report)]
+    rows = [sums.row() for _, sums in _sorted(report)]
+    left.barh(names, [row["joules"] for row in rows], label="requests")
+    left.barh(
+        names,
+        [row["idle_j"] for row in rows],
+        left=[row["joules"] for row in rows],
+        label="idle",
+    )
+    left.set_xlabel("J")
+    left.legend()
+    right.barh(names, [row["j_per_output_token"] or 0.0 for row in rows])
+    right.set_xlabel("J per output token")
+    for axes in (left, right):
+        axes.invert_yaxis()
+    figure.suptitle(f"Attributed energy by {by}")
+    figure.savefig(path)
+
+
+def _add(found: Report, entry: dict[str, Any], by: str) -> tuple[str, float]:
+    if by == "hour":
+        seconds = float(entry["settled_s"]) - (entry["settled_ns"] - entry["end_ns"]) / 1e9
+        name = time.strftime("%Y-%m-%d %H:00", time.gmtime(seconds))
+    else:
+        name = str(entry[by] or "(none)")
+    sums = found.groups.setdefault(name, Sums())
+    sums.methods.add(str(entry["method"]))
+    if entry["joules"] is None:
+        sums.refused += 1
+        return name, 0.0
+    joules = float(entry["joules"])
+    sums.joules.append(joules)
+    sums.output_tokens += int(entry["decode_tokens"])
+    sums.variance += float(entry["uncertainty_j"]) ** 2
+    sums.rule_j += float(entry["rule_uncertainty_j"])
+    return name, joules
+
+
+def _settle(found: Report, totals: dict[str, float], pending: dict[str, float], idle: str) -> None:
+    found.requests_j += totals["requests_j"]
+    found.idle_j += totals["idle_j"]
+    found.unattributed_j += totals["unattributed_j"]
+    found.measured_j += totals["measured_j"]
+    whole = math.fsum(pending.values())
+    if idle == "owner" or (idle == "proportional" and whole <= 0):
+        found.groups.setdefault("owner", Sums()).idle_j += totals["idle_j"]
+    elif idle == "proportional":
+        for name, joules in pending.items():
+            found.groups[name].idle_j += totals["idle_j"] * joules / whole
+
+
+def _sorted(report: Report) -> Sequence[tuple[str, Sums]]:
+    return sorted(report.groups.items())
+
+
+def _quantile(values: Sequence[float], q: float) -> float | None:
+    if not values:
+        return None
+    at = q * (len(values) - 1)
+    low = int(at)
+    high = min(low + 1, len(values) - 1)
+    return values[low] + (at - low) * (values[high] - values[low])
+
+
+def _shown(value: Any) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, float):
+        return f"{value:.3g}" if abs(value) < 100 else f"{value:.0f}"
+    return str(value)

@@ -1,0 +1,101 @@
+"""What a ledger returns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from zeus.serving.fit import Fit
+
+
+@dataclass(frozen=True)
+class RequestEnergy:
+    """Energy attributed to one request.
+
+    Attributes:
+        request: Its id.
+        joules: Its energy, the sum of the next three; NaN where it is refused.
+        prefill_j: What its own prefill tokens caused.
+        decode_j: What its own decode tokens and their context caused.
+        shared_j: Its share of what nobody causes alone, such as reading the weights.
+        uncertainty_j: How far sensor and fit may be off, one sigma.
+        rule_uncertainty_j: How far the rule may be off, one sigma.
+        method: How it was attributed.
+        reason: Why it is refused; empty: it is not.
+        tenant: As given when it finished.
+        provisional: Whether the period is still open and the figure may change.
+        begin_ns: Begin of its first step.
+        end_ns: End of its last step so far.
+        prefill_tokens: Computed in prefill; tokens from a prefix cache are not computed.
+        decode_tokens: Computed in decode, accepted or not.
+        finished: Whether it was marked as finished.
+    """
+
+    request: str
+    joules: float
+    prefill_j: float
+    decode_j: float
+    shared_j: float
+    uncertainty_j: float
+    rule_uncertainty_j: float
+    method: str
+    reason: str
+    tenant: str = ""
+    provisional: bool = False
+    begin_ns: int = 0
+    end_ns: int = 0
+    prefill_tokens: int = 0
+    decode_tokens: int = 0
+    finished: bool = False
+
+    @property
+    def refused(self) -> bool:
+        """Whether there is no figure."""
+        return math.isnan(self.joules)
+
+
+@dataclass
+class Totals:
+    """Energy of a span; requests + idle + unattributed = measured.
+
+    Attributes:
+        measured_j: All that the sensor's updates showed.
+        requests_j: Attributed to requests.
+        idle_j: While no request was in a step; start-up and dummy steps are part of it.
+        unattributed_j: Of requests that were refused.
+        startup_j: Part of `idle_j` before the first step.
+        dummy_j: Part of `idle_j` in steps without a request.
+    """
+
+    measured_j: float = 0.0
+    requests_j: float = 0.0
+    idle_j: float = 0.0
+    unattributed_j: float = 0.0
+    startup_j: float = 0.0
+    dummy_j: float = 0.0
+
+    def add(self, other: Totals) -> None:
+        """Adds another span's energy."""
+        self.measured_j += other.measured_j
+        self.requests_j += other.requests_j
+        self.idle_j += other.idle_j
+        self.unattributed_j += other.unattributed_j
+        self.startup_j += other.startup_j
+        self.dummy_j += other.dummy_j
+
+
+@dataclass(frozen=True)
+class Settlement:
+    """A closed period.
+
+    Attributes:
+        rows: Its requests.
+        totals: Its energy.
+        fit: What steps cost; None for methods without a fit.
+    """
+
+    rows: list[RequestEnergy]
+    totals: Totals
+    fit: Fit | None

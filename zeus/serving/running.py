@@ -1,0 +1,174 @@
+"""Wires a service: zeusd's samples, the engine's socket, the log, HTTP and metrics."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeus.serving.rows import RequestEnergy
+from zeus.serving.weights import WeightStore
+from zeus.serving.wire import socket_path
+from zeus_ipc import Client
+
+if TYPE_CHECKING:
+    from zeus.serving.accountant import Accountant
+    from zeus_ipc.messages import GpuInfo
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of `python -m zeus.serving serve`; see its help."""
+
+    model: str
+    engines: Sequence[str]
+    socket: str | None
+    log: Path | None
+    listen: str
+    weights: Path | None
+    method: str
+    front_end: bool
+
+
+def run(options: Options) -> None:
+    """Runs a service until SIGINT or SIGTERM.
+
+    Raises:
+        ValueError: An option makes no sense; the message says which.
+        ZeusIpcError: zeusd cannot be asked for the node's GPUs.
+        OSError: The socket or the address cannot be listened on.
+    """
+    # These compute with NumPy.
+    from zeus.serving.accountant import Accountant
+    from zeus.serving.service import Sensors, Service, seen_ns
+
+    with Client() as client:
+        gpus = client.node().gpus
+    engines = engines_of(options.engines, gpus)
+    by_uuid = {gpu.uuid: gpu for gpu in gpus}
+    store = None if options.weights is None else WeightStore(options.weights)
+    accountants, keys = {}, {}
+    for name, uuids in engines.items():
+        first = by_uuid[uuids[0]]
+        keys[name] = (first.name, str(len(uuids)), options.model)
+        accountants[name] = Accountant(
+            uuids,
+            seen_ns=seen_ns(first),
+            method=options.method,
+            prior=None if store is None else store.get(*keys[name]),
+            front_end=options.front_end,
+        )
+    registry, collectors = _metrics(options.model, accountants)
+    counted: dict[str, set[str]] = {name: set() for name in accountants}
+
+    def on_rows(engine: str, rows: list[RequestEnergy]) -> None:
+        seen = counted[engine]
+        if engine in collectors:
+            collectors[engine].finished([row for row in rows if row.request not in seen])
+        if rows and not rows[0].provisional:
+            seen.clear()
+            weights = accountants[engine].weights
+            if store is not None and weights is not None:
+                store.put(weights, *keys[engine])
+        else:
+            seen.update(row.request for row in rows)
+
+    every = [uuid for uuids in engines.values() for uuid in uuids]
+    service = Service(
+        options.socket or socket_path(),
+        accountants,
+        Sensors(Client, every),
+        options.log,
+        options.model,
+        on_rows,
+    )
+    with contextlib.ExitStack() as stack:
+        if options.listen:
+            from zeus.serving.web import Web
+
+            web = Web(address(options.listen), service, accountants, registry)
+            stack.callback(web.close)
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: service.stop())
+        service.run()
+
+
+def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[str]]:
+    """UUIDs by engine, from `NAME=GPU,GPU`.
+
+    Raises:
+        ValueError: An engine is written wrong, or has a GPU that does not exist or is another's.
+    """
+    if not named:
+        return {"0": chosen(gpus, ())}
+    found: dict[str, list[str]] = {}
+    taken: set[str] = set()
+    for one in named:
+        name, equals, rest = one.partition("=")
+        if not equals or not name or name in found:
+            raise ValueError(f"--engine {one!r} must be NAME=GPU,GPU with a name of its own")
+        found[name] = chosen(gpus, rest.split(","))
+        if taken.intersection(found[name]):
+            raise ValueError(f"--engine {one!r} has a GPU of another engine")
+        taken.update(found[name])
+    return found
+
+
+def chosen(gpus: Sequence[GpuInfo], wanted: Sequence[str]) -> list[str]:
+    """UUIDs of GPUs by index or UUID; all, where none is named.
+
+    Raises:
+        ValueError: There is no such GPU, or none at all.
+    """
+    by_name = {gpu.uuid: gpu.uuid for gpu in gpus} | {str(gpu.index): gpu.uuid for gpu in gpus}
+    if not gpus:
+        raise ValueError("this node has no GPU; see zeusctl status")
+    for one in wanted:
+        if one not in by_name:
+            raise ValueError(f"there is no GPU {one}; GPUs are 0 to {len(gpus) - 1}, or UUIDs")
+    return [by_name[one] for one in wanted] or [gpu.uuid for gpu in gpus]
+
+
+def address(text: str) -> tuple[str, int]:
+    """Host and port from `HOST:PORT` or `:PORT`.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    host, _, port = text.rpartition(":")
+    if not port.isdigit() or int(port) > 65535:
+        raise ValueError(f"--listen {text!r} must be HOST:PORT, such as 127.0.0.1:9462")
+    return host or "127.0.0.1", int(port)
+
+
+def _metrics(model: str, accountants: dict[str, Accountant]) -> tuple[Any, dict[str, Any]]:
+    try:
+        from prometheus_client import CollectorRegistry
+    except ImportError:
+        return None, {}
+    from zeus.serving.metrics import EnergyCollector
+
+    registry = CollectorRegistry()
+    collectors = {name: EnergyCollector(model, name, one) for name, one in accountants.items()}
+    registry.register(_Joined(list(collectors.values())))
+    return registry, collectors
+
+
+class _Joined:
+    """Several engines' metrics, each family once."""
+
+    def __init__(self, collectors: Sequence[Any]) -> None:
+        self._collectors = collectors
+
+    def collect(self) -> Any:
+        """The metrics; called by the registry."""
+        families: dict[str, Any] = {}
+        for collector in self._collectors:
+            for family in collector.collect():
+                known = families.setdefault(family.name, family)
+                if known is not family:
+                    known.samples.extend(family.samples)
+        return families.values()

@@ -1,0 +1,261 @@
+"""The process that keeps an instance's ledger: steps from the engine, energy from zeusd.
+
+    python -m zeus.serving serve --model NAME --log requests.jsonl --port 9462
+
+You may start, stop or kill it at any time: the engine drops its steps meanwhile. It continues when
+zeusd is restarted; energy that was not measured is attributed to no request.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import select
+import socket
+import stat
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from zeus.serving.accountant import Accountant
+from zeus.serving.rows import RequestEnergy
+from zeus.serving.wire import MOST_BYTES, Step, unpack
+from zeus_ipc.errors import RequestRejected, ZeusIpcError
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.messages import GpuInfo, Sample
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.5
+RECONNECT_S = 2.0
+MOST_SAMPLES = 100_000
+MOST_ENGINES = 64
+"""Processes that may be connected."""
+
+
+def seen_ns(gpu: GpuInfo) -> int | None:
+    """Part of an update that a GPU's power sensor sees; None: all of it.
+
+    After Yang et al., arXiv:2312.02741.
+    """
+    if 0 < gpu.architecture <= 5:
+        return 10_000_000
+    if gpu.architecture >= 9 or (
+        gpu.architecture == 7 and any(name in f"{gpu.name} " for name in ("A100", "A800", "A30 "))
+    ):
+        return 25_000_000
+    return None
+
+
+class Sensors:
+    """Samples of GPUs from zeusd, in a thread, across its restarts.
+
+    Args:
+        connect: Makes a connection.
+        gpus: UUIDs.
+    """
+
+    def __init__(self, connect: Callable[[], Client], gpus: Sequence[str]) -> None:
+        self._connect = connect
+        self._gpus = list(gpus)
+        self._stop = threading.Event()
+        self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self._thread = threading.Thread(target=self._run, name="zeus-serving", daemon=True)
+
+    def start(self) -> None:
+        """Starts the thread."""
+        self._thread.start()
+
+    def take(self) -> list[Sample]:
+        """Samples that came since the last call."""
+        found = []
+        while self._samples:
+            found.append(self._samples.popleft())
+        return found
+
+    def close(self) -> None:
+        """Ends the thread."""
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        warned = False
+        while not self._stop.is_set():
+            try:
+                with self._connect() as client, client.stream(self._gpus) as stream:
+                    warned = False
+                    while not self._stop.is_set():
+                        sample = stream.receive(0.2)
+                        if sample is not None:
+                            self._samples.append(sample)
+            except (ZeusIpcError, OSError) as error:
+                if not warned:
+                    warned = True
+                    log.warning("no energy is measured at the moment: %s", error)
+                self._stop.wait(RECONNECT_S)
+
+
+class Service:
+    """Receives, accounts, and writes down.
+
+    Args:
+        path: Socket to listen on; an old one there is replaced.
+        accountants: By engine.
+        sensors: Where samples come from.
+        log_path: JSON lines, one per settled request; None: no log.
+        model: What the log calls the model.
+        on_rows: Receives an engine's provisional and settled rows.
+
+    Raises:
+        OSError: The socket cannot be listened on.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        accountants: dict[str, Accountant],
+        sensors: Sensors,
+        log_path: Path | None = None,
+        model: str = "",
+        on_rows: Callable[[str, list[RequestEnergy]], None] | None = None,
+    ) -> None:
+        self._accountants = accountants
+        self._sensors = sensors
+        self._log_path = log_path
+        self._model = model
+        self._logged = dict.fromkeys(accountants, 0)
+        self._on_rows = on_rows
+        self._path = path
+        self._stop = threading.Event()
+        self.guard = threading.Lock()
+        """Held while accountants change."""
+        self.rejected = 0
+        self._engines: list[socket.socket] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISSOCK(os.stat(path).st_mode):
+                    os.unlink(path)
+            self._socket.bind(path)
+            os.chmod(path, 0o660)
+            self._socket.listen(MOST_ENGINES)
+        except OSError as error:
+            self._socket.close()
+            raise OSError(error.errno, error.strerror, path) from None
+        self._socket.setblocking(False)
+
+    def run(self) -> None:
+        """Works until `stop`, then settles what there is."""
+        self._sensors.start()
+        try:
+            while not self._stop.is_set():
+                deadline = time.monotonic() + POLL_S
+                while (left := deadline - time.monotonic()) > 0 and not self._stop.is_set():
+                    select.select([self._socket, *self._engines], [], [], min(left, 0.1))
+                    self._receive()
+                self.poll(time.monotonic_ns())
+        finally:
+            self._sensors.close()
+            self._receive()
+            self._take_samples()
+            with self.guard:
+                for engine, accountant in self._accountants.items():
+                    self._tell(engine, accountant, accountant.close())
+            for one in (self._socket, *self._engines):
+                one.close()
+            with contextlib.suppress(OSError):
+                os.unlink(self._path)
+
+    def stop(self) -> None:
+        """Has `run` return."""
+        self._stop.set()
+
+    def poll(self, now_ns: int) -> None:
+        """Does what is due."""
+        self._take_samples()
+        with self.guard:
+            for engine, accountant in self._accountants.items():
+                self._tell(engine, accountant, accountant.poll(now_ns))
+
+    def _take_samples(self) -> None:
+        with self.guard:
+            for sample in self._sensors.take():
+                for accountant in self._accountants.values():
+                    accountant.sample(
+                        sample.gpu,
+                        sample.t_ns,
+                        sample.energy_uj,
+                        sample.number,
+                        sample.gpu_clock_mhz,
+                    )
+
+    def _receive(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while len(self._engines) < MOST_ENGINES:
+                connection, _ = self._socket.accept()
+                connection.setblocking(False)
+                self._engines.append(connection)
+        with self.guard:
+            for connection in list(self._engines):
+                if not self._drained(connection):
+                    connection.close()
+                    self._engines.remove(connection)
+
+    def _drained(self, connection: socket.socket) -> bool:
+        """Takes what one engine sent; returns whether it is still there."""
+        for _ in range(10_000):
+            try:
+                data = connection.recv(MOST_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            try:
+                message = unpack(data)
+            except RequestRejected:
+                self.rejected += 1
+                continue
+            accountant = self._accountants.get(message.engine)
+            if accountant is None:
+                self.rejected += 1
+            elif isinstance(message, Step):
+                accountant.step(message)
+            else:
+                accountant.finish(message)
+        return True
+
+    def _tell(self, engine: str, accountant: Accountant, rows: list[RequestEnergy]) -> None:
+        if self._on_rows is not None and rows:
+            self._on_rows(engine, rows)
+        if self._log_path is None or accountant.settlements == self._logged[engine]:
+            return
+        self._logged[engine] = accountant.settlements
+        stamp = {"settled_s": time.time(), "settled_ns": time.monotonic_ns(), "model": self._model}
+        lines = [as_json(engine, row, stamp) for row in rows]
+        lines.append(json.dumps({"settled": vars(accountant.newest), "engine": engine, **stamp}))
+        try:
+            with self._log_path.open("a", encoding="utf-8") as file:
+                file.write("".join(f"{line}\n" for line in lines))
+        except OSError as error:
+            log.warning("%s cannot be written: %s", self._log_path, error.strerror)
+
+
+def as_json(engine: str, row: RequestEnergy, more: dict[str, Any] | None = None) -> str:
+    """A request's energy as one line of JSON; figures of a refused one are null."""
+    found = {"engine": engine, **vars(row), **(more or {})}
+    return json.dumps(
+        {
+            name: None if isinstance(value, float) and math.isnan(value) else value
+            for name, value in found.items()
+        }
+    )

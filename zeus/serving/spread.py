@@ -1,0 +1,79 @@
+"""Energy of single steps straight from the updates, for methods that fit nothing.
+
+What an update shows beyond idle power is spread evenly over the time in it that steps ran, and a
+step's energy is split among its requests by tokens or by work.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from zeus.serving.columns import Floats, Steps, Updates
+
+METHODS = ("regression", "tokens", "roofline")
+"""Ways to attribute energy; the first is the default."""
+
+JOULES_PER_FLOP = 0.8e-12
+JOULES_PER_BYTE = 45e-12
+"""Of a GPU of about 2022 at full clocks; only their ratio matters to a split."""
+
+RULE_ERROR = {"tokens": 0.15, "roofline": 0.10}
+"""How far off a split may be, relative, one sigma."""
+SENSOR_ERROR = 0.05
+"""How far off one step's energy may be, relative, one sigma."""
+
+_KEPT = 20_000
+
+
+class Spread:
+    """Keeps the energy of busy time on an axis of busy seconds, on which steps lie end to end."""
+
+    def __init__(self) -> None:
+        self._axis_s = np.zeros(1)
+        self._axis_j = np.zeros(1)
+        self._steps_s = 0.0
+        self._idle_w = np.zeros(0)
+
+    def see(self, updates: Updates, idle_s: Floats) -> Floats:
+        """Takes updates; returns the idle energy of each, J."""
+        length_s = updates.length_s
+        empty = idle_s > 0.999 * length_s
+        self._idle_w = np.concatenate([self._idle_w, (updates.joules / length_s)[empty]])[-_KEPT:]
+        idle_w = float(np.median(self._idle_w)) if self._idle_w.size else 0.0
+        busy_s = np.where(empty, 0.0, length_s - idle_s)
+        idle_j = np.where(empty, updates.joules, np.minimum(idle_w * idle_s, updates.joules))
+        axis_s = self._axis_s[-1] + np.cumsum(busy_s)
+        axis_j = self._axis_j[-1] + np.cumsum(updates.joules - idle_j)
+        self._axis_s = np.concatenate([self._axis_s, axis_s])[-_KEPT - updates.count :]
+        self._axis_j = np.concatenate([self._axis_j, axis_j])[-_KEPT - updates.count :]
+        return idle_j
+
+    def steps(self, covered_s: Floats) -> Floats:
+        """Energy of steps, J, of which updates cover so many seconds."""
+        ends = self._steps_s + np.cumsum(covered_s)
+        begins = ends - covered_s
+        if ends.size:
+            self._steps_s = float(ends[-1])
+        found: Floats = np.interp(ends, self._axis_s, self._axis_j)
+        return found - np.interp(begins, self._axis_s, self._axis_j)
+
+
+def row_shares(steps: Steps, method: str) -> Floats:
+    """Each row's share of its step's energy, of 1.
+
+    Raises:
+        ValueError: The method needs what the steps do not have.
+    """
+    if method == "tokens":
+        weight = steps.tokens
+    elif steps.flops is None or steps.bytes is None:
+        raise ValueError(
+            "the method roofline needs the FLOPs and bytes of each request in each step; "
+            "use regression or tokens"
+        )
+    else:
+        weight = steps.flops * JOULES_PER_FLOP + steps.bytes * JOULES_PER_BYTE
+    step = steps.step_of_row
+    total = np.bincount(step, weight, steps.count)[step]
+    head = 1.0 / np.diff(steps.first_row)[step]
+    return np.divide(weight, total, out=head, where=total > 0)

@@ -1,0 +1,112 @@
+"""transformers' continuous batching: who was in which step.
+
+    from zeus.serving.transformers import install
+
+    install()
+    model.generate_batch(...)
+
+Its internals still move: written against 5.23. What is missing is survived, and said once.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+from typing import Any
+
+from zeus.serving.in_flight import InFlight, Silent
+from zeus.serving.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+_MARK = "_zeus_serving_probe"
+
+
+def install(recorder: Any = None) -> bool:
+    """Has every batch of continuous batching in this process recorded.
+
+    Args:
+        recorder: Has `step` and `finish` as `Recorder`; None: a `Recorder`.
+
+    Returns:
+        Whether this version of transformers has what is wrapped.
+    """
+    home = "transformers.generation.continuous_batching.continuous_api"
+    try:
+        processor = importlib.import_module(home).ContinuousBatchProcessor
+        prepare, update = processor.prepare_next_batch, processor.update_batch
+    except (ImportError, AttributeError) as error:
+        log.warning("no energy of requests: continuous batching is not as expected (%s)", error)
+        return False
+    if getattr(prepare, _MARK, False):
+        return True
+    target = Recorder() if recorder is None else recorder
+
+    def wrapped_prepare(self: Any) -> Any:
+        probe = _of(self, target)
+        begin_ns = probe.in_flight.now_ns()
+        ready = prepare(self)
+        if ready:
+            probe.silent(probe.prepared, begin_ns, self)
+        return ready
+
+    def wrapped_update(self: Any) -> Any:
+        probe = _of(self, target)
+        probe.silent(probe.ended)
+        done = update(self)
+        probe.silent(probe.updated)
+        return done
+
+    setattr(wrapped_prepare, _MARK, True)
+    processor.prepare_next_batch = wrapped_prepare
+    processor.update_batch = wrapped_update
+    return True
+
+
+class Probe:
+    """Records one processor's batches.
+
+    Args:
+        recorder: Where steps go.
+    """
+
+    def __init__(self, recorder: Any) -> None:
+        self.silent = Silent("transformers")
+        self.in_flight: InFlight[Any] = InFlight()
+        self._recorder = recorder
+        self._states: list[Any] = []
+
+    def prepared(self, begin_ns: int, processor: Any) -> None:
+        """A batch was composed."""
+        names, prefill, tokens, context, states = [], [], [], [], []
+        for one in processor.inputs_and_outputs.requests_in_batch:
+            state, length = one.state, one.query_length
+            before = max(0, state.position_offset - length)
+            names.append(state.request_id)
+            prefill.append(before < len(state.initial_tokens))
+            tokens.append(length)
+            context.append(before)
+            states.append(state)
+        self.in_flight.begin(begin_ns, (names, prefill, tokens, context, states))
+
+    def ended(self) -> None:
+        """A batch's tokens are there."""
+        found = self.in_flight.end()
+        self._states = []
+        if found is not None:
+            begin_ns, end_ns, (names, prefill, tokens, context, self._states) = found
+            self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
+
+    def updated(self) -> None:
+        """The requests of the batch were brought up to date."""
+        for state in self._states:
+            if getattr(state.status, "name", "") in ("FINISHED", "FAILED"):
+                self._recorder.finish(state.request_id)
+        self._states = []
+
+
+def _of(processor: Any, recorder: Any) -> Probe:
+    found: Probe | None = getattr(processor, "_zeus_probe", None)
+    if found is None:
+        found = processor._zeus_probe = Probe(recorder)
+    return found

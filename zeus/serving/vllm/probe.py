@@ -1,0 +1,131 @@
+"""A probe on vLLM's scheduler, found by vLLM through its entry point `vllm.general_plugins`.
+
+It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33; of what it reads
+only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests` must be there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import Any
+
+from zeus.serving.in_flight import InFlight, Silent
+from zeus.serving.recorder import Recorder
+
+log = logging.getLogger(__name__)
+
+MODE_ENV = "ZEUS_SERVING"
+"""`steps`: the scheduler probe. `stats`: the front end's statistics alone. Else nothing."""
+TESTED = ("0.32", "0.33")
+
+_MARK = "_zeus_serving_probe"
+
+
+def register() -> None:
+    """What vLLM calls in each of its processes."""
+    if os.environ.get(MODE_ENV) != "steps":
+        return
+    try:
+        scheduler = importlib.import_module("vllm.v1.core.sched.scheduler").Scheduler
+        version = str(getattr(importlib.import_module("vllm"), "__version__", ""))
+    except (ImportError, AttributeError) as error:
+        log.warning("no energy of requests: this vLLM has no V1 scheduler (%s)", error)
+        return
+    if not version.startswith(TESTED):
+        log.warning("the energy probe was not tested with vLLM %s, only %s", version, TESTED)
+    install(scheduler)
+
+
+def install(scheduler: Any) -> bool:
+    """Wraps a scheduler class once; its subclasses are wrapped with it.
+
+    Returns:
+        Whether it has the methods that are wrapped.
+    """
+    schedule = getattr(scheduler, "schedule", None)
+    update = getattr(scheduler, "update_from_output", None)
+    if not callable(schedule) or not callable(update):
+        log.warning("no energy of requests: the scheduler has no schedule and update_from_output")
+        return False
+    if getattr(schedule, _MARK, False):
+        return True
+
+    def wrapped_schedule(self: Any, *arguments: Any, **options: Any) -> Any:
+        probe = _of(self)
+        begin_ns = probe.in_flight.now_ns()
+        output = schedule(self, *arguments, **options)
+        probe.silent(probe.scheduled, begin_ns, output)
+        return output
+
+    def wrapped_update(self: Any, *arguments: Any, **options: Any) -> Any:
+        probe = _of(self)
+        probe.silent(probe.updated)
+        return update(self, *arguments, **options)
+
+    setattr(wrapped_schedule, _MARK, True)
+    scheduler.schedule = wrapped_schedule
+    scheduler.update_from_output = wrapped_update
+    return True
+
+
+class Probe:
+    """Records one scheduler's steps.
+
+    Args:
+        scheduler: Has `requests` by engine id.
+        recorder: Where steps go; None: one of its own.
+    """
+
+    def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
+        self.silent = Silent("vLLM")
+        self.in_flight: InFlight[Any] = InFlight()
+        self._requests = scheduler.requests
+        self._recorder = recorder or Recorder(_engine(scheduler))
+        self._known: dict[str, tuple[str, int]] = {}
+
+    def scheduled(self, begin_ns: int, output: Any) -> None:
+        """A step was composed."""
+        for one in getattr(output, "finished_req_ids", None) or ():
+            gone = self._known.pop(one, None)
+            if gone is not None:
+                self._recorder.finish(gone[0])
+        planned = output.num_scheduled_tokens
+        if not planned:
+            self.in_flight.begin(begin_ns, None)
+            return
+        known, requests = self._known, self._requests
+        for one in planned.keys() - known.keys():
+            request = requests[one]
+            known[one] = (
+                getattr(request, "external_req_id", None) or one,
+                getattr(request, "num_prompt_tokens", 0),
+            )
+        about = [known[one] for one in planned]
+        tokens = list(planned.values())
+        # The scheduler has already moved on by this step's tokens.
+        after = [requests[one].num_computed_tokens for one in planned]
+        context = [max(0, end - own) for end, own in zip(after, tokens, strict=True)]
+        prefill = [before < one[1] for before, one in zip(context, about, strict=True)]
+        self.in_flight.begin(begin_ns, ([one[0] for one in about], prefill, tokens, context))
+
+    def updated(self) -> None:
+        """A step's output came."""
+        ended = self.in_flight.end()
+        if ended is not None and ended[2] is not None:
+            begin_ns, end_ns, (names, prefill, tokens, context) = ended
+            self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
+
+
+def _of(scheduler: Any) -> Probe:
+    found: Probe | None = getattr(scheduler, "_zeus_probe", None)
+    if found is None:
+        found = scheduler._zeus_probe = Probe(scheduler)
+    return found
+
+
+def _engine(scheduler: Any) -> str:
+    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+    rank = getattr(parallel, "data_parallel_rank", 0)
+    return str(rank if isinstance(rank, int) else 0)

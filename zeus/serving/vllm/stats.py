@@ -1,0 +1,104 @@
+"""A stat logger, found by vLLM through its entry point `vllm.stat_logger_plugins`.
+
+It does nothing unless `ZEUS_SERVING=stats`. It works alone, without the probe in the scheduler,
+with the larger error that `zeus.serving.front_end` explains. Written against vLLM 0.32 and 0.33,
+whose statistics may change: what is missing counts as nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from typing import Any
+
+from zeus.serving.front_end import Finished, FrontEnd
+from zeus.serving.in_flight import InFlight, Silent
+from zeus.serving.recorder import Recorder
+from zeus.serving.vllm.probe import MODE_ENV
+
+log = logging.getLogger(__name__)
+
+
+def _base() -> Any:
+    try:
+        return importlib.import_module("vllm.v1.metrics.loggers").StatLoggerBase
+    except (ImportError, AttributeError):
+        return object
+
+
+class EnergyStatLogger(_base()):  # type: ignore[misc]
+    """Records one engine's steps from the front end's statistics.
+
+    Args:
+        vllm_config: vLLM's configuration.
+        engine_index: Which engine.
+    """
+
+    def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+        self._silent = Silent("vLLM's statistics")
+        self._clock: InFlight[None] = InFlight()
+        self._front_end = FrontEnd()
+        self._recorder: Recorder | None = None
+        if os.environ.get(MODE_ENV) != "stats":
+            return
+        servers = getattr(getattr(vllm_config, "parallel_config", None), "_api_process_count", 1)
+        if isinstance(servers, int) and servers > 1:
+            log.warning(
+                "no energy of requests: each of the %d API servers sees only its own requests; "
+                "set %s=steps, or --api-server-count 1",
+                servers,
+                MODE_ENV,
+            )
+            return
+        self._recorder = Recorder(str(engine_index))
+
+    def record(
+        self,
+        scheduler_stats: Any = None,
+        iteration_stats: Any = None,
+        mm_cache_stats: Any = None,
+        engine_idx: int = 0,
+        **more: Any,
+    ) -> None:
+        """What vLLM calls after each step."""
+        if self._recorder is not None:
+            self._silent(self._record, scheduler_stats, iteration_stats)
+
+    def log_engine_initialized(self) -> None:
+        """What vLLM calls once."""
+        if self._recorder is not None:
+            log.info("steps are recorded from the front end's statistics")
+
+    def log(self) -> None:
+        """What vLLM calls now and then: there is nothing to print."""
+
+    def _record(self, scheduler_stats: Any, iteration_stats: Any) -> None:
+        if iteration_stats is None or self._recorder is None:
+            return
+        finished = [_finished(one) for one in getattr(iteration_stats, "finished_requests", ())]
+        ended = [one for one in finished if one is not None]
+        now_ns = self._clock.now_ns()
+        # Of those that were in the step, the scheduler no longer counts those that it ended.
+        running = int(getattr(scheduler_stats, "num_running_reqs", 0) or 0) + len(ended)
+        self._front_end.iteration(now_ns, running, ended)
+        for step in self._front_end.ready(now_ns):
+            self._recorder.step(*step)  # type: ignore[arg-type]
+        for one in ended:
+            self._recorder.finish(one.request)
+
+
+def _finished(one: Any) -> Finished | None:
+    name = getattr(one, "request_id", None)
+    if not name:
+        return None
+    prompt = int(getattr(one, "num_prompt_tokens", 0) or 0)
+    cached = int(getattr(one, "num_cached_tokens", 0) or 0)
+    return Finished(
+        str(name),
+        float(getattr(one, "prefill_time", 0.0) or 0.0),
+        float(getattr(one, "decode_time", 0.0) or 0.0),
+        max(0, prompt - cached),
+        cached,
+        int(getattr(one, "num_generation_tokens", 0) or 0),
+    )

@@ -1,0 +1,122 @@
+"""Messages from an engine's process to the one that keeps the ledger: packets of msgpack.
+
+An engine must not wait, so a message is sent or dropped. Steps are numbered: a gap says how many
+were dropped, and when.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgpack
+
+from zeus_ipc.errors import RequestRejected
+
+SOCKET_ENV = "ZEUS_SERVING_SOCKET"
+"""Socket of the process that keeps the ledger."""
+DEFAULT_SOCKET = "/run/zeus-serving.sock"
+MOST_BYTES = 180_000
+"""Of one message; longer ones are cut off, and rejected."""
+
+
+def socket_path() -> str:
+    """Where steps are sent to."""
+    return os.environ.get(SOCKET_ENV) or DEFAULT_SOCKET
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step of one engine.
+
+    Attributes:
+        engine: Which engine of the instance, with data parallelism.
+        number: Counts the engine's steps.
+        begin_ns, end_ns: CLOCK_MONOTONIC.
+        ids: Its requests; none: a dummy step.
+        prefill: For each whether it is in its prefill.
+        tokens: Computed for each.
+        context: In the KV cache of each before.
+    """
+
+    engine: str
+    number: int
+    begin_ns: int
+    end_ns: int
+    ids: Sequence[str]
+    prefill: Sequence[bool]
+    tokens: Sequence[int]
+    context: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Finish:
+    """A request has ended."""
+
+    engine: str
+    request: str
+    tenant: str = ""
+
+
+def pack_step(
+    engine: str,
+    number: int,
+    begin_ns: int,
+    end_ns: int,
+    ids: Sequence[str],
+    prefill: Sequence[bool],
+    tokens: Sequence[int],
+    context: Sequence[int],
+) -> bytes:
+    """A step as bytes."""
+    found: bytes = msgpack.packb(
+        ("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context)
+    )
+    return found
+
+
+def pack_finish(engine: str, request: str, tenant: str = "") -> bytes:
+    """The end of a request as bytes."""
+    found: bytes = msgpack.packb(("f", engine, request, tenant))
+    return found
+
+
+def unpack(data: bytes) -> Step | Finish:
+    """A message.
+
+    Raises:
+        RequestRejected: It is none.
+    """
+    try:
+        kind, *rest = msgpack.unpackb(data)
+        if kind == "f":
+            return Finish(*(_text(one) for one in rest[:3]))
+        if kind == "s":
+            return _step(rest)
+    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+        pass
+    raise RequestRejected("this is no message about a step or the end of a request")
+
+
+def _step(rest: list[Any]) -> Step:
+    engine, number, begin_ns, end_ns, ids, prefill, tokens, context = rest[:8]
+    if not all(isinstance(one, int) for one in (number, begin_ns, end_ns)):
+        raise ValueError
+    if not len(ids) == len(prefill) == len(tokens) == len(context) or begin_ns > end_ns:
+        raise ValueError
+    if not all(0 <= one < math.inf for one in (*tokens, *context)):
+        raise ValueError
+    names = [_text(one) for one in ids]
+    if len(set(names)) != len(names):
+        raise ValueError
+    flags = [bool(one) for one in prefill]
+    return Step(_text(engine), number, begin_ns, end_ns, names, flags, tokens, context)
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError
+    return value
