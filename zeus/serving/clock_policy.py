@@ -1,0 +1,420 @@
+"""The lowest clock that keeps a serving engine's latency objectives; pure: no I/O, no clock.
+
+Numbers come in after each step, a clock goes out. Times are seconds of one clock that only goes
+forward; which one does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from zeus.serving.clock_floor import STAY, WORTH, Floor
+from zeus.serving.clock_load import Load
+from zeus.serving.clock_margin import Lost, Margin
+from zeus.serving.clock_model import Comparison, StepTime, Stretch
+
+COLD_STEPS = 100
+"""Steps at the highest clock before any other."""
+
+DOWN_S = 0.3
+"""Time between two levels down; up is at once."""
+
+SETTLE_S = 0.06
+"""After a change: whose time a step took is not known."""
+
+ESCAPE_OVER = 0.35
+ESCAPE_SIGMAS = 5.0
+ESCAPE_STEPS = 4
+ESCAPE_S = 1.0
+"""So many steps in a row that are longer than predicted by this share, and by so many residuals:
+the highest clock for this time."""
+
+SILENT_S = 0.3
+"""Without a step for this long while requests are there: the highest clock."""
+
+DOWN_SLACK = 0.97
+"""A lower clock must keep the objectives with this much more to spare than the present one."""
+
+RETRY_S = 1.0
+"""At a clock whose step times were not learned: up again after this time, to compare once more."""
+
+LEVEL_SHARE = 0.05
+"""Least distance of two levels, as a share of the highest clock."""
+
+LOWEST_SHARE = 0.3
+"""Clocks below this share of the highest are left alone."""
+
+MOST = 1e12
+"""No number that means anything is larger."""
+
+
+class Step(NamedTuple):
+    """One step of the engine.
+
+    Attributes:
+        begin_s: When it began, s.
+        end_s: When it ended, s.
+        prefill_tokens: Prompt tokens that it computed.
+        decode_sequences: Sequences that got a token.
+        decode_context: Sum of their contexts, tokens.
+        clock_mhz: Effective clock; not a positive number where it is not known.
+    """
+
+    begin_s: float
+    end_s: float
+    prefill_tokens: float
+    decode_sequences: float
+    decode_context: float
+    clock_mhz: float
+
+
+class Queue(NamedTuple):
+    """What waits when a step has ended.
+
+    Attributes:
+        waiting: Requests whose prompt is not computed.
+        backlog_tokens: Prompt tokens not yet computed.
+        oldest_wait_s: Since the oldest of them arrived, s.
+    """
+
+    waiting: float
+    backlog_tokens: float
+    oldest_wait_s: float
+
+
+class Prediction(NamedTuple):
+    """What a clock would give: mean TPOT in the steady state, mean TPOT of the batch and queue as
+    they stand, and TTFT of the queue, s.
+    """
+
+    steady_tpot_s: float
+    tpot_s: float
+    ttft_s: float
+
+
+class ClockPolicy:
+    """Chooses the lowest clock whose predicted TTFT and TPOT keep their objectives.
+
+    Args:
+        clocks_mhz: Clocks that may be asked for, MHz, in any order.
+        ttft_s: Objective for each request's time to first token, s.
+        tpot_s: Objective for each request's mean time per output token, s.
+        floor_mhz: No clock below this one; None: it finds a floor by itself.
+        stretch: What earlier runs learned: how much longer a decode step is at a clock, by MHz.
+
+    Raises:
+        ValueError: No clock is offered, or an objective is not a positive number.
+    """
+
+    def __init__(
+        self,
+        clocks_mhz: Iterable[int],
+        ttft_s: float,
+        tpot_s: float,
+        floor_mhz: float | None = None,
+        stretch: dict[int, float] | None = None,
+    ) -> None:
+        for name, value in (("ttft_s", ttft_s), ("tpot_s", tpot_s)):
+            if not 0.0 < value < MOST:
+                raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
+        if floor_mhz is not None and not 0.0 <= floor_mhz < MOST:
+            raise ValueError(f"floor_mhz must be a clock in MHz or None, not {floor_mhz!r}")
+        self._clocks = _levels(clocks_mhz, floor_mhz)
+        self.highest_mhz = self._clocks[0]
+        self._ratios = [clock / self.highest_mhz for clock in self._clocks]
+        self._ttft_s, self._tpot_s = ttft_s, tpot_s
+        self._find_floor = floor_mhz is None
+        self._time = StepTime()
+        self._stretch = Stretch(self._ratios)
+        if stretch:
+            self._stretch.load([stretch.get(clock) for clock in self._clocks])
+        self._comparison = Comparison()
+        self._load = Load()
+        self._floor = Floor(self._ratios)
+        self._margin_ttft, self._margin_tpot = Margin(ttft_s), Margin(tpot_s)
+        self._lost = Lost()
+        self._level = self._level_before = 0
+        self._lowest = len(self._clocks) - 1
+        self._highest = self._lowest  # above which it leaves a clock that does not pay
+        self._lowest_at = -math.inf
+        self._steps = 0
+        self._last_s: float | None = None
+        self._changed_s = -math.inf
+        self._down_s = -math.inf
+        self._escape_until_s = -math.inf
+        self._over = 0
+        self._frozen = 0
+        self._below = 0.0  # share of recent time below the highest clock
+        self._decoding = 0.0
+        self._present = False  # whether requests were there after the last step
+        self._ended, self._ended_before = 0, 0
+        self.escapes = 0
+        self.violations = 0
+
+    # ------------------------------------------------------------------------------ what it is told
+
+    def step(self, step: Step, queue: Queue) -> int:
+        """One step has ended. Returns the clock wanted from now on, MHz. Never raises for strange
+        numbers: what cannot be true is answered by the highest clock.
+        """
+        begin, end, prompt, sequences, context, mhz = step
+        waiting, backlog, oldest = queue
+        last = self._last_s
+        if not (
+            -MOST < begin < end < MOST
+            and 0 <= prompt < MOST
+            and 0 <= sequences < MOST
+            and 0 <= context < MOST
+            and 0 <= waiting < MOST
+            and 0 <= backlog < MOST
+            and 0 <= oldest < MOST
+        ) or (last is not None and end <= last):
+            return self._unknown(end)
+        self._last_s = end
+        if last is None or end - last > 3600.0:
+            last = begin
+        passed = end - last
+        took = end - begin if begin > last else passed
+        if took <= 0.0 or passed <= 0.0:
+            return self._unknown(end)
+        r = mhz / self.highest_mhz if 0 < mhz < 100_000 else self._ratios[self._level]
+        r = 1.0 if r > 1.0 else 0.05 if r < 0.05 else r
+        if prompt or sequences:
+            self._learn(end - took, end, took, prompt, sequences, context, r)
+        self._below += (passed / (3.0 + passed)) * ((r < 0.995) - self._below)
+        left = sequences < self._decoding
+        ended = self._ended - (self._decoding - sequences if left else 0)
+        self._ended_before, self._ended = min(max(0, ended), self._ended), 0
+        self._decoding = sequences
+        self._load.step(passed, took, prompt, sequences, context, waiting, backlog, oldest)
+        self._present = waiting > 0 or backlog > 0
+        return self._choose(end)
+
+    def finished(self, ttft_s: float, tpot_s: float) -> None:
+        """A request has ended, just before or just after the step that ended it.
+
+        Args:
+            ttft_s: Its time to first token, s.
+            tpot_s: Its mean time per further token, s; of a single token: 0.
+        """
+        self._ended += 1
+        self._load.finished()
+        violated = False
+        ours = min(1.0, 2.0 * self._below)
+        if 0 <= ttft_s < MOST:
+            self._margin_ttft.finished(ttft_s, ours)
+            violated = ttft_s > self._ttft_s
+        if 0 <= tpot_s < MOST:
+            self._margin_tpot.finished(tpot_s, ours)
+            violated = violated or tpot_s > self._tpot_s
+        self.violations += violated
+        self._lost.finished(violated)
+
+    def idle(self, now_s: float) -> int:
+        """No step runs, or no statistics come. Returns the clock wanted from now on, MHz. Call it
+        every 0.1 s or so.
+        """
+        last = self._last_s
+        if last is None or not last <= now_s < MOST:
+            return self._unknown(now_s)
+        passed = now_s - last
+        there = self._present or self._decoding > self._ended + self._ended_before
+        if there:
+            if passed >= SILENT_S:
+                return self._go(0, now_s)
+            return self._clocks[self._level]
+        if passed > 0.05:
+            self._last_s = now_s
+            self._load.step(passed, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            self._decoding = 0.0
+            return self._choose(now_s)
+        return self._clocks[self._level]
+
+    # -------------------------------------------------------------------------------- what it knows
+
+    @property
+    def clock_mhz(self) -> int:
+        """The clock wanted now, MHz."""
+        return self._clocks[self._level]
+
+    @property
+    def stretch(self) -> dict[int, float]:
+        """What was learned: how much longer a decode step is, by clock, MHz."""
+        return {
+            clock: self._stretch.values[level]
+            for level, clock in enumerate(self._clocks)
+            if self._stretch.known[level]
+        }
+
+    def predict(self, clock_mhz: int | None = None) -> Prediction:
+        """What a clock would give as things stand; None: the clock wanted now."""
+        level = self._level if clock_mhz is None else self._clocks.index(clock_mhz)
+        return self._predict(level)
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _unknown(self, now_s: float) -> int:
+        """Nothing that was known of the present holds any more."""
+        self._last_s = now_s if -MOST < now_s < MOST else None
+        self._comparison.cancel()
+        self._changed_s = self._down_s = self._escape_until_s = -math.inf
+        self._lowest_at = -math.inf
+        self._over = 0
+        now = 0.0 if self._last_s is None else self._last_s
+        self._escape_until_s = now + ESCAPE_S
+        return self._go(0, now)
+
+    def _learn(
+        self,
+        begin: float,
+        end: float,
+        took: float,
+        prompt: float,
+        sequences: float,
+        context: float,
+        r: float,
+    ) -> None:
+        settled = begin >= self._changed_s + SETTLE_S
+        stretch, time = self._stretch, self._time
+        longer = stretch.at(r)
+        base = time.decode(sequences, context)
+        expected = longer * base + time.prefill(prompt) / r
+        over = took - expected
+        self._steps += 1
+        if (
+            settled
+            and self._steps > COLD_STEPS
+            and over > ESCAPE_OVER * expected
+            and over > ESCAPE_SIGMAS * expected * min(0.2, time.residual2**0.5)
+        ):
+            self._over += 1
+            if self._over >= ESCAPE_STEPS:
+                self._over = 0
+                if self._level:
+                    self.escapes += 1
+                self._escape_until_s = end + ESCAPE_S
+                time.open()
+                self._comparison.cancel()
+        else:
+            self._over = 0
+        if not settled:
+            return
+        level = self._level
+        if abs(self._ratios[level] - r) > 0.01:
+            self._comparison.cancel()  # held at another clock than asked for
+            known = True
+        else:
+            known = stretch.known[level]
+            if not prompt and sequences:
+                found = self._comparison.add(took / base)
+                if found is not None:
+                    self._compared(found)
+        if not known and self._frozen < 100 and self._steps > COLD_STEPS:
+            self._frozen += 1  # the fit must not learn what is the clock's
+            return
+        time.update(sequences, context, prompt, longer, r, took)
+
+    def _compared(self, longer: float) -> None:
+        """Steps are so much longer at this level than at the one before."""
+        level, before = self._level, self._level_before
+        stretch = self._stretch
+        if stretch.known[before] and (before < level or not stretch.known[level]):
+            stretch.learn(level, longer * stretch.values[before])
+        elif stretch.known[level]:
+            stretch.learn(before, stretch.values[level] / longer)
+        self._frozen = 0
+
+    def _predict(self, level: int) -> Prediction:
+        time, load = self._time, self._load
+        s, r = self._stretch.values[level], self._ratios[level]
+        token = time.token_s / r
+        share = load.prompt_rate * token  # of time that goes to prompts
+        free = 1.0 - share
+        room = free - s * (time.sequence_s + time.context_s * load.each_context) * load.output_rate
+        if room <= 0.02:
+            return Prediction(math.inf, math.inf, math.inf)
+        steady = s * time.base_s / room
+        step_s = s * time.decode(load.sequences, load.context)
+        backlog_s = load.backlog * token
+        queued = step_s / free + backlog_s / load.output_tokens
+        chunk = load.chunk
+        first_s = step_s + time.prefill(chunk) / r  # a prompt that comes now
+        if load.backlog > 0.0:
+            steps = 1.0 + load.backlog / chunk if chunk > 0 else 1.0
+            first_s = max(first_s, load.oldest_s + backlog_s + steps * step_s)
+        return Prediction(steady, queued, first_s)
+
+    def _keeps(self, level: int, slack: float) -> bool:
+        steady, queued, first = self._predict(level)
+        tpot = slack * self._margin_tpot.value * self._tpot_s
+        return (
+            steady <= tpot
+            and queued <= tpot
+            and first <= slack * self._margin_ttft.value * self._ttft_s
+        )
+
+    def _choose(self, now: float) -> int:
+        if self._steps < COLD_STEPS or self._lost.now or now < self._escape_until_s:
+            return self._go(0, now)
+        level = self._level
+        if now >= self._lowest_at + 0.5:
+            self._lowest_at = now
+            if self._find_floor:
+                values, known = self._stretch.values, self._stretch.known
+                busy = self._load.busy
+                busy = 1.0 if busy > 0.9 else busy / values[level]
+                self._lowest = self._floor.level(values, known, busy)
+                self._highest = max(
+                    self._lowest, self._floor.level(values, known, busy, STAY * WORTH)
+                )
+        if level > self._highest and now >= self._down_s + DOWN_S:
+            self._down_s = now
+            return self._go(level - 1, now)
+        if level and not self._keeps(level, 1.0):
+            level -= 1
+            while level and not self._keeps(level, DOWN_SLACK):
+                level -= 1
+            return self._go(level, now)
+        if (  # the steps that would have told were missed: once more
+            level
+            and not self._stretch.known[level]
+            and not self._comparison.under_way
+            and now >= self._changed_s + RETRY_S
+        ):
+            return self._go(level - 1, now)
+        if (
+            level < self._lowest
+            and now >= self._down_s + DOWN_S
+            and not (self._comparison.under_way and now < self._changed_s + 2.0)
+            and self._keeps(level + 1, DOWN_SLACK)
+        ):
+            self._down_s = now
+            return self._go(level + 1, now)
+        return self._clocks[level]
+
+    def _go(self, level: int, now: float) -> int:
+        before = self._level
+        if level != before:
+            self._comparison.changed()
+            self._level, self._level_before = level, before
+            self._changed_s = now
+            if level < before:
+                self._down_s = now
+        return self._clocks[level]
+
+
+def _levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
+    """Some of the offered clocks, from the highest down, with a distance that is worth a change."""
+    offered: Sequence[int] = sorted(
+        {int(clock) for clock in clocks_mhz if 0 < clock < 100_000}, reverse=True
+    )
+    if not offered:
+        raise ValueError("clocks_mhz names no clock; pass the clocks that the GPU offers, in MHz")
+    levels = [offered[0]]
+    lowest = max(LOWEST_SHARE * levels[0], floor_mhz or 0.0)
+    for clock in offered:
+        if clock >= lowest and levels[-1] - clock >= LEVEL_SHARE * levels[0]:
+            levels.append(clock)
+    return levels
