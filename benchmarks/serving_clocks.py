@@ -72,6 +72,7 @@ class Timed:
         self._controller = controller
         self.finished = controller.finished
         self.idle = controller.idle
+        self.energy = getattr(controller, "energy", None)
         self.times: list[float] = []
 
     def step(self, step: Step, queue: Queue) -> int:

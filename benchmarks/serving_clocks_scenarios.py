@@ -81,7 +81,15 @@ PAIR = Truth(
     memory_knee=0.7,
     gpus=2,
 )
-DEAR_SECONDS = Truth("seconds are dear", idle_w=90.0, active_w=230.0, clock_w=40.0, pj_flop=0.4)
+DEAR_SECONDS = Truth(
+    "seconds are dear",
+    memory_knee=1.0,
+    idle_w=50.0,
+    active_w=230.0,
+    clock_w=45.0,
+    pj_byte=20.0,
+    volts_low=0.8,
+)
 
 CHAT = Lengths()
 
@@ -131,7 +139,7 @@ def spike(low: float, high: float) -> Callable[[float], float]:
 
 def in_turn(t: float) -> tuple[float, float]:
     """Long prompts and short outputs, then the other way round."""
-    return (3.0, 0.25) if int(t / 40.0) % 2 else (0.4, 2.0)
+    return (2.0, 0.3) if int(t / 40.0) % 2 else (0.5, 1.7)
 
 
 PAGE = [
@@ -145,7 +153,7 @@ PAGE = [
     Scenario(
         "drift: prompts x 4",
         H100,
-        varying(lambda t: 10.5, 10.5, scales=lambda t: (1 + 3 * t / 300, 1.0)),
+        varying(lambda t: 7.6, 7.6, scales=lambda t: (1 + 3 * t / 300, 1.0)),
         page=-11.4,
         changing=True,
         tuned=True,
@@ -175,15 +183,13 @@ PAGE = [
     ),
 ]
 
-LONG = Lengths(prompt=2500, output=60, prompt_sigma=0.8, longest_prompt=12000)
-
 OWN = [
     Scenario("400 W card, 2/s", CARD_400W, steady(2.0), tpot_s=0.04, ttft_s=1.0),
     Scenario(
         "400 W card, CV 4, 2/s", CARD_400W, steady(2.0, cv=4.0), tpot_s=0.04, ttft_s=1.5,
         changing=True,
     ),  # fmt: skip
-    Scenario("bandwidth bound, 2/s", BANDWIDTH, steady(2.0), tpot_s=0.045, ttft_s=1.5),
+    Scenario("bandwidth bound, 1.2/s", BANDWIDTH, steady(1.2), tpot_s=0.045, ttft_s=1.5),
     Scenario("1B model, 30/s", SMALL, steady(30.0), tpot_s=0.012, ttft_s=0.25, tuned=True),
     Scenario("experts, bursts CV 3.5", EXPERTS, steady(6.0, cv=3.5), changing=True, tuned=True),
     Scenario(
@@ -207,8 +213,14 @@ OWN = [
     ),
     Scenario("TTFT cannot be met", H100, steady(6.0), ttft_s=0.015, top=True, tuned=True),
     Scenario("TPOT cannot be met", H100, steady(10.0), tpot_s=0.007, top=True),
-    Scenario("nothing to save: long prompts", H100, steady(7.0, LONG), ttft_s=0.8, top=True),
-    Scenario("seconds are dear, 4/s", DEAR_SECONDS, steady(4.0)),
+    Scenario("nothing to save: TPOT just met", CLOCK_BOUND, steady(1.0), tpot_s=0.0088, top=True),
+    Scenario(
+        "nothing to save: seconds are dear",
+        DEAR_SECONDS,
+        steady(0.3),
+        top=True,
+        options={"energy_every_s": 1.0},
+    ),
 ]
 
 SCENARIOS = [*PAGE, *OWN]

@@ -369,8 +369,8 @@ def simulate(  # one loop, for speed
                 blind = max(blind, now - silent_since)
             continue
         silent_since = -1.0
-        if energy_every_s and now >= told_at + energy_every_s:
-            policy.energy(told_at, now, energy - told_j)  # type: ignore[attr-defined]
+        if energy_every_s and hasattr(policy, "energy") and now >= told_at + energy_every_s:
+            policy.energy(told_at, now, energy - told_j)
             told_j, told_at = energy, now
         waiting = arrived - head
         queue = Queue(

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from zeus.serving.clock_power import PowerFit
+
 WORTH = 0.25
 """Share of a percent of energy that a percent of longer steps must buy."""
 
@@ -37,7 +39,7 @@ class Floor:
 
     def __init__(self, ratios: Sequence[float]) -> None:
         self._powers = [clock_power(r) for r in ratios]
-        self.idle, self.base, self.clock = IDLE, BASE, CLOCK
+        self.power = PowerFit(IDLE, BASE, CLOCK)
 
     def level(
         self, stretch: Sequence[float], known: Sequence[bool], busy: float, worth: float = WORTH
@@ -65,4 +67,5 @@ class Floor:
     def _energy(self, level: int, stretch: float, busy: float) -> float:
         # Batches of a busy engine grow with the time of steps: it is no busier for it.
         share = busy if busy > 0.9 else min(1.0, busy * stretch)
-        return self.idle + share * (self.base + self.clock * self._powers[level])
+        power = self.power
+        return power.idle + share * (power.base + power.clock * self._powers[level])

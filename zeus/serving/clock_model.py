@@ -23,9 +23,12 @@ STEADY = 0.06
 REMEMBERED = 4.0
 """Comparisons after which an older one counts for half."""
 
-PRIOR = (0.02, 2e-4, 1e-7, 0.01, 1e-4)
-"""Standard deviations before anything was seen, s: per step, sequence, token of context, step with
-prompt tokens, prompt token. They cover models from 1B to 400B."""
+PRIOR = (0.02, 2e-4, 0.01, 1e-7, 0.01, 1e-4)
+"""Standard deviations before anything was seen, s, in the order of `StepTime`'s parts. They cover
+models from 1B to 400B."""
+
+SATURATION = 24.0
+"""Tokens at which a part that saturates has come to 63 %: weights of a mixture of experts."""
 
 DRIFT = 2e-4
 """Share of the prior's variance by which each step opens what is known."""
@@ -34,37 +37,48 @@ RELATIVE_NOISE = 0.04
 """Least noise of a step's time, as a share of it."""
 
 
+def saturation(tokens: float) -> float:
+    """From 0 to 1: how much of what saturates a step of so many tokens needs."""
+    return 1.0 - math.exp(-tokens / SATURATION)
+
+
 class StepTime:
     """The two parts of a step's time at the highest clock, s.
 
-    Parts: per decode step, sequence, token of context; per step with prompt tokens (negative
-    where compute hides behind memory), per prompt token.
+    The decode part: per step, sequence, what saturates with tokens, token of context. The prefill
+    part: per step with prompt tokens (negative where compute hides behind memory), prompt token.
 
     Attributes:
-        base_s, sequence_s, context_s: A line through the fit at the last step's batch whose slopes
-            are not negative: larger batches are never predicted to be faster.
+        base_s, sequence_s, saturating_s, context_s: The fit through the last step's batch with
+            slopes that are not negative: larger batches are never predicted to be faster.
         token_s: One more prompt token.
         residual2: Mean square of relative residuals.
     """
 
     def __init__(self) -> None:
-        self._theta = [0.005, 0.0, 0.0, 0.0, 2e-5]
+        self._theta = [0.005, 0.0, 0.0, 0.0, 0.0, 2e-5]
         prior = [sd * sd for sd in PRIOR]
         self._drift = [DRIFT * DRIFT * variance for variance in prior]
         self._most = [0.05 * variance for variance in prior]
-        self._p = [[v if i == j else 0.0 for j in range(5)] for i, v in enumerate(prior)]
+        self._p = [[v if i == j else 0.0 for j in range(6)] for i, v in enumerate(prior)]
         self.residual2 = 0.01
-        self.base_s, self.sequence_s, self.context_s, self.token_s = 0.005, 0.0, 0.0, 2e-5
+        self.base_s, self.token_s = 0.005, 2e-5
+        self.sequence_s = self.saturating_s = self.context_s = 0.0
 
     def decode(self, sequences: float, context: float) -> float:
         """A step without prompt tokens at the highest clock, s."""
-        return self.base_s + self.sequence_s * sequences + self.context_s * context
+        return (
+            self.base_s
+            + self.sequence_s * sequences
+            + self.saturating_s * saturation(sequences)
+            + self.context_s * context
+        )
 
     def prefill(self, tokens: float) -> float:
         """What prompt tokens add to one step at the highest clock, s."""
         if tokens <= 0.0:
             return 0.0
-        return max(0.0, self._theta[3] + self.token_s * tokens)
+        return max(0.0, self._theta[4] + self.token_s * tokens)
 
     def update(
         self,
@@ -78,36 +92,53 @@ class StepTime:
         """Learns from one step."""
         theta, p = self._theta, self._p
         mixed = 1.0 / r if tokens > 0 else 0.0
-        x0, x1, x2 = stretch, stretch * sequences, stretch * context
-        x3, x4 = mixed, tokens / r
+        x0, x1, x3 = stretch, stretch * sequences, stretch * context
+        x2 = stretch * saturation(sequences + tokens)
+        x4, x5 = mixed, tokens / r
         error = seen_s - (
-            x0 * theta[0] + x1 * theta[1] + x2 * theta[2] + x3 * theta[3] + x4 * theta[4]
+            x0 * theta[0]
+            + x1 * theta[1]
+            + x2 * theta[2]
+            + x3 * theta[3]
+            + x4 * theta[4]
+            + x5 * theta[5]
         )
-        px = [row[0] * x0 + row[1] * x1 + row[2] * x2 + row[3] * x3 + row[4] * x4 for row in p]
+        px = [
+            w[0] * x0 + w[1] * x1 + w[2] * x2 + w[3] * x3 + w[4] * x4 + w[5] * x5 for w in p
+        ]  # fmt: skip
         relative = error / seen_s
         self.residual2 += 0.02 * (min(relative * relative, 0.04) - self.residual2)
         noise = seen_s * seen_s * max(self.residual2, RELATIVE_NOISE**2)
-        variance = px[0] * x0 + px[1] * x1 + px[2] * x2 + px[3] * x3 + px[4] * x4 + noise
+        p0, p1, p2, p3, p4, p5 = px
+        variance = p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3 + p4 * x4 + p5 * x5 + noise
         limit = 3.0 * math.sqrt(variance)  # one odd step must not move the fit far
         error = limit if error > limit else -limit if error < -limit else error
-        scale = 1.0 / variance
         drift, most = self._drift, self._most
-        for i in range(5):
-            gain = px[i] * scale
+        for i in range(6):
+            gain = px[i] / variance
             theta[i] += gain * error
             row = p[i]
-            row[0] -= gain * px[0]
-            row[1] -= gain * px[1]
-            row[2] -= gain * px[2]
-            row[3] -= gain * px[3]
-            row[4] -= gain * px[4]
+            row[0] -= gain * p0
+            row[1] -= gain * p1
+            row[2] -= gain * p2
+            row[3] -= gain * p3
+            row[4] -= gain * p4
+            row[5] -= gain * p5
             if row[i] < most[i]:
                 row[i] += drift[i]
-        here = theta[0] + theta[1] * sequences + theta[2] * context
-        self.sequence_s = b = theta[1] if theta[1] > 0.0 else 0.0
-        self.context_s = c = theta[2] if theta[2] > 0.0 else 0.0
-        self.base_s = max(1e-5, here - b * sequences - c * context)
-        self.token_s = theta[4] if theta[4] > 1e-9 else 1e-9
+        touched = saturation(sequences)
+        here = theta[0] + theta[1] * sequences + theta[2] * touched + theta[3] * context
+        self.sequence_s = theta[1] if theta[1] > 0.0 else 0.0
+        self.saturating_s = theta[2] if theta[2] > 0.0 else 0.0
+        self.context_s = theta[3] if theta[3] > 0.0 else 0.0
+        self.base_s = max(
+            1e-5,
+            here
+            - self.sequence_s * sequences
+            - self.saturating_s * touched
+            - self.context_s * context,
+        )
+        self.token_s = theta[5] if theta[5] > 1e-9 else 1e-9
 
     def open(self) -> None:
         """Times have changed: learn fast again."""

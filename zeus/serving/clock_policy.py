@@ -10,10 +10,10 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from zeus.serving.clock_floor import STAY, WORTH, Floor
+from zeus.serving.clock_floor import STAY, WORTH, Floor, clock_power
 from zeus.serving.clock_load import Load
 from zeus.serving.clock_margin import Lost, Margin
-from zeus.serving.clock_model import Comparison, StepTime, Stretch
+from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
 
 COLD_STEPS = 100
 """Steps at the highest clock before any other."""
@@ -150,6 +150,7 @@ class ClockPolicy:
         self._decoding = 0.0
         self._present = False  # whether requests were there after the last step
         self._ended, self._ended_before = 0, 0
+        self._powered = False
         self.escapes = 0
         self.violations = 0
 
@@ -183,6 +184,8 @@ class ClockPolicy:
         r = 1.0 if r > 1.0 else 0.05 if r < 0.05 else r
         if prompt or sequences:
             self._learn(end - took, end, took, prompt, sequences, context, r)
+            if self._powered:
+                self._floor.power.step(end - took, end, clock_power(r), prompt + sequences)
         self._below += (passed / (3.0 + passed)) * ((r < 0.995) - self._below)
         left = sequences < self._decoding
         ended = self._ended - (self._decoding - sequences if left else 0)
@@ -232,6 +235,18 @@ class ClockPolicy:
             return self._choose(now_s)
         return self._clocks[self._level]
 
+    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
+        """The board's energy between two instants of the steps' clock, J; windows of about 1 s.
+
+        Optional: it betters the floor where a GPU's power curve is not the usual one.
+        """
+        if 0.0 < joules < MOST and -MOST < begin_s < end_s < MOST:
+            if not self._powered:
+                self._powered = True  # steps are noted from now on
+                self._floor.power.begin(end_s)
+            else:
+                self._floor.power.energy(begin_s, end_s, joules)
+
     # -------------------------------------------------------------------------------- what it knows
 
     @property
@@ -259,6 +274,7 @@ class ClockPolicy:
         """Nothing that was known of the present holds any more."""
         self._last_s = now_s if -MOST < now_s < MOST else None
         self._comparison.cancel()
+        self._floor.power.forget()
         self._changed_s = self._down_s = self._escape_until_s = -math.inf
         self._lowest_at = -math.inf
         self._over = 0
@@ -335,7 +351,11 @@ class ClockPolicy:
         room = free - s * (time.sequence_s + time.context_s * load.each_context) * load.output_rate
         if room <= 0.02:
             return Prediction(math.inf, math.inf, math.inf)
-        steady = s * time.base_s / room
+        flat = time.base_s + time.saturating_s * saturation(load.sequences)
+        steady = s * flat / room
+        if time.saturating_s > 0.0:
+            flat = time.base_s + time.saturating_s * saturation(load.output_rate * steady)
+            steady = s * flat / room
         step_s = s * time.decode(load.sequences, load.context)
         backlog_s = load.backlog * token
         queued = step_s / free + backlog_s / load.output_tokens
@@ -356,7 +376,7 @@ class ClockPolicy:
         )
 
     def _choose(self, now: float) -> int:
-        if self._steps < COLD_STEPS or self._lost.now or now < self._escape_until_s:
+        if self._steps < COLD_STEPS or self._floor.power.cold or self._lost.now or now < self._escape_until_s:
             return self._go(0, now)
         level = self._level
         if now >= self._lowest_at + 0.5:

@@ -1,0 +1,124 @@
+"""What a clock costs, from the board's energy, where the policy is told it; pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+
+KEPT = 4096
+"""Steps of which the time and work are known; older energy is not used."""
+
+NOISE = 0.05
+"""Of a window's energy: share that the rule does not explain."""
+
+TOP_WINDOWS = 10
+"""Seen at the highest clock before any other: what lower clocks are compared with."""
+
+TOP_S = 30.0
+"""But no longer than this."""
+
+LEAST_WINDOWS = 20
+"""Before them the generic curve is believed."""
+
+
+class PowerFit:
+    """Splits the board's power into idle, busy, clock and tokens.
+
+    Attributes:
+        idle, base, clock: Power, W: all the time, while busy, and what the highest clock adds
+            while busy.
+        windows: How many were learned from.
+        cold: Whether the highest clock must be seen first.
+    """
+
+    def __init__(self, idle: float, base: float, clock: float) -> None:
+        self._generic = idle, base, clock
+        self.idle, self.base, self.clock = idle, base, clock
+        self.windows = 0
+        self.cold = False
+        self._until_s = 0.0
+        self._theta = [0.0] * 4
+        self._p: list[list[float]] = []
+        self._busy = self._clocked = self._tokens = 0.0
+        self._times: deque[float] = deque(maxlen=KEPT)
+        self._sums: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
+
+    def step(self, begin_s: float, end_s: float, clock_power: float, tokens: float) -> None:
+        """One step: when, the share of the clock's power (see `clock_floor`), and its tokens."""
+        times = self._times
+        if times and begin_s <= times[-1]:
+            begin_s = times[-1]
+        else:
+            self._add(begin_s)
+        took = end_s - begin_s
+        if took > 0.0:
+            self._busy += took
+            self._clocked += took * clock_power
+            self._tokens += tokens * 1e-3
+            self._add(end_s)
+
+    def begin(self, now_s: float) -> None:
+        """Energy will be told from now on."""
+        self.cold = True
+        self._until_s = now_s + TOP_S
+
+    def forget(self) -> None:
+        """Time has gone back."""
+        self._times.clear()
+        self._sums.clear()
+
+    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
+        """The board's energy between two instants."""
+        before, after = self._at(begin_s), self._at(end_s)
+        total = end_s - begin_s
+        self.cold = self.cold and self.windows < TOP_WINDOWS and end_s < self._until_s
+        if before is None or after is None or total < 0.05:
+            return
+        x = [total, *(b - a for a, b in zip(before, after, strict=True))]
+        if not self._p:
+            share = x[1] / total
+            idle, base, clock = self._generic
+            scale = joules / total / (idle + share * base + clock * x[2] / total)
+            self._theta = [scale * idle, scale * base, scale * clock, 0.0]
+            self._p = [
+                [(0.6 * scale) ** 2 if i == j else 0.0 for j in range(4)] for i in range(4)
+            ]
+            self._p[3][3] = (0.1 * scale) ** 2
+        px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in self._p]
+        noise = (NOISE * joules) ** 2 + 1e-6
+        variance = sum(a * b for a, b in zip(px, x, strict=True)) + noise
+        error = joules - sum(a * b for a, b in zip(self._theta, x, strict=True))
+        for i in range(4):
+            gain = px[i] / variance
+            self._theta[i] += gain * error
+            row = self._p[i]
+            for j in range(4):
+                row[j] -= gain * px[j]
+            row[i] *= 1.002
+        self.windows += 1
+        if self.windows >= LEAST_WINDOWS:
+            most = sum(abs(value) for value in self._theta[:3]) or 1.0
+            self.idle, self.base, self.clock = (max(0.0, v) / most for v in self._theta[:3])
+
+    def _add(self, time_s: float) -> None:
+        self._times.append(time_s)
+        self._sums.append((self._busy, self._clocked, self._tokens))
+
+    def _at(self, time_s: float) -> tuple[float, float, float] | None:
+        """Sums until then; None where that is not known any more, or not yet."""
+        times, sums = self._times, self._sums
+        if not times or time_s < times[0]:
+            return None
+        after = bisect_left(times, time_s)
+        if after >= len(times):
+            return sums[-1]  # idle since
+        if after == 0:
+            return sums[0]
+        begin, end = times[after - 1], times[after]
+        part = (time_s - begin) / (end - begin)
+        a, b = sums[after - 1], sums[after]
+        return (
+            a[0] + part * (b[0] - a[0]),
+            a[1] + part * (b[1] - a[1]),
+            a[2] + part * (b[2] - a[2]),
+        )
