@@ -16,8 +16,9 @@ WORTH = 0.25
 STAY = 0.6
 """A clock in use is kept while it buys this share of what it had to buy: no change for nothing."""
 
-IDLE, BASE, CLOCK = 0.2, 0.3, 0.5
-"""A generic power curve: idle, busy at clock zero above idle, and what the highest clock adds."""
+GENERIC = (0.2, 0.15, 0.25, 0.4)
+"""A generic power curve: all the time, while busy, for what steps read (longer steps read less a
+second), and what the highest clock adds."""
 
 FLAT, VOLTS = 0.55, 0.70
 """Share of the highest clock below which the voltage is flat, and its share there."""
@@ -39,7 +40,7 @@ class Floor:
 
     def __init__(self, ratios: Sequence[float]) -> None:
         self._powers = [clock_power(r) for r in ratios]
-        self.power = PowerFit(IDLE, BASE, CLOCK)
+        self.power = PowerFit(GENERIC)
 
     def level(
         self, stretch: Sequence[float], known: Sequence[bool], busy: float, worth: float = WORTH
@@ -67,5 +68,5 @@ class Floor:
     def _energy(self, level: int, stretch: float, busy: float) -> float:
         # Batches of a busy engine grow with the time of steps: it is no busier for it.
         share = busy if busy > 0.9 else min(1.0, busy * stretch)
-        power = self.power
-        return power.idle + share * (power.base + power.clock * self._powers[level])
+        idle, base, memory, clock = self.power.parts
+        return idle + share * (base + memory / stretch + clock * self._powers[level])

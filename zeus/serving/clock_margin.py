@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-NEAR = 0.92
+NEAR = 0.9
 """A request above this share of its objective is a near miss."""
 
-AIM = 0.01
+AIM = 0.006
 """Share of requests that may come near."""
 
-LOWEST, HIGHEST, FIRST = 0.5, 1.0, 0.82
+LOWEST, HIGHEST, FIRST = 0.5, 1.0, 0.75
 """Of the margin."""
 
-GAIN = 0.02
+GAIN = 0.03
 """What one near miss takes off."""
 
 

@@ -40,6 +40,9 @@ DOWN_SLACK = 0.97
 RETRY_S = 1.0
 """At a clock whose step times were not learned: up again after this time, to compare once more."""
 
+SHORT_OUTPUT = 0.18
+"""Queued prompts delay the running sequences: counted for one with this share of the mean output."""
+
 LEVEL_SHARE = 0.05
 """Least distance of two levels, as a share of the highest clock."""
 
@@ -185,7 +188,7 @@ class ClockPolicy:
         if prompt or sequences:
             self._learn(end - took, end, took, prompt, sequences, context, r)
             if self._powered:
-                self._floor.power.step(end - took, end, clock_power(r), prompt + sequences)
+                self._floor.power.step(end - took, end, self._stretch.at(r), clock_power(r))
         self._below += (passed / (3.0 + passed)) * ((r < 0.995) - self._below)
         left = sequences < self._decoding
         ended = self._ended - (self._decoding - sequences if left else 0)
@@ -358,7 +361,7 @@ class ClockPolicy:
             steady = s * flat / room
         step_s = s * time.decode(load.sequences, load.context)
         backlog_s = load.backlog * token
-        queued = step_s / free + backlog_s / load.output_tokens
+        queued = step_s / free + backlog_s / (SHORT_OUTPUT * load.output_tokens)
         chunk = load.chunk
         first_s = step_s + time.prefill(chunk) / r  # a prompt that comes now
         if load.backlog > 0.0:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
+from collections.abc import Sequence
 
 KEPT = 4096
 """Steps of which the time and work are known; older energy is not used."""
@@ -22,29 +23,31 @@ LEAST_WINDOWS = 20
 
 
 class PowerFit:
-    """Splits the board's power into idle, busy, clock and tokens.
+    """Splits the board's power into four parts.
+
+    Args:
+        generic: What is believed before: idle, base, memory, clock; in any unit.
 
     Attributes:
-        idle, base, clock: Power, W: all the time, while busy, and what the highest clock adds
-            while busy.
+        parts: Power, in any unit: all the time; while busy; of what steps read, at the rate of the
+            highest clock; what the highest clock adds while busy.
         windows: How many were learned from.
         cold: Whether the highest clock must be seen first.
     """
 
-    def __init__(self, idle: float, base: float, clock: float) -> None:
-        self._generic = idle, base, clock
-        self.idle, self.base, self.clock = idle, base, clock
+    def __init__(self, generic: Sequence[float]) -> None:
+        self.parts = tuple(generic)
         self.windows = 0
         self.cold = False
         self._until_s = 0.0
         self._theta = [0.0] * 4
         self._p: list[list[float]] = []
-        self._busy = self._clocked = self._tokens = 0.0
+        self._busy = self._read = self._clocked = 0.0
         self._times: deque[float] = deque(maxlen=KEPT)
         self._sums: deque[tuple[float, float, float]] = deque(maxlen=KEPT)
 
-    def step(self, begin_s: float, end_s: float, clock_power: float, tokens: float) -> None:
-        """One step: when, the share of the clock's power (see `clock_floor`), and its tokens."""
+    def step(self, begin_s: float, end_s: float, stretch: float, clock_power: float) -> None:
+        """One step: when, its stretch, and the clock's share of power (see `clock_floor`)."""
         times = self._times
         if times and begin_s <= times[-1]:
             begin_s = times[-1]
@@ -53,8 +56,8 @@ class PowerFit:
         took = end_s - begin_s
         if took > 0.0:
             self._busy += took
+            self._read += took / stretch
             self._clocked += took * clock_power
-            self._tokens += tokens * 1e-3
             self._add(end_s)
 
     def begin(self, now_s: float) -> None:
@@ -76,14 +79,12 @@ class PowerFit:
             return
         x = [total, *(b - a for a, b in zip(before, after, strict=True))]
         if not self._p:
-            share = x[1] / total
-            idle, base, clock = self._generic
-            scale = joules / total / (idle + share * base + clock * x[2] / total)
-            self._theta = [scale * idle, scale * base, scale * clock, 0.0]
+            expected = sum(a * b for a, b in zip(self.parts, x, strict=True))
+            scale = joules / expected
+            self._theta = [scale * part for part in self.parts]
             self._p = [
                 [(0.6 * scale) ** 2 if i == j else 0.0 for j in range(4)] for i in range(4)
             ]
-            self._p[3][3] = (0.1 * scale) ** 2
         px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in self._p]
         noise = (NOISE * joules) ** 2 + 1e-6
         variance = sum(a * b for a, b in zip(px, x, strict=True)) + noise
@@ -97,12 +98,11 @@ class PowerFit:
             row[i] *= 1.002
         self.windows += 1
         if self.windows >= LEAST_WINDOWS:
-            most = sum(abs(value) for value in self._theta[:3]) or 1.0
-            self.idle, self.base, self.clock = (max(0.0, v) / most for v in self._theta[:3])
+            self.parts = tuple(max(0.0, value) for value in self._theta)
 
     def _add(self, time_s: float) -> None:
         self._times.append(time_s)
-        self._sums.append((self._busy, self._clocked, self._tokens))
+        self._sums.append((self._busy, self._read, self._clocked))
 
     def _at(self, time_s: float) -> tuple[float, float, float] | None:
         """Sums until then; None where that is not known any more, or not yet."""
