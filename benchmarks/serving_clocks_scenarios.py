@@ -219,6 +219,7 @@ OWN = [
         DEAR_SECONDS,
         steady(0.3),
         top=True,
+        tuned=True,
         options={"energy_every_s": 1.0},
     ),
 ]

@@ -8,7 +8,7 @@ NEAR = 0.9
 AIM = 0.006
 """Share of requests that may come near."""
 
-LOWEST, HIGHEST, FIRST = 0.5, 1.0, 0.75
+LOWEST, HIGHEST, FIRST = 0.5, 1.0, 0.7
 """Of the margin."""
 
 GAIN = 0.03

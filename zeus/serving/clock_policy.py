@@ -18,8 +18,11 @@ from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
 COLD_STEPS = 100
 """Steps at the highest clock before any other."""
 
-DOWN_S = 0.3
+DOWN_S = 0.6
 """Time between two levels down; up is at once."""
+
+KNOWN_LEVELS = 3
+"""So many levels at once where it is known how long steps take there."""
 
 SETTLE_S = 0.06
 """After a change: whose time a step took is not known."""
@@ -414,7 +417,12 @@ class ClockPolicy:
             and self._keeps(level + 1, DOWN_SLACK)
         ):
             self._down_s = now
-            return self._go(level + 1, now)
+            lower = level + 1
+            known = self._stretch.known
+            last = min(self._lowest, level + int(KNOWN_LEVELS))
+            while lower < last and known[lower + 1] and self._keeps(lower + 1, DOWN_SLACK):
+                lower += 1
+            return self._go(lower, now)
         return self._clocks[level]
 
     def _go(self, level: int, now: float) -> int:
