@@ -4,10 +4,10 @@
 
 Each of twenty-four simulated loads is served at the highest clock, at each of ten static clocks, by
 a feedback controller and by `zeus.serving.ClockPolicy`. Energy is relative to the highest clock.
-"Best static" is the static clock of least energy whose violations are at most one point above those
-at the highest clock: only hindsight knows it. Violations are the percentage of requests that missed
-either objective. All truths are invented (`serving_clocks_world.py`): the table compares methods and
-promises nothing about a real GPU.
+"Best static" is the static clock of least energy whose violations are at most one point above
+those at the highest clock: only hindsight knows it. Violations are the percentage of requests that
+missed either objective. All truths are invented (`serving_clocks_world.py`): the table compares
+methods and promises nothing about a real GPU.
 
 The settings were tuned on the scenarios marked T with seeds 1 and 2 (`--tuning`); what is reported
 has seeds 11 and 12.

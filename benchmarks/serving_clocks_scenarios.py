@@ -186,9 +186,13 @@ PAGE = [
 OWN = [
     Scenario("400 W card, 2/s", CARD_400W, steady(2.0), tpot_s=0.04, ttft_s=1.0),
     Scenario(
-        "400 W card, CV 4, 2/s", CARD_400W, steady(2.0, cv=4.0), tpot_s=0.04, ttft_s=1.5,
+        "400 W card, CV 4, 2/s",
+        CARD_400W,
+        steady(2.0, cv=4.0),
+        tpot_s=0.04,
+        ttft_s=1.5,
         changing=True,
-    ),  # fmt: skip
+    ),
     Scenario("bandwidth bound, 1.2/s", BANDWIDTH, steady(1.2), tpot_s=0.045, ttft_s=1.5),
     Scenario("1B model, 30/s", SMALL, steady(30.0), tpot_s=0.012, ttft_s=0.25, tuned=True),
     Scenario("experts, bursts CV 3.5", EXPERTS, steady(6.0, cv=3.5), changing=True, tuned=True),

@@ -80,9 +80,7 @@ class Gpu:
         knee = max(1.0, truth.memory_knee / r)
         self._byte_s = knee / (truth.bandwidth_gb_s * 1e9)
         self._token_s = slower * 2 * truth.parameters / (truth.flops * r)
-        self._overhead_s = truth.overhead_s * (
-            1 - truth.overhead_clock + truth.overhead_clock / r
-        )
+        self._overhead_s = truth.overhead_s * (1 - truth.overhead_clock + truth.overhead_clock / r)
         self._base_w = truth.idle_w + truth.active_w + truth.clock_w * r * self._volts2
 
     def step(self, sequences: int, context: float, prefill: int) -> tuple[float, float]:
@@ -98,8 +96,7 @@ class Gpu:
         memory = read * self._byte_s
         time_s = self._overhead_s + math.sqrt(math.sqrt(memory**4 + compute**4))
         work = (
-            truth.pj_byte * read
-            + truth.pj_flop * self._volts2 * 2 * truth.parameters * tokens
+            truth.pj_byte * read + truth.pj_flop * self._volts2 * 2 * truth.parameters * tokens
         ) * 1e-12
         power = self._base_w + work / time_s
         if power > truth.limit_w:

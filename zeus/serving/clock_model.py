@@ -237,7 +237,7 @@ class Comparison:
         self._before = 0.0
 
     def add(self, ratio: float) -> float | None:
-        """One decode step. Returns how much longer steps are since the change, when that is found."""
+        """One decode step. Returns how much longer steps are since the change, once found."""
         steps = self._steps
         steps.append(ratio)
         if self._before <= 0.0 or len(steps) < COMPARED:

@@ -44,7 +44,7 @@ RETRY_S = 1.0
 """At a clock whose step times were not learned: up again after this time, to compare once more."""
 
 SHORT_OUTPUT = 0.18
-"""Queued prompts delay the running sequences: counted for one with this share of the mean output."""
+"""Queued prompts delay running sequences: counted for one of this share of the mean output."""
 
 LEVEL_SHARE = 0.05
 """Least distance of two levels, as a share of the highest clock."""
@@ -194,7 +194,7 @@ class ClockPolicy:
                 self._floor.power.step(end - took, end, self._stretch.at(r), clock_power(r))
         self._below += (passed / (3.0 + passed)) * ((r < 0.995) - self._below)
         left = sequences < self._decoding
-        ended = self._ended - (self._decoding - sequences if left else 0)
+        ended = self._ended - (int(self._decoding - sequences) if left else 0)
         self._ended_before, self._ended = min(max(0, ended), self._ended), 0
         self._decoding = sequences
         self._load.step(passed, took, prompt, sequences, context, waiting, backlog, oldest)
@@ -382,7 +382,12 @@ class ClockPolicy:
         )
 
     def _choose(self, now: float) -> int:
-        if self._steps < COLD_STEPS or self._floor.power.cold or self._lost.now or now < self._escape_until_s:
+        if (
+            self._steps < COLD_STEPS
+            or self._floor.power.cold
+            or self._lost.now
+            or now < self._escape_until_s
+        ):
             return self._go(0, now)
         level = self._level
         if now >= self._lowest_at + 0.5:

@@ -82,9 +82,7 @@ class PowerFit:
             expected = sum(a * b for a, b in zip(self.parts, x, strict=True))
             scale = joules / expected
             self._theta = [scale * part for part in self.parts]
-            self._p = [
-                [(0.6 * scale) ** 2 if i == j else 0.0 for j in range(4)] for i in range(4)
-            ]
+            self._p = [[(0.6 * scale) ** 2 if i == j else 0.0 for j in range(4)] for i in range(4)]
         px = [sum(a * b for a, b in zip(row, x, strict=True)) for row in self._p]
         noise = (NOISE * joules) ** 2 + 1e-6
         variance = sum(a * b for a, b in zip(px, x, strict=True)) + noise
