@@ -42,7 +42,7 @@ SETTLED_S = 0.3
 CAPPED = 0.97
 """A sampled clock below this share of the one that was set is a capped one."""
 
-RETRY_S = (1.0, 30.0)
+RETRY_S = (0.5, 30.0)
 """Pause after a failure: the first, and the longest."""
 
 TIMEOUT_S = 1.0

@@ -52,8 +52,14 @@ LEVEL_SHARE = 0.05
 LOWEST_SHARE = 0.3
 """Clocks below this share of the highest are left alone."""
 
-MOST = 1e12
+MOST, MOST_TOKENS = 1e12, 1e9
 """No number that means anything is larger."""
+
+SHORTEST_S, LONGEST_S = 1e-6, 60.0
+"""Of a step; a shorter one tells nothing, a longer one is none."""
+
+LATE_S = 1.0
+"""How much older than the newest a number may be: threads and processes may be out of order."""
 
 
 class Step(NamedTuple):
@@ -146,7 +152,8 @@ class ClockPolicy:
         self._highest = self._lowest  # above which it leaves a clock that does not pay
         self._lowest_at = -math.inf
         self._steps = 0
-        self._last_s: float | None = None
+        self._ended_s: float | None = None  # the last step
+        self._counted_s: float | None = None  # time until which the load is counted
         self._changed_s = -math.inf
         self._down_s = -math.inf
         self._escape_until_s = -math.inf
@@ -168,24 +175,29 @@ class ClockPolicy:
         """
         begin, end, prompt, sequences, context, mhz = step
         waiting, backlog, oldest = queue
-        last = self._last_s
         if not (
             -MOST < begin < end < MOST
-            and 0 <= prompt < MOST
-            and 0 <= sequences < MOST
-            and 0 <= context < MOST
-            and 0 <= waiting < MOST
-            and 0 <= backlog < MOST
+            and end - begin < LONGEST_S
+            and 0 <= prompt < MOST_TOKENS
+            and 0 <= sequences < MOST_TOKENS
+            and 0 <= context < MOST_TOKENS
+            and 0 <= waiting < MOST_TOKENS
+            and 0 <= backlog < MOST_TOKENS
             and 0 <= oldest < MOST
-        ) or (last is not None and end <= last):
+        ):
             return self._unknown(end)
-        self._last_s = end
+        last = self._ended_s
         if last is None or end - last > 3600.0:
             last = begin
-        passed = end - last
-        took = end - begin if begin > last else passed
-        if took <= 0.0 or passed <= 0.0:
-            return self._unknown(end)
+        elif end <= last:  # out of order by a little, or time has gone back
+            return self._clocks[self._level] if last - end < LATE_S else self._unknown(end)
+        took = end - (begin if begin > last else last)
+        if took < SHORTEST_S:
+            return self._clocks[self._level]
+        counted = self._counted_s
+        passed = end - counted if counted is not None and last <= counted < end else end - last
+        passed = passed if passed > took else took
+        self._ended_s = self._counted_s = end
         r = mhz / self.highest_mhz if 0 < mhz < 100_000 else self._ratios[self._level]
         r = 1.0 if r > 1.0 else 0.05 if r < 0.05 else r
         if prompt or sequences:
@@ -225,18 +237,15 @@ class ClockPolicy:
         """No step runs, or no statistics come. Returns the clock wanted from now on, MHz. Call it
         every 0.1 s or so.
         """
-        last = self._last_s
-        if last is None or not last <= now_s < MOST:
+        last, counted = self._ended_s, self._counted_s
+        if last is None or counted is None or not last - LATE_S < now_s < MOST:
             return self._unknown(now_s)
-        passed = now_s - last
-        there = self._present or self._decoding > self._ended + self._ended_before
-        if there:
-            if passed >= SILENT_S:
+        if self._present or self._decoding > self._ended + self._ended_before:
+            if now_s - last >= SILENT_S:
                 return self._go(0, now_s)
-            return self._clocks[self._level]
-        if passed > 0.05:
-            self._last_s = now_s
-            self._load.step(passed, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+        elif now_s - counted > 0.05:
+            self._counted_s = now_s
+            self._load.step(now_s - counted, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
             self._decoding = 0.0
             return self._choose(now_s)
         return self._clocks[self._level]
@@ -278,13 +287,13 @@ class ClockPolicy:
 
     def _unknown(self, now_s: float) -> int:
         """Nothing that was known of the present holds any more."""
-        self._last_s = now_s if -MOST < now_s < MOST else None
+        now = now_s if -MOST < now_s < MOST else self._ended_s
+        self._ended_s = self._counted_s = now
         self._comparison.cancel()
         self._floor.power.forget()
-        self._changed_s = self._down_s = self._escape_until_s = -math.inf
-        self._lowest_at = -math.inf
+        self._changed_s = self._down_s = self._lowest_at = -math.inf
         self._over = 0
-        now = 0.0 if self._last_s is None else self._last_s
+        now = 0.0 if now is None else now
         self._escape_until_s = now + ESCAPE_S
         return self._go(0, now)
 

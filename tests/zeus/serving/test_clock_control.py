@@ -1,0 +1,203 @@
+"""Clock control end to end: an engine as an ordinary user, zeusd with two simulated GPUs."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import RunningDaemon, as_nobody, running_daemon, wait_for
+from zeus.serving import ClockControl
+from zeus_ipc import Client
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100-pcie", "--socket-mode", "0666", gpus=2) as running:
+        yield running
+
+
+class EngineProcess:
+    """`engine.py`, and what it printed last."""
+
+    def __init__(self, daemon: RunningDaemon, *arguments: str) -> None:
+        options: dict[str, Any] = as_nobody()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.zeus.serving.engine", daemon.socket, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            **options,
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+
+    def numbers(self) -> list[int]:
+        """Steps, clock wanted, changes, whether it works."""
+        return [int(word) for word in self.lines[-1].split()] if self.lines else [0, 0, 0, 0]
+
+    def say(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def serves(self) -> None:
+        """Waits until it has run further steps."""
+        before = self.numbers()[0]
+        wait_for(lambda: self.numbers()[0] > before + 20, "further steps")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def engine(daemon: RunningDaemon) -> Iterator[EngineProcess]:
+    process = EngineProcess(daemon)
+    yield process
+    process.end()
+    wait_for(lambda: restored(daemon), "the clocks to be unlocked")
+
+
+def locked(daemon: RunningDaemon) -> list[list[int] | None]:
+    with daemon.client() as client:
+        states = client.state([gpu.uuid for gpu in client.node().gpus]).values()
+        return [state.locked_gpu_clocks_mhz for state in states]
+
+
+def lowered(daemon: RunningDaemon) -> bool:
+    """Whether both GPUs have the same lower clock."""
+    clocks = locked(daemon)
+    return clocks[0] is not None and clocks[0] == clocks[1] and clocks[0][1] < 1380
+
+
+def restored(daemon: RunningDaemon) -> bool:
+    with daemon.client() as client:
+        return not client.leases() and locked(daemon) == [None, None]
+
+
+def test_a_killed_engine(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.process.kill()
+    wait_for(lambda: restored(daemon), "the clocks to be unlocked", 5.0)
+
+
+def test_a_stopped_engine_and_its_return(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked", 5.0)
+    engine.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: lowered(daemon), "lower clocks again")
+
+
+def test_statistics_that_stop(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.say("stop")
+    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked", 5.0)
+    with daemon.client() as client:
+        assert len(client.leases()) == 2, "the lease is kept"
+    engine.say("go")
+    wait_for(lambda: lowered(daemon), "lower clocks again")
+
+
+def test_an_engine_that_ends(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.say("quit")
+    assert engine.process.wait(30) == 0
+    assert restored(daemon)
+
+
+def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
+    engine = EngineProcess(daemon, "dry")
+    try:
+        wait_for(lambda: engine.numbers()[2] >= 3, "changes that it would make")
+        assert engine.numbers()[1] < 1380
+        assert restored(daemon), "no lease, no change"
+    finally:
+        engine.end()
+
+
+def test_zeusd_that_hangs_or_dies_stops_no_engine() -> None:
+    with running_daemon("--simulate", "2xv100-pcie", "--socket-mode", "0666", gpus=2) as daemon:
+        engine = EngineProcess(daemon)
+        try:
+            wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+            daemon.process.send_signal(signal.SIGSTOP)
+            wait_for(lambda: engine.numbers()[3] == 0, "the control to stop")
+            engine.serves()
+            daemon.process.send_signal(signal.SIGCONT)
+            wait_for(lambda: engine.numbers()[3] == 1 and lowered(daemon), "lower clocks again")
+            daemon.kill()
+            wait_for(lambda: engine.numbers()[3] == 0, "the control to stop")
+            engine.serves()
+            assert engine.process.poll() is None
+            daemon.start_again()
+            daemon.wait_until_serving(2)
+            wait_for(lambda: engine.numbers()[3] == 1 and lowered(daemon), "lower clocks again")
+            engine.process.kill()
+            wait_for(lambda: restored(daemon), "the clocks to be unlocked")
+        finally:
+            engine.end()
+
+
+def test_clocks_that_another_process_holds_are_left_alone(daemon: RunningDaemon) -> None:
+    with daemon.client() as other:
+        gpus = [gpu.uuid for gpu in other.node().gpus]
+        other.set_gpu_clocks(gpus[1], 600, 900)
+        engine = EngineProcess(daemon)
+        try:
+            engine.serves()
+            assert engine.numbers()[3] == 0
+            assert locked(daemon) == [None, [600, 900]]
+        finally:
+            engine.end()
+    wait_for(lambda: restored(daemon), "the clocks to be unlocked")
+
+
+def test_another_tenant_is_refused(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        gpus = [gpu.uuid for gpu in client.node().gpus]
+    control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)
+    try:
+        wait_for(lambda: control.status().working, "the control to work")
+        control.refuse("another process used the GPU")
+        wait_for(lambda: restored(daemon), "the lease to be released")
+        assert "another tenant uses a GPU" in control.status().trouble
+        control.refuse(None)
+        wait_for(lambda: control.status().working, "the control to work again")
+    finally:
+        control.close()
+    assert restored(daemon)
+
+
+def test_wrong_arguments_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match="gpus"):
+        ClockControl([], 0.5, 0.025)
+    with pytest.raises(ValueError, match="tpot_s"):
+        ClockControl(["GPU-1"], 0.5, -1)
+    with pytest.raises(ValueError, match="ttl_s"):
+        ClockControl(["GPU-1"], 0.5, 0.025, ttl_s=0)
+
+
+def test_without_zeusd_it_says_why(tmp_path: Path) -> None:
+    control = ClockControl(["GPU-1"], 0.5, 0.025, path=tmp_path / "none.sock")
+    try:
+        wait_for(lambda: control.status().trouble, "a reason")
+        assert not control.status().working
+    finally:
+        control.close()
