@@ -60,9 +60,10 @@ class ClockStatus:
         trouble: Why not, as a sentence; empty: nothing is wrong.
         changes: Clocks set so far; in a dry run, those that would have been.
         escapes: How often steps took far longer than predicted.
-        violations: Requests that missed an objective.
+        ttft_violations, tpot_violations: Requests that missed this objective.
         predicted_tpot_s, predicted_ttft_s: At the clock wanted.
         seen_tpot_s, seen_ttft_s: Of the last request that ended; NaN: none yet.
+        saving: Share of energy; see `ClockPolicy.saving`.
     """
 
     wanted_mhz: int
@@ -72,11 +73,13 @@ class ClockStatus:
     trouble: str
     changes: int
     escapes: int
-    violations: int
+    ttft_violations: int
+    tpot_violations: int
     predicted_tpot_s: float
     predicted_ttft_s: float
     seen_tpot_s: float
     seen_ttft_s: float
+    saving: float
 
 
 class ClockControl:
@@ -208,11 +211,13 @@ class ClockControl:
                 trouble=self._trouble,
                 changes=self._changes,
                 escapes=policy.escapes if policy is not None else 0,
-                violations=policy.violations if policy is not None else 0,
+                ttft_violations=policy.ttft_violations if policy is not None else 0,
+                tpot_violations=policy.tpot_violations if policy is not None else 0,
                 predicted_tpot_s=predicted.tpot_s if predicted is not None else math.nan,
                 predicted_ttft_s=predicted.ttft_s if predicted is not None else math.nan,
                 seen_tpot_s=tpot,
                 seen_ttft_s=ttft,
+                saving=policy.saving() if policy is not None else math.nan,
             )
 
     @property

@@ -65,6 +65,10 @@ class Floor:
             level, before = lower, energy
         return level
 
+    def saving(self, level: int, stretch: Sequence[float], busy: float) -> float:
+        """Share of energy that a level saves against the highest clock."""
+        return 1.0 - self._energy(level, stretch[level], busy) / self._energy(0, 1.0, busy)
+
     def _energy(self, level: int, stretch: float, busy: float) -> float:
         # Batches of a busy engine grow with the time of steps: it is no busier for it.
         share = busy if busy > 0.9 else min(1.0, busy * stretch)

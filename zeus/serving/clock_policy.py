@@ -14,6 +14,7 @@ from zeus.serving.clock_floor import STAY, WORTH, Floor, clock_power
 from zeus.serving.clock_load import Load
 from zeus.serving.clock_margin import Lost, Margin
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
+from zeus.serving.clock_power import LEAST_WINDOWS
 
 COLD_STEPS = 100
 """Steps at the highest clock before any other."""
@@ -165,7 +166,7 @@ class ClockPolicy:
         self._ended, self._ended_before = 0, 0
         self._powered = False
         self.escapes = 0
-        self.violations = 0
+        self.ttft_violations = self.tpot_violations = 0
 
     # ------------------------------------------------------------------------------ what it is told
 
@@ -222,16 +223,17 @@ class ClockPolicy:
         """
         self._ended += 1
         self._load.finished()
-        violated = False
+        late_first = late_mean = False
         ours = min(1.0, 2.0 * self._below)
         if 0 <= ttft_s < MOST:
             self._margin_ttft.finished(ttft_s, ours)
-            violated = ttft_s > self._ttft_s
+            late_first = ttft_s > self._ttft_s
         if 0 <= tpot_s < MOST:
             self._margin_tpot.finished(tpot_s, ours)
-            violated = violated or tpot_s > self._tpot_s
-        self.violations += violated
-        self._lost.finished(violated)
+            late_mean = tpot_s > self._tpot_s
+        self.ttft_violations += late_first
+        self.tpot_violations += late_mean
+        self._lost.finished(late_first or late_mean)
 
     def idle(self, now_s: float) -> int:
         """No step runs, or no statistics come. Returns the clock wanted from now on, MHz. Call it
@@ -282,6 +284,14 @@ class ClockPolicy:
         """What a clock would give as things stand; None: the clock wanted now."""
         level = self._level if clock_mhz is None else self._clocks.index(clock_mhz)
         return self._predict(level)
+
+    def saving(self) -> float:
+        """Share of energy saved against the highest clock, as the fit of the board's energy has it
+        for the present clock and load; NaN: too little energy was told.
+        """
+        if self._floor.power.windows < LEAST_WINDOWS:
+            return math.nan
+        return self._floor.saving(self._level, self._stretch.values, self._busy())
 
     # ------------------------------------------------------------------------------------ internals
 
@@ -403,8 +413,7 @@ class ClockPolicy:
             self._lowest_at = now
             if self._find_floor:
                 values, known = self._stretch.values, self._stretch.known
-                busy = self._load.busy
-                busy = 1.0 if busy > 0.9 else busy / values[level]
+                busy = self._busy()
                 self._lowest = self._floor.level(values, known, busy)
                 self._highest = max(
                     self._lowest, self._floor.level(values, known, busy, STAY * WORTH)
@@ -438,6 +447,11 @@ class ClockPolicy:
                 lower += 1
             return self._go(lower, now)
         return self._clocks[level]
+
+    def _busy(self) -> float:
+        """Share of time in which steps would run at the highest clock."""
+        busy = self._load.busy
+        return 1.0 if busy > 0.9 else busy / self._stretch.values[self._level]
 
     def _go(self, level: int, now: float) -> int:
         before = self._level

@@ -23,8 +23,7 @@ def main() -> None:
     commands: list[str] = []
 
     def listen() -> None:
-        for line in sys.stdin:
-            commands.append(line.strip())
+        commands.extend(map(str.strip, sys.stdin))  # one by one, as they come
         commands.append("quit")
 
     threading.Thread(target=listen, daemon=True).start()

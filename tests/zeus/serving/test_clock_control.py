@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -15,7 +14,6 @@ import pytest
 
 from tests.support import RunningDaemon, as_nobody, running_daemon, wait_for
 from zeus.serving import ClockControl
-from zeus_ipc import Client
 
 ROOT = Path(__file__).resolve().parents[3]
 

@@ -130,7 +130,7 @@ def test_levels_are_offered_clocks(clocks: list[int], floor: float) -> None:
     [([], 0.5, 0.025), ([0, -5], 0.5, 0.025), (CLOCKS, 0, 0.025), (CLOCKS, 0.5, math.nan)],
 )
 def test_wrong_arguments(arguments: tuple[list[int], float, float]) -> None:
-    with pytest.raises(ValueError, match="clock|positive"):
+    with pytest.raises(ValueError, match=r"clock|positive"):
         ClockPolicy(*arguments)
     with pytest.raises(ValueError, match="floor_mhz"):
         ClockPolicy(CLOCKS, 0.5, 0.025, floor_mhz=math.nan)
