@@ -9,7 +9,7 @@ __getattr__ = lazily(
     {
         "ClockControl": "clock_control",
         "ClockPolicy": "clock_policy",
-        "Queue": "clock_policy",
-        "Step": "clock_policy",
+        "Queue": "clock_steps",
+        "Step": "clock_steps",
     },
 )

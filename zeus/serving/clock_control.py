@@ -13,13 +13,21 @@ import math
 import os
 import threading
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
-from zeus.serving.clock_policy import ClockPolicy, Queue, Step
+from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_rate import RateBound
+from zeus.serving.clock_status import ClockStatus
+from zeus.serving.clock_steps import Queue, Step
 from zeus_ipc.client import Client
-from zeus_ipc.errors import DaemonUnavailable, DeferredSetFailed, LeaseHeld, ZeusIpcError
+from zeus_ipc.errors import (
+    DaemonUnavailable,
+    DeferredSetFailed,
+    LeaseHeld,
+    NotSupported,
+    SeveralGpusFailed,
+    ZeusIpcError,
+)
 from zeus_ipc.messages import Control
 from zeus_ipc.prepared import holds
 
@@ -47,39 +55,9 @@ RETRY_S = (0.5, 30.0)
 
 TIMEOUT_S = 1.0
 
-
-@dataclass(frozen=True)
-class ClockStatus:
-    """What the control does.
-
-    Attributes:
-        wanted_mhz: What the policy wants.
-        set_mhz: What was set last; the highest: the GPUs are at their restore target.
-        effective_mhz: The slowest GPU's sampled clock; NaN: not known.
-        working: Whether clocks are being set; in a dry run, whether they would be.
-        trouble: Why not, as a sentence; empty: nothing is wrong.
-        changes: Clocks set so far; in a dry run, those that would have been.
-        escapes: How often steps took far longer than predicted.
-        ttft_violations, tpot_violations: Requests that missed this objective.
-        predicted_tpot_s, predicted_ttft_s: At the clock wanted.
-        seen_tpot_s, seen_ttft_s: Of the last request that ended; NaN: none yet.
-        saving: Share of energy; see `ClockPolicy.saving`.
-    """
-
-    wanted_mhz: int
-    set_mhz: int
-    effective_mhz: float
-    working: bool
-    trouble: str
-    changes: int
-    escapes: int
-    ttft_violations: int
-    tpot_violations: int
-    predicted_tpot_s: float
-    predicted_ttft_s: float
-    seen_tpot_s: float
-    seen_ttft_s: float
-    saving: float
+ENERGY_NS = 1_000_000_000
+ENERGY_BEHIND_NS = 500_000_000
+"""The policy is told energy so often, and so much later."""
 
 
 class ClockControl:
@@ -97,6 +75,9 @@ class ClockControl:
         path: zeusd's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
         ttl_s: How long clocks stay when this process hangs, s.
         changes_per_minute: The most in any minute.
+        energy: Tell the policy the GPUs' energy once a second, where they have a counter. It then
+            begins with some seconds at the highest clock, to learn what that costs.
+        policy: Makes the policy; `clock_tune.Tuner` tunes.
 
     Raises:
         ValueError: An argument is wrong. Nothing is raised later: `status` and the log say what
@@ -116,6 +97,8 @@ class ClockControl:
         path: str | os.PathLike[str] | None = None,
         ttl_s: float = TTL_S,
         changes_per_minute: int = 200,
+        energy: bool = False,
+        policy: Callable[..., ClockPolicy] = ClockPolicy,
     ) -> None:
         if not gpus or isinstance(gpus, str):
             raise ValueError("gpus must be the UUIDs of the instance's GPUs; see zeusctl gpus")
@@ -130,6 +113,9 @@ class ClockControl:
         self._path = path
         self._ttl_s = ttl_s
         self._most = changes_per_minute
+        self._energy = energy
+        self._energy_ns = 0  # until then it was told
+        self._make = policy
         self.dry_run = dry_run
         self._policy: ClockPolicy | None = None
         self._rate: RateBound | None = None
@@ -182,6 +168,13 @@ class ClockControl:
         except Exception:  # serving must go on
             log.debug("the clock policy failed", exc_info=True)
 
+    def drained(self) -> None:
+        """The engine has no request; see `ClockPolicy.drained`. Never raises."""
+        policy = self._policy
+        if policy is not None and os.getpid() == self._pid:
+            with self._guard:
+                policy.drained()
+
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
         """The instance's energy between two instants of `time.monotonic`, J; optional."""
         policy = self._policy
@@ -197,6 +190,14 @@ class ClockControl:
         """
         self._refused = reason
         self._wake.set()
+
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        """What a request saw; see `ClockPolicy.seen`. Never raises."""
+        policy = self._policy
+        if policy is not None and os.getpid() == self._pid:
+            with self._guard:
+                policy.seen(ttft_s, tpot_s)
+                self._seen = ttft_s, tpot_s
 
     def status(self) -> ClockStatus:
         """What it does now."""
@@ -307,7 +308,7 @@ class ClockControl:
         stretch = self._stretch
         if self.dry_run and not stretch:
             stretch = {mhz: max(usable) / mhz for mhz in usable}
-        policy = ClockPolicy(usable, ttft_s, tpot_s, floor_mhz, stretch)
+        policy = self._make(usable, ttft_s, tpot_s, floor_mhz, stretch)
         with self._guard:
             self._policy, self._wanted = policy, policy.highest_mhz
             self._rate = RateBound(policy.highest_mhz, self._most)
@@ -344,12 +345,35 @@ class ClockControl:
                         "this process lost its lease on the clocks; zeusd's log says why"
                     )
             self._sample(client)
+            if self._energy:
+                self._tell_energy(client, policy)
 
     def _sample(self, client: Client) -> None:
         clocks = [state.gpu_clock_mhz for state in client.state(self._gpus).values()]
         known = [mhz for mhz in clocks if mhz is not None]
         with self._guard:
             self._sampled = float(min(known)) if len(known) == len(self._gpus) else math.nan
+
+    def _tell_energy(self, client: Client, policy: ClockPolicy) -> None:
+        end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # known by now: nothing to wait for
+        begin_ns, self._energy_ns = self._energy_ns, end_ns
+        if begin_ns < end_ns - 10 * ENERGY_NS:
+            return  # the first, or after a pause
+        if end_ns - begin_ns < ENERGY_NS:
+            self._energy_ns = begin_ns
+            return
+        try:
+            found = client.windows(self._gpus, [(begin_ns, end_ns, False)])
+        except (NotSupported, SeveralGpusFailed) as error:
+            self._energy = False
+            log.info("the policy is not told the energy of the GPUs: %s", error.message)
+            return
+        parts = [one.energy_uj[0] for one in found.values()]
+        joules = sum(part for part in parts if part is not None) / 1e6
+        if None in parts:
+            return
+        with self._guard:
+            policy.energy(begin_ns / 1e9, end_ns / 1e9, joules)
 
     def _effective(self) -> float:
         """The clock at which steps run, MHz, as far as it is known."""

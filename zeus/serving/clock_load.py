@@ -46,6 +46,11 @@ class Load:
         self._backlog = 0.0
         self._outputs = self._requests = 0.0
 
+    @property
+    def slow_output_rate(self) -> float:
+        """Output tokens, 1/s, over the last half minute."""
+        return self._output_slow
+
     def step(
         self,
         passed_s: float,

@@ -7,14 +7,14 @@ forward; which one does not matter.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
 from zeus.serving.clock_floor import STAY, WORTH, Floor, clock_power
 from zeus.serving.clock_load import Load
 from zeus.serving.clock_margin import Lost, Margin
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
 from zeus.serving.clock_power import LEAST_WINDOWS
+from zeus.serving.clock_steps import Prediction, Queue, Step, levels
 
 COLD_STEPS = 100
 """Steps at the highest clock before any other."""
@@ -47,12 +47,6 @@ RETRY_S = 1.0
 SHORT_OUTPUT = 0.18
 """Queued prompts delay running sequences: counted for one of this share of the mean output."""
 
-LEVEL_SHARE = 0.05
-"""Least distance of two levels, as a share of the highest clock."""
-
-LOWEST_SHARE = 0.3
-"""Clocks below this share of the highest are left alone."""
-
 MOST, MOST_TOKENS = 1e12, 1e9
 """No number that means anything is larger."""
 
@@ -61,50 +55,6 @@ SHORTEST_S, LONGEST_S = 1e-6, 60.0
 
 LATE_S = 1.0
 """How much older than the newest a number may be: threads and processes may be out of order."""
-
-
-class Step(NamedTuple):
-    """One step of the engine.
-
-    Attributes:
-        begin_s: When it began, s.
-        end_s: When it ended, s.
-        prefill_tokens: Prompt tokens that it computed.
-        decode_sequences: Sequences that got a token.
-        decode_context: Sum of their contexts, tokens.
-        clock_mhz: Effective clock; not a positive number where it is not known.
-    """
-
-    begin_s: float
-    end_s: float
-    prefill_tokens: float
-    decode_sequences: float
-    decode_context: float
-    clock_mhz: float
-
-
-class Queue(NamedTuple):
-    """What waits when a step has ended.
-
-    Attributes:
-        waiting: Requests whose prompt is not computed.
-        backlog_tokens: Prompt tokens not yet computed.
-        oldest_wait_s: Since the oldest of them arrived, s.
-    """
-
-    waiting: float
-    backlog_tokens: float
-    oldest_wait_s: float
-
-
-class Prediction(NamedTuple):
-    """What a clock would give: mean TPOT in the steady state, mean TPOT of the batch and queue as
-    they stand, and TTFT of the queue, s.
-    """
-
-    steady_tpot_s: float
-    tpot_s: float
-    ttft_s: float
 
 
 class ClockPolicy:
@@ -134,7 +84,7 @@ class ClockPolicy:
                 raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
         if floor_mhz is not None and not 0.0 <= floor_mhz < MOST:
             raise ValueError(f"floor_mhz must be a clock in MHz or None, not {floor_mhz!r}")
-        self._clocks = _levels(clocks_mhz, floor_mhz)
+        self._clocks = levels(clocks_mhz, floor_mhz)
         self.highest_mhz = self._clocks[0]
         self._ratios = [clock / self.highest_mhz for clock in self._clocks]
         self._ttft_s, self._tpot_s = ttft_s, tpot_s
@@ -223,6 +173,10 @@ class ClockPolicy:
         """
         self._ended += 1
         self._load.finished()
+        self.seen(ttft_s, tpot_s)
+
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        """What a request saw, where a feed does not know which one: `finished` without its end."""
         late_first = late_mean = False
         ours = min(1.0, 2.0 * self._below)
         if 0 <= ttft_s < MOST:
@@ -234,6 +188,13 @@ class ClockPolicy:
         self.ttft_violations += late_first
         self.tpot_violations += late_mean
         self._lost.finished(late_first or late_mean)
+
+    def drained(self) -> None:
+        """The engine says that it has no request. Optional: otherwise `finished` tells, and a feed
+        that knows neither leads to the highest clock while idle.
+        """
+        self._present = False
+        self._decoding = 0.0
 
     def idle(self, now_s: float) -> int:
         """No step runs, or no statistics come. Returns the clock wanted from now on, MHz. Call it
@@ -462,18 +423,3 @@ class ClockPolicy:
             if level < before:
                 self._down_s = now
         return self._clocks[level]
-
-
-def _levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
-    """Some of the offered clocks, from the highest down, with a distance that is worth a change."""
-    offered: Sequence[int] = sorted(
-        {int(clock) for clock in clocks_mhz if 0 < clock < 100_000}, reverse=True
-    )
-    if not offered:
-        raise ValueError("clocks_mhz names no clock; pass the clocks that the GPU offers, in MHz")
-    levels = [offered[0]]
-    lowest = max(LOWEST_SHARE * levels[0], floor_mhz or 0.0)
-    for clock in offered:
-        if clock >= lowest and levels[-1] - clock >= LEVEL_SHARE * levels[0]:
-            levels.append(clock)
-    return levels

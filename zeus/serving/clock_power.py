@@ -18,7 +18,7 @@ TOP_WINDOWS = 10
 TOP_S = 30.0
 """But no longer than this."""
 
-LEAST_WINDOWS = 14
+LEAST_WINDOWS = 12
 """Before them the generic curve is believed."""
 
 
