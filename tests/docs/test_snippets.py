@@ -43,6 +43,7 @@ PYTHON = {
     "docs/explain/measuring.md": ("tests.docs.test_python",),
     "docs/integrate/own_scheduler.md": ("tests.docs_pages.test_python",),
     "docs/integrate/own_selector.md": ("tests.docs_pages.test_python",),
+    "docs/serve/clocks.md": ("tests.zeus.serving.test_clock_docs",),
     "docs/train/batch_size_optimizer.md": ("tests.zeus.batch_size.client.test_docs",),
     "docs/train/distributed.md": ("tests.docs_pages.test_python",),
     "docs/train/huggingface.md": ("tests.zeus.test_huggingface",),

@@ -74,6 +74,17 @@ PAGES = {
     "reference/api/policy.md": Page(
         "zeus.policy", "Policies that choose batch sizes and power limits.", ("zeus.policy",)
     ),
+    "reference/api/serving.md": Page(
+        "zeus.serving",
+        "Clocks of inference servers under a latency objective.",
+        (
+            "zeus.serving",
+            "zeus.serving.clock_status",
+            "zeus.serving.clock_tune",
+            "zeus.serving.clock_feed",
+            "zeus.serving.clock_metrics",
+        ),
+    ),
     "reference/api/simulate.md": Page(
         "zeus.simulate",
         "Playing recurring jobs on measured tables.",
