@@ -97,7 +97,11 @@ class Tuner(ClockPolicy):
     """A clock policy that holds one clock for a window and learns which of them keep objectives.
 
     Args:
-        clocks_mhz, ttft_s, tpot_s, floor_mhz, stretch: See `ClockPolicy`.
+        clocks_mhz: Clocks to choose from, MHz.
+        ttft_s: Objective for each request's time to first token, s.
+        tpot_s: Objective for each request's mean time per output token, s.
+        floor_mhz: No clock below this one; None: it finds a floor by itself.
+        stretch: What earlier runs learned of step times; see `ClockPolicy`.
         window_s: Length of a window, s.
         requests: Requests before a clock is judged.
     """

@@ -81,8 +81,6 @@ PAGES = {
             "zeus.serving",
             "zeus.serving.clock_status",
             "zeus.serving.clock_tune",
-            "zeus.serving.clock_feed",
-            "zeus.serving.clock_metrics",
         ),
     ),
     "reference/api/simulate.md": Page(
