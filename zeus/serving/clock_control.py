@@ -44,8 +44,11 @@ TICK_S = 0.05
 IDLE_S = 0.1
 """Without a step for so long the policy is asked for the clock while idle."""
 
-SETTLED_S = 0.3
+SETTLED_S = 0.4
 """After a change: a sample of the clock before this says nothing of it."""
+
+IDLE_REASON = 1
+"""The bit of nvmlClocksEventReasons for an idle GPU."""
 
 CAPPED = 0.97
 """A sampled clock below this share of the one that was set is a capped one."""
@@ -130,7 +133,8 @@ class ClockControl:
         self._lowest = 0
         self._wanted = self._set = 0
         self._set_s = self._stepped_s = self._beat_s = -math.inf
-        self._sampled = math.nan
+        self._serving_s = -math.inf  # since then it serves without a pause
+        self._sampled, self._cap = math.nan, math.inf
         self._changes = 0
         self._seen = math.nan, math.nan
         atexit.register(self.close)
@@ -148,7 +152,10 @@ class ClockControl:
             return
         try:
             with self._guard:
-                self._stepped_s = time.monotonic()
+                now = time.monotonic()
+                if now - self._stepped_s > IDLE_S:
+                    self._serving_s, self._cap = now, math.inf
+                self._stepped_s = now
                 wanted = policy.step(step._replace(clock_mhz=self._effective()), queue)
             if wanted != self._wanted:
                 self._wanted = wanted
@@ -349,10 +356,17 @@ class ClockControl:
                 self._tell_energy(client, policy)
 
     def _sample(self, client: Client) -> None:
-        clocks = [state.gpu_clock_mhz for state in client.state(self._gpus).values()]
+        states = client.state(self._gpus).values()
+        clocks = [state.gpu_clock_mhz for state in states]
         known = [mhz for mhz in clocks if mhz is not None]
+        idle = any((state.throttle_reasons or 0) & IDLE_REASON for state in states)
+        now = time.monotonic()
         with self._guard:
             self._sampled = float(min(known)) if len(known) == len(self._gpus) else math.nan
+            # An idle GPU lowers its clock by itself: that says nothing of its next step.
+            serving = now - self._stepped_s < IDLE_S and now - self._serving_s > SETTLED_S
+            capped = self._sampled < CAPPED * self._set and now > self._set_s + SETTLED_S
+            self._cap = self._sampled if capped and serving and not idle else math.inf
 
     def _tell_energy(self, client: Client, policy: ClockPolicy) -> None:
         end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # known by now: nothing to wait for
@@ -380,8 +394,7 @@ class ClockControl:
         if self.dry_run or not self._working:
             policy = self._policy
             return float(policy.highest_mhz) if policy is not None else math.nan
-        capped = self._sampled < CAPPED * self._set and self._beat_s > self._set_s + SETTLED_S
-        return self._sampled if capped else float(self._set)
+        return min(self._cap, float(self._set))
 
     def _fail(self, error: Exception) -> None:
         """Nothing is set until it works again."""

@@ -6,14 +6,18 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from tests.support import RunningDaemon, as_nobody, running_daemon, wait_for
-from zeus.serving import ClockControl
+from zeus.serving import ClockControl, Queue, Step
+from zeus.serving.clock_control import IDLE_S, SETTLED_S
+from zeus_ipc import Client
+from zeus_ipc.messages import GpuState
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -199,3 +203,53 @@ def test_without_zeusd_it_says_why(tmp_path: Path) -> None:
         assert not control.status().working
     finally:
         control.close()
+
+
+class States:
+    """A client whose one GPU has this clock."""
+
+    def __init__(self, mhz: int | None, reasons: int | None) -> None:
+        self._mhz, self._reasons = mhz, reasons
+
+    def state(self, gpus: list[str]) -> dict[str, GpuState]:
+        absent = dict.fromkeys(GpuState.model_fields)
+        state = {**absent, "t_ns": 0, "gpu_clock_mhz": self._mhz, "throttle_reasons": self._reasons}
+        return {gpu: GpuState.model_validate(state) for gpu in gpus}
+
+
+@pytest.mark.parametrize(
+    ("mhz", "reasons", "expected"),
+    [
+        (1000, 0, 1000.0),  # capped
+        (1375, None, 1380.0),
+        (210, 1, 1380.0),  # idle: it lowered its clock by itself
+        (None, None, 1380.0),
+    ],
+)
+def test_the_effective_clock(
+    daemon: RunningDaemon, mhz: int | None, reasons: int | None, expected: float
+) -> None:
+    with daemon.client() as client:
+        gpu = client.node().gpus[0].uuid
+    control = ClockControl([gpu], 0.5, 0.025, path=daemon.socket, ttl_s=60.0)
+    try:
+        wait_for(lambda: control.status().working, "the control to work")
+        step, queue = Step(0.0, 0.01, 0, 1, 100, 0.0), Queue(0, 0, 0.0)
+
+        def serve() -> bool:
+            """Steps without a pause, until a sample is believed."""
+            control.step(
+                step._replace(end_s=time.monotonic(), begin_s=time.monotonic() - 0.005), queue
+            )
+            return time.monotonic() > began + SETTLED_S + 0.05
+
+        began = time.monotonic()
+        wait_for(serve, "a while of steps")
+        control._sample(cast("Client", States(mhz, reasons)))
+        assert control._effective() == expected
+        wait_for(lambda: time.monotonic() > control._stepped_s + 2 * IDLE_S, "a pause")
+        control._sample(cast("Client", States(mhz, reasons)))
+        assert control._effective() == 1380.0, "nothing serves: the clock may be any"
+    finally:
+        control.close()
+    wait_for(lambda: restored(daemon), "the lease to be released")
