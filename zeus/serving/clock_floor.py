@@ -73,4 +73,5 @@ class Floor:
         # Batches of a busy engine grow with the time of steps: it is no busier for it.
         share = busy if busy > 0.9 else min(1.0, busy * stretch)
         idle, base, memory, clock = self.power.parts
-        return idle + share * (base + memory / stretch + clock * self._powers[level])
+        busy_power = base + memory / stretch + clock * self._powers[level]
+        return max(1e-12, idle + share * busy_power)  # an idle engine, and a fit without idle power

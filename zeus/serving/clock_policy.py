@@ -221,7 +221,7 @@ class ClockPolicy:
         if 0.0 < joules < MOST and -MOST < begin_s < end_s < MOST:
             if not self._powered:
                 self._powered = True  # steps are noted from now on
-                self._floor.power.begin(end_s)
+                self._floor.power.begin()
             else:
                 self._floor.power.energy(begin_s, end_s, joules)
 
@@ -364,7 +364,7 @@ class ClockPolicy:
     def _choose(self, now: float) -> int:
         if (
             self._steps < COLD_STEPS
-            or self._floor.power.cold
+            or self._floor.power.cold(now)
             or self._lost.now
             or now < self._escape_until_s
         ):
@@ -379,14 +379,13 @@ class ClockPolicy:
                 self._highest = max(
                     self._lowest, self._floor.level(values, known, busy, STAY * WORTH)
                 )
-        if level > self._highest and now >= self._down_s + DOWN_S:
-            self._down_s = now
-            return self._go(level - 1, now)
         if level and not self._keeps(level, 1.0):
             level -= 1
             while level and not self._keeps(level, DOWN_SLACK):
                 level -= 1
             return self._go(level, now)
+        if level > self._highest and now >= self._down_s + DOWN_S:
+            return self._go(level - 1, now)
         if (  # the steps that would have told were missed: once more
             level
             and not self._stretch.known[level]

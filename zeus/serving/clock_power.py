@@ -18,6 +18,9 @@ TOP_WINDOWS = 10
 TOP_S = 30.0
 """But no longer than this."""
 
+LONGEST_S, MOST_W = 60.0, 1e6
+"""Of a window; what is longer or more is not believed."""
+
 LEAST_WINDOWS = 12
 """Before them the generic curve is believed."""
 
@@ -32,14 +35,13 @@ class PowerFit:
         parts: Power, in any unit: all the time; while busy; of what steps read, at the rate of the
             highest clock; what the highest clock adds while busy.
         windows: How many were learned from.
-        cold: Whether the highest clock must be seen first.
     """
 
     def __init__(self, generic: Sequence[float]) -> None:
         self.parts = tuple(generic)
         self.windows = 0
-        self.cold = False
-        self._until_s = 0.0
+        self._told = False
+        self._until_s: float | None = None  # the highest clock is held no longer
         self._theta = [0.0] * 4
         self._p: list[list[float]] = []
         self._busy = self._read = self._clocked = 0.0
@@ -60,22 +62,31 @@ class PowerFit:
             self._clocked += took * clock_power
             self._add(end_s)
 
-    def begin(self, now_s: float) -> None:
+    def begin(self) -> None:
         """Energy will be told from now on."""
-        self.cold = True
-        self._until_s = now_s + TOP_S
+        self._told = True
+
+    def cold(self, now_s: float) -> bool:
+        """Whether the highest clock must be seen first."""
+        if not self._told or self.windows >= TOP_WINDOWS:
+            return False
+        if self._until_s is None:
+            self._until_s = now_s + TOP_S
+        return now_s < self._until_s
 
     def forget(self) -> None:
         """Time has gone back."""
         self._times.clear()
         self._sums.clear()
+        self._until_s = None
 
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
         """The board's energy between two instants."""
         before, after = self._at(begin_s), self._at(end_s)
         total = end_s - begin_s
-        self.cold = self.cold and self.windows < TOP_WINDOWS and end_s < self._until_s
-        if before is None or after is None or total < 0.05:
+        if before is None or after is None or not 0.05 < total < LONGEST_S:
+            return
+        if joules > MOST_W * total:
             return
         x = [total, *(b - a for a, b in zip(before, after, strict=True))]
         if not self._p:
@@ -96,7 +107,8 @@ class PowerFit:
             row[i] *= 1.002
         self.windows += 1
         if self.windows >= LEAST_WINDOWS:
-            self.parts = tuple(max(0.0, value) for value in self._theta)
+            parts = tuple(max(0.0, value) for value in self._theta)
+            self.parts = parts if parts[0] + parts[1] > 0.0 else self.parts
 
     def _add(self, time_s: float) -> None:
         self._times.append(time_s)

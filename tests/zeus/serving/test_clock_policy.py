@@ -72,6 +72,7 @@ def low(policy: ClockPolicy) -> Engine:
             st.tuples(st.just("idle"), st.tuples(strange)),
             st.tuples(st.just("energy"), st.tuples(strange, strange, strange)),
             st.tuples(st.just("sane"), st.tuples(st.integers(1, 40))),
+            st.tuples(st.just("told"), st.tuples(st.floats(0, 1e4), st.floats(0, 1))),
         ),
         max_size=40,
     ),
@@ -89,6 +90,10 @@ def test_strange_numbers_never_raise_and_clocks_are_offered(
             continue
         elif name == "energy":
             policy.energy(*numbers)
+            continue
+        elif name == "told":
+            for number in range(15):
+                policy.energy(engine.now - 0.01 * number - 0.1, engine.now - numbers[1], numbers[0])
             continue
         elif name == "idle":
             clock = policy.idle(*numbers)
@@ -258,3 +263,36 @@ def test_a_floor_is_kept_and_what_was_learned_can_be_given() -> None:
     assert Engine(policy).steps(2500) == 1500
     again = ClockPolicy(CLOCKS, 0.5, 0.025, stretch=policy.stretch)
     assert again.stretch == policy.stretch
+
+
+def test_energy_that_is_told_once_holds_nothing_up() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = Engine(policy)
+    engine.steps(10)
+    policy.energy(engine.now - 0.05, engine.now, 20.0)
+    assert engine.steps(1000) == 1980, "the highest clock is seen first"
+    assert engine.steps(5000) < 1300, "but not for ever"
+
+
+def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
+    """The same steps twice: on a board whose power follows the clock, and on one where it does not,
+    so that longer steps cost what they take.
+    """
+    reached = []
+    for clock_w in (300.0, 3.0):
+        policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+        engine = Engine(policy, lambda mhz: 1980 / mhz)
+        told, joules = engine.now, 0.0
+        for number in range(9000):
+            clock = engine.clock
+            begin = engine.now
+            engine.steps(1, sequences=1)
+            busy_s = engine.now - begin
+            joules += (300.0 + clock_w * (clock / 1980) ** 3) * busy_s + 30.0 * 0.006
+            engine.now += 0.006  # between steps the engine waits for requests
+            if number % 50 == 49:
+                policy.energy(told, engine.now, joules)
+                told, joules = engine.now, 0.0
+        reached.append(engine.clock)
+    assert reached[0] < 1700
+    assert reached[1] == 1980
