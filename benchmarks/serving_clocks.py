@@ -9,8 +9,9 @@ those at the highest clock: only hindsight knows it. Violations are the percenta
 missed either objective. All truths are invented (`serving_clocks_world.py`): the table compares
 methods and promises nothing about a real GPU.
 
-The settings were tuned on the scenarios marked T with seeds 1 and 2 (`--tuning`); what is reported
-has seeds 11 and 12.
+The settings were tuned on the scenarios marked T with seeds 1 to 4 (`--tuning` has two of them), and
+some of them changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were seen once, at
+the end.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_steps import Queue, Step
 
 TUNING_SEEDS = (1, 2)
-REPORT_SEEDS = (11, 12)
+REPORT_SEEDS = (21, 22)
 
 
 class Feedback:

@@ -79,7 +79,7 @@ class ClockControl:
         ttl_s: How long clocks stay when this process hangs, s.
         changes_per_minute: The most in any minute.
         energy: Tell the policy the GPUs' energy once a second, where they have a counter. It then
-            begins with some seconds at the highest clock, to learn what that costs.
+            spends some seconds at the highest clock, ever more rarely, to learn what that costs.
         policy: Makes the policy; `clock_tune.Tuner` tunes.
 
     Raises:

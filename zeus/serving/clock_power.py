@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Sequence
@@ -13,15 +14,18 @@ NOISE = 0.05
 """Of a window's energy: share that the rule does not explain."""
 
 TOP_WINDOWS = 10
-"""Seen at the highest clock before any other: what lower clocks are compared with."""
+"""Seen at the highest clock in turn: what lower clocks are compared with."""
 
 TOP_S = 30.0
 """But no longer than this."""
 
+FIRST_GAP_S = 20.0
+"""Between the first two such times; then twice as long each time."""
+
 LONGEST_S, MOST_W = 60.0, 1e6
 """Of a window; what is longer or more is not believed."""
 
-LEAST_WINDOWS = 12
+LEAST_WINDOWS = 10
 """Before them the generic curve is believed."""
 
 
@@ -40,8 +44,10 @@ class PowerFit:
     def __init__(self, generic: Sequence[float]) -> None:
         self.parts = tuple(generic)
         self.windows = 0
-        self._told = False
-        self._until_s: float | None = None  # the highest clock is held no longer
+        self._told = self._looking = False
+        self._gap_s = FIRST_GAP_S
+        self._need = 0
+        self._next_s = self._until_s = -math.inf
         self._theta = [0.0] * 4
         self._p: list[list[float]] = []
         self._busy = self._read = self._clocked = 0.0
@@ -67,18 +73,24 @@ class PowerFit:
         self._told = True
 
     def cold(self, now_s: float) -> bool:
-        """Whether the highest clock must be seen first."""
-        if not self._told or self.windows >= TOP_WINDOWS:
+        """Whether the highest clock must be seen now."""
+        if not self._told:
             return False
-        if self._until_s is None:
-            self._until_s = now_s + TOP_S
-        return now_s < self._until_s
+        if not self._looking and now_s >= self._next_s:
+            self._looking = True
+            self._need, self._until_s = self.windows + TOP_WINDOWS, now_s + TOP_S
+        elif self._looking and (self.windows >= self._need or now_s >= self._until_s):
+            self._looking = False
+            self._next_s = now_s + self._gap_s
+            self._gap_s *= 2.0
+        return self._looking
 
     def forget(self) -> None:
         """Time has gone back."""
         self._times.clear()
         self._sums.clear()
-        self._until_s = None
+        self._looking = False
+        self._next_s = -math.inf
 
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
         """The board's energy between two instants."""

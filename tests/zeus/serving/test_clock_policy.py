@@ -237,6 +237,19 @@ def test_it_knows_that_the_engine_is_idle(before: bool) -> None:
     assert policy.idle(engine.now + 0.6) < 1980
 
 
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
+@pytest.mark.parametrize("field", [*Step._fields[:5], *Queue._fields])
+def test_the_highest_clock_after_numbers_that_cannot_be_true(field: str, wrong: float) -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = low(policy)
+    step, queue = Step(engine.now, engine.now + 0.008, 0, 8, 4000, engine.clock), EMPTY
+    if field in Step._fields:
+        step = step._replace(**{field: wrong})
+    else:
+        queue = queue._replace(**{field: wrong})
+    assert policy.step(step, queue) == 1980
+
+
 def test_steps_far_longer_than_predicted_are_an_escape() -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     engine = low(policy)
