@@ -1,6 +1,6 @@
 """Energy and violations under the clock policy, beside other ways to choose clocks.
 
-    python benchmarks/serving_clocks.py [--seeds 11 12] [--only WORD] [--tuning]
+    python benchmarks/serving_clocks.py [--seeds 21 22] [--only WORD] [--tuning]
 
 Each of twenty-four simulated loads is served at the highest clock, at each of ten static clocks, by
 a feedback controller and by `zeus.serving.ClockPolicy`. Energy is relative to the highest clock.
@@ -10,8 +10,8 @@ missed either objective. All truths are invented (`serving_clocks_world.py`): th
 methods and promises nothing about a real GPU.
 
 The settings were tuned on the scenarios marked T with seeds 1 to 4 (`--tuning` has two of them), and
-some of them changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were seen once, at
-the end.
+some changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were run once, at the
+end.
 """
 
 from __future__ import annotations
