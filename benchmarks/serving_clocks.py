@@ -9,7 +9,7 @@ those at the highest clock: only hindsight knows it. Violations are the percenta
 missed either objective. All truths are invented (`serving_clocks_world.py`): the table compares
 methods and promises nothing about a real GPU.
 
-The settings were tuned on the scenarios marked T with seeds 1 to 4 (`--tuning` has two of them), and
+The settings were tuned on the scenarios marked T with seeds 1 to 4 (`--tuning` has two of them);
 some changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were run once, at the
 end.
 """
