@@ -60,7 +60,7 @@ TIMEOUT_S = 1.0
 
 ENERGY_NS = 1_000_000_000
 ENERGY_BEHIND_NS = 500_000_000
-"""The policy is told energy so often, and so much later."""
+"""How often energy is reported to the policy, and how much later."""
 
 
 class ClockControl:
@@ -78,7 +78,7 @@ class ClockControl:
         path: zeusd's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
         ttl_s: How long clocks stay when this process hangs, s.
         changes_per_minute: The most in any minute.
-        energy: Tell the policy the GPUs' energy once a second, where they have a counter. It then
+        energy: Report the GPUs' energy to the policy once a second, where they have a counter. It then
             spends some seconds at the highest clock, ever more rarely, to learn what that costs.
         policy: Makes the policy; `clock_tune.Tuner` tunes.
 
@@ -107,7 +107,7 @@ class ClockControl:
             raise ValueError("gpus must be the UUIDs of the instance's GPUs; see zeusctl gpus")
         if not ttl_s > 0:
             raise ValueError(f"ttl_s must be a positive number of seconds, not {ttl_s!r}")
-        ClockPolicy([1], ttft_s, tpot_s, floor_mhz)  # wrong objectives are told now
+        ClockPolicy([1], ttft_s, tpot_s, floor_mhz)  # wrong objectives are an error now
         RateBound(1, changes_per_minute)
         self._gpus = list(gpus)
         self._objectives = ttft_s, tpot_s, floor_mhz
@@ -117,7 +117,7 @@ class ClockControl:
         self._ttl_s = ttl_s
         self._most = changes_per_minute
         self._energy = energy
-        self._energy_ns = 0  # until then it was told
+        self._energy_ns = 0  # until then it was reported
         self._make = policy
         self.dry_run = dry_run
         self._policy: ClockPolicy | None = None
@@ -353,7 +353,7 @@ class ClockControl:
                     )
             self._sample(client)
             if self._energy:
-                self._tell_energy(client, policy)
+                self._report_energy(client, policy)
 
     def _sample(self, client: Client) -> None:
         states = client.state(self._gpus).values()
@@ -368,7 +368,7 @@ class ClockControl:
             capped = self._sampled < CAPPED * self._set and now > self._set_s + SETTLED_S
             self._cap = self._sampled if capped and serving and not idle else math.inf
 
-    def _tell_energy(self, client: Client, policy: ClockPolicy) -> None:
+    def _report_energy(self, client: Client, policy: ClockPolicy) -> None:
         end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # known by now: nothing to wait for
         begin_ns, self._energy_ns = self._energy_ns, end_ns
         if begin_ns < end_ns - 10 * ENERGY_NS:
@@ -380,7 +380,7 @@ class ClockControl:
             found = client.windows(self._gpus, [(begin_ns, end_ns, False)])
         except (NotSupported, SeveralGpusFailed) as error:
             self._energy = False
-            log.info("the policy is not told the energy of the GPUs: %s", error.message)
+            log.info("the policy does without the energy of the GPUs: %s", error.message)
             return
         parts = [one.energy_uj[0] for one in found.values()]
         joules = sum(part for part in parts if part is not None) / 1e6

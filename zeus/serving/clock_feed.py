@@ -1,8 +1,9 @@
 """Steps for the clock policy from forward-pass metrics, as Dynamo and SGLang publish them; pure.
 
 One message per step, positional msgpack: `version, worker, rank, number, seconds, scheduled,
-queued`, with sums over requests. It is dated by its arrival. Single requests are not known: what
-they saw of TTFT and TPOT is not told to the policy, whose margins stay as they begin.
+queued`, with sums over requests. A step ends when its message arrives. Single requests are not
+known: TTFT is estimated from the wait of those that leave the queue, TPOT from the mean time of
+`BLOCK` steps.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Load:
         oldest_s: Wait of the oldest request, s.
         prompt_rate: Prompt tokens that arrive, 1/s: the higher of fast and slow.
         output_rate: Output tokens that the load asks for, 1/s.
-        chunk: Most prompt tokens in a step, lately.
+        chunk: Most prompt tokens in a recent step.
         output_tokens: Of one request, about.
     """
 

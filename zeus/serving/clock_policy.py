@@ -51,7 +51,7 @@ MOST, MOST_TOKENS = 1e12, 1e9
 """No number that means anything is larger."""
 
 SHORTEST_S, LONGEST_S = 1e-6, 60.0
-"""Of a step; a shorter one tells nothing, a longer one is none."""
+"""Of a step; a shorter one is not measurable, a longer one is none."""
 
 LATE_S = 1.0
 """How much older than the newest a number may be: threads and processes may be out of order."""
@@ -118,7 +118,7 @@ class ClockPolicy:
         self.escapes = 0
         self.ttft_violations = self.tpot_violations = 0
 
-    # ------------------------------------------------------------------------------ what it is told
+    # -------------------------------------------------------------------------------------- inputs
 
     def step(self, step: Step, queue: Queue) -> int:
         """One step has ended. Returns the clock wanted from now on, MHz. Never raises for strange
@@ -190,8 +190,8 @@ class ClockPolicy:
         self._lost.finished(late_first or late_mean)
 
     def drained(self) -> None:
-        """The engine says that it has no request. Optional: otherwise `finished` tells, and a feed
-        that knows neither leads to the highest clock while idle.
+        """The engine says that it has no request. Optional: otherwise `finished` shows it. A feed
+        with neither leads to the highest clock while idle.
         """
         self._present = False
         self._decoding = 0.0
@@ -225,7 +225,7 @@ class ClockPolicy:
             else:
                 self._floor.power.energy(begin_s, end_s, joules)
 
-    # -------------------------------------------------------------------------------- what it knows
+    # --------------------------------------------------------------------------------------- outputs
 
     @property
     def clock_mhz(self) -> int:
@@ -248,7 +248,7 @@ class ClockPolicy:
 
     def saving(self) -> float:
         """Share of energy saved against the highest clock, as the fit of the board's energy has it
-        for the present clock and load; NaN: too little energy was told.
+        for the present clock and load; NaN: too little energy was reported.
         """
         if self._floor.power.windows < LEAST_WINDOWS:
             return math.nan
@@ -386,7 +386,7 @@ class ClockPolicy:
             return self._go(level, now)
         if level > self._highest and now >= self._down_s + DOWN_S:
             return self._go(level - 1, now)
-        if (  # the steps that would have told were missed: once more
+        if (  # the steps to compare were missed: once more
             level
             and not self._stretch.known[level]
             and not self._comparison.under_way

@@ -1,4 +1,4 @@
-"""What a clock costs, from the board's energy, where the policy is told it; pure."""
+"""What a clock costs, fitted to the board's energy where that is reported; pure."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class PowerFit:
     def __init__(self, generic: Sequence[float]) -> None:
         self.parts = tuple(generic)
         self.windows = 0
-        self._told = self._looking = False
+        self._enabled = self._looking = False
         self._gap_s = FIRST_GAP_S
         self._need = 0
         self._next_s = self._until_s = -math.inf
@@ -69,12 +69,12 @@ class PowerFit:
             self._add(end_s)
 
     def begin(self) -> None:
-        """Energy will be told from now on."""
-        self._told = True
+        """Energy will be reported from now on."""
+        self._enabled = True
 
     def cold(self, now_s: float) -> bool:
         """Whether the highest clock must be seen now."""
-        if not self._told:
+        if not self._enabled:
             return False
         if not self._looking and now_s >= self._next_s:
             self._looking = True

@@ -26,7 +26,7 @@ class RateBound:
         """The clock to change to now: the one wanted, the highest, or the present one."""
         times = self._times
         if times and now_s < times[-1]:
-            times.clear()  # another clock: count anew
+            times.clear()  # another time base: start over
         while times and times[0] <= now_s - WINDOW_S:
             times.popleft()
         if wanted_mhz == present_mhz:

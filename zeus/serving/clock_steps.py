@@ -1,4 +1,4 @@
-"""What the clock policy is told and tells; pure."""
+"""Inputs and predictions of the clock policy; pure."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class Row(NamedTuple):
         clock_mhz: 0: the clock policy.
         requests: That ended.
         late: Share of them that missed an objective.
-        joules_per_token: Of output; NaN: energy was not told.
+        joules_per_token: Of output; NaN: energy was not reported.
         saving: Share of J per token against the highest clock at this load; NaN as above.
         ttft_p99_s, tpot_p99_s: NaN: no request ended.
         best: Whether it is the lowest static clock that holds.
@@ -127,11 +127,11 @@ class Tuner(ClockPolicy):
         self._arm = self.highest_mhz
         self._window = Arm()
         self._began_s = -math.inf
-        self._counted = self._tokens_told = 0.0
+        self._counted = self._tokens_reported = 0.0
         self._given_up = False
         self._relief = False
 
-    # ------------------------------------------------------------------------------ what it is told
+    # -------------------------------------------------------------------------------------- inputs
 
     @override
     def step(self, step: Step, queue: Queue) -> int:
@@ -162,12 +162,12 @@ class Tuner(ClockPolicy):
     @override
     def energy(self, begin_s: float, end_s: float, joules: float) -> None:
         super().energy(begin_s, end_s, joules)
-        tokens, self._tokens_told = self._counted - self._tokens_told, self._counted
+        tokens, self._tokens_reported = self._counted - self._tokens_reported, self._counted
         if begin_s >= self._began_s + SETTLE_S and 0.0 < joules < 1e12 and not self._given_up:
             self._window.joules += joules
             self._window.tokens += tokens
 
-    # -------------------------------------------------------------------------------- what it found
+    # --------------------------------------------------------------------------------------- outputs
 
     def done(self) -> bool:
         """Whether the lowest clock that holds is known at each load that was seen for long."""

@@ -245,38 +245,33 @@ class States:
         return {gpu: GpuState.model_validate(state) for gpu in gpus}
 
 
-@pytest.mark.parametrize(
-    ("mhz", "reasons", "expected"),
-    [
-        (1000, 0, 1000.0),  # capped
-        (1375, None, 1380.0),
-        (210, 1, 1380.0),  # idle: it lowered its clock by itself
-        (None, None, 1380.0),
-    ],
-)
-def test_the_effective_clock(
-    daemon: RunningDaemon, mhz: int | None, reasons: int | None, expected: float
-) -> None:
+def test_the_effective_clock(daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         gpu = client.node().gpus[0].uuid
     control = ClockControl([gpu], 0.5, 0.025, path=daemon.socket, ttl_s=60.0)
+    cases: dict[tuple[int | None, int | None], float] = {
+        (1000, 0): 1000.0,  # capped
+        (1375, None): 1380.0,
+        (210, 1): 1380.0,  # idle: it lowered its clock by itself
+        (None, None): 1380.0,
+    }
+    queue = Queue(0, 0, 0.0)
+
+    def serve() -> bool:
+        """Steps without a pause, until a sample is believed."""
+        now = time.monotonic()
+        control.step(Step(now - 0.005, now, 0, 1, 100, 0.0), queue)
+        return now > began + SETTLED_S + 0.05
+
     try:
         wait_for(lambda: control.status().working, "the control to work")
-        step, queue = Step(0.0, 0.01, 0, 1, 100, 0.0), Queue(0, 0, 0.0)
-
-        def serve() -> bool:
-            """Steps without a pause, until a sample is believed."""
-            control.step(
-                step._replace(end_s=time.monotonic(), begin_s=time.monotonic() - 0.005), queue
-            )
-            return time.monotonic() > began + SETTLED_S + 0.05
-
         began = time.monotonic()
-        wait_for(serve, "a while of steps")
-        control._sample(cast("Client", States(mhz, reasons)))
-        assert control._effective() == expected
+        for (mhz, reasons), expected in cases.items():
+            wait_for(serve, "a while of steps")
+            control._sample(cast("Client", States(mhz, reasons)))
+            assert control._effective() == expected
         wait_for(lambda: time.monotonic() > control._stepped_s + 2 * IDLE_S, "a pause")
-        control._sample(cast("Client", States(mhz, reasons)))
+        control._sample(cast("Client", States(1000, 0)))
         assert control._effective() == 1380.0, "nothing serves: the clock may be any"
     finally:
         control.close()
