@@ -78,8 +78,8 @@ class ClockControl:
         path: zeusd's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
         ttl_s: How long clocks stay when this process hangs, s.
         changes_per_minute: The most in any minute.
-        energy: Report the GPUs' energy to the policy once a second, where they have a counter. It then
-            spends some seconds at the highest clock, ever more rarely, to learn what that costs.
+        energy: Report the GPUs' energy to the policy once a second, where they have a counter. It
+            then spends some seconds at the highest clock, ever more rarely, to compare.
         policy: Makes the policy; `clock_tune.Tuner` tunes.
 
     Raises:

@@ -118,7 +118,7 @@ class ClockPolicy:
         self.escapes = 0
         self.ttft_violations = self.tpot_violations = 0
 
-    # -------------------------------------------------------------------------------------- inputs
+    # ------------------------------------------------------------------------------------- inputs
 
     def step(self, step: Step, queue: Queue) -> int:
         """One step has ended. Returns the clock wanted from now on, MHz. Never raises for strange
@@ -225,7 +225,7 @@ class ClockPolicy:
             else:
                 self._floor.power.energy(begin_s, end_s, joules)
 
-    # --------------------------------------------------------------------------------------- outputs
+    # ------------------------------------------------------------------------------------ outputs
 
     @property
     def clock_mhz(self) -> int:

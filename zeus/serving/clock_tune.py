@@ -131,7 +131,7 @@ class Tuner(ClockPolicy):
         self._given_up = False
         self._relief = False
 
-    # -------------------------------------------------------------------------------------- inputs
+    # ------------------------------------------------------------------------------------- inputs
 
     @override
     def step(self, step: Step, queue: Queue) -> int:
@@ -167,7 +167,7 @@ class Tuner(ClockPolicy):
             self._window.joules += joules
             self._window.tokens += tokens
 
-    # --------------------------------------------------------------------------------------- outputs
+    # ------------------------------------------------------------------------------------ outputs
 
     def done(self) -> bool:
         """Whether the lowest clock that holds is known at each load that was seen for long."""
