@@ -226,8 +226,13 @@ def load_stretch(path: Path | None) -> dict[int, float] | None:
 
 
 def save_stretch(path: Path, stretch: dict[int, float]) -> None:
-    """Keeps what was learned."""
-    write_text(path, json.dumps({"stretch": stretch}, indent=1) + "\n")
+    """Keeps what was learned; the rest of a tuner's profile stays."""
+    try:
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        stored["stretch"] = {str(mhz): value for mhz, value in stretch.items()}
+        write_text(path, json.dumps(stored, indent=1) + "\n")
+    except (OSError, ValueError, TypeError) as error:
+        raise click.ClickException(f"cannot keep step times in {path}: {error}") from None
 
 
 def serve_metrics(control: ClockControl, port: int, model: str, engine: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from benchmarks.serving_clocks_scenarios import CHAT, H100
 from benchmarks.serving_clocks_world import make_load, simulate
 from zeus.serving import ClockPolicy
+from zeus.serving.clock_command import load_stretch, save_stretch
 from zeus.serving.clock_report import picture, table
 from zeus.serving.clock_tune import POLICY, Row, Tuner
 
@@ -84,3 +85,15 @@ def test_an_objective_that_is_lost_leaves_the_highest_clock() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="window"):
         Tuner([1980], 0.5, 0.025, window_s=1.0)
+
+
+def test_learned_step_times_are_kept_beside_the_rest_of_a_profile(tmp_path: Path) -> None:
+    path = tmp_path / "clocks.json"
+    assert load_stretch(path) is None
+    path.write_text(json.dumps({"stretch": {"1980": 1.0}, "loads": [1]}))
+    save_stretch(path, {1980: 1.0, 1860: 1.02})
+    assert load_stretch(path) == {1980: 1.0, 1860: 1.02}
+    assert json.loads(path.read_text())["loads"] == [1]
+    path.write_text("[]")
+    with pytest.raises(ValueError, match="holds no learned step times"):
+        load_stretch(path)
