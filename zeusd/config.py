@@ -83,7 +83,9 @@ class FrontSection(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
+    """As under `[server]`, which wins where both are there."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
+    """The same."""
 
 
 class NvmlSection(_Section):

@@ -7,21 +7,42 @@ from typing import TYPE_CHECKING
 from zeus.utils.lazy import lazily
 
 if TYPE_CHECKING:
+    from zeus.serving.clock_control import ClockControl as ClockControl
+    from zeus.serving.clock_policy import ClockPolicy as ClockPolicy
+    from zeus.serving.clock_requests import RequestFeed as RequestFeed
+    from zeus.serving.clock_steps import Queue as Queue
+    from zeus.serving.clock_steps import Step as Step
     from zeus.serving.ledger import Ledger as Ledger
     from zeus.serving.recorder import Recorder as Recorder
     from zeus.serving.rows import RequestEnergy as RequestEnergy
     from zeus.serving.rows import Settlement as Settlement
     from zeus.serving.rows import Totals as Totals
 
-__all__ = ["Ledger", "Recorder", "RequestEnergy", "Settlement", "Totals"]
+__all__ = [
+    "ClockControl",
+    "ClockPolicy",
+    "Ledger",
+    "Queue",
+    "Recorder",
+    "RequestEnergy",
+    "RequestFeed",
+    "Settlement",
+    "Step",
+    "Totals",
+]
 
 __getattr__ = lazily(
     __name__,
     {
+        "ClockControl": "clock_control",
+        "ClockPolicy": "clock_policy",
         "Ledger": "ledger",
+        "Queue": "clock_steps",
         "Recorder": "recorder",
         "RequestEnergy": "rows",
+        "RequestFeed": "clock_requests",
         "Settlement": "rows",
+        "Step": "clock_steps",
         "Totals": "rows",
     },
 )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import click
 
+from zeus.serving.clock_command import clocks, tune
 from zeus.simulate.extras import needed
 from zeus_ipc.errors import ZeusIpcError
 
@@ -168,3 +169,7 @@ def one_sentence() -> Iterator[None]:
         raise click.ClickException(
             f"{error.filename} cannot be used: {error.strerror}" if error.filename else str(error)
         ) from None
+
+
+main.add_command(clocks)
+main.add_command(tune)

@@ -89,9 +89,11 @@ PAGES = {
     ),
     "reference/api/serving.md": Page(
         "zeus.serving",
-        "Energy of the requests of an inference server.",
+        "Inference servers: the energy of requests, and clocks under a latency objective.",
         (
             "zeus.serving",
+            "zeus.serving.clock_status",
+            "zeus.serving.clock_tune",
             "zeus.serving.ledger",
             "zeus.serving.rows",
             "zeus.serving.columns",

@@ -1,0 +1,278 @@
+"""Clock control end to end: an engine as an ordinary user, zeusd with two simulated GPUs."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from tests.support import RunningDaemon, as_nobody, running_daemon, wait_for
+from zeus.serving import ClockControl, Queue, Step
+from zeus.serving.clock_control import IDLE_S, SETTLED_S
+from zeus_ipc import Client
+from zeus_ipc.messages import GpuState
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100-pcie", "--socket-mode", "0666", gpus=2) as running:
+        yield running
+
+
+class EngineProcess:
+    """`engine.py`, and what it printed last."""
+
+    def __init__(self, daemon: RunningDaemon, *arguments: str) -> None:
+        options: dict[str, Any] = as_nobody()
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.zeus.serving.engine", daemon.socket, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            **options,
+        )
+        self.lines: list[str] = []
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append(line.strip())
+
+    def numbers(self) -> list[int]:
+        """Steps, clock wanted, changes, whether it works."""
+        return [int(word) for word in self.lines[-1].split()] if self.lines else [0, 0, 0, 0]
+
+    def say(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def serves(self) -> None:
+        """Waits until it has run further steps."""
+        before = self.numbers()[0]
+        wait_for(lambda: self.numbers()[0] > before + 20, "further steps")
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture
+def engine(daemon: RunningDaemon) -> Iterator[EngineProcess]:
+    process = EngineProcess(daemon)
+    yield process
+    process.end()
+    wait_for(lambda: restored(daemon), "the clocks to be unlocked")
+
+
+def locked(daemon: RunningDaemon) -> list[list[int] | None]:
+    with daemon.client() as client:
+        states = client.state([gpu.uuid for gpu in client.node().gpus]).values()
+        return [state.locked_gpu_clocks_mhz for state in states]
+
+
+def lowered(daemon: RunningDaemon) -> bool:
+    """Whether both GPUs have the same lower clock."""
+    clocks = locked(daemon)
+    return clocks[0] is not None and clocks[0] == clocks[1] and clocks[0][1] < 1380
+
+
+def restored(daemon: RunningDaemon) -> bool:
+    with daemon.client() as client:
+        return not client.leases() and locked(daemon) == [None, None]
+
+
+def test_a_killed_engine(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.process.kill()
+    wait_for(lambda: restored(daemon), "the clocks to be unlocked", 5.0)
+
+
+def test_a_stopped_engine_and_its_return(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.process.send_signal(signal.SIGSTOP)
+    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked", 5.0)
+    engine.process.send_signal(signal.SIGCONT)
+    wait_for(lambda: lowered(daemon), "lower clocks again")
+
+
+def test_statistics_that_stop(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.say("stop")
+    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked", 5.0)
+    with daemon.client() as client:
+        assert len(client.leases()) == 2, "the lease is kept"
+    engine.say("go")
+    wait_for(lambda: lowered(daemon), "lower clocks again")
+
+
+def test_an_engine_that_ends(daemon: RunningDaemon, engine: EngineProcess) -> None:
+    wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    engine.say("quit")
+    assert engine.process.wait(30) == 0
+    assert restored(daemon)
+
+
+def test_a_dry_run_changes_nothing(daemon: RunningDaemon) -> None:
+    engine = EngineProcess(daemon, "dry")
+    try:
+        wait_for(lambda: 0 < engine.numbers()[1] < 1380, "a lower clock that it would set")
+        assert engine.numbers()[2] >= 1
+        assert restored(daemon), "no lease, no change"
+    finally:
+        engine.end()
+
+
+def test_zeusd_that_hangs_or_dies_stops_no_engine() -> None:
+    with running_daemon("--simulate", "2xv100-pcie", "--socket-mode", "0666", gpus=2) as daemon:
+        engine = EngineProcess(daemon)
+        try:
+            wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+            daemon.process.send_signal(signal.SIGSTOP)
+            wait_for(lambda: engine.numbers()[3] == 0, "the control to stop")
+            engine.serves()
+            daemon.process.send_signal(signal.SIGCONT)
+            wait_for(lambda: engine.numbers()[3] == 1 and lowered(daemon), "lower clocks again")
+            daemon.kill()
+            wait_for(lambda: engine.numbers()[3] == 0, "the control to stop")
+            engine.serves()
+            assert engine.process.poll() is None
+            daemon.start_again()
+            daemon.wait_until_serving(2)
+            wait_for(lambda: engine.numbers()[3] == 1 and lowered(daemon), "lower clocks again")
+            engine.process.kill()
+            wait_for(lambda: restored(daemon), "the clocks to be unlocked")
+        finally:
+            engine.end()
+
+
+def test_clocks_that_another_process_holds_are_left_alone(daemon: RunningDaemon) -> None:
+    with daemon.client() as other:
+        gpus = [gpu.uuid for gpu in other.node().gpus]
+        other.set_gpu_clocks(gpus[1], 600, 900)
+        engine = EngineProcess(daemon)
+        try:
+            engine.serves()
+            assert engine.numbers()[3] == 0
+            assert locked(daemon) == [None, [600, 900]]
+        finally:
+            engine.end()
+    wait_for(lambda: restored(daemon), "the clocks to be unlocked")
+
+
+def test_another_tenant_is_refused(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        gpus = [gpu.uuid for gpu in client.node().gpus]
+    control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)
+    try:
+        wait_for(lambda: control.status().working, "the control to work")
+        control.refuse("another process used the GPU")
+        wait_for(lambda: restored(daemon), "the lease to be released")
+        assert "another tenant uses a GPU" in control.status().trouble
+        control.refuse(None)
+        wait_for(lambda: control.status().working, "the control to work again")
+    finally:
+        control.close()
+    assert restored(daemon)
+
+
+def test_wrong_arguments_are_told_at_once() -> None:
+    with pytest.raises(ValueError, match="gpus"):
+        ClockControl([], 0.5, 0.025)
+    with pytest.raises(ValueError, match="tpot_s"):
+        ClockControl(["GPU-1"], 0.5, -1)
+    with pytest.raises(ValueError, match="ttl_s"):
+        ClockControl(["GPU-1"], 0.5, 0.025, ttl_s=0)
+
+
+def test_without_zeusd_it_says_why(tmp_path: Path) -> None:
+    control = ClockControl(["GPU-1"], 0.5, 0.025, path=tmp_path / "none.sock")
+    try:
+        wait_for(lambda: control.status().trouble, "a reason")
+        assert not control.status().working
+    finally:
+        control.close()
+
+
+def test_a_control_thread_that_hangs_loses_the_lease(daemon: RunningDaemon) -> None:
+    """Heartbeats come from the thread that sets clocks, from no other."""
+    with daemon.client() as client:  # one for all: a new connection is a sign of life, too
+        gpus = [gpu.uuid for gpu in client.node().gpus]
+
+        def clocks() -> list[list[int] | None]:
+            return [state.locked_gpu_clocks_mhz for state in client.state(gpus).values()]
+
+        control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)
+
+        def serve() -> bool:
+            begin = time.monotonic()
+            time.sleep(0.005)
+            control.step(Step(begin, time.monotonic(), 0, 1, 100, 0.0), Queue(0, 0, 0.0))
+            return 0 < control.status().set_mhz < 1200
+
+        try:
+            wait_for(serve, "a lower clock")
+            with control._guard:  # which the thread needs for everything
+                wait_for(lambda: None not in clocks(), "the clocks to be locked")
+                wait_for(lambda: clocks() == [None, None], "the clocks to be unlocked", 10.0)
+            wait_for(lambda: not control.status().working, "the loss to be noticed")
+            wait_for(lambda: control.status().working, "the control to begin again")
+        finally:
+            control.close()
+    assert restored(daemon)
+
+
+class States:
+    """A client whose one GPU has this clock."""
+
+    def __init__(self, mhz: int | None, reasons: int | None) -> None:
+        self._mhz, self._reasons = mhz, reasons
+
+    def state(self, gpus: list[str]) -> dict[str, GpuState]:
+        absent = dict.fromkeys(GpuState.model_fields)
+        state = {**absent, "t_ns": 0, "gpu_clock_mhz": self._mhz, "throttle_reasons": self._reasons}
+        return {gpu: GpuState.model_validate(state) for gpu in gpus}
+
+
+def test_the_effective_clock(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        gpu = client.node().gpus[0].uuid
+    control = ClockControl([gpu], 0.5, 0.025, path=daemon.socket, ttl_s=60.0)
+    cases: dict[tuple[int | None, int | None], float] = {
+        (1000, 0): 1000.0,  # capped
+        (1375, None): 1380.0,
+        (210, 1): 1380.0,  # idle: it lowered its clock by itself
+        (None, None): 1380.0,
+    }
+    queue = Queue(0, 0, 0.0)
+
+    def serve() -> bool:
+        """Steps without a pause, until a sample is believed."""
+        now = time.monotonic()
+        control.step(Step(now - 0.005, now, 0, 1, 100, 0.0), queue)
+        return now > began + SETTLED_S + 0.05
+
+    try:
+        wait_for(lambda: control.status().working, "the control to work")
+        began = time.monotonic()
+        for (mhz, reasons), expected in cases.items():
+            wait_for(serve, "a while of steps")
+            control._sample(cast("Client", States(mhz, reasons)))
+            assert control._effective() == expected
+        wait_for(lambda: time.monotonic() > control._stepped_s + 2 * IDLE_S, "a pause")
+        control._sample(cast("Client", States(1000, 0)))
+        assert control._effective() == 1380.0, "nothing serves: the clock may be any"
+    finally:
+        control.close()
+    wait_for(lambda: restored(daemon), "the lease to be released")

@@ -1,0 +1,173 @@
+"""Forward-pass metrics as a feed: messages, and the command beside an engine."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+import pytest
+import zmq
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support import as_nobody, public_directory, running_daemon, wait_for
+from zeus.serving import Queue, Step
+from zeus.serving.clock_feed import ForwardPassFeed, QueueAge, decode
+from zeus_ipc.errors import RequestRejected
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def message(seconds: float = 0.01, waiting: int = 0, worker: str = "w", **more: int) -> bytes:
+    scheduled = [1, more.get("prefill", 0), 0.0, 0, more.get("decoding", 8), 4000, 0.0]
+    queued = [waiting, 100 * waiting, 0.0, 0, 0, 0.0]
+    fields: list[Any] = [1, worker, more.get("rank", 0), 7, seconds, scheduled, queued]
+    return bytes(msgpack.packb(fields))
+
+
+class Sink:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[Step, Queue] | None] = []
+        self.requests: list[tuple[float, float]] = []
+
+    def step(self, step: Step, queue: Queue) -> None:
+        self.told.append((step, queue))
+
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        self.requests.append((ttft_s, tpot_s))
+
+    def drained(self) -> None:
+        self.told.append(None)
+
+
+def test_a_message_is_a_step() -> None:
+    sink = Sink()
+    feed = ForwardPassFeed(sink)
+    feed.message(message(0.010, waiting=2, prefill=64), 100.0)
+    feed.message(message(0.010, waiting=1), 100.005)  # steps do not overlap
+    feed.message(message(0.0, decoding=0), 101.0)
+    assert sink.told == [
+        (Step(99.99, 100.0, 64, 8, 4000, 0.0), Queue(2, 200, 0.0)),
+        (Step(100.0, 100.005, 0, 8, 4000, 0.0), Queue(1, 100, pytest.approx(0.005))),
+        None,
+    ]
+
+
+def test_the_newer_layout_says_what_was_timed() -> None:
+    fields = msgpack.unpackb(message(0.02))
+    found = decode(msgpack.packb([*fields[:4], "execute_model", *fields[4:]]))
+    assert found == decode(message(0.02))
+
+
+def test_only_one_worker_is_heard() -> None:
+    sink = Sink()
+    feed = ForwardPassFeed(sink, rank=1)
+    feed.message(message(rank=0), 1.0)
+    feed.message(message(rank=1, worker="a"), 2.0)
+    feed.message(message(rank=1, worker="b"), 3.0)
+    assert len(sink.told) == 1
+    assert feed.rejected == 2
+
+
+values = st.recursive(
+    st.one_of(st.integers(-(2**63), 2**63), st.floats(), st.text(max_size=5), st.none()),
+    lambda inner: st.lists(inner, max_size=8),
+)
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.one_of(st.binary(max_size=60), st.lists(values, max_size=9).map(msgpack.packb)))
+def test_anything_else_is_rejected_or_a_step(data: bytes) -> None:
+    sink = Sink()
+    feed = ForwardPassFeed(sink)
+    feed.message(data, 1.0)
+    assert len(sink.told) + feed.rejected <= 1
+    if feed.rejected:
+        with pytest.raises(RequestRejected, match="no message"):
+            decode(data)
+
+
+def test_the_age_of_a_queue() -> None:
+    age = QueueAge()
+    assert age.seen(1.0, 0) == (0.0, [])
+    assert age.seen(2.0, 2) == (0.0, [])
+    assert age.seen(3.0, 3) == (1.0, [])
+    assert age.seen(4.0, 1) == (1.0, [2.0, 2.0])
+    assert age.seen(5.0, 0) == (0.0, [2.0])
+
+
+def test_what_requests_saw_is_estimated() -> None:
+    sink = Sink()
+    feed = ForwardPassFeed(sink)
+    for number in range(64):
+        feed.message(message(0.010, waiting=int(number < 10)), 1.0 + 0.010 * number)
+    assert sink.requests[0] == (pytest.approx(0.1), 0.0), "left the queue after ten steps"
+    assert sink.requests[1] == (0.0, pytest.approx(0.010))
+
+
+def test_the_command_beside_an_engine() -> None:
+    """The engine is a publisher; it is cut off, comes back, and then the command is killed."""
+    with (
+        public_directory() as directory,
+        running_daemon("--simulate", "v100-pcie", "--socket-mode", "0666", gpus=1) as daemon,
+        zmq.Context.instance().socket(zmq.PUB) as engine,
+    ):
+        engine.setsockopt(zmq.LINGER, 0)
+        port = engine.bind_to_random_port("tcp://127.0.0.1")
+        state = directory / "step-times.json"
+        code = "from zeus.serving.clock_command import clocks; clocks()"
+        options: dict[str, Any] = as_nobody()
+        directory.chmod(0o777)
+
+        def begin() -> subprocess.Popen[bytes]:
+            return subprocess.Popen(
+                [sys.executable, "-c", code]
+                + f"--slo-ttft 0.5 --slo-tpot 0.025 --gpu 0 --state {state}".split()
+                + ["--feed", f"tcp://127.0.0.1:{port}"],
+                env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+                stderr=subprocess.DEVNULL,
+                cwd=ROOT,
+                **options,
+            )
+
+        def clock() -> int:
+            with daemon.client() as client:
+                (found,) = client.state(client.node().gpus[0].uuid).values()
+            return found.locked_gpu_clocks_mhz[1] if found.locked_gpu_clocks_mhz else 0
+
+        def serving_until(condition: Callable[[], bool], what: str) -> None:
+            end = time.monotonic() + 60
+            while True:
+                for _ in range(50):
+                    time.sleep(0.004)
+                    engine.send(message(0.004))
+                if condition():
+                    return
+                assert time.monotonic() < end, what
+
+        command = begin()
+        try:
+            serving_until(lambda: 0 < clock() < 1200, "a lower clock")
+            wait_for(lambda: clock() == 0, "the highest clock when messages stop", 5.0)
+            serving_until(lambda: 0 < clock() < 1200, "a lower clock again")
+            command.send_signal(signal.SIGTERM)
+            assert command.wait(30) == 0
+            assert clock() == 0
+            assert len(json.loads(state.read_text())["stretch"]) >= 3
+            command = begin()
+            serving_until(lambda: 0 < clock() < 1200, "a lower clock")
+            command.kill()
+            wait_for(lambda: clock() == 0, "the clock to be unlocked", 5.0)
+        finally:
+            command.kill()
+            command.wait()

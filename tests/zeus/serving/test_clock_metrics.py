@@ -1,0 +1,52 @@
+"""Metrics of clock control."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+from prometheus_client import CollectorRegistry, generate_latest
+
+from zeus.serving.clock_control import ClockControl
+from zeus.serving.clock_metrics import ClockCollector
+from zeus.serving.clock_status import ClockStatus
+
+
+class Control:
+    """Has a status."""
+
+    def status(self) -> ClockStatus:
+        return ClockStatus(
+            wanted_mhz=1140,
+            set_mhz=1260,
+            effective_mhz=math.nan,
+            working=True,
+            trouble="",
+            changes=7,
+            escapes=2,
+            ttft_violations=3,
+            tpot_violations=4,
+            predicted_tpot_s=0.02,
+            predicted_ttft_s=math.inf,
+            seen_tpot_s=0.021,
+            seen_ttft_s=0.1,
+            saving=0.31,
+        )
+
+
+def test_metrics() -> None:
+    registry = CollectorRegistry()
+    registry.register(ClockCollector("llama", "0", cast("ClockControl", Control())))
+    text = generate_latest(registry).decode()
+    labels = 'engine="0"'
+    for line in (
+        f'zeus_serving_clock_hertz{{{labels},kind="wanted",model_name="llama"}} 1.14e+09',
+        f'zeus_serving_clock_hertz{{{labels},kind="set",model_name="llama"}} 1.26e+09',
+        f'zeus_serving_predicted_seconds{{{labels},model_name="llama",slo="tpot"}} 0.02',
+        f'zeus_serving_slo_violations_total{{{labels},model_name="llama",slo="ttft"}} 3.0',
+        f'zeus_serving_escapes_total{{{labels},model_name="llama"}} 2.0',
+        f'zeus_serving_clock_changes_total{{{labels},model_name="llama"}} 7.0',
+        f'zeus_serving_energy_saving_ratio{{{labels},model_name="llama"}} 0.31',
+    ):
+        assert line in text
+    assert "effective" not in text.replace("effective GPU", ""), "not known: no series"

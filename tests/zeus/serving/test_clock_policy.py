@@ -1,0 +1,311 @@
+"""The clock policy alone: what it never does, and when it must be at the highest clock."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from zeus.serving import ClockPolicy, Queue, Step
+from zeus.serving.clock_policy import COLD_STEPS
+
+CLOCKS = [1980, 1860, 1740, 1620, 1500, 1380, 1260, 1140, 1020, 900]
+EMPTY = Queue(0, 0, 0.0)
+
+strange = st.one_of(
+    st.sampled_from([0, -1, math.nan, math.inf, -math.inf, 1e308, -1e308, 10**400, 5e-324]),
+    st.floats(allow_nan=True, allow_infinity=True),
+    st.floats(0, 1000),
+    st.integers(),
+)
+
+
+class Engine:
+    """Feeds a policy with steps whose time the clock lengthens by a rule.
+
+    Args:
+        policy: The policy.
+        stretch: How much longer a step is at a clock than at 1980 MHz.
+        base_s: A step of one sequence at 1980 MHz.
+    """
+
+    def __init__(
+        self,
+        policy: ClockPolicy,
+        stretch: Callable[[int], float] = lambda mhz: 1.0,
+        base_s: float = 0.008,
+    ) -> None:
+        self.policy = policy
+        self.stretch = stretch
+        self.base_s = base_s
+        self.now = 100.0
+        self.clock = policy.clock_mhz
+
+    def steps(self, count: int, sequences: int = 8, queue: Queue = EMPTY) -> int:
+        """Decode steps. Returns the clock after the last."""
+        for number in range(count):
+            took = self.base_s * self.stretch(self.clock) * (1 + 0.01 * math.sin(7 * number))
+            begin, self.now = self.now, self.now + took
+            step = Step(begin, self.now, 0, sequences, 500 * sequences, self.clock)
+            self.clock = self.policy.step(step, queue)
+        return self.clock
+
+
+def low(policy: ClockPolicy) -> Engine:
+    """An engine whose policy has gone down."""
+    engine = Engine(policy)
+    engine.steps(2500)
+    assert engine.clock < 1300
+    return engine
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    floor=st.sampled_from([None, 0.0, 1000.0, 5000.0]),
+    calls=st.lists(
+        st.one_of(
+            st.tuples(st.just("step"), st.tuples(*[strange] * 9)),
+            st.tuples(st.just("finished"), st.tuples(strange, strange)),
+            st.tuples(st.just("idle"), st.tuples(strange)),
+            st.tuples(st.just("energy"), st.tuples(strange, strange, strange)),
+            st.tuples(st.just("sane"), st.tuples(st.integers(1, 40))),
+            st.tuples(st.just("told"), st.tuples(st.floats(0, 1e4), st.floats(0, 1))),
+        ),
+        max_size=40,
+    ),
+)
+def test_strange_numbers_never_raise_and_clocks_are_offered(
+    floor: float | None, calls: list[tuple[str, tuple[float, ...]]]
+) -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025, floor)
+    engine = Engine(policy)
+    for name, numbers in calls:
+        if name == "step":
+            clock = policy.step(Step(*numbers[:6]), Queue(*numbers[6:]))
+        elif name == "finished":
+            policy.finished(*numbers)
+            continue
+        elif name == "energy":
+            policy.energy(*numbers)
+            continue
+        elif name == "told":
+            for number in range(15):
+                policy.energy(engine.now - 0.01 * number - 0.1, engine.now - numbers[1], numbers[0])
+            continue
+        elif name == "idle":
+            clock = policy.idle(*numbers)
+        else:
+            clock = engine.steps(int(numbers[0]))
+        assert clock in CLOCKS
+        assert clock == 1980 or clock >= (floor or 0)
+        assert clock == policy.clock_mhz
+        assert not any(math.isnan(number) for number in policy.predict())
+
+
+@settings(max_examples=10, deadline=None)
+@given(st.lists(st.tuples(*[strange] * 9), min_size=1, max_size=20))
+def test_it_recovers_from_strange_numbers(numbers: list[tuple[float, ...]]) -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    low(policy)
+    for one in numbers:
+        policy.step(Step(*one[:6]), Queue(*one[6:]))
+    for _ in range(2):  # the first may follow a time that is far ahead: it has gone back
+        policy.step(Step(1.0, 1.008, 0, 8, 4000, 1980), EMPTY)
+    engine = Engine(policy)
+    engine.now = 10.0
+    assert engine.steps(3500) < 1500
+
+
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=300), st.floats(0, 6000))
+def test_levels_are_offered_clocks(clocks: list[int], floor: float) -> None:
+    policy = ClockPolicy(clocks, 0.5, 0.025, floor)
+    levels = policy._clocks
+    assert set(levels) <= set(clocks)
+    assert levels[0] == max(clocks)
+    assert levels == sorted(levels, reverse=True)
+    assert all(clock >= floor for clock in levels[1:])
+    assert len(levels) <= 21
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [([], 0.5, 0.025), ([0, -5], 0.5, 0.025), (CLOCKS, 0, 0.025), (CLOCKS, 0.5, math.nan)],
+)
+def test_wrong_arguments(arguments: tuple[list[int], float, float]) -> None:
+    with pytest.raises(ValueError, match=r"clock|positive"):
+        ClockPolicy(*arguments)
+    with pytest.raises(ValueError, match="floor_mhz"):
+        ClockPolicy(CLOCKS, 0.5, 0.025, floor_mhz=math.nan)
+
+
+def test_it_starts_at_the_highest_clock() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = Engine(policy)
+    assert policy.idle(5.0) == 1980
+    for _ in range(COLD_STEPS - 1):
+        assert engine.steps(1) == 1980
+
+
+def test_it_goes_down_where_steps_do_not_get_longer() -> None:
+    low(ClockPolicy(CLOCKS, 0.5, 0.025))
+
+
+def test_it_learns_how_much_longer_steps_get() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    knee = 1440
+    engine = Engine(policy, lambda mhz: max(1.0, knee / mhz))
+    engine.steps(4000)
+    learned = policy.stretch
+    assert len(learned) >= 6
+    for mhz, stretch in learned.items():
+        assert stretch == pytest.approx(max(1.0, knee / mhz), rel=0.04)
+
+
+def test_an_objective_holds_where_steps_get_longer_at_once() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.010)  # 8 ms at the highest clock
+    engine = Engine(policy, lambda mhz: 1980 / mhz)
+    for _ in range(4000):
+        engine.steps(1)
+        policy.finished(0.1, engine.base_s * 1980 / engine.clock)
+        assert engine.base_s * 1980 / engine.clock < 0.010
+    assert engine.clock < 1980
+
+
+@pytest.mark.parametrize(("ttft_s", "tpot_s"), [(0.001, 0.025), (0.5, 0.004)])
+def test_a_lost_objective_is_served_at_the_highest_clock(ttft_s: float, tpot_s: float) -> None:
+    policy = ClockPolicy(CLOCKS, ttft_s, tpot_s)
+    engine = Engine(policy)
+    for _ in range(100):
+        engine.steps(20)
+        policy.finished(0.05, 0.008)
+    assert engine.clock == 1980
+
+
+def test_requests_that_miss_for_reasons_unknown_are_a_lost_objective() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = low(policy)
+    for _ in range(40):
+        policy.finished(2.0, 0.008)  # no queue was ever seen
+    assert engine.steps(1) == 1980
+    for _ in range(200):
+        policy.finished(0.05, 0.008)
+    assert engine.steps(2500) < 1980
+
+
+def test_a_burst_is_answered_at_once() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = Engine(policy)
+    for number in range(2500):  # now and then a prompt, so that prompt tokens have a price
+        if number % 10 == 0:
+            begin, engine.now = engine.now, engine.now + 0.008 + 1000 * 3e-5 * 1980 / engine.clock
+            engine.clock = policy.step(Step(begin, engine.now, 1000, 8, 4000, engine.clock), EMPTY)
+        engine.steps(1)
+    before = engine.clock
+    assert before < 1980
+    assert engine.steps(1, queue=Queue(30, 25_000, 0.2)) == 1980
+
+
+def test_the_highest_clock_when_statistics_stop_while_requests_wait() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = low(policy)
+    engine.steps(1, queue=Queue(1, 100, 0.0))
+    clocks = [policy.idle(engine.now + 0.05 * n) for n in range(10)]
+    assert clocks[-1] == 1980, "within 0.5 s"
+    assert clocks[1] < 1980, "not at once: a step may take a while"
+
+
+def test_the_highest_clock_when_statistics_stop_while_sequences_decode() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = low(policy)
+    policy.finished(0.1, 0.01)  # one of eight
+    assert policy.idle(engine.now + 0.5) == 1980
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_it_knows_that_the_engine_is_idle(before: bool) -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = low(policy)
+    engine.steps(50, sequences=1)
+    if before:
+        policy.finished(0.1, 0.01)
+    engine.steps(1, sequences=1)
+    if not before:
+        policy.finished(0.1, 0.01)
+    assert policy.idle(engine.now + 0.6) < 1980
+
+
+@pytest.mark.parametrize("wrong", [math.nan, -1.0, math.inf])
+@pytest.mark.parametrize("field", [*Step._fields[:5], *Queue._fields])
+def test_the_highest_clock_after_numbers_that_cannot_be_true(field: str, wrong: float) -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = low(policy)
+    step, queue = Step(engine.now, engine.now + 0.008, 0, 8, 4000, engine.clock), EMPTY
+    if field in Step._fields:
+        step = step._replace(**{field: wrong})
+    else:
+        queue = queue._replace(**{field: wrong})
+    assert policy.step(step, queue) == 1980
+
+
+def test_steps_far_longer_than_predicted_are_an_escape() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = low(policy)
+    engine.base_s *= 1.7
+    engine.steps(5)
+    assert engine.clock == 1980
+    assert policy.escapes == 1
+
+
+def test_a_capped_clock_is_not_learned_as_the_one_asked_for() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = Engine(policy, lambda mhz: 1980 / mhz)
+    engine.steps(3000)
+    learned = policy.stretch
+    for _ in range(500):  # held at 700 MHz, as the effective clock says
+        begin, engine.now = engine.now, engine.now + 0.008 * 1980 / 700
+        policy.step(Step(begin, engine.now, 0, 8, 4000, 700), EMPTY)
+    for mhz, stretch in policy.stretch.items():
+        assert stretch == pytest.approx(learned.get(mhz, stretch), rel=0.02)
+
+
+def test_a_floor_is_kept_and_what_was_learned_can_be_given() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025, floor_mhz=1400)
+    assert Engine(policy).steps(2500) == 1500
+    again = ClockPolicy(CLOCKS, 0.5, 0.025, stretch=policy.stretch)
+    assert again.stretch == policy.stretch
+
+
+def test_energy_that_is_told_once_holds_nothing_up() -> None:
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    engine = Engine(policy)
+    engine.steps(10)
+    policy.energy(engine.now - 0.05, engine.now, 20.0)
+    assert engine.steps(1000) == 1980, "the highest clock is seen first"
+    assert engine.steps(5000) < 1300, "but not for ever"
+
+
+def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
+    """The same steps twice: on a board whose power follows the clock, and on one where it does not,
+    so that longer steps cost what they take.
+    """
+    reached = []
+    for clock_w in (300.0, 3.0):
+        policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+        engine = Engine(policy, lambda mhz: 1980 / mhz)
+        told, joules = engine.now, 0.0
+        for number in range(9000):
+            clock = engine.clock
+            begin = engine.now
+            engine.steps(1, sequences=1)
+            busy_s = engine.now - begin
+            joules += (300.0 + clock_w * (clock / 1980) ** 3) * busy_s + 30.0 * 0.006
+            engine.now += 0.006  # between steps the engine waits for requests
+            if number % 50 == 49:
+                policy.energy(told, engine.now, joules)
+                told, joules = engine.now, 0.0
+        reached.append(engine.clock)
+    assert reached[0] < 1700
+    assert reached[1] == 1980

@@ -1,0 +1,259 @@
+"""`python -m zeus.serving clocks` and `tune`: clock control and tuning beside the engine."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zeus.serving.clock_control import ClockControl
+from zeus.serving.clock_feed import ForwardPassFeed
+from zeus.utils.atomic import write_text
+from zeus_ipc.client import Client
+from zeus_ipc.errors import ZeusIpcError
+
+
+@click.command()
+@click.option("--slo-ttft", type=float, required=True, help="Time to first token, s.")
+@click.option("--slo-tpot", type=float, required=True, help="Mean time per output token, s.")
+@click.option(
+    "--feed",
+    required=True,
+    help="Address of the engine's forward-pass metrics, such as tcp://127.0.0.1:20380.",
+)
+@click.option(
+    "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
+)
+@click.option("--rank", type=int, help="Data parallel rank to listen to. [default: the first]")
+@click.option("--floor", type=float, help="Lowest clock, MHz. [default: found by itself]")
+@click.option("--dry-run", is_flag=True, help="Change nothing; log what it would do.")
+@click.option(
+    "--state",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Keep what is learned of step times in this file, and start from it.",
+)
+@click.option("--metrics-port", type=int, help="Serve Prometheus metrics on 127.0.0.1.")
+@click.option("--model", default="", help="Label model_name of the metrics.")
+@click.option("--engine", default="0", show_default=True, help="Label engine of the metrics.")
+def clocks(
+    slo_ttft: float,
+    slo_tpot: float,
+    feed: str,
+    gpus: tuple[str, ...],
+    rank: int | None,
+    floor: float | None,
+    dry_run: bool,
+    state: Path | None,
+    metrics_port: int | None,
+    model: str,
+    engine: str,
+) -> None:
+    """Hold the lowest clock that keeps the latency objectives, until Ctrl-C."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    try:
+        uuids = find_gpus(gpus)
+        stretch = load_stretch(state)
+        control = ClockControl(
+            uuids, slo_ttft, slo_tpot, floor_mhz=floor, dry_run=dry_run, stretch=stretch
+        )
+    except (ValueError, ZeusIpcError) as error:
+        raise click.ClickException(str(error)) from None
+    if metrics_port is not None:
+        serve_metrics(control, metrics_port, model, engine)
+    try:
+        listen(feed, control, rank, threading.Event())
+    finally:
+        learned = control.stretch
+        control.close()
+        if state is not None and learned and not dry_run:
+            save_stretch(state, learned)
+
+
+@click.command()
+@click.option("--slo-ttft", type=float, required=True, help="Time to first token, s.")
+@click.option("--slo-tpot", type=float, required=True, help="Mean time per output token, s.")
+@click.option(
+    "--feed",
+    required=True,
+    help="Address of the engine's forward-pass metrics, such as tcp://127.0.0.1:20380.",
+)
+@click.option(
+    "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
+)
+@click.option("--rank", type=int, help="Data parallel rank to listen to. [default: the first]")
+@click.option("--minutes", type=float, default=60.0, show_default=True, help="At most so long.")
+@click.option(
+    "--window", type=float, default=20.0, show_default=True, help="Length of a window, s."
+)
+@click.option(
+    "--requests", type=int, default=200, show_default=True, help="Requests to judge a clock by."
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, dir_okay=False),
+    default="clocks.json",
+    show_default=True,
+    help="Where to write the profile; `clocks --state` starts from it.",
+)
+@click.option(
+    "--picture",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where to draw J per token, TTFT and TPOT, such as clocks.svg.",
+)
+def tune(
+    slo_ttft: float,
+    slo_tpot: float,
+    feed: str,
+    gpus: tuple[str, ...],
+    rank: int | None,
+    minutes: float,
+    window: float,
+    requests: int,
+    out: Path,
+    picture: Path | None,
+) -> None:
+    """Find the lowest static clock that holds at each load, under live load.
+
+    Requests are real: a clock that misses an objective is left at once. Stop early with Ctrl-C;
+    what was found is kept.
+    """
+    from zeus.serving import clock_report
+    from zeus.serving.clock_tune import Tuner
+
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    made: list[Tuner] = []
+
+    def make(*arguments: Any) -> Tuner:
+        made[:] = [Tuner(*arguments, window_s=window, requests=requests)]
+        return made[0]
+
+    try:
+        Tuner([1], slo_ttft, slo_tpot, window_s=window, requests=requests)
+        control = ClockControl(find_gpus(gpus), slo_ttft, slo_tpot, energy=True, policy=make)
+    except (ValueError, ZeusIpcError) as error:
+        raise click.ClickException(str(error)) from None
+    ended = threading.Event()
+    timer = threading.Timer(60.0 * minutes, ended.set)
+    timer.daemon = True
+    timer.start()
+    try:
+        listen(feed, control, rank, ended)
+    finally:
+        timer.cancel()
+        control.close()
+    tuner = made[0] if made else None
+    rows = list(tuner.rows()) if tuner is not None else []
+    if tuner is None or not rows:
+        trouble = control.status().trouble or "no request ended; check --feed, and that load runs"
+        raise click.ClickException(f"nothing was learned: {trouble}")
+    click.echo(clock_report.table(rows))
+    if not tuner.done():
+        click.echo("Not complete: clocks below those listed were not judged. Run it for longer.")
+    try:
+        write_text(out, json.dumps(tuner.profile(), indent=1) + "\n")
+        if picture is not None:
+            clock_report.picture(rows, picture, slo_ttft, slo_tpot)
+    except OSError as error:
+        raise click.ClickException(f"cannot write {error.filename}: {error.strerror}") from None
+    except ImportError:
+        raise click.ClickException(
+            "the picture needs matplotlib: pip install 'zeusd[plot]'"
+        ) from None
+
+
+def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.Event) -> None:
+    """Passes messages on until Ctrl-C, SIGTERM or the event.
+
+    Raises:
+        ClickException: The address cannot be used.
+    """
+    import zmq
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: ended.set())
+    socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
+    try:
+        socket.setsockopt(zmq.SUBSCRIBE, b"")
+        socket.setsockopt(zmq.LINGER, 0)
+        socket.connect(feed)
+        passes = ForwardPassFeed(control, rank)
+        while not ended.is_set():
+            if socket.poll(200):
+                passes.message(socket.recv_multipart()[-1], time.monotonic())
+    except zmq.ZMQError as error:
+        raise click.ClickException(f"cannot listen to {feed}: {error}; check --feed") from None
+    finally:
+        socket.close()
+
+
+def find_gpus(names: tuple[str, ...]) -> list[str]:
+    """UUIDs of GPUs given by index or UUID.
+
+    Raises:
+        ValueError: There is no such GPU.
+        ZeusIpcError: zeusd cannot be asked.
+    """
+    with Client() as client:
+        found = client.node().gpus
+    by_name = {gpu.uuid: gpu.uuid for gpu in found} | {str(gpu.index): gpu.uuid for gpu in found}
+    for name in names:
+        if name not in by_name:
+            raise ValueError(f"there is no GPU {name}; zeusctl gpus lists what there is")
+    return list(dict.fromkeys(by_name[name] for name in names))
+
+
+def load_stretch(path: Path | None) -> dict[int, float] | None:
+    """What was learned before, by clock, MHz; None: nothing.
+
+    Raises:
+        ValueError: The file is something else.
+    """
+    if path is None or not path.exists():
+        return None
+    try:
+        stored = json.loads(path.read_text())["stretch"]
+        return {int(mhz): float(value) for mhz, value in stored.items()}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        raise ValueError(
+            f"{path} holds no learned step times; delete it, or name another"
+        ) from None
+
+
+def save_stretch(path: Path, stretch: dict[int, float]) -> None:
+    """Keeps what was learned; the rest of a tuner's profile stays."""
+    try:
+        stored = json.loads(path.read_text()) if path.exists() else {}
+        stored["stretch"] = {str(mhz): value for mhz, value in stretch.items()}
+        write_text(path, json.dumps(stored, indent=1) + "\n")
+    except (OSError, ValueError, TypeError) as error:
+        raise click.ClickException(f"cannot keep step times in {path}: {error}") from None
+
+
+def serve_metrics(control: ClockControl, port: int, model: str, engine: str) -> None:
+    """Serves metrics from a thread.
+
+    Raises:
+        ClickException: prometheus_client is missing, or the port is taken.
+    """
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+
+        from zeus.serving.clock_metrics import ClockCollector
+
+        registry = CollectorRegistry()
+        registry.register(ClockCollector(model, engine, control))
+        start_http_server(port, "127.0.0.1", registry)
+    except ImportError:
+        raise click.ClickException(
+            "metrics need prometheus_client: pip install 'zeusd[metrics]'"
+        ) from None
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot listen on port {port} ({error.strerror}); choose another --metrics-port"
+        ) from None

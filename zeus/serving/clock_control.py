@@ -1,0 +1,442 @@
+"""Puts the clock policy's choices into force through zeusd, under a lease with a short TTL.
+
+The engine calls `step` and `finished`, which cost some microseconds and never raise. One thread
+does everything else. It also sends the heartbeats: when it, the process or the engine's statistics
+stop, the GPUs are back at their restore target within the TTL.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from zeus.serving.clock_policy import ClockPolicy
+from zeus.serving.clock_rate import RateBound
+from zeus.serving.clock_status import ClockStatus
+from zeus.serving.clock_steps import Queue, Step
+from zeus_ipc.client import Client
+from zeus_ipc.errors import (
+    DaemonUnavailable,
+    DeferredSetFailed,
+    LeaseHeld,
+    NotSupported,
+    SeveralGpusFailed,
+    ZeusIpcError,
+)
+from zeus_ipc.messages import Control
+from zeus_ipc.prepared import holds
+
+log = logging.getLogger(__name__)
+
+CONTROL = Control.GPU_CLOCKS.value
+
+TTL_S = 2.0
+"""Of the lease: the least that zeusd grants by default."""
+
+TICK_S = 0.05
+"""How often the thread looks when nothing wakes it."""
+
+IDLE_S = 0.1
+"""Without a step for so long the policy is asked for the clock while idle."""
+
+SETTLED_S = 0.4
+"""After a change: a sample of the clock before this says nothing of it."""
+
+IDLE_REASON = 1
+"""The bit of nvmlClocksEventReasons for an idle GPU."""
+
+CAPPED = 0.97
+"""A sampled clock below this share of the one that was set is a capped one."""
+
+RETRY_S = (0.5, 30.0)
+"""Pause after a failure: the first, and the longest."""
+
+TIMEOUT_S = 1.0
+
+ENERGY_NS = 1_000_000_000
+ENERGY_BEHIND_NS = 500_000_000
+"""How often energy is reported to the policy, and how much later."""
+
+
+class ClockControl:
+    """Runs a clock policy for one engine instance.
+
+    Args:
+        gpus: UUIDs of all GPUs of the instance: one message sets the clock of all of them.
+        ttft_s: Objective for each request's time to first token, s.
+        tpot_s: Objective for each request's mean time per output token, s.
+        floor_mhz: No clock below this one; None: it finds a floor by itself.
+        dry_run: Take no lease and set nothing; log what it would do. As lower clocks are not tried,
+            steps are taken to be as long there as they can be.
+        stretch: What `tune` or an earlier run learned; see `ClockPolicy`.
+        clocks_mhz: Clocks to choose from; None: those that zeusd says the GPUs offer.
+        path: zeusd's socket; None: `$ZEUSD_SOCK_PATH`, else `/run/zeusd/zeusd.sock`.
+        ttl_s: How long clocks stay when this process hangs, s.
+        changes_per_minute: The most in any minute.
+        energy: Report the GPUs' energy to the policy once a second, where they have a counter. It
+            then spends some seconds at the highest clock, ever more rarely, to compare.
+        policy: Makes the policy; `clock_tune.Tuner` tunes.
+
+    Raises:
+        ValueError: An argument is wrong. Nothing is raised later: `status` and the log say what
+            is wrong, and it is tried again.
+    """
+
+    def __init__(
+        self,
+        gpus: Sequence[str],
+        ttft_s: float,
+        tpot_s: float,
+        *,
+        floor_mhz: float | None = None,
+        dry_run: bool = False,
+        stretch: dict[int, float] | None = None,
+        clocks_mhz: Sequence[int] | None = None,
+        path: str | os.PathLike[str] | None = None,
+        ttl_s: float = TTL_S,
+        changes_per_minute: int = 200,
+        energy: bool = False,
+        policy: Callable[..., ClockPolicy] = ClockPolicy,
+    ) -> None:
+        if not gpus or isinstance(gpus, str):
+            raise ValueError("gpus must be the UUIDs of the instance's GPUs; see zeusctl gpus")
+        if not ttl_s > 0:
+            raise ValueError(f"ttl_s must be a positive number of seconds, not {ttl_s!r}")
+        ClockPolicy([1], ttft_s, tpot_s, floor_mhz)  # wrong objectives are an error now
+        RateBound(1, changes_per_minute)
+        self._gpus = list(gpus)
+        self._objectives = ttft_s, tpot_s, floor_mhz
+        self._stretch = stretch
+        self._clocks = list(clocks_mhz) if clocks_mhz is not None else None
+        self._path = path
+        self._ttl_s = ttl_s
+        self._most = changes_per_minute
+        self._energy = energy
+        self._energy_ns = 0  # until then it was reported
+        self._make = policy
+        self.dry_run = dry_run
+        self._policy: ClockPolicy | None = None
+        self._rate: RateBound | None = None
+        self._client: Client | None = None
+        self._guard = threading.Lock()
+        self._wake = threading.Event()
+        self._ended = threading.Event()
+        self._pid = os.getpid()
+        self._working = False
+        self._trouble = ""
+        self._refused: str | None = None
+        self._lowest = 0
+        self._wanted = self._set = 0
+        self._set_s = self._stepped_s = self._beat_s = -math.inf
+        self._serving_s = -math.inf  # since then it serves without a pause
+        self._sampled, self._cap = math.nan, math.inf
+        self._changes = 0
+        self._seen = math.nan, math.nan
+        atexit.register(self.close)
+        self._thread = threading.Thread(target=self._run, name="zeus-serving-clocks", daemon=True)
+        self._thread.start()
+
+    # ---------------------------------------------------------------------- what the engine calls
+
+    def step(self, step: Step, queue: Queue) -> None:
+        """A step has ended. Times are of `time.monotonic`; the clock of `step` is filled in here.
+        Never raises, never waits for zeusd.
+        """
+        policy = self._policy
+        if policy is None or os.getpid() != self._pid:
+            return
+        try:
+            with self._guard:
+                now = time.monotonic()
+                if now - self._stepped_s > IDLE_S:
+                    self._serving_s, self._cap = now, math.inf
+                self._stepped_s = now
+                wanted = policy.step(step._replace(clock_mhz=self._effective()), queue)
+            if wanted != self._wanted:
+                self._wanted = wanted
+                self._wake.set()
+        except Exception:  # serving must go on
+            log.debug("the clock policy failed", exc_info=True)
+
+    def finished(self, ttft_s: float, tpot_s: float) -> None:
+        """A request has ended; see `ClockPolicy.finished`. Never raises."""
+        policy = self._policy
+        if policy is None or os.getpid() != self._pid:
+            return
+        try:
+            with self._guard:
+                policy.finished(ttft_s, tpot_s)
+                self._seen = ttft_s, tpot_s
+        except Exception:  # serving must go on
+            log.debug("the clock policy failed", exc_info=True)
+
+    def drained(self) -> None:
+        """The engine has no request; see `ClockPolicy.drained`. Never raises."""
+        policy = self._policy
+        if policy is not None and os.getpid() == self._pid:
+            with self._guard:
+                policy.drained()
+
+    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
+        """The instance's energy between two instants of `time.monotonic`, J; optional."""
+        policy = self._policy
+        if policy is not None:
+            with self._guard:
+                policy.energy(begin_s, end_s, joules)
+
+    def refuse(self, reason: str | None) -> None:
+        """Stay out while another tenant uses a GPU: clocks are restored. None: go on.
+
+        Args:
+            reason: Such as `another process used the GPU`.
+        """
+        self._refused = reason
+        self._wake.set()
+
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        """What a request saw; see `ClockPolicy.seen`. Never raises."""
+        policy = self._policy
+        if policy is not None and os.getpid() == self._pid:
+            with self._guard:
+                policy.seen(ttft_s, tpot_s)
+                self._seen = ttft_s, tpot_s
+
+    def status(self) -> ClockStatus:
+        """What it does now."""
+        with self._guard:
+            policy, (ttft, tpot) = self._policy, self._seen
+            predicted = policy.predict() if policy is not None else None
+            return ClockStatus(
+                wanted_mhz=self._wanted,
+                set_mhz=self._set,
+                effective_mhz=self._sampled,
+                working=self._working,
+                trouble=self._trouble,
+                changes=self._changes,
+                escapes=policy.escapes if policy is not None else 0,
+                ttft_violations=policy.ttft_violations if policy is not None else 0,
+                tpot_violations=policy.tpot_violations if policy is not None else 0,
+                predicted_tpot_s=predicted.tpot_s if predicted is not None else math.nan,
+                predicted_ttft_s=predicted.ttft_s if predicted is not None else math.nan,
+                seen_tpot_s=tpot,
+                seen_ttft_s=ttft,
+                saving=policy.saving() if policy is not None else math.nan,
+            )
+
+    @property
+    def stretch(self) -> dict[int, float]:
+        """What was learned of step times, to begin with the next time; see `ClockPolicy`."""
+        with self._guard:
+            return self._policy.stretch if self._policy is not None else {}
+
+    def close(self) -> None:
+        """Restores the clocks and ends the thread. Never raises."""
+        if os.getpid() != self._pid or self._ended.is_set():
+            return
+        self._ended.set()
+        self._wake.set()
+        atexit.unregister(self.close)
+        self._thread.join(3 * TIMEOUT_S)
+
+    # ---------------------------------------------------------------------------------- the thread
+
+    def _run(self) -> None:
+        pause_s, retry_s = RETRY_S[0], -math.inf
+        while not self._ended.is_set():
+            try:
+                if self._refused is not None:
+                    self._leave(f"another tenant uses a GPU: {self._refused}")
+                elif not self._working:
+                    if time.monotonic() >= retry_s:
+                        self._begin()
+                        pause_s = RETRY_S[0]
+                else:
+                    self._look()
+            except Exception as error:  # noqa: BLE001 - a thread that nobody watches must not end in silence
+                self._fail(error)
+                retry_s = time.monotonic() + pause_s
+                pause_s = min(RETRY_S[1], 2 * pause_s)
+            self._wake.wait(TICK_S)
+            self._wake.clear()
+        self._leave("")
+
+    def _begin(self) -> None:
+        """Reaches zeusd and takes the lease on the clocks of all GPUs.
+
+        Raises:
+            ZeusIpcError: It cannot, now.
+        """
+        if self._client is None:
+            # Heartbeats come from this thread alone: another would beat on while this one hangs.
+            self._client = Client(self._path, timeout_s=TIMEOUT_S, heartbeat=False)
+        client = self._client
+        highest = math.inf
+        if not self.dry_run:
+            taken = client.acquire(self._gpus, [CONTROL], ttl_s=self._ttl_s)
+            self._beat_s = time.monotonic()
+            for back in taken.values():
+                target = back[CONTROL].value
+                if len(target) == 2:  # not unlocked: the site allows no more
+                    highest = min(highest, target[1])
+        if self._policy is None:
+            self._offer(client, highest)
+        elif not self.dry_run:
+            client.reset(self._gpus, CONTROL)
+        assert self._policy is not None
+        with self._guard:
+            self._set = self._policy.highest_mhz
+            self._working = True
+        if self._trouble:
+            log.warning("clocks of the serving engine are set again")
+        self._trouble = ""
+
+    def _offer(self, client: Client, highest: float) -> None:
+        offered: set[int] | None = set(self._clocks) if self._clocks is not None else None
+        if offered is None or self._lowest == 0:
+            every: set[int] | None = None
+            for uuid in self._gpus:
+                clocks = client.clocks(uuid)
+                one = set(clocks.gpu_mhz[str(max(clocks.memory_mhz))])
+                every = one if every is None else every & one
+            self._lowest = min(every or {0})
+            offered = every if offered is None else offered & (every or set())
+        usable = [mhz for mhz in offered or () if mhz <= highest]
+        if not usable:
+            raise ZeusIpcError(
+                "the GPUs of this instance have no clock in common that may be set; give GPUs of "
+                "one kind, and clocks that `zeusctl show` lists"
+            )
+        ttft_s, tpot_s, floor_mhz = self._objectives
+        stretch = self._stretch
+        if self.dry_run and not stretch:
+            stretch = {mhz: max(usable) / mhz for mhz in usable}
+        policy = self._make(usable, ttft_s, tpot_s, floor_mhz, stretch)
+        with self._guard:
+            self._policy, self._wanted = policy, policy.highest_mhz
+            self._rate = RateBound(policy.highest_mhz, self._most)
+
+    def _look(self) -> None:
+        """Asks the policy while idle, sends what it wants, keeps the lease."""
+        policy, rate, client = self._policy, self._rate, self._client
+        assert policy is not None
+        assert rate is not None
+        assert client is not None
+        now = time.monotonic()
+        with self._guard:
+            if now - self._stepped_s > IDLE_S:
+                self._wanted = policy.idle(now)
+            wanted = rate.allowed(now, self._set, self._wanted)
+        if wanted != self._set:
+            rate.changed(now)
+            if not self.dry_run:
+                if wanted == policy.highest_mhz:
+                    client.reset(self._gpus, CONTROL, block=False)
+                else:
+                    client.set_gpu_clocks(self._gpus, self._lowest, wanted, block=False)
+            with self._guard:
+                before, self._set, self._set_s = self._set, wanted, now
+                self._changes += 1
+            level = logging.INFO if self.dry_run else logging.DEBUG
+            verb = "would change" if self.dry_run else "change"
+            log.log(level, "clocks %s from %d to %d MHz", verb, before, wanted)
+        if now >= self._beat_s + self._ttl_s / 4:
+            self._beat_s = now
+            for uuid in () if self.dry_run else self._gpus:
+                if not holds(client, uuid, CONTROL):
+                    raise ZeusIpcError(
+                        "this process lost its lease on the clocks; zeusd's log says why"
+                    )
+            self._sample(client)
+            if self._energy:
+                self._report_energy(client, policy)
+
+    def _sample(self, client: Client) -> None:
+        states = client.state(self._gpus).values()
+        clocks = [state.gpu_clock_mhz for state in states]
+        known = [mhz for mhz in clocks if mhz is not None]
+        idle = any((state.throttle_reasons or 0) & IDLE_REASON for state in states)
+        now = time.monotonic()
+        with self._guard:
+            self._sampled = float(min(known)) if len(known) == len(self._gpus) else math.nan
+            # An idle GPU lowers its clock by itself: that says nothing of its next step.
+            serving = now - self._stepped_s < IDLE_S and now - self._serving_s > SETTLED_S
+            capped = self._sampled < CAPPED * self._set and now > self._set_s + SETTLED_S
+            self._cap = self._sampled if capped and serving and not idle else math.inf
+
+    def _report_energy(self, client: Client, policy: ClockPolicy) -> None:
+        end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # known by now: nothing to wait for
+        begin_ns, self._energy_ns = self._energy_ns, end_ns
+        if begin_ns < end_ns - 10 * ENERGY_NS:
+            return  # the first, or after a pause
+        if end_ns - begin_ns < ENERGY_NS:
+            self._energy_ns = begin_ns
+            return
+        try:
+            found = client.windows(self._gpus, [(begin_ns, end_ns, False)])
+        except (NotSupported, SeveralGpusFailed) as error:
+            self._energy = False
+            log.info("the policy does without the energy of the GPUs: %s", error.message)
+            return
+        parts = [one.energy_uj[0] for one in found.values()]
+        joules = sum(part for part in parts if part is not None) / 1e6
+        if None in parts:
+            return
+        with self._guard:
+            policy.energy(begin_ns / 1e9, end_ns / 1e9, joules)
+
+    def _effective(self) -> float:
+        """The clock at which steps run, MHz, as far as it is known."""
+        if self.dry_run or not self._working:
+            policy = self._policy
+            return float(policy.highest_mhz) if policy is not None else math.nan
+        return min(self._cap, float(self._set))
+
+    def _fail(self, error: Exception) -> None:
+        """Nothing is set until it works again."""
+        if isinstance(error, DeferredSetFailed):
+            error = error.last
+        message = getattr(error, "message", None) or f"{type(error).__name__}: {error}"
+        if isinstance(error, LeaseHeld):
+            message = f"another process controls the clocks: {message}"
+        with self._guard:
+            known, self._working = bool(self._trouble), False
+            self._trouble = message
+            policy = self._policy
+            if policy is not None:
+                self._set = policy.highest_mhz
+        if not known:
+            log.warning(
+                "the serving engine's clocks cannot be set; it goes on at default clocks, and it "
+                "is tried again: %s",
+                message,
+            )
+        client = self._client
+        if isinstance(error, DaemonUnavailable) or client is None:
+            return
+        try:  # what was set must not stay
+            if not self.dry_run:
+                client.release(self._gpus, [CONTROL])
+        except ZeusIpcError as failed:
+            log.debug("clocks are restored when the lease ends: %s", failed.message)
+
+    def _leave(self, reason: str) -> None:
+        """Restores the clocks."""
+        with self._guard:
+            self._working, self._trouble = False, reason
+            if self._policy is not None:
+                self._set = self._policy.highest_mhz
+        client, self._client = self._client, None
+        if client is not None:
+            try:
+                if not self.dry_run:
+                    client.release(self._gpus, [CONTROL])
+            except ZeusIpcError as error:
+                log.debug("clocks are restored when the lease ends: %s", error.message)
+            client.close()
+            if reason:
+                log.warning("clocks are not controlled: %s", reason)

@@ -1,0 +1,151 @@
+"""Steps for the clock policy from forward-pass metrics, as Dynamo and SGLang publish them; pure.
+
+One message per step, positional msgpack: `version, worker, rank, number, seconds, scheduled,
+queued`, with sums over requests. A step ends when its message arrives. Single requests are not
+known: TTFT is estimated from the wait of those that leave the queue, TPOT from the mean time of
+`BLOCK` steps.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple, Protocol
+
+import msgpack
+
+from zeus.serving.clock_steps import Queue, Step
+from zeus_ipc.errors import RequestRejected
+
+BLOCK = 64
+"""Steps that decode whose mean time is one request's TPOT."""
+
+MOST_WAITING = 100_000
+"""Requests in a queue that are believed."""
+
+
+class ForwardPass(NamedTuple):
+    """What one message says. `seconds` is 0 when the engine falls idle."""
+
+    worker: str
+    rank: int
+    seconds: float
+    prefill_tokens: int
+    decode_sequences: int
+    decode_context: int
+    waiting: int
+    backlog_tokens: int
+
+
+def decode(data: bytes) -> ForwardPass:
+    """Reads a message.
+
+    Raises:
+        RequestRejected: It is none.
+    """
+    try:
+        fields: list[Any] = msgpack.unpackb(data)
+        _, worker, rank, _, *rest = fields
+        if isinstance(rest[0], str):  # newer ones say first what was timed
+            rest = rest[1:]
+        seconds, scheduled, queued = rest[:3]
+        numbers = [scheduled[1], scheduled[4], scheduled[5], queued[0], queued[1]]
+        found = ForwardPass(str(worker), int(rank), float(seconds), *map(int, numbers))
+        if min(found[2:]) < 0 or not found.seconds < 3600 or found.waiting > MOST_WAITING:
+            raise ValueError
+    except (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException):
+        raise RequestRejected(
+            "this is no message of forward-pass metrics; check the address of the feed"
+        ) from None
+    return found
+
+
+class QueueAge:
+    """How long requests of a queue have waited, by how many wait: first in, first out."""
+
+    def __init__(self) -> None:
+        self._arrivals: deque[float] = deque()
+
+    def seen(self, now_s: float, waiting: int) -> tuple[float, list[float]]:
+        """So many wait now. Returns the wait of the oldest, and of those that have left, s."""
+        arrivals = self._arrivals
+        left = []
+        while len(arrivals) > waiting:
+            left.append(max(0.0, now_s - arrivals.popleft()))
+        arrivals.extend([now_s] * (waiting - len(arrivals)))
+        return (max(0.0, now_s - arrivals[0]) if arrivals else 0.0), left
+
+
+class Sink(Protocol):
+    """What takes steps: `ClockControl`."""
+
+    def step(self, step: Step, queue: Queue) -> None:
+        """A step has ended."""
+
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        """About what a request saw."""
+
+    def drained(self) -> None:
+        """The engine has no request."""
+
+
+class ForwardPassFeed:
+    """Passes the messages of one worker on.
+
+    Args:
+        sink: Where to.
+        rank: Only of this data parallel rank; None: of the first that is heard.
+    """
+
+    def __init__(self, sink: Sink, rank: int | None = None) -> None:
+        self._sink = sink
+        self._only: tuple[str | None, int] | None = None if rank is None else (None, rank)
+        self._age = QueueAge()
+        self._ended_s = float("-inf")
+        self._block_steps = 0
+        self._block_s = self._tpot_s = 0.0
+        self.rejected = 0
+        """Messages that were none, or another worker's."""
+
+    def message(self, data: bytes, now_s: float) -> None:
+        """One message that arrived now, s of `time.monotonic`. Never raises."""
+        try:
+            found = decode(data)
+        except RequestRejected:
+            self.rejected += 1
+            return
+        if self._only is None or self._only[0] is None:
+            if self._only is not None and self._only[1] != found.rank:
+                self.rejected += 1
+                return
+            self._only = found.worker, found.rank
+        elif self._only != (found.worker, found.rank):
+            self.rejected += 1
+            return
+        oldest_s, left = self._age.seen(now_s, found.waiting)
+        if found.seconds == 0.0:
+            if not found.waiting:
+                self._sink.drained()
+            return
+        begin_s = max(self._ended_s, now_s - found.seconds)
+        if found.decode_sequences:
+            self._block_steps += 1
+            self._block_s += now_s - begin_s
+            if self._block_steps == BLOCK:
+                self._tpot_s = self._block_s / BLOCK
+                self._block_steps, self._block_s = 0, 0.0
+                self._sink.seen(left[0] if left else 0.0, self._tpot_s)
+                left = left[1:]
+        for waited_s in left:
+            self._sink.seen(waited_s, self._tpot_s)
+        self._ended_s = now_s
+        self._sink.step(
+            Step(
+                begin_s,
+                now_s,
+                found.prefill_tokens,
+                found.decode_sequences,
+                found.decode_context,
+                0.0,
+            ),
+            Queue(found.waiting, found.backlog_tokens, oldest_s),
+        )

@@ -1,0 +1,102 @@
+"""What clock control does, as Prometheus metrics.
+
+    from prometheus_client import REGISTRY
+    REGISTRY.register(ClockCollector("llama-8b", "0", control))
+
+Needs prometheus_client: pip install "zeusd[metrics]".
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from zeus.serving.clock_control import ClockControl
+
+
+class ClockCollector:
+    """What Prometheus scrapes of one engine instance.
+
+    Args:
+        model: Label `model_name`.
+        engine: Label `engine`.
+        control: Where figures come from.
+
+    Raises:
+        ImportError: prometheus_client is not installed.
+    """
+
+    def __init__(self, model: str, engine: str, control: ClockControl) -> None:
+        from prometheus_client import core
+
+        self._core = core
+        self._labels = [model, engine]
+        self._control = control
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics; called by the registry."""
+        status = self._control.status()
+        names = ["model_name", "engine"]
+
+        def gauge(name: str, text: str, value: float) -> Any:
+            found = self._core.GaugeMetricFamily(f"zeus_serving_{name}", text, labels=names)
+            if not math.isnan(value):
+                found.add_metric(self._labels, value)
+            return found
+
+        def by(name: str, text: str, label: str, values: dict[str, float], counter: bool) -> Any:
+            kind = self._core.CounterMetricFamily if counter else self._core.GaugeMetricFamily
+            found = kind(f"zeus_serving_{name}", text, labels=[*names, label])
+            for value, number in values.items():
+                if not math.isnan(number):
+                    found.add_metric([*self._labels, value], number)
+            return found
+
+        yield by(
+            "clock_hertz",
+            "Graphics clock: wanted by the policy, set, and sampled on the slowest GPU",
+            "kind",
+            {
+                "wanted": status.wanted_mhz * 1e6,
+                "set": status.set_mhz * 1e6,
+                "effective": status.effective_mhz * 1e6,
+            },
+            False,
+        )
+        yield gauge(
+            "clock_control_working", "1 while clocks are set, else 0", float(status.working)
+        )
+        yield by(
+            "predicted_seconds",
+            "What the policy predicts at the wanted clock",
+            "slo",
+            {"ttft": status.predicted_ttft_s, "tpot": status.predicted_tpot_s},
+            False,
+        )
+        yield by(
+            "seen_seconds",
+            "What the last request that ended saw",
+            "slo",
+            {"ttft": status.seen_ttft_s, "tpot": status.seen_tpot_s},
+            False,
+        )
+        yield by(
+            "slo_violations",
+            "Requests that missed the objective",
+            "slo",
+            {"ttft": status.ttft_violations, "tpot": status.tpot_violations},
+            True,
+        )
+        for name, text, number in (
+            ("escapes", "Times that steps took far longer than predicted", status.escapes),
+            ("clock_changes", "Changes of the clock", status.changes),
+        ):
+            found = self._core.CounterMetricFamily(f"zeus_serving_{name}", text, labels=names)
+            found.add_metric(self._labels, number)
+            yield found
+        yield gauge(
+            "energy_saving_ratio",
+            "Energy saved against the highest clock, by a fit of the board's energy",
+            status.saving,
+        )

@@ -1,0 +1,260 @@
+"""How long a step takes at each clock, learned online; pure.
+
+A step's time is the decode part times the clock's stretch, plus the prefill part over r, the
+clock's share of the highest. The parts are linear in what the step computes, and are fitted by a
+Kalman filter. The stretch of a clock not seen yet is the physical bound 1/r, which can only be too
+long. It is learned from decode steps just before and just after a change of clocks, so that a load
+that changes at other times cannot confound it. No knee is assumed.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Sequence
+
+COMPARED = 12
+"""Decode steps before and after a change that are compared."""
+
+STEADY = 0.06
+"""How much the two halves of those after a change may differ."""
+
+REMEMBERED = 4.0
+"""Comparisons after which an older one counts for half."""
+
+PRIOR = (0.02, 2e-4, 0.01, 1e-7, 0.01, 1e-4)
+"""Standard deviations before anything was seen, s, in the order of `StepTime`'s parts. They cover
+models from 1B to 400B."""
+
+SATURATION = 24.0
+"""Tokens at which a part that saturates has come to 63 %: weights of a mixture of experts."""
+
+DRIFT = 2e-4
+"""Share of the prior's variance by which each step opens what is known."""
+
+RELATIVE_NOISE = 0.04
+"""Least noise of a step's time, as a share of it."""
+
+
+def saturation(tokens: float) -> float:
+    """From 0 to 1: how much of what saturates a step of so many tokens needs."""
+    return 1.0 - math.exp(-tokens / SATURATION)
+
+
+class StepTime:
+    """The two parts of a step's time at the highest clock, s.
+
+    The decode part: per step, sequence, what saturates with tokens, token of context. The prefill
+    part: per step with prompt tokens (negative where compute hides behind memory), prompt token.
+
+    Attributes:
+        base_s, sequence_s, saturating_s, context_s: The fit through the last step's batch with
+            slopes that are not negative: larger batches are never predicted to be faster.
+        token_s: One more prompt token.
+        residual2: Mean square of relative residuals.
+    """
+
+    def __init__(self) -> None:
+        self._theta = [0.005, 0.0, 0.0, 0.0, 0.0, 2e-5]
+        prior = [sd * sd for sd in PRIOR]
+        self._drift = [DRIFT * DRIFT * variance for variance in prior]
+        self._most = [0.05 * variance for variance in prior]
+        self._p = [[v if i == j else 0.0 for j in range(6)] for i, v in enumerate(prior)]
+        self.residual2 = 0.01
+        self.base_s, self.token_s = 0.005, 2e-5
+        self.sequence_s = self.saturating_s = self.context_s = 0.0
+
+    def decode(self, sequences: float, context: float) -> float:
+        """A step without prompt tokens at the highest clock, s."""
+        return (
+            self.base_s
+            + self.sequence_s * sequences
+            + self.saturating_s * saturation(sequences)
+            + self.context_s * context
+        )
+
+    def prefill(self, tokens: float) -> float:
+        """What prompt tokens add to one step at the highest clock, s."""
+        if tokens <= 0.0:
+            return 0.0
+        return max(0.0, self._theta[4] + self.token_s * tokens)
+
+    def update(
+        self,
+        sequences: float,
+        context: float,
+        tokens: float,
+        stretch: float,
+        r: float,
+        seen_s: float,
+    ) -> None:
+        """Learns from one step."""
+        theta, p = self._theta, self._p
+        mixed = 1.0 / r if tokens > 0 else 0.0
+        x0, x1, x3 = stretch, stretch * sequences, stretch * context
+        x2 = stretch * saturation(sequences + tokens)
+        x4, x5 = mixed, tokens / r
+        error = seen_s - (
+            x0 * theta[0]
+            + x1 * theta[1]
+            + x2 * theta[2]
+            + x3 * theta[3]
+            + x4 * theta[4]
+            + x5 * theta[5]
+        )
+        px = [
+            w[0] * x0 + w[1] * x1 + w[2] * x2 + w[3] * x3 + w[4] * x4 + w[5] * x5 for w in p
+        ]  # fmt: skip
+        relative = error / seen_s
+        self.residual2 += 0.02 * (min(relative * relative, 0.04) - self.residual2)
+        noise = seen_s * seen_s * max(self.residual2, RELATIVE_NOISE**2)
+        p0, p1, p2, p3, p4, p5 = px
+        variance = p0 * x0 + p1 * x1 + p2 * x2 + p3 * x3 + p4 * x4 + p5 * x5 + noise
+        limit = 3.0 * math.sqrt(variance)  # one odd step must not move the fit far
+        error = limit if error > limit else -limit if error < -limit else error
+        drift, most = self._drift, self._most
+        for i in range(6):
+            gain = px[i] / variance
+            theta[i] += gain * error
+            row = p[i]
+            row[0] -= gain * p0
+            row[1] -= gain * p1
+            row[2] -= gain * p2
+            row[3] -= gain * p3
+            row[4] -= gain * p4
+            row[5] -= gain * p5
+            if row[i] < most[i]:
+                row[i] += drift[i]
+        touched = saturation(sequences)
+        here = theta[0] + theta[1] * sequences + theta[2] * touched + theta[3] * context
+        self.sequence_s = theta[1] if theta[1] > 0.0 else 0.0
+        self.saturating_s = theta[2] if theta[2] > 0.0 else 0.0
+        self.context_s = theta[3] if theta[3] > 0.0 else 0.0
+        self.base_s = max(
+            1e-5,
+            here
+            - self.sequence_s * sequences
+            - self.saturating_s * touched
+            - self.context_s * context,
+        )
+        self.token_s = theta[5] if theta[5] > 1e-9 else 1e-9
+
+    def open(self) -> None:
+        """Times have changed: learn fast again."""
+        for i, variance in enumerate(self._most):
+            self._p[i][i] += 0.2 * variance
+
+
+class Stretch:
+    """How much longer a decode step is at each clock than at the highest.
+
+    Args:
+        ratios: Each clock's share of the highest, from 1 down.
+    """
+
+    def __init__(self, ratios: Sequence[float]) -> None:
+        self._ratios = list(ratios)
+        self._ascending = [-r for r in ratios]
+        self._seen: list[float | None] = [None] * len(ratios)
+        self._seen[0] = 1.0
+        self.known = [level == 0 for level in range(len(ratios))]
+        """Whether this level was compared with another."""
+        self._weight = [0.0] * len(ratios)
+        self.values = [1.0 / r for r in ratios]
+        """By level; an entry not seen yet is the longest it can be."""
+
+    def at(self, r: float) -> float:
+        """Between the levels: an effective clock need not be an offered one."""
+        ratios, values = self._ratios, self.values
+        below = bisect_left(self._ascending, -r)  # first level with a share of at most r
+        if below == 0:
+            return ratios[0] / r if r < ratios[0] else 1.0
+        if below >= len(ratios):
+            return values[-1] * ratios[-1] / r
+        high, low = ratios[below - 1], ratios[below]
+        part = (high - r) / (high - low)
+        return values[below - 1] + part * (values[below] - values[below - 1])
+
+    def learn(self, level: int, value: float) -> None:
+        """One comparison."""
+        if level == 0:
+            return
+        value = min(max(value, 1.0), 1.0 / self._ratios[level])
+        before = self._seen[level]
+        if before is None:
+            self._seen[level], self._weight[level] = value, 1.0
+        else:
+            weight = min(REMEMBERED, self._weight[level]) + 1.0
+            self._seen[level], self._weight[level] = before + (value - before) / weight, weight
+        self._refresh()
+
+    def load(self, values: Sequence[float | None]) -> None:
+        """Starts from what was learned before, by level; None: not known."""
+        for level, value in enumerate(values[: len(self._seen)]):
+            if level and value is not None and 0.5 < value < 100.0:
+                bound = 1.0 / self._ratios[level]
+                self._seen[level] = min(max(value, 1.0), bound)
+                self._weight[level] = 1.0
+        self._refresh()
+
+    def _refresh(self) -> None:
+        ratios, seen, values = self._ratios, self._seen, self.values
+        last = 1.0
+        self.known = [value is not None for value in seen]
+        for level, value in enumerate(seen):  # longer with every level, at most by the clocks'
+            if level:
+                bound = values[level - 1] * ratios[level - 1] / ratios[level]
+                last = bound if value is None else min(max(value, last), bound)
+            values[level] = last
+
+
+class Comparison:
+    """Compares decode steps just before a change of clocks with those just after.
+
+    Each is counted as its time over the highest clock's as the fit has it: what the fit gets wrong
+    of the load cancels.
+    """
+
+    def __init__(self) -> None:
+        self._steps: deque[float] = deque(maxlen=COMPARED)
+        self._before = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        """Whether steps after a change are being gathered."""
+        return self._before > 0.0
+
+    def changed(self) -> None:
+        """The clock is another."""
+        enough = len(self._steps) >= COMPARED // 2
+        self._before = _middle(list(self._steps)) if enough else 0.0
+        self._steps.clear()
+
+    def cancel(self) -> None:
+        """What was gathered is worth nothing."""
+        self._steps.clear()
+        self._before = 0.0
+
+    def add(self, ratio: float) -> float | None:
+        """One decode step. Returns how much longer steps are since the change, once found."""
+        steps = self._steps
+        steps.append(ratio)
+        if self._before <= 0.0 or len(steps) < COMPARED:
+            return None
+        values = list(steps)
+        half = COMPARED // 2
+        late = _middle(values[half:])
+        if abs(_middle(values[:half]) - late) > STEADY * late:
+            return None  # the change came into force meanwhile: wait for steps after it
+        found = _middle(values) / self._before
+        self._before = 0.0
+        return found
+
+
+def _middle(values: list[float]) -> float:
+    """Mean of the middle values."""
+    values = sorted(values)
+    few = len(values) // 6
+    values = values[few : len(values) - few]
+    return sum(values) / len(values)

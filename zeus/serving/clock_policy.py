@@ -1,0 +1,424 @@
+"""The lowest clock that keeps a serving engine's latency objectives; pure: no I/O, no clock.
+
+Numbers come in after each step, a clock goes out. Times are seconds of one clock that only goes
+forward; which one does not matter.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from zeus.serving.clock_floor import STAY, WORTH, Floor, clock_power
+from zeus.serving.clock_load import Load
+from zeus.serving.clock_margin import Lost, Margin
+from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
+from zeus.serving.clock_power import LEAST_WINDOWS
+from zeus.serving.clock_steps import Prediction, Queue, Step, levels
+
+COLD_STEPS = 100
+"""Steps at the highest clock before any other."""
+
+DOWN_S = 0.6
+"""Time between two levels down; up is at once."""
+
+KNOWN_LEVELS = 3
+"""So many levels at once where it is known how long steps take there."""
+
+SETTLE_S = 0.06
+"""After a change: whose time a step took is not known."""
+
+ESCAPE_OVER = 0.35
+ESCAPE_SIGMAS = 5.0
+ESCAPE_STEPS = 4
+ESCAPE_S = 1.0
+"""So many steps in a row that are longer than predicted by this share, and by so many residuals:
+the highest clock for this time."""
+
+SILENT_S = 0.3
+"""Without a step for this long while requests are there: the highest clock."""
+
+DOWN_SLACK = 0.97
+"""A lower clock must keep the objectives with this much more to spare than the present one."""
+
+RETRY_S = 1.0
+"""At a clock whose step times were not learned: up again after this time, to compare once more."""
+
+SHORT_OUTPUT = 0.18
+"""Queued prompts delay running sequences: counted for one of this share of the mean output."""
+
+MOST, MOST_TOKENS = 1e12, 1e9
+"""No number that means anything is larger."""
+
+SHORTEST_S, LONGEST_S = 1e-6, 60.0
+"""Of a step; a shorter one is not measurable, a longer one is none."""
+
+LATE_S = 1.0
+"""How much older than the newest a number may be: threads and processes may be out of order."""
+
+
+class ClockPolicy:
+    """Chooses the lowest clock whose predicted TTFT and TPOT keep their objectives.
+
+    Args:
+        clocks_mhz: Clocks that may be asked for, MHz, in any order.
+        ttft_s: Objective for each request's time to first token, s.
+        tpot_s: Objective for each request's mean time per output token, s.
+        floor_mhz: No clock below this one; None: it finds a floor by itself.
+        stretch: What earlier runs learned: how much longer a decode step is at a clock, by MHz.
+
+    Raises:
+        ValueError: No clock is offered, or an objective is not a positive number.
+    """
+
+    def __init__(
+        self,
+        clocks_mhz: Iterable[int],
+        ttft_s: float,
+        tpot_s: float,
+        floor_mhz: float | None = None,
+        stretch: dict[int, float] | None = None,
+    ) -> None:
+        for name, value in (("ttft_s", ttft_s), ("tpot_s", tpot_s)):
+            if not 0.0 < value < MOST:
+                raise ValueError(f"{name} must be a positive number of seconds, not {value!r}")
+        if floor_mhz is not None and not 0.0 <= floor_mhz < MOST:
+            raise ValueError(f"floor_mhz must be a clock in MHz or None, not {floor_mhz!r}")
+        self._clocks = levels(clocks_mhz, floor_mhz)
+        self.highest_mhz = self._clocks[0]
+        self._ratios = [clock / self.highest_mhz for clock in self._clocks]
+        self._ttft_s, self._tpot_s = ttft_s, tpot_s
+        self._find_floor = floor_mhz is None
+        self._time = StepTime()
+        self._stretch = Stretch(self._ratios)
+        if stretch:
+            self._stretch.load([stretch.get(clock) for clock in self._clocks])
+        self._comparison = Comparison()
+        self._load = Load()
+        self._floor = Floor(self._ratios)
+        self._margin_ttft, self._margin_tpot = Margin(ttft_s), Margin(tpot_s)
+        self._lost = Lost()
+        self._level = self._level_before = 0
+        self._lowest = len(self._clocks) - 1
+        self._highest = self._lowest  # above which it leaves a clock that does not pay
+        self._lowest_at = -math.inf
+        self._steps = 0
+        self._ended_s: float | None = None  # the last step
+        self._counted_s: float | None = None  # time until which the load is counted
+        self._changed_s = -math.inf
+        self._down_s = -math.inf
+        self._escape_until_s = -math.inf
+        self._over = 0
+        self._frozen = 0
+        self._below = 0.0  # share of recent time below the highest clock
+        self._decoding = 0.0
+        self._present = False  # whether requests were there after the last step
+        self._ended, self._ended_before = 0, 0
+        self._powered = False
+        self.escapes = 0
+        self.ttft_violations = self.tpot_violations = 0
+
+    # ------------------------------------------------------------------------------------- inputs
+
+    def step(self, step: Step, queue: Queue) -> int:
+        """One step has ended. Returns the clock wanted from now on, MHz. Never raises for strange
+        numbers: what cannot be true is answered by the highest clock.
+        """
+        begin, end, prompt, sequences, context, mhz = step
+        waiting, backlog, oldest = queue
+        if not (
+            -MOST < begin < end < MOST
+            and end - begin < LONGEST_S
+            and 0 <= prompt < MOST_TOKENS
+            and 0 <= sequences < MOST_TOKENS
+            and 0 <= context < MOST_TOKENS
+            and 0 <= waiting < MOST_TOKENS
+            and 0 <= backlog < MOST_TOKENS
+            and 0 <= oldest < MOST
+        ):
+            return self._unknown(end)
+        last = self._ended_s
+        if last is None or end - last > 3600.0:
+            last = begin
+        elif end <= last:  # out of order by a little, or time has gone back
+            return self._clocks[self._level] if last - end < LATE_S else self._unknown(end)
+        took = end - (begin if begin > last else last)
+        if took < SHORTEST_S:
+            return self._clocks[self._level]
+        counted = self._counted_s
+        passed = end - counted if counted is not None and last <= counted < end else end - last
+        passed = passed if passed > took else took
+        self._ended_s = self._counted_s = end
+        r = mhz / self.highest_mhz if 0 < mhz < 100_000 else self._ratios[self._level]
+        r = 1.0 if r > 1.0 else 0.05 if r < 0.05 else r
+        if prompt or sequences:
+            self._learn(end - took, end, took, prompt, sequences, context, r)
+            if self._powered:
+                self._floor.power.step(end - took, end, self._stretch.at(r), clock_power(r))
+        self._below += (passed / (3.0 + passed)) * ((r < 0.995) - self._below)
+        left = sequences < self._decoding
+        ended = self._ended - (int(self._decoding - sequences) if left else 0)
+        self._ended_before, self._ended = min(max(0, ended), self._ended), 0
+        self._decoding = sequences
+        self._load.step(passed, took, prompt, sequences, context, waiting, backlog, oldest)
+        self._present = waiting > 0 or backlog > 0
+        return self._choose(end)
+
+    def finished(self, ttft_s: float, tpot_s: float) -> None:
+        """A request has ended, just before or just after the step that ended it.
+
+        Args:
+            ttft_s: Its time to first token, s.
+            tpot_s: Its mean time per further token, s; of a single token: 0.
+        """
+        self._ended += 1
+        self._load.finished()
+        self.seen(ttft_s, tpot_s)
+
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        """What a request saw, where a feed does not know which one: `finished` without its end."""
+        late_first = late_mean = False
+        ours = min(1.0, 2.0 * self._below)
+        if 0 <= ttft_s < MOST:
+            self._margin_ttft.finished(ttft_s, ours)
+            late_first = ttft_s > self._ttft_s
+        if 0 <= tpot_s < MOST:
+            self._margin_tpot.finished(tpot_s, ours)
+            late_mean = tpot_s > self._tpot_s
+        self.ttft_violations += late_first
+        self.tpot_violations += late_mean
+        self._lost.finished(late_first or late_mean)
+
+    def drained(self) -> None:
+        """The engine says that it has no request. Optional: otherwise `finished` shows it. A feed
+        with neither leads to the highest clock while idle.
+        """
+        self._present = False
+        self._decoding = 0.0
+
+    def idle(self, now_s: float) -> int:
+        """No step runs, or no statistics come. Returns the clock wanted from now on, MHz. Call it
+        every 0.1 s or so.
+        """
+        last, counted = self._ended_s, self._counted_s
+        if last is None or counted is None or not last - LATE_S < now_s < MOST:
+            return self._unknown(now_s)
+        if self._present or self._decoding > self._ended + self._ended_before:
+            if now_s - last >= SILENT_S:
+                return self._go(0, now_s)
+        elif now_s - counted > 0.05:
+            self._counted_s = now_s
+            self._load.step(now_s - counted, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+            self._decoding = 0.0
+            return self._choose(now_s)
+        return self._clocks[self._level]
+
+    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
+        """The board's energy between two instants of the steps' clock, J; windows of about 1 s.
+
+        Optional: it betters the floor where a GPU's power curve is not the usual one.
+        """
+        if 0.0 < joules < MOST and -MOST < begin_s < end_s < MOST:
+            if not self._powered:
+                self._powered = True  # steps are noted from now on
+                self._floor.power.begin()
+            else:
+                self._floor.power.energy(begin_s, end_s, joules)
+
+    # ------------------------------------------------------------------------------------ outputs
+
+    @property
+    def clock_mhz(self) -> int:
+        """The clock wanted now, MHz."""
+        return self._clocks[self._level]
+
+    @property
+    def stretch(self) -> dict[int, float]:
+        """What was learned: how much longer a decode step is, by clock, MHz."""
+        return {
+            clock: self._stretch.values[level]
+            for level, clock in enumerate(self._clocks)
+            if self._stretch.known[level]
+        }
+
+    def predict(self, clock_mhz: int | None = None) -> Prediction:
+        """What a clock would give as things stand; None: the clock wanted now."""
+        level = self._level if clock_mhz is None else self._clocks.index(clock_mhz)
+        return self._predict(level)
+
+    def saving(self) -> float:
+        """Share of energy saved against the highest clock, as the fit of the board's energy has it
+        for the present clock and load; NaN: too little energy was reported.
+        """
+        if self._floor.power.windows < LEAST_WINDOWS:
+            return math.nan
+        return self._floor.saving(self._level, self._stretch.values, self._busy())
+
+    # ------------------------------------------------------------------------------------ internals
+
+    def _unknown(self, now_s: float) -> int:
+        """Nothing that was known of the present holds any more."""
+        now = now_s if -MOST < now_s < MOST else self._ended_s
+        self._ended_s = self._counted_s = now
+        self._comparison.cancel()
+        self._floor.power.forget()
+        self._changed_s = self._down_s = self._lowest_at = -math.inf
+        self._over = 0
+        now = 0.0 if now is None else now
+        self._escape_until_s = now + ESCAPE_S
+        return self._go(0, now)
+
+    def _learn(
+        self,
+        begin: float,
+        end: float,
+        took: float,
+        prompt: float,
+        sequences: float,
+        context: float,
+        r: float,
+    ) -> None:
+        settled = begin >= self._changed_s + SETTLE_S
+        stretch, time = self._stretch, self._time
+        longer = stretch.at(r)
+        base = time.decode(sequences, context)
+        expected = longer * base + time.prefill(prompt) / r
+        over = took - expected
+        self._steps += 1
+        if (
+            settled
+            and self._steps > COLD_STEPS
+            and over > ESCAPE_OVER * expected
+            and over > ESCAPE_SIGMAS * expected * min(0.2, time.residual2**0.5)
+        ):
+            self._over += 1
+            if self._over >= ESCAPE_STEPS:
+                self._over = 0
+                if self._level:
+                    self.escapes += 1
+                self._escape_until_s = end + ESCAPE_S
+                time.open()
+                self._comparison.cancel()
+        else:
+            self._over = 0
+        if not settled:
+            return
+        level = self._level
+        if abs(self._ratios[level] - r) > 0.01:
+            self._comparison.cancel()  # held at another clock than asked for
+            known = True
+        else:
+            known = stretch.known[level]
+            if not prompt and sequences:
+                found = self._comparison.add(took / base)
+                if found is not None:
+                    self._compared(found)
+        if not known and self._frozen < 100 and self._steps > COLD_STEPS:
+            self._frozen += 1  # the fit must not learn what is the clock's
+            return
+        time.update(sequences, context, prompt, longer, r, took)
+
+    def _compared(self, longer: float) -> None:
+        """Steps are so much longer at this level than at the one before."""
+        level, before = self._level, self._level_before
+        stretch = self._stretch
+        if stretch.known[before] and (before < level or not stretch.known[level]):
+            stretch.learn(level, longer * stretch.values[before])
+        elif stretch.known[level]:
+            stretch.learn(before, stretch.values[level] / longer)
+        self._frozen = 0
+
+    def _predict(self, level: int) -> Prediction:
+        time, load = self._time, self._load
+        s, r = self._stretch.values[level], self._ratios[level]
+        token = time.token_s / r
+        share = load.prompt_rate * token  # of time that goes to prompts
+        free = 1.0 - share
+        room = free - s * (time.sequence_s + time.context_s * load.each_context) * load.output_rate
+        if room <= 0.02:
+            return Prediction(math.inf, math.inf, math.inf)
+        flat = time.base_s + time.saturating_s * saturation(load.sequences)
+        steady = s * flat / room
+        if time.saturating_s > 0.0:
+            flat = time.base_s + time.saturating_s * saturation(load.output_rate * steady)
+            steady = s * flat / room
+        step_s = s * time.decode(load.sequences, load.context)
+        backlog_s = load.backlog * token
+        queued = step_s / free + backlog_s / (SHORT_OUTPUT * load.output_tokens)
+        chunk = load.chunk
+        first_s = step_s + time.prefill(chunk) / r  # a prompt that comes now
+        if load.backlog > 0.0:
+            steps = 1.0 + load.backlog / chunk if chunk > 0 else 1.0
+            first_s = max(first_s, load.oldest_s + backlog_s + steps * step_s)
+        return Prediction(steady, queued, first_s)
+
+    def _keeps(self, level: int, slack: float) -> bool:
+        steady, queued, first = self._predict(level)
+        tpot = slack * self._margin_tpot.value * self._tpot_s
+        return (
+            steady <= tpot
+            and queued <= tpot
+            and first <= slack * self._margin_ttft.value * self._ttft_s
+        )
+
+    def _choose(self, now: float) -> int:
+        if (
+            self._steps < COLD_STEPS
+            or self._floor.power.cold(now)
+            or self._lost.now
+            or now < self._escape_until_s
+        ):
+            return self._go(0, now)
+        level = self._level
+        if now >= self._lowest_at + 0.5:
+            self._lowest_at = now
+            if self._find_floor:
+                values, known = self._stretch.values, self._stretch.known
+                busy = self._busy()
+                self._lowest = self._floor.level(values, known, busy)
+                self._highest = max(
+                    self._lowest, self._floor.level(values, known, busy, STAY * WORTH)
+                )
+        if level and not self._keeps(level, 1.0):
+            level -= 1
+            while level and not self._keeps(level, DOWN_SLACK):
+                level -= 1
+            return self._go(level, now)
+        if level > self._highest and now >= self._down_s + DOWN_S:
+            return self._go(level - 1, now)
+        if (  # the steps to compare were missed: once more
+            level
+            and not self._stretch.known[level]
+            and not self._comparison.under_way
+            and now >= self._changed_s + RETRY_S
+        ):
+            return self._go(level - 1, now)
+        if (
+            level < self._lowest
+            and now >= self._down_s + DOWN_S
+            and not (self._comparison.under_way and now < self._changed_s + 2.0)
+            and self._keeps(level + 1, DOWN_SLACK)
+        ):
+            self._down_s = now
+            lower = level + 1
+            known = self._stretch.known
+            last = min(self._lowest, level + int(KNOWN_LEVELS))
+            while lower < last and known[lower + 1] and self._keeps(lower + 1, DOWN_SLACK):
+                lower += 1
+            return self._go(lower, now)
+        return self._clocks[level]
+
+    def _busy(self) -> float:
+        """Share of time in which steps would run at the highest clock."""
+        busy = self._load.busy
+        return 1.0 if busy > 0.9 else busy / self._stretch.values[self._level]
+
+    def _go(self, level: int, now: float) -> int:
+        before = self._level
+        if level != before:
+            self._comparison.changed()
+            self._level, self._level_before = level, before
+            self._changed_s = now
+            if level < before:
+                self._down_s = now
+        return self._clocks[level]

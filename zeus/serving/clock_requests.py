@@ -1,0 +1,134 @@
+"""Steps, queue and latencies for the clock policy from who was in each step; pure.
+
+For feeds inside an engine, which know their requests: the rows of a step are those of the ledger.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Protocol
+
+from zeus.serving.clock_steps import Queue, Step
+
+MOST_REQUESTS = 100_000
+"""Requests that are known at once; the oldest are forgotten first."""
+
+
+class Sink(Protocol):
+    """What takes steps: `ClockControl`."""
+
+    def step(self, step: Step, queue: Queue) -> None:
+        """A step has ended."""
+
+    def finished(self, ttft_s: float, tpot_s: float) -> None:
+        """A request has ended."""
+
+    def drained(self) -> None:
+        """The engine has no request."""
+
+
+class _Request:
+    __slots__ = ("arrived_s", "first_s", "last_s", "left", "outputs")
+
+    def __init__(self, arrived_s: float, prompt: float) -> None:
+        self.arrived_s = arrived_s
+        self.left = prompt
+        self.first_s = self.last_s = math.nan
+        self.outputs = 0
+
+
+class RequestFeed:
+    """Follows requests from arrival to end.
+
+    Args:
+        sink: Where to. Times are those of its clock: `time.monotonic`.
+    """
+
+    def __init__(self, sink: Sink) -> None:
+        self._sink = sink
+        self._requests: dict[str, _Request] = {}
+        self._queued: dict[str, _Request] = {}  # whose prompt is not computed, the oldest first
+        self._backlog = 0.0
+
+    def arrived(self, request: str, at_s: float, prompt_tokens: int) -> None:
+        """A request has come.
+
+        Args:
+            request: Its id.
+            at_s: When, s.
+            prompt_tokens: Of its prompt; without those found in a cache, where that is known.
+        """
+        self._forget(request)
+        if len(self._requests) >= MOST_REQUESTS:
+            self._forget(next(iter(self._requests)))
+        one = self._requests[request] = self._queued[request] = _Request(at_s, prompt_tokens)
+        self._backlog += one.left
+
+    def step(
+        self,
+        begin_s: float,
+        end_s: float,
+        requests: Sequence[str],
+        prefill: Sequence[bool],
+        tokens: Sequence[float],
+        context: Sequence[float],
+    ) -> None:
+        """One step, with a row for each request in it.
+
+        Args:
+            begin_s: When it began, s.
+            end_s: When it ended, s.
+            requests: Ids. One that has not been said to arrive is taken to begin here.
+            prefill: Whether the tokens are of the prompt.
+            tokens: Computed in this step.
+            context: Tokens computed before.
+        """
+        known, queued = self._requests, self._queued
+        computed, sequences, length = 0.0, 0, 0.0
+        for name, prompt, count, before in zip(requests, prefill, tokens, context, strict=True):
+            one = known.get(name)
+            if one is None:
+                self.arrived(name, begin_s, int(count) if prompt else 0)
+                one = known[name]
+            if prompt:
+                computed += count
+                part = min(count, one.left)
+                one.left -= part
+                self._backlog -= part
+                if one.left > 0:
+                    continue
+            else:
+                sequences += 1
+                length += before
+                self._backlog -= one.left
+                one.left = 0.0
+            queued.pop(name, None)
+            if one.outputs == 0:
+                one.first_s = end_s
+            one.outputs += 1
+            one.last_s = end_s
+        oldest = next(iter(queued.values()), None)
+        self._sink.step(
+            Step(begin_s, end_s, computed, sequences, length, 0.0),
+            Queue(
+                len(queued),
+                max(0.0, self._backlog) if queued else 0.0,
+                max(0.0, end_s - oldest.arrived_s) if oldest is not None else 0.0,
+            ),
+        )
+
+    def finish(self, request: str) -> None:
+        """A request has ended, or was dropped. An unknown one is no error."""
+        one = self._forget(request)
+        if one is not None:
+            mean_s = (one.last_s - one.first_s) / (one.outputs - 1) if one.outputs > 1 else 0.0
+            self._sink.finished(one.first_s - one.arrived_s, mean_s)
+            if not self._requests:
+                self._sink.drained()
+
+    def _forget(self, request: str) -> _Request | None:
+        one = self._requests.pop(request, None)
+        if one is not None and self._queued.pop(request, None) is not None:
+            self._backlog -= one.left
+        return one

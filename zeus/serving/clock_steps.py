@@ -1,0 +1,75 @@
+"""Inputs and predictions of the clock policy; pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+LEVEL_SHARE = 0.05
+"""Least distance of two levels, as a share of the highest clock."""
+
+LOWEST_SHARE = 0.3
+"""Clocks below this share of the highest are left alone."""
+
+
+class Step(NamedTuple):
+    """One step of the engine.
+
+    Attributes:
+        begin_s: When it began, s.
+        end_s: When it ended, s.
+        prefill_tokens: Prompt tokens that it computed.
+        decode_sequences: Sequences that got a token.
+        decode_context: Sum of their contexts, tokens.
+        clock_mhz: Effective clock; not a positive number where it is not known.
+    """
+
+    begin_s: float
+    end_s: float
+    prefill_tokens: float
+    decode_sequences: float
+    decode_context: float
+    clock_mhz: float
+
+
+class Queue(NamedTuple):
+    """What waits when a step has ended.
+
+    Attributes:
+        waiting: Requests whose prompt is not computed.
+        backlog_tokens: Prompt tokens not yet computed.
+        oldest_wait_s: Since the oldest of them arrived, s.
+    """
+
+    waiting: float
+    backlog_tokens: float
+    oldest_wait_s: float
+
+
+class Prediction(NamedTuple):
+    """What a clock would give: mean TPOT in the steady state, mean TPOT of the batch and queue as
+    they stand, and TTFT of the queue, s.
+    """
+
+    steady_tpot_s: float
+    tpot_s: float
+    ttft_s: float
+
+
+def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
+    """Some of the offered clocks, from the highest down, with a distance that is worth a change.
+
+    Raises:
+        ValueError: No clock is offered.
+    """
+    offered: Sequence[int] = sorted(
+        {int(clock) for clock in clocks_mhz if 0 < clock < 100_000}, reverse=True
+    )
+    if not offered:
+        raise ValueError("clocks_mhz names no clock; pass the clocks that the GPU offers, in MHz")
+    found = [offered[0]]
+    lowest = max(LOWEST_SHARE * found[0], floor_mhz or 0.0)
+    for clock in offered:
+        if clock >= lowest and found[-1] - clock >= LEVEL_SHARE * found[0]:
+            found.append(clock)
+    return found

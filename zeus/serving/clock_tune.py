@@ -1,0 +1,304 @@
+"""The lowest static clock that keeps the objectives, by load, found under live load; pure.
+
+Walks down the clocks, a window at a time, in each bucket of load by itself: two clocks are compared
+only over windows of like load. A clock that misses is left at once and not tried again in its
+bucket. When the lowest that holds is known, windows of the clock policy alternate with it, so that
+what the policy adds is measured under the same load.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from typing_extensions import override
+
+from zeus.serving.clock_policy import ClockPolicy
+from zeus.serving.clock_steps import Queue, Step
+
+POLICY = 0
+"""The arm that is the clock policy instead of one clock."""
+
+WINDOW_S = 20.0
+"""Length of a window."""
+
+REQUESTS = 200
+"""Requests that must have ended at a clock before it is judged."""
+
+ALLOWED = 0.005
+"""Share of requests that may miss beyond those that do at the highest clock."""
+
+SURE = 3
+"""So many misses beyond what is allowed end a clock before all its requests have."""
+
+RELIEF = 0.8
+"""A queue that has used up this share of TTFT is served at the highest clock. What its requests see
+counts for the clock at which it grew."""
+
+STEP = math.sqrt(2.0)
+"""A bucket's highest load over its lowest."""
+
+SETTLE_S = 1.0
+"""Of a window that still serves what came before."""
+
+
+class Arm:
+    """What was seen at one clock, or with the policy, at one load."""
+
+    def __init__(self) -> None:
+        self.windows = 0
+        self.requests = 0
+        self.late = 0
+        self.joules = 0.0
+        self.tokens = 0.0
+        self.failed = False
+        self.ttft_s: deque[float] = deque(maxlen=4000)
+        self.tpot_s: deque[float] = deque(maxlen=4000)
+
+    def add(self, other: Arm) -> None:
+        """One window."""
+        self.windows += 1
+        self.requests += other.requests
+        self.late += other.late
+        self.joules += other.joules
+        self.tokens += other.tokens
+        self.ttft_s.extend(other.ttft_s)
+        self.tpot_s.extend(other.tpot_s)
+
+
+class Row(NamedTuple):
+    """One line of the report.
+
+    Attributes:
+        tokens_per_s: Lowest and highest load of the bucket, output tokens a second.
+        clock_mhz: 0: the clock policy.
+        requests: That ended.
+        late: Share of them that missed an objective.
+        joules_per_token: Of output; NaN: energy was not reported.
+        saving: Share of J per token against the highest clock at this load; NaN as above.
+        ttft_p99_s, tpot_p99_s: NaN: no request ended.
+        best: Whether it is the lowest static clock that holds.
+    """
+
+    tokens_per_s: tuple[float, float]
+    clock_mhz: int
+    requests: int
+    late: float
+    joules_per_token: float
+    saving: float
+    ttft_p99_s: float
+    tpot_p99_s: float
+    best: bool
+
+
+class Tuner(ClockPolicy):
+    """A clock policy that holds one clock for a window and learns which of them keep objectives.
+
+    Args:
+        clocks_mhz: Clocks to choose from, MHz.
+        ttft_s: Objective for each request's time to first token, s.
+        tpot_s: Objective for each request's mean time per output token, s.
+        floor_mhz: No clock below this one; None: it finds a floor by itself.
+        stretch: What earlier runs learned of step times; see `ClockPolicy`.
+        window_s: Length of a window, s.
+        requests: Requests before a clock is judged.
+    """
+
+    def __init__(
+        self,
+        clocks_mhz: Iterable[int],
+        ttft_s: float,
+        tpot_s: float,
+        floor_mhz: float | None = None,
+        stretch: dict[int, float] | None = None,
+        *,
+        window_s: float = WINDOW_S,
+        requests: int = REQUESTS,
+    ) -> None:
+        super().__init__(clocks_mhz, ttft_s, tpot_s, floor_mhz, stretch)
+        if not window_s > 2 * SETTLE_S or requests < 1:
+            raise ValueError(
+                f"a window must be longer than {2 * SETTLE_S:g} s, and judge at least one request"
+            )
+        self._window_s, self._needed = window_s, requests
+        self._buckets: dict[int, dict[int, Arm]] = {}
+        self._arm = self.highest_mhz
+        self._window = Arm()
+        self._began_s = -math.inf
+        self._counted = self._tokens_reported = 0.0
+        self._given_up = False
+        self._relief = False
+
+    # ------------------------------------------------------------------------------------- inputs
+
+    @override
+    def step(self, step: Step, queue: Queue) -> int:
+        if 0 <= step.decode_sequences < 1e9:
+            self._counted += step.decode_sequences
+        self._relief = queue.oldest_wait_s > RELIEF * self._ttft_s
+        return super().step(step, queue)
+
+    @override
+    def seen(self, ttft_s: float, tpot_s: float) -> None:
+        super().seen(ttft_s, tpot_s)
+        window = self._window
+        if not self._settled() or not (0 <= ttft_s < 1e9 and 0 <= tpot_s < 1e9):
+            return
+        window.requests += 1
+        window.late += ttft_s > self._ttft_s or tpot_s > self._tpot_s
+        window.ttft_s.append(ttft_s)
+        window.tpot_s.append(tpot_s)
+        if self._arm not in (POLICY, self.highest_mhz):
+            arms = self._buckets.get(self._bucket(), {})
+            before = arms.get(self._arm)
+            late, requests = window.late, window.requests
+            if before is not None:
+                late, requests = late + before.late, requests + before.requests
+            if late >= SURE + self._most_late(arms) * max(self._needed, requests):
+                self._give_up()
+
+    @override
+    def energy(self, begin_s: float, end_s: float, joules: float) -> None:
+        super().energy(begin_s, end_s, joules)
+        tokens, self._tokens_reported = self._counted - self._tokens_reported, self._counted
+        if begin_s >= self._began_s + SETTLE_S and 0.0 < joules < 1e12 and not self._given_up:
+            self._window.joules += joules
+            self._window.tokens += tokens
+
+    # ------------------------------------------------------------------------------------ outputs
+
+    def done(self) -> bool:
+        """Whether the lowest clock that holds is known at each load that was seen for long."""
+        judged = [arms for arms in self._buckets.values() if self._judged(arms, self.highest_mhz)]
+        return bool(judged) and all(self._next(arms) is None for arms in judged)
+
+    def rows(self) -> Iterator[Row]:
+        """The report: by load, then by clock from the highest down, the policy last."""
+        for bucket, arms in sorted(self._buckets.items()):
+            top = arms.get(self.highest_mhz)
+            reference = top.joules / top.tokens if top is not None and top.tokens else math.nan
+            best = self._best(arms)
+            for clock in [*self._clocks, POLICY]:
+                arm = arms.get(clock)
+                if arm is None or not arm.requests:
+                    continue
+                each = arm.joules / arm.tokens if arm.tokens and arm.joules else math.nan
+                yield Row(
+                    (STEP**bucket, STEP ** (bucket + 1)),
+                    clock,
+                    arm.requests,
+                    arm.late / arm.requests,
+                    each,
+                    1.0 - each / reference,
+                    _p99(arm.ttft_s),
+                    _p99(arm.tpot_s),
+                    clock == best,
+                )
+
+    def profile(self) -> dict[str, Any]:
+        """What to keep: the best clock by load, the report, and the step times learned."""
+        return {
+            "objectives": {"ttft_s": self._ttft_s, "tpot_s": self._tpot_s},
+            "stretch": {str(mhz): value for mhz, value in self.stretch.items()},
+            "loads": [
+                {
+                    "tokens_per_s": [STEP**bucket, STEP ** (bucket + 1)],
+                    "clock_mhz": self._best(arms),
+                    "complete": self._next(arms) is None,
+                }
+                for bucket, arms in sorted(self._buckets.items())
+                if self._judged(arms, self.highest_mhz)
+            ],
+            "rows": [
+                {
+                    name: None if isinstance(value, float) and math.isnan(value) else value
+                    for name, value in row._asdict().items()
+                }
+                for row in self.rows()
+            ],
+        }
+
+    # ------------------------------------------------------------------------------------ internals
+
+    @override
+    def _choose(self, now: float) -> int:
+        if self._steps < 100 or self._lost.now:
+            self._begin(now, self.highest_mhz)
+            return self._go(0, now)
+        if not self._began_s <= now < self._began_s + self._window_s:
+            self._end()
+            arms = self._buckets.get(self._bucket(), {})
+            following = self._next(arms)
+            if following is None:  # all is judged: the best clock and the policy in turn
+                following = POLICY if self._arm != POLICY else self._best(arms)
+            self._begin(now, following)
+        if self._arm == POLICY:
+            return super()._choose(now)
+        if self._given_up or self._relief:
+            return self._go(0, now)
+        return self._go(self._clocks.index(self._arm), now)
+
+    def _settled(self) -> bool:
+        now = self._ended_s
+        return now is not None and now >= self._began_s + SETTLE_S and not self._given_up
+
+    def _begin(self, now: float, arm: int) -> None:
+        self._arm, self._window, self._began_s = arm, Arm(), now
+        self._given_up = False
+        self._load_then = self._bucket()
+
+    def _end(self) -> None:
+        """Keeps a window whose load was the same at its end."""
+        bucket = self._bucket()
+        if self._window.requests and not self._given_up and bucket == self._load_then:
+            arms = self._buckets.setdefault(bucket, {})
+            arms.setdefault(self._arm, Arm()).add(self._window)
+
+    def _give_up(self) -> None:
+        """This clock does not hold at this load."""
+        if not self._given_up:
+            self._given_up = True
+            arm = self._buckets.setdefault(self._bucket(), {}).setdefault(self._arm, Arm())
+            arm.add(self._window)
+            arm.failed = True
+
+    def _bucket(self) -> int:
+        """The load now: the logarithm of output tokens a second."""
+        return math.floor(math.log(max(1.0, self._load.slow_output_rate), STEP))
+
+    def _judged(self, arms: dict[int, Arm], clock: int) -> bool:
+        arm = arms.get(clock)
+        return arm is not None and (arm.failed or arm.requests >= self._needed)
+
+    def _most_late(self, arms: dict[int, Arm]) -> float:
+        top = arms.get(self.highest_mhz)
+        return ALLOWED + (top.late / top.requests if top is not None and top.requests else 0.0)
+
+    def _holds(self, arms: dict[int, Arm], clock: int) -> bool:
+        arm = arms[clock]
+        # One more may be chance; a clock that is held is judged again by all its requests.
+        return not arm.failed and arm.late <= 1 + self._most_late(arms) * arm.requests
+
+    def _next(self, arms: dict[int, Arm]) -> int | None:
+        """The clock to try next at this load; None: the lowest that holds is known."""
+        for clock in self._clocks:
+            if not self._judged(arms, clock):
+                return clock
+            if clock != self.highest_mhz and not self._holds(arms, clock):
+                return None
+        return None
+
+    def _best(self, arms: dict[int, Arm]) -> int:
+        best = self.highest_mhz
+        for clock in self._clocks[1:]:
+            if not self._judged(arms, clock) or not self._holds(arms, clock):
+                break
+            best = clock
+        return best
+
+
+def _p99(values: Iterable[float]) -> float:
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(0.99 * len(ordered)))] if ordered else math.nan
