@@ -236,13 +236,13 @@ class Honest:
         time.sleep(seconds / 2)
         killed = time.monotonic()
         dying.kill()
-        restored_s, late = 0.0, []
+        late: list[str] = []
         with self._daemon.client() as client:
             while any(lease.gpu == gpu for lease in client.leases()) and not late:
                 time.sleep(0.002)
-                restored_s = time.monotonic() - killed
-                if restored_s > RESTORE_S:
+                if time.monotonic() > killed + RESTORE_S:
                     late.append(f"a dead holder's limit was not restored within {RESTORE_S:g} s")
+        restored_s = time.monotonic() - killed
         sets_ns, errors = self._setter.answer()
         connects_ns, other_errors = self._holder.answer()
         return Phase(sets_ns, connects_ns, errors + other_errors + late, [restored_s])

@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.adversary import ATTACKS
+from benchmarks.adversary import ATTACKS, SUBUIDS
 from benchmarks.attack import Honest, Observation, beside, others_may_be_played
-from benchmarks.processes import Daemon, InstalledDaemon
+from benchmarks.processes import Daemon, InstalledDaemon, owner_of
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
 
 RATIO = 2.0
@@ -73,6 +73,9 @@ def print_table(
     short: list[str] = []
     for number, name in enumerate(names):
         attack = ATTACKS[name]
+        if attack.as_root and owner_of(SUBUIDS.start) is None:
+            print(f"| {name}: not run, since /etc/subuid gives uid {SUBUIDS.start} to nobody |")
+            continue
         with started() as daemon, contextlib.closing(Honest(daemon)) as honest:
             uid = daemon.attacker_uid(number)
             seen = beside(attack, honest, daemon, uid, seconds, compare=True)

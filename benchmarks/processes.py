@@ -179,15 +179,20 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
-def subordinate_users(uids: Sequence[int]) -> set[str]:
-    """Names that a log may use for these: the owner of their range in /etc/subuid, or their own."""
-    names = {user_name(uid) for uid in uids}
+def owner_of(uid: int) -> str | None:
+    """Who has this subordinate uid by /etc/subuid; None: nobody."""
     with contextlib.suppress(FileNotFoundError):
         for line in Path("/etc/subuid").read_text().splitlines():
             owner, first, count = line.split(":")
-            if int(first) <= uids[0] < int(first) + int(count):
-                names.add(owner)
-    return names
+            if int(first) <= uid < int(first) + int(count):
+                return owner
+    return None
+
+
+def subordinate_users(uids: Sequence[int]) -> set[str]:
+    """Names that a log may use for these: of the owner of their range, and their own."""
+    owner = owner_of(uids[0])
+    return {user_name(uid) for uid in uids} | ({owner} if owner is not None else set())
 
 
 def names_any(line: str, users: set[str]) -> bool:

@@ -20,6 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -65,11 +66,16 @@ def site(
     gpus: int, latency_ms: float, text: str = ""
 ) -> Iterator[tuple[RunningDaemon, NvmlDouble]]:
     """zeusd on the recording library, where everybody may set."""
-    with public_directory() as directory:
+    shm = Path("/dev/shm")  # the journal lies on tmpfs, as /run does on a node
+    with (
+        public_directory() as directory,
+        TemporaryDirectory(dir=shm if shm.is_dir() else None, prefix="zeusd-") as state,
+    ):
         privilege = 0 if os.getuid() == 0 else 1
         double = NvmlDouble(directory, [{}] * gpus, privilege=privilege, latency_ms=latency_ms)
         with running_daemon(
             *("--nvml-library", double.library, "--socket-mode", "0666"),
+            *("--state-dir", state),
             *configuration(directory, text + ALL_MAY),
             gpus=gpus,
             env=double.env,

@@ -25,7 +25,11 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
-@pytest.mark.parametrize("name", [name for name in ATTACKS if name != "a busy loop"])
+@pytest.mark.parametrize(
+    "name",
+    # Whose are the subordinate uids says /etc/subuid, which is the machine's.
+    [name for name, one in ATTACKS.items() if name != "a busy loop" and not one.as_root],
+)
 def test_no_attack_costs_an_honest_user_a_request_or_a_lease(daemon: Daemon, name: str) -> None:
     uid = 40_000 + list(ATTACKS).index(name)
     with contextlib.closing(Honest(daemon)) as honest:
