@@ -61,7 +61,16 @@ def lintian(package: Path) -> subprocess.CompletedProcess[str]:
 def next_tree(folder: Path) -> Path:
     """This tree as an unpacked sdist of a later version: with no git, and another number."""
     folder.mkdir()
-    for name in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "systemd", "packaging", "examples"):
+    for name in (
+        "zeus",
+        "zeus_ipc",
+        "zeusd",
+        "zeusctl",
+        "systemd",
+        "packaging",
+        "scripts",
+        "examples",
+    ):
         skip = shutil.ignore_patterns("__pycache__")
         shutil.copytree(REPOSITORY / name, folder / name, ignore=skip)
     for name in ("pyproject.toml", "README.md", "CHANGELOG.md", "LICENSE", "NOTICE"):
