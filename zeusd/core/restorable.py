@@ -333,6 +333,7 @@ class Restorable:
             if self._overwrites() != restoration.plan.overwrite:
                 self._attempt()  # an administrator has asked for the target meanwhile
                 return
+            self.rest(None)
             if not self.pinned:
                 self.aim_at(in_force)
         self._finish(result.kind)
@@ -354,6 +355,9 @@ class Restorable:
         self._values, self._doubt = (), None
         self.trouble = trouble
         self._restoration = None
+        if kind == "untouched" and self.rests_elsewhere:
+            # A ceiling moved under a lease that set nothing.
+            self._ceilings_moved = self._ceilings_moved or []
         restoration.answer()
 
     def _failed(self, failure: Failure) -> None:
