@@ -359,6 +359,9 @@ class Restorable:
         self._values, self._doubt = (), None
         self.trouble = trouble
         self._restoration = None
+        if kind == "untouched" and self.rests_elsewhere:
+            # A ceiling moved under a lease that set nothing.
+            self._ceilings_moved = self._ceilings_moved or []
         restoration.answer()
 
     def _failed(self, failure: Failure) -> None:

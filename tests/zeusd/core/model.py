@@ -425,7 +425,9 @@ class Model(World):
         resting = {key for key in self.journal if key.startswith("resting/")}
         for gpu in GPUS:
             machine = self.machine(gpu, Control.POWER_LIMIT)
-            assert machine.ceilings or f"resting/{gpu}/power_limit" not in resting
+            elsewhere = machine._resting not in (None, machine.target)
+            assert machine.ceilings or not elsewhere, f"{gpu} is left at {machine._resting}"
+            assert (machine._resting is None) == (f"resting/{gpu}/power_limit" not in resting)
         assert left == [], f"the journal keeps what nobody owes: {left}"
         assert self.watched == {}, "somebody is watched for ever"
 
