@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
-from zeus_ipc.errors import AccessRefused, RequestTimeout, ZeusIpcError
+from zeus_ipc.errors import AccessRefused, ZeusIpcError
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
@@ -130,14 +130,8 @@ def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
         remedy = "become a member of the group that owns the socket (`ls -l` shows it)"
         return None, _fault("socket", error.message, remedy)
     except ZeusIpcError as error:
-        if error.details.get("reason") == "pid_namespace":
-            found, _, remedy = error.message.rpartition("; ")
-            return None, _fault("socket", found, remedy)
-        if isinstance(error, RequestTimeout):
-            found, _, remedy = error.message.rpartition("; ")
-            return None, _fault("socket", found, remedy)
-        remedy = "start zeusd (`systemctl start zeusd`) and look at its log (`journalctl -u zeusd`)"
-        return None, _fault("socket", error.message, remedy)
+        found, _, remedy = error.message.rpartition("; ")
+        return None, _fault("socket", found, remedy)
     since = duration(seconds_since(node.started_ns))
     return node, _ok("socket", f"{path} answers; zeusd {node.daemon_version} is up {since}")
 

@@ -201,7 +201,7 @@ def test_the_doctor_finds_what_keeps_a_client_away(
     dead = socket.socket(socket.AF_UNIX)
     dead.bind(str(tmp_path / "dead"))
     dead.close()
-    assert "systemctl start zeusd" in ctl("--socket", str(tmp_path / "dead"), "doctor").out
+    assert "-> start zeusd" in ctl("--socket", str(tmp_path / "dead"), "doctor").out
 
 
 def test_the_doctor_sees_a_device_that_is_not_sampled(ctl: Ctl, node: SimulatedNode) -> None:

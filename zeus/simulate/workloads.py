@@ -97,4 +97,4 @@ def power_trace(gpu: str) -> Path:
 
 
 def _data(name: str) -> Path:
-    return Path(str(files("zeusd"))) / "nvml" / "simulated" / "data" / name
+    return Path(str(files("zeusd"))) / "devices" / "simulated" / "data" / name

@@ -206,6 +206,7 @@ class Requests:
         return pending
 
     def _set(self, connection: Connection, request: SetRequest) -> None:
+        control, asked = asked_of(request)
         done: Callable[[str, Failure | Applied | None], None]
         if request.block:
             pending = self._track(connection, request)
@@ -215,9 +216,10 @@ class Requests:
                 if isinstance(answer, Failure):
                     self._out.trail.refused(answer.code)
                     pending.fail(uuid, answer)
+                elif answer is None or answer.value == asked:
+                    pending.succeed(uuid, {})
                 else:
-                    applied = {} if answer is None else {"applied": list(answer.value)}
-                    pending.succeed(uuid, applied)
+                    pending.succeed(uuid, {"applied": list(answer.value)})
         else:
             uuids = list(dict.fromkeys(request.gpus))
 
@@ -226,7 +228,6 @@ class Requests:
                     self._out.trail.refused(answer.code)
                     connection.defer(answer, uuid)
 
-        control, asked = asked_of(request)
         peer = connection.peer
         for uuid in uuids:
             machine = self._node.machine(uuid, control)

@@ -20,7 +20,7 @@ from tests.snippets import every
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.cli import main
-from zeusd.devices.port import Backend
+from zeusd.devices.simulated.node import CALLS
 
 PAGE = DOCS / "operate" / "incident.md"
 _WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
@@ -184,7 +184,7 @@ def test_not_back_yet(scene: Scene) -> None:
 
 
 def test_a_lost_gpu(scene: Scene) -> None:
-    calls = {name for name in vars(Backend) if not name.startswith("_")} - _ABOUT_THE_NODE
+    calls = CALLS - _ABOUT_THE_NODE
     for call in calls:
         scene.devices.inject(3, call, _LOST)
     look, refused, quiesce, resume = COMMANDS["A lost GPU"]

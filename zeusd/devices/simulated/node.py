@@ -29,7 +29,7 @@ _LATENCY_SPREAD = 1 / 3
 _LONGEST_LATENCY_S = 86_400.0
 
 _GENERIC = frozenset(name for name in vars(TabledControls) if not name.startswith("_"))
-_CALLS = (frozenset(name for name in vars(Backend) if not name.startswith("_")) - _GENERIC) | {
+CALLS = (frozenset(name for name in vars(Backend) if not name.startswith("_")) - _GENERIC) | {
     *("power_limit_mw", "set_power_limit", "persistence_mode", "set_persistence_mode"),
     *("set_gpu_clocks", "reset_gpu_clocks", "set_memory_clocks", "reset_memory_clocks"),
 }
@@ -420,7 +420,7 @@ class SimulatedBackend(TabledControls):
         Raises:
             ValueError: No such GPU or method, or a time that cannot pass.
         """
-        if call not in _CALLS or (gpu is None) != (call in _NODE_CALLS):
+        if call not in CALLS or (gpu is None) != (call in _NODE_CALLS):
             raise ValueError(f"{call!r} is no call that can fail on GPU {gpu}")
         if gpu is not None:
             self._existing(gpu)
