@@ -302,7 +302,6 @@ MUTATIONS = (
         (
             "tests/zeusd/core/test_odd_drivers.py::"
             "test_a_restore_that_the_driver_ignores_is_pending_and_tried_again",
-            SCHEDULES,
         ),
     ),
     Mutation(
@@ -419,7 +418,7 @@ MUTATIONS = (
     Mutation(
         "no call to a driver that is let go of",
         "zeusd.core.control.ControlMachine.suspend",
-        drop("LEAVE"),
+        drop("due_ns", "pop"),
         (
             "tests/zeusd/core/test_administration.py::"
             "test_a_gpu_that_cannot_be_put_back_does_not_keep_the_driver_open",

@@ -141,8 +141,10 @@ def covers(durable: Entry | None, entry: Entry, readable: bool) -> bool:
         return False
     if not readable:
         return bool(durable.get("values"))
-    if entry.get("doubt") not in (None, durable.get("doubt")):
-        return False  # the device may come to hold it rounded, which only this record would know
+    # A value that the device may come to hold rounded needs a record of its own; but a target that
+    # is rounded is where the control belongs.
+    if entry.get("doubt") not in (None, durable.get("doubt"), entry.get("target")):
+        return False
     known = [*durable.get("values", ()), durable.get("target")]
     return all(value in known for value in entry.get("values", ()))
 

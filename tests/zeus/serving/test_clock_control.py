@@ -241,7 +241,13 @@ class States:
 
     def state(self, gpus: list[str]) -> dict[str, GpuState]:
         absent = dict.fromkeys(GpuState.model_fields)
-        state = {**absent, "t_ns": 0, "gpu_clock_mhz": self._mhz, "throttle_reasons": self._reasons}
+        state = {
+            **absent,
+            "controls": {},
+            "t_ns": 0,
+            "gpu_clock_mhz": self._mhz,
+            "throttle_reasons": self._reasons,
+        }
         return {gpu: GpuState.model_validate(state) for gpu in gpus}
 
 

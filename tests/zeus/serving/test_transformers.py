@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import importlib
 
-import pytest
+import transformers
 
 from zeus.serving.transformers import install
-
-torch = pytest.importorskip("torch")
-transformers = pytest.importorskip("transformers")
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9] * 10]
 NEW_TOKENS = 5
