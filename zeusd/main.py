@@ -216,6 +216,11 @@ class Daemon:
                         section,
                         extra={"event": "reload_partial", "section": section},
                     )
+            if config.server.max_connections != self._config.server.max_connections:
+                log.warning(
+                    "a change of max_connections under [server] needs a restart",
+                    extra={"event": "reload_partial", "section": "server"},
+                )
             logs.set_level(config.log.level)
             self._server.configure(limits)
             self._engine.reconfigure(settings)
