@@ -395,6 +395,11 @@ class Model(World):
         self.crash_in = None
         self.start_zeusd()
         self._drain()
+        for gpu, odd in self.odd.items():
+            entry = self.journal.get(debt_key(gpu, Control.POWER_LIMIT), {})
+            if odd.clamp_mw is not None and entry.get("doubt"):
+                # Its range changes without a reload: what it made of the write is not to be known.
+                self.ours.discard((gpu, Control.POWER_LIMIT))
         self.odd.clear()
         self.look_again()
         self._drain()
