@@ -268,8 +268,9 @@ class Honest:
 
 def attacker(attack: Attack, daemon: Daemon, uid: int) -> Child:
     """Starts the attack; a list of users needs root to become them."""
-    program = Path(__file__).with_name("adversary.py")
-    command = [str(program), attack.name, daemon.path, *daemon.gpus]
+    # By its text: another user may not be let into the folder in which it lies.
+    program = Path(__file__).with_name("adversary.py").read_text(encoding="utf-8")
+    command = ["-c", program, attack.name, daemon.path, *daemon.gpus]
     return Child(command, **({} if attack.as_root else _as(uid, attack.may_set)))
 
 

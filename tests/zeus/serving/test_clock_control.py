@@ -19,7 +19,7 @@ from zeus.serving.clock_control import IDLE_S, SETTLED_S
 from zeus_ipc import Client
 from zeus_ipc.messages import GpuState
 
-ROOT = Path(__file__).resolve().parents[3]
+ENGINE = Path(__file__).with_name("engine.py")
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,12 @@ class EngineProcess:
     def __init__(self, daemon: RunningDaemon, *arguments: str) -> None:
         options: dict[str, Any] = as_nobody()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.zeus.serving.engine", daemon.socket, *arguments],
+            # By its text: another user may not be let into the folder in which it lies.
+            [sys.executable, "-c", ENGINE.read_text(), daemon.socket, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=ROOT,
+            cwd="/",
             **options,
         )
         self.lines: list[str] = []

@@ -96,7 +96,7 @@ def test_a_run_is_attributed(tmp_path):
 
 @pytest.mark.parametrize("idle", ["exclude", "proportional", "owner"])
 def test_idle_energy_goes_where_the_bill_says(tmp_path, idle):
-    served = serve(new_seed(), rate=0.6)
+    served = serve(new_seed(), seconds=180, rate=0.6)
     _save(served, tmp_path)
     tenants = [f"{name},{'even' if n % 2 == 0 else 'odd'}" for n, name in enumerate(served.names)]
     (tmp_path / "tenants.csv").write_text("\n".join(["request,tenant", *tenants]))
