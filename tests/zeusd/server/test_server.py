@@ -331,7 +331,7 @@ def test_too_many_topics_end_the_connection_that_asks_for_them(running: Running)
 
 
 def test_connections_of_one_user_and_of_all_are_bounded(tmp_path: Path) -> None:
-    for limits, maximum in ((Limits(connections=10), 1000), (Limits(), 10)):
+    for limits, maximum in ((Limits(connections=10, accepts_per_second=1e6), 1000), (Limits(), 10)):
         directory = tmp_path / str(maximum)
         directory.mkdir()
         with serving(directory, limits, maximum) as running, contextlib.ExitStack() as stack:
