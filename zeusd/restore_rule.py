@@ -201,9 +201,12 @@ def _is_ours(plan: Plan, found: Value) -> Generator[Step, Any, bool]:
         return True
     if plan.refused_target != "nearest":
         return False
-    # A driver that moves what it is told into its range leaves one of its ends.
+    # A driver that moves what it is told into its range leaves the end that is nearer.
     ends = yield Range()
-    return not isinstance(ends, Failed) and len(found) == 1 and found[0] in ends
+    if isinstance(ends, Failed):
+        return False
+    low, high = ends
+    return found == tuple(min(max(part, low), high) for part in plan.doubt)
 
 
 def _overwrites(plan: Plan, found: Value) -> bool:

@@ -361,7 +361,9 @@ class Model(World):
                 debt = Debt.from_json(entry)
                 # Of what cannot be read it is enough that it may be anything.
                 newest_lost = self._newest_lost(gpu, control)
-                resting = self.journal.get(f"resting/{gpu}/{control.value}", {}).get("value", ())
+                key_of_rest = f"resting/{gpu}/{control.value}"
+                rest = self.late.get(key_of_rest) or self.journal.get(key_of_rest, {})
+                resting = rest.get("value", ())
                 listed = (*debt.values, debt.target, *self.targets[key], tuple(resting))
                 anything = newest_lost and debt.values
                 assert value in listed or anything or self._made_of(debt, value), (
