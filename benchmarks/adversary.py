@@ -303,7 +303,7 @@ def lingering(seconds: int) -> tuple[socket.socket, socket.socket]:
 
 
 def descriptors(target: Target) -> None:
-    """Descriptors in messages: whoever drops them sleeps for as long as the sender chose."""
+    """Descriptors in messages: a process that drops them sleeps for as long as the sender chose."""
     peers: deque[socket.socket] = deque(maxlen=2_000)
     while True:
         pairs = [lingering(5) for _ in range(10)]

@@ -68,7 +68,7 @@ def test_a_second_zeusd_leaves_the_first_alone_and_says_so(tmp_path: Path) -> No
 
 @pytest.mark.needs("root")
 def test_root_starts_it_from_a_folder_that_nobody_else_may_enter() -> None:
-    """As in /root: whoever may connect is served, though nobody may read the code."""
+    """As in /root: users who may connect are served, though they may not read the code."""
     with public_directory() as directory:
         private = directory / "private"
         private.mkdir(mode=0o700)
