@@ -216,7 +216,6 @@ def busy(daemon: RunningDaemon, gpu: int) -> bool:
 # ------------------------------------------------------------------------------------- the pipeline
 
 
-
 def compare(*arguments: str | Path, gpu: str = "a100") -> list[str]:
     waiting = ("--p2p-power", str(BLOCKING_W[gpu]))
     return python("compare.py", "--num-mbs", "4", "--scale", "1", *waiting, *arguments)
@@ -224,7 +223,7 @@ def compare(*arguments: str | Path, gpu: str = "a100") -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole_ticks() -> Iterator[RunningDaemon]:
-    """GPUs whose counters see every millisecond: an A100's see a quarter of each tick (2 % here)."""
+    """GPUs whose counters see every millisecond; an A100's see a quarter of each tick."""
     with running_daemon("--simulate", "4xa40", gpus=4) as running:
         yield running
 
