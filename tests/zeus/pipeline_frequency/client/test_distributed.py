@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.examples.programs import environment, ranks
+from tests.examples.programs import environment, torchrun
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus.pipeline_frequency.server.running import RunningServer, ok, running_server
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
@@ -92,7 +92,7 @@ def start(
 ) -> subprocess.Popen[str]:
     (folder / "profile.csv").write_text(profile())
     return subprocess.Popen(
-        ranks(STAGES, JOB, folder, server.url, case),
+        torchrun(STAGES, JOB, folder, server.url, case),
         cwd=ROOT,
         env=environment(daemon.socket, ROOT),
         stdout=subprocess.PIPE,
