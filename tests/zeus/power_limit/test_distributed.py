@@ -74,6 +74,14 @@ def chosen(all_seen: list[dict[str, Any]]) -> float:
     return float(limit)
 
 
+def of_least_energy(all_seen: list[dict[str, Any]]) -> None:
+    """All chose the limit that took least energy; which that is, a busy machine has its part in."""
+    first, second = (one["measurements"] for one in all_seen)
+    assert first == second
+    assert len({one["power_limit"] for one in first}) > 1
+    assert chosen(all_seen) == min(first, key=lambda one: one["energy"])["power_limit"]
+
+
 def given_up(all_seen: list[dict[str, Any]]) -> list[str]:
     """All are at the highest limit. Returns what each said, the reason only."""
     for one in all_seen:
@@ -122,14 +130,12 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
 
     assert_agreed(tmp_path, 2)
 
-    sharded = seen(tmp_path, "adaptive", 2)
-    assert chosen(sharded) < HIGHEST_W
-    assert sharded[1]["measurements"] == sharded[0]["measurements"]
+    of_least_energy(seen(tmp_path, "adaptive", 2))
 
     # A profile of rank 0's is believed at once, another's is none.
     assert chosen(seen(tmp_path, "profile-of-0", 2)) == 150
     assert not any(one["pieces"] for one in seen(tmp_path, "profile-of-0", 2))
-    assert chosen(seen(tmp_path, "profile-of-1", 2)) < HIGHEST_W
+    of_least_energy(seen(tmp_path, "profile-of-1", 2))
     assert all(one["pieces"] for one in seen(tmp_path, "profile-of-1", 2))
     assert not (tmp_path / "of-0" / "1.json").exists()
 
