@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.examples.programs import TORCHRUN
 from tests.preloaded import Preloaded
 from tests.support import RunningDaemon, running_daemon
 
@@ -94,7 +95,7 @@ def test_causal_language_model_in_two_processes(
     profile = tmp_path / "profile.json"
     out = run(
         daemon,
-        *(python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+        *(python, "-m", *TORCHRUN, "--nproc_per_node", "2"),
         str(HERE / "on_simulated_gpu.py"),
         str(EXAMPLES / "run_clm.py"),
         *("--train_file", str(text(tmp_path / "text.txt")), "--block_size", "32"),
