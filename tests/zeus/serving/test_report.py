@@ -144,7 +144,9 @@ def test_a_command_that_is_not_there_is_not_found_whatever_folders_are_in_the_pa
 
     for run in (subprocess.run, denied):
         monkeypatch.setattr(bench.subprocess, "run", run)
-        with pytest.raises(ValueError, match="^no-such-command: command not found; check the name"):
+        with pytest.raises(
+            ValueError, match=r"^no-such-command: command not found; check the name"
+        ):
             bench.run(["no-such-command"], FakeClient(), ["a"])  # type: ignore[arg-type]
     with pytest.raises(PermissionError):
         bench.run([__file__], FakeClient(), ["a"])  # type: ignore[arg-type]
