@@ -462,8 +462,10 @@ class Model(World):
             assert program.wants, f"{control.value} of {gpu} is held by who has released it"
         assert debt_key(gpu, control) in self.journal or not machine._values
         if control is Control.POWER_LIMIT and key in self.ours:
-            lowest = machine.ceilings.lowest(value, machine.lease.over)
-            assert value in (lowest, machine.value), f"{gpu} holds {value}, above its ceiling"
+            allowed = machine.ceilings.lowest(value, machine.lease.over), machine.value
+            # A device that cannot go as low stays as low as it can, also under a new lease.
+            lowest = (self.lowest_mw.get(gpu),)
+            assert value in (*allowed, lowest), f"{gpu} holds {value}, above its ceiling"
         newest_lost = self._newest_lost(gpu, control)
         if key in self.ours and machine.value is not None and not newest_lost:
             # After a crash the newest of them may have been meant only, or be what the driver made.

@@ -133,6 +133,7 @@ class World:
         self.notes: list[Note] = []
         self.faults: dict[tuple[str, Control | None], int] = {}
         self.odd: dict[str, Odd] = {}
+        self.lowest_mw: dict[str, int] = {}  # as low as a driver that clamped last went
         self.reads_fail = False
         self.hidden: dict[str, frozenset[Control]] = {}
         self.cpu_share: dict[Process, float] = {}
@@ -431,6 +432,8 @@ class World:
             limit_mw = call.value[0]
             if odd.clamp_mw is not None:
                 limit_mw = min(max(limit_mw, odd.clamp_mw[0]), odd.clamp_mw[1])
+                if limit_mw == odd.clamp_mw[0]:
+                    self.lowest_mw[call.gpu] = limit_mw
             self.values[key] = (limit_mw - limit_mw % odd.round_to_mw,)
 
     def wrote(self, write: Write) -> None:
