@@ -258,8 +258,6 @@ class Administration:
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
-                if self._node.settings.site.enforce and machine.spec.ceilings:
-                    machine.ceilings_moved()
                 if machine.persisted:  # a reset GPU has forgotten it
                     machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
         self._end(self._describe_node())

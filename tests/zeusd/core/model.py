@@ -42,6 +42,7 @@ POLICIES = (
     SitePolicy(restore_power="device-default"),
     SitePolicy(outside_change="override"),
     SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000, gpu_clocks_mhz=(300, 1200)),)),
+    SitePolicy(rules=(GpuRule("*", power_limit_mw=210_000, enforce=True),)),
 )
 DEFAULTS: dict[Control, ControlValue] = {
     Control.POWER_LIMIT: (280_000,),
@@ -335,6 +336,11 @@ class Model(World):
         if self.up:
             self._guarded(lambda: self.apply(self.core.jobs_present(self.now_ns, set())))
 
+    def look_around(self) -> None:
+        """zeusd reads what controls hold that nobody holds."""
+        if self.up:
+            self._guarded(lambda: self.apply(self.core.look_around(self.now_ns)))
+
     def quiesce(self, program: Program) -> None:
         """An administrator has zeusd let go of the driver."""
         for other in self.programs:
@@ -433,7 +439,7 @@ class Model(World):
         for gpu in GPUS:
             machine = self.machine(gpu, Control.POWER_LIMIT)
             elsewhere = machine._resting not in (None, machine.target)
-            assert machine.ceilings or not elsewhere, f"{gpu} is left at {machine._resting}"
+            assert machine.bounded or not elsewhere, f"{gpu} is left at {machine._resting}"
             assert (machine._resting is None) == (f"resting/{gpu}/power_limit" not in resting)
         assert left == [], f"the journal keeps what nobody owes: {left}"
         assert self.watched == {}, "somebody is watched for ever"

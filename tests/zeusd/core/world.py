@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -258,6 +258,15 @@ class World:
 
     def limit_w(self, gpu: str = GPU0) -> float:
         return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
+
+    def look_around(self) -> None:
+        """Reads what controls hold that nobody holds."""
+        self.apply(self.core.look_around(self.now_ns))
+
+    def reload(self, site: SitePolicy) -> None:
+        """The site's configuration is another from now on."""
+        self.settings = replace(self.settings, site=site)
+        self.apply(self.core.reconfigure(self.now_ns, self.settings))
 
     def advance(self, seconds: float) -> None:
         """Time passes, and zeusd is woken when it asked to be."""
