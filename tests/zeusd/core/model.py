@@ -587,7 +587,9 @@ class Model(World):
     def wrote(self, write: Write) -> None:
         """A write has reached its device."""
         self._check_not_raised(write)
-        self.ours.add((write.gpu, write.control))
+        odd = self.odd.get(write.gpu)
+        if odd is None or not odd.ignores or write.control not in READABLE:
+            self.ours.add((write.gpu, write.control))
 
     def _reconnect(self, program: Program) -> None:
         self._next_conn += 1
