@@ -582,14 +582,17 @@ class Model(World):
             return
         if self.faults.get(key) is None and self._takes(write):
             self._apply(write)
-            self.ours.add(key)
+
+    def _apply(self, call: Write) -> None:
+        """What the driver takes is zeusd's own; what it ignores leaves things as they were."""
+        super()._apply(call)
+        odd = self.odd.get(call.gpu)
+        if odd is None or not odd.ignores or call.control not in READABLE:
+            self.ours.add((call.gpu, call.control))
 
     def wrote(self, write: Write) -> None:
         """A write has reached its device."""
         self._check_not_raised(write)
-        odd = self.odd.get(write.gpu)
-        if odd is None or not odd.ignores or write.control not in READABLE:
-            self.ours.add((write.gpu, write.control))
 
     def _reconnect(self, program: Program) -> None:
         self._next_conn += 1
