@@ -10,7 +10,7 @@ from typing import Literal
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import from_ipc
-from zeus.monitor.energy import check_indices
+from zeus.monitor.devices import check_indices
 from zeus.monitor.timeline import Timelines, offset_ns
 from zeus_ipc.errors import ZeusIpcError
 
