@@ -144,7 +144,7 @@ class ElectrictyMapsClient(CarbonIntensityProvider):
 ElectricityMapsClient = ElectrictyMapsClient
 
 
-class _Intensity(Rate):
+class Intensity(Rate):
     """The intensities of a provider, as far back as they were fetched."""
 
     def __init__(self, provider: CarbonIntensityProvider) -> None:
@@ -152,6 +152,7 @@ class _Intensity(Rate):
         self._known: dict[datetime, float] = {}
 
     def fetch(self) -> None:
+        """Ask the provider for the last hours."""
         recent = self._provider.get_recent_carbon_intensity()
         self._known.update({_hour(begin): value for begin, value in recent.items()})
         this_hour = _hour(datetime.now(timezone.utc))
@@ -219,7 +220,7 @@ class CarbonEmissionMonitor:
         )
         self.carbon_intensity_provider = carbon_intensity_provider
         self._windows = RatedWindows(
-            self.zeus_monitor, _Intensity(carbon_intensity_provider), "The carbon intensity"
+            self.zeus_monitor, Intensity(carbon_intensity_provider), "The carbon intensity"
         )
 
     @property

@@ -121,7 +121,7 @@ def _objects(part: Any) -> Iterator[dict[str, Any]]:
             yield from _objects(inner)
 
 
-class _Price(Rate):
+class Price(Rate):
     """The prices of a provider as they were fetched last."""
 
     def __init__(self, provider: ElectricityPriceProvider) -> None:
@@ -129,6 +129,7 @@ class _Price(Rate):
         self._prices: dict[str, list[Any]] | None = None
 
     def fetch(self) -> None:
+        """Ask the provider for the rate in force."""
         self._prices = self._provider.get_current_electricity_prices()
 
     def at(self, hour: datetime) -> float | None:
@@ -197,7 +198,7 @@ class EnergyCostMonitor:
         )
         self.electricity_price_provider = electricity_price_provider
         self._windows = RatedWindows(
-            self.zeus_monitor, _Price(electricity_price_provider), "The price of electricity"
+            self.zeus_monitor, Price(electricity_price_provider), "The price of electricity"
         )
 
     @property

@@ -96,13 +96,13 @@ class RatedWindows:
         """Names of the open windows."""
         return set(self._windows)
 
-    def begin(self, key: str, sync_execution: bool) -> None:
+    def begin(self, key: str, sync_execution: bool, restart: bool = False) -> None:
         """Open a window.
 
         Raises:
             ValueError: A window of this name is open.
         """
-        self._monitor.begin_window(key, sync_execution)
+        self._monitor.begin_window(key, sync_execution, restart)
         with self._guard:
             self._windows[key] = _Open(self._monitor.measurement_states[key].t_ns)
         if time.monotonic() - self._tended_s > FETCH_EVERY_S:
@@ -202,11 +202,11 @@ def _energies(
 
 def _tend_now_and_then(windows_ref: weakref.ref[RatedWindows], wake: threading.Event) -> None:
     while True:
-        wake.wait(FETCH_EVERY_S)
+        asked = wake.wait(FETCH_EVERY_S)
         wake.clear()
         windows = windows_ref()
         if windows is None:
             return
-        if windows.keys:
+        if asked or windows.keys:
             windows.tend()
         del windows
