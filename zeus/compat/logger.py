@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 
+LEVEL_ENV = "ZEUS_LOG_LEVEL"
+
 
 def get_logger(name: str, level: int = logging.INFO, propagate: bool = False) -> logging.Logger:
     """A logger that prints to standard output.
@@ -22,7 +24,7 @@ def get_logger(name: str, level: int = logging.INFO, propagate: bool = False) ->
     if known:
         return logger
     logger.propagate = propagate
-    logger.setLevel(os.environ.get("ZEUS_LOG_LEVEL", level))
+    logger.setLevel(os.environ.get(LEVEL_ENV, level))
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(
         logging.Formatter("[%(asctime)s] [%(name)s](%(filename)s:%(lineno)d) %(message)s")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from html import escape
 from pathlib import Path
 
@@ -120,8 +120,8 @@ class ZeusMonitor(MonitorAttributes):
 
     def __init__(
         self,
-        gpu_indices: list[int] | None = None,
-        cpu_indices: list[int] | None = None,
+        gpu_indices: Sequence[int] | None = None,
+        cpu_indices: Sequence[int] | None = None,
         approx_instant_energy: bool = False,
         log_file: str | Path | None = None,
         sync_execution_with: Framework = "torch",

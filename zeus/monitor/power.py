@@ -66,7 +66,7 @@ class PowerMonitor:
 
     def __init__(
         self,
-        gpu_indices: list[int] | None = None,
+        gpu_indices: Sequence[int] | None = None,
         update_period: float | None = None,
         max_samples_per_gpu: int | None = None,
         power_domains: Sequence[DomainName] | None = None,

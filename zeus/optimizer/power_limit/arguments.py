@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import tempfile
 import warnings
 from numbers import Integral, Real
 from pathlib import Path
@@ -102,20 +102,18 @@ def check_profile_path(path: Path | None) -> None:
     """
     if path is None:
         return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ZeusArgumentError(
-            f"The profile cannot be written to {path}: its folder cannot be made "
-            f"({error.strerror}); give another profile_path"
-        ) from None
     if path.is_dir():
         raise ZeusArgumentError(f"profile_path {path} is a folder: give a file, as {path}/pl.json")
-    if not path.exists() and not os.access(path.parent, os.W_OK | os.X_OK):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+                pass
+    except OSError as error:
         raise ZeusArgumentError(
-            f"The profile cannot be written to {path}: this process may not write to "
-            f"{path.parent}; give another profile_path"
-        )
+            f"The profile cannot be written to {path} ({error.strerror or error}); give another "
+            "profile_path"
+        ) from None
 
 
 def check_factor(factor: Any) -> None:
