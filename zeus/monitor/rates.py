@@ -77,6 +77,7 @@ class RatedWindows:
         self._rate = rate
         self._what = what
         self._guard = threading.Lock()
+        self._tending = threading.Lock()
         self._windows: dict[str, _Open] = {}
         self._fetched = threading.Event()
         self._failure = ""
@@ -131,24 +132,25 @@ class RatedWindows:
 
     def tend(self) -> None:
         """Fetch the rates, and look up what open windows took in the hours that are over."""
-        try:
-            self._rate.fetch()
-            self._failure = ""
-        except Exception as error:  # noqa: BLE001 - a provider may be the user's
-            self._failure = str(error) or type(error).__name__
-        self._fetched.set()
-        self._tended_s = time.monotonic()
-        now_ns = self._monitor._clock_ns()
-        with self._guard:
-            windows = list(self._windows.items())
-        for key, window in windows:
-            *over, _ = self._cut(key, window.since_ns, now_ns)
-            for _, piece in over:
-                _energies(piece)
+        with self._tending:
+            try:
+                self._rate.fetch()
+                self._failure = ""
+            except Exception as error:  # noqa: BLE001 - a provider may be the user's
+                self._failure = str(error) or type(error).__name__
+            self._fetched.set()
+            self._tended_s = time.monotonic()
+            now_ns = self._monitor._clock_ns()
             with self._guard:
-                if self._windows.get(key) is window and over:
-                    window.pieces += over
-                    window.since_ns += sum(round(piece.time * 1e9) for _, piece in over)
+                windows = list(self._windows.items())
+            for key, window in windows:
+                *over, _ = self._cut(key, window.since_ns, now_ns)
+                for _, piece in over:
+                    _energies(piece)
+                with self._guard:
+                    if self._windows.get(key) is window and over:
+                        window.pieces += over
+                        window.since_ns += sum(round(piece.time * 1e9) for _, piece in over)
 
     def _cut(self, key: str, begin_ns: int, end_ns: int) -> list[tuple[datetime, Measurement]]:
         """A span, hour by hour."""

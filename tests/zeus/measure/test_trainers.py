@@ -13,12 +13,15 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
+from tests import snippets
+from tests.snippets import ROOT
 from tests.zeus.node import VirtualNode
 from zeus.measure import HFEnergyCallback, LightningEnergyCallback
 from zeusd.devices.simulated import Work
 
 torch.set_num_threads(1)
 
+PAGE = ROOT / "docs/train/measuring_only.md"
 STEPS = 12
 STEP_J = 24.0
 """240 W for 0.1 s."""
@@ -116,3 +119,22 @@ def test_lightning_logs_figures_to_its_loggers(
     logger.save()
     header = Path(logger.log_dir, "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"energy/step_J", "energy/epoch_J", "energy/total_kWh", "energy/co2_g"} <= set(header)
+
+
+def test_what_the_page_shows_runs(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("zeus.measure.callback.ZeusMonitor", node.monitor)
+    (block,) = [one for one in snippets.of(PAGE) if "Trainer" in one.source]
+    space = block.run(
+        Trainer=Trainer,
+        model=Model(work),
+        args=TrainingArguments(
+            output_dir=str(tmp_path), max_steps=3, report_to=[], use_cpu=True, disable_tqdm=True
+        ),
+        data=[{"x": torch.randn(4)} for _ in range(3)],
+        pl=pl,
+    )
+    assert space["callback"].summary.steps == 3
+    assert space["callback"].summary.cost == pytest.approx(0.3 * space["callback"].summary.kwh)
