@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 
@@ -59,6 +59,23 @@ def user_name(uid: int) -> str:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return str(uid)
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 lease`, `2 leases`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def named(text: str, indices: Mapping[str, int]) -> str:
+    """A sentence of zeusd's with names: of users, and of GPUs.
+
+    Args:
+        text: The sentence, with numbers of users and UUIDs.
+        indices: Index of each GPU, by UUID.
+    """
+    for uuid, index in indices.items():
+        text = text.replace(uuid, f"GPU {index}")
+    return re.sub(r"\buser ([0-9]+)\b", lambda found: f"user {user_name(int(found[1]))}", text)
 
 
 def value_text(control: str, value: Sequence[int] | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control
@@ -11,7 +11,7 @@ from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.messages import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission
 from zeusctl.reports import Gpu, Held, KnownGpu, Lease, Node, Permitted, PowerLimit
 from zeusctl.session import seconds_since
-from zeusctl.text import reasons, user_name, value_text
+from zeusctl.text import named, reasons, user_name, value_text
 
 _LISTED = 16
 """GPUs asked for in one message."""
@@ -71,6 +71,8 @@ def _answers(state: GpuState) -> bool:
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
     """GPUs as they are now."""
     states, errors = read_states(client, gpus)
+    indices = {gpu.uuid: gpu.index for gpu in gpus}
+    errors = {uuid: named(text, indices) for uuid, text in errors.items()}
     return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
 
 
@@ -147,7 +149,7 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         goes_back_to=value_text(control, lease.back.value),
         goes_back_source=lease.back.source,
         restoring=lease.restoring,
-        trouble=lease.trouble,
+        trouble=None if lease.trouble is None else named(lease.trouble, indices),
     )
 
 
@@ -174,13 +176,15 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
     )
 
 
-def permitted_report(control: str, permission: Permission) -> Permitted:
+def permitted_report(
+    control: str, permission: Permission, readable: Callable[[str], str]
+) -> Permitted:
     """What a user may do with a control."""
     factor = SPECS[Control(control)].scale
     return Permitted(
         control=control,
         allowed=permission.allowed,
-        why=permission.why,
+        why=readable(permission.why),
         ranges=[(low / factor, high / factor) for low, high in permission.ranges],
     )
 

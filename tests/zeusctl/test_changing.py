@@ -136,7 +136,8 @@ def test_a_setting_without_a_command_ends_with_zeusctl(
         assert "power_limit 150 W" in setter.stdout.readline()
         assert limits(daemon)[1] == 150
         setter.send_signal(number)
-        assert setter.wait(20) == (0 if number is not signal.SIGKILL else -9)
+        codes = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGKILL: -9}
+        assert setter.wait(20) == codes[number]
     wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
 
 
@@ -232,9 +233,9 @@ def test_release_by_pid_and_of_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.set_power_limit(client.node().gpus[0].uuid, 150_000)
         assert said_json(ctl("release", "--pid", "1", "--json").out)["released"] == 0
-        assert ctl("release", "--job", "4711").out == "0 leases given back\n"
+        assert ctl("release", "--job", "4711").out == "0 leases released\n"
         assert limits(daemon)[0] == 150
-        assert ctl("release", "--pid", str(os.getpid())).out == "1 leases given back\n"
+        assert ctl("release", "--pid", str(os.getpid())).out == "1 lease released\n"
         assert limits(daemon)[0] == 250
     assert ctl("release").code == 0
     assert ctl("release", "--all").code == 0
@@ -260,6 +261,15 @@ def test_measuring_a_command(ctl: Ctl, daemon: RunningDaemon, node: SimulatedNod
     assert 0 < busy["energy_j"] <= 1.05 * drawn_j + busy["uncertainty_j"]
     assert busy["average_power_w"] > 2 * idle["average_power_w"]
     assert report["gpu_energy_j"] == pytest.approx(busy["energy_j"] + idle["energy_j"])
+
+
+def test_nothing_is_measured_while_quiesced(ctl: Ctl, tmp_path: Path) -> None:
+    ctl("quiesce")
+    mark = tmp_path / "ran"
+    said = ctl("measure", "--", "touch", str(mark))
+    assert said.code == Exit.NOT_RUN
+    assert "run `zeusctl resume` first" in said.err
+    assert not mark.exists()
 
 
 def test_a_measurement_in_a_file(ctl: Ctl, tmp_path: Path) -> None:
@@ -292,7 +302,7 @@ def test_a_recording_to_standard_output_ends_in_order(daemon: RunningDaemon) -> 
         assert recorder.stdout is not None
         rows = [recorder.stdout.readline() for _ in range(4)]
         recorder.send_signal(signal.SIGINT)
-        assert recorder.wait(20) == 0
+        assert recorder.wait(20) == 130
     found = list(csv.DictReader(rows))
     times = [float(row["time"]) for row in found]
     assert times[1] - times[0] > 0.09
@@ -307,7 +317,7 @@ def test_a_recording_that_zeusd_leaves_is_kept(tmp_path: Path) -> None:
             wait_for(lambda: path.exists() and len(path.read_text().splitlines()) > 5, "rows")
             node.stop()
             recorder.send_signal(signal.SIGINT)
-            assert recorder.wait(30) == 0
+            assert recorder.wait(30) == 130
     assert len(read(path)[0].columns["time"]) > 4
 
 

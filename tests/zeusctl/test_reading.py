@@ -93,8 +93,9 @@ def test_what_is_not_back_yet_is_shown_with_its_reason(
         lambda: next((one for one in [ctl("status")] if "not back yet" in one.out), None),
         "the restore to fail",
     )
-    assert "1 controls not back yet" in said.out
+    assert "1 control not back yet" in said.out
     assert "an internal driver error occurred (NVML 999)" in said.out
+    assert "GPU-" not in said.out
     assert "could not be put back; the first: power_limit of GPU 0" in ctl("doctor").out
     said = ctl("reset", "0")
     assert said.code == Exit.NOT_BACK
@@ -242,13 +243,18 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("set", "3", "-g", "900"), Exit.NOT_SUPPORTED, ""),
         (("plot", "-o", "x.txt"), Exit.USAGE, "name a file that ends in"),
         (("record", "-d", "soon"), Exit.USAGE, "write 30s"),
-        (("set", "0", "-g", "999999"), Exit.USAGE, "not a graphics clock; write MHz"),
+        (("set", "0", "-g", "999999"), Exit.USAGE, "a graphics clock is 0 to 100000 MHz"),
+        (("set", "0", "-p", "0"), Exit.USAGE, "a power limit is 1 to 100000 W"),
+        (("set", "0", "-p", "900"), Exit.OUT_OF_RANGE, "900 W on GPU 0 is outside 100 to 250 W"),
+        (("set", "2", "-m", "1000"), Exit.OUT_OF_RANGE, "of GPU 2 (NVIDIA A100-SXM4-80GB) can be"),
+        (("status", "--version"), Exit.USAGE, "stands before the verb: zeusctl --version"),
+        (("stauts",), Exit.USAGE, "there is no verb 'stauts'; did you mean 'status'?"),
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),
         (("show",), Exit.USAGE, "Missing argument 'GPUS'"),
         (("release", "--job", "x" * 300), Exit.FAILED, "at most 64 characters"),
         (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
         (("record", "-o", "/no/such/p.csv", "-d", "1s"), Exit.FAILED, "/no/such/p.csv: No such"),
-        (("nonsense",), Exit.USAGE, "it knows: status, gpus"),
+        (("nonsense",), Exit.USAGE, "`zeusctl` alone lists its verbs"),
         (("status", "--nonsense"), Exit.USAGE, "zeusctl status --help"),
         (("schema", "nonsense"), Exit.USAGE, "there are: status"),
     ],
@@ -261,6 +267,72 @@ def test_what_is_wrong_is_told_with_its_code(
     assert sentence in said.err
     assert len(said.err.splitlines()) == 1
     assert "Traceback" not in said.err
+
+
+def test_options_of_all_verbs_stand_on_either_side(ctl: Ctl, daemon: RunningDaemon) -> None:
+    assert parse(ctl("--json", "leases").out)["leases"] == []
+    assert ctl("--socket", "/no/such.sock", "leases").code == Exit.UNAVAILABLE
+    assert ctl("leases", "--socket", "/no/such.sock").code == Exit.UNAVAILABLE
+    assert ctl("--socket", "/no/such.sock", "leases", "--socket", daemon.socket).code == 0
+
+
+def test_alone_it_says_what_it_can_do(ctl: Ctl) -> None:
+    said = ctl()
+    assert (said.code, said.err) == (0, "")
+    assert said.out == ctl("--help").out
+
+
+def test_a_full_disk_is_one_sentence(daemon: RunningDaemon) -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "zeusctl", "--json", "leases"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+        )
+    assert ran.returncode == Exit.FAILED
+    assert ran.stderr == (
+        "zeusctl: standard output cannot be written: No space left on device; make room, or write "
+        "elsewhere\n"
+    )
+
+
+def test_a_gpu_above_its_site_limit_is_named(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    with daemon.client() as client:
+        client.set_ceiling(client.node().gpus[1].uuid, "fleet", 150_000)
+        node.set_outside(1, 240_000)
+        wanted = "GPU 1: its limit is above the site limit"
+        assert wanted in wait_for(
+            lambda: next((one.out for one in [ctl("status")] if wanted in one.out), None), wanted
+        )
+        doctor = ctl("doctor").out
+        client.set_ceiling(client.node().gpus[1].uuid, "fleet", None)
+    assert "above the site limit: GPU 1 (240 W, site limit 150 W)" in doctor
+
+
+def test_the_doctor_reads_the_configuration(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "zeusd.toml"
+    monkeypatch.setattr("zeusctl.checks.CONFIGURATION", str(path))
+    nowhere = ("--socket", str(tmp_path / "none.sock"), "doctor", "--json")
+
+    def found(text: str) -> tuple[str, str]:
+        path.write_text(text)
+        checks = parse(ctl(*nowhere).out)["checks"]
+        (one,) = [check for check in checks if check["name"] == "config"]
+        return one["state"], one["found"]
+
+    state, text = found("[lease]\nttl = 3\n")
+    assert state == "fault"
+    assert "line 2: lease.ttl: zeusd knows no such setting" in text
+    state, text = found('[[allow]]\ngroups = ["no-such-group"]\n')
+    assert state == "note"
+    assert "there is no group no-such-group here" in text
+    assert found("[lease]\nttl_s = 3\n")[0] == "ok"
 
 
 def test_a_bug_is_told_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +416,12 @@ def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> N
             assert client.state(uuid)[uuid].power_limit_mw == 150_000
             leases = json.loads(run("leases", "--json").stdout)["leases"]
             assert [lease["pid"] for lease in leases] == [None]
+        refused = run("set", "0", "-p", "150", "--", "true").stderr
+        assert "user nobody may not change power_limit of GPU 0; ask the" in refused
+        may = json.loads(run("show", "0", "--json").stdout)["you_may"]
+        assert all("user nobody may not change" in one["why"] for one in may)
+        nothing = run("reset", "all")
+        assert nothing.stdout == "your processes hold nothing there; there was nothing to restore\n"
         assert run("release").returncode == 0
         assert run("release", "--job", "7").returncode == 0
         assert "you may read, and change nothing" in run("doctor").stdout

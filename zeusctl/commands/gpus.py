@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import click
 
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import table
 
 
 @click.command()
-@json_option
+@common_options
 @pass_session
 def gpus(session: Session) -> None:
     """GPUs of the node: names, UUIDs, and the limits they take."""

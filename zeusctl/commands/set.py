@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
+from zeusctl.completing import complete_command, gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import LOOK_S, asked_to_end, run
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import parse_duration, value_text
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class _Duration(_Type):
     "set", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": True}
 )
 @gpus_argument()
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
 @_control_options
 @click.option(
     "--confirm-within",
@@ -86,7 +87,7 @@ class _Duration(_Type):
     metavar="WATTS",
     help="With --for: the lower bound after that time.",
 )
-@json_option
+@common_options
 @pass_session
 def set_(
     session: Session,
@@ -130,6 +131,8 @@ def set_(
         )
     try:
         chosen = session.gpus(gpus)
+        if "memory_clocks" in controls:
+            _check_clocks(session, chosen, controls["memory_clocks"])
         settings = _apply(session, chosen, controls)
         if confirm_within is not None:
             _confirm(settings, confirm_within)
@@ -137,7 +140,7 @@ def set_(
             session.client.persist([gpu.uuid for gpu in chosen], list(controls))
     except Exception as error:
         if command:
-            raise _not_run(error) from None
+            raise _not_run(session, error) from None
         raise
     if persist:
         _answer(session, settings, "persisted")
@@ -152,6 +155,7 @@ def set_(
             click.echo("held until Ctrl-C", err=True)
         while not ended.wait(LOOK_S):
             watch()
+    click.get_current_context().exit(ended.code)
 
 
 def _set_ceiling(
@@ -302,8 +306,31 @@ class _LossWatch:
         }
 
 
-def _not_run(error: Exception) -> CommandError:
+def _not_run(session: Session, error: Exception) -> CommandError:
     """The command was not run: its own exit codes must not be mistaken for zeusctl's."""
-    message = getattr(error, "message", None) or str(error)
-    code = getattr(error, "code", "failed")
-    return CommandError(str(message), Exit.NOT_RUN, str(code))
+    message = session.readable(str(getattr(error, "message", None) or error))
+    return CommandError(message, Exit.NOT_RUN, str(getattr(error, "code", "failed")))
+
+
+def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue) -> None:
+    """A driver moves a memory clock that it does not have to the nearest, without a word.
+
+    Raises:
+        CommandError: A GPU has no memory clock in this range.
+    """
+    from zeus_ipc.errors import ZeusIpcError
+
+    for gpu in gpus:
+        try:
+            clocks = sorted(session.client.clocks(gpu.uuid).memory_mhz)
+        except ZeusIpcError:
+            continue  # it cannot tell: the driver decides
+        if clocks and not any(value[0] <= mhz <= value[1] for mhz in clocks):
+            there = ", ".join(map(str, clocks))
+            has = f"only {there} MHz" if len(clocks) == 1 else f"one of {there} MHz"
+            raise CommandError(
+                f"the memory clock of GPU {gpu.index} ({gpu.name}) can be {has}, and none of that "
+                f"is in {value[0]} to {value[1]} MHz; choose one that is",
+                Exit.OUT_OF_RANGE,
+                "out_of_range",
+            )

@@ -10,8 +10,9 @@ import click
 
 from zeus_ipc.controls import SPECS, Control
 from zeusctl.commands.status import lease_lines
+from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import energy, style
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ _HOUR_NS = 3600 * 10**9
 
 @click.command()
 @gpus_argument()
-@json_option
+@common_options
 @pass_session
 def show(session: Session, gpus: str) -> None:
     """One GPU: limits, clocks, sensors, leases, what you may change."""
@@ -48,7 +49,7 @@ def show(session: Session, gpus: str) -> None:
         now=gpu_reports(client, [gpu])[0],
         leases=lease_reports(client, [gpu]),
         you_may=[
-            permitted_report(control, permission)
+            permitted_report(control, permission, session.readable)
             for control, permission in client.policy().gpus.get(gpu.uuid, {}).items()
         ],
         memory_clocks_mhz=memory_mhz,

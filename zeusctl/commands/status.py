@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
-from zeusctl.text import duration, energy, shorten, style, table
+from zeusctl.completing import gpus_argument
+from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.text import count, duration, energy, shorten, style, table
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu, Lease, Node, StatusReport
+    from zeusctl.reports import Gpu, Lease, Node, PowerLimit, StatusReport
 
 HEADER = (
     "GPU",
@@ -30,7 +31,7 @@ RIGHT = (0, 2, 3, 4, 5, 6, 7, 8)
 
 @click.command()
 @gpus_argument(required=False)
-@json_option
+@common_options
 @pass_session
 def status(session: Session, gpus: str) -> None:
     """Daemon, GPUs, limits and who holds what, at one glance.
@@ -75,6 +76,13 @@ def lines(report: StatusReport) -> Iterator[str]:
             if gpu.error is not None:
                 yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
         for gpu in report.gpus:
+            if above_site_limit(gpu.power_limit_w):
+                yield style(
+                    f"GPU {gpu.index}: its limit is above the site limit, which is not enforced; "
+                    f"`zeusctl reset {gpu.index}` lowers it",
+                    fg="yellow",
+                )
+        for gpu in report.gpus:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
                 yield f"GPU {gpu.index}: {what} set to last; `zeusctl reset {gpu.index}` ends that"
@@ -90,11 +98,16 @@ def headline(node: Node) -> str:
         driver = "simulated GPUs"
     text = (
         f"zeusd {node.daemon_version} at {node.socket}, up {duration(node.uptime_s)}, {driver}, "
-        f"{node.gpus} GPUs, {node.leases} leases"
+        f"{count(node.gpus, 'GPU')}, {count(node.leases, 'lease')}"
     )
     if node.not_back:
-        text += style(f", {node.not_back} controls not back yet", fg="red")
+        text += style(f", {count(node.not_back, 'control')} not back yet", fg="red")
     return text
+
+
+def above_site_limit(limit: PowerLimit) -> bool:
+    """Whether software requested more than the site allows: before zeusd, or past it."""
+    return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
 
 
 def gpu_row(gpu: Gpu) -> list[str]:
