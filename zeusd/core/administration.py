@@ -227,7 +227,7 @@ class Administration:
             self._let_go_if_settled()
 
     def _let_go_if_settled(self) -> None:
-        if not self._restoring and self._out.due_ns.pop(self, None) is not None:
+        if not self._restoring and self._out.due_ns.pop(self) is not None:
             self._let_go()
 
     def _let_go(self) -> None:

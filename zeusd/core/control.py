@@ -120,9 +120,9 @@ class ControlMachine(Leased):
         """
         waiting = self._ceilings_moved or []
         self._ceilings_moved = [*waiting, *([] if then is None else [then])]
-        self._out.due_ns.pop(self._brought_down, None)
+        self._out.due_ns.pop(self._brought_down)
         if self.life.state is State.PENDING:
-            self._out.due_ns.pop(self, None)
+            self._out.due_ns.pop(self)
             self._attempt()
         self._pump()
 
@@ -205,7 +205,7 @@ class ControlMachine(Leased):
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""
         self._refuse_waiting()
-        self._out.due_ns.pop(self, None)
+        self._out.due_ns.pop(self)
         self.life.on(Event.LEAVE)
 
     def resume(self, found: ControlValue | None) -> None:
@@ -315,8 +315,8 @@ class ControlMachine(Leased):
         if then is not None:
             restoration.waiting.append(then)
         self._restoration = restoration
-        self._out.due_ns.pop(self._expiry, None)
-        self._out.due_ns.pop(self._brought_down, None)
+        self._out.due_ns.pop(self._expiry)
+        self._out.due_ns.pop(self._brought_down)
         self._out.add(Unwatch(holder))
         in_flight = self.life.state in IN_FLIGHT
         if self._values or in_flight or overwrite is not None:
@@ -339,7 +339,7 @@ class ControlMachine(Leased):
             return
         self._out.add(Unwatch(self.lease.holder))
         self._out.add(Forget(self.key))
-        self._out.due_ns.pop(self._expiry, None)
+        self._out.due_ns.pop(self._expiry)
         self.life.on(Event.DROP)
         self.lease = None
 

@@ -135,7 +135,7 @@ class Leased(Restorable):
         if self._terms().busy_ttl_ns <= lease.ttl_ns:
             self.expire()
             return
-        out.due_ns.pop(self._expiry, None)
+        out.due_ns.pop(self._expiry)
         ticket = out.ticket(partial(self._looked_at, lease, lease.heard_ns))
         out.add(Look(ticket, lease.holder))
 

@@ -226,7 +226,7 @@ class Restorable:
     def _attempt(self) -> None:
         restoration = self._restoration
         assert restoration is not None
-        self._out.due_ns.pop(self, None)
+        self._out.due_ns.pop(self)
         restoration.plan = Plan(
             target=self.target,
             values=self._values,
