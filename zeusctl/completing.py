@@ -57,7 +57,7 @@ def complete_schema(context: click.Context, _: click.Parameter, begun: str) -> l
 
 def _programs(begun: str) -> set[str]:
     found = set()
-    for folder in os.environ.get("PATH", os.defpath).split(os.pathsep):
+    for folder in os.get_exec_path():
         try:
             with os.scandir(folder) as entries:
                 found |= {one.name for one in entries if one.name.startswith(begun)}

@@ -120,6 +120,21 @@ def test_a_command_is_not_run_without_its_setting(ctl: Ctl, tmp_path: Path) -> N
     assert not ran.exists()
 
 
+def test_a_command_runs_even_if_zeusd_refuses_or_is_down(
+    ctl: Ctl, daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    command = ("--best-effort", "--", "sh", "-c", "exit 7")
+    said = ctl("set", "0,3", "-p", "200", "-g", "900", *command)
+    assert said.code == 7
+    assert said.err.startswith("zeusctl: nothing is set: ")
+    assert said.err.endswith("; the command runs all the same\n")
+    assert limits(daemon) == [250, 250, 400, 250]
+    said = ctl("--socket", str(tmp_path / "none.sock"), "set", "0", "-p", "200", *command)
+    assert said.code == 7
+    assert "start zeusd" in said.err
+    assert ctl("set", "0", "-p", "200", "--best-effort").code == Exit.USAGE
+
+
 def test_all_or_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
     """GPU 3 has no locked clocks: what was set before on it goes back too."""
     said = ctl("set", "0,3", "-p", "200", "-g", "900")

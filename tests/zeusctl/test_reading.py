@@ -169,7 +169,10 @@ def test_audit_follows(daemon: RunningDaemon) -> None:
 def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    said = ctl("doctor", "--json")
+    said = wait_for(  # the first samples are taken as zeusd starts
+        lambda: next((one for one in [ctl("doctor", "--json")] if "4 devices" in one.out), None),
+        "all devices to be sampled",
+    )
     found = parse(said.out)
     assert (said.code, found["healthy"]) == (0, True)
     by_name = {check["name"]: check for check in found["checks"]}

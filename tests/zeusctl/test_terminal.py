@@ -308,10 +308,8 @@ def test_after_two_dashes_commands_are_completed(
     complete = ShellComplete(cli, {}, "zeusctl", "_ZEUSCTL_COMPLETE")
     for words in (["set", "0", "--"], ["measure", "--"]):
         found = complete.get_completions(words, "zeust")
-        assert [(one.value, one.type) for one in found] == [
-            ("zeustrain", "plain"),
-            ("zeust", "file"),
-        ]
+        program, path = [(one.value, one.type) for one in found]
+        assert (program, path) == (("zeustrain", "plain"), ("zeust", "file"))
         (argument,) = complete.get_completions([*words, "python"], "tra")
         assert (argument.value, argument.type) == ("tra", "file")
 

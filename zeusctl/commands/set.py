@@ -72,6 +72,11 @@ class _Duration(_Type):
     help="Put it back unless you say within TIME (30s) that all is well.",
 )
 @click.option(
+    "--best-effort",
+    is_flag=True,
+    help="Run COMMAND even if the setting fails, with a warning.",
+)
+@click.option(
     "--persist", is_flag=True, help="Administrators: keep it until `zeusctl reset`, and exit."
 )
 @click.option(
@@ -95,6 +100,7 @@ def set_(
     gpus: str,
     command: tuple[str, ...],
     confirm_within: float | None,
+    best_effort: bool,
     persist: bool,
     ceiling: str | None,
     ttl: float | None,
@@ -110,6 +116,7 @@ def set_(
     zeusctl set 0-3 --power-limit 200 -- python train.py
     zeusctl set all --gpu-clocks 900,1200
     zeusctl set 0 -p 150 --confirm-within 30s
+    zeusctl set 0 -p 200 --best-effort -- python train.py
     sudo zeusctl set all -p 250 --persist
     sudo zeusctl set 0 -p 200 --ceiling job:1234
     sudo zeusctl set all -p 300 --ceiling fleet --for 30s --then 200
@@ -129,6 +136,11 @@ def set_(
             "--persist lasts beyond any command; leave one of them away",
             click.get_current_context(),
         )
+    if best_effort and not command:
+        raise click.UsageError(
+            "--best-effort needs a command after --, which runs in any case",
+            click.get_current_context(),
+        )
     try:
         chosen = session.gpus(gpus)
         if "memory_clocks" in controls:
@@ -139,9 +151,14 @@ def set_(
         if persist:
             session.client.persist([gpu.uuid for gpu in chosen], list(controls))
     except Exception as error:
-        if command:
-            raise _not_run(session, error) from None
-        raise
+        if not command:
+            raise
+        failed = _not_run(session, error)
+        if not best_effort:
+            raise failed from None
+        session.close()  # what a part of the GPUs has got is restored
+        click.echo(f"zeusctl: nothing is set: {failed}; the command runs all the same", err=True)
+        click.get_current_context().exit(run(command))
     if persist:
         _answer(session, settings, "persisted")
         return

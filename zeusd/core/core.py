@@ -332,6 +332,14 @@ class Core:
         connection = self._connections.get(conn)
         return {} if connection is None else connection.take_deferred()
 
+    def may_know(self, conn: int, uid: int | None) -> bool:
+        """Whether who asks on this connection may know processes of this user."""
+        connection = self._connections.get(conn)
+        if connection is None:
+            return False
+        peer = connection.peer
+        return peer.uid == uid or self.node.settings.access.is_admin(peer)
+
     @property
     def unclaimed(self) -> bool:
         """Whether the journal speaks of GPUs that have not been found yet."""
