@@ -898,7 +898,8 @@ class AuditRecord(_Message):
     event: str
     """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
     lease_ended, lease_expired, restore_failed, restore_clamped, outside_change, refused,
-    quiesced, resumed, revoked, gpu_found, gpu_lost, driver_changed."""
+    quiesced, resumed, revoked, gpu_found, gpu_lost,
+    gpu_returned, driver_changed."""
     warning: bool
     """Whether somebody should look at it."""
     gpu: str | None = None

@@ -154,7 +154,9 @@ class Core:
                     self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
                     self._out.add(Put(gpu_key(uuid), {"value": []}))
             known.facts = facts
-            self._lost_gpus.discard(uuid)
+            if uuid in self._lost_gpus:
+                self._lost_gpus.discard(uuid)
+                self._out.add(Note("gpu_returned", {"gpu": uuid}))
             for machine in [*known.machines.values()]:
                 machine.retry_now()
             self._add_controls(known)
