@@ -18,7 +18,7 @@ from zeus_ipc.errors import AccessRefused, ZeusIpcError
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
-from zeusctl.text import count, duration, user_name, value_text
+from zeusctl.text import count, duration, named, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo, NodeInfo
@@ -377,7 +377,7 @@ def _pending(session: Session, node: NodeInfo) -> Check:
     return _fault(
         "restores",
         f"{count(len(waiting), 'control')} could not be put back; the first: {first.control.value} "
-        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {first.trouble}",
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {named(first.trouble or '', index)}",
         "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
     )
 

@@ -20,6 +20,7 @@ VERBS = {
     "status": "status",
     "gpus": "gpus",
     "show": "show",
+    "processes": "processes",
     "leases": "leases",
     "top": "top",
     "watch": "top",

@@ -21,6 +21,24 @@ def gpus_argument(required: bool = True) -> Callable[[F], F]:
     return click.argument("gpus", default="all", shell_complete=complete_gpus)
 
 
+def id_option(function: F) -> F:
+    """`-i`, as users of nvidia-smi name GPUs: the same as the argument."""
+
+    def chosen(context: click.Context, _: click.Parameter, text: str | None) -> None:
+        if text is not None:
+            context.params["gpus"] = text
+
+    return click.option(
+        "-i",
+        "--id",
+        expose_value=False,
+        callback=chosen,
+        shell_complete=complete_gpus,
+        metavar="GPUS",
+        help="The same as GPUS.",
+    )(function)
+
+
 def complete_gpus(context: click.Context, _: click.Parameter, begun: str) -> Sequence[str]:
     """Indices, or UUIDs where one is begun; the part after the last comma."""
     from zeus_ipc.errors import ZeusIpcError

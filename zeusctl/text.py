@@ -98,6 +98,13 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def memory(mib: int | None) -> str:
+    """Memory: MiB below ten of them a GiB, else GiB."""
+    if mib is None:
+        return "-"
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
+
+
 def energy(joules: float) -> str:
     """Joules with a prefix that leaves at most four digits before the point."""
     for factor, unit in ((1e9, "GJ"), (1e6, "MJ"), (1e3, "kJ")):

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +17,11 @@ import pytest
 
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS, Ctl, spawn
-from zeus_ipc.simulation import SimulatedNode
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.cli import VERBS
 from zeusctl.exits import MEANINGS, Exit
 from zeusctl.reports import REPORTS
+from zeusd.runtime.commands import command_of
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -41,19 +46,23 @@ def test_status_shows_the_node_at_one_glance(
     assert said.err == ""
     headline, header, *rows = said.out.splitlines()
     assert "4 GPUs, 2 leases" in headline
-    assert header.split()[:5] == ["GPU", "NAME", "POWER", "LIMIT", "SITE"]
+    assert header.split()[:5] == ["GPU", "NAME", "UTIL", "MEM", "USED"]
     assert rows[1].split()[0] == "1"
     assert " 150 " in rows[1]
     assert "*" in rows[1]
     assert " 250 " in rows[0]
-    assert f"{Path('/proc/self/comm').read_text().strip()} {os.getpid()} (" in said.out
+    assert f"{command_of(os.getpid())} {os.getpid()} (" in said.out
     gpu = found["gpus"][1]
     assert gpu["power_limit_w"]["requested"] == 150.0
     assert gpu["power_limit_w"]["site"] == 250.0
     assert gpu["locked_gpu_clocks_mhz"] == [600, 900]
     assert [(one["gpu"], one["control"], one["value"]) for one in found["leases"]] == [
-        (1, "power_limit", "150 W"),
-        (1, "gpu_clocks", "600-900 MHz"),
+        (1, "power_limit", 150.0),
+        (1, "gpu_clocks", [600.0, 900.0]),
+    ]
+    assert [(one["unit"], one["value_text"]) for one in found["leases"]] == [
+        ("W", "150 W"),
+        ("MHz", "600-900 MHz"),
     ]
 
 
@@ -131,7 +140,7 @@ def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
         (lease,) = parse(ctl("leases", "--mine", "--json").out)["leases"]
     assert lease["pid"] == os.getpid()
     assert lease["value"] is None
-    assert lease["goes_back_to"] == "250 W"
+    assert (lease["goes_back_to"], lease["goes_back_to_text"]) == (250.0, "250 W")
     assert 0 < lease["expires_in_s"] <= 15
 
 
@@ -149,6 +158,68 @@ def test_audit_tells_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert "WHEN" in said.out.splitlines()[0]
     about = parse(ctl("audit", "--gpus", "2", "--json").out)["events"]
     assert {event["gpu"] for event in about} == {2}
+
+
+def test_who_uses_a_gpu_and_what_he_holds(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        node = client.node()
+        client.set_power_limit(node.gpus[1].uuid, 200_000)
+        work = SimulatedWork(node.simulated or "", [node.gpus[1].uuid], "model/compute")
+        work.launch(1e6)
+
+        def listed() -> list[dict[str, Any]]:
+            return list(parse(ctl("processes", "-i", "1", "--json").out)["processes"])
+
+        (process,) = wait_for(listed, "the process to be listed")
+        rows = list(csv.DictReader(io.StringIO(ctl("status", "--format", "csv").out)))
+        shown = ctl("show", "1").out
+        said = ctl("status", "-p", "1").out
+        work.close()
+    assert (process["pid"], process["type"]) == (os.getpid(), "C")
+    assert process["leases"] == ["power_limit 200 W"]
+    assert process["memory_mib"] > 1000
+    assert [row["processes"] for row in rows] == ["0", "1", "0", "0"]
+    assert rows[1]["utilization_percent"] == "100"
+    assert int(rows[1]["memory_used_mib"]) > process["memory_mib"]
+    for text in (shown, said):
+        assert re.search(rf"1 +{os.getpid()} +\S+ +9\.6 GiB +C ", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (("gpus", "--columns", "index,memory_mib"), "INDEX  MEMORY_MIB\n    0       16384\n"),
+        (("gpus", "-i", "2-3", "--columns", "index", "--format", "csv"), "index\n2\n3\n"),
+        (
+            ("gpus", "--id", "3", "--columns", "name,site_limit_w", "--format", "csv"),
+            "P100-PCIE-16GB,250\n",
+        ),
+        (("status", "2", "--columns", "index,error", "--format", "csv"), "index,error\n2,\n"),
+        (("show", "3", "--columns", "energy_j"), "ENERGY_J\n-\n"),
+    ],
+)
+def test_columns_by_name(ctl: Ctl, arguments: tuple[str, ...], out: str) -> None:
+    said = ctl(*arguments)
+    assert (said.code, said.err) == (0, "")
+    assert out in said.out
+
+
+def test_rows_as_json_and_what_is_no_column(ctl: Ctl) -> None:
+    found = json.loads(ctl("status", "1", "--columns", "index,leases", "--format", "json").out)
+    assert (found["schema"], found["rows"]) == ("zeusctl.rows/1", [{"index": 1, "leases": 0}])
+    said = ctl("status", "--columns", "index,watts")
+    assert said.code == Exit.USAGE
+    assert "there is no column 'watts'; there are: index, name, uuid" in said.err
+
+
+def test_watching_prints_again_until_ctrl_c(daemon: RunningDaemon) -> None:
+    arguments = ("status", "0", "--columns", "index,name", "--format", "csv", "--watch", "0.1")
+    with spawn(daemon, *arguments) as watcher:
+        assert watcher.stdout is not None
+        lines = [watcher.stdout.readline() for _ in range(4)]
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(20) == Exit.INTERRUPTED
+    assert lines == ["index,name\n", *["0,Tesla V100-PCIE-16GB\n"] * 3]
 
 
 def test_audit_follows(daemon: RunningDaemon) -> None:
@@ -253,7 +324,7 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("status", "--version"), Exit.USAGE, "stands before the verb: zeusctl --version"),
         (("stauts",), Exit.USAGE, "there is no verb 'stauts'; did you mean 'status'?"),
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),
-        (("show",), Exit.USAGE, "Missing argument 'GPUS'"),
+        (("show",), Exit.USAGE, "name a GPU: zeusctl show 0"),
         (("release", "--job", "x" * 300), Exit.FAILED, "at most 64 characters"),
         (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
         (("record", "-o", "/no/such/p.csv", "-d", "1s"), Exit.FAILED, "/no/such/p.csv: No such"),

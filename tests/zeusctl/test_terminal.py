@@ -98,9 +98,10 @@ def terminal(
 
 
 SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
-    "status": (("status",), "", "HELD BACK BY", 0),
+    "status": (("status",), "", "THROTTLED BY", 0),
     "gpus": (("gpus",), "", "CONTROLS", 0),
     "show": (("show", "0"), "", "You may change:", 0),
+    "processes": (("processes",), "", "no process uses these GPUs", 0),
     "leases": (("leases",), "", "nobody holds anything", 0),
     "top": (("top", "-i", "0.2"), "q", "LAST 2 MIN", 0),
     "watch": (("watch", "-i", "0.2"), "q", "nobody holds anything", 0),
@@ -245,7 +246,7 @@ def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) ->
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0
     first, second = (json.loads(line) for line in ran.stdout.splitlines())
-    assert first["schema"] == "zeusctl.status/1"
+    assert first["schema"] == "zeusctl.status/2"
     assert first["at"] < second["at"]
 
 

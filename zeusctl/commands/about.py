@@ -24,7 +24,7 @@ def schema(name: str | None) -> None:
     if name is not None and name not in REPORTS:
         raise click.UsageError(f"there is no schema {name}; there are: {', '.join(REPORTS)}")
     kinds = REPORTS if name is None else {name: REPORTS[name]}
-    schemas = {key: kind.model_json_schema(mode="serialization") for key, kind in kinds.items()}
+    schemas = {key: kind.published() for key, kind in kinds.items()}
     click.echo(json.dumps(schemas if name is None else schemas[name], indent=2))
 
 

@@ -127,7 +127,7 @@ def _lines(report: ResetReport) -> list[str]:
 
     lines = []
     for lease in report.revoked:
-        value = lease.value or "nothing"
+        value = lease.value_text or "nothing"
         lines.append(f"GPU {lease.gpu}: {holder(lease)} lost {lease.control} (had set {value})")
     for outcome in report.outcomes:
         if not outcome.ok:

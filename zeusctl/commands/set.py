@@ -18,7 +18,7 @@ from zeusctl.text import parse_duration, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo
-    from zeusctl.reports import Setting
+    from zeusctl.reports import Setting, Value
 
     _Type = click.ParamType[Any]
 else:
@@ -184,6 +184,7 @@ def _set_ceiling(
     fallback: ControlValue | None,
 ) -> None:
     from zeusctl.reports import Setting
+    from zeusctl.views import known_quantity
 
     limit = controls.get(Control.POWER_LIMIT.value)
     if limit is None or len(controls) > 1:
@@ -206,8 +207,10 @@ def _set_ceiling(
             gpu=gpu.index,
             uuid=gpu.uuid,
             control=Control.POWER_LIMIT.value,
-            value="at most " + value_text(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
-            asked=value_text(Control.POWER_LIMIT.value, limit),
+            value=known_quantity(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
+            unit=SPECS[Control.POWER_LIMIT].unit,
+            value_text="at most " + value_text(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
+            asked=known_quantity(Control.POWER_LIMIT.value, limit),
             was=None,
         )
         for gpu in chosen
@@ -222,6 +225,7 @@ def _apply(
 ) -> list[Setting]:
     """All of it, or none: who has got a part only lets go of it again."""
     from zeusctl.reports import Setting
+    from zeusctl.views import known_quantity
 
     uuids = [gpu.uuid for gpu in gpus]
     before = _limits(session, uuids)
@@ -233,8 +237,10 @@ def _apply(
                 gpu=gpu.index,
                 uuid=gpu.uuid,
                 control=control,
-                value=value_text(control, applied[gpu.uuid]),
-                asked=value_text(control, value),
+                value=known_quantity(control, applied[gpu.uuid]),
+                unit=SPECS[Control(control)].unit,
+                value_text=value_text(control, applied[gpu.uuid]),
+                asked=known_quantity(control, value),
                 was=before.get(gpu.uuid) if control == "power_limit" else None,
             )
             for gpu in gpus
@@ -242,7 +248,7 @@ def _apply(
     return settings
 
 
-def _limits(session: Session, uuids: list[str]) -> dict[str, str]:
+def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
     """The limits before, as far as they can be read."""
     from zeus_ipc.errors import ZeusIpcError
 
@@ -251,7 +257,7 @@ def _limits(session: Session, uuids: list[str]) -> dict[str, str]:
     except ZeusIpcError:
         return {}
     return {
-        uuid: value_text("power_limit", [state.power_limit_mw])
+        uuid: state.power_limit_mw / 1000
         for uuid, state in states.items()
         if state.power_limit_mw is not None
     }
@@ -276,11 +282,17 @@ def _confirm(settings: Sequence[Setting], within_s: float) -> None:
 def _answer(session: Session, settings: list[Setting], kept: str) -> None:
     from zeusctl.reports import SetReport
 
+    def differs(one: Setting) -> bool:
+        return one.asked is not None and one.asked != one.value
+
+    def number(value: Value | None) -> str:
+        return "-".join(f"{part:g}" for part in value) if isinstance(value, list) else f"{value:g}"
+
     def lines() -> list[str]:
         return [
-            f"GPU {one.gpu}: {one.control} {one.value}"
-            + (f" (asked for {one.asked})" if one.asked not in (None, one.value) else "")
-            + (f" (was {one.was})" if one.was else "")
+            f"GPU {one.gpu}: {one.control} {one.value_text}"
+            + (f" (asked for {number(one.asked)} {one.unit})" if differs(one) else "")
+            + (f" (was {number(one.was)} {one.unit})" if one.was else "")
             for one in settings
         ]
 

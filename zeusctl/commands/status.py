@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeusctl.completing import gpus_argument
+from zeusctl.columns import GPU_COLUMNS, Output, output_options
+from zeusctl.commands.processes import process_lines
+from zeusctl.completing import gpus_argument, id_option
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, duration, energy, shorten, style, table
 
@@ -15,40 +17,47 @@ if TYPE_CHECKING:
     from zeusctl.reports import Gpu, Lease, Node, PowerLimit, StatusReport
 
 HEADER = (
-    "GPU",
-    "NAME",
-    "POWER",
-    "LIMIT",
-    "SITE",
-    "CLOCK",
-    "MEMORY",
-    "TEMP",
-    "ENERGY",
-    "HELD BACK BY",
+    *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
+    *("ENERGY", "THROTTLED BY"),
 )
-RIGHT = (0, 2, 3, 4, 5, 6, 7, 8)
+RIGHT = tuple(range(11))[:1] + tuple(range(2, 11))
 
 
 @click.command()
 @gpus_argument(required=False)
+@id_option
+@click.option("--processes", "-p", is_flag=True, help="List processes, too.")
+@output_options(GPU_COLUMNS)
 @common_options
 @pass_session
-def status(session: Session, gpus: str) -> None:
+def status(
+    session: Session,
+    gpus: str,
+    processes: bool,
+    columns: Sequence[str],
+    form: str | None,
+    watch: float | None,
+) -> None:
     """Daemon, GPUs, limits and who holds what, at one glance.
 
     POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is what software requested; 200>180
-    says that the board enforces less. SITE is the site's maximum: what a GPU goes back to. A clock
+    says that the board enforces less. SITE is the site limit: what a restore writes. A clock
     marked with * is locked.
+
+    \b
+    zeusctl status -i 0,1 --columns index,power_w,utilization_percent --format csv --watch 1
     """
-    report = read(session, gpus)
-    session.answer(report, lambda: lines(report))
+    count_them = processes or "processes" in columns or form == "csv"
+    output = Output(session.json, columns, form, watch, GPU_COLUMNS)
+    output.run(lambda: read(session, gpus, count_them), lines, rows)
 
 
-def read(session: Session, gpus: str) -> StatusReport:
+def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     """The node as it is now."""
     from zeusctl.reports import StatusReport
-    from zeusctl.views import gpu_reports, lease_reports, node_report
+    from zeusctl.views import gpu_reports, lease_reports, node_report, process_reports
 
+    session.look_again()
     chosen = session.gpus(gpus) if session.node.gpus or gpus != "all" else []
     quiesced = session.node.quiesced_ns is not None
     leases = lease_reports(session.client, session.node.gpus)
@@ -58,7 +67,27 @@ def read(session: Session, gpus: str) -> StatusReport:
         node=node_report(session.node, session.socket, leases),
         gpus=[] if quiesced else gpu_reports(session.client, chosen),
         leases=[lease for lease in leases if lease.gpu in indices],
+        processes=process_reports(session.client, chosen, leases)
+        if processes and not quiesced
+        else None,
     )
+
+
+def rows(report: StatusReport) -> Iterator[dict[str, Any]]:
+    """The GPUs by column."""
+    for gpu in report.gpus:
+        limit = gpu.power_limit_w
+        yield {
+            **gpu.model_dump(),
+            "power_limit_w": limit.requested,
+            "enforced_power_limit_w": limit.enforced,
+            "site_limit_w": limit.site,
+            "min_power_limit_w": limit.smallest,
+            "max_power_limit_w": limit.largest,
+            "default_power_limit_w": limit.default,
+            "processes": sum(one.gpu == gpu.index for one in report.processes or ()),
+            "leases": sum(one.gpu == gpu.index for one in report.leases),
+        }
 
 
 def lines(report: StatusReport) -> Iterator[str]:
@@ -89,6 +118,9 @@ def lines(report: StatusReport) -> Iterator[str]:
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)
+    if report.processes is not None:
+        yield ""
+        yield from process_lines(report.processes)
 
 
 def headline(node: Node) -> str:
@@ -116,6 +148,8 @@ def gpu_row(gpu: Gpu) -> list[str]:
     return [
         str(gpu.index),
         shorten(gpu.name, 24),
+        "-" if gpu.utilization_percent is None else f"{gpu.utilization_percent}%",
+        _memory(gpu),
         _number(gpu.power_w, 1),
         limit_text(limit.requested, limit.enforced, limit.site),
         _number(limit.site),
@@ -125,6 +159,12 @@ def gpu_row(gpu: Gpu) -> list[str]:
         "-" if gpu.energy_j is None else energy(gpu.energy_j),
         ", ".join(gpu.throttle_reasons or ()),
     ]
+
+
+def _memory(gpu: Gpu) -> str:
+    if gpu.memory_used_mib is None or gpu.memory_total_mib is None:
+        return "-"
+    return f"{gpu.memory_used_mib / 1024:.1f}/{gpu.memory_total_mib / 1024:.0f} GiB"
 
 
 def limit_text(requested: float | None, enforced: float | None, site: float | None) -> str:
@@ -151,8 +191,8 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
             [
                 str(lease.gpu),
                 lease.control,
-                lease.value or "not set",
-                lease.goes_back_to,
+                lease.value_text or "not set",
+                lease.goes_back_to_text,
                 state,
                 duration(lease.held_s),
                 holder(lease) + (f": {lease.trouble}" if lease.trouble else ""),
