@@ -230,7 +230,7 @@ MUTATIONS = (
     Mutation(
         "a state from before a write",
         "zeusd.runtime.reads.Reads.written",
-        drop("_states"),
+        drop("_known"),
         ("tests/zeusd/runtime/test_reads.py",),
     ),
     Mutation(
@@ -286,8 +286,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a program's name is one plain line",
-        "zeusd.runtime.processes.identify_peer",
-        instead("_program", '_read(pid, "comm")'),
+        "zeusd.runtime.commands.command_of",
+        instead("printable", "describe(text.split(), name)"),
         ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
     ),
     Mutation(

@@ -286,6 +286,9 @@ class Engine:
                     level = logging.WARNING if effect.warning else logging.INFO
                     if audit.isEnabledFor(level):
                         fields = {"event": effect.event, **effect.fields}
+                        gpu = self.core.node.gpus.get(fields.get("gpu", ""))
+                        if gpu is not None:
+                            fields["gpu_index"] = gpu.info.index
                         audit.log(level, effect.event, extra=fields)
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
