@@ -13,7 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from zeus_ipc.messages import Control
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
@@ -123,9 +131,6 @@ class RestoreSection(_Section):
     boot. device-max: the most the GPU takes. device-default: the vendor's default."""
     outside_change: OutsideChange = "keep"
     """keep: a value that somebody else set during a lease stays. override: it is overwritten."""
-    enforce: bool = False
-    """Whether a power limit above the site's is lowered at start and after `zeusctl resume`, though
-    nobody ever leased it."""
     on_stop: Literal["restore", "keep"] = "restore"
     """What `systemctl stop` does with leases of living processes. A restart keeps them always."""
 
@@ -136,11 +141,20 @@ class GpuSection(_Section):
     match: Annotated[str, Field(min_length=1)] = "*"
     """Shell pattern for the UUID or the product name."""
     power_limit_w: Annotated[float | None, Field(gt=0, le=100_000)] = None
-    """The site's maximum, in watts."""
+    """The site limit, in watts: what a lease's end restores, and the most that anyone may set."""
+    enforce: bool = False
+    """Whether a power limit above the site limit is lowered whenever zeusd sees it: at start, after
+    `zeusctl resume`, after a GPU came back, and when somebody raised it outside zeusd."""
     gpu_clocks_mhz: tuple[int, int] | None = None
     """Range that the graphics clock goes back to; unset: unlocked."""
     memory_clocks_mhz: tuple[int, int] | None = None
     """The same for the memory clock."""
+
+    @model_validator(mode="after")
+    def _enforces_something(self) -> GpuSection:
+        if self.enforce and self.power_limit_w is None:
+            raise ValueError("enforce needs a power_limit_w in the same [[gpu]] rule")
+        return self
 
 
 def _ascending(value: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
@@ -169,6 +183,13 @@ class AccessSection(_Section):
     Beyond, the user gets no new lease until some are."""
 
 
+def _index_or_pattern(value: Any) -> Any:
+    return str(value) if type(value) is int and value >= 0 else value
+
+
+GpuPattern = Annotated[str, BeforeValidator(_index_or_pattern)]
+
+
 class AllowSection(_Section):
     """`[[allow]]`: lets users change controls of GPUs. Without any, group zeus may lower them."""
 
@@ -176,8 +197,8 @@ class AllowSection(_Section):
     """Names or numbers; "*": everybody."""
     groups: list[str | int] = []
     """The same for groups; a rule counts for whoever is named by either."""
-    gpus: Annotated[list[str], Field(min_length=1)] = ["*"]
-    """Shell patterns for UUID or product name, or NVML indices."""
+    gpus: Annotated[list[GpuPattern], Field(min_length=1)] = ["*"]
+    """Shell patterns for UUID or product name, or NVML indices: 0 and "0" are the same."""
     controls: Annotated[list[Control], Field(min_length=1)] = sorted(LOWERING)
     """What they may change."""
     power_limit_w: Annotated[tuple[float, float] | None, AfterValidator(_ascending)] = None
@@ -201,6 +222,7 @@ class AllowSection(_Section):
             else (round(power_w[0] * 1000), round(power_w[1] * 1000)),
             gpu_clocks_mhz=self.gpu_clocks_mhz,
             memory_clocks_mhz=self.memory_clocks_mhz,
+            group_names=tuple(str(name) for name in self.groups),
         )
 
 
@@ -277,9 +299,6 @@ class Config(_Section):
         if os.geteuid() != 0:
             admins.add(os.geteuid())  # whose process this is, and who could do with it as he likes
         default = AllowSection(groups=[DEFAULT_GROUP])
-        hint = "ask the administrator for an [[allow]] rule in zeusd.toml"
-        if not self.allow:
-            hint = f"ask the administrator to become a member of group {DEFAULT_GROUP}"
         return Access(
             rules=tuple(one.rule() for one in self.allow or [default]),
             admin_uids=frozenset(admins),
@@ -295,20 +314,19 @@ class Config(_Section):
             writes_per_second=section.writes_per_second,
             leases_per_user=section.leases_per_user,
             losses_per_user=section.losses_per_user,
-            user_hint=hint,
         )
 
     def _site(self) -> SitePolicy:
         return SitePolicy(
             restore_power=self.restore.power_limit,
             outside_change=self.restore.outside_change,
-            enforce=self.restore.enforce,
             rules=tuple(
                 GpuRule(
                     match=rule.match,
                     power_limit_mw=None
                     if rule.power_limit_w is None
                     else round(rule.power_limit_w * 1000),
+                    enforce=rule.enforce,
                     gpu_clocks_mhz=rule.gpu_clocks_mhz,
                     memory_clocks_mhz=rule.memory_clocks_mhz,
                 )

@@ -23,12 +23,12 @@ from zeusd.nodes import Node, open_node
 from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id, driver_id
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
-from zeusd.runtime.listener import InheritedListener, Listener, ListenError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
 from zeusd.runtime.sources import Sample
 from zeusd.runtime.trails import SAVE_S, TrailFile
 from zeusd.server.descriptors import Closer
+from zeusd.server.listener import InheritedListener, Listener, ListenError
 from zeusd.server.server import Server
 
 log = logging.getLogger(__name__)

@@ -26,6 +26,8 @@ class Reading(Enum):
     """`(smallest, largest)` power limit at this moment, mW."""
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
+    PROCESSES = "processes"
+    """Processes with a context on the GPU, `messages.GpuProcesses` as a map."""
     METRICS = "metrics"
     """What the runtime counts, as fields of `messages.Metrics`; of no GPU."""
 

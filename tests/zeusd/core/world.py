@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -50,6 +50,7 @@ from zeusd.records import covers
 from zeusd.restore_rule import read_settled, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
+MOST_WAKES = 100
 LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
@@ -117,6 +118,7 @@ class World:
         terms: LeaseTerms | None = None,
     ):
         self.now_ns = 1_000_000_000
+        self._overdue = 0
         self.settings = Settings(policy or SitePolicy(), access, terms or LeaseTerms())
         self.driver = "driver-1"
         self.range_mw = (100_000, 300_000)
@@ -133,6 +135,7 @@ class World:
         self.notes: list[Note] = []
         self.faults: dict[tuple[str, Control | None], int] = {}
         self.odd: dict[str, Odd] = {}
+        self.lowest_mw: dict[str, int] = {}  # as low as a driver that clamped last went
         self.reads_fail = False
         self.hidden: dict[str, frozenset[Control]] = {}
         self.cpu_share: dict[Process, float] = {}
@@ -258,13 +261,32 @@ class World:
     def limit_w(self, gpu: str = GPU0) -> float:
         return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
 
+    def look_around(self) -> None:
+        """Reads what controls hold that nobody holds."""
+        self.apply(self.core.look_around(self.now_ns))
+
+    def reload(self, site: SitePolicy) -> None:
+        """The site's configuration is another from now on."""
+        self.settings = replace(self.settings, site=site)
+        self.apply(self.core.reconfigure(self.now_ns, self.settings))
+
     def advance(self, seconds: float) -> None:
         """Time passes, and zeusd is woken when it asked to be."""
         end_ns = self.now_ns + int(seconds * 1e9)
         while (due_ns := self.core.next_deadline_ns()) is not None and due_ns < end_ns:
+            self.woken_for(due_ns)
             self.now_ns = max(self.now_ns + 1, due_ns)
             self.apply(self.core.tick(self.now_ns))
         self.stall((end_ns - self.now_ns) / 1e9)
+
+    def woken_for(self, due_ns: int) -> None:
+        """zeusd asked to be woken then: what stays due after each tick would keep it busy for ever.
+
+        Raises:
+            AssertionError: It has been woken for what was due, and still is, `MOST_WAKES` times.
+        """
+        self._overdue = self._overdue + 1 if due_ns <= self.now_ns else 0
+        assert self._overdue < MOST_WAKES, "zeusd asks to be woken for what it does not do"
 
     def stall(self, seconds: float) -> None:
         """Time passes, and zeusd notices it at the end only."""
@@ -431,6 +453,8 @@ class World:
             limit_mw = call.value[0]
             if odd.clamp_mw is not None:
                 limit_mw = min(max(limit_mw, odd.clamp_mw[0]), odd.clamp_mw[1])
+                if limit_mw == odd.clamp_mw[0]:
+                    self.lowest_mw[call.gpu] = limit_mw
             self.values[key] = (limit_mw - limit_mw % odd.round_to_mw,)
 
     def wrote(self, write: Write) -> None:
