@@ -57,7 +57,7 @@ from zeusd.records import Entry, covers
 from zeusd.restore import driver_id
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
-from zeusd.runtime.job_groups import jobs_with_groups
+from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.journal import Change, Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
@@ -127,6 +127,7 @@ class Engine:
         self._boot = boot
         self._orphan_directories = orphan_directories
         self._processes = ProcessWatch(reactor, self._process_gone)
+        self._job_groups = JobGroups()
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
@@ -380,7 +381,7 @@ class Engine:
         """Ceilings of jobs end with the jobs' control groups."""
         jobs = self.core.jobs
         if jobs:
-            present = jobs_with_groups(jobs)
+            present = self._job_groups.present(jobs)
             self.apply(self.core.jobs_present(time.monotonic_ns(), present))
         self._reactor.call_later(JOBS_S, self._check_jobs)
 
