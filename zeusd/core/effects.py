@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.messages import AccountingRequest
 from zeusd.core.model import Process
 
 
@@ -120,6 +121,20 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """Change the energy ledger, or ask it. Comes back with a map, or a `Failure`.
+
+    Attributes:
+        request: What was asked, of GPUs that are here.
+        reader: The user who may see only what is the user's own; None: may see everything.
+    """
+
+    ticket: int
+    request: AccountingRequest
+    reader: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Write a record to the log; the audit trail is made of these."""
 
@@ -129,5 +144,5 @@ class Note:
 
 
 Effect: TypeAlias = (
-    Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Look | Note
+    Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Look | Account | Note
 )

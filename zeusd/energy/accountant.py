@@ -124,7 +124,7 @@ class Accountant:
         until_ns: int,
         energy_uj: Callable[[int], int],
         offset_ns: int,
-        idle: Iterable[tuple[int, int]] = (),
+        observed: Iterable[Span] = (),
     ) -> Settlement:
         """Charges what was drawn since the position.
 
@@ -132,11 +132,11 @@ class Accountant:
             until_ns: A time that the meter's readings cover.
             energy_uj: The meter at any time up to then.
             offset_ns: UTC less CLOCK_MONOTONIC: names the buckets of this time.
-            idle: Spans in which the driver reported the GPU as idle.
+            observed: What else is known about this time.
         """
         begin_ns, begin_uj = self.position
         until_ns = max(begin_ns, until_ns)
-        spans = [*self.spans, *(Span(Fact.IDLE, first, last) for first, last in idle)]
+        spans = [*self.spans, *observed]
         end_uj = max(begin_uj, energy_uj(until_ns))
         readings = {begin_ns: begin_uj, until_ns: end_uj}
         highest_uj = begin_uj

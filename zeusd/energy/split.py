@@ -19,6 +19,7 @@ class Kind(str, Enum):
 
     JOB = "job"
     POD = "pod"
+    NAMESPACE = "namespace"
     USER = "user"
     CONTAINER = "container"
     SERVICE = "service"
@@ -44,6 +45,15 @@ class Account(NamedTuple):
     name: str = ""
     run: str = ""
     uid: int = NOBODY
+
+
+def parent_of(account: Account) -> Account:
+    """Whose sum an account is part of: a user's, a namespace's, or only its own."""
+    if account.kind is Kind.POD:
+        return Account(Kind.NAMESPACE, account.name.partition("/")[0])
+    if account.uid != NOBODY:
+        return Account(Kind.USER, uid=account.uid)
+    return account
 
 
 IDLE = Account(Kind.IDLE)

@@ -14,9 +14,11 @@ from typing import Any
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import PROTOCOL_VERSION, Request
+from zeusd.core.accounting import ABSENT
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
+    Account,
     Effect,
     Forget,
     LetGo,
@@ -55,6 +57,7 @@ from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
 from zeusd.records import Entry, covers
 from zeusd.restore import driver_id
+from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
 from zeusd.runtime.job_groups import JobGroups
@@ -97,6 +100,7 @@ class Engine:
         driver_entry: What the journal should say about how the driver is reached.
         sampling: Makes the sampler, given the library.
         users: What the server refused whom: `messages.UserLoad` as maps.
+        accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
 
     Attributes:
         abandoned: What an orderly stop could not restore.
@@ -117,6 +121,7 @@ class Engine:
         *,
         sampling: Callable[[Backend], Sampling],
         users: Callable[[], list[dict[str, Any]]] = list,
+        accounting: Callable[[Sampling], Accounting] | None = None,
     ) -> None:
         self.core = core
         self._reactor = reactor
@@ -134,6 +139,7 @@ class Engine:
         self._users = users
         self.abandoned: list[tuple[str, Control]] = []
         self.sampling = sampling(self._nvml)
+        self._accounting = None if accounting is None else accounting(self.sampling)
         self._driver = Driver(
             self._nvml,
             self.sampling,
@@ -179,6 +185,8 @@ class Engine:
         self._recover(entries)
         self.core.cpus_found(self.sampling.cpus)
         self.sampling.start()
+        if self._accounting is not None:
+            self._accounting.start()
         self._check_sampling()
         self._check_jobs()
         self._reactor.call_later(LOOK_AROUND_S, self._look_around)
@@ -199,6 +207,8 @@ class Engine:
         What could not be put back by then stays in the journal. Without `restore` everything does.
         """
         give_up_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        if self._accounting is not None:
+            self._accounting.refuse_all()
         self.apply(self.core.stop(time.monotonic_ns(), restore))
 
         def check() -> None:
@@ -221,6 +231,8 @@ class Engine:
 
     def close(self) -> None:
         """Frees threads and files. The reactor must have stopped."""
+        if self._accounting is not None:
+            self._accounting.stop()
         self.sampling.stop()
         self._driver.close()
         self._processes.close()
@@ -281,6 +293,8 @@ class Engine:
                     self._processes.watch(effect.process)
                 case Unwatch():
                     self._processes.unwatch(effect.process)
+                case Account():
+                    self._account(effect)
                 case Look():
                     self._done_on_thread(effect.ticket, usage_of(effect.process))
                 case Note():
@@ -355,10 +369,17 @@ class Engine:
                 "calls": self._nvml.describe(),
                 "sources": self.sampling.describe(),
                 "users": self._users(),
+                "ledger": None if self._accounting is None else self._accounting.describe(),
             }
             self._done_on_thread(call.ticket, metrics)
         else:
             self._driver.submit(call)
+
+    def _account(self, effect: Account) -> None:
+        if self._accounting is None:
+            self._done_on_thread(effect.ticket, ABSENT)
+        else:
+            self._accounting.submit(effect, self._done_on_thread)
 
     def _check_sampling(self) -> None:
         self.sampling.check()

@@ -69,7 +69,7 @@ def test_what_is_settled_is_never_charged_again() -> None:
 def test_idle_seconds_of_a_holder_are_a_figure_of_their_own() -> None:
     accountant = Accountant(Position(0, 0))
     accountant.add(holder(ALICE, 0))
-    idle = [(4 * SECOND_NS, 7 * SECOND_NS)]
+    idle = [Span(Fact.IDLE, 4 * SECOND_NS, 7 * SECOND_NS)]
     found = accountant.settle(10 * SECOND_NS, steady(100), 0, idle)
     (row,) = found.rows.values()
     assert (row.active_uj, row.idle_uj, row.ns) == (700_000_000, 300_000_000, 10 * SECOND_NS)
@@ -162,7 +162,8 @@ def test_every_schedule_adds_up_to_the_meter_whenever_it_is_settled(seed: int) -
         else:
             offset_ns = rng.randrange(10) * 3600 * SECOND_NS + rng.randrange(SECOND_NS)
             begin_ns = rng.randrange(now_ns, t_ns + 1)
-            found = accountant.settle(t_ns, meter, offset_ns, [(begin_ns, t_ns)])
+            idle = Span(Fact.IDLE, begin_ns, t_ns)
+            found = accountant.settle(t_ns, meter, offset_ns, [idle])
             now_ns = t_ns
             rows += sum(row.active_uj + row.idle_uj for row in found.rows.values())
             time_ns += sum(row.ns for row in found.rows.values())
