@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from zeusd.energy.accountant import BUCKET_S
-from zeusd.energy.split import NOBODY, Account, Kind, Method
+from zeusd.energy.split import IDLE, NOBODY, Account, Kind, Method
 from zeusd.ledger.store import BUCKETS_PER_DAY, DAY_S, METHODS
 
 
@@ -121,12 +121,15 @@ class Reader:
             name: Only of the job or pod with this name.
         """
         accounts = self._accounts()
+        kept_s = self._kept_s()
+        # Of what is older there are only whole UTC days.
+        edges = [edge if edge >= kept_s else edge // DAY_S * DAY_S for edge in edges]
         found: list[Sum] = []
         metered: list[int] = []
         gpus: dict[int, str] = dict(self._db.execute("SELECT id, uuid FROM gpu").fetchall())
         for interval, (begin_s, end_s) in enumerate(pairwise(edges)):
             sums: dict[tuple[object, ...], Sum] = {}
-            for row in self._rows(begin_s, end_s, by, name):
+            for row in self._rows(begin_s, end_s, by, name, kept_s):
                 account = accounts[row.account].account
                 charged = _charged(accounts, row.account, by)
                 if (uid is not None and account.uid != uid) or (name and charged.name != name):
@@ -151,31 +154,56 @@ class Reader:
 
     # --------------------------------------------------------------------------------- internals
 
+    def _kept_s(self) -> int:
+        """Since which UTC day there are rows by bucket."""
+        (bucket,) = self._db.execute("SELECT min(bucket) FROM energy").fetchone()
+        (day,) = self._db.execute("SELECT max(day) + 1 FROM day").fetchone()
+        if bucket is None:
+            return (day or 0) * DAY_S
+        return int(bucket) // BUCKETS_PER_DAY * DAY_S
+
     def _accounts(self) -> dict[int, _Known]:
         rows = self._db.execute("SELECT id, kind, name, run, uid, parent FROM account")
-        return {
+        found = {
             key: _Known(Account(Kind(kind), name, run, uid), parent)
             for key, kind, name, run, uid, parent in rows
         }
+        return {0: _Known(IDLE, 0), **found}
 
-    def _rows(self, begin_s: int, end_s: int, by: By, name: str) -> Iterator[_Row]:
-        first_day, last_day = -(-begin_s // DAY_S), end_s // DAY_S
-        if by in (By.USER, By.NAMESPACE, By.TOTAL) and not name and first_day < last_day:
-            yield from self._by_bucket(begin_s // BUCKET_S, first_day * BUCKETS_PER_DAY, by)
-            for row in self._db.execute(
-                f"SELECT account, 0, method, {_SUMS} FROM day WHERE day >= ? AND day < ? "
-                "GROUP BY account, method",
-                (first_day, last_day),
-            ):
-                yield _Row(*row)
-            yield from self._by_bucket(last_day * BUCKETS_PER_DAY, end_s // BUCKET_S, by)
-        elif name:
+    def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> Iterator[_Row]:
+        """Rows of a span. Of days before `kept_s` there are only sums."""
+        if name:
             yield from self._of_account(begin_s // BUCKET_S, end_s // BUCKET_S, name)
-        else:
+            return
+        first_day, last_day = -(-begin_s // DAY_S), end_s // DAY_S
+        if by not in (By.USER, By.NAMESPACE, By.TOTAL):
+            last_day = min(last_day, kept_s // DAY_S)
+        if first_day >= last_day:
             yield from self._by_bucket(begin_s // BUCKET_S, end_s // BUCKET_S, by)
+            return
+        yield from self._by_bucket(begin_s // BUCKET_S, first_day * BUCKETS_PER_DAY, by)
+        yield from self._by_day(first_day, last_day, by)
+        yield from self._by_bucket(last_day * BUCKETS_PER_DAY, end_s // BUCKET_S, by)
+
+    def _by_day(self, first: int, last: int, by: By) -> Iterator[_Row]:
+        if by is By.GPU:  # whose it was is gone, and so is whether the GPU was idle
+            for gpu, uj in self._db.execute(
+                "SELECT gpu, SUM(uj) FROM meter WHERE bucket >= ? AND bucket < ? GROUP BY gpu",
+                (first * BUCKETS_PER_DAY, last * BUCKETS_PER_DAY),
+            ):
+                yield _Row(0, gpu, METHODS.index(Method.NONE), uj, 0, 0, 0, 0)
+            return
+        for row in self._db.execute(
+            f"SELECT account, 0, method, {_SUMS} FROM day WHERE day >= ? AND day < ? "
+            "GROUP BY account, method",
+            (first, last),
+        ):
+            yield _Row(*row)
 
     def _by_bucket(self, first: int, last: int, by: By) -> Iterator[_Row]:
         gpu, group = ("gpu", "gpu, ") if by is By.GPU else ("0", "")
+        if first >= last:
+            return
         for row in self._db.execute(
             f"SELECT account, {gpu}, method, {_SUMS} FROM energy WHERE bucket >= ? AND bucket < ? "
             f"GROUP BY {group}account, method",
