@@ -216,7 +216,6 @@ def busy(daemon: RunningDaemon, gpu: int) -> bool:
 # ------------------------------------------------------------------------------------- the pipeline
 
 
-
 def compare(*arguments: str | Path, gpu: str = "a100") -> list[str]:
     waiting = ("--p2p-power", str(BLOCKING_W[gpu]))
     return python("compare.py", "--num-mbs", "4", "--scale", "1", *waiting, *arguments)

@@ -101,7 +101,7 @@ def read_clocks(nvml: Backend, gpu: Handle) -> dict[str, Any]:
 
 def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
     """Users who have a compute process on the GPU."""
-    owners = {owner_of(pid) for pid in nvml.compute_pids(gpu)}
+    owners = {owner_of(process.pid) for process in nvml.processes(gpu) if process.compute}
     return frozenset(uid for uid in owners if uid is not None)
 
 
