@@ -68,6 +68,11 @@ def value_text(control: str, value: Sequence[int] | None) -> str:
     return SPECS[Control(control)].text(value)
 
 
+def count(number: int, what: str) -> str:
+    """`1 account`, `2 accounts`."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
 def duration(seconds: float) -> str:
     """How long, in the two largest units: `3 d 4 h`."""
     seconds = max(0.0, seconds)

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta, timezone, tzinfo
 from typing import TYPE_CHECKING
 
+from zeusctl.text import count, parse_duration, table, user_name
 from zeusctl.text import energy as energy_text
-from zeusctl.text import parse_duration, table, user_name
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -224,7 +224,7 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
     share = f", {100 * idle_j / total_j:.0f} % of it idle" if total_j else ""
     return (
         f"{kind} {name}: {energy_text(total_j)}{bounds} in {hours:.2f} GPU-hours{share}; "
-        f"{ended} GPUs released"
+        f"{count(ended, 'GPU')} released"
     )
 
 

@@ -11,6 +11,7 @@ import click
 
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.text import count
 
 if TYPE_CHECKING:
     from zeusctl.reports import EnergyReport
@@ -141,5 +142,6 @@ def forget(session: Session, user: str) -> None:
     assert uid is not None
     accounts = session.client.forget_user(uid)
     session.answer(
-        ForgetReport(at=now(), accounts=accounts), [f"{accounts} accounts name {user} no more"]
+        ForgetReport(at=now(), accounts=accounts),
+        [f"{user} is replaced by a number in {count(accounts, 'account')}"],
     )
