@@ -428,8 +428,11 @@ Uid = Annotated[int, Field(ge=-1, le=2**32 - 2)]
 """A user's number; -1: no user."""
 
 NOBODY = -1
+"""The uid of what belongs to no user."""
 
 MAX_EDGES = 401
+"""Ends of intervals in one request: a year of days."""
+
 MAX_SUMS = 500
 """Sums in one reply to `usage`."""
 

@@ -241,6 +241,14 @@ class AccountingSection(_Section):
     directory: str | None = None
     """Where it lies; unset: systemd's StateDirectory (/var/lib/zeusd), and nowhere without one or
     where GPUs are simulated."""
+    processes: bool = False
+    """Whether processes decide whose energy it is while nobody holds a GPU: they are listed once a
+    second, which takes the driver some milliseconds for each GPU."""
+    ignored_units: list[str] = [
+        *("nvidia-*.service", "dcgm*.service", "datadog-agent.service", "prometheus-*.service"),
+        *("gdm.service", "lightdm.service", "sddm.service"),
+    ]
+    """Patterns of services whose processes count only where no other process is."""
     visibility: Literal["own", "all"] = "own"
     """own: users see their own energy, and the others' as one sum. all: everybody sees all."""
     readers: list[str | int] = []

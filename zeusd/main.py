@@ -154,7 +154,8 @@ class Daemon:
 
         def make(sampling: Sampling) -> Accounting:
             sampler = sampling.sampler
-            return Accounting(directory, boot, sampler.names, sampler.find, retention)
+            units = kept.ignored_units if kept.processes else None
+            return Accounting(directory, boot, sampler.names, sampler.find, retention, units)
 
         return make
 

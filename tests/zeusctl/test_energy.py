@@ -24,9 +24,11 @@ from tests.support import (
 )
 from tests.zeusctl.conftest import NODE, Ctl, with_ledger
 from zeus_ipc.errors import LedgerFailed
-from zeus_ipc.messages import BUCKET_S
-from zeus_ipc.simulation import SimulatedNode
+from zeus_ipc.messages import BUCKET_S, UsageSum
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exits import Exit
+from zeusd.energy.split import parent_of
+from zeusd.runtime.identities import Identities
 
 
 def rows(ctl: Ctl, *options: str) -> dict[str, dict[str, str]]:
@@ -227,3 +229,40 @@ def test_bob_sees_nothing_of_alice_by_any_option() -> None:
 
 
 FORMS = ("table", "csv", "json")
+
+
+def test_processes_decide_where_nobody_holds_a_gpu(tmp_path: Path) -> None:
+    """A real process of this user computes on a GPU, and the ledger lists it."""
+    identity = Identities().identify(os.getpid())
+    assert identity is not None
+    os.close(identity.pidfd)
+    parent = parent_of(identity.account)
+    text = f'[accounting]\ndirectory = "{tmp_path}"\nprocesses = true\n'
+    with running_daemon(*NODE, *configuration(tmp_path, text), gpus=4) as daemon:
+        with daemon.client() as client:
+            gpus = [gpu.uuid for gpu in client.node().gpus]
+            path = client.node().simulated
+            assert path is not None
+            work = SimulatedWork(path, [gpus[0]], "nsdi23/v100/imagenet/resnet50/adadelta/32")
+            end = int(time.time()) // BUCKET_S * BUCKET_S + BUCKET_S
+
+            def charged() -> dict[str, UsageSum]:
+                work.run()
+                usage = client.usage([0, end + BUCKET_S], "user")
+                assert sum(one.active_uj + one.idle_uj for one in usage.sums) == sum(
+                    usage.metered_uj
+                )
+                return {one.kind: one for one in usage.sums}
+
+            found = wait_for(
+                lambda: (one := charged()) and parent.kind.value in one and one,
+                "the process to be charged",
+            )
+            mine = found[parent.kind.value]
+            assert (mine.uid, mine.methods) == (parent.uid, ["exclusive"])
+            assert mine.lower_uj == mine.upper_uj == mine.active_uj + mine.idle_uj
+            assert "idle" in found
+            work.close()
+            # While a job holds the GPU, nobody lists its processes, and the job pays.
+            client.allocate(gpus[0], "7", uid=NOBODY)
+            assert client.deallocate("7") == 1

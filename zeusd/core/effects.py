@@ -27,8 +27,23 @@ class Reading(Enum):
     """`(smallest, largest)` power limit at this moment, mW."""
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
+    PROCESSES = "processes"
+    """Pids of processes on the GPU, as `Listed`; for the ledger."""
     METRICS = "metrics"
     """What the runtime counts, as fields of `messages.Metrics`; of no GPU."""
+
+
+LISTING = 0
+"""The ticket of a list of processes, which no request waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Processes of a GPU, when they were listed; None: they could not be."""
+
+    gpu: str
+    t_ns: int
+    pids: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)

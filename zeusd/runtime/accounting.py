@@ -16,12 +16,12 @@ from typing import Any
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import Allocate, Deallocate, ForgetUser
-from zeusd.core.effects import Account
+from zeusd.core.effects import Account, Listed
 from zeusd.core.model import Failure
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
-from zeusd.runtime.books import CHECK_NS, SECOND_NS, Books, Clocks, Retention
+from zeusd.runtime.books import CHECK_NS, NO_GPUS, SECOND_NS, Books, Clocks, Retention
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.sources import Source
 
@@ -66,6 +66,7 @@ class Accounting:
         names: What is sampled now.
         find: The source of a name.
         retention: How long the ledger keeps what.
+        ignored_units: See `Books`.
         clocks: The clocks.
         groups: Finds the control groups of jobs.
     """
@@ -77,6 +78,7 @@ class Accounting:
         names: Callable[[], Iterable[str]],
         find: Callable[[str], Source | None],
         retention: Retention | None = None,
+        ignored_units: Iterable[str] | None = None,
         clocks: Clocks | None = None,
         groups: JobGroups | None = None,
     ) -> None:
@@ -85,9 +87,10 @@ class Accounting:
         self._names = names
         self._find = find
         self._retention = retention or Retention()
+        self._ignored_units = ignored_units
         self._clocks = clocks or Clocks()
         self._groups = groups or JobGroups()
-        self._queue: queue.Queue[_Asked | None] = queue.Queue(MAX_QUEUED)
+        self._queue: queue.Queue[_Asked | Listed | None] = queue.Queue(MAX_QUEUED)
         self._open: dict[int, Done] = {}
         self._guard = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
@@ -129,6 +132,21 @@ class Accounting:
             self._dropped += 1
             self._answer(effect, BUSY)
 
+    @property
+    def unheld(self) -> list[str]:
+        """GPUs whose processes are to be listed, by `listed`."""
+        if self._ignored_units is None or self._trouble:
+            return []
+        held = self._state["held"]
+        return [name for name in self._names() if name not in held and not name.startswith(NO_GPUS)]
+
+    def listed(self, found: Listed) -> None:
+        """The processes of a GPU were listed."""
+        try:
+            self._queue.put_nowait(found)
+        except queue.Full:
+            self._dropped += 1
+
     def refuse_all(self) -> None:
         """Answers what waits, and what comes from now on: a stop must not wait for a disk."""
         self._refusing = True
@@ -157,7 +175,8 @@ class Accounting:
             log.error("%s", error, extra={"event": "ledger_failed"})
             failure = Failure(ErrorCode.LEDGER_FAILED, str(error))
             for asked in iter(self._queue.get, None):
-                self._answer(asked.effect, failure)
+                if isinstance(asked, _Asked):
+                    self._answer(asked.effect, failure)
             return
         books = Books(
             Store(connection, self._boot),
@@ -167,6 +186,7 @@ class Accounting:
             self._clocks,
             self._groups,
             self._retention,
+            self._ignored_units,
         )
         self._try(books.recover)
         self._state["damaged"] = damaged(self._directory)
@@ -179,7 +199,10 @@ class Accounting:
             else:
                 if next_one is None:
                     break
-                self._serve(books, next_one)
+                if isinstance(next_one, Listed):
+                    self._list(books, next_one)
+                else:
+                    self._serve(books, next_one)
             self._finish_endings(books)
             self._try(books.work)
             self._publish(books)
@@ -211,6 +234,9 @@ class Accounting:
             )
         self._answer(asked.effect, result)
 
+    def _list(self, books: Books, found: Listed) -> None:
+        self._try(lambda: books.listed(found))
+
     def _finish_endings(self, books: Books) -> None:
         """Answers the ends that the sensors' ticks cover by now, after they are settled."""
         now_ns = self._clocks.monotonic_ns()
@@ -226,6 +252,7 @@ class Accounting:
                 self._answer(one.asked.effect, {"ended": len(one.uuids)})
 
     def _publish(self, books: Books) -> None:
+        self._state["held"] = books.held
         if books.stored == self._published:
             return
         if self._trouble:

@@ -9,13 +9,16 @@ from typing import Any
 
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import MAX_SUMS, Allocate, Deallocate, GetUsage
+from zeusd.core.effects import Listed
 from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Settlement, Span
 from zeusd.energy.split import Account, Kind
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
+from zeusd.runtime.identities import Identities
 from zeusd.runtime.job_groups import JobGroups
+from zeusd.runtime.presence import Exits, Presence
 from zeusd.runtime.readings import observed
 from zeusd.runtime.sources import Source
 
@@ -38,7 +41,8 @@ SUSPEND = "suspend"
 SUSPEND_NS = SECOND_NS
 MIN_TICKS = 2
 
-_NO_GPUS = ("cpu:", "dram:")
+NO_GPUS = ("cpu:", "dram:")
+"""How the names of sources begin that are no GPUs: they have no accounts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +82,8 @@ class Books:
         clocks: The clocks.
         groups: Finds the control groups of jobs.
         retention: How long the ledger keeps what.
+        ignored_units: Services that are charged only where they are alone; None: processes are not
+            listed.
 
     Attributes:
         stored: Counts the changes that are in the ledger.
@@ -94,6 +100,7 @@ class Books:
         clocks: Clocks,
         groups: JobGroups,
         retention: Retention,
+        ignored_units: Iterable[str] | None = None,
     ) -> None:
         self._store = store
         self._reader = reader
@@ -107,6 +114,10 @@ class Books:
         self._early: dict[str, list[Span]] = {}
         self._positions: dict[str, Position] = {}
         self._allocations = Allocations(store, self._add, lambda: clocks.utc_ns() // SECOND_NS)
+        self._presence = None
+        if ignored_units is not None:
+            exits = Exits(clocks.monotonic_ns)
+            self._presence = Presence(self._add, Identities(), exits, ignored_units, self._asleep)
         self._offset_ns = self._offset()
         self._slept_ns = self._asleep()
         self._checked_ns = self._settled_ns = self._started_ns
@@ -124,6 +135,8 @@ class Books:
 
     def close(self) -> None:
         """Ends the use of the ledger."""
+        if self._presence is not None:
+            self._presence.close()
         self._store.close()
 
     # ------------------------------------------------------------------------------------- time
@@ -151,7 +164,7 @@ class Books:
         settlements: dict[str, Settlement] = {}
         for uuid in self._names():
             source = self._find(uuid)
-            if source is None or uuid.startswith(_NO_GPUS):
+            if source is None or uuid.startswith(NO_GPUS):
                 continue
             history = source.history
             if history.ticks.end < MIN_TICKS:
@@ -188,12 +201,26 @@ class Books:
                 return False
         return True
 
+    def listed(self, found: Listed) -> None:
+        """The processes of a GPU were listed."""
+        if self._presence is None:
+            return
+        if found.gpu in self._allocations.held():
+            self._presence.stop(found.gpu, found.t_ns)
+        elif found.pids is None:
+            self._presence.failed(found.gpu, found.t_ns)
+        else:
+            self._presence.listed(found.gpu, found.t_ns, found.pids)
+
     # --------------------------------------------------------------------------------- requests
 
     def allocate(self, request: Allocate, t_ns: int) -> dict[str, Any]:
         """See `messages.Allocate`."""
         account = Account(Kind(request.kind), request.name, request.run, request.uid)
         uuids = list(dict.fromkeys(request.gpus))
+        if self._presence is not None:
+            for uuid in uuids:
+                self._presence.stop(uuid, t_ns)
         self._allocations.begin(uuids, account, request.weight, request.control_group, t_ns)
         self.stored += 1
         return {}
@@ -257,8 +284,12 @@ class Books:
                 for account, row in self._store.totals().items()
             ],
             "counted_uj": self._store.counted(),
-            "held": sorted(self._allocations.held()),
         }
+
+    @property
+    def held(self) -> list[str]:
+        """GPUs that somebody holds."""
+        return sorted(self._allocations.held())
 
     # --------------------------------------------------------------------------------- internals
 
@@ -274,6 +305,8 @@ class Books:
             # CLOCK_MONOTONIC stood still, and what was drawn meanwhile is in the next tick.
             for uuid in self._accountants:
                 self._add(uuid, Span(Fact.EXCLUDED, self._checked_ns, now_ns, reason=SUSPEND))
+            if self._presence is not None:
+                self._presence.suspended(self._checked_ns)
         self._slept_ns = slept_ns
         self._checked_ns = now_ns
         if self._page is not None and now_ns - self._page[1] > PAGES_NS:

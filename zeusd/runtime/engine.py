@@ -18,10 +18,12 @@ from zeusd.core.accounting import ABSENT
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
+    LISTING,
     Account,
     Effect,
     Forget,
     LetGo,
+    Listed,
     Look,
     Note,
     Put,
@@ -71,6 +73,9 @@ _VALUES = (BASELINE_PREFIX, FIRST_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX
 
 LOOK_AROUND_S = 10.0
 """How often controls that nobody holds are read, to notice what somebody else has set."""
+
+LIST_S = 1.0
+"""How often to list the processes of GPUs that nobody holds."""
 
 JOBS_S = 2.0
 """How often to look whether jobs that have ceilings are still there."""
@@ -187,6 +192,7 @@ class Engine:
         self.sampling.start()
         if self._accounting is not None:
             self._accounting.start()
+            self._list_processes()
         self._check_sampling()
         self._check_jobs()
         self._reactor.call_later(LOOK_AROUND_S, self._look_around)
@@ -375,6 +381,14 @@ class Engine:
         else:
             self._driver.submit(call)
 
+    def _list_processes(self) -> None:
+        """Of GPUs that nobody holds, if the ledger wants to know; behind what else they do."""
+        assert self._accounting is not None
+        if self.core.node.quiesced_ns is None:
+            for uuid in self._accounting.unheld:
+                self._driver.submit(Read(LISTING, uuid, Reading.PROCESSES))
+        self._reactor.call_later(LIST_S, self._list_processes)
+
     def _account(self, effect: Account) -> None:
         if self._accounting is None:
             self._done_on_thread(effect.ticket, ABSENT)
@@ -387,6 +401,10 @@ class Engine:
         self._reactor.call_later(CHECK_S, self._check_sampling)
 
     def _done_on_thread(self, ticket: int, result: object) -> None:
+        if ticket == LISTING:
+            if isinstance(result, Listed) and self._accounting is not None:
+                self._accounting.listed(result)
+            return
         self._reactor.post(lambda: self._device_done(ticket, result))
 
     def _device_done(self, ticket: int, result: object) -> None:
