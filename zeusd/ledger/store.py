@@ -157,10 +157,11 @@ class Store:
     # ----------------------------------------------------------------------------- settlements
 
     def totals(self) -> dict[Account, Row]:
-        """What users, namespaces and the like were charged since the ledger began."""
+        """What users, namespaces and the like were charged since the ledger began, in the order in
+        which they came."""
         rows = self._db.execute(
             "SELECT kind, name, run, uid, active_uj, idle_uj, below_uj, above_uj, ns FROM total "
-            "JOIN account ON account.id = total.account"
+            "JOIN account ON account.id = total.account ORDER BY account.id"
         )
         return {
             Account(Kind(kind), name, run, uid): Row(

@@ -232,6 +232,7 @@ class Accounting:
                 f"zeusd failed at its energy ledger ({type(error).__name__}); please report it "
                 "with the daemon's log",
             )
+        self._publish(books)
         self._answer(asked.effect, result)
 
     def _list(self, books: Books, found: Listed) -> None:
@@ -248,6 +249,7 @@ class Accounting:
         if over:
             self._endings = [one for one in self._endings if one not in over]
             self._try(books.settle)
+            self._publish(books)  # who asks next sees it
             for one in over:
                 self._answer(one.asked.effect, {"ended": len(one.uuids)})
 

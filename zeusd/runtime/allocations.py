@@ -111,6 +111,10 @@ class Allocations:
             assert one.gone_ns is not None
             self._end([one], one.gone_ns)
 
+    def accounts(self) -> list[Account]:
+        """Who holds something."""
+        return [one.holding.account for one in self._open]
+
     def held(self) -> set[str]:
         """GPUs that somebody holds."""
         return {one.holding.uuid for one in self._open}

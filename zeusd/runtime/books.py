@@ -11,8 +11,8 @@ from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import MAX_SUMS, Allocate, Deallocate, GetUsage
 from zeusd.core.effects import Listed
 from zeusd.core.model import Failure
-from zeusd.energy.accountant import Accountant, Fact, Position, Settlement, Span
-from zeusd.energy.split import Account, Kind
+from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
+from zeusd.energy.split import Account, Kind, parent_of
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
@@ -270,6 +270,9 @@ class Books:
 
     def describe(self) -> dict[str, Any]:
         """Counters since the ledger began, as last settled: fields of `messages.LedgerState`."""
+        totals = self._store.totals()
+        for account in self._allocations.accounts():
+            totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
         return {
             "totals": [
                 {
@@ -281,7 +284,7 @@ class Books:
                     "lower_uj": row.lower_uj,
                     "upper_uj": row.upper_uj,
                 }
-                for account, row in self._store.totals().items()
+                for account, row in totals.items()
             ],
             "counted_uj": self._store.counted(),
         }
