@@ -347,7 +347,7 @@ class Persist(_Request):
     """Of each GPU."""
 
 
-CeilingName = Annotated[str, Field(pattern=r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$")]
+CeilingName = Annotated[str, Field(pattern=controls.CEILING_NAME)]
 """`fleet`: of a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: of a job,
 as `LeaseInfo.job` names it; it ends with the job's control group. `site` is in zeusd.toml."""
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from zeus_ipc.messages import Control
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
@@ -124,9 +124,6 @@ class RestoreSection(_Section):
     boot. device-max: the most the GPU takes. device-default: the vendor's default."""
     outside_change: OutsideChange = "keep"
     """keep: a value that somebody else set during a lease stays. override: it is overwritten."""
-    enforce: bool = False
-    """Whether a power limit above the site's is lowered at start and after `zeusctl resume`, though
-    nobody ever leased it."""
     on_stop: Literal["restore", "keep"] = "restore"
     """What `systemctl stop` does with leases of living processes. A restart keeps them always."""
 
@@ -137,11 +134,20 @@ class GpuSection(_Section):
     match: Annotated[str, Field(min_length=1)] = "*"
     """Shell pattern for the UUID or the product name."""
     power_limit_w: Annotated[float | None, Field(gt=0, le=100_000)] = None
-    """The site's maximum, in watts."""
+    """The site limit, in watts: what a lease's end restores, and the most that anyone may set."""
+    enforce: bool = False
+    """Whether a power limit above the site limit is lowered whenever zeusd sees it: at start, after
+    `zeusctl resume`, after a GPU came back, and when somebody raised it outside zeusd."""
     gpu_clocks_mhz: tuple[int, int] | None = None
     """Range that the graphics clock goes back to; unset: unlocked."""
     memory_clocks_mhz: tuple[int, int] | None = None
     """The same for the memory clock."""
+
+    @model_validator(mode="after")
+    def _enforces_something(self) -> GpuSection:
+        if self.enforce and self.power_limit_w is None:
+            raise ValueError("enforce needs a power_limit_w in the same [[gpu]] rule")
+        return self
 
 
 def _ascending(value: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
@@ -355,13 +361,13 @@ class Config(_Section):
         return SitePolicy(
             restore_power=self.restore.power_limit,
             outside_change=self.restore.outside_change,
-            enforce=self.restore.enforce,
             rules=tuple(
                 GpuRule(
                     match=rule.match,
                     power_limit_mw=None
                     if rule.power_limit_w is None
                     else round(rule.power_limit_w * 1000),
+                    enforce=rule.enforce,
                     gpu_clocks_mhz=rule.gpu_clocks_mhz,
                     memory_clocks_mhz=rule.memory_clocks_mhz,
                 )

@@ -25,12 +25,12 @@ from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.books import Retention
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
-from zeusd.runtime.listener import InheritedListener, Listener, ListenError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
 from zeusd.runtime.sources import Sample
 from zeusd.runtime.trails import SAVE_S, TrailFile
 from zeusd.server.descriptors import Closer
+from zeusd.server.listener import InheritedListener, Listener, ListenError
 from zeusd.server.server import Server
 
 log = logging.getLogger(__name__)

@@ -10,7 +10,7 @@ import click
 
 from zeus_ipc.controls import SPECS
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.session import Session, ceiling_option, gpus_argument, json_option, now, pass_session
 from zeusctl.text import style
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     type=click.Choice([control.value for control in SPECS]),
     help="Only this control; may be repeated.",
 )
-@click.option("--ceiling", metavar="NAME", help="Only remove this ceiling: fleet or job:ID.")
+@ceiling_option("Only remove this ceiling: fleet or job:ID.")
 @json_option
 @pass_session
 def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None) -> None:
@@ -48,7 +48,8 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
     if ceiling is not None:
         session.client.set_ceiling([gpu.uuid for gpu in chosen], ceiling, None)
         removed = ResetReport(at=now(), outcomes=[], revoked=[])
-        session.answer(removed, lambda: [f"{ceiling} bounds {len(chosen)} GPUs no longer"])
+        count = f"{len(chosen)} GPU" + ("" if len(chosen) == 1 else "s")
+        session.answer(removed, lambda: [f"removed the ceiling {ceiling} from {count}"])
         return
     if session.client.policy().admin:
         report = _restore(session, chosen, controls)

@@ -230,7 +230,7 @@ class Administration:
             self._let_go_if_settled()
 
     def _let_go_if_settled(self) -> None:
-        if not self._restoring and self._out.due_ns.pop(self, None) is not None:
+        if not self._restoring and self._out.due_ns.pop(self) is not None:
             self._let_go()
 
     def _let_go(self) -> None:
@@ -261,8 +261,6 @@ class Administration:
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
-                if self._node.settings.site.enforce and machine.spec.ceilings:
-                    machine.ceilings_moved()
                 if machine.persisted:  # a reset GPU has forgotten it
                     machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
         self._end(self._describe_node())

@@ -305,7 +305,9 @@ class Engine:
                     self._done_on_thread(effect.ticket, usage_of(effect.process))
                 case Note():
                     level = logging.WARNING if effect.warning else logging.INFO
-                    audit.log(level, effect.event, extra={"event": effect.event, **effect.fields})
+                    if audit.isEnabledFor(level):
+                        fields = {"event": effect.event, **effect.fields}
+                        audit.log(level, effect.event, extra=fields)
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
         self._reply(conn, {"v": PROTOCOL_VERSION, **body})
@@ -336,7 +338,8 @@ class Engine:
             changes.append(Change(key, entry, intent=isinstance(effect, Write)))
         failures: dict[int, Failure] = {}
         try:
-            self._journal.commit(changes)
+            if changes or self._journal.late:
+                self._journal.commit(changes)
         except OSError as error:
             log.error(
                 "cannot write the journal %s: %s",

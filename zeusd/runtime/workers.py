@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
@@ -131,7 +132,8 @@ class GpuWorker:
         self._handle = handle
         self._done = done
         self._clocks: dict[str, Any] | None = None
-        self._changed = threading.Condition()
+        self._guard = threading.Lock()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # one for each call, and one for the end
         self._urgent: deque[Read | Write] = deque()
         self._reads: dict[Reading, list[int]] = {}
         self._waiting = 0
@@ -145,17 +147,18 @@ class GpuWorker:
         Reads of the same thing that wait are one call to the device. Only they can be refused: a
         control has one call in flight, so what is urgent is bounded by itself.
         """
-        with self._changed:
-            urgent = isinstance(call, Write) or call.reading in _URGENT
-            full = not urgent and self._waiting >= MAX_QUEUED
-            if urgent:
-                self._urgent.append(call)
-            elif not full:
-                assert isinstance(call, Read)
-                self._reads.setdefault(call.reading, []).append(call.ticket)
-                self._waiting += 1
-            self._changed.notify()
-        if full:
+        full = False
+        if isinstance(call, Write) or call.reading in _URGENT:
+            self._urgent.append(call)
+        else:
+            with self._guard:
+                full = self._waiting >= MAX_QUEUED
+                if not full:
+                    self._reads.setdefault(call.reading, []).append(call.ticket)
+                    self._waiting += 1
+        if not full:
+            self._wakes.put(None)
+        else:
             self._done(
                 call.ticket,
                 Failure(
@@ -167,9 +170,8 @@ class GpuWorker:
 
     def stop(self) -> None:
         """Ends the thread when the calls queued before are done. Does not wait."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+        self._stopped = True
+        self._wakes.put(None)
 
     def join(self, timeout_s: float | None) -> bool:
         """Waits for the end after `stop`, None: for however long. Returns whether it has come."""
@@ -185,18 +187,19 @@ class GpuWorker:
 
     def _take(self) -> tuple[Read | Write, list[int]] | None:
         """The next call, and who waits for it; None: the end."""
-        with self._changed:
-            while not (self._urgent or self._reads or self._stopped):
-                self._changed.wait()
+        while True:
+            self._wakes.get()
             if self._urgent:
                 call = self._urgent.popleft()
                 return call, [call.ticket]
-            if not self._reads:
+            with self._guard:
+                if self._reads:
+                    reading = next(iter(self._reads))
+                    tickets = self._reads.pop(reading)
+                    self._waiting -= len(tickets)
+                    return Read(tickets[0], self._uuid, reading), tickets
+            if self._stopped:
                 return None
-            reading = next(iter(self._reads))
-            tickets = self._reads.pop(reading)
-            self._waiting -= len(tickets)
-            return Read(tickets[0], self._uuid, reading), tickets
 
     def _supported_clocks(self) -> dict[str, Any]:
         """They do not change while the driver is loaded, and there may be hundreds."""

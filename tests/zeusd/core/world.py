@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -137,6 +137,7 @@ class World:
         self.notes: list[Note] = []
         self.faults: dict[tuple[str, Control | None], int] = {}
         self.odd: dict[str, Odd] = {}
+        self.lowest_mw: dict[str, int] = {}  # as low as a driver that clamped last went
         self.reads_fail = False
         self.hidden: dict[str, frozenset[Control]] = {}
         self.cpu_share: dict[Process, float] = {}
@@ -264,6 +265,15 @@ class World:
 
     def limit_w(self, gpu: str = GPU0) -> float:
         return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
+
+    def look_around(self) -> None:
+        """Reads what controls hold that nobody holds."""
+        self.apply(self.core.look_around(self.now_ns))
+
+    def reload(self, site: SitePolicy) -> None:
+        """The site's configuration is another from now on."""
+        self.settings = replace(self.settings, site=site)
+        self.apply(self.core.reconfigure(self.now_ns, self.settings))
 
     def advance(self, seconds: float) -> None:
         """Time passes, and zeusd is woken when it asked to be."""
@@ -441,6 +451,8 @@ class World:
             limit_mw = call.value[0]
             if odd.clamp_mw is not None:
                 limit_mw = min(max(limit_mw, odd.clamp_mw[0]), odd.clamp_mw[1])
+                if limit_mw == odd.clamp_mw[0]:
+                    self.lowest_mw[call.gpu] = limit_mw
             self.values[key] = (limit_mw - limit_mw % odd.round_to_mw,)
 
     def wrote(self, write: Write) -> None:

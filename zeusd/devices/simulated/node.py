@@ -400,7 +400,7 @@ class SimulatedBackend(TabledControls):
     def advance(self, now_ns: int | None = None) -> float:
         """Lets finish what has finished until now. Lock held. Returns the time in seconds."""
         now_s = (self._clock_ns() if now_ns is None else now_ns) / 1e9
-        while True:
+        while self._work:
             ending = [(work.ends_s(), work) for work in self._work if work.active]
             due = min((end_s for end_s, _ in ending), default=math.inf)
             if due > now_s + 1e-9:
@@ -408,6 +408,7 @@ class SimulatedBackend(TabledControls):
             for end_s, work in ending:
                 if end_s == due:
                     work.finish(due)
+        return now_s
 
     # ------------------------------------------------------------------------ what goes wrong
 
