@@ -26,7 +26,7 @@ class Identity:
     """A process that was certainly alive when it was read.
 
     Attributes:
-        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME: with the pid, its name.
+        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
         account: Who is charged for it.
         pidfd: Readable once it has ended; whoever gets this closes it.
     """
@@ -48,21 +48,13 @@ class Identities:
         self._control_groups = control_groups or ControlGroups()
         self._proc = proc
 
-    def start_ticks(self, pid: int) -> int | None:
-        """When the process of a pid started; None: there is none."""
-        try:
-            fields = Path(f"{self._proc}/{pid}/stat").read_text().rpartition(")")[2].split()
-            return int(fields[19])
-        except (OSError, ValueError, IndexError):
-            return None
-
     def identify(self, pid: int) -> Identity | None:
         """Whose a process is; None: it is gone, or cannot be seen."""
         try:
             pidfd = os.pidfd_open(pid)
         except (OSError, OverflowError):
             return None
-        start = self.start_ticks(pid)
+        start = self._start_ticks(pid)
         account = self._account(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
@@ -71,6 +63,13 @@ class Identities:
             os.close(pidfd)
             return None
         return Identity(start, account, pidfd)
+
+    def _start_ticks(self, pid: int) -> int | None:
+        try:
+            fields = Path(f"{self._proc}/{pid}/stat").read_text().rpartition(")")[2].split()
+            return int(fields[19])
+        except (OSError, ValueError, IndexError):
+            return None
 
     def _account(self, pid: int) -> Account | None:
         try:

@@ -37,7 +37,6 @@ MAX_PROCESSES = 8192
 class _Present:
     """A process that was listed, and its part in the GPU's account."""
 
-    start_ticks: int
     span: Span
     pidfd: int
 
@@ -176,16 +175,14 @@ class Presence:
         span = Span(Fact.PRESENT, begin_ns, NEVER_NS, Claim(identity.account, weight))
         self._add(uuid, span)
         self._exits.watch(identity.pidfd)
-        known.processes[pid] = _Present(identity.start_ticks, span, identity.pidfd)
+        known.processes[pid] = _Present(span, identity.pidfd)
 
     def _end(self, known: _Listed, t_ns: int, present: set[int]) -> None:
         """Ends the spans of processes that are gone, or not listed any more."""
         for pid, one in [*known.processes.items()]:
             ended_ns = self._exits.ended_ns(one.pidfd)
-            # The driver may still list it, and its pid may be another's already.
-            lives = ended_ns is None and self._identities.start_ticks(pid) == one.start_ticks
-            if pid in present and lives:
-                continue
+            if pid in present and ended_ns is None:
+                continue  # one that has ended may still be listed, or its pid be another's
             # It ended, or closed its context at some time since the last list.
             one.span.end_ns = min(t_ns, ended_ns or t_ns)
             self._exits.forget(one.pidfd)

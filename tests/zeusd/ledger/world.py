@@ -82,11 +82,11 @@ class World:
     def utc_ns(self) -> int:
         return START_S * SECOND_NS + self.now_ns - START_NS + self.step_ns
 
-    def books(self, boot: str = BOOT, names: Iterable[str] | None = None) -> Books:
+    def books(self, boot: str = BOOT, ignored_units: Iterable[str] | None = None) -> Books:
         """Opens the ledger, as a zeusd does that starts now."""
         connection = open_ledger(self.directory)
         clocks = Clocks(lambda: self.now_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns)
-        known = [*self.gpus, "cpu:0"] if names is None else names
+        known = [*self.gpus, "cpu:0"]
         books = Books(
             Store(connection, boot),
             Reader(connection),
@@ -95,6 +95,7 @@ class World:
             clocks,
             JobGroups(str(self.groups), os.getuid()),
             Retention(),
+            ignored_units,
         )
         books.recover()
         return books
