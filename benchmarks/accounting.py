@@ -8,8 +8,8 @@ often sensors change makes no difference to it.
 
 size: 13 months with 2,660 rows a day, and how long questions take then.
 
-sets: power limits set on two simulated nodes by turns, one of which keeps a ledger that is asked and
-changed all the while.
+sets: power limits set on two simulated nodes by turns, one of which keeps a ledger that is asked
+and changed all the while.
 """
 
 from __future__ import annotations
