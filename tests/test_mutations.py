@@ -21,6 +21,7 @@ from tests.mutation import (
     drop,
     instead,
     never,
+    rewrite,
     run_tests,
     unreached,
     why_not_run,
@@ -229,7 +230,7 @@ MUTATIONS = (
     Mutation(
         "a state from before a write",
         "zeusd.runtime.reads.Reads.written",
-        drop("_states"),
+        drop("_known"),
         ("tests/zeusd/runtime/test_reads.py",),
     ),
     Mutation(
@@ -285,8 +286,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a program's name is one plain line",
-        "zeusd.runtime.processes.identify_peer",
-        instead("_program", '_read(pid, "comm")'),
+        "zeusd.runtime.commands.command_of",
+        instead("printable", "describe(text.split(), name)"),
         ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
     ),
     Mutation(
@@ -431,7 +432,7 @@ MUTATIONS = (
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's code and tests, to be mutated."""
     copy = tmp_path_factory.mktemp("mutated")
-    skip = shutil.ignore_patterns("test_mutations.py", "__pycache__")
+    skip = shutil.ignore_patterns("test_mutations.py")
     for name in ("zeus", "zeus_ipc", "zeusd", "tests", "benchmarks", "scripts"):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=skip)
     shutil.copy2(REPOSITORY / "pyproject.toml", copy)
@@ -456,7 +457,7 @@ def test_the_rule_is_missed_when_its_code_is_gone(
 ) -> None:
     path, mutated = without(mutation, copy)
     original = path.read_text(encoding="utf-8")
-    path.write_text(mutated, encoding="utf-8")
+    rewrite(path, mutated)
     try:
         for test in mutation.tests:
             timeout = f"timeout={SCHEDULES_S if test == SCHEDULES else PATIENCE_S}"
@@ -467,7 +468,7 @@ def test_the_rule_is_missed_when_its_code_is_gone(
                 f"{test} does not notice (exit {ran.returncode}):\n{ran.stdout[-2000:]}"
             )
     finally:
-        path.write_text(original, encoding="utf-8")
+        rewrite(path, original)
 
 
 @pytest.mark.parametrize(

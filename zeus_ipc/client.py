@@ -31,6 +31,7 @@ from zeus_ipc.messages import (
     Control,
     Domain,
     EnergyReading,
+    GpuProcesses,
     GpuState,
     LeaseInfo,
     LeaseList,
@@ -202,6 +203,10 @@ class Client(Closing):
     def clocks(self, gpu: str) -> SupportedClocks:
         """Clocks, MHz, that a GPU can be locked to."""
         return self._read("clocks", gpu, SupportedClocks)[gpu]
+
+    def processes(self, gpus: str | Sequence[str]) -> dict[str, GpuProcesses]:
+        """Processes that use GPUs, by UUID: at most a second old."""
+        return self._read("processes", gpus, GpuProcesses)
 
     # ---------------------------------------------------------------------------------- controls
 

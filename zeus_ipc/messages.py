@@ -108,6 +108,16 @@ class GetClocks(_Request):
     gpus: Gpus
 
 
+class GetProcesses(_Request):
+    """Reads which processes use GPUs. Result: `{"gpus": {uuid: GpuProcesses | {"error": ...}}}`.
+
+    A driver is asked once a second at most, however many ask.
+    """
+
+    op: Literal["processes"] = "processes"
+    gpus: Gpus
+
+
 Source = Annotated[str, Field(min_length=1, max_length=96)]
 """What draws power: a GPU's UUID, `cpu:0` (a CPU package) or `dram:0` (its memory)."""
 
@@ -556,7 +566,7 @@ class Goodbye(_Request):
 SetRequest = (
     SetControl | SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
 )
-ReadRequest = GetState | GetEnergy | GetPower | GetClocks
+ReadRequest = GetState | GetEnergy | GetPower | GetClocks | GetProcesses
 PastRequest = GetWindows | GetTimeline
 AccountingRequest = Allocate | Deallocate | GetUsage | ForgetUser
 Request = (
@@ -591,6 +601,7 @@ OPERATIONS: tuple[str, ...] = (
     "energy",
     "power",
     "clocks",
+    "processes",
     "windows",
     "timeline",
     "set",
@@ -766,9 +777,40 @@ class GpuState(_Message):
     temperature_c: int | None
     throttle_reasons: int | None
     """Bits of nvmlClocksEventReasons."""
+    utilization_percent: int | None = None
+    """Share of the last sample period (0.17 to 1 s) in which a kernel ran."""
+    memory_used_mib: int | None = None
+    """Memory of the GPU in use, what the driver reserves for itself included."""
     controls: dict[str, list[int] | None] = {}
     """What each control holds, as in the journal (see `Back.value`): as read, or as zeusd last set
     it where it cannot be read. None: it could not be read now."""
+
+
+class ProcessInfo(_Message):
+    """A process that has a context on a GPU. None as for `LeaseInfo.pid`, unless said otherwise."""
+
+    pid: int | None
+    """As zeusd's pid namespace counts."""
+    uid: int | None
+    """Its user, shown to everybody; None: it is gone already."""
+    command: str | None
+    """What it runs, see `LeaseInfo.command`."""
+    job: str | None
+    """Its job, see `LeaseInfo.job`."""
+    memory_mib: int | None
+    """Memory of the GPU that it uses; None: the driver does not tell."""
+    compute: bool
+    """Whether it computes; one that only draws does not."""
+    gpu_instance: int | None = None
+    """MIG instance that it runs on; None: the whole GPU."""
+
+
+class GpuProcesses(_Message):
+    """Result of `processes` for one GPU."""
+
+    t_ns: int
+    """CLOCK_MONOTONIC time at which they were listed: up to a second ago."""
+    processes: list[ProcessInfo]
 
 
 class Applied(_Message):
@@ -908,7 +950,8 @@ class LeaseInfo(_Message):
     expires_ns: int
     """CLOCK_MONOTONIC time at which it ends if no heartbeat comes."""
     command: str | None = None
-    """Name of the holder's program; None as for `pid`."""
+    """What the holder runs: its program, with the script of an interpreter (`python train.py`), or
+    what `zeusctl set` runs for it; None as for `pid`."""
     job: str | None = None
     """The holder's job, as a control group that root owns names it: Slurm's job id, or its SLUID
     from Slurm 26.05 on, or Kubernetes' pod uid; None if it is in none, and as for `pid`."""
@@ -1019,7 +1062,8 @@ class AuditRecord(_Message):
     event: str
     """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
     lease_ended, lease_expired, restore_failed, restore_clamped, outside_change, refused,
-    quiesced, resumed, revoked, gpu_found, gpu_lost, driver_changed."""
+    quiesced, resumed, revoked, gpu_found, gpu_lost,
+    gpu_returned, driver_changed."""
     warning: bool
     """Whether somebody should look at it."""
     gpu: str | None = None
@@ -1028,7 +1072,7 @@ class AuditRecord(_Message):
     pid: int | None = None
     """None if it is another user's and the reader is no administrator."""
     command: str | None = None
-    """Name of the process's program; None as for `pid`."""
+    """What the process runs, see `LeaseInfo.command`; None as for `pid`."""
     job: str | None = None
     """Its job, see `LeaseInfo.job`; empty if it is in none, None as for `pid`."""
     lease: str | None = None

@@ -218,8 +218,8 @@ def _leases(leases: Sequence[Lease]) -> Table:
         table.add_row(
             str(lease.gpu),
             lease.control,
-            lease.value or "not set",
-            lease.goes_back_to,
+            lease.value_text or "not set",
+            lease.goes_back_to_text,
             duration(lease.held_s),
             ("not back yet: " if lease.restoring else "") + holder(lease),
             style=style,

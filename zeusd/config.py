@@ -13,7 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from zeus_ipc.messages import Control
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
@@ -176,6 +184,13 @@ class AccessSection(_Section):
     Beyond, the user gets no new lease until some are."""
 
 
+def _index_or_pattern(value: Any) -> Any:
+    return str(value) if type(value) is int and value >= 0 else value
+
+
+GpuPattern = Annotated[str, BeforeValidator(_index_or_pattern)]
+
+
 class AllowSection(_Section):
     """`[[allow]]`: lets users change controls of GPUs. Without any, group zeus may lower them."""
 
@@ -183,8 +198,8 @@ class AllowSection(_Section):
     """Names or numbers; "*": everybody."""
     groups: list[str | int] = []
     """The same for groups; a rule counts for whoever is named by either."""
-    gpus: Annotated[list[str], Field(min_length=1)] = ["*"]
-    """Shell patterns for UUID or product name, or NVML indices."""
+    gpus: Annotated[list[GpuPattern], Field(min_length=1)] = ["*"]
+    """Shell patterns for UUID or product name, or NVML indices: 0 and "0" are the same."""
     controls: Annotated[list[Control], Field(min_length=1)] = sorted(LOWERING)
     """What they may change."""
     power_limit_w: Annotated[tuple[float, float] | None, AfterValidator(_ascending)] = None
@@ -208,6 +223,7 @@ class AllowSection(_Section):
             else (round(power_w[0] * 1000), round(power_w[1] * 1000)),
             gpu_clocks_mhz=self.gpu_clocks_mhz,
             memory_clocks_mhz=self.memory_clocks_mhz,
+            group_names=tuple(str(name) for name in self.groups),
         )
 
 
@@ -336,9 +352,6 @@ class Config(_Section):
         if os.geteuid() != 0:
             admins.add(os.geteuid())  # whose process this is, and who could do with it as he likes
         default = AllowSection(groups=[DEFAULT_GROUP])
-        hint = "ask the administrator for an [[allow]] rule in zeusd.toml"
-        if not self.allow:
-            hint = f"ask the administrator to become a member of group {DEFAULT_GROUP}"
         return Access(
             rules=tuple(one.rule() for one in self.allow or [default]),
             admin_uids=frozenset(admins),
@@ -354,7 +367,6 @@ class Config(_Section):
             writes_per_second=section.writes_per_second,
             leases_per_user=section.leases_per_user,
             losses_per_user=section.losses_per_user,
-            user_hint=hint,
         )
 
     def _site(self) -> SitePolicy:

@@ -223,7 +223,7 @@ def compare(*arguments: str | Path, gpu: str = "a100") -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole_ticks() -> Iterator[RunningDaemon]:
-    """GPUs whose counters see whole ticks; an A100's see a quarter of each."""
+    """GPUs whose counters see every millisecond; an A100's see a quarter of each tick."""
     with running_daemon("--simulate", "4xa40", gpus=4) as running:
         yield running
 

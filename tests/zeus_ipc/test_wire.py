@@ -24,6 +24,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "energy": {"gpus": ["GPU-1"]},
     "power": {"gpus": ["GPU-1"]},
     "clocks": {"gpus": ["GPU-1"]},
+    "processes": {"gpus": ["GPU-1"]},
     "windows": {"sources": ["GPU-1", "cpu:0"], "windows": [1, 2, 0, 2, 3, 1]},
     "timeline": {"sources": ["GPU-1"], "domain": "average_power", "start_ns": 1, "end_ns": 2},
     "set": {"gpus": ["GPU-1"], "control": "gpu_clocks", "value": [600, 900]},

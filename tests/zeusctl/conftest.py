@@ -20,6 +20,7 @@ from zeusctl.cli import main
 READINGS = (
     *("sensors", "power_limit_mw", "enforced_power_limit_mw", "temperature_c"),
     *("gpu_clock_mhz", "memory_clock_mhz", "persistence_mode", "throttle_reasons"),
+    *("utilization_percent", "memory_used_mib"),
 )
 """What fails of a GPU that the driver has lost."""
 

@@ -20,10 +20,11 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from tests.support import TIMEOUT_S, RunningDaemon, wait_for
 from zeus_ipc.simulation import SimulatedWork
-from zeusctl.cli import VERBS
+from zeusctl.cli import VERBS, cli
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -97,17 +98,18 @@ def terminal(
 
 
 SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
-    "status": (("status",), "", "HELD BACK BY", 0),
+    "status": (("status",), "", "THROTTLED BY", 0),
     "gpus": (("gpus",), "", "CONTROLS", 0),
     "show": (("show", "0"), "", "You may change:", 0),
+    "processes": (("processes",), "", "no process uses these GPUs", 0),
     "leases": (("leases",), "", "nobody holds anything", 0),
     "top": (("top", "-i", "0.2"), "q", "LAST 2 MIN", 0),
     "watch": (("watch", "-i", "0.2"), "q", "nobody holds anything", 0),
-    "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 0),
-    "reset": (("reset", "all"), "", "are at the site's maximum", 0),
-    "release": (("release",), "", "0 leases given back", 0),
+    "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 130),
+    "reset": (("reset", "all"), "", "are at the restore target again", 0),
+    "release": (("release",), "", "0 leases released", 0),
     "measure": (("measure", "--", "sh", "-c", "exit 3"), "", "the command ended with code 3", 3),
-    "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 0),
+    "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 130),
     "plot": (("plot", "0", "-o", "p.svg", "--last", "30s"), "", "points in p.svg", 0),
     "audit": (("audit", "-n", "5"), "", "WHY AND RESULT", 0),
     "energy": (("energy",), "", "meters", 0),
@@ -180,7 +182,7 @@ def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
         session.type("y\n")
         session.expect("held until Ctrl-C")
         session.type("\x03")
-        assert session.wait() == 0
+        assert session.wait() == 130
 
 
 @pytest.mark.needs("tmux")
@@ -251,7 +253,7 @@ def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) ->
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0
     first, second = (json.loads(line) for line in ran.stdout.splitlines())
-    assert first["schema"] == "zeusctl.status/1"
+    assert first["schema"] == "zeusctl.status/2"
     assert first["at"] < second["at"]
 
 
@@ -302,6 +304,22 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
 def test_shells_complete_verbs_and_gpus(daemon: RunningDaemon, shell: str, tmp_path: Path) -> None:
     assert {"status", "set", "quiesce"} <= set(complete(daemon, shell, tmp_path, "zeusctl"))
     assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl show"))
+    assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl audit --gpus"))
+    assert {"status", "leases"} <= set(complete(daemon, shell, tmp_path, "zeusctl schema"))
+
+
+def test_after_two_dashes_commands_are_completed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "zeustrain").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    complete = ShellComplete(cli, {}, "zeusctl", "_ZEUSCTL_COMPLETE")
+    for words in (["set", "0", "--"], ["measure", "--"]):
+        found = complete.get_completions(words, "zeust")
+        program, path = [(one.value, one.type) for one in found]
+        assert (program, path) == (("zeustrain", "plain"), ("zeust", "file"))
+        (argument,) = complete.get_completions([*words, "python"], "tra")
+        assert (argument.value, argument.type) == ("tra", "file")
 
 
 @pytest.mark.needs("groff")

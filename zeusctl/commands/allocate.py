@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 
 if TYPE_CHECKING:
     from zeusctl.slurm import SlurmJob
@@ -42,7 +42,7 @@ def _whose(function: F) -> F:
     help="Hold a part of each GPU, beside others: its size, such as a number of shards.",
 )
 @click.option("--control-group", default="", help="What control groups call it: SLUID, pod's uid.")
-@json_option
+@common_options
 @pass_session
 def allocate(
     session: Session,
@@ -99,7 +99,7 @@ def allocate(
 @click.command()
 @_whose
 @click.option("--gpus", default="all", help="Only these GPUs.  [default: all]")
-@json_option
+@common_options
 @pass_session
 def deallocate(
     session: Session, job: str, pod: str, run: str | None, slurm: bool, gpus: str

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
     default="table",
     show_default=True,
 )
-@json_option
+@common_options
 @pass_session
 def energy(
     session: Session,
@@ -127,7 +127,7 @@ def _csv(report: EnergyReport) -> str:
 
 @click.command()
 @click.option("--user", required=True, metavar="USER", help="A name or number.")
-@json_option
+@common_options
 @pass_session
 def forget(session: Session, user: str) -> None:
     """Administrators: put a random number in a user's place in the energy ledger.

@@ -17,8 +17,9 @@ import click
 
 from zeusctl.commands.status import lines as status_lines
 from zeusctl.commands.status import read as read_status
+from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, gpus_argument, json_option, pass_session
+from zeusctl.session import Session, common_options, pass_session
 
 SLOWEST_S, FASTEST_S = 60.0, 0.1
 
@@ -34,7 +35,7 @@ SLOWEST_S, FASTEST_S = 60.0, 0.1
     help="Seconds between looks.",
 )
 @click.option("-n", "--frames", type=click.IntRange(min=1), help="End after so many looks.")
-@json_option
+@common_options
 @pass_session
 def top(session: Session, gpus: str, interval: float, frames: int | None) -> None:
     """The node live: power, limits, clocks, leases. q quits.
@@ -50,7 +51,7 @@ def top(session: Session, gpus: str, interval: float, frames: int | None) -> Non
 @gpus_argument(required=False)
 @click.option("-i", "--interval", default=1.0, type=click.FloatRange(FASTEST_S, SLOWEST_S))
 @click.option("-n", "--frames", type=click.IntRange(min=1), help="End after so many looks.")
-@json_option
+@common_options
 @pass_session
 def watch(session: Session, gpus: str, interval: float, frames: int | None) -> None:
     """The same as top."""

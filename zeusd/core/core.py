@@ -154,7 +154,9 @@ class Core:
                     self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
                     self._out.add(Put(gpu_key(uuid), {"value": []}))
             known.facts = facts
-            self._lost_gpus.discard(uuid)
+            if uuid in self._lost_gpus:
+                self._lost_gpus.discard(uuid)
+                self._out.add(Note("gpu_returned", {"gpu": uuid}))
             for machine in [*known.machines.values()]:
                 machine.retry_now()
             self._add_controls(known)
@@ -331,6 +333,14 @@ class Core:
         """What a reply on this connection has to say of sets that nobody waited for."""
         connection = self._connections.get(conn)
         return {} if connection is None else connection.take_deferred()
+
+    def may_know(self, conn: int, uid: int | None) -> bool:
+        """Whether who asks on this connection may know processes of this user."""
+        connection = self._connections.get(conn)
+        if connection is None:
+            return False
+        peer = connection.peer
+        return peer.uid == uid or self.node.settings.access.is_admin(peer)
 
     @property
     def unclaimed(self) -> bool:

@@ -28,7 +28,9 @@ class Reading(Enum):
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
     PROCESSES = "processes"
-    """Pids of processes on the GPU, as `Listed`; for the ledger."""
+    """Processes with a context on the GPU, `messages.GpuProcesses` as a map."""
+    PIDS = "pids"
+    """Processes with a context on the GPU, as `Listed`; for the ledger."""
     METRICS = "metrics"
     """What the runtime counts, as fields of `messages.Metrics`; of no GPU."""
 

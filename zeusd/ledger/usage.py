@@ -120,7 +120,7 @@ class Reader:
             uid: Only of this user; the meters' sum is of all.
             name: Only of the job or pod with this name.
         """
-        accounts = self._accounts()
+        accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
         kept_s = self._kept_s()
         # Of what is older there are only whole UTC days.
         edges = [edge if edge >= kept_s else edge // DAY_S * DAY_S for edge in edges]
@@ -130,8 +130,10 @@ class Reader:
         for interval, (begin_s, end_s) in enumerate(pairwise(edges)):
             sums: dict[tuple[object, ...], Sum] = {}
             for row in self._rows(begin_s, end_s, by, name, kept_s):
-                account = accounts[row.account].account
-                charged = _charged(accounts, row.account, by)
+                known = self._known(row.account, accounts)
+                account = charged = known.account
+                if _OWN.get(by) is not account.kind:
+                    charged = self._known(known.parent, accounts).account
                 if (uid is not None and account.uid != uid) or (name and charged.name != name):
                     continue
                 if (uid is not None or name) and reader not in (None, charged.uid):
@@ -162,13 +164,15 @@ class Reader:
             return (day or 0) * DAY_S
         return int(bucket) // BUCKETS_PER_DAY * DAY_S
 
-    def _accounts(self) -> dict[int, _Known]:
-        rows = self._db.execute("SELECT id, kind, name, run, uid, parent FROM account")
-        found = {
-            key: _Known(Account(Kind(kind), name, run, uid), parent)
-            for key, kind, name, run, uid, parent in rows
-        }
-        return {0: _Known(IDLE, 0), **found}
+    def _known(self, key: int, known: dict[int, _Known]) -> _Known:
+        """An account by its row. There may be a million: only those that are named are read."""
+        found = known.get(key)
+        if found is None:
+            kind, name, run, uid, parent = self._db.execute(
+                "SELECT kind, name, run, uid, parent FROM account WHERE id = ?", (key,)
+            ).fetchone()
+            found = known[key] = _Known(Account(Kind(kind), name, run, uid), parent)
+        return found
 
     def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> Iterator[_Row]:
         """Rows of a span. Of days before `kept_s` there are only sums."""
@@ -257,14 +261,6 @@ _SUMS = "SUM(active_uj), SUM(idle_uj), SUM(below_uj), SUM(above_uj), SUM(ns)"
 
 _OWN: dict[By, Kind] = {By.JOB: Kind.JOB, By.POD: Kind.POD}
 _NOBODYS = (Kind.IDLE, Kind.UNATTRIBUTED)
-
-
-def _charged(accounts: dict[int, _Known], key: int, by: By) -> Account:
-    """The account that a row counts for: itself where it is asked for, else what it is part of."""
-    known = accounts[key]
-    if _OWN.get(by) is known.account.kind:
-        return known.account
-    return accounts[known.parent].account
 
 
 def _label(charged: Account, by: By, uuid: str, reader: int | None) -> tuple[str, str, str, int]:

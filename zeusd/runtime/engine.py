@@ -307,6 +307,9 @@ class Engine:
                     level = logging.WARNING if effect.warning else logging.INFO
                     if audit.isEnabledFor(level):
                         fields = {"event": effect.event, **effect.fields}
+                        gpu = self.core.node.gpus.get(fields.get("gpu", ""))
+                        if gpu is not None:
+                            fields["gpu_index"] = gpu.info.index
                         audit.log(level, effect.event, extra=fields)
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
@@ -389,7 +392,7 @@ class Engine:
         assert self._accounting is not None
         if self.core.node.quiesced_ns is None:
             for uuid in self._accounting.unheld:
-                self._driver.submit(Read(LISTING, uuid, Reading.PROCESSES))
+                self._driver.submit(Read(LISTING, uuid, Reading.PIDS))
         self._reactor.call_later(LIST_S, self._list_processes)
 
     def _account(self, effect: Account) -> None:

@@ -17,7 +17,8 @@ from zeusd.core.effects import Listed, Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import read_settled, write_verified
-from zeusd.runtime.processes import owner_of
+from zeusd.runtime.commands import command_of
+from zeusd.runtime.processes import job_of_process, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -61,6 +62,8 @@ def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
         "energy_mj": None if sensors is None else sensors.energy_mj,
         "temperature_c": _optional(nvml.temperature_c, gpu),
         "throttle_reasons": _optional(nvml.throttle_reasons, gpu),
+        "utilization_percent": _optional(nvml.utilization_percent, gpu),
+        "memory_used_mib": _optional(nvml.memory_used_mib, gpu),
     }
 
 
@@ -106,11 +109,32 @@ def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
     return frozenset(uid for uid in owners if uid is not None)
 
 
+def read_processes(nvml: Backend, gpu: Handle) -> dict[str, Any]:
+    """`messages.GpuProcesses` as a map."""
+    t_ns = time.monotonic_ns()
+    found = []
+    for process in nvml.processes(gpu):
+        memory = process.memory_bytes
+        found.append(
+            {
+                "pid": process.pid,
+                "uid": owner_of(process.pid),
+                "command": command_of(process.pid) or None,
+                "job": job_of_process(process.pid) or None,
+                "memory_mib": None if memory is None else memory // (1024 * 1024),
+                "compute": process.compute,
+                "gpu_instance": process.gpu_instance,
+            }
+        )
+    return {"t_ns": t_ns, "processes": found}
+
+
 _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
     Reading.STATE: read_state,
     Reading.ENERGY: read_energy,
     Reading.POWER: read_power,
     Reading.COMPUTE_UIDS: read_compute_uids,
+    Reading.PROCESSES: read_processes,
 }
 
 
@@ -243,7 +267,7 @@ class GpuWorker:
                 return read_settled(partial(self._nvml.read_control, self._handle, control))
             if call.reading is Reading.CLOCKS:
                 return self._supported_clocks()
-            if call.reading is Reading.PROCESSES:
+            if call.reading is Reading.PIDS:
                 return self._list()
             return _READERS[call.reading](self._nvml, self._handle)
         except DeviceError as error:

@@ -176,6 +176,7 @@ class Model(World):
             step = min(seconds, TTL_S / 5)
             due_ns = self.core.next_deadline_ns()
             if due_ns is not None and self.up:
+                self.woken_for(due_ns)
                 step = min(step, max(0.001, (due_ns - self.now_ns) / 1e9))
             seconds -= step
             self.now_ns += int(step * 1e9) + 1

@@ -47,8 +47,10 @@ def test_a_lost_gpu_is_one_record() -> None:
         world.set_power(ALICE, 200)
     (record,) = world.events("gpu_lost")
     assert record["gpu"] == GPU0
+    assert world.events("gpu_returned") == []
     world.faults.clear()
     world.find_gpus()
+    assert [record["gpu"] for record in world.events("gpu_returned")] == [GPU0]
     world.faults[POWER] = 15
     world.set_power(ALICE, 200)
     assert len(world.events("gpu_lost")) == 2

@@ -51,6 +51,7 @@ from zeusd.records import covers
 from zeusd.restore_rule import read_settled, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
+MOST_WAKES = 100
 LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
@@ -121,6 +122,7 @@ class World:
         terms: LeaseTerms | None = None,
     ):
         self.now_ns = 1_000_000_000
+        self._overdue = 0
         self.settings = Settings(policy or SitePolicy(), access, terms or LeaseTerms())
         self.driver = "driver-1"
         self.range_mw = (100_000, 300_000)
@@ -279,9 +281,19 @@ class World:
         """Time passes, and zeusd is woken when it asked to be."""
         end_ns = self.now_ns + int(seconds * 1e9)
         while (due_ns := self.core.next_deadline_ns()) is not None and due_ns < end_ns:
+            self.woken_for(due_ns)
             self.now_ns = max(self.now_ns + 1, due_ns)
             self.apply(self.core.tick(self.now_ns))
         self.stall((end_ns - self.now_ns) / 1e9)
+
+    def woken_for(self, due_ns: int) -> None:
+        """zeusd asked to be woken then: what stays due after each tick would keep it busy for ever.
+
+        Raises:
+            AssertionError: It has been woken for what was due, and still is, `MOST_WAKES` times.
+        """
+        self._overdue = self._overdue + 1 if due_ns <= self.now_ns else 0
+        assert self._overdue < MOST_WAKES, "zeusd asks to be woken for what it does not do"
 
     def stall(self, seconds: float) -> None:
         """Time passes, and zeusd notices it at the end only."""
