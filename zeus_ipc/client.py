@@ -491,7 +491,7 @@ class Client(Closing):
 
         Args:
             edges: Ends of the intervals: UTC seconds, ascending, multiples of `BUCKET_S`.
-            by: `user`, `job`, `pod`, `namespace`, `gpu` or `total`.
+            by: `user`, `job`, `pod`, `namespace`, `account`, `gpu` or `total`.
             uid: Only of this user.
             name: Only of the job or pod of this name.
         """

@@ -505,8 +505,9 @@ class GetUsage(_Request):
         Field(min_length=2, max_length=MAX_EDGES),
     ]
     """Ends of the intervals to sum over: UTC seconds, ascending, multiples of `BUCKET_S`."""
-    by: Literal["user", "job", "pod", "namespace", "gpu", "total"] = "user"
-    """What to sum by. What is of another kind is summed by user or namespace."""
+    by: Literal["user", "job", "pod", "namespace", "account", "gpu", "total"] = "user"
+    """What to sum by. What is of another kind is summed by user or namespace; `account`: nothing is
+    summed up, each job, pod, service and user is there by itself."""
     uid: Uid | None = None
     """Only of this user."""
     name: Annotated[str, Field(max_length=320)] = ""

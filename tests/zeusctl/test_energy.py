@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import os
+import socket
 import stat
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from tests.zeusctl.conftest import NODE, Ctl, with_ledger
 from zeus_ipc.errors import LedgerFailed
 from zeus_ipc.messages import BUCKET_S, UsageSum
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+from zeusctl import day_files
 from zeusctl.exits import Exit
 from zeusd.energy.split import parent_of
 from zeusd.runtime.identities import Identities
@@ -266,3 +268,43 @@ def test_processes_decide_where_nobody_holds_a_gpu(tmp_path: Path) -> None:
             # While a job holds the GPU, nobody lists its processes, and the job pays.
             client.allocate(gpus[0], "7", uid=NOBODY)
             assert client.deallocate("7") == 1
+
+
+def test_files_of_days_add_up_as_often_as_they_come(ctl: Ctl, tmp_path: Path) -> None:
+    ctl("allocate", "0", "--job", "77", "--user", "0")
+    ctl("allocate", "1", "--pod", "ml/train", "--weight", "1")
+    ctl("deallocate", "--pod", "ml/train")  # waits until it is charged
+    ctl("deallocate", "--job", "77")
+    said = ctl("energy", "--since", "1d", "--export", str(tmp_path))
+    assert said.code == 0, said.err
+    (path,) = {Path(line) for line in said.out.split()} & set(tmp_path.iterdir())
+    ctl("energy", "--since", "1d", "--export", str(tmp_path))  # the same day, with more in it
+    other = tmp_path / "other"
+    other.mkdir()
+    there = path.read_text().replace(f"\n{socket.gethostname()},", "\nanother-node,")
+    (other / path.name.replace(socket.gethostname(), "another-node")).write_text(there)
+    (other / "energy-copy.csv").write_text(path.read_text())  # sent twice
+    live = json.loads(ctl("energy", "--json").out)
+    both = {}
+    for by in ("user", "job", "pod", "namespace", "day"):
+        report = ctl("energy", "--from", str(tmp_path), "--by", by, "--json")
+        assert report.code == 0, report.err
+        both[by] = json.loads(report.out)
+        total = sum(one["energy_j"] for one in both[by]["sums"])
+        assert total == pytest.approx(both[by]["metered_j"])
+        assert total == pytest.approx(2 * live["metered_j"], rel=0.3)
+    assert {one["kind"] for one in both["job"]["sums"]} >= {"job", "namespace", "idle"}
+    assert "ml/train" in {one["name"] for one in both["pod"]["sums"]}
+    named = json.loads(ctl("energy", "--from", str(tmp_path), "--job", "77", "--json").out)
+    assert {one["name"] for one in named["sums"]} == {"77"}
+
+
+def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:
+    said = ctl("energy", "--from", str(tmp_path))
+    assert (said.code, "has no files energy-*.csv" in said.err) == (Exit.UNKNOWN, True)
+    for text in ("a,b\n1,2\n", ",".join(day_files.Row._fields) + "\nn1,x,user,,,0,1,1,1,1,1,\n"):
+        (tmp_path / "energy-n1-2026-11-01.csv").write_text(text)
+        said = ctl("energy", "--from", str(tmp_path))
+        assert said.code == Exit.FAILED
+        assert "is no file of" in said.err
+    assert "leave --by gpu out" in ctl("energy", "--from", str(tmp_path), "--by", "gpu").err

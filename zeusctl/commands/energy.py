@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import socket
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -29,6 +31,18 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
 @click.option("--job", metavar="ID", help="Only of this job, run by run.")
 @click.option("--pod", metavar="NAMESPACE/POD", help="Only of this pod.")
 @click.option(
+    "--from",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Add up nodes' files of --export in this folder, instead of asking zeusd.",
+)
+@click.option(
+    "--export",
+    "target",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Write a file for each UTC day into this folder.",
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(["table", "csv", "json"]),
@@ -47,6 +61,8 @@ def energy(
     user: str | None,
     job: str | None,
     pod: str | None,
+    folder: Path | None,
+    target: Path | None,
     form: str,
 ) -> None:
     """Show who used how much energy.
@@ -66,7 +82,10 @@ def energy(
     zeusctl energy --since 2026-11-01 --until 2026-12-01
     zeusctl energy --by job --user alice --format csv
     zeusctl energy --job 1234
+    zeusctl energy --since 1d --export /shared/energy         # on each node, every night
+    zeusctl energy --since 30d --from /shared/energy          # over all nodes
     """
+    from zeusctl import day_files
     from zeusctl import usage as shown
     from zeusctl.commands.allocate import _uid
     from zeusctl.reports import EnergyReport
@@ -82,10 +101,16 @@ def energy(
         if job and pod:
             raise click.UsageError("give one of --job and --pod")
         by = "job" if job else "pod"
-    uid = _uid(user)
-    found = session.client.usage(
-        ends, "total" if by == "day" else by, uid=uid, name=job or pod or ""
-    )
+    if target is not None:
+        _export(session, target, begin, end)
+        return
+    uid, kind, name = _uid(user), "total" if by == "day" else by, job or pod or ""
+    if folder is None:
+        found = session.client.usage(ends, kind, uid=uid, name=name)
+    elif by == "gpu":
+        raise click.UsageError("files do not say which GPU it was; leave --by gpu out")
+    else:
+        found = day_files.usage_of(day_files.read(folder), ends, kind, uid, name)
     whole = uid is None and not job and not pod
     off_uj = shown.check(found) if whole else 0
     report = EnergyReport(
@@ -102,7 +127,7 @@ def energy(
     if form == "csv" and not session.json:
         click.echo(_csv(report), nl=False)
     else:
-        indices = {gpu.uuid: gpu.index for gpu in session.node.gpus}
+        indices = {} if folder else {gpu.uuid: gpu.index for gpu in session.node.gpus}
         session.answer(report, lambda: shown.lines(report.sums, indices, report.metered_j))
     if off_uj:
         raise CommandError(
@@ -111,6 +136,15 @@ def energy(
             Exit.FAILED,
             "sum",
         )
+
+
+def _export(session: Session, folder: Path, begin: datetime, end: datetime) -> None:
+    from zeusctl.day_files import export
+    from zeusctl.reports import Done
+
+    paths = export(session.client, socket.gethostname(), folder, begin, end)
+    report = Done(at=now(), path=str(folder), rows=len(paths))
+    session.answer(report, [str(path) for path in paths])
 
 
 def _csv(report: EnergyReport) -> str:

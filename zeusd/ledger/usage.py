@@ -25,6 +25,7 @@ class By(str, Enum):
     JOB = "job"
     POD = "pod"
     NAMESPACE = "namespace"
+    ACCOUNT = "account"
     GPU = "gpu"
     TOTAL = "total"
 
@@ -132,7 +133,7 @@ class Reader:
             for row in self._rows(begin_s, end_s, by, name, kept_s):
                 known = self._known(row.account, accounts)
                 account = charged = known.account
-                if _OWN.get(by) is not account.kind:
+                if by is not By.ACCOUNT and _OWN.get(by) is not account.kind:
                     charged = self._known(known.parent, accounts).account
                 if (uid is not None and account.uid != uid) or (name and charged.name != name):
                     continue
