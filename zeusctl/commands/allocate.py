@@ -55,7 +55,7 @@ def allocate(
     weight: int | None,
     control_group: str,
 ) -> None:
-    """Administrators: charge what GPUs draw to a job or pod from now on.
+    """Charge what GPUs draw to a job or pod (administrators).
 
     It ends with `zeusctl deallocate`, with the job's control group, and when all of the GPU is
     allocated to another. Meant for a batch system's prolog:
