@@ -407,11 +407,11 @@ def _pending(session: Session, node: NodeInfo) -> Check:
         return _ok("restores", "everything that ended is back")
     first = waiting[0]
     target = value_text(first.control.value, first.back.value)
+    trouble = named(first.trouble or "", index)
     return _fault(
         "restores",
         f"{count(len(waiting), 'control')} could not be put back; the first: {first.control.value} "
-        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: "
-        f"{named(first.trouble or '', index)}",
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble}",
         "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
     )
 

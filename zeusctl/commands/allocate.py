@@ -104,7 +104,7 @@ def allocate(
 def deallocate(
     session: Session, job: str, pod: str, run: str | None, slurm: bool, gpus: str
 ) -> None:
-    """Administrators: end what `allocate` began, and say what was used.
+    """End what `allocate` began, and print what was charged (administrators).
 
     Nothing allocated is no error, so it can stand in an epilog.
 
