@@ -396,8 +396,9 @@ def _pending(session: Session, node: NodeInfo) -> Check:
     target = value_text(first.control.value, first.back.value)
     return _fault(
         "restores",
-        f"{count(len(waiting), 'control')} could not be restored; the first: {first.control.value} "
-        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {named(first.trouble or '', index)}",
+        f"{count(len(waiting), 'control')} could not be put back; the first: {first.control.value} "
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: "
+        f"{named(first.trouble or '', index)}",
         "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
     )
 

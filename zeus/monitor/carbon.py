@@ -15,7 +15,7 @@ from zeus.monitor.service import Service, ServiceError
 from zeus.utils.framework import Framework
 
 TOKEN_ENV = "ELECTRICITYMAPS_TOKEN"
-URL = "https://api.electricitymap.org/v3"
+URL = "https://api.electricitymaps.com/v3"
 
 
 class ZeusCarbonIntensityHTTPError(ZeusBaseError):

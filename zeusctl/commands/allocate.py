@@ -55,7 +55,7 @@ def allocate(
     weight: int | None,
     control_group: str,
 ) -> None:
-    """Administrators: charge what GPUs draw to a job or pod.
+    """Charge what GPUs draw to a job or pod (administrators).
 
     It ends with `zeusctl deallocate`, with the job's control group, and when all of the GPU is
     allocated to another. Meant for a batch system's prolog:
@@ -104,7 +104,7 @@ def allocate(
 def deallocate(
     session: Session, job: str, pod: str, run: str | None, slurm: bool, gpus: str
 ) -> None:
-    """Administrators: end what `allocate` began.
+    """End what `allocate` began (administrators).
 
     Prints what the job or pod has used. Nothing allocated is no error, so it can stand in an epilog.
 

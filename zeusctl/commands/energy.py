@@ -207,7 +207,7 @@ def _csv(report: EnergyReport) -> str:
 @common_options
 @pass_session
 def forget(session: Session, user: str) -> None:
-    """Administrators: have the energy ledger forget a user.
+    """Have the energy ledger forget a user (administrators).
 
     A random number takes the user's place. Every sum stays what it is. The names of the user's jobs are replaced as well. What the user
     uses from now on is charged to the user again.
