@@ -106,7 +106,8 @@ def deallocate(
 ) -> None:
     """End what `allocate` began (administrators).
 
-    Prints what the job or pod has used. Nothing allocated is no error, so it can stand in an epilog.
+    Prints what the job or pod has used. Nothing allocated is no error, so that it can stand in an
+    epilog.
 
     \b
     zeusctl deallocate --slurm                                   # in Slurm's Epilog

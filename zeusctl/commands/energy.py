@@ -209,8 +209,8 @@ def _csv(report: EnergyReport) -> str:
 def forget(session: Session, user: str) -> None:
     """Have the energy ledger forget a user (administrators).
 
-    A random number takes the user's place. Every sum stays what it is. The names of the user's jobs are replaced as well. What the user
-    uses from now on is charged to the user again.
+    A random number takes the user's place. Every sum stays what it is. The names of the user's jobs
+    are replaced as well. What the user uses from now on is charged to the user again.
     """
     from zeusctl.commands.allocate import _uid
     from zeusctl.reports import ForgetReport

@@ -381,6 +381,25 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
     assert found["7"] == 100
 
 
+def test_a_settlement_that_could_not_be_written_is_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    deallocate(books, world, "7")
+    world.tick(100, 10)
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(books._store, "settle", fail)
+        with pytest.raises(sqlite3.OperationalError):
+            books.settle()
+    assert usage(books) == {"7": 100, "no holder": 100}
+
+
 def test_long_answers_come_in_pages(tmp_path: Path) -> None:
     world = World(tmp_path)
     books = world.books()
