@@ -110,7 +110,7 @@ def size() -> None:
         store = Store(connection, "boot")
         first = START_S // 900
         begin = time.perf_counter()
-        job = 0
+        job = accounts = 0
         for bucket in range(first, first + DAYS * BUCKETS_PER_DAY):
             settlements = {}
             for gpu in range(GPUS):
@@ -127,6 +127,11 @@ def size() -> None:
                 position = Position(bucket * 900 * 10**9, metered)
                 settlements[f"GPU-{gpu}"] = Settlement(rows, {bucket: metered}, position)
             store.settle(settlements, 0)
+            connection.execute(
+                "UPDATE account SET begin_s = ?, end_s = ? WHERE id > ? AND kind = 'job'",
+                (bucket * 900, bucket * 900 + 900, accounts),
+            )
+            (accounts,) = connection.execute("SELECT max(id) FROM account").fetchone()
         connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         (rows_stored,) = connection.execute("SELECT count(*) FROM energy").fetchone()
         megabytes = Path(folder, FILE).stat().st_size / 1e6

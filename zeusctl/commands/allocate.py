@@ -104,9 +104,10 @@ def allocate(
 def deallocate(
     session: Session, job: str, pod: str, run: str | None, slurm: bool, gpus: str
 ) -> None:
-    """End what `allocate` began, and print what was charged (administrators).
+    """End what `allocate` began (administrators).
 
-    Nothing allocated is no error, so it can stand in an epilog.
+    Prints what the job or pod has used. Nothing allocated is no error, so that it can stand in an
+    epilog.
 
     \b
     zeusctl deallocate --slurm                                   # in Slurm's Epilog

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import socket
-from datetime import datetime, timezone
+from collections.abc import Sequence
+from datetime import datetime, timezone, tzinfo
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count
 
 if TYPE_CHECKING:
+    from zeus_ipc.messages import Usage
     from zeusctl.reports import EnergyReport
 
 BY = ("user", "job", "pod", "namespace", "gpu", "day")
@@ -30,6 +32,12 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
 @click.option("--user", metavar="USER", help="Only of this user: a name or number.")
 @click.option("--job", metavar="ID", help="Only of this job, run by run.")
 @click.option("--pod", metavar="NAMESPACE/POD", help="Only of this pod.")
+@click.option(
+    "--html",
+    "web_page",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a page for people into this file: by day and user, and what was held idle.",
+)
 @click.option(
     "--from",
     "folder",
@@ -61,6 +69,7 @@ def energy(
     user: str | None,
     job: str | None,
     pod: str | None,
+    web_page: Path | None,
     folder: Path | None,
     target: Path | None,
     form: str,
@@ -82,6 +91,7 @@ def energy(
     zeusctl energy --since 2026-11-01 --until 2026-12-01
     zeusctl energy --by job --user alice --format csv
     zeusctl energy --job 1234
+    zeusctl energy --since 30d --html energy.html
     zeusctl energy --since 1d --export /shared/energy         # on each node, every night
     zeusctl energy --since 30d --from /shared/energy          # over all nodes
     """
@@ -104,13 +114,23 @@ def energy(
     if target is not None:
         _export(session, target, begin, end)
         return
-    uid, kind, name = _uid(user), "total" if by == "day" else by, job or pod or ""
-    if folder is None:
-        found = session.client.usage(ends, kind, uid=uid, name=name)
-    elif by == "gpu":
+    rows = None if folder is None else day_files.read(folder)
+
+    def ask(edges: Sequence[int], kind: str) -> Usage:
+        if rows is None:
+            return session.client.usage(edges, kind, uid=uid, name=name)
+        return day_files.usage_of(rows, edges, kind, uid, name)
+
+    if rows is not None and by == "gpu":
         raise click.UsageError("files do not say which GPU it was; leave --by gpu out")
-    else:
-        found = day_files.usage_of(day_files.read(folder), ends, kind, uid, name)
+    uid, name = _uid(user), job or pod or ""
+    if web_page is not None:
+        if name:
+            raise click.UsageError("a page is about users; leave --job and --pod out")
+        days = shown.edges(begin, end, where, daily=True)
+        _page(session, web_page, ask(days, "user"), ask([days[0], days[-1]], "job"), days, where)
+        return
+    found = ask(ends, "total" if by == "day" else by)
     whole = uid is None and not job and not pod
     off_uj = shown.check(found) if whole else 0
     report = EnergyReport(
@@ -136,6 +156,29 @@ def energy(
             Exit.FAILED,
             "sum",
         )
+
+
+def _page(
+    session: Session,
+    path: Path,
+    users: Usage,
+    jobs: Usage,
+    days: Sequence[int],
+    where: tzinfo | None,
+) -> None:
+    from zeusctl.energy_page import page
+    from zeusctl.reports import Done
+    from zeusctl.usage import reported
+
+    by_day = [reported(one, days, where) for one in users.sums]
+    by_job = [reported(one, [days[0], days[-1]], where) for one in jobs.sums]
+    first, last = (datetime.fromtimestamp(one, timezone.utc) for one in (days[0], days[-1] - 1))
+    title = (
+        f"Energy of GPUs, {first.astimezone(where):%Y-%m-%d} to {last.astimezone(where):%Y-%m-%d}"
+    )
+    path.write_text(page(by_day, by_job, title, sum(users.metered_uj) / 1e6), encoding="utf-8")
+    report = Done(at=now(), path=str(path), rows=len(by_day))
+    session.answer(report, [f"{count(len(by_day), 'sum')} in {path}"])
 
 
 def _export(session: Session, folder: Path, begin: datetime, end: datetime) -> None:
@@ -164,10 +207,10 @@ def _csv(report: EnergyReport) -> str:
 @common_options
 @pass_session
 def forget(session: Session, user: str) -> None:
-    """Administrators: put a random number in a user's place in the energy ledger.
+    """Have the energy ledger forget a user (administrators).
 
-    Every sum stays what it is. The names of the user's jobs are replaced as well. What the user
-    uses from now on is charged to the user again.
+    A random number takes the user's place. Every sum stays what it is. The names of the user's jobs
+    are replaced as well. What the user uses from now on is charged to the user again.
     """
     from zeusctl.commands.allocate import _uid
     from zeusctl.reports import ForgetReport

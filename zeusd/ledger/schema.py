@@ -22,19 +22,18 @@ CREATE TABLE account (
     id INTEGER PRIMARY KEY,
     kind TEXT NOT NULL, name TEXT NOT NULL, run TEXT NOT NULL, uid INTEGER NOT NULL,
     parent INTEGER NOT NULL,              -- the user or namespace it is part of, or itself
+    begin_s INTEGER NOT NULL DEFAULT 0,   -- when it first held a GPU, UTC; 0: it never did
+    end_s INTEGER NOT NULL DEFAULT 0,     -- when it last ceased to
     UNIQUE (kind, name, run, uid)
 );
--- To whom a GPU was allocated. Times of CLOCK_MONOTONIC in this boot, and UTC.
+-- To whom a GPU is allocated, or was since its position; times of CLOCK_MONOTONIC.
 CREATE TABLE holding (
     id INTEGER PRIMARY KEY,
     gpu INTEGER NOT NULL, account INTEGER NOT NULL, weight INTEGER NOT NULL,
     control_group TEXT NOT NULL,          -- the job or pod with whose control group it ends
     boot TEXT NOT NULL, begin_ns INTEGER NOT NULL, end_ns INTEGER,
-    begin_s INTEGER NOT NULL, end_s INTEGER,
     seen INTEGER NOT NULL DEFAULT 0       -- whether the control group was there once
 );
-CREATE INDEX holding_open ON holding (boot, end_ns);
-CREATE INDEX holding_account ON holding (account);
 -- Each microjoule once. below and above: how much less or more it may be than active + idle.
 CREATE TABLE energy (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, account INTEGER NOT NULL,

@@ -83,10 +83,14 @@ class Store:
         """GPUs are allocated. Returns one holding for each."""
         found = []
         with self._transaction():
+            self._db.execute(
+                "UPDATE account SET begin_s = ? WHERE id = ? AND begin_s = 0",
+                (utc_s, self._account(account)),
+            )
             for uuid in uuids:
                 row = self._db.execute(
-                    "INSERT INTO holding (gpu, account, weight, control_group, boot, begin_ns, "
-                    "begin_s) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO holding (gpu, account, weight, control_group, boot, begin_ns) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
                     (
                         self._gpu(uuid),
                         self._account(account),
@@ -94,7 +98,6 @@ class Store:
                         control_group,
                         self._boot,
                         t_ns,
-                        utc_s,
                     ),
                 )
                 assert row.lastrowid is not None
@@ -106,10 +109,15 @@ class Store:
     def end(self, holdings: Iterable[int], t_ns: int, utc_s: int) -> None:
         """GPUs are allocated no longer."""
         with self._transaction():
-            self._db.executemany(
-                "UPDATE holding SET end_ns = ?, end_s = ? WHERE id = ? AND end_ns IS NULL",
-                [(t_ns, utc_s, one) for one in holdings],
-            )
+            for one in holdings:
+                self._db.execute(
+                    "UPDATE holding SET end_ns = ? WHERE id = ? AND end_ns IS NULL", (t_ns, one)
+                )
+                self._db.execute(
+                    "UPDATE account SET end_s = max(begin_s, end_s, ?) WHERE id = "
+                    "(SELECT account FROM holding WHERE id = ?)",
+                    (utc_s, one),
+                )
 
     def saw(self, holdings: Iterable[int]) -> None:
         """The control groups of these holders exist."""
@@ -118,16 +126,16 @@ class Store:
                 "UPDATE holding SET seen = 1 WHERE id = ?", [(one,) for one in holdings]
             )
 
-    def end_earlier_boots(self, utc_s: int) -> None:
-        """What was allocated before a reboot has ended with it."""
+    def end_earlier_boots(self) -> None:
+        """What was allocated before a reboot has ended with it: at the end of what was charged."""
         with self._transaction():
             self._db.execute(
-                "UPDATE holding SET end_ns = begin_ns, end_s = max(begin_s, coalesce("
-                f"(SELECT (max(bucket) + 1) * {BUCKET_S} FROM energy "
-                "WHERE energy.gpu = holding.gpu AND energy.account = holding.account), begin_s)) "
-                "WHERE end_ns IS NULL AND boot != ? AND begin_s <= ?",
-                (self._boot, utc_s),
+                "UPDATE account SET end_s = max(begin_s, end_s, coalesce((SELECT (max(bucket) + 1) "
+                f"* {BUCKET_S} FROM energy WHERE energy.account = account.id), 0)) "
+                "WHERE id IN (SELECT account FROM holding WHERE boot != ? AND end_ns IS NULL)",
+                (self._boot,),
             )
+            self._db.execute("DELETE FROM holding WHERE boot != ?", (self._boot,))
 
     def holdings(self) -> list[Holding]:
         """What is allocated, and what was until after its GPU's position."""
@@ -230,6 +238,10 @@ class Store:
             )
         t_ns, energy_uj = settlement.position
         self._db.execute(
+            "DELETE FROM holding WHERE gpu = ? AND boot = ? AND end_ns <= ?",
+            (gpu, self._boot, t_ns),
+        )
+        self._db.execute(
             "INSERT INTO position VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
             "boot = excluded.boot, t_ns = excluded.t_ns, energy_uj = excluded.energy_uj, "
             "counted_uj = counted_uj + excluded.counted_uj",
@@ -243,7 +255,7 @@ class Store:
 
         Args:
             utc_s: The present time.
-            bucket_days: Age of rows by bucket, and of holdings.
+            bucket_days: Age of rows by bucket.
             day_days: Age of sums by day, and of the meter that they add up to.
         """
         rows_day, sums_day = utc_s // DAY_S - bucket_days, utc_s // DAY_S - day_days
@@ -251,7 +263,6 @@ class Store:
             self._db.execute("DELETE FROM energy WHERE bucket < ?", (rows_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM meter WHERE bucket < ?", (sums_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM day WHERE day < ?", (sums_day,))
-            self._db.execute("DELETE FROM holding WHERE end_s < ?", (rows_day * DAY_S,))
             self._db.execute(
                 "DELETE FROM account WHERE id NOT IN (SELECT account FROM energy) AND id NOT IN "
                 "(SELECT account FROM total) AND id NOT IN (SELECT account FROM holding)"

@@ -206,27 +206,31 @@ class Reader:
             yield _Row(*row)
 
     def _by_bucket(self, first: int, last: int, by: By) -> Iterator[_Row]:
-        gpu, group = ("gpu", "gpu, ") if by is By.GPU else ("0", "")
-        if first >= last:
-            return
+        if by in (By.JOB, By.POD, By.ACCOUNT):
+            query = f"SELECT account, 0, method, {_SUMS} FROM energy"
+            group = "account, method"
+        else:  # many jobs of few users: their parents are summed where they lie
+            gpu = "gpu" if by is By.GPU else "0"
+            query = (
+                f"SELECT parent, {gpu}, method, {_SUMS} FROM energy JOIN account ON id = account"
+            )
+            group = f"parent, method{', gpu' if by is By.GPU else ''}"
         for row in self._db.execute(
-            f"SELECT account, {gpu}, method, {_SUMS} FROM energy WHERE bucket >= ? AND bucket < ? "
-            f"GROUP BY {group}account, method",
-            (first, last),
+            f"{query} WHERE bucket >= ? AND bucket < ? GROUP BY {group}", (first, last)
         ):
             yield _Row(*row)
 
     def _of_account(self, first: int, last: int, name: str) -> Iterator[_Row]:
         """A job's or pod's rows: only the buckets in which it held a GPU are searched."""
         spans = self._db.execute(
-            "SELECT account.id, min(begin_s), CASE WHEN count(end_s) < count(*) THEN ? ELSE "
-            "max(end_s) END FROM account LEFT JOIN holding ON holding.account = account.id "
-            "WHERE name = ? AND kind IN ('job', 'pod') GROUP BY account.id",
-            (2**62, name),
+            "SELECT id, begin_s, end_s, id IN (SELECT account FROM holding WHERE end_ns IS NULL) "
+            "FROM account WHERE name = ? AND kind IN ('job', 'pod')",
+            (name,),
         ).fetchall()
-        for key, begin_s, end_s in spans:
-            low = first if begin_s is None else max(first, begin_s // BUCKET_S - 4)
-            high = last if end_s is None else min(last, end_s // BUCKET_S + 5)
+        for key, begin_s, end_s, holds in spans:
+            # A step of the clock may have named an hour before or after.
+            low = max(first, begin_s // BUCKET_S - 4)
+            high = last if holds or not end_s else min(last, end_s // BUCKET_S + 5)
             for row in self._db.execute(
                 f"SELECT account, 0, method, {_SUMS} FROM energy WHERE bucket >= ? AND bucket < ? "
                 "AND account = ? GROUP BY method",
@@ -244,13 +248,13 @@ class Reader:
     def _add_times(self, sums: Sequence[Sum]) -> None:
         for one in sums:
             if one.kind in (Kind.JOB.value, Kind.POD.value):
-                begin_s, end_s, still = self._db.execute(
-                    "SELECT min(begin_s), max(end_s), count(*) > count(end_s) FROM holding JOIN "
-                    "account ON account.id = holding.account WHERE kind = ? AND name = ? AND "
-                    "run = ? AND uid = ?",
+                one.begin_s, one.end_s, holds = self._db.execute(
+                    "SELECT begin_s, end_s, id IN (SELECT account FROM holding WHERE end_ns IS "
+                    "NULL) FROM account WHERE kind = ? AND name = ? AND run = ? AND uid = ?",
                     (one.kind, one.name, one.run, one.uid),
                 ).fetchone()
-                one.begin_s, one.end_s = begin_s or 0, 0 if still else end_s or 0
+                if holds:
+                    one.end_s = 0
 
 
 class _Known(NamedTuple):

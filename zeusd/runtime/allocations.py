@@ -42,7 +42,7 @@ class Allocations:
 
     def recover(self) -> None:
         """Goes on with what an earlier zeusd knew in this boot."""
-        self._store.end_earlier_boots(self._utc_s())
+        self._store.end_earlier_boots()
         for holding in self._store.holdings():
             opened = self._begun(holding)
             if holding.end_ns is not None:
