@@ -234,10 +234,11 @@ class Honest:
         for child in (self._setter, self._holder):
             child.say(str(seconds))
         time.sleep(seconds / 2)
-        killed = time.monotonic()
-        dying.kill()
         late: list[str] = []
         with self._daemon.client() as client:
+            client.leases()  # what is measured is the restore, and no connection
+            killed = time.monotonic()
+            dying.kill()
             while any(lease.gpu == gpu for lease in client.leases()) and not late:
                 time.sleep(0.002)
                 if time.monotonic() > killed + RESTORE_S:

@@ -79,6 +79,7 @@ class Journal:
         # ... and which of them are not even in the file.
         self._late: dict[str, None] = {}
         self._records = 0
+        self._size = 0
         self._rewrite_after = REWRITE_AFTER
         self._lock_fd = -1
         self._fd = -1
@@ -145,21 +146,27 @@ class Journal:
         self._rewrite_if_grown()
 
     def note(self, key: str, entry: Entry) -> None:
-        """Keeps the newest of an entry whose durable record says enough, without waiting for it.
+        """Keeps the newest of an entry whose durable record says enough, see `records.covers`.
 
-        It is in the file at once, for a zeusd that follows this one, and synced with what comes
-        next. See `records.covers`.
+        `write` or the next commit puts it into the file, for a zeusd that follows this one.
         """
-        if self._entries.get(key) == entry:
-            return
-        change = Change(key, entry)
-        try:
-            (line,) = self._append([change])
-        except OSError:
-            line = record(self._boot, key, entry)
+        if self._entries.get(key) != entry:
+            self._durable.setdefault(key, self._entries.get(key))
+            self._entries[key] = entry
             self._late[key] = None
-        self._apply(change, line)
-        self._rewrite_if_grown()
+
+    def write(self) -> None:
+        """Puts what was noted into the file, without waiting for the disk.
+
+        Raises:
+            OSError: It is late, see `commit`.
+        """
+        batch = [Change(key, self._entries.get(key)) for key in self._late]
+        if batch:
+            for change, line in zip(batch, self._append(batch, sync=False), strict=True):
+                self._apply(change, line)
+            self._late.clear()
+            self._rewrite_if_grown()
 
     def durable(self, key: str) -> Entry | None:
         """What is certainly on disk under a key; None: nothing."""
@@ -229,7 +236,7 @@ class Journal:
         self._durable.clear()
         self._late.clear()
 
-    def _append(self, changes: Sequence[Change], sync: bool = False) -> list[bytes]:
+    def _append(self, changes: Sequence[Change], sync: bool) -> list[bytes]:
         """Writes records at the end of the file, and returns them; all of them or none."""
         if self._fd < 0:
             try:
@@ -240,7 +247,6 @@ class Journal:
                 raise OSError(errno.EBUSY, str(error)) from None
         lines = [record(self._boot, change.key, change.entry) for change in changes]
         data = b"".join(lines)
-        size = os.fstat(self._fd).st_size
         try:
             if os.write(self._fd, data) != len(data):
                 raise OSError(errno.ENOSPC, "the journal's file system is full")
@@ -249,8 +255,9 @@ class Journal:
         except OSError:
             # What nobody acts upon must not be found later.
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, size)
+                os.ftruncate(self._fd, self._size)
             raise
+        self._size += len(data)
         self._records += len(lines)
         return lines
 
@@ -276,9 +283,13 @@ class Journal:
         aside.unlink(missing_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(aside, flags, 0o600)
+        for key in self._late:
+            if key in self._entries:
+                self._lines[key] = record(self._boot, key, self._entries[key])
         try:
+            whole = b"".join([header(self._boot), *self._lines.values()])
             with open(fd, "wb", closefd=False) as file:
-                file.write(b"".join([header(self._boot), *self._lines.values()]))
+                file.write(whole)
             os.fsync(fd)
             os.rename(aside, self._path)
         except OSError:
@@ -288,7 +299,7 @@ class Journal:
             raise
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = fd
+        self._fd, self._size = fd, len(whole)
         self._sync_directory()
         self._records = len(self._lines)
         self._rewrite_after = max(REWRITE_AFTER, 2 * self._records)
