@@ -300,18 +300,21 @@ def beside(
     seen = busy = NOTHING
     cpu_s = observed_s = 0.0
     with daemon.new_log_lines() as lines, contextlib.ExitStack() as running:
-        burner, enemy = attacker(BUSY_LOOP, daemon, uid), attacker(attack, daemon, uid)
-        for one in (burner, enemy):
+        enemy, *others = [
+            attacker(one, daemon, uid) for one in ([attack, BUSY_LOOP] if compare else [attack])
+        ]
+        for one in (enemy, *others):
             running.callback(one.kill)
             one.rest()
         for _ in range(turns):
-            if compare:
+            for burner in others:
                 burner.work()
                 time.sleep(WARM_UP_S)
                 busy += honest.observe(seconds / turns)
                 burner.rest()
             enemy.work()
-            time.sleep(WARM_UP_S)
+            if compare:  # latencies are those of an attack that goes on
+                time.sleep(WARM_UP_S)
             before, started = daemon.usage(), time.monotonic()
             seen += honest.observe(seconds / turns)
             after = daemon.usage()

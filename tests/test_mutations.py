@@ -61,6 +61,36 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "the rest of a division of energy",
+        "zeusd.energy.split.shares",
+        drop("parts", "place"),
+        ("tests/zeusd/energy/test_split.py::test_the_rest_goes_to_the_largest_remainders",),
+    ),
+    Mutation(
+        "a settlement that failed is made again",
+        "zeusd.runtime.books.Books.settle",
+        drop("_accountants", "position"),
+        (
+            "tests/zeusd/ledger/test_books.py::"
+            "test_a_settlement_that_could_not_be_written_is_made_again",
+        ),
+    ),
+    Mutation(
+        "a suspend is nobody's",
+        "zeusd.runtime.books.Books._note_suspend",
+        drop("EXCLUDED"),
+        ("tests/zeusd/ledger/test_books.py::test_what_is_drawn_in_a_suspend_is_nobodys",),
+    ),
+    Mutation(
+        "a sum of one other user is that user's figure",
+        "zeusd.ledger.usage.Reader.usage",
+        never("reader", "charged"),
+        (
+            "tests/zeusd/ledger/test_books.py::"
+            "test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum",
+        ),
+    ),
+    Mutation(
         "heartbeat expiry",
         "zeusd.core.leased.Leased._expire_if_due",
         never("HELD"),

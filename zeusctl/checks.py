@@ -20,7 +20,7 @@ from zeus_ipc.installed import overlap
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
-from zeusctl.text import count, duration, named, user_name, value_text
+from zeusctl.text import count, duration, energy, named, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo, NodeInfo
@@ -84,6 +84,7 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
         _policy,
         _sampling,
         _users,
+        _ledger,
         _pending,
         _site_limits,
         _visible,
@@ -380,6 +381,25 @@ def _users(session: Session, node: NodeInfo) -> Check:
     return _ok("users", "nobody was refused or made to wait")
 
 
+def _ledger(session: Session, node: NodeInfo) -> Check:
+    ledger = session.client.metrics().ledger
+    if ledger is None:
+        return _note("ledger", "zeusd keeps no energy ledger")
+    if ledger.trouble:
+        return _fault(
+            "ledger", ledger.trouble, "make space there, or see zeusd's log; then restart zeusd"
+        )
+    if ledger.damaged:
+        return _note(
+            "ledger",
+            f"a damaged ledger was set aside: {', '.join(ledger.damaged)}",
+            "restore it from a copy, or delete it",
+        )
+    total_j = sum(ledger.counted_uj.values()) / 1e6
+    held = len(ledger.held)
+    return _ok("ledger", f"{energy(total_j)} are charged, {count(held, 'GPU')} allocated")
+
+
 def _pending(session: Session, node: NodeInfo) -> Check:
     index = {gpu.uuid: gpu.index for gpu in node.gpus}
     waiting = [lease for lease in session.client.leases() if lease.trouble is not None]
@@ -387,10 +407,11 @@ def _pending(session: Session, node: NodeInfo) -> Check:
         return _ok("restores", "everything that ended is back")
     first = waiting[0]
     target = value_text(first.control.value, first.back.value)
+    trouble = named(first.trouble or "", index)
     return _fault(
         "restores",
-        f"{count(len(waiting), 'control')} could not be restored; the first: {first.control.value} "
-        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {named(first.trouble or '', index)}",
+        f"{count(len(waiting), 'control')} could not be put back; the first: {first.control.value} "
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble}",
         "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
     )
 

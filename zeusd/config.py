@@ -29,6 +29,7 @@ from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
 from zeusd.core.policy import (
     GpuRule,
     LeaseTerms,
+    LedgerAccess,
     OutsideChange,
     RestorePower,
     Settings,
@@ -254,6 +255,32 @@ class EnergySection(_Section):
     """Where the kernel offers it."""
 
 
+class AccountingSection(_Section):
+    """`[accounting]`: whose energy it is, kept in a ledger for months."""
+
+    enabled: bool = True
+    """Whether there is a ledger, where it has a directory."""
+    directory: str | None = None
+    """Where it lies; unset: systemd's StateDirectory (/var/lib/zeusd), and nowhere without one or
+    where GPUs are simulated."""
+    processes: bool = False
+    """Whether processes decide whose energy it is while nobody holds a GPU: they are listed once a
+    second, which takes the driver some milliseconds for each GPU."""
+    ignored_units: list[str] = [
+        *("nvidia-*.service", "dcgm*.service", "datadog-agent.service", "prometheus-*.service"),
+        *("gdm.service", "lightdm.service", "sddm.service"),
+    ]
+    """Patterns of services whose processes count only where no other process is."""
+    visibility: Literal["own", "all"] = "own"
+    """own: users see their own energy, and the others' as one sum. all: everybody sees all."""
+    readers: list[str | int] = []
+    """Groups whose members see all; administrators do anyway. Names or numbers."""
+    keep_rows_days: Annotated[int, Field(ge=2, le=36_500)] = 400
+    """How long energy by quarter of an hour, job and pod is kept."""
+    keep_days: Annotated[int, Field(ge=2, le=36_500)] = 760
+    """How long sums by user and day are kept."""
+
+
 class LogSection(_Section):
     """`[log]`: what is written to standard error."""
 
@@ -276,11 +303,37 @@ class Config(_Section):
     allow: list[AllowSection] = []
     gpu: list[GpuSection] = []
     energy: EnergySection = EnergySection()
+    accounting: AccountingSection = AccountingSection()
     log: LogSection = LogSection()
 
     def settings(self) -> Settings:
         """The part the core needs, with users and groups looked up."""
-        return Settings(site=self._site(), access=self._access(), terms=self._terms())
+        return Settings(
+            site=self._site(), access=self._access(), terms=self._terms(), ledger=self._ledger()
+        )
+
+    def fixed(self, section: str) -> object:
+        """What only a restart changes of a section."""
+        found = getattr(self, section)
+        if section == "accounting":
+            return found.model_copy(update={"visibility": "own", "readers": []})
+        return found
+
+    def ledger_directory(self) -> str | None:
+        """Where the energy ledger lies; None: there is none."""
+        section = self.accounting
+        if not section.enabled:
+            return None
+        if section.directory is not None or self.nvml.simulate is not None:
+            return section.directory
+        return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
+
+    def _ledger(self) -> LedgerAccess:
+        section = self.accounting
+        return LedgerAccess(
+            everybody=section.visibility == "all",
+            gids=_ids(section.readers, lambda name: grp.getgrnam(name).gr_gid, "group"),
+        )
 
     def _terms(self) -> LeaseTerms:
         low, high = self.lease.ttl_min_s, self.lease.ttl_max_s

@@ -21,10 +21,10 @@ def test_the_least_of_the_ceilings_is_in_force_until_it_is_removed(
     ctl: Ctl, daemon: RunningDaemon
 ) -> None:
     said = ctl("set", "0", "-p", "200", "--ceiling", "job:1234")
-    assert (said.code, said.out) == (0, "GPU 0: power_limit at most 200 W (asked for 200 W)\n")
+    assert (said.code, said.out) == (0, "GPU 0: power_limit at most 200 W\n")
     said = ctl("set", "0", "-p", "220", "--ceiling", "fleet", "--json")
     (setting,) = json.loads(said.out)["settings"]
-    assert (setting["asked"], setting["value"]) == ("220 W", "at most 200 W")
+    assert (setting["asked"], setting["value"], setting["unit"]) == (220, 200, "W")
     assert limit_w(daemon, 0) == 200
     said = ctl("set", "0", "-p", "210", "--", "true")
     assert "is outside 100 to 200 W" in said.err

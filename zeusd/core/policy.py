@@ -123,9 +123,23 @@ class LeaseTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerAccess:
+    """Who may see whose energy; administrators see everybody's.
+
+    Attributes:
+        everybody: Whether everybody does.
+        gids: Groups whose members do.
+    """
+
+    everybody: bool = False
+    gids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All that the core knows of `zeusd.toml`. A reload replaces it whole."""
 
     site: SitePolicy = field(default_factory=SitePolicy)
     access: Access = field(default_factory=Access)
     terms: LeaseTerms = field(default_factory=LeaseTerms)
+    ledger: LedgerAccess = field(default_factory=LedgerAccess)

@@ -15,6 +15,7 @@ from zeusd.core.ceilings import Ceiling
 from zeusd.core.control import ControlMachine
 from zeusd.core.core import Core
 from zeusd.core.effects import (
+    Account,
     Effect,
     Forget,
     LetGo,
@@ -108,6 +109,9 @@ class World:
         lost: Keys of which something was late when zeusd was killed.
         faults: NVML codes by (gpu, control or None for all), returned by writes instead.
         hold: Keep device calls back until `run_held`.
+        accounted: What the ledger was asked.
+        ledger: What it answers.
+        ledger_state: What metrics say of it.
     """
 
     def __init__(
@@ -143,6 +147,9 @@ class World:
         self.journal_broken = False
         self.hold = False
         self.driver_open = False
+        self.accounted: list[Account] = []
+        self.ledger: dict[str, Any] | Failure = {}
+        self.ledger_state: dict[str, Any] | None = None
         self.held: list[Read | Write] = []
         self.limits_mw = limits_mw
         self._ids = itertools.count(1)
@@ -366,6 +373,9 @@ class World:
             elif isinstance(effect, Look):
                 usage = self.usage(effect.process)
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, usage))
+            elif isinstance(effect, Account):
+                self.accounted.append(effect)
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, self.ledger))
             else:
                 self.notes.append(effect)
 
@@ -399,7 +409,7 @@ class World:
         elif call.reading is Reading.COMPUTE_UIDS:
             result = self.compute_uids
         elif call.reading is Reading.METRICS:
-            result = {"calls": [], "sources": []}
+            result = {"calls": [], "sources": [], "ledger": self.ledger_state}
         else:
             result = {"t_ns": self.now_ns, "energy_mj": 5}
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
