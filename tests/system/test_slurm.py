@@ -204,10 +204,12 @@ def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> Non
     log = cluster.machine.run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
     assert f"job {job}: --gpu-power=600: " in log
     assert "100 to 250 W" in log
+    assert "GPU limits not applied: --gpu-power=600" in cluster.output(job)
     assert "ran" not in cluster.output(job)
     cluster.refusals("warn")
     job = cluster.submit("--gpu-power=600", body="echo ran")
     cluster.wait_state(job, "COMPLETED")
+    assert "GPU limits not applied: --gpu-power=600" in cluster.output(job)
     assert "ran" in cluster.output(job)
     assert "idle" in cluster.machine.run("sinfo", "-h", "-o", "%T").stdout, "no node is drained"
     cluster.refusals("fail")
@@ -219,19 +221,3 @@ def test_a_step_cannot_ask_for_another_value(cluster: Cluster) -> None:
     assert "a job's GPUs are set when it begins" in cluster.output(job)
     assert "ran" in cluster.output(job)
     restored(cluster)
-
-
-@pytest.fixture(autouse=True)
-def _debug(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[None]:
-    yield
-    run = cluster.machine.run
-    for c in (
-        "squeue",
-        "sinfo -N -l",
-        "scontrol show job",
-        "journalctl -q --no-pager -n 40 -t zeusd-prolog -t zeusd-epilog -u test-slurmd -u test-slurmctld",
-        "cat /tmp/job-*.out",
-    ):
-        print("##", c)
-        d = run("sh", "-c", c, check=False)
-        print(d.stdout[-5000:], d.stderr[-500:])

@@ -16,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include <slurm/spank.h>
 
@@ -112,8 +113,10 @@ int slurm_spank_init_post_opt(spank_t spank, int count, char **arguments) {
     return 0;
 }
 
-/* On the node, before the job's first task: what zeusd refused becomes the job's own error. */
-int slurm_spank_user_init(spank_t spank, int count, char **arguments) {
+/* On the node, in each task before it runs: what zeusd refused becomes the job's own error. Slurm
+ * ignores what an optional plugin returns, and a required one that is missing drains nodes; so the
+ * task itself ends here. */
+int slurm_spank_task_init(spank_t spank, int count, char **arguments) {
     char path[PATH_MAX], text[512];
     uint32_t job = 0;
     FILE *file;
@@ -126,10 +129,7 @@ int slurm_spank_user_init(spank_t spank, int count, char **arguments) {
     if (!fgets(text, sizeof text, file)) strcpy(text, "zeusd refused what the job asked for");
     fclose(file);
     text[strcspn(text, "\n")] = 0;
-    if (warn_only) {
-        slurm_spank_log("GPU limits not applied: %s", text);
-        return 0;
-    }
-    slurm_error("GPU limits not applied: %s", text);
-    return -1;
+    fprintf(stderr, "zeusd: GPU limits not applied: %s\n", text);
+    if (!warn_only) _exit(1);
+    return 0;
 }
