@@ -20,6 +20,8 @@ UNLOCKED: ControlValue = ()
 
 MAX_MHZ = 100_000
 MAX_MW = 100_000_000
+CEILING_NAME = r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$"
+"""Names of ceilings that may be set; the site's is the configuration's."""
 
 
 class Control(str, Enum):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import grp
+import importlib.util
 import os
 import shutil
 import stat
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
 from zeus_ipc.errors import AccessRefused, ZeusIpcError
+from zeus_ipc.installed import overlap
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
-from zeusctl.text import count, duration, named, user_name, value_text
+from zeusctl.text import count, duration, energy, named, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo, NodeInfo
@@ -56,12 +58,23 @@ def examine(session: Session) -> Iterator[Check]:
             else:
                 yield check
     yield connection
+    yield from _package()
     yield from _groups(node)
     yield from _systemd(simulated)
     yield from _configuration(node)
     yield from _container(session, node)
     if node is not None:
         yield from _of_node(session, node)
+
+
+def _package() -> Iterator[Check]:
+    """Nothing, unless ml-energy/zeus is installed over the library."""
+    found = importlib.util.find_spec("zeus")
+    folder = found is not None and found.origin is not None and os.path.dirname(found.origin)
+    problem = overlap(folder) if folder else None
+    if problem is not None:
+        what, _, remedy = problem.partition("; keep one: ")
+        yield _fault("package", what, f"keep one: {remedy}")
 
 
 def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
@@ -71,6 +84,7 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
         _policy,
         _sampling,
         _users,
+        _ledger,
         _pending,
         _site_limits,
         _visible,
@@ -365,6 +379,25 @@ def _users(session: Session, node: NodeInfo) -> Check:
             "zeusd's log says why, once a minute",
         )
     return _ok("users", "nobody was refused or made to wait")
+
+
+def _ledger(session: Session, node: NodeInfo) -> Check:
+    ledger = session.client.metrics().ledger
+    if ledger is None:
+        return _note("ledger", "zeusd keeps no energy ledger")
+    if ledger.trouble:
+        return _fault(
+            "ledger", ledger.trouble, "make space there, or see zeusd's log; then restart zeusd"
+        )
+    if ledger.damaged:
+        return _note(
+            "ledger",
+            f"a damaged ledger was set aside: {', '.join(ledger.damaged)}",
+            "restore it from a copy, or delete it",
+        )
+    total_j = sum(ledger.counted_uj.values()) / 1e6
+    held = len(ledger.held)
+    return _ok("ledger", f"{energy(total_j)} are charged, {count(held, 'GPU')} allocated")
 
 
 def _pending(session: Session, node: NodeInfo) -> Check:

@@ -364,6 +364,77 @@ class ResumeReport(Report):
     gpus: list[KnownGpu]
 
 
+class UsedEnergy(_Part):
+    """Energy of one account between two times, see the protocol's `UsageSum`."""
+
+    since: datetime
+    until: datetime
+    kind: str
+    name: str
+    run: str | None
+    uid: int | None
+    user: str | None
+    gpu_hours: float
+    energy_j: float
+    lower_j: float
+    upper_j: float
+    active_j: float
+    idle_j: float
+    """While the driver reported the GPU as idle."""
+    basis: list[str]
+    """allocated, exclusive, weights, utilization, equal."""
+    exact: bool
+    begin: datetime | None
+    """When a job or pod began to hold its first GPU."""
+    end: datetime | None
+    """When it ceased to hold its last; None: it has not."""
+
+
+class EnergyReport(Report):
+    """`zeusctl energy`."""
+
+    NAME = "energy"
+
+    by: str
+    sums: list[UsedEnergy]
+    metered_j: float | None
+    """What the GPUs' counters say; None: something was left out on purpose."""
+    begins: datetime | None
+    """The day on which the ledger begins; None: it is empty."""
+
+
+class AllocateReport(Report):
+    """`zeusctl allocate`."""
+
+    NAME = "allocate"
+
+    kind: str
+    name: str
+    gpus: list[int]
+
+
+class DeallocateReport(Report):
+    """`zeusctl deallocate`."""
+
+    NAME = "deallocate"
+
+    kind: str
+    name: str
+    ended: int
+    """How many GPUs it held."""
+    energy: list[UsedEnergy]
+    """What it has used, run by run."""
+
+
+class ForgetReport(Report):
+    """`zeusctl forget`."""
+
+    NAME = "forget"
+
+    accounts: int
+    """How many of the user's accounts there were."""
+
+
 class Check(_Part):
     """One thing that `doctor` looked at."""
 
@@ -442,6 +513,10 @@ REPORTS: dict[str, type[Report]] = {
         ReleaseReport,
         MeasureReport,
         Done,
+        EnergyReport,
+        AllocateReport,
+        DeallocateReport,
+        ForgetReport,
         QuiesceReport,
         ResumeReport,
         DoctorReport,

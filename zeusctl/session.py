@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zeus_ipc.controls import CEILING_NAME
 from zeusctl.exits import CommandError, Exit
 from zeusctl.selecting import select
 from zeusctl.text import named
@@ -114,6 +116,20 @@ def now() -> datetime:
 def seconds_since(t_ns: int) -> float:
     """How long ago an instant of CLOCK_MONOTONIC was."""
     return max(0.0, (time.monotonic_ns() - t_ns) / 1e9)
+
+
+def ceiling_option(text: str) -> Callable[[F], F]:
+    """`--ceiling NAME`, with this help."""
+
+    def checked(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+        if name is not None and re.fullmatch(CEILING_NAME, name) is None:
+            raise click.BadParameter(
+                f"{name} is no ceiling; choose fleet, persisted or job:ID (the site limit is set "
+                "in zeusd.toml)"
+            )
+        return name
+
+    return click.option("--ceiling", metavar="NAME", callback=checked, help=text)
 
 
 def common_options(function: F) -> F:

@@ -77,8 +77,8 @@ def serve(config_path: str | None, **options: str | None) -> None:
 def check_config(file: str, node: bool, socket: str | None, strict: bool) -> None:
     """Check FILE: whether zeusd would take it, and which line is wrong if not.
 
-    Users and groups that do not exist are warnings; with --node also rules that match no GPU of this
-    node, and values that its GPUs do not take.
+    Users and groups that do not exist are warnings; with --node also rules that match no GPU of
+    this node, and values that its GPUs do not take.
     """
     from zeusd.config import ConfigError, load
     from zeusd.config_check import findings

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Slurm prolog (Prolog= in slurm.conf, runs as root on each node before a job's first task): the job's
-# GPUs begin at the site limit, whatever somebody set on them past zeusd, and get what the job asked
-# for with --gpu-power and --gpu-clocks (spank/).
+# GPUs begin at the site limit, whatever somebody set on them past zeusd, what they draw from now on is
+# charged to the job, and they get what it asked for with --gpu-power and --gpu-clocks (spank/).
 #
 # A prolog that fails drains the node; a power limit is no reason for that, so this never fails. What
 # went wrong is in the journal (journalctl -t zeusd-prolog): slurmd 22.05 drops what prologs print. What
@@ -15,6 +15,12 @@ say() {
 }
 gpus=${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}} job=${SLURM_JOB_ID:-}
 [ -n "$gpus" ] || exit 0
+said=$(timeout 10 zeusctl allocate --slurm 2>&1)
+status=$?
+case $status in
+0 | 9) ;; # 9: this zeusd keeps no energy ledger
+*) say "GPUs of job ${job:-?} are not charged to it ($status): $said" ;;
+esac
 timeout 10 zeusctl reset "$gpus" >/dev/null ||
     say "GPUs $gpus of job ${job:-?} could not be reset (zeusctl: $?)"
 

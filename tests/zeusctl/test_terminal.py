@@ -112,6 +112,10 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 130),
     "plot": (("plot", "0", "-o", "p.svg", "--last", "30s"), "", "points in p.svg", 0),
     "audit": (("audit", "-n", "5"), "", "WHY AND RESULT", 0),
+    "energy": (("energy",), "", "meters", 0),
+    "allocate": (("allocate", "3", "--job", "7"), "", "job 7 holds 3", 0),
+    "deallocate": (("deallocate", "--job", "7"), "", "1 GPU released", 0),
+    "forget": (("forget", "--user", "7654321"), "", "in 0 accounts", 0),
     "doctor": (("doctor",), "", "everything that ended is back", 0),
     "quiesce": (("quiesce",), "", "has let go of the driver", 0),
     "resume": (("resume",), "", "taken up the driver again: 4 GPUs", 0),
@@ -132,6 +136,9 @@ def test_each_verb_in_a_terminal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments, keys, shown, code = SESSIONS[verb]
+    if verb == "deallocate":
+        with daemon.client() as client:
+            client.allocate(client.node().gpus[3].uuid, "7")
     with terminal(daemon, *arguments) as session:
         if keys:
             if verb == "record":

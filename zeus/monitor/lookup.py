@@ -47,7 +47,7 @@ class Book:
     """The windows of one monitor that await their energy.
 
     Args:
-        client: The node.
+        client: The node; None where there is nothing to measure.
         gpus: UUIDs, by the monitor's index.
         cpus: CPU indices.
         drams: CPU indices whose memory is measured.
@@ -59,7 +59,7 @@ class Book:
 
     def __init__(
         self,
-        client: Client,
+        client: Client | None,
         gpus: dict[int, str],
         cpus: Sequence[int],
         drams: Sequence[int],
@@ -238,7 +238,7 @@ class Book:
         return energies, uncertainties
 
     def _ask(self, windows: list[tuple[int, int, bool]]) -> dict[str, WindowEnergies]:
-        if not self._sources:
+        if not self._sources or self._client is None:
             return {}
         try:
             return self._client.windows(self._sources, windows)

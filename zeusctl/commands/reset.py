@@ -11,7 +11,7 @@ import click
 from zeus_ipc.controls import SPECS
 from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
 from zeusctl.text import count, style
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     type=click.Choice([control.value for control in SPECS]),
     help="Only this control; may be repeated.",
 )
-@click.option("--ceiling", metavar="NAME", help="Only remove this ceiling: fleet or job:ID.")
+@ceiling_option("Only remove this ceiling: fleet or job:ID.")
 @common_options
 @pass_session
 def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None) -> None:
@@ -49,7 +49,8 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
     if ceiling is not None:
         session.client.set_ceiling([gpu.uuid for gpu in chosen], ceiling, None)
         removed = ResetReport(at=now(), outcomes=[], revoked=[])
-        session.answer(removed, lambda: [f"{ceiling} bounds {count(len(chosen), 'GPU')} no longer"])
+        named = count(len(chosen), "GPU")
+        session.answer(removed, lambda: [f"removed the ceiling {ceiling} from {named}"])
         return
     if session.client.policy().admin:
         report = _restore(session, chosen, controls)

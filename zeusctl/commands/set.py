@@ -13,7 +13,7 @@ from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
 from zeusctl.completing import complete_command, gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import LOOK_S, asked_to_end, run
-from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
 from zeusctl.text import parse_duration, value_text
 
 if TYPE_CHECKING:
@@ -79,11 +79,7 @@ class _Duration(_Type):
 @click.option(
     "--persist", is_flag=True, help="Administrators: keep it until `zeusctl reset`, and exit."
 )
-@click.option(
-    "--ceiling",
-    metavar="NAME",
-    help="Administrators: bound what anybody may set instead: fleet, persisted or job:ID.",
-)
+@ceiling_option("Administrators: bound what anyone may set instead: fleet, persisted or job:ID.")
 @click.option("--for", "ttl", type=_Duration(), help="With --ceiling: how long it lasts.")
 @click.option(
     "--then",

@@ -90,18 +90,21 @@ class ControlMachine(Leased):
         before, self._seen = self._seen, value
         if value not in (before, self.target, self._resting):
             self._note_outside(before or self.target, value, "noticed")
+        if self.bounded and value > self.target and value != self._resting:
+            self.ceilings_moved()
 
     # ------------------------------------------------------------------------- what the site wants
 
     def configure(self, site: Target, override: bool) -> None:
         """The site's configuration changed. What a holder has set stays, under the new ceilings."""
-        before = self.target
+        before = self.target, self.bounded
         self._site, self._override = site, override
         if not site.pinned:
             self.observed = site.value
         if self.lease is not None:
             self._out.add(Put(self.key, self._debt().to_json()))
-        if self.spec.ceilings and self.ceilings and self.target != before:
+        moved = (self.target, self.bounded) != before
+        if self.spec.ceilings and moved and (self.bounded or self.rests_elsewhere):
             self.ceilings_moved()
 
     def persist(self, uid: int) -> None:
@@ -218,7 +221,7 @@ class ControlMachine(Leased):
                 self.rest(None)  # a reset GPU has forgotten it
             if found is not None:
                 self.adopt(found)
-            if self.ceilings:
+            if self.bounded:
                 self._ceilings_moved = self._ceilings_moved or []
         elif self.life.state is State.PENDING:
             self._attempt()

@@ -483,6 +483,5 @@ class Core:
             machine.recover(debt, "daemon_stops" if self._was_stopping else ending)
             if self.node.quiesced_ns is not None:
                 machine.revoke("quiesced", LET_GO)
-        site_enforces = self.node.settings.site.enforce
-        if machine.spec.ceilings and (machine.ceilings or machine.rests_elsewhere or site_enforces):
+        if machine.bounded or (machine.spec.ceilings and machine.rests_elsewhere):
             machine.ceilings_moved()

@@ -27,6 +27,7 @@ from zeus_ipc.messages import (
     SetRequest,
 )
 from zeusd.core.access import Access
+from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
@@ -102,11 +103,13 @@ class Requests:
         self._writes = self._write_limiter()
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
         self.administration = Administration(node, outbox, self._track, self.describe_node)
+        accounting = AccountingRequests(node, outbox, self._track, self.administration.for_admins)
         self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
             **LeaseRequests(node, outbox, self.administration.ceilings, self._too_fast).handlers,
             **self.administration.handlers,
+            **accounting.handlers,
             **dict.fromkeys(_SETS, self._set),
         }
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.effects import Read, Reading, Write
+from zeusd.core.effects import Listed, Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import read_settled, write_verified
@@ -231,6 +231,14 @@ class GpuWorker:
             self._clocks = read_clocks(self._nvml, self._handle)
         return self._clocks
 
+    def _list(self) -> Listed:
+        """Its processes. That they cannot be listed is an answer too."""
+        try:
+            pids = {process.pid for process in self._nvml.processes(self._handle)}
+        except DeviceError:
+            return Listed(self._uuid, time.monotonic_ns(), None)
+        return Listed(self._uuid, time.monotonic_ns(), tuple(sorted(pids)))
+
     def _write(self, call: Write) -> Applied | Changed:
         """Compares, writes and reads back, as far as the control can be read."""
         nvml, gpu, control = self._nvml, self._handle, call.control
@@ -259,6 +267,8 @@ class GpuWorker:
                 return read_settled(partial(self._nvml.read_control, self._handle, control))
             if call.reading is Reading.CLOCKS:
                 return self._supported_clocks()
+            if call.reading is Reading.PIDS:
+                return self._list()
             return _READERS[call.reading](self._nvml, self._handle)
         except DeviceError as error:
             if isinstance(call, Write):

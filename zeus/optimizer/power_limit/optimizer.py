@@ -36,6 +36,7 @@ from zeus.exceptions import (
     ZeusGPUNoPermissionError,
 )
 from zeus.monitor import Measurement, ZeusMonitor
+from zeus.optimizer.power_limit import arguments
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import (
     Choose,
@@ -130,14 +131,10 @@ class GlobalPowerLimitOptimizer(Callback):
         profile_path: str | Path | None = None,
         search: SearchName = "adaptive",
     ) -> None:
-        if wait_steps < 0:
-            raise ValueError("wait_steps must be non-negative.")
-        if warmup_steps < 0:
-            raise ValueError("warmup_steps must be non-negative.")
-        if profile_steps <= 0:
-            raise ValueError("profile_steps must be positive.")
-        if pl_step <= 0:
-            raise ValueError("pl_step must be positive.")
+        arguments.check_monitor(monitor)
+        arguments.check_selector(optimum_selector, OptimumSelector)
+        arguments.check_steps(wait_steps, warmup_steps, profile_steps)
+        arguments.check_pl_step(pl_step)
         if search not in ("adaptive", "exhaustive"):
             raise ValueError(f"search must be adaptive or exhaustive, not {search!r}.")
         self.monitor = monitor
@@ -145,6 +142,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
         self.profile_path = None if profile_path is None else Path(profile_path)
+        arguments.check_profile_path(self.profile_path)
         self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
         self.on_metrics: Callable[[dict[str, float]], None] | None = None
@@ -164,6 +162,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self.state: State = Ready(next_power_limit=max_mw, steps=wait_steps + 1)
 
         self._over = False
+        self._warned_ended = False
         self._joined = False
         self._world = 0
         self._link: Link | None = None
@@ -183,7 +182,6 @@ class GlobalPowerLimitOptimizer(Callback):
         self._watch: Watch | None = None
         self._chosen: Choose | None = None
 
-        self._make_profile_folder()
         self._turn_persistence_on()
         if self._read_profile() and framework.alone():
             self._join()
@@ -227,6 +225,9 @@ class GlobalPowerLimitOptimizer(Callback):
             self._joined = True
             self._join()
         if self._over:
+            if not self.disabled and not self._warned_ended:
+                self._warned_ended = True
+                arguments.warn_of_step_after_end()
             return
         if isinstance(self.state, Done):
             self._look_after()
@@ -240,8 +241,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """An epoch has ended: what follows must not be measured."""
         state = self.state
         if isinstance(state, (Warmup, Profiling)):
-            short = self._stretch < self._needed
-            self._interrupt(state, keep=short or self.search == "adaptive")
+            self._interrupt(state, keep=self._keeps_parts)
         self._drop_check()
 
     @guarded
@@ -249,7 +249,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """Something else begins between two steps: the window ends with the last one."""
         state = self.state
         if isinstance(state, (Warmup, Profiling)):
-            self._interrupt(state, keep=True)
+            self._interrupt(state, keep=self._keeps_parts)
         self._drop_check()
 
     @guarded
@@ -379,12 +379,18 @@ class GlobalPowerLimitOptimizer(Callback):
         if isinstance(state, Profiling):
             # The window covers the step it was opened at and those that began since.
             steps = self._target - state.steps + 1
-            if keep or steps >= self._target:
+            whole = steps >= self._target and self.search == "adaptive"
+            if keep or whole:
                 self._end_piece(state.current_power_limit, steps)
             else:
                 self._drop_window(state.current_power_limit)
         if not self._over and self._set_power_limit(self._highest):
             self.state = Ready(next_power_limit=state.current_power_limit, steps=1)
+
+    @property
+    def _keeps_parts(self) -> bool:
+        """Whether what an interruption leaves of a window counts; else the limit is retried."""
+        return self.search == "adaptive" or self._stretch < self._needed
 
     @property
     def _needed(self) -> int:
@@ -742,10 +748,6 @@ class GlobalPowerLimitOptimizer(Callback):
                     gpu.set_persistence_mode(True)
             except ZeusBaseError as error:
                 log.debug("persistence mode stays off: %s", error.message)
-
-    def _make_profile_folder(self) -> None:
-        if self.profile_path is not None:
-            self.profile_path.parent.mkdir(parents=True, exist_ok=True)
 
 
 def _window(power_limit_mw: int) -> str:
