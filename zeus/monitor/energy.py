@@ -85,6 +85,11 @@ class Window:
         """How far off `total_energy` may be, joules."""
         return self.measurement.uncertainty
 
+    @property
+    def known(self) -> bool:
+        """Whether the energy is known; see `Measurement.known`."""
+        return self.measurement.known
+
 
 class ZeusMonitor:
     """Measures the time and the energy of named windows.
@@ -101,6 +106,8 @@ class ZeusMonitor:
             tick are measured in any case.
         log_file: CSV file that gets a line for each window, some seconds after its end.
         sync_execution_with: Framework whose GPU work a window waits for at both ends.
+        strict: Raise `ZeusBaseError` where an energy is read that cannot be known. Without, it is
+            `nan`, and one warning says why.
 
     Raises:
         ValueError: An index names no GPU, or there are none.
@@ -119,6 +126,7 @@ class ZeusMonitor:
         approx_instant_energy: bool = False,
         log_file: str | Path | None = None,
         sync_execution_with: Framework = "torch",
+        strict: bool = False,
     ) -> None:
         if sync_execution_with not in ("torch", "jax", "cupy"):
             raise ValueError(
@@ -141,6 +149,7 @@ class ZeusMonitor:
             self.cpu_indices,
             [cpu.index for cpu in cpus if cpu.dram],
             self.log_file,
+            strict,
         )
         self._book.check()
         self._book.run_behind()

@@ -27,7 +27,7 @@ from zeus.optimizer.power_limit import (
     Ready,
     Time,
     ZeusCost,
-    letting_go,
+    held,
 )
 from zeus.optimizer.power_limit.search import expected_steps
 from zeus_ipc.errors import DaemonUnavailable
@@ -383,7 +383,7 @@ def test_the_next_training_sets_the_choice_again(node: VirtualNode, work: Work) 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[GlobalPowerLimitOptimizer], list[bool]]:
     """Has zeusd not answer whoever gives limits back, until the list it returns is emptied."""
-    monkeypatch.setattr(letting_go, "RETRY_S", 0.01)
+    monkeypatch.setattr(held, "RETRY_S", 0.01)
 
     def make(plo: GlobalPowerLimitOptimizer) -> list[bool]:
         gone = [True]
@@ -424,7 +424,7 @@ def test_what_is_wanted_again_is_not_given_back_late(
     plo.on_train_end()
     plo.on_train_begin()
     gone.clear()
-    assert not [one for one in threading.enumerate() if one.name == "zeus-letting-go"]
+    assert not [one for one in threading.enumerate() if one.name == "zeus-power-limit"]
     assert node.limit_w() == chosen_w(plo) < 300
 
 

@@ -176,10 +176,12 @@ class Taken:
     joules: float
     ended_s: float
 
+    def look_up(self) -> None:
+        if self.process.blind:
+            raise ZeusGPUNoPermissionError("no sensor") from PermissionError()
+
     @property
     def total_energy(self) -> float:
-        if self.process.blind:
-            raise ZeusGPUNoPermissionError("no sensor")
         return self.joules
 
     @property
@@ -218,8 +220,15 @@ class Gpus:
     def __getitem__(self, index: int) -> Gpus:
         return self
 
+    @property
+    def uuid(self) -> str:
+        return f"GPU-{id(self._process)}"
+
     def get_name(self) -> str:
         return "GPU"
+
+    def get_power_management_limit(self) -> int:
+        return self._process.limit
 
     def get_power_management_limit_constraints(self) -> tuple[int, int]:
         return self._process.low, self._process.high

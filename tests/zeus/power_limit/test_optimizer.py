@@ -309,12 +309,15 @@ def test_who_may_not_set_a_limit_before_the_model_is_there_sets_it_then(
     assert node.limit_w() < 250
 
 
-@pytest.mark.parametrize("call", ["set_power_limit", "sensors"])
+@pytest.mark.parametrize(
+    ("call", "limit"),
+    [("set_power_limit", "200 W, which zeusd is restoring"), ("sensors", "the highest limit")],
+)
 def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
-    node: VirtualNode, work: Work, call: str
+    node: VirtualNode, work: Work, call: str, limit: str
 ) -> None:
     plo = optimizer(node, Energy())
-    with pytest.warns(UserWarning, match="training goes on at the highest limit") as caught:
+    with pytest.warns(UserWarning, match=f"training goes on at {limit}: ") as caught:
         for step in range(300):
             plo.on_step_begin()
             work.run(1)

@@ -90,6 +90,7 @@ class Meter:
             ZeusBaseError: The energy of one is not known now; it may be asked for again.
         """
         while self._unread:
+            self._unread[0].look_up()
             self._energy += self._unread[0].total_energy
             self._time += self._unread.pop(0).time
         time_s, energy_j = self._overhead()

@@ -20,11 +20,15 @@ class Report:
         estimates: One a limit that was measured, descending; errors are one standard deviation.
         chosen: The choice; None: the search is not over, or was given up.
         steps: Training steps that the search took.
+        reason: Why there is no choice, if the search has ended without.
+        in_force_w: The limit that is set, W; None: none is.
     """
 
     estimates: tuple[Estimate, ...]
     chosen: Estimate | None
     steps: int
+    reason: str = ""
+    in_force_w: float | None = None
 
     @property
     def saving(self) -> float:
