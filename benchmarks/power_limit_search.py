@@ -86,7 +86,8 @@ class Run:
     """What one search did.
 
     Attributes:
-        steps: Training steps of the search, the check after the choice among them.
+        steps: Training steps until the choice.
+        check: Those of the check that follows the choice, and of what comes of it.
         slowdown: Time of a step at the choice over that at the highest limit, less 1.
         regret: Cost of the choice over the least cost, less 1.
         costs_more: Energy of a step at the choice over that at the highest limit, less 1.
@@ -94,6 +95,7 @@ class Run:
     """
 
     steps: int
+    check: int
     slowdown: float
     regret: float
     costs_more: float
@@ -195,19 +197,21 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
             WARMUP_STEPS,
             PROFILE_STEPS,
             lambda curve: costs_of(selector, limits, curve),
-            lambda estimates, cautious: choose(selector, estimates, PROFILE_STEPS, cautious=cautious),
+            lambda estimates, cautious: choose(
+                selector, estimates, PROFILE_STEPS, cautious=cautious
+            ),
             table.gpus,
         )
     chosen = search(training, searching, selector)
-    steps = training.steps
-    if searching.cautious:
+    steps, check = training.steps, 0
+    if searching.cautious and chosen != limits[0]:
         training.set(chosen)
         for _ in range(CHECK_STEPS):
             training.step()
         before = training.steps
         searching.check(chosen, before)
         chosen = search(training, searching, selector)
-        steps += training.steps - before
+        check = training.steps - before
     at = limits.index(chosen)
     energy = [t * p for t, p in zip(training.time_s, training.power_w, strict=True)]
     costs = costs_of(selector, limits, Curve(training.time_s, energy))
@@ -216,6 +220,7 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
     whole_j = training.true_j + (JOB_STEPS - training.steps) * energy[at]
     return Run(
         steps,
+        check,
         training.time_s[at] / training.time_s[0] - 1,
         costs[at] / min(costs) - 1,
         energy[at] / energy[0] - 1,
@@ -254,7 +259,7 @@ def main() -> int:
     print(f"{len(names)} workloads x {options.seeds} seeds, {options.selector}")
     table = Table()
     for column in (
-        "disturbance", "search", "steps", "at most", "slowdown > 12 %", "mean regret", "p95",
+        "disturbance", "search", "steps", "at most", "check", "slowdown > 12 %", "mean regret", "p95",
         "runs > 3 %", "choice costs more", "job costs more", "by > 0.1 %", "saved, mean", "least",
     ):  # fmt: skip
         table.add_column(column, justify="right")
@@ -277,6 +282,7 @@ def main() -> int:
                     strategy,
                     f"{statistics.mean(one.steps for one in every):.0f}",
                     f"{max(one.steps for one in every)}",
+                    f"{statistics.mean(one.check for one in every):.0f}",
                     share([one.slowdown for one in every], FACTOR - 1 + TOLERATED),
                     f"{statistics.mean(regrets):.2%}",
                     f"{regrets[int(0.95 * len(regrets))]:.2%}",

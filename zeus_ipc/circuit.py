@@ -82,9 +82,7 @@ class Circuit:
         """Whether the daemon does not answer."""
         return self._reason is not None
 
-    def call(
-        self, request: Callable[[float], dict[str, Any]], timeout_s: float
-    ) -> dict[str, Any]:
+    def call(self, request: Callable[[float], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
         """Calls `request` with the seconds that it may wait.
 
         Raises:

@@ -148,14 +148,15 @@ class Book:
                 other = self._unread.popleft()()
                 if other is not None and other is not wanted and other._pending is not None:
                     batch.append(other)
-            try:
-                self._look_up(batch)
-            except ZeusBaseError:
-                # One GPU of theirs is gone, or zeusd is: each may be asked for again.
-                self._unread.extendleft(weakref.ref(other) for other in reversed(batch[1:]))
-                raise
-            if wanted._pending is not None:
-                raise self._too_old(wanted)
+        # Not under the lock: whoever reads an energy while the thread waits for zeusd need not.
+        try:
+            self._look_up(batch)
+        except ZeusBaseError:
+            # One GPU of theirs is gone, or zeusd is: each may be asked for again.
+            self._unread.extendleft(weakref.ref(other) for other in reversed(batch[1:]))
+            raise
+        if wanted._pending is not None:
+            raise self._too_old(wanted)
 
     def as_known(self, wanted: Measurement) -> Measurement:
         """A measurement with its energy looked up, else one whose unknown energies are `nan`.
@@ -164,7 +165,8 @@ class Book:
             ZeusBaseGPUError: It cannot be known, and the monitor is strict.
         """
         try:
-            self.look_up(wanted)
+            with bounded():
+                self.look_up(wanted)
         except ZeusBaseError as error:
             if self._strict:
                 raise
@@ -195,13 +197,13 @@ class Book:
                             break
                         batch.append(measurement)
                     self._unread.popleft()
-                if not batch:
-                    return
-                try:
-                    self._look_up(batch)
-                except ZeusBaseError:
-                    self._unread.extendleft(weakref.ref(other) for other in reversed(batch))
-                    raise
+            if not batch:
+                return
+            try:
+                self._look_up(batch)
+            except ZeusBaseError:
+                self._unread.extendleft(weakref.ref(other) for other in reversed(batch))
+                raise
 
     def write_log(self, *, final: bool = False) -> None:
         """Writes the windows whose energy is known; the others as `nan`, with `final` or when too
@@ -236,7 +238,8 @@ class Book:
         """Looks everything up that is logged, and writes it. Never raises."""
         try:
             if self._unlogged:
-                self.look_up_ripe(self.clock_ns())
+                with bounded():
+                    self.look_up_ripe(self.clock_ns())
         except ZeusBaseError as error:
             log.warning("the energy of the last windows is not known: %s", error.message)
         self.write_log(final=True)
@@ -244,13 +247,12 @@ class Book:
     # --------------------------------------------------------------------------------- internals
 
     def _look_up(self, batch: list[Measurement]) -> None:
-        windows = [
-            (pending.begin_ns, pending.end_ns, pending.aligned)
-            for measurement in batch
-            if (pending := measurement._pending) is not None
-        ]
+        # Another thread may look one of them up meanwhile.
+        pairs = [(one, one._pending) for one in batch]
+        waiting = [(one, pending) for one, pending in pairs if pending is not None]
+        windows = [(pending.begin_ns, pending.end_ns, pending.aligned) for _, pending in waiting]
         found = self._ask(windows)
-        for position, measurement in enumerate(batch):
+        for position, (measurement, _) in enumerate(waiting):
             gpu, uncertainty = self._pick(found, position, self._gpus)
             cpu, _ = self._pick(found, position, {i: f"cpu:{i}" for i in self._cpus})
             dram, _ = self._pick(found, position, {i: f"dram:{i}" for i in self._drams})
@@ -294,12 +296,10 @@ class Book:
         return found
 
     def _ask(self, windows: list[tuple[int, int, bool]]) -> dict[str, WindowEnergies]:
-        """Asks zeusd, and waits for it as long as training may wait."""
         if not self._sources:
             return {}
         try:
-            with bounded() if windows else contextlib.nullcontext():
-                found = self._client.windows(self._sources, windows)
+            found = self._client.windows(self._sources, windows)
         except ZeusIpcError as error:
             raised = from_ipc(error)
             if windows and isinstance(error, DeadlineExceeded):

@@ -305,9 +305,7 @@ class Core:
         """A window could not be opened or closed."""
         return self.give_up(f"energy cannot be measured: {reason}")
 
-    def measured(
-        self, part: Part | None, joules: float, error_j: float, seconds: float
-    ) -> Actions:
+    def measured(self, part: Part | None, joules: float, error_j: float, seconds: float) -> Actions:
         """What a window took."""
         if part is None:
             if self._watch is None or not self._watch.changed(joules, seconds):

@@ -65,7 +65,6 @@ class Link(ABC):
             LinkError: It cannot be reached.
         """
 
-
     def leave(self, reason: str, now_s: float, step: int) -> None:
         """Tells the leader, and by it the others, that this process searches no more. Never raises.
 

@@ -35,7 +35,7 @@ from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.search import Search, SearchName, expected_steps
 from zeus.optimizer.power_limit.selectors import OptimumSelector
-from zeus.optimizer.power_limit.states import Done, Ready, State
+from zeus.optimizer.power_limit.states import Done, State
 from zeus.utils import framework
 from zeus.utils.guard import guarded
 from zeus_ipc.circuit import bounded, unanswered
@@ -362,7 +362,8 @@ class GlobalPowerLimitOptimizer(Callback):
         if not last and not self.monitor.ripe(measurement):
             return []
         try:
-            measurement.look_up()
+            with bounded():
+                measurement.look_up()
         except ZeusBaseError as error:
             if unanswered(error.__cause__):
                 return []

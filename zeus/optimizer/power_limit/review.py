@@ -42,11 +42,13 @@ class Review:
 
     Attributes:
         trusted: Those that are, in the same order.
+        changed: Whether training has changed, and all that was measured before is left out.
         doubt: The limit that must be measured next, mW; None: no contradiction is left.
     """
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.doubt: int | None = None
+        self.changed = False
         self._open: Sample | None = None
         trusted = [one for visit in visits(samples) for one in self._agreeing(visit)]
         if self._open is not None and self._open is samples[-1]:
@@ -87,6 +89,7 @@ class Review:
                 self.doubt = _limit(here)  # one piece may be an interruption
                 return samples
             if len(here) > 1:
+                self.changed = True
                 return [one for stay in stays[at:] for one in stay]
         return samples
 

@@ -11,7 +11,7 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from typing_extensions import override
@@ -35,6 +35,10 @@ GOOD_ENOUGH = 0.005
 """A limit's time is known well enough, as a fraction, where the selector names no costs."""
 CURVES = 64
 """Random curves that a decision is made of."""
+MEASURED = 0.6
+"""Of steps, so many are measured; the others warm up."""
+RESTARTS = 1
+"""So often a search that finds out that training has changed gets its steps once more."""
 SETTLE_S = 0.5
 """Clocks and power have followed a new limit after this: max(3 sensor ticks, 300 ms) and more."""
 
@@ -182,10 +186,12 @@ class Adaptive(Search):
         self.piece = _piece(profile_steps)
         self.budget = _budget(len(self.limits_mw), warmup_steps, profile_steps)
         self._most = expected_steps("adaptive", len(limits_mw), warmup_steps, profile_steps)
-        self._begun_at = 0  # position at which the budgets begin to count
+        self._begun_at: int | None = 0  # position from which the budgets count; None: the next
+        self._restarts = 0
         self._estimates = Estimates(self.limits_mw, gpus, horizon=self.budget)
         self._review = Review([])
         self._to_check: list[int] = []
+        self._only_checks = False  # nothing else is measured, unless something has changed
         self._named = True  # whether the selector says what limits cost
         self._excess = math.inf
         self._at = 0  # the limit that is measured, ...
@@ -208,8 +214,16 @@ class Adaptive(Search):
     def add(self, sample: Sample) -> None:
         super().add(sample)
         self._seen = self._seen or sample.power_limit_mw == self._at
-        self._review = Review([*self._estimates.samples, sample])
-        self._estimates.samples = list(self._review.trusted)
+        self._review = Review(self.samples)
+        for one in self.samples:
+            if one not in self._review.trusted:
+                self._run[one.power_limit_mw] -= one.steps
+        self.samples = self._estimates.samples = self._review.trusted
+        if self._review.changed:
+            self._only_checks = False
+            if self._restarts < RESTARTS:
+                self._restarts += 1
+                self._begun_at = None
 
     @override
     def without(self, power_limit_mw: int) -> None:
@@ -220,7 +234,9 @@ class Adaptive(Search):
     def check(self, chosen_mw: int, position: int) -> None:
         """Some steps after the choice: measures the highest limit and the choice once more."""
         self._to_check = [self.limits_mw[0], chosen_mw]
-        self._begun_at = max(0, position - self.budget)
+        self._begun_at = None
+        self._restarts = 0
+        self._only_checks = True
         self.settled = False
 
     @override
@@ -230,13 +246,15 @@ class Adaptive(Search):
         # A piece's energy comes a little later; until the first one's is there, measuring goes on.
         if current_mw and current_mw == self._at and not self._seen:
             return Trial(current_mw, 0, self.piece)
+        if self._begun_at is None and not (self._to_check and current_mw != self._to_check[0]):
+            self._begun_at = position
         limit = self._wanted(current_mw, position)
         if limit is None:
             return None
         trial = self._trial(limit, current_mw)
-        if position - self._begun_at + trial.warmup_steps + trial.steps > self._most:
+        if self._spent(trial, position) > self._most:
             return None
-        if limit != current_mw:
+        if limit != current_mw or limit != self._at:
             self._at, self._stay, self._seen = limit, 0, False
         return trial
 
@@ -258,11 +276,12 @@ class Adaptive(Search):
             return highest
         if self._review.doubt in self.limits_mw:
             return self._review.doubt
+        if self._only_checks:
+            return None
         limit = self._most_telling(current_mw, position)
         if limit is not None:
             trial = self._trial(limit, current_mw)
-            spent = position - self._begun_at + trial.warmup_steps + trial.steps
-            if spent <= (self.budget if self._excess < EXTEND else self._most):
+            if self._spent(trial, position) <= self._allowed(position):
                 return limit
         return self._to_be_sure(current_mw, position)
 
@@ -288,9 +307,36 @@ class Adaptive(Search):
             current_mw == highest == self._at and sum(one.steps for one in here) < self._beside
         ):
             return highest
-        if sure == likely:
+        if sure == likely or self._in_vain(estimates, likely, position):
             return None
         return min((likely, highest), key=self._estimates.steps_at)
+
+    def _in_vain(self, estimates: list[Estimate], likely: int, position: int) -> bool:
+        """Whether the likely choice would not be certain either after all steps that remain."""
+        left = (self._most - self._spent(Trial(likely, 0, 0), position)) * MEASURED / 2
+        steps = [self._estimates.steps_at(one) + left for one in (likely, self.limits_mw[0])]
+        error = self._estimates.step_noise() * math.sqrt(sum(1 / max(1.0, one) for one in steps))
+        then = [
+            replace(
+                one,
+                time_ratio_error=min(error, one.time_ratio_error),
+                energy_ratio_error=min(error, one.energy_ratio_error),
+            )
+            for one in estimates
+        ]
+        return self.choose(then, True) != likely
+
+    def _spent(self, trial: Trial, position: int) -> int:
+        """Steps of the search, with those of a trial."""
+        begun_at = position if self._begun_at is None else self._begun_at
+        return position - begun_at + trial.warmup_steps + trial.steps
+
+    def _allowed(self, position: int) -> int:
+        """How many steps the search may take as far as its choice is concerned."""
+        left = (self._most - self._spent(Trial(0, 0, 0), position)) * MEASURED
+        # Limits that differ by less than this cannot be told apart by the steps that remain.
+        apart = self._estimates.step_noise() * 2 / math.sqrt(max(1.0, left))
+        return self.budget if self._excess < max(EXTEND, apart) else self._most
 
     @property
     def _beside(self) -> int:
