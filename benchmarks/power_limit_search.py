@@ -1,4 +1,4 @@
-"""What the search for a power limit costs and how good its choice is, also when training is disturbed.
+"""What the search for a power limit costs and how good its choice is, also if it is disturbed.
 
     python benchmarks/power_limit_search.py [--seeds 20] [--selector cost] [--disturbance all]
 
@@ -259,8 +259,8 @@ def main() -> int:
     print(f"{len(names)} workloads x {options.seeds} seeds, {options.selector}")
     table = Table()
     for column in (
-        "disturbance", "search", "steps", "at most", "check", "slowdown > 12 %", "mean regret", "p95",
-        "runs > 3 %", "choice costs more", "job costs more", "by > 0.1 %", "saved, mean", "least",
+        "disturbance", "search", "steps", "at most", "check", "slowdown > 12 %", "mean regret",
+        "p95", "runs > 3 %", "choice costs more", "job costs more", "by > 0.1 %", "saved, mean", "least",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     worst: list[tuple[float, str]] = []

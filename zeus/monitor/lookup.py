@@ -141,8 +141,7 @@ class Book:
         with self._guard:
             if wanted._pending is None:
                 return
-            if self._stuck is not None and time.monotonic() < self._stuck[0]:
-                raise self._stuck[1]
+            self._raise_if_stuck()
             batch = [wanted]
             while self._unread and len(batch) < BATCH:
                 other = self._unread.popleft()()
@@ -226,6 +225,7 @@ class Book:
     def behind(self) -> None:
         """What the thread does now and then."""
         try:
+            self._see_whether_it_is_stuck()
             self.look_up_ripe(self.clock_ns() - RIPE_NS)
             self._told = False
         except ZeusBaseError as error:
@@ -238,6 +238,7 @@ class Book:
         """Looks everything up that is logged, and writes it. Never raises."""
         try:
             if self._unlogged:
+                self._raise_if_stuck()
                 with bounded():
                     self.look_up_ripe(self.clock_ns())
         except ZeusBaseError as error:
@@ -306,8 +307,18 @@ class Book:
                 # zeusd answers, and a driver does not: nobody waits for that twice.
                 self._stuck = time.monotonic() + STUCK_S, raised
             raise raised from error
-        self._stuck = None
         return found
+
+    def _raise_if_stuck(self) -> None:
+        if self._stuck is not None and time.monotonic() < self._stuck[0]:
+            raise self._stuck[1]
+
+    def _see_whether_it_is_stuck(self) -> None:
+        """Asks for what was drawn of late, and waits for it; not for who trains."""
+        if self._stuck is not None:
+            end_ns = self.clock_ns() - TICK_NS
+            self._ask([(end_ns - TICK_NS, end_ns, False)])
+            self._stuck = None
 
     @staticmethod
     def _too_old(measurement: Measurement) -> ZeusdError:

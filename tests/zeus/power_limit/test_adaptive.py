@@ -426,7 +426,10 @@ def test_what_is_wanted_again_is_not_given_back_late(
     plo.on_train_end()
     plo.on_train_begin()
     gone.clear()
-    assert not [one for one in threading.enumerate() if one.name == "zeus-power-limit"]
+    wait_for(
+        lambda: not [one for one in threading.enumerate() if one.name == "zeus-power-limit"],
+        "the thread to end",
+    )
     assert node.limit_w() == chosen_w(plo) < 300
 
 

@@ -26,8 +26,8 @@ class Join:
 
 @dataclass(frozen=True)
 class SetLimit:
-    """Set the limit on all GPUs, mW. -> `limit_set`, `limit_refused`, `limit_denied`, `limit_failed`,
-    or `unanswered`
+    """Set the limit on all GPUs, mW. -> `limit_set`, `limit_refused`, `limit_denied`,
+    `limit_failed`, or `unanswered`
     """
 
     power_limit_mw: int

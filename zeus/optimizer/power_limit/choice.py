@@ -14,7 +14,7 @@ from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
 from zeus.optimizer.power_limit.selectors import MaxSlowdownConstraint, OptimumSelector
 
-SURE = 2.0
+SURE = 2.2
 """So many standard deviations, and a limit's slowdown is within the constraint and its allowance,
 ..."""
 SAVES = 1.0

@@ -1,7 +1,7 @@
 """Which optimizer of this process has which GPUs: two would undo each other's limits.
 
-An optimizer that was told that training begins has its GPUs until that ends. One that was only told
-of steps has them until another is told of steps: a notebook's cell that was interrupted leaves such.
+An optimizer that was told that training begins has its GPUs until that ends. One that was only
+told of steps has them until another is: a notebook's cell that was interrupted leaves such.
 """
 
 from __future__ import annotations

@@ -112,7 +112,7 @@ class Core:
         self._said_silent = False  # ... and whether that was reported
         self._leases_lost: int | None = None
 
-    # ----------------------------------------------------------------------------- training's events
+    # ----------------------------------------------------------------------- training's events
 
     def begin(self) -> Actions:
         """The optimizer is made: the highest limit is set, so that steps wait for nothing."""
@@ -240,7 +240,7 @@ class Core:
         self.state = Done(optimal_power_limit=self._highest, chosen=False, reason=reason)
         return [*actions, *self.close(), GiveUp(reason, warn)]
 
-    # -------------------------------------------------------------------------- results of actions
+    # -------------------------------------------------------------------- results of actions
 
     def joining(self, world: int) -> None:
         """So many processes train together; nothing of what was commanded before counts."""
@@ -380,7 +380,7 @@ class Core:
         drop = self._drop_check() if was_done else []
         return [*actions, *drop, *self._begin_trial(new)]
 
-    # ------------------------------------------------------------------------- the steps of a trial
+    # ------------------------------------------------------------------- the steps of a trial
 
     @property
     def _steps(self) -> int | None:
@@ -443,7 +443,7 @@ class Core:
         self.state = Ready(next_power_limit=state.current_power_limit, steps=1)
         return [*dropped, *actions, *self._set(self._highest)]
 
-    # ------------------------------------------------------------------------------- limits, silence
+    # ------------------------------------------------------------------------- limits, silence
 
     def _set(self, power_limit_mw: int, then: Callable[[], Actions] | None = None) -> Actions:
         """Sets the limit on all GPUs unless it is set, and then goes on."""
@@ -485,7 +485,7 @@ class Core:
             self.state = Ready(next_power_limit=state.current_power_limit, steps=1)
         return actions
 
-    # ------------------------------------------------------------------------------------ the choice
+    # ------------------------------------------------------------------------------ the choice
 
     def _is_time(self, command: Command) -> bool:
         if isinstance(command, Stop) or self.world == 1:

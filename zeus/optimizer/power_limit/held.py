@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from zeus.device import GPUs
 from zeus.exceptions import ZeusBaseError, ZeusGPULeaseExpiredError
-from zeus_ipc.circuit import WAIT_S, bounded, unanswered
+from zeus_ipc.circuit import bounded, unanswered
 
 log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """How often a zeusd that does not answer is asked again."""
+THREAD_S = 0.02
+"""How long the thread is waited for, where zeusd answers again."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +78,7 @@ class HeldLimits:
             behind, self._wanted, self._outcome = self._behind, power_limit_mw, None
             self._changed.set()
         if behind is not None:
-            behind.join(WAIT_S)
+            behind.join(THREAD_S)
             return self.outcome()
         with bounded():
             outcome = self._done(power_limit_mw)

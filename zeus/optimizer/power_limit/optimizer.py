@@ -202,6 +202,17 @@ class GlobalPowerLimitOptimizer(Callback):
         self._perform(self._core.close())
         claims.release(self)
 
+    def give_up(self, error: Exception) -> None:
+        """Ends the search because of an error, as a hook's: says so, and gives the limits back.
+        Never raises.
+        """
+        log.info("the power limit optimizer failed", exc_info=error)
+        try:
+            self._perform(self._core.give_up(f"{type(error).__name__}: {error}"))
+            self.close()
+        except Exception:  # whatever it is, training goes on
+            log.warning("limits are restored when this process ends", exc_info=True)
+
     # --------------------------------------------------------------------------------- results
 
     @property
@@ -470,9 +481,7 @@ class GlobalPowerLimitOptimizer(Callback):
         return search
 
     def _failed(self, error: Exception) -> None:
-        log.info("the power limit optimizer failed", exc_info=True)
-        self._perform(self._core.give_up(f"{type(error).__name__}: {error}"))
-        self.close()
+        self.give_up(error)
 
     def _claim(self) -> None:
         """Takes the GPUs for this optimizer, or gives up where another of this process has them."""

@@ -336,7 +336,10 @@ class Adaptive(Search):
         left = (self._most - self._spent(Trial(0, 0, 0), position)) * MEASURED
         # Limits that differ by less than this cannot be told apart by the steps that remain.
         apart = self._estimates.step_noise() * 2 / math.sqrt(max(1.0, left))
-        return self.budget if self._excess < max(EXTEND, apart) else self._most
+        if self._excess >= max(EXTEND, apart):
+            return self._most
+        # The highest limit is still to be measured beside the choice.
+        return self.budget - self._beside - self._trial(self.limits_mw[0], 0).warmup_steps
 
     @property
     def _beside(self) -> int:
