@@ -109,6 +109,13 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Waited:
+    """Tell the leader, if it is here, that in so many steps nothing could be measured."""
+
+    steps: int
+
+
+@dataclass(frozen=True)
 class SearchAgain:
     """Have the leader, which is here, begin its search anew."""
 
@@ -143,6 +150,6 @@ class Show:
 
 Action = (
     Join | SetLimit | AskForLimit | ReleaseLimits | OpenWindow | CloseWindow | DropWindow | Collect
-    | Forget | Ran | Tell | Listen | Leave | SearchAgain | CheckChoice | GiveUp | Say | Show
+    | Forget | Ran | Tell | Listen | Leave | Waited | SearchAgain | CheckChoice | GiveUp | Say | Show
 )  # fmt: skip
 Actions = list[Action]

@@ -43,6 +43,7 @@ from zeus.optimizer.power_limit.actions import (
     SetLimit,
     Show,
     Tell,
+    Waited,
 )
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import Choose, Command, Hello, Missing, Stop, Trouble, Try
@@ -109,6 +110,7 @@ class Core:
         self._then: Callable[[], Actions] | None = None  # once the limit that is set is set
         self._waiting = False  # for zeusd to answer whether it is
         self._silent_s: float | None = None  # since when zeusd does not answer, ...
+        self._silent_step = 0
         self._said_silent = False  # ... and whether that was reported
         self._leases_lost: int | None = None
 
@@ -268,10 +270,9 @@ class Core:
     def limit_set(self, power_limit_mw: int) -> Actions:
         """The limit is set."""
         self.current_mw, self._waiting = power_limit_mw, False
-        said: Actions = [Say("zeusd answers again")] if self._said_silent else []
-        self._silent_s, self._said_silent = None, False
+        back = self._answered()
         then, self._then = self._then, None
-        return said if then is None else [*said, *then()]
+        return back if then is None else [*back, *then()]
 
     def limit_refused(self, power_limit_mw: int, reason: str) -> Actions:
         """The GPUs do not take this limit: the search leaves it out."""
@@ -457,6 +458,7 @@ class Core:
         actions: Actions = []
         if self._silent_s is None:
             self._silent_s, self._said_silent = now_s, False
+            self._silent_step = self.step
             actions = self._set_aside()
         elif not self._said_silent and now_s - self._silent_s >= SILENT_S:
             self._said_silent = True
@@ -466,10 +468,18 @@ class Core:
             actions = [Say(f"{text}{what} of power limits when it answers again", warn=True)]
         return [*actions, AskForLimit()] if self._waiting else actions
 
+    def _answered(self) -> Actions:
+        """zeusd answers again, if it did not."""
+        if self._silent_s is None:
+            return []
+        said: Actions = [Say("zeusd answers again")] if self._said_silent else []
+        self._silent_s, self._said_silent = None, False
+        return [*said, Waited(self.step - self._silent_step)]
+
     def _hold_again(self) -> Actions:
         """zeusd answers again, or a lease was lost: the limit may not be the one that was set."""
-        aside = self._set_aside()
-        self._silent_s, self.current_mw = None, 0
+        aside = [*self._set_aside(), *self._answered()]
+        self.current_mw = 0
         limit = self._highest
         if isinstance(self.state, Done):
             limit = self.state.optimal_power_limit

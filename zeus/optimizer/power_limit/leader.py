@@ -263,6 +263,10 @@ class Leader:
         self.over = False
         self._start()
 
+    def waited(self, steps: int) -> None:
+        """In so many steps nothing could be measured: they are none of the search's."""
+        self._start_step += steps
+
     def check(self, now_s: float, step: int) -> None:
         """The choice is some steps old: what it depends on is measured once more."""
         if self.search is None or not self.over:

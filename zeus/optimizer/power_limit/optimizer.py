@@ -430,6 +430,12 @@ class GlobalPowerLimitOptimizer(Callback):
         return []
 
     @_do.register
+    def _waited(self, action: actions.Waited) -> Actions:
+        if self._link is not None and self._link.leader is not None:
+            self._link.leader.waited(action.steps)
+        return []
+
+    @_do.register
     def _search_again(self, action: actions.SearchAgain) -> Actions:
         if self._link is not None and self._link.leader is not None:
             self._link.leader.again(time.monotonic(), self._core.step)

@@ -16,7 +16,7 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from zeus.optimizer.power_limit.estimates import Sample, step_noise, visits
+from zeus.optimizer.power_limit.estimates import STEP_NOISE, Sample, step_noise, visits
 
 PIECES_DIFFER = 4.0
 """Standard deviations between two pieces of one stay, and at least ..."""
@@ -49,33 +49,20 @@ class Review:
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.doubt: int | None = None
         self.changed = False
-        self._open: Sample | None = None
-        trusted = [one for visit in visits(samples) for one in self._agreeing(visit)]
-        if self._open is not None and self._open is samples[-1]:
-            self.doubt = self._open.power_limit_mw
+        stays = visits(samples)
+        trusted: list[Sample] = []
+        for at, stay in enumerate(stays):
+            agreed = _agreeing(stay)
+            if agreed is None:
+                later = [one for one in stays[at + 1 :] if _limit(one) == _limit(stay)]
+                if later:
+                    agreed = [one for one in stay if not _differ(one, later[0][0])]
+                else:
+                    agreed, self.doubt = stay, _limit(stay)
+            trusted += agreed
         self.trusted = self._since_the_last_change(trusted)
         if self.doubt is None:
             self.doubt = self._too_slow()
-
-    def _agreeing(self, visit: Sequence[Sample]) -> Sequence[Sample]:
-        """The pieces of a stay that agree with its newest, if any other does."""
-        if len(visit) == 1:
-            return visit
-        noise = step_noise([])
-        newest = visit[-1]
-        agree = [one for one in visit if not _differ(one, newest, noise)]
-        if len(agree) == len(visit):
-            return visit
-        if len(agree) == 1:
-            others = visit[:-1]
-            if all(not _differ(one, others[-1], noise) for one in others) and len(others) > 1:
-                agree = list(others)  # the newest was interrupted
-            elif len(visit) >= MOST_PIECES:
-                return visit
-        if len(agree) < 2:
-            self._open = newest
-            return visit
-        return agree
 
     def _since_the_last_change(self, samples: list[Sample]) -> list[Sample]:
         stays = visits(samples)
@@ -127,9 +114,21 @@ def _error(a: Sequence[Sample], b: Sequence[Sample], noise: float) -> float:
     return noise * math.sqrt(1 / _steps(a) + 1 / _steps(b))
 
 
-def _differ(a: Sample, b: Sample, noise: float) -> bool:
+def _agreeing(stay: list[Sample]) -> list[Sample] | None:
+    """The pieces of a stay that agree, as far as most do; None: it takes another to know."""
+    newest = stay[-1]
+    agree = [one for one in stay if not _differ(one, newest)]
+    if len(agree) > 1 or len(stay) == 1:
+        return agree
+    others = stay[:-1]
+    if len(others) > 1 and not any(_differ(one, others[-1]) for one in others):
+        return others  # the newest was interrupted
+    return stay if len(stay) >= MOST_PIECES else None
+
+
+def _differ(a: Sample, b: Sample) -> bool:
     off = abs(math.log(_step_s([a]) / _step_s([b])))
-    return off > max(PIECES_DIFFER_BY, PIECES_DIFFER * _error([a], [b], noise))
+    return off > max(PIECES_DIFFER_BY, PIECES_DIFFER * _error([a], [b], STEP_NOISE))
 
 
 def _changed(a: Sequence[Sample], b: Sequence[Sample], noise: float) -> bool:

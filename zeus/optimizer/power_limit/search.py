@@ -194,6 +194,7 @@ class Adaptive(Search):
         self._only_checks = False  # nothing else is measured, unless something has changed
         self._named = True  # whether the selector says what limits cost
         self._excess = math.inf
+        self._rivals = 2  # limits that may be the best
         self._at = 0  # the limit that is measured, ...
         self._stay = 0  # ... how many steps of this stay were run, ...
         self._seen = False  # ... and whether a sample of it has come
@@ -334,8 +335,10 @@ class Adaptive(Search):
     def _allowed(self, position: int) -> int:
         """How many steps the search may take as far as its choice is concerned."""
         left = (self._most - self._spent(Trial(0, 0, 0), position)) * MEASURED
-        # Limits that differ by less than this cannot be told apart by the steps that remain.
-        apart = self._estimates.step_noise() * 2 / math.sqrt(max(1.0, left))
+        # Limits that differ by less than this the steps that remain, shared by all that may be the
+        # best, could not tell apart.
+        each = max(1.0, left / self._rivals)
+        apart = self._estimates.step_noise() * math.sqrt(2 / each)
         if self._excess >= max(EXTEND, apart):
             return self._most
         # The highest limit is still to be measured beside the choice.
@@ -376,6 +379,7 @@ class Adaptive(Search):
         for cost, low in zip(costs, lowest, strict=True):
             blame[cost.index(low)] += cost[best] / low - 1
         blame[best] = 0.0
+        self._rivals = max(2, sum(one > 0 for one in blame))
 
         reach = STRIDE * min(self.limits_mw[i] for i in measured)
         near = [i for i, limit in enumerate(self.limits_mw) if limit >= reach]
