@@ -260,7 +260,8 @@ def main() -> int:
     table = Table()
     for column in (
         "disturbance", "search", "steps", "at most", "check", "slowdown > 12 %", "mean regret",
-        "p95", "runs > 3 %", "choice costs more", "job costs more", "by > 0.1 %", "saved, mean", "least",
+        "p95", "runs > 3 %", "choice costs more", "job costs more",
+        "by > 0.1 %", "saved, mean", "least",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     worst: list[tuple[float, str]] = []

@@ -485,6 +485,9 @@ def test_a_report_says_and_draws_what_was_found(
     ]
     assert f"At {chosen_w(plo):g} W instead of 300 W a step takes" in lines[-1]
     assert (tmp_path / "trade-off.png").read_bytes().startswith(b"\x89PNG")
+    assert f"In force: {chosen_w(plo):g} W." in lines[-1]
+    assert report._repr_html_().count("<tr") == len(plo.measurements) + 1
+    assert "</svg>" in report._repr_html_()
     plo.report(tmp_path / "trade-off.svg")
     assert f"{chosen_w(plo):g} W" in (tmp_path / "trade-off.svg").read_text()
     with pytest.warns(UserWarning, match="not drawn"):

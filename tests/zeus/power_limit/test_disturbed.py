@@ -1,4 +1,4 @@
-"""Searches in training that is disturbed: contradictions lead to more measurement, not to a choice."""
+"""Searches in disturbed training: a contradiction leads to more measurement, not to a choice."""
 
 from __future__ import annotations
 

@@ -150,6 +150,7 @@ class Show:
 
 Action = (
     Join | SetLimit | AskForLimit | ReleaseLimits | OpenWindow | CloseWindow | DropWindow | Collect
-    | Forget | Ran | Tell | Listen | Leave | Waited | SearchAgain | CheckChoice | GiveUp | Say | Show
+    | Forget | Ran | Tell | Listen | Leave | Waited | SearchAgain | CheckChoice | GiveUp | Say
+    | Show
 )  # fmt: skip
 Actions = list[Action]
