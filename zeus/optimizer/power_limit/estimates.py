@@ -3,9 +3,9 @@
 Time per step and mean power are each estimated on a logarithmic scale, relative to the highest
 limit that was measured. Below the power that the job draws by itself, time grows and power falls
 with the limit, steeper the lower; above it nothing changes. That is the mean and the two slopes;
-what is left is a smooth deviation, one of each limit's own, and a drift over the search (a GPU that warms
-up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
-chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
+what is left is a smooth deviation, one of each limit's own, and a drift over the search (a GPU that
+warms up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine Learning",
+2006, chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
 
 Plain Python: some thousand operations a decision, and training jobs need no NumPy for it.
 """

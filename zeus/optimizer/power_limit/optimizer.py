@@ -1,9 +1,8 @@
 """`GlobalPowerLimitOptimizer`: tries power limits while training goes on, and keeps the best.
 
-The shell of one process's `Core`: it tells the core what training does and what came of the
-actions, and performs those: sets limits, opens and closes windows, reads energies, talks to the
-leader. Limits are set under leases of the node's daemon, which puts them back when training ends,
-however it ends.
+It tells one process's `Core` what training does, and has a `Shell` perform what the core answers.
+Limits are set under leases of the node's daemon, which puts them back when training ends, however
+it ends.
 """
 
 from __future__ import annotations
@@ -11,34 +10,31 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections import deque
 from collections.abc import Callable
-from functools import singledispatchmethod
 from pathlib import Path
 
 from typing_extensions import override
 
 from zeus import _node
 from zeus.callback import Callback
-from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
-from zeus.monitor import Measurement, ZeusMonitor
-from zeus.optimizer.power_limit import actions, claims, in_force
-from zeus.optimizer.power_limit.actions import Action, Actions, Part
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import actions, claims
+from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import Estimate
-from zeus.optimizer.power_limit.held import HeldLimits, Outcome
-from zeus.optimizer.power_limit.leader import Hello, Leader, Party
-from zeus.optimizer.power_limit.link import Link, LinkError, connect
+from zeus.optimizer.power_limit.leader import Hello
 from zeus.optimizer.power_limit.planner import Planner, scan
-from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.report import Report
-from zeus.optimizer.power_limit.search import Search, SearchName, expected_steps
+from zeus.optimizer.power_limit.search import SearchName, expected_steps
 from zeus.optimizer.power_limit.selectors import OptimumSelector
+from zeus.optimizer.power_limit.shell import Shell
 from zeus.optimizer.power_limit.states import Done, State
 from zeus.utils import framework
 from zeus.utils.guard import guarded
-from zeus_ipc.circuit import bounded, unanswered
+from zeus_ipc.circuit import bounded
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +105,6 @@ class GlobalPowerLimitOptimizer(Callback):
         self.profile_path = None if profile_path is None else Path(profile_path)
         self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
-        self.on_metrics: Callable[[dict[str, float]], None] | None = None
 
         self._gpus = [monitor.gpus[index] for index in monitor.gpu_indices]
         min_mw, max_mw = self._common_range()
@@ -117,16 +112,11 @@ class GlobalPowerLimitOptimizer(Callback):
         self._planner = Planner(
             search, optimum_selector, warmup_steps, profile_steps, step_mw, self.profile_path
         )
-        self.power_limits = scan(min_mw, max_mw, step_mw)
+        self._planner.limits_mw = scan(min_mw, max_mw, step_mw)
         hello = Hello(gpus=[gpu.get_name() for gpu in self._gpus], min_mw=min_mw, max_mw=max_mw)
         self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
-        self._limits = HeldLimits(monitor.gpus, monitor.gpu_indices)
-        self._link: Link | None = None
-        self._leader: Leader | None = None
-        self._unread: deque[tuple[Part | None, Measurement]] = deque()
-        self._last_set_mw = 0
+        self._shell = Shell(self._core, monitor, self._planner, max_mw)
         self._inside = self._claimed = False  # training is known to be under way; it has claimed
-        self._highest_mw = max_mw
         uuids = [gpu.uuid for gpu in self._gpus]
         if claims.firmly_held(self, uuids):
             raise ValueError(f"{self._taken()}.")
@@ -134,7 +124,7 @@ class GlobalPowerLimitOptimizer(Callback):
         if self.profile_path is not None:
             self.profile_path.parent.mkdir(parents=True, exist_ok=True)
         self._turn_persistence_on()
-        if self._read_profile() and framework.alone():
+        if self._planner.read_for_rank() and framework.alone():
             self._perform([actions.Join(), actions.Listen()])
         self._perform(self._core.begin())
 
@@ -148,7 +138,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._inside = True
         self._claim()
         if core.over and not core.disabled and core.chosen is None:
-            self._read_profile()
+            self._planner.read_for_rank()
         self._perform(core.begin_training())
 
     @override
@@ -221,6 +211,20 @@ class GlobalPowerLimitOptimizer(Callback):
         return self._core.state
 
     @property
+    def power_limits(self) -> list[int]:
+        """See `Attributes`."""
+        return self._planner.limits_mw
+
+    @property
+    def on_metrics(self) -> Callable[[dict[str, float]], None] | None:
+        """See `Attributes`."""
+        return self._shell.show
+
+    @on_metrics.setter
+    def on_metrics(self, hook: Callable[[dict[str, float]], None] | None) -> None:
+        self._shell.show = hook
+
+    @property
     def disabled(self) -> bool:
         """See `Attributes`."""
         return self._core.disabled
@@ -276,215 +280,18 @@ class GlobalPowerLimitOptimizer(Callback):
         return report
 
     def _known(self) -> list[Estimate]:
-        leader = self._leader
+        leader = self._shell.leader
         if self.estimates or leader is None or leader.search is None:
             return self.estimates
         return leader.search.estimates(leader.position)
 
-    # --------------------------------------------------------------------------------- the shell
-
-    def _perform(self, wanted: Actions) -> None:
-        """Performs actions in order; what comes of each is dealt with before the next."""
-        left = deque(wanted)
-        while left:
-            left.extendleft(reversed(self._do(left.popleft())))
-
-    @singledispatchmethod
-    def _do(self, action: Action) -> Actions:
-        raise TypeError(action)
-
-    @_do.register
-    def _join(self, action: actions.Join) -> Actions:
-        core, world = self._core, framework.world_size()
-        if world == core.world and not core.disabled:
-            return []
-        if core.world and not core.disabled:
-            self._read_profile()  # it was another party's
-        core.joining(world)
-        self._unread.clear()
-        self._leader = Leader(world, self._begin_search, self._planner.choose, self._planner.save)
-        try:
-            self._link = connect(self._leader, world)
-        except LinkError as error:
-            return core.cut_off(str(error))
-        return core.joined(self._link.leader is not None)
-
-    @_do.register
-    def _set_limit(self, action: actions.SetLimit) -> Actions:
-        return self._limit_is(self._limits.set(action.power_limit_mw))
-
-    @_do.register
-    def _ask_for_limit(self, action: actions.AskForLimit) -> Actions:
-        return self._limit_is(self._limits.outcome())
-
-    def _limit_is(self, outcome: Outcome | None) -> Actions:
-        core = self._core
-        if outcome is None or outcome.power_limit_mw is None:
-            return core.unanswered()
-        limit, error = outcome.power_limit_mw, outcome.error
-        if error is None:
-            self._last_set_mw = limit
-            return core.limit_set(limit)
-        if isinstance(error, ZeusGPUInvalidArgError):
-            return core.limit_refused(limit, error.message)
-        if isinstance(error, ZeusGPUNoPermissionError):
-            return core.limit_denied(error.message)
-        return core.limit_failed(error.message)
-
-    @_do.register
-    def _release_limits(self, action: actions.ReleaseLimits) -> Actions:
-        self._limits.release()
-        return []
-
-    @_do.register
-    def _open_window(self, action: actions.OpenWindow) -> Actions:
-        try:
-            self.monitor.begin_window(_window(action.power_limit_mw), restart=True)
-        except ZeusBaseError as error:
-            return self._core.window_failed(error.message)
-        return []
-
-    @_do.register
-    def _close_window(self, action: actions.CloseWindow) -> Actions:
-        try:
-            measurement = self.monitor.end_window(_window(action.power_limit_mw))
-        except ZeusBaseError as error:
-            self._do(actions.DropWindow(action.power_limit_mw))
-            return self._core.window_failed(error.message)
-        except ValueError as error:  # someone reset the monitor's windows
-            return self._core.window_failed(str(error))
-        self._unread.append((action.part, measurement))
-        return []
-
-    @_do.register
-    def _drop_window(self, action: actions.DropWindow) -> Actions:
-        if _window(action.power_limit_mw) in self.monitor.measurement_states:
-            self.monitor.end_window(_window(action.power_limit_mw), cancel=True)
-        return []
-
-    @_do.register
-    def _collect(self, action: actions.Collect) -> Actions:
-        core = self._core
-        if not self._unread or core.over:
-            return []
-        part, measurement = self._unread[0]
-        # All has been run, and nobody else has a part in it: then the last tick is waited for.
-        last = core.world == 1 and self._leader is not None and self._leader.waits
-        if not last and not self.monitor.ripe(measurement):
-            return []
-        try:
-            with bounded():
-                measurement.look_up()
-        except ZeusBaseError as error:
-            if unanswered(error.__cause__):
-                return []
-            self._unread.popleft()
-            # zeusd was started after the window's beginning: the next one's energy it will know.
-            return core.unknown(part, error.message, lasting=error.__cause__ is not None)
-        self._unread.popleft()
-        took = measurement.total_energy, measurement.uncertainty, measurement.time
-        return core.measured(part, *took)
-
-    @_do.register
-    def _forget(self, action: actions.Forget) -> Actions:
-        parts = [part for part, _ in self._unread if part is not None]
-        self._unread.clear()
-        return [
-            one
-            for part in parts
-            for one in self._core.unknown(part, "it was interrupted", lasting=False)
-        ]
-
-    @_do.register
-    def _ran(self, action: actions.Ran) -> Actions:
-        if self._link is not None and self._link.leader is not None:
-            part = action.part
-            self._link.leader.ran(part.trial, part.index, part.steps)
-        return []
-
-    @_do.register
-    def _tell(self, action: actions.Tell) -> Actions:
-        if self._link is None:
-            return []
-        try:
-            self._link.tell(action.message)
-        except LinkError as error:
-            return self._core.cut_off(str(error))
-        return []
-
-    @_do.register
-    def _listen(self, action: actions.Listen) -> Actions:
-        if self._link is None or self._core.over:
-            return []
-        try:
-            commands = self._link.hear(time.monotonic(), self._core.step)
-        except LinkError as error:
-            return self._core.cut_off(str(error))
-        return self._core.heard(commands)
-
-    @_do.register
-    def _leave(self, action: actions.Leave) -> Actions:
-        link, self._link = self._link, None
-        if link is not None and action.reason is not None and self._core.world > 1:
-            link.leave(action.reason, time.monotonic(), self._core.step)
-        return []
-
-    @_do.register
-    def _waited(self, action: actions.Waited) -> Actions:
-        if self._link is not None and self._link.leader is not None:
-            self._link.leader.waited(action.steps)
-        return []
-
-    @_do.register
-    def _search_again(self, action: actions.SearchAgain) -> Actions:
-        if self._link is not None and self._link.leader is not None:
-            self._link.leader.again(time.monotonic(), self._core.step)
-        return []
-
-    @_do.register
-    def _check_choice(self, action: actions.CheckChoice) -> Actions:
-        if self._link is not None and self._link.leader is not None:
-            self._link.leader.check(time.monotonic(), self._core.step)
-        return []
-
-    @_do.register
-    def _gave_up(self, action: actions.GiveUp) -> Actions:
-        claims.release(self)
-        if not action.warn:
-            log.warning("the power limit optimizer stopped: %s", action.reason)
-            return []
-        gpus, indices = self.monitor.gpus, self.monitor.gpu_indices
-        limit = in_force.describe(gpus, indices, self._highest_mw, self._last_set_mw)
-        warnings.warn(
-            f"The power limit optimizer stopped, and training goes on at {limit}: {action.reason}",
-            stacklevel=2,
-        )
-        return []
-
-    @_do.register
-    def _say(self, action: actions.Say) -> Actions:
-        if action.warn:
-            warnings.warn(action.text, stacklevel=5)
-        else:
-            log.info("%s", action.text)
-        return []
-
-    @_do.register
-    def _show(self, action: actions.Show) -> Actions:
-        if self.on_metrics is not None:
-            self.on_metrics({f"zeus/{name}": value for name, value in action.figures.items()})
-        return []
-
     # --------------------------------------------------------------------------------- internals
 
-    def _read_profile(self) -> bool:
-        """Only the leader's profile counts."""
-        return framework.rank() == 0 and self._planner.read_profile()
-
-    def _begin_search(self, party: Party) -> Search:
-        search = self._planner.begin(party)
-        self.power_limits = self._planner.limits_mw
-        return search
+    def _perform(self, wanted: Actions) -> None:
+        self._shell.perform(wanted)
+        if self._claimed and self._core.disabled:
+            self._claimed = False
+            claims.release(self)
 
     def _failed(self, error: Exception) -> None:
         self.give_up(error)
@@ -526,7 +333,3 @@ class GlobalPowerLimitOptimizer(Callback):
                         gpu.set_persistence_mode(True)
             except ZeusBaseError as error:
                 log.debug("persistence mode stays off: %s", error.message)
-
-
-def _window(power_limit_mw: int) -> str:
-    return f"__GlobalPowerLimitOptimizer_{watts(power_limit_mw)}"

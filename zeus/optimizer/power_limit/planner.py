@@ -21,6 +21,7 @@ from zeus.optimizer.power_limit.profile import (
 )
 from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search, SearchName
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
+from zeus.utils import framework
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +65,10 @@ class Planner:
             except ProfileError as error:
                 warnings.warn(f"{error}. It is measured anew and replaced.", stacklevel=5)
         return self._profile is not None
+
+    def read_for_rank(self) -> bool:
+        """Reads it where it counts: in the process of rank 0."""
+        return framework.rank() == 0 and self.read_profile()
 
     def begin(self, party: Party) -> Search:
         """The search for these GPUs, with what is known of them."""
