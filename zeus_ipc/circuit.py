@@ -122,5 +122,5 @@ class Circuit:
                 probe()
             except ZeusIpcError as error:
                 log.debug("zeusd does not answer: %s", error)
-                del probe
-                time.sleep(PROBE_S)
+            del probe  # nor may its error be held while this sleeps: who forgets the client ends it
+            time.sleep(PROBE_S)
