@@ -61,6 +61,16 @@ def progress() -> None:
         _client.progress()
 
 
+def answers() -> bool:
+    """Whether zeusd has answered the last time that something was asked of it; takes no time."""
+    return _client is None or _client.answers
+
+
+def leases_lost() -> int:
+    """How often this process lost a lease that it did not give back; takes no time."""
+    return 0 if _client is None else _client.leases_lost
+
+
 def stall_timeout_s() -> float | None:
     """What `STALL_TIMEOUT_ENV` says, s; None where it says nothing.
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+import operator
+from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from types import TracebackType
-from typing import TypeVar
+from typing import TypeVar, cast
 
 Item = TypeVar("Item")
 Self = TypeVar("Self", bound="Callback")
@@ -38,14 +39,12 @@ class Callback:
         """Training has ended, in order or by an error, which passes through."""
         self.on_train_end()
 
-    def steps(self, batches: Iterable[Item]) -> Iterator[Item]:
-        """Passes an epoch's batches on; each is one training step, and all of them one epoch."""
-        self.on_epoch_begin()
-        for batch in batches:
-            self.on_step_begin()
-            yield batch
-            self.on_step_end()
-        self.on_epoch_end()
+    def steps(self, batches: Iterable[Item]) -> Steps[Item]:
+        """Passes an epoch's batches on; each is one training step, and all of them one epoch.
+
+        It has a `len` where the batches have one. It may be iterated again, for another epoch.
+        """
+        return Steps(self, batches)
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -97,6 +96,48 @@ class Callback:
         Args:
             name: Such as `forward`.
         """
+
+
+class Steps(Iterator[Item]):
+    """The batches of an epoch, as `Callback.steps` passes them on.
+
+    Args:
+        callback: Is told of each step.
+        batches: Whatever a `for` takes.
+    """
+
+    def __init__(self, callback: Callback, batches: Iterable[Item]) -> None:
+        self._callback = callback
+        self._batches = batches
+        self._epoch: Generator[Item, None, None] | None = None
+
+    def __len__(self) -> int:
+        """How many batches there are.
+
+        Raises:
+            TypeError: The batches do not say.
+        """
+        return len(cast("Sized", self._batches))
+
+    def __length_hint__(self) -> int:
+        """What `list` and progress bars ask for where there may be no length."""
+        return operator.length_hint(self._batches)
+
+    def __iter__(self) -> Iterator[Item]:
+        return self._run()
+
+    def __next__(self) -> Item:
+        if self._epoch is None:
+            self._epoch = self._run()
+        return next(self._epoch)
+
+    def _run(self) -> Generator[Item, None, None]:
+        self._callback.on_epoch_begin()
+        for batch in self._batches:
+            self._callback.on_step_begin()
+            yield batch
+            self._callback.on_step_end()
+        self._callback.on_epoch_end()
 
 
 class CallbackSet(Callback):

@@ -273,7 +273,7 @@ class _EnergyMetric(Metric):
     def _look_up(self, name: str, measurement: Measurement) -> bool | None:
         """Whether the energy is known; None: it may be, later."""
         try:
-            _ = measurement.gpu_energy
+            measurement.look_up()
         except ZeusBaseError as error:
             if isinstance(error.__cause__, ZeusIpcError):  # zeusd, or a GPU, is not to be had
                 self._lookups.met(error.message)

@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from zeus_ipc import errors
 from zeus_ipc._version import __version__
+from zeus_ipc.circuit import Circuit
 from zeus_ipc.closing import Closing
 from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.messages import (
@@ -96,6 +97,7 @@ class Client(Closing):
         self._closed = False
         self._guard = threading.Lock()
         self._unraised: dict[str, Any] | None = None
+        self._circuit = Circuit(self._probe)
         self._heartbeat = Heartbeat(self._beat, stall_timeout_s) if heartbeat else None
 
     # --------------------------------------------------------------------------------- the node
@@ -341,6 +343,8 @@ class Client(Closing):
                 f"a job's name has at most {MAX_JOB_NAME} characters, not {len(job)}; give Slurm's "
                 "job id or the uid of a pod"
             )
+        if self._heartbeat is not None:
+            self._heartbeat.forget()  # fewer leases than before are no surprise
         answer = self._ask(
             "release",
             gpus=_uuids(gpus) if gpus else [],
@@ -358,6 +362,20 @@ class Client(Closing):
     def heartbeat(self) -> int:
         """Says that this process is alive. Returns how many leases it holds."""
         return int(self._ask("heartbeat")["leases"])
+
+    @property
+    def answers(self) -> bool:
+        """Whether the daemon has answered the last time that something was asked of it; takes no
+        time, and asks nothing.
+        """
+        return not self._circuit.open
+
+    @property
+    def leases_lost(self) -> int:
+        """How often a heartbeat has found that this process holds fewer leases than before, and
+        it released none; takes no time. Something it set may be in force no longer.
+        """
+        return 0 if self._heartbeat is None else self._heartbeat.lost
 
     def progress(self) -> None:
         """Says that the application comes along; see `stall_timeout_s`. Takes no time."""
@@ -568,6 +586,7 @@ class Client(Closing):
             self._name = secrets.token_hex(6)
             self._guard = threading.Lock()
             self._unraised = None
+            self._circuit.after_fork()
             if self._heartbeat is not None:
                 self._heartbeat.after_fork()
         return {"v": PROTOCOL_VERSION, "op": op, "client": self._name, **arguments}
@@ -596,13 +615,19 @@ class Client(Closing):
     ) -> dict[str, Any]:
         """One request and its reply. What failed of earlier sets is kept for the next `_ask`."""
         message = self._message(op, arguments)
-        reply = self._transport.request(message, timeout_s or self._timeout_s)
+        reply = self._circuit.call(
+            lambda wait_s: self._transport.request(message, wait_s), timeout_s or self._timeout_s
+        )
         deferred = reply.get("deferred")
         if deferred is not None:
             with self._guard:
                 before = 0 if self._unraised is None else int(self._unraised["count"])
                 self._unraised = {**deferred, "count": before + int(deferred["count"])}
         return reply
+
+    def _probe(self) -> None:
+        """Asks for anything. Raises what a request raises that got no answer."""
+        self._exchange("hello", None, {"client_version": __version__})
 
     def _beat(self) -> dict[str, Any]:
         reply = self._exchange("heartbeat", None, {})
@@ -626,7 +651,13 @@ class Client(Closing):
             return self._per_gpu(answer)
         arguments["gpus"] = uuids
         arguments["block"] = False
-        self._transport.send(self._message(op, arguments), self._timeout_s)
+        message = self._message(op, arguments)
+
+        def send(wait_s: float) -> dict[str, Any]:
+            self._transport.send(message, wait_s)
+            return {}
+
+        self._circuit.call(send, self._timeout_s)
         self._holds()
         return {}
 

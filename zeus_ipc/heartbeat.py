@@ -30,6 +30,10 @@ class Heartbeat:
         beat: Sends one and returns `messages.HeartbeatResult`; a bound method, kept weakly, so
             that a forgotten client ends its thread.
         stall_timeout_s: Falls silent when `progress` was not called for this long; None: never.
+
+    Attributes:
+        lost: How often this process turned out to hold fewer leases than before: one has expired,
+            was revoked, or ended with a daemon that was stopped in order.
     """
 
     def __init__(self, beat: Callable[[], dict[str, Any]], stall_timeout_s: float | None) -> None:
@@ -40,6 +44,8 @@ class Heartbeat:
         self._stop = threading.Event()
         self._pid: int | None = None
         self._told: set[tuple[str, str]] = set()
+        self._held = 0
+        self.lost = 0
 
     def start(self) -> None:
         """Begins, unless it has begun in this process."""
@@ -59,6 +65,10 @@ class Heartbeat:
     def stop(self) -> None:
         """Ends it."""
         self._stop.set()
+
+    def forget(self) -> None:
+        """This process gives leases back: that it holds fewer is no loss."""
+        self._held = 0
 
     def progress(self) -> None:
         """The application comes along."""
@@ -80,8 +90,12 @@ class Heartbeat:
             if beat is None:
                 return
             try:
-                result = beat()
+                before, result = self._held, beat()
                 pause_s = max(0.05, int(result["ttl_ms"]) / 5000)
+                held = int(result["leases"])
+                if held < before and self._held == before:
+                    self.lost += 1
+                self._held = held
                 self._tell_lost({(str(gpu), str(control)) for gpu, control in result["lost"]})
             except ZeusIpcError as error:
                 log.debug("heartbeat failed: %s", error)

@@ -4,6 +4,7 @@ import copy
 import csv
 import dataclasses
 import itertools
+import math
 import os
 import pickle
 import re
@@ -114,21 +115,40 @@ def test_what_the_block_raises_passes_through(node: VirtualNode) -> None:
     assert window.time == pytest.approx(1)
 
 
-def test_what_cannot_be_measured_is_told_when_it_is_read_and_training_goes_on(
-    node: VirtualNode,
-) -> None:
+def test_an_energy_that_cannot_be_known_is_nan_with_one_warning(node: VirtualNode) -> None:
     monitor = node.monitor()
     with monitor.window("step") as window:
         node.clock.sleep(1)
         node.nvml.lose(0)
         node.clock.sleep(1)
     assert window.time == pytest.approx(2)
+    with pytest.warns(UserWarning, match="energy of windows is nan until it can be known") as told:
+        assert math.isnan(window.total_energy)
+        assert math.isnan(window.uncertainty)
+    assert len(told) == 1
+    assert not window.known
+    energies = window.gpu_energy
+    assert math.isnan(energies[0])
+    assert energies[1] == pytest.approx(2 * 26, rel=0.05)  # the other GPU's is known
+    node.nvml.clear_faults()
+    node.clock.sleep(3)
+    assert window.known
+    assert window.total_energy > 0
+
+
+def test_a_strict_monitor_raises_what_cannot_be_measured(node: VirtualNode) -> None:
+    monitor = node.monitor(strict=True)
+    with monitor.window("step") as window:
+        node.clock.sleep(1)
+        node.nvml.lose(0)
+        node.clock.sleep(1)
     with pytest.raises(ZeusGPULostError):
         _ = window.total_energy
+    assert not window.known
 
 
 def test_energy_that_could_not_be_read_can_be_read_again(node: VirtualNode) -> None:
-    monitor = node.monitor()
+    monitor = node.monitor(strict=True)
     before_j = node.nvml.true_energy_j(0)
     monitor.begin_window("a")
     node.clock.sleep(2)
@@ -260,7 +280,7 @@ def test_an_open_window_can_be_estimated_and_stays_open(node: VirtualNode) -> No
 
 def test_what_zeusd_does_not_remember_is_told(node: VirtualNode) -> None:
     node.clock.sleep(100)
-    monitor = node.monitor()
+    monitor = node.monitor(strict=True)
     monitor.begin_window("a")
     monitor.measurement_states["a"].t_ns -= 50_000_000_000
     with pytest.raises(ZeusdError, match="before what zeusd remembers"):

@@ -81,6 +81,11 @@ class Window:
         """How far off `total_energy` may be, joules."""
         return self.measurement.uncertainty
 
+    @property
+    def known(self) -> bool:
+        """Whether the energy is known; see `Measurement.known`."""
+        return self.measurement.known
+
     def __repr__(self) -> str:
         if self._measurement is None:
             return f"Window({self.key!r}, open)"
@@ -105,6 +110,8 @@ class ZeusMonitor(MonitorAttributes):
             tick are measured in any case.
         log_file: CSV file that gets a line for each window, some seconds after its end.
         sync_execution_with: Framework whose GPU work a window waits for at both ends.
+        strict: Raise `ZeusBaseError` where an energy is read that cannot be known. Without, it is
+            `nan`, and one warning says why.
 
     Raises:
         ValueError: An argument has another type, or an index names no GPU.
@@ -125,6 +132,7 @@ class ZeusMonitor(MonitorAttributes):
         approx_instant_energy: bool = False,
         log_file: str | Path | None = None,
         sync_execution_with: Framework = "torch",
+        strict: bool = False,
     ) -> None:
         if sync_execution_with not in ("torch", "jax", "cupy"):
             raise ValueError(
@@ -145,6 +153,7 @@ class ZeusMonitor(MonitorAttributes):
             self.cpu_indices,
             [cpu.index for cpu in cpus if cpu.dram],
             self.log_file,
+            strict,
         )
         self._book.check()
         self._book.run_behind()

@@ -6,10 +6,13 @@ up by a thread before it grows old; a measurement that nobody holds any more is 
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import math
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -17,7 +20,8 @@ from typing import TYPE_CHECKING
 
 from zeus.exceptions import ZeusBaseError, ZeusdError, from_ipc
 from zeus.monitor.measurement import Ended, Measurement
-from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.circuit import bounded
+from zeus_ipc.errors import DeadlineExceeded, SeveralGpusFailed, ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus.monitor.log import MeasurementLog
@@ -38,6 +42,10 @@ TICK_NS = 150_000_000
 RIPE_NS = 1_000_000_000
 """A window that ended this long ago is looked up without waiting for a tick."""
 
+STUCK_S = 30.0
+"""Energies that a driver keeps back are not asked for by who reads them for this long, unless the
+thread has got them before."""
+
 MAX_PENDING = 100_000
 """Windows that wait to be looked up, or logged, while zeusd is away; beyond, the oldest are looked
 up only when they are read, and logged without their energy."""
@@ -52,6 +60,7 @@ class Book:
         cpus: CPU indices.
         drams: CPU indices whose memory is measured.
         log_file: Where windows are written once they are known, in the order of their ends.
+        strict: Whether reading an energy that cannot be known raises.
 
     Attributes:
         clock_ns: CLOCK_MONOTONIC.
@@ -64,6 +73,7 @@ class Book:
         cpus: Sequence[int],
         drams: Sequence[int],
         log_file: MeasurementLog | None,
+        strict: bool = False,
     ) -> None:
         self.clock_ns: Callable[[], int] = time.monotonic_ns
         self._client = client
@@ -79,7 +89,10 @@ class Book:
         self._guard = threading.RLock()
         self._unread: deque[weakref.ref[Measurement]] = deque(maxlen=MAX_PENDING)
         self._unlogged: deque[tuple[str, int, Measurement]] = deque()
-        self._told = False
+        self._strict = strict
+        self._told = False  # of what cannot be looked up in the background, ...
+        self._warned = False  # ... and of what was read
+        self._stuck: tuple[float, ZeusBaseError] | None = None
         _living.add(self)
 
     def check(self) -> None:
@@ -123,24 +136,49 @@ class Book:
         """Looks a measurement's energy up, and that of others with it.
 
         Raises:
-            ZeusBaseGPUError: It cannot be known.
+            ZeusBaseGPUError: It cannot be known, or not at the moment.
         """
         with self._guard:
             if wanted._pending is None:
                 return
+            self._raise_if_stuck()
             batch = [wanted]
             while self._unread and len(batch) < BATCH:
                 other = self._unread.popleft()()
                 if other is not None and other is not wanted and other._pending is not None:
                     batch.append(other)
-            try:
-                self._look_up(batch)
-            except ZeusBaseError:
-                # One GPU of theirs is gone, or zeusd is: each may be asked for again.
-                self._unread.extendleft(weakref.ref(other) for other in reversed(batch[1:]))
+        # Not under the lock: whoever reads an energy while the thread waits for zeusd need not.
+        try:
+            self._look_up(batch)
+        except ZeusBaseError:
+            # One GPU of theirs is gone, or zeusd is: each may be asked for again.
+            self._unread.extendleft(weakref.ref(other) for other in reversed(batch[1:]))
+            raise
+        if wanted._pending is not None:
+            raise self._too_old(wanted)
+
+    def as_known(self, wanted: Measurement) -> Measurement:
+        """A measurement with its energy looked up, else one whose unknown energies are `nan`.
+
+        Raises:
+            ZeusBaseGPUError: It cannot be known, and the monitor is strict.
+        """
+        try:
+            with bounded():
+                self.look_up(wanted)
+        except ZeusBaseError as error:
+            if self._strict:
                 raise
-            if wanted._pending is not None:
-                raise self._too_old(wanted)
+            if not self._warned:
+                self._warned = True
+                warnings.warn(
+                    "The energy of windows is nan until it can be known; it is looked up again "
+                    f"when it is read again: {error.message}",
+                    stacklevel=5,
+                )
+            return self._in_part(wanted, error)
+        self._warned = False
+        return wanted
 
     def look_up_ripe(self, before_ns: int) -> None:
         """Looks up all windows that ended before a time.
@@ -158,13 +196,13 @@ class Book:
                             break
                         batch.append(measurement)
                     self._unread.popleft()
-                if not batch:
-                    return
-                try:
-                    self._look_up(batch)
-                except ZeusBaseError:
-                    self._unread.extendleft(weakref.ref(other) for other in reversed(batch))
-                    raise
+            if not batch:
+                return
+            try:
+                self._look_up(batch)
+            except ZeusBaseError:
+                self._unread.extendleft(weakref.ref(other) for other in reversed(batch))
+                raise
 
     def write_log(self, *, final: bool = False) -> None:
         """Writes the windows whose energy is known; the others as `nan`, with `final` or when too
@@ -187,19 +225,22 @@ class Book:
     def behind(self) -> None:
         """What the thread does now and then."""
         try:
+            self._see_whether_it_is_stuck()
             self.look_up_ripe(self.clock_ns() - RIPE_NS)
             self._told = False
         except ZeusBaseError as error:
             if not self._told:
                 self._told = True
-                log.warning("windows cannot be looked up at the moment: %s", error.message)
+                log.info("windows cannot be looked up at the moment: %s", error.message)
         self.write_log()
 
     def finish(self) -> None:
         """Looks everything up that is logged, and writes it. Never raises."""
         try:
             if self._unlogged:
-                self.look_up_ripe(self.clock_ns())
+                self._raise_if_stuck()
+                with bounded():
+                    self.look_up_ripe(self.clock_ns())
         except ZeusBaseError as error:
             log.warning("the energy of the last windows is not known: %s", error.message)
         self.write_log(final=True)
@@ -207,13 +248,12 @@ class Book:
     # --------------------------------------------------------------------------------- internals
 
     def _look_up(self, batch: list[Measurement]) -> None:
-        windows = [
-            (pending.begin_ns, pending.end_ns, pending.aligned)
-            for measurement in batch
-            if (pending := measurement._pending) is not None
-        ]
+        # Another thread may look one of them up meanwhile.
+        pairs = [(one, one._pending) for one in batch]
+        waiting = [(one, pending) for one, pending in pairs if pending is not None]
+        windows = [(pending.begin_ns, pending.end_ns, pending.aligned) for _, pending in waiting]
         found = self._ask(windows)
-        for position, measurement in enumerate(batch):
+        for position, (measurement, _) in enumerate(waiting):
             gpu, uncertainty = self._pick(found, position, self._gpus)
             cpu, _ = self._pick(found, position, {i: f"cpu:{i}" for i in self._cpus})
             dram, _ = self._pick(found, position, {i: f"dram:{i}" for i in self._drams})
@@ -237,13 +277,48 @@ class Book:
             uncertainties[index] = found[name].uncertainty_uj[position] / 1e6
         return energies, uncertainties
 
+    def _in_part(self, wanted: Measurement, error: ZeusBaseError) -> Measurement:
+        """What is known of a window where some GPU's energy is not."""
+        nan = dict.fromkeys(self._gpus, math.nan)
+        cpus = dict.fromkeys(self._cpus, math.nan) or None
+        drams = dict.fromkeys(self._drams, math.nan) or None
+        found = Measurement(wanted.time, nan, cpus, drams, None, dict(nan))
+        cause, pending = error.__cause__, wanted._pending
+        failed = cause.errors if isinstance(cause, SeveralGpusFailed) else {}
+        others = {index: uuid for index, uuid in self._gpus.items() if uuid not in failed}
+        if not failed or not others or pending is None or self._client is None:
+            return found
+        window = (pending.begin_ns, pending.end_ns, pending.aligned)
+        with contextlib.suppress(ZeusIpcError), bounded():
+            known = self._client.windows(list(others.values()), [window])
+            energies, uncertainties = self._pick(known, 0, others)
+            found._gpu.update(energies or {})
+            found._uncertainty.update(uncertainties)
+        return found
+
     def _ask(self, windows: list[tuple[int, int, bool]]) -> dict[str, WindowEnergies]:
         if not self._sources or self._client is None:
             return {}
         try:
-            return self._client.windows(self._sources, windows)
+            found = self._client.windows(self._sources, windows)
         except ZeusIpcError as error:
-            raise from_ipc(error) from error
+            raised = from_ipc(error)
+            if windows and isinstance(error, DeadlineExceeded):
+                # zeusd answers, and a driver does not: nobody waits for that twice.
+                self._stuck = time.monotonic() + STUCK_S, raised
+            raise raised from error
+        return found
+
+    def _raise_if_stuck(self) -> None:
+        if self._stuck is not None and time.monotonic() < self._stuck[0]:
+            raise self._stuck[1]
+
+    def _see_whether_it_is_stuck(self) -> None:
+        """Asks for what was drawn of late, and waits for it; not for who trains."""
+        if self._stuck is not None:
+            end_ns = self.clock_ns() - TICK_NS
+            self._ask([(end_ns - TICK_NS, end_ns, False)])
+            self._stuck = None
 
     @staticmethod
     def _too_old(measurement: Measurement) -> ZeusdError:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
+from zeus.exceptions import ZeusBaseError
 from zeus.monitor.showing import Shown
 
 
@@ -11,7 +13,10 @@ class LooksUp(Protocol):
     """Knows where energies are to be had."""
 
     def look_up(self, wanted: Measurement) -> None:
-        """Fills in a measurement's energy."""
+        """Fills in a measurement's energy. Raises `ZeusBaseError` where it cannot be known."""
+
+    def as_known(self, wanted: Measurement) -> Measurement:
+        """A measurement with its energy looked up, else one whose unknown energies are `nan`."""
 
 
 class Ended:
@@ -42,7 +47,8 @@ class Measurement(Shown):
         soc_energy: Always None: no system-on-chip is supported.
         gpu_uncertainty: How far off each GPU's energy may be, joules (two standard deviations).
 
-    Reading any energy raises `ZeusBaseError` where it cannot be known; it may be read again later.
+    An energy that cannot be known is `nan`, and one warning says why; `known` tells, and it may be
+    read again later. Of a monitor that is `strict`, reading it raises `ZeusBaseError` instead.
     """
 
     __slots__ = ("__weakref__", "_cpu", "_dram", "_gpu", "_pending", "_uncertainty", "time")
@@ -77,9 +83,26 @@ class Measurement(Shown):
 
     def _known(self) -> Measurement:
         pending = self._pending
+        return self if pending is None else pending.book.as_known(self)
+
+    @property
+    def known(self) -> bool:
+        """Whether the energy is known: it is looked up if it was not yet. Never raises or warns."""
+        try:
+            self.look_up()
+        except ZeusBaseError:
+            return False
+        return not math.isnan(sum(self._gpu.values()))
+
+    def look_up(self) -> None:
+        """Looks the energy up now, unless it is known.
+
+        Raises:
+            ZeusBaseError: It cannot be known, or not at the moment; it may be asked for again.
+        """
+        pending = self._pending
         if pending is not None:
             pending.book.look_up(self)
-        return self
 
     @property
     def gpu_energy(self) -> dict[int, float]:

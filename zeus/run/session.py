@@ -17,7 +17,7 @@ from pathlib import Path
 from zeus import _node
 from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
 from zeus.monitor import Measurement, ZeusMonitor
-from zeus.optimizer.power_limit.letting_go import LettingGo
+from zeus.optimizer.power_limit.held import HeldLimits
 from zeus.optimizer.power_limit.planner import scan
 from zeus.run import files
 from zeus.run.accounting import Account, Epoch, Spent, Verdict
@@ -77,7 +77,7 @@ class Session:
                 f"the folder {settings.log_dir} for the run's files cannot be made "
                 f"({error.strerror}); set ZEUS_LOG_DIR to another"
             ) from None
-        self._monitor = ZeusMonitor(gpu_indices=list(gpu_indices), cpu_indices=[])
+        self._monitor = ZeusMonitor(gpu_indices=list(gpu_indices), cpu_indices=[], strict=True)
         gpus = [self._monitor.gpus[index] for index in gpu_indices]
         ranges = [gpu.get_power_management_limit_constraints() for gpu in gpus]
         low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
@@ -85,7 +85,7 @@ class Session:
             raise ValueError("there is no power limit that all GPUs of this job take")
         self.max_power = sum(high for _, high in ranges) / 1000
         self.account = Account(settings.eta_knob, self.max_power, max_epochs, settings.cost_thresh)
-        self._limits = LettingGo(self._monitor.gpus, gpu_indices)
+        self._limits = HeldLimits(self._monitor.gpus, gpu_indices)
         path = files.power_json(settings.log_dir, batch_size)
         names = [gpu.get_name() for gpu in gpus]
         self._kept = KeptProfile(path, settings.job_id, names, low, high)
@@ -222,7 +222,7 @@ class Session:
         self._monitor.reset_windows()
         self._in_epoch = self._training = self._evaluating = False
         self._stopped = True
-        self._limits.now()
+        self._limits.release()
 
     # ---------------------------------------------------------------------------------- profiling
 
@@ -277,11 +277,9 @@ class Session:
         if power_limit_mw == self._in_force:
             return True
         highest = self.profiler.limits_mw[0]
-        try:
-            self._monitor.gpus.set_power_management_limits(
-                self._monitor.gpu_indices, power_limit_mw
-            )
-        except ZeusGPUInvalidArgError as error:
+        outcome = self._limits.set(power_limit_mw)
+        error = None if outcome is None else outcome.error
+        if isinstance(error, ZeusGPUInvalidArgError):
             if power_limit_mw == highest or not self._searching:
                 self._stop_limits(f"the power limit cannot be set: {error.message}")
                 return False
@@ -290,8 +288,9 @@ class Session:
             self._in_force = 0  # some of several GPUs may have taken it
             self._set(highest)
             return False
-        except ZeusBaseError as error:
-            self._stop_limits(f"the power limit cannot be set: {error.message}")
+        if outcome is None or error is not None:
+            reason = "zeusd does not answer" if error is None else error.message
+            self._stop_limits(f"the power limit cannot be set: {reason}")
             return False
         self._in_force = power_limit_mw
         return True
@@ -304,7 +303,7 @@ class Session:
         self._in_force = 0
         self._optimal = None
         self._end_search(f"{reason}. Training goes on at the highest power limit")
-        self._limits.now()
+        self._limits.release()
 
     def _end_search(self, reason: str | None) -> None:
         self._searching = False

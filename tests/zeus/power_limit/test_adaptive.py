@@ -27,7 +27,7 @@ from zeus.optimizer.power_limit import (
     Ready,
     Time,
     ZeusCost,
-    letting_go,
+    held,
 )
 from zeus.optimizer.power_limit.search import expected_steps
 from zeus_ipc.errors import DaemonUnavailable
@@ -345,8 +345,10 @@ def test_a_profile_of_another_workload_is_found_out_soon(
     assert isinstance(second.state, Done)
     work.close()
     heavier = node.nvml.open_work([0], ModelWorkload(ModelLoad(1.0, 1.0, 290.0)))
+    assert second.measurements[0].time / 40 == pytest.approx(table()[300][0], rel=0.1)
     train(second, heavier, 100)
-    assert not isinstance(second.state, Done)
+    found_out = second.measurements[0].time / 40 == pytest.approx(1.0, rel=0.1)
+    assert found_out or not isinstance(second.state, Done)
 
 
 def test_evaluations_after_the_choice_are_no_change(node: VirtualNode, work: Work) -> None:
@@ -383,7 +385,7 @@ def test_the_next_training_sets_the_choice_again(node: VirtualNode, work: Work) 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[GlobalPowerLimitOptimizer], list[bool]]:
     """Has zeusd not answer whoever gives limits back, until the list it returns is emptied."""
-    monkeypatch.setattr(letting_go, "RETRY_S", 0.01)
+    monkeypatch.setattr(held, "RETRY_S", 0.01)
 
     def make(plo: GlobalPowerLimitOptimizer) -> list[bool]:
         gone = [True]
@@ -424,7 +426,10 @@ def test_what_is_wanted_again_is_not_given_back_late(
     plo.on_train_end()
     plo.on_train_begin()
     gone.clear()
-    assert not [one for one in threading.enumerate() if one.name == "zeus-letting-go"]
+    wait_for(
+        lambda: not [one for one in threading.enumerate() if one.name == "zeus-power-limit"],
+        "the thread to end",
+    )
     assert node.limit_w() == chosen_w(plo) < 300
 
 
@@ -480,6 +485,9 @@ def test_a_report_says_and_draws_what_was_found(
     ]
     assert f"At {chosen_w(plo):g} W instead of 300 W a step takes" in lines[-1]
     assert (tmp_path / "trade-off.png").read_bytes().startswith(b"\x89PNG")
+    assert f"In force: {chosen_w(plo):g} W." in lines[-1]
+    assert report._repr_html_().count("<tr") == len(plo.measurements) + 1
+    assert "</svg>" in report._repr_html_()
     plo.report(tmp_path / "trade-off.svg")
     assert f"{chosen_w(plo):g} W" in (tmp_path / "trade-off.svg").read_text()
     with pytest.warns(UserWarning, match="not drawn"):

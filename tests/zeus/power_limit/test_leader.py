@@ -19,7 +19,7 @@ import pytest
 
 from zeus.exceptions import ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.optimizer import GlobalPowerLimitOptimizer
-from zeus.optimizer.power_limit import Done, Energy, Time, ZeusCost, leader, link
+from zeus.optimizer.power_limit import Done, Energy, Time, ZeusCost, leader, link, shell
 from zeus.optimizer.power_limit import optimizer as product
 from zeus.optimizer.power_limit.leader import Choose, Hello, Piece, Trouble, Try
 from zeus.optimizer.power_limit.link import LinkError, Together, connect
@@ -176,10 +176,12 @@ class Taken:
     joules: float
     ended_s: float
 
+    def look_up(self) -> None:
+        if self.process.blind:
+            raise ZeusGPUNoPermissionError("no sensor") from PermissionError()
+
     @property
     def total_energy(self) -> float:
-        if self.process.blind:
-            raise ZeusGPUNoPermissionError("no sensor")
         return self.joules
 
     @property
@@ -218,8 +220,15 @@ class Gpus:
     def __getitem__(self, index: int) -> Gpus:
         return self
 
+    @property
+    def uuid(self) -> str:
+        return f"GPU-{id(self._process)}"
+
     def get_name(self) -> str:
         return "GPU"
+
+    def get_power_management_limit(self) -> int:
+        return self._process.limit
 
     def get_power_management_limit_constraints(self) -> tuple[int, int]:
         return self._process.low, self._process.high
@@ -286,7 +295,7 @@ class Process:
 
     @property
     def led(self) -> leader.Leader | None:
-        found = self.optimizer._link
+        found = self.optimizer._shell.link
         if found is not None:
             self._led = found.leader
         return getattr(self, "_led", None)
@@ -394,7 +403,8 @@ def party(monkeypatch: pytest.MonkeyPatch) -> MakeParty:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     monkeypatch.setattr(framework, "store", lambda timeout: Store(now[-1]))
     monkeypatch.setattr(framework, "prefixed", lambda prefix, store: store.within(prefix))
-    monkeypatch.setattr(product, "time", SimpleNamespace(monotonic=lambda: now[-1].now_s))
+    for module in (product, shell):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[-1].now_s))
 
     class Counting:
         def __next__(self) -> int:

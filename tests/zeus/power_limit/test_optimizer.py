@@ -309,12 +309,15 @@ def test_who_may_not_set_a_limit_before_the_model_is_there_sets_it_then(
     assert node.limit_w() < 250
 
 
-@pytest.mark.parametrize("call", ["set_power_limit", "sensors"])
+@pytest.mark.parametrize(
+    ("call", "limit"),
+    [("set_power_limit", "200 W, which zeusd is restoring"), ("sensors", "the highest limit")],
+)
 def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
-    node: VirtualNode, work: Work, call: str
+    node: VirtualNode, work: Work, call: str, limit: str
 ) -> None:
     plo = optimizer(node, Energy())
-    with pytest.warns(UserWarning, match="training goes on at the highest limit") as caught:
+    with pytest.warns(UserWarning, match=f"training goes on at {limit}: ") as caught:
         for step in range(300):
             plo.on_step_begin()
             work.run(1)
@@ -432,6 +435,59 @@ def test_the_same_monitor_serves_a_second_run(node: VirtualNode, work: Work) -> 
     assert len(second.measurements) == 4
 
 
+def test_of_two_optimizers_on_one_gpu_the_second_is_refused(node: VirtualNode, work: Work) -> None:
+    first, second = optimizer(node, Energy()), optimizer(node, Energy())
+    words = "another power limit optimizer of this process trains on GPU 0; call its close"
+    with first:
+        train(first, work, 5)
+        with pytest.raises(ValueError, match=words):
+            optimizer(node, Energy())
+        with pytest.warns(UserWarning, match=words):
+            second.on_train_begin()
+        assert second.disabled
+        train(second, work, 5)
+        limits = {node.limit_w()}
+        train(first, work, 1000, until_done=True)
+        assert first.state == Done(optimal_power_limit=round(node.limit_w() * 1000))
+    assert limits == {250}
+    third = optimizer(node, Energy())
+    with third:
+        train(third, work, 1000, until_done=True)
+    assert not third.disabled
+
+
+def test_one_that_was_only_told_of_steps_yields_to_the_next(node: VirtualNode, work: Work) -> None:
+    first, second = optimizer(node, Energy()), optimizer(node, Energy())
+    train(first, work, 5)
+    train(second, work, 5)
+    with pytest.warns(UserWarning, match="another power limit optimizer"):
+        train(first, work, 5)
+    train(second, work, 1000, until_done=True)
+    assert not second.disabled
+
+
+def test_what_ended_without_a_choice_says_so(node: VirtualNode, work: Work) -> None:
+    plo = optimizer(node, Energy())
+    with plo:
+        train(plo, work, 70)
+        assert "No power limit is chosen after 68 steps" in str(plo.report())
+        assert "In force: 150 W." in str(plo.report())
+    assert isinstance(plo.state, Done)
+    assert not plo.state.chosen
+    assert plo.state.reason == "its training has ended"
+    text = str(plo.report())
+    assert len(plo.report().estimates) == 2  # the table survives
+    assert "The search ended: its training has ended." in text
+    assert "This optimizer holds no limit now." in text
+    failed = optimizer(node, Energy())
+    train(failed, work, 70)
+    node.nvml.inject(0, "set_power_limit", 999)
+    with pytest.warns(UserWarning, match="training goes on at"):
+        train(failed, work, 100)
+    assert "an internal driver error occurred" in str(failed.report())
+    assert len(failed.report().estimates) >= 2
+
+
 def test_the_limit_goes_back_when_training_ends(node: VirtualNode, work: Work) -> None:
     plo = optimizer(node, Energy())
     assert node.nvml.persistence_mode(0)
@@ -516,6 +572,16 @@ def test_a_profile_that_cannot_be_written_costs_a_warning(
 
 
 # --------------------------------------------------------------------------------------- callback
+
+
+def test_steps_have_the_length_of_what_they_pass_on() -> None:
+    callback = Callback()
+    steps = callback.steps([1, 2, 3])
+    assert len(steps) == 3
+    assert list(steps) == list(steps) == [1, 2, 3]
+    assert next(callback.steps(iter([7]))) == 7
+    with pytest.raises(TypeError):
+        len(callback.steps(iter([7])))
 
 
 def test_a_set_calls_every_callback_in_order() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from zeus.optimizer.batch_size.common import NewTrial
+from zeus_ipc.circuit import bounded
 
 if TYPE_CHECKING:
     from zeus.monitor import Measurement, ZeusMonitor
@@ -90,6 +91,8 @@ class Meter:
             ZeusBaseError: The energy of one is not known now; it may be asked for again.
         """
         while self._unread:
+            with bounded():
+                self._unread[0].look_up()
             self._energy += self._unread[0].total_energy
             self._time += self._unread.pop(0).time
         time_s, energy_j = self._overhead()

@@ -186,15 +186,8 @@ class Driven:
                 )
 
     def _fail(self, error: Exception) -> None:
+        """An error in a callback ends the search: the optimizer says so, and what is in force."""
         self._failed = True
-        warnings.warn(
-            "The power limit optimizer stopped, and training goes on at the highest limit: "
-            f"{error!r}",
-            stacklevel=3,
-        )
-        try:
-            self.close()
-        except Exception as again:  # noqa: BLE001 - zeusd puts the limits back
-            warnings.warn(
-                f"Limits go back when this process ends, and not before: {again!r}", stacklevel=3
-            )
+        self._in_step = False
+        self._closed = True
+        self.optimizer.give_up(error)

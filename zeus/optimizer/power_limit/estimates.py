@@ -1,11 +1,11 @@
 """What is known of every power limit from noisy measurements of some: a Gaussian process.
 
-Time per step and mean power are each estimated on a logarithmic scale, relative to the first
-measurement. Below the power that the job draws by itself, time grows and power falls with the
-limit, steeper the lower; above it nothing changes. That is the mean and the two slopes; what is
-left is a smooth deviation, one of each limit's own, and a drift over the search (a GPU that warms
-up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine Learning", 2006,
-chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
+Time per step and mean power are each estimated on a logarithmic scale, relative to the highest
+limit that was measured. Below the power that the job draws by itself, time grows and power falls
+with the limit, steeper the lower; above it nothing changes. That is the mean and the two slopes;
+what is left is a smooth deviation, one of each limit's own, and a drift over the search (a GPU that
+warms up). Source of the method: Rasmussen, Williams, "Gaussian Processes for Machine Learning",
+2006, chapter 2; of the shape: You, Chung, Chowdhury, "Zeus", NSDI 2023, figure 2.
 
 Plain Python: some thousand operations a decision, and training jobs need no NumPy for it.
 """
@@ -57,6 +57,9 @@ class Estimate:
         time_error: Standard deviation of `time_s`, as a fraction of it.
         energy_error: The same of `energy_j`.
         steps: How many steps were measured at it.
+        time_ratio_error: Standard deviation of its time over the highest limit's, as a fraction:
+            less than both errors together, since both limits share what they are unsure of.
+        energy_ratio_error: The same of its energy.
     """
 
     power_limit_mw: int
@@ -65,6 +68,8 @@ class Estimate:
     time_error: float
     energy_error: float
     steps: int
+    time_ratio_error: float = 0.0
+    energy_ratio_error: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,11 @@ class _Process:
         ]
         self._lower: list[list[float]] | None = None
 
+    def off_the_first(self, i: int) -> float:
+        """Variance of the difference between a point of the grid and the first."""
+        both = self.covariance[i][i] + self.covariance[0][0]
+        return max(0.0, both - 2 * self.covariance[i][0])
+
     def draw(self, normals: Sequence[float]) -> list[float]:
         """A random curve on the grid, made of as many independent normal numbers."""
         if self._lower is None:
@@ -193,11 +203,36 @@ def _dot(a: Sequence[float], b: Sequence[float]) -> float:
     return float(sum(map(operator.mul, a, b)))
 
 
+def step_noise(samples: Sequence[Sample]) -> float:
+    """Spread of a single step's time, as a fraction: from how samples of one limit differ."""
+    squares = STEP_NOISE_WEIGHT * STEP_NOISE**2
+    degrees = STEP_NOISE_WEIGHT
+    for group in visits(samples):
+        mean = sum(one.time_s for one in group) / sum(one.steps for one in group)
+        squares += sum(one.steps * math.log(one.time_s / one.steps / mean) ** 2 for one in group)
+        degrees += len(group) - 1
+    return math.sqrt(squares / degrees)
+
+
+def visits(samples: Sequence[Sample]) -> list[list[Sample]]:
+    """Samples in order, those of one stay at a limit together."""
+    groups: list[list[Sample]] = []
+    for one in samples:
+        last = groups[-1][-1] if groups else None
+        if last is not None and last.power_limit_mw == one.power_limit_mw:
+            between = one.position - last.position - (one.steps + last.steps) / 2
+            if between <= one.steps + last.steps:
+                groups[-1].append(one)
+                continue
+        groups.append([one])
+    return groups
+
+
 class Estimates:
     """Learns from samples.
 
     Args:
-        limits_mw: All limits, descending; the first sample is of the first.
+        limits_mw: All limits, descending.
         gpus: How many GPUs the energies are of.
         horizon: Steps over which `DRIFT` may happen.
     """
@@ -216,6 +251,10 @@ class Estimates:
         """How many steps were measured at a limit."""
         return sum(one.steps for one in self.samples if one.power_limit_mw == power_limit_mw)
 
+    def step_noise(self) -> float:
+        """See the function of this name."""
+        return step_noise(self.samples)
+
     def posterior(self, position: float) -> Posterior:
         """What is known, as of a position in the search.
 
@@ -226,31 +265,6 @@ class Estimates:
             raise ValueError("nothing was measured yet")
         return Posterior(self, position)
 
-    def step_noise(self) -> float:
-        """Spread of a single step's time, as a fraction: from how samples of one limit differ."""
-        squares = STEP_NOISE_WEIGHT * STEP_NOISE**2
-        degrees = STEP_NOISE_WEIGHT
-        for group in self.visits():
-            mean = sum(one.time_s for one in group) / sum(one.steps for one in group)
-            squares += sum(
-                one.steps * math.log(one.time_s / one.steps / mean) ** 2 for one in group
-            )
-            degrees += len(group) - 1
-        return math.sqrt(squares / degrees)
-
-    def visits(self) -> list[list[Sample]]:
-        """The samples in order, those of one stay at a limit together."""
-        groups: list[list[Sample]] = []
-        for one in self.samples:
-            last = groups[-1][-1] if groups else None
-            if last is not None and last.power_limit_mw == one.power_limit_mw:
-                between = one.position - last.position - (one.steps + last.steps) / 2
-                if between <= one.steps + last.steps:
-                    groups[-1].append(one)
-                    continue
-            groups.append([one])
-        return groups
-
 
 class Posterior:
     """The estimates of all limits as of one time. Made by `Estimates.posterior`."""
@@ -259,10 +273,10 @@ class Posterior:
         self._limits = source.limits_mw
         self._steps = [source.steps_at(limit) for limit in self._limits]
         noise = source.step_noise()
-        visits = source.visits()
+        stays = visits(source.samples)
         times: list[tuple[float, float]] = []
         powers: list[tuple[float, float]] = []
-        for group in visits:
+        for group in stays:
             steps = sum(one.steps for one in group)
             time_s = sum(one.time_s for one in group)
             energy_j = sum(one.energy_j for one in group)
@@ -270,16 +284,18 @@ class Posterior:
             times.append((math.log(time_s / steps), noise**2 / steps))
             # A longer step is more work at much the same power.
             powers.append((math.log(energy_j / time_s), (noise / 3) ** 2 / steps + sensor**2))
-        self._natural_mw = math.exp(powers[0][0]) / source.gpus * 1000
+        # What the job draws by itself is seen where nothing caps it.
+        base = max(range(len(stays)), key=lambda at: stays[at][0].power_limit_mw)
+        self._natural_mw = math.exp(powers[base][0]) / source.gpus * 1000
         points = [
             self._point(group[0].power_limit_mw, (_middle(group) - position) / source.horizon)
-            for group in visits
+            for group in stays
         ]
         grid = [self._point(limit, 0.0) for limit in self._limits]
 
         def process(shape: _Shape, values: list[tuple[float, float]]) -> _Process:
             observed = [(point, *value) for point, value in zip(points, values, strict=True)]
-            return _Process(shape, values[0][0], observed, grid)
+            return _Process(shape, values[base][0], observed, grid)
 
         self._time = process(_TIME, times)
         self._power = process(_POWER, powers)
@@ -292,7 +308,9 @@ class Posterior:
             time_s = math.exp(self._time.mean[i])
             energy_j = time_s * math.exp(self._power.mean[i])
             errors = math.sqrt(max(0.0, time_var)), math.sqrt(max(0.0, time_var + power_var))
-            found.append(Estimate(limit, time_s, energy_j, *errors, self._steps[i]))
+            time_off, power_off = self._time.off_the_first(i), self._power.off_the_first(i)
+            ratios = math.sqrt(time_off), math.sqrt(time_off + power_off)
+            found.append(Estimate(limit, time_s, energy_j, *errors, self._steps[i], *ratios))
         return found
 
     def curves(self, normals: Sequence[tuple[Sequence[float], Sequence[float]]]) -> list[Curve]:

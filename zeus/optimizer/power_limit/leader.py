@@ -9,6 +9,7 @@ Pure: no clock of its own, no device, no network. Time is told with each call.
 
     Hello     what a process can: its range of limits, its GPUs
     Piece     what some steps of a trial took here
+    Missing   what such steps took is not known
     Trouble   this limit cannot be set here, or nothing can any more
     ->
     Try       hold this limit, measure in pieces
@@ -60,6 +61,14 @@ class Piece(BaseModel):
     time_s: PositiveFloat
 
 
+class Missing(BaseModel):
+    """What some steps of a trial took here will not be known; they are run again."""
+
+    kind: Literal["missing"] = "missing"
+    trial: int
+    index: int
+
+
 class Trouble(BaseModel):
     """This limit cannot be set here (mW), or, without one, nothing can any more."""
 
@@ -68,17 +77,21 @@ class Trouble(BaseModel):
     power_limit_mw: int | None = None
 
 
-Message = Hello | Piece | Trouble
+Message = Hello | Piece | Missing | Trouble
 
 
 class Try(BaseModel):
-    """Hold a limit (mW) from a step on and measure in pieces until another command comes."""
+    """Hold a limit (mW) from a step on and measure in pieces until another command comes.
+
+    With `check` the choice that was made stands until another is.
+    """
 
     kind: Literal["try"] = "try"
     trial: int
     power_limit_mw: int
     warmup_steps: int
     steps: int
+    check: bool = False
     from_step: int = 0
 
 
@@ -162,6 +175,9 @@ class Leader:
         self._trials = 0
         self._heard: dict[int, tuple[float, int]] = {}
         self._commands: list[Command] = []
+        self._missing: set[tuple[int, int]] = set()
+        self._chosen_mw = 0
+        self._checks = False  # whether a choice is checked that stands meanwhile
         self._all_run = False
         self._sampled = False  # whether the trial has a sample
         self._enough = False  # whether what was run of it is
@@ -184,6 +200,8 @@ class Leader:
                 self._start()
         elif isinstance(message, Trouble):
             self._trouble(rank, message)
+        elif isinstance(message, Missing):
+            self._miss((message.trial, message.index))
         else:
             self._piece(rank, message)
 
@@ -192,6 +210,8 @@ class Leader:
         if self.search is None or self.over:
             return
         limit = trial.power_limit_mw
+        if (trial.trial, index) in self._missing:
+            return
         shared = self._shared.setdefault((trial.trial, index), self._new_shared(limit))
         shared.position = self.position - steps / 2
         shared.steps = steps
@@ -243,6 +263,22 @@ class Leader:
         self.over = False
         self._start()
 
+    def waited(self, steps: int) -> None:
+        """In so many steps nothing could be measured: they are none of the search's."""
+        self._start_step += steps
+
+    def check(self, now_s: float, step: int) -> None:
+        """The choice is some steps old: what it depends on is measured once more."""
+        if self.search is None or not self.over:
+            return
+        self._now_s, self._step = now_s, step
+        self.over, self._checks = False, True
+        self._shared.clear()
+        self._heard = dict.fromkeys(range(self.world), (now_s, step))
+        self._trial = None
+        self.search.check(self._chosen_mw, self.position)
+        self._decide()
+
     # ----------------------------------------------------------------------------- internals
 
     @property
@@ -269,7 +305,9 @@ class Leader:
             max(hello.min_mw for hello in hellos),
             min(hello.max_mw for hello in hellos),
         )
+        self._checks = False
         self._shared.clear()
+        self._missing.clear()
         self._heard = dict.fromkeys(range(self.world), (self._now_s, self._step))
         self._trial, self._start_step = None, self._step
         self._sampled = self._enough = False
@@ -287,6 +325,8 @@ class Leader:
     def _piece(self, rank: int, piece: Piece) -> None:
         self._left(rank, piece.trial)
         key = piece.trial, piece.index
+        if key in self._missing:
+            return
         shared = self._shared.get(key)
         if shared is None:
             if self._trial is None or piece.trial < self._trial.trial:
@@ -324,6 +364,12 @@ class Leader:
         for key, shared in list(self._shared.items()):
             if key[0] < trial and rank not in shared.parts:
                 self._lose(key)
+
+    def _miss(self, key: tuple[int, int]) -> None:
+        self._missing.add(key)
+        if key in self._shared:
+            self._lose(key)
+        self._decide()
 
     def _lose(self, key: tuple[int, int]) -> None:
         shared = self._shared.pop(key)
@@ -377,6 +423,7 @@ class Leader:
             power_limit_mw=trial.power_limit_mw,
             warmup_steps=trial.warmup_steps,
             steps=trial.steps,
+            check=self._checks,
         )
         self._commands.append(self._trial)
 
@@ -387,7 +434,7 @@ class Leader:
         except ValueError as error:
             self._stop(str(error))
             return
-        self.over = True
+        self.over, self._chosen_mw = True, chosen
         self._save(search, party, self.position, True)
         self._commands.append(Choose(power_limit_mw=chosen, estimates=estimates))
 

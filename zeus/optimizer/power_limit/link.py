@@ -23,6 +23,7 @@ from zeus.optimizer.power_limit.leader import (
     Command,
     Leader,
     Message,
+    Trouble,
 )
 from zeus.utils import framework
 
@@ -63,6 +64,20 @@ class Link(ABC):
         Raises:
             LinkError: It cannot be reached.
         """
+
+    def leave(self, reason: str, now_s: float, step: int) -> None:
+        """Tells the leader, and by it the others, that this process searches no more. Never raises.
+
+        Args:
+            reason: Why.
+            now_s: As for `hear`.
+            step: The same.
+        """
+        try:
+            self.tell(Trouble(reason=reason))
+            self.hear(now_s, step)  # the leader's answer, for the others
+        except LinkError as error:
+            log.info("the other processes will miss this one: %s", error)
 
 
 class Alone(Link):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zeus.optimizer.power_limit import profile
+from zeus.optimizer.power_limit.choice import choose, measurements
 from zeus.optimizer.power_limit.estimates import Curve, Estimate
 from zeus.optimizer.power_limit.leader import Party
 from zeus.optimizer.power_limit.profile import (
@@ -20,6 +21,7 @@ from zeus.optimizer.power_limit.profile import (
 )
 from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search, SearchName
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
+from zeus.utils import framework
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,10 @@ class Planner:
                 warnings.warn(f"{error}. It is measured anew and replaced.", stacklevel=5)
         return self._profile is not None
 
+    def read_for_rank(self) -> bool:
+        """Reads it where it counts: in the process of rank 0."""
+        return framework.rank() == 0 and self.read_profile()
+
     def begin(self, party: Party) -> Search:
         """The search for these GPUs, with what is known of them."""
         self.limits_mw = scan(party.min_mw, party.max_mw, self.step_mw)
@@ -95,15 +101,8 @@ class Planner:
         Raises:
             ValueError: The selector fails, or chooses what was not measured.
         """
-        selector = self._for(party)
-        name = type(selector).__name__
-        try:
-            chosen = round(selector.select(measurements(estimates, self.profile_steps)) * 1000)
-        except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
-            raise ValueError(f"{name} could not choose: {error!r}") from None
-        if chosen not in [one.power_limit_mw for one in estimates]:
-            raise ValueError(f"{name} chose {chosen / 1000:g} W, which was not measured")
-        return chosen
+        cautious = self.name == "adaptive"
+        return choose(self._for(party), estimates, self.profile_steps, cautious=cautious)
 
     def save(self, search: Search, party: Party, position: int, complete: bool) -> None:
         """Keeps what is known. What cannot be written costs a warning."""
@@ -140,6 +139,9 @@ class Planner:
             self.warmup_steps,
             self.profile_steps,
             lambda curve: costs_of(selector, search.limits_mw, curve),
+            lambda estimates, cautious: choose(
+                selector, estimates, self.profile_steps, cautious=cautious
+            ),
             len(party.gpus),
         )
         return search
@@ -151,18 +153,6 @@ def scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
     if limits[-1] != min_mw:
         limits.append(min_mw)
     return limits
-
-
-def measurements(estimates: list[Estimate], steps: int) -> list[PowerLimitMeasurement]:
-    """Estimates as selectors and files have them: of so many steps."""
-    return [
-        PowerLimitMeasurement(
-            power_limit=watts(one.power_limit_mw),
-            energy=one.energy_j * steps,
-            time=one.time_s * steps,
-        )
-        for one in estimates
-    ]
 
 
 def costs_of(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float] | None:

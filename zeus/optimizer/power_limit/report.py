@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
+import io
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from zeus.optimizer.power_limit.estimates import Estimate
 
@@ -20,11 +22,15 @@ class Report:
         estimates: One a limit that was measured, descending; errors are one standard deviation.
         chosen: The choice; None: the search is not over, or was given up.
         steps: Training steps that the search took.
+        reason: Why there is no choice, if the search has ended without.
+        in_force_w: The limit that is set, W; None: none is.
     """
 
     estimates: tuple[Estimate, ...]
     chosen: Estimate | None
     steps: int
+    reason: str = ""
+    in_force_w: float | None = None
 
     @property
     def saving(self) -> float:
@@ -41,8 +47,18 @@ class Report:
         """Standard deviation of `saving`."""
         if self.chosen is None or self.chosen is self._highest:
             return 0.0
-        errors = math.hypot(self.chosen.energy_error, self._highest.energy_error)
-        return errors * (1 - self.saving)
+        chosen, highest = self.chosen, self._highest
+        error = chosen.energy_ratio_error or math.hypot(chosen.energy_error, highest.energy_error)
+        return error * (1 - self.saving)
+
+    @property
+    def slowdown_error(self) -> float:
+        """Standard deviation of `slowdown`."""
+        if self.chosen is None or self.chosen is self._highest:
+            return 0.0
+        chosen, highest = self.chosen, self._highest
+        error = chosen.time_ratio_error or math.hypot(chosen.time_error, highest.time_error)
+        return error * (1 + self.slowdown)
 
     @property
     def _highest(self) -> Estimate:
@@ -50,7 +66,8 @@ class Report:
 
     def __str__(self) -> str:
         if not self.estimates:
-            return "No power limit has been measured yet."
+            ended = f" {self._ending}" if self.reason else ""
+            return f"No power limit has been measured yet.{ended}"
         lines = ["limit (W)   time (ms)       energy (J)        measured steps"]
         for one in self.estimates:
             time_ms, energy_j = one.time_s * 1000, one.energy_j
@@ -61,22 +78,63 @@ class Report:
             )
         return "\n".join([*lines, self.sentence])
 
+    def _repr_html_(self) -> str:
+        """Table and picture, for notebooks."""
+        if not self.estimates:
+            return f"<p>{html.escape(str(self))}</p>"
+        rows = []
+        for one in self.estimates:
+            style = ' style="font-weight: bold"' if one is self.chosen else ""
+            time_ms, energy_j = one.time_s * 1000, one.energy_j
+            cells = (
+                f"{one.power_limit_mw / 1000:g}",
+                f"{time_ms:.2f} ± {time_ms * one.time_error:.2f}",
+                f"{energy_j:.3f} ± {energy_j * one.energy_error:.3f}",
+                f"{one.steps}",
+            )
+            rows.append(f"<tr{style}>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>")
+        names = ("limit (W)", "time (ms)", "energy (J)", "measured steps")
+        head = "".join(f"<th>{name}</th>" for name in names)
+        table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
+        picture = io.StringIO()
+        try:
+            self.draw(picture)
+        except ImportError:
+            drawn = ""  # matplotlib is not installed; the table says the same
+        else:
+            drawn = picture.getvalue()
+            drawn = drawn[drawn.index("<svg") :]
+        return f"{table}<p>{html.escape(self.sentence)}</p>{drawn}"
+
     @property
     def sentence(self) -> str:
-        """The choice and what it saves, or why there is none."""
+        """The choice and what it saves, or why there is none, and the limit that is in force."""
         if self.chosen is None:
-            return f"No power limit is chosen after {self.steps} steps of the search."
+            return (
+                f"No power limit is chosen after {self.steps} steps of the search. {self._ending}"
+            )
         limit, highest = self.chosen.power_limit_mw / 1000, self._highest.power_limit_mw / 1000
+        searched = f"{self.steps} steps were searched."
         if self.chosen is self._highest:
-            return f"The highest limit, {limit:g} W, is the best; {self.steps} steps were searched."
+            return f"The highest limit, {limit:g} W, is the best; {searched} {self._ending}"
         return (
-            f"At {limit:g} W instead of {highest:g} W a step takes {self.saving:.1%} less energy "
-            f"(±{self.saving_error:.1%}) and {self.slowdown:+.1%} time; {self.steps} steps were "
-            "searched."
+            f"At {limit:g} W instead of {highest:g} W a step takes "
+            f"{_change(-self.saving)} energy (±{self.saving_error:.1%}) and "
+            f"{_change(self.slowdown)} time (±{self.slowdown_error:.1%}); {searched} "
+            f"{self._ending}"
         )
 
-    def draw(self, path: str | Path) -> None:
-        """Draws the trade-off; the suffix of the path says what: `.png`, `.svg`, `.pdf`.
+    @property
+    def _ending(self) -> str:
+        """Why the search has ended without a choice, and what is in force."""
+        ended = f"The search ended: {self.reason}. " if self.reason else ""
+        if self.in_force_w is None:
+            return f"{ended}This optimizer holds no limit now."
+        return f"{ended}In force: {self.in_force_w:g} W."
+
+    def draw(self, path: str | Path | IO[str]) -> None:
+        """Draws the trade-off; the suffix of the path says what: `.png`, `.svg`, `.pdf`. An open
+        file gets SVG.
 
         Raises:
             ImportError: matplotlib is not installed.
@@ -124,4 +182,10 @@ class Report:
         axes.set_title(self.sentence.replace("; ", "\n"), fontsize=9, loc="left")
         axes.grid(alpha=0.3)
         axes.margins(x=0.12, y=0.12)
-        figure.savefig(path, dpi=150)
+        kind: dict[str, Any] = {} if isinstance(path, (str, Path)) else {"format": "svg"}
+        figure.savefig(path, dpi=150, **kind)
+
+
+def _change(share: float) -> str:
+    """`12.9 % less`, `12.9 % more`."""
+    return f"{abs(share):.1%} {'more' if share > 0 else 'less'}"

@@ -11,14 +11,19 @@ import random
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
-from zeus.optimizer.power_limit.estimates import Curve, Estimate, Estimates, Sample
+from typing_extensions import override
+
+from zeus.optimizer.power_limit.estimates import Curve, Estimate, Estimates, Sample, visits
+from zeus.optimizer.power_limit.review import Review
 
 SearchName = Literal["adaptive", "exhaustive"]
 Costs = Callable[[Curve], "list[float] | None"]
 """The cost of each limit under a curve, in the limits' order; None: it cannot be said."""
+Choice = Callable[[Sequence[Estimate], bool], int]
+"""The choice of estimates, mW; whether it is to be cautious."""
 
 TOLERANCE = 0.002
 """The adaptive search ends when its choice is expected to cost at most this share too much, ..."""
@@ -30,6 +35,10 @@ GOOD_ENOUGH = 0.005
 """A limit's time is known well enough, as a fraction, where the selector names no costs."""
 CURVES = 64
 """Random curves that a decision is made of."""
+MEASURED = 0.6
+"""Of steps, so many are measured; the others warm up."""
+RESTARTS = 1
+"""So often a search that finds out that training has changed gets its steps once more."""
 SETTLE_S = 0.5
 """Clocks and power have followed a new limit after this: max(3 sensor ticks, 300 ms) and more."""
 
@@ -51,6 +60,9 @@ class Search(ABC):
         warmup_steps: Unmeasured steps after a change of the limit.
         profile_steps: Measured steps at each limit, at most or always.
     """
+
+    cautious = False
+    """Whether the choice passes over limits whose estimates are too uncertain for it."""
 
     def __init__(self, limits_mw: Sequence[int], warmup_steps: int, profile_steps: int) -> None:
         self.limits_mw = list(limits_mw)
@@ -90,6 +102,14 @@ class Search(ABC):
                 continue
             self.ran(sample.power_limit_mw, sample.steps)
             self.add(sample)
+
+    def check(self, chosen_mw: int, position: int) -> None:  # noqa: B027 - most need no check
+        """The choice is some steps old: has what it depends on measured once more.
+
+        Args:
+            chosen_mw: The choice.
+            position: Training steps since the search began.
+        """
 
     def without(self, power_limit_mw: int) -> None:
         """A limit cannot be set: it is not tried again, and not chosen."""
@@ -132,19 +152,24 @@ class Adaptive(Search):
 
     After each piece every limit has an estimate, measured or not (`Estimates`). Random curves
     drawn from it show how much the present choice may cost too much, and which limit would be the
-    better one; that limit or the present choice, whichever is known less, is measured next. Older
-    measurements count less than new ones as the GPU warms up, so the choice is measured again when
-    it depends on that. (Top-two sampling: Russo, "Simple Bayesian Algorithms for Best-Arm
-    Identification", 2020.)
+    better one; that limit or the present choice, whichever is known less, is measured next.
+    (Top-two sampling: Russo, "Simple Bayesian Algorithms for Best-Arm Identification", 2020.)
 
-    It ends when the expected excess is below `TOLERANCE`, else after a third of the exhaustive
-    search's steps, but not before four limits could be tried; after twice as many where times
-    scatter so much that the choice is still expected to cost `EXTEND` too much.
+    What contradicts itself (`Review`) is measured again before anything else. Before a limit is
+    chosen, the highest is measured again beside it; and both once more by `check`.
+
+    It ends when the expected excess is below `TOLERANCE`, or below what the steps that remain could
+    tell apart; else after a third of the exhaustive search's steps, but not before four limits
+    could be tried; after twice as many where the choice is still expected to cost `EXTEND` too much
+    or is not certain.
 
     Args:
         costs: What the selector makes of a curve.
+        choose: The choice, mW, of estimates; cautious or not. Raises ValueError if there is none.
         gpus: How many GPUs train together.
     """
+
+    cautious = True
 
     def __init__(
         self,
@@ -152,17 +177,27 @@ class Adaptive(Search):
         warmup_steps: int,
         profile_steps: int,
         costs: Costs,
+        choose: Choice,
         gpus: int,
     ) -> None:
         super().__init__(limits_mw, warmup_steps, profile_steps)
         self.costs = costs
+        self.choose = choose
         self.piece = _piece(profile_steps)
         self.budget = _budget(len(self.limits_mw), warmup_steps, profile_steps)
         self._most = expected_steps("adaptive", len(limits_mw), warmup_steps, profile_steps)
+        self._begun_at: int | None = 0  # position from which the budgets count; None: the next
+        self._restarts = 0
         self._estimates = Estimates(self.limits_mw, gpus, horizon=self.budget)
+        self._review = Review([])
+        self._to_check: list[int] = []
+        self._only_checks = False  # nothing else is measured, unless something has changed
+        self._named = True  # whether the selector says what limits cost
         self._excess = math.inf
+        self._rivals = 2  # limits that may be the best
         self._at = 0  # the limit that is measured, ...
-        self._seen = False  # ... and whether a sample of this stay has come
+        self._stay = 0  # ... how many steps of this stay were run, ...
+        self._seen = False  # ... and whether a sample of it has come
         randomness = random.Random(0)
         size = range(len(self.limits_mw))
         self._normals = [
@@ -170,44 +205,149 @@ class Adaptive(Search):
             for _ in range(CURVES)
         ]
 
-    def add(self, sample: Sample) -> None:
-        """See `Search`."""
-        super().add(sample)
-        self._estimates.add(sample)
-        self._seen = self._seen or sample.power_limit_mw == self._at
+    @override
+    def ran(self, power_limit_mw: int, steps: int) -> None:
+        super().ran(power_limit_mw, steps)
+        if power_limit_mw == self._at:
+            self._stay += steps
 
+    @override
+    def add(self, sample: Sample) -> None:
+        super().add(sample)
+        self._seen = self._seen or sample.power_limit_mw == self._at
+        self._review = Review(self.samples)
+        for one in self.samples:
+            if one not in self._review.trusted:
+                self._run[one.power_limit_mw] -= one.steps
+        self.samples = self._estimates.samples = self._review.trusted
+        if self._review.changed:
+            self._only_checks = False
+            if self._restarts < RESTARTS:
+                self._restarts += 1
+                self._begun_at = None
+
+    @override
     def without(self, power_limit_mw: int) -> None:
-        """See `Search`."""
         super().without(power_limit_mw)
         self._estimates.limits_mw = self.limits_mw
+        self._to_check = [one for one in self._to_check if one != power_limit_mw]
 
+    def check(self, chosen_mw: int, position: int) -> None:
+        """Some steps after the choice: measures the highest limit and the choice once more."""
+        self._to_check = [self.limits_mw[0], chosen_mw]
+        self._begun_at = None
+        self._restarts = 0
+        self._only_checks = True
+        self.settled = False
+
+    @override
     def next(self, current_mw: int, position: int) -> Trial | None:
-        """See `Search`."""
         if self.settled:
             return None
         # A piece's energy comes a little later; until the first one's is there, measuring goes on.
         if current_mw and current_mw == self._at and not self._seen:
             return Trial(current_mw, 0, self.piece)
-        if not self.samples:
-            self._at = self.limits_mw[0]
-            return self._trial(self._at, current_mw)
-        limit = self._most_telling(current_mw, position)
+        if self._begun_at is None and not (self._to_check and current_mw != self._to_check[0]):
+            self._begun_at = position
+        limit = self._wanted(current_mw, position)
         if limit is None:
             return None
         trial = self._trial(limit, current_mw)
-        budget = self.budget if self._excess < EXTEND else self._most
-        if position + trial.warmup_steps + trial.steps > budget:
+        if self._spent(trial, position) > self._most:
             return None
-        if limit != current_mw:
-            self._at, self._seen = limit, False
+        if limit != current_mw or limit != self._at:
+            self._at, self._stay, self._seen = limit, 0, False
         return trial
 
+    @override
     def estimates(self, position: int) -> list[Estimate]:
-        """See `Search`."""
-        if not self.samples:
+        if not self._estimates.samples:
             return []
         everywhere = self._estimates.posterior(position).estimates()
         return [one for one in everywhere if one.steps]
+
+    def _wanted(self, current_mw: int, position: int) -> int | None:
+        if self._to_check:
+            if current_mw == self._to_check[0] == self._at and self._stay >= self._beside:
+                self._to_check.pop(0)
+            if self._to_check:
+                return self._to_check[0]
+        highest = self.limits_mw[0]
+        if not self._estimates.steps_at(highest):
+            return highest
+        if self._review.doubt in self.limits_mw:
+            return self._review.doubt
+        if self._only_checks:
+            return None
+        limit = self._most_telling(current_mw, position)
+        if limit is not None:
+            trial = self._trial(limit, current_mw)
+            if self._spent(trial, position) <= self._allowed(position):
+                return limit
+        return self._to_be_sure(current_mw, position)
+
+    def _to_be_sure(self, current_mw: int, position: int) -> int | None:
+        """What to measure before the choice is made: the highest limit, or the choice itself."""
+        highest = self.limits_mw[0]
+        stays = visits(self._estimates.samples)
+        last = {stay[0].power_limit_mw: at for at, stay in enumerate(stays)}
+        if not self._named:
+            alone = sum(stay[0].power_limit_mw == highest for stay in stays) < 2
+            return highest if alone and len(last) > 1 else None
+        estimates = self.estimates(position)
+        try:
+            likely = self.choose(estimates, False)
+            sure = self.choose(estimates, True)
+        except ValueError:
+            return None  # whoever makes the choice will say so
+        if likely == highest:
+            return None
+        met = [stay[0].power_limit_mw for stay in stays].index(likely)
+        here = stays[last[highest]]
+        if last[highest] < met or (
+            current_mw == highest == self._at and sum(one.steps for one in here) < self._beside
+        ):
+            return highest
+        if sure == likely or self._in_vain(estimates, likely, position):
+            return None
+        return min((likely, highest), key=self._estimates.steps_at)
+
+    def _in_vain(self, estimates: list[Estimate], likely: int, position: int) -> bool:
+        """Whether the likely choice would not be certain either after all steps that remain."""
+        left = (self._most - self._spent(Trial(likely, 0, 0), position)) * MEASURED / 2
+        steps = [self._estimates.steps_at(one) + left for one in (likely, self.limits_mw[0])]
+        error = self._estimates.step_noise() * math.sqrt(sum(1 / max(1.0, one) for one in steps))
+        then = [
+            replace(
+                one,
+                time_ratio_error=min(error, one.time_ratio_error),
+                energy_ratio_error=min(error, one.energy_ratio_error),
+            )
+            for one in estimates
+        ]
+        return self.choose(then, True) != likely
+
+    def _spent(self, trial: Trial, position: int) -> int:
+        """Steps of the search, with those of a trial."""
+        begun_at = position if self._begun_at is None else self._begun_at
+        return position - begun_at + trial.warmup_steps + trial.steps
+
+    def _allowed(self, position: int) -> int:
+        """How many steps the search may take as far as its choice is concerned."""
+        left = (self._most - self._spent(Trial(0, 0, 0), position)) * MEASURED
+        # Limits that differ by less than this the steps that remain, shared by all that may be the
+        # best, could not tell apart.
+        each = max(1.0, left / self._rivals)
+        apart = self._estimates.step_noise() * math.sqrt(2 / each)
+        if self._excess >= max(EXTEND, apart):
+            return self._most
+        # The highest limit is still to be measured beside the choice.
+        return self.budget - self._beside - self._trial(self.limits_mw[0], 0).warmup_steps
+
+    @property
+    def _beside(self) -> int:
+        """Steps at the highest limit beside the choice."""
+        return 2 * self.piece
 
     def _trial(self, limit: int, current_mw: int) -> Trial:
         warmup = 0
@@ -222,11 +362,10 @@ class Adaptive(Search):
         posterior = self._estimates.posterior(position)
         curves = posterior.curves(self._normals)
         costs = [cost for curve in curves if (cost := self.costs(curve)) is not None]
-        measured = [i for i, limit in enumerate(self.limits_mw) if self._run[limit]]
-        if not measured:  # what was measured has been left out since
-            return self.limits_mw[0]
+        measured = [i for i, one in enumerate(self.limits_mw) if self._estimates.steps_at(one)]
+        self._named = bool(costs)
         if not costs:
-            return self._least_known(current_mw, posterior.estimates())
+            return self._least_known(posterior.estimates())
         lowest = [min(cost) for cost in costs]
         excess = {
             i: sum(cost[i] / low - 1 for cost, low in zip(costs, lowest, strict=True))
@@ -234,12 +373,13 @@ class Adaptive(Search):
         }
         best = min(measured, key=lambda i: excess[i])
         self._excess = excess[best] / len(costs)
-        if excess[best] / len(costs) < TOLERANCE and len(measured) > 1:
+        if self._excess < TOLERANCE and len(measured) > 1:
             return None
         blame = [0.0] * len(self.limits_mw)
         for cost, low in zip(costs, lowest, strict=True):
             blame[cost.index(low)] += cost[best] / low - 1
         blame[best] = 0.0
+        self._rivals = max(2, sum(one > 0 for one in blame))
 
         reach = STRIDE * min(self.limits_mw[i] for i in measured)
         near = [i for i, limit in enumerate(self.limits_mw) if limit >= reach]
@@ -256,7 +396,7 @@ class Adaptive(Search):
         known_less = min((rival, best), key=lambda i: self._run[self.limits_mw[i]])
         return self.limits_mw[known_less]
 
-    def _least_known(self, current_mw: int, estimates: list[Estimate]) -> int | None:
+    def _least_known(self, estimates: list[Estimate]) -> int | None:
         """For a selector that names no costs: every limit until its estimate is good enough."""
         for one in estimates:
             enough = one.steps >= self.profile_steps or one.time_error < GOOD_ENOUGH

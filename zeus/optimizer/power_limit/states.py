@@ -27,9 +27,18 @@ class Profiling(BaseModel):
 
 
 class Done(BaseModel):
-    """Has chosen, or has given up at the highest limit."""
+    """The search is over.
+
+    Attributes:
+        optimal_power_limit: The choice; without one, the highest limit.
+        chosen: Whether it is a choice. False: the search was given up, or training ended first;
+            then the limit in force need not be `optimal_power_limit`.
+        reason: Why there is no choice; empty where there is one.
+    """
 
     optimal_power_limit: PositiveInt
+    chosen: bool = True
+    reason: str = ""
 
 
 State = Ready | Warmup | Profiling | Done

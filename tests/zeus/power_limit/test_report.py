@@ -1,0 +1,36 @@
+"""What a report says of estimates."""
+
+from __future__ import annotations
+
+import pytest
+
+from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.report import Report
+
+HIGHEST = Estimate(300_000, 1.0, 200.0, 0.01, 0.01, 40)
+
+
+@pytest.mark.parametrize(
+    ("time_s", "energy_j", "words"),
+    [
+        (1.05, 174.2, "takes 12.9% less energy (±1.4%) and 5.0% more time (±0.8%)"),
+        (0.99, 225.8, "takes 12.9% more energy (±1.8%) and 1.0% less time (±0.8%)"),
+    ],
+)
+def test_more_is_more_and_less_is_less(time_s: float, energy_j: float, words: str) -> None:
+    chosen = Estimate(200_000, time_s, energy_j, 0.01, 0.01, 40, 0.008, 0.016)
+    report = Report((HIGHEST, chosen), chosen, 90, "", 200.0)
+    assert report.sentence == (
+        f"At 200 W instead of 300 W a step {words}; 90 steps were searched. In force: 200 W."
+    )
+    assert "-12.9" not in str(report)
+
+
+def test_without_a_choice_it_says_why() -> None:
+    report = Report((HIGHEST,), None, 12, "GPU 0 is <lost>", None)
+    assert report.sentence.endswith(
+        "The search ended: GPU 0 is <lost>. This optimizer holds no limit now."
+    )
+    html = report._repr_html_()
+    assert "&lt;lost&gt;" in html
+    assert "<lost>" not in html

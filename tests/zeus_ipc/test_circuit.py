@@ -1,0 +1,122 @@
+"""What a program waits for a daemon that does not answer, by the waits that it asks for."""
+
+from __future__ import annotations
+
+import gc
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from zeus_ipc import Client, circuit
+from zeus_ipc.circuit import WAIT_S, bounded, unanswered
+from zeus_ipc.errors import (
+    DaemonUnavailable,
+    DeadlineExceeded,
+    LeaseHeld,
+    RequestTimeout,
+    SeveralGpusFailed,
+)
+
+
+class Daemon:
+    """As a transport. While it is silent, what is asked of it waits in vain: no time passes."""
+
+    used = True
+
+    def __init__(self) -> None:
+        self.silent = threading.Event()
+        self.waits: list[tuple[str, float]] = []
+
+    def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        self.waits.append((threading.current_thread().name, timeout_s))
+        if self.silent.is_set():
+            raise RequestTimeout("zeusd did not answer")
+        return {"result": {"leases": []}}
+
+    def send(self, message: dict[str, Any], timeout_s: float) -> None:
+        self.request(message, timeout_s)
+
+    def subscribe(self, names: Any, path: Any, buffer: int) -> Any:
+        raise NotImplementedError
+
+    def close(self) -> None:
+        pass
+
+    def waited_here(self) -> list[float]:
+        """How long this thread was ready to wait, each time."""
+        here = threading.current_thread().name
+        return [wait_s for name, wait_s in self.waits if name == here]
+
+
+@pytest.fixture
+def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    monkeypatch.setattr(circuit, "PROBE_S", 0.01)
+    return Daemon()
+
+
+@pytest.fixture
+def client(daemon: Daemon) -> Iterator[Client]:
+    with Client(transport=daemon) as client:  # type: ignore[arg-type]
+        yield client
+        daemon.silent.clear()
+
+
+def test_only_the_first_of_all_bounded_calls_waits(daemon: Daemon, client: Client) -> None:
+    daemon.silent.set()
+    for _ in range(20):
+        with bounded(), pytest.raises((RequestTimeout, DaemonUnavailable)):
+            client.leases()
+        with bounded(), pytest.raises((RequestTimeout, DaemonUnavailable)):
+            client.set_power_limit("GPU-0", 100_000, block=False)
+    assert daemon.waited_here() == [WAIT_S]
+    assert not client.answers
+
+
+def test_it_closes_when_the_daemon_answers_again(daemon: Daemon, client: Client) -> None:
+    daemon.silent.set()
+    with bounded(), pytest.raises(RequestTimeout):
+        client.leases()
+    wait_for(lambda: len(daemon.waits) > 3, "the thread to ask")
+    assert not client.answers
+    daemon.silent.clear()
+    wait_for(lambda: client.answers, "the circuit to close")
+    with bounded():
+        assert client.leases() == []
+    wait_for(
+        lambda: not [one for one in threading.enumerate() if one.name == "zeus-circuit"],
+        "the thread to end",
+    )
+
+
+def test_who_is_not_in_a_hurry_waits_as_ever(daemon: Daemon, client: Client) -> None:
+    daemon.silent.set()
+    for _ in range(2):
+        with pytest.raises(RequestTimeout):
+            client.leases()
+    assert daemon.waited_here() == [5.0, 5.0]
+
+
+def test_a_client_that_is_forgotten_ends_the_thread(daemon: Daemon) -> None:
+    client = Client(transport=daemon)  # type: ignore[arg-type]
+    daemon.silent.set()
+    with bounded(), pytest.raises(RequestTimeout):
+        client.leases()
+    del client
+
+    def ended() -> bool:
+        gc.collect()  # the error's frames refer to it
+        return not [one for one in threading.enumerate() if one.name == "zeus-circuit"]
+
+    wait_for(ended, "the thread to end")
+
+
+def test_what_counts_as_no_answer() -> None:
+    assert unanswered(RequestTimeout("..."))
+    assert unanswered(DeadlineExceeded("..."))
+    assert unanswered(SeveralGpusFailed({"a": LeaseHeld("..."), "b": DeadlineExceeded("...")}))
+    assert not unanswered(SeveralGpusFailed({"a": LeaseHeld("..."), "b": LeaseHeld("...")}))
+    assert not unanswered(LeaseHeld("..."))
+    assert not unanswered(None)

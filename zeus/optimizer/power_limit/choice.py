@@ -1,0 +1,79 @@
+"""The choice of a limit from estimates: what the selector says, unless it would cost more energy.
+
+A selector compares two estimates as if they were exact. Where they are not, the cautious choice is
+one that holds although they are off: it saves energy against the highest limit, and keeps its
+constraint, by more than the estimates may be wrong. Of several limits that the selector would
+choose one after another, the first such one is taken; the highest always is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
+from zeus.optimizer.power_limit.selectors import MaxSlowdownConstraint, OptimumSelector
+
+SURE = 2.2
+"""So many standard deviations, and a limit's slowdown is within the constraint and its allowance,
+..."""
+SAVES = 1.0
+"""... and so many, and it saves energy."""
+ALLOWANCE = 0.02
+"""A slowdown that is beyond the constraint by this much is the most that is accepted."""
+
+
+def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMeasurement]:
+    """Estimates as selectors and files have them: of so many steps."""
+    return [
+        PowerLimitMeasurement(
+            power_limit=watts(one.power_limit_mw),
+            energy=one.energy_j * steps,
+            time=one.time_s * steps,
+        )
+        for one in estimates
+    ]
+
+
+def choose(
+    selector: OptimumSelector, estimates: Sequence[Estimate], steps: int, *, cautious: bool
+) -> int:
+    """The best limit, mW.
+
+    Args:
+        selector: Says what is best.
+        estimates: Of the limits that were measured, descending; the first is the highest.
+        steps: How many steps the selector's measurements are of.
+        cautious: Pass over a limit that may cost more energy than the highest, or be slower than
+            the constraint by more than `ALLOWANCE`.
+
+    Raises:
+        ValueError: The selector fails, or chooses what was not measured.
+    """
+    left = list(estimates)
+    while True:
+        limit = _selected(selector, left, steps)
+        chosen = next((one for one in left if one.power_limit_mw == limit), None)
+        if chosen is None:
+            name = type(selector).__name__
+            raise ValueError(f"{name} chose {limit / 1000:g} W, which was not measured")
+        if not cautious or chosen is left[0] or _holds(selector, chosen, left[0]):
+            return limit
+        left.remove(chosen)
+
+
+def _selected(selector: OptimumSelector, estimates: Sequence[Estimate], steps: int) -> int:
+    try:
+        return round(selector.select(measurements(estimates, steps)) * 1000)
+    except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
+        raise ValueError(f"{type(selector).__name__} could not choose: {error!r}") from None
+
+
+def _holds(selector: OptimumSelector, chosen: Estimate, highest: Estimate) -> bool:
+    energy = chosen.energy_j / highest.energy_j
+    if energy * (1 + SAVES * chosen.energy_ratio_error) > 1:
+        return False
+    if not isinstance(selector, MaxSlowdownConstraint):
+        return True
+    time = chosen.time_s / highest.time_s
+    return time * (1 + SURE * chosen.time_ratio_error) <= selector.factor + ALLOWANCE

@@ -1,0 +1,565 @@
+"""What one process does for the search: told of steps and results, it answers with actions.
+
+A search says which limit to hold and for how many steps (`search`), a leader makes one decision of
+what all processes measured (`leader`); this is one process. State changes happen where steps begin:
+
+    Ready      steps used up, a trial is commanded   -> Warmup at its limit
+    Warmup     steps used up             -> Profiling at the same limit, window opened
+    Profiling  steps used up             -> window closed, and a new one opened
+    Warmup, Profiling   another trial    -> Warmup at its limit
+    Warmup, Profiling   epoch ends, pause, evaluation   -> Ready for the same trial
+    Warmup, Profiling   zeusd does not answer, or a lease is lost   -> Ready for the same trial
+    any        the choice is made        -> Done, at the chosen limit
+    any        a limit cannot be set, nothing can be measured, a process is silent
+                                         -> Done, given up
+
+Pure: no clock of its own, no device, no other process. The shell (`optimizer`) performs the actions
+and tells what they brought about.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from zeus.optimizer.power_limit import leader
+from zeus.optimizer.power_limit.actions import (
+    Actions,
+    AskForLimit,
+    CheckChoice,
+    CloseWindow,
+    Collect,
+    DropWindow,
+    Forget,
+    GiveUp,
+    Join,
+    Leave,
+    Listen,
+    OpenWindow,
+    Part,
+    Ran,
+    ReleaseLimits,
+    Say,
+    SearchAgain,
+    SetLimit,
+    Show,
+    Tell,
+    Waited,
+)
+from zeus.optimizer.power_limit.estimates import Estimate
+from zeus.optimizer.power_limit.leader import Choose, Command, Hello, Missing, Stop, Trouble, Try
+from zeus.optimizer.power_limit.profile import watts
+from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
+from zeus.optimizer.power_limit.stretches import Stretches
+from zeus.optimizer.power_limit.watch import Watch
+
+LISTEN_STEPS = 20
+"""After the choice, commands are looked for this often."""
+PATIENCE_STEPS = 3
+"""A command that is for a later step is obeyed after this many steps at the latest."""
+SILENT_S = 3.0
+"""A zeusd that does not answer for this long is reported."""
+
+
+class Core:
+    """One process of a search.
+
+    Args:
+        hello: What this process can.
+        wait_steps: Steps to wait before the first limit.
+        warmup_steps: Unmeasured steps after a change of the limit, at most.
+        profile_steps: Measured steps at each limit, at most.
+        adaptive: Whether the search is adaptive: then what an interruption leaves is kept, and
+            training is watched after the choice.
+
+    Attributes:
+        state: See `states`.
+        current_mw: The limit that is set; 0: none is, or it may not be in force.
+        chosen: The choice; None: there is none.
+        disabled: Whether the search was given up, for `reason`.
+        over: Whether nothing is to be done any more.
+        world: How many processes train together; 0: not known yet.
+        searched: Steps that the search has taken.
+    """
+
+    def __init__(
+        self, hello: Hello, wait_steps: int, warmup_steps: int, profile_steps: int, adaptive: bool
+    ) -> None:
+        self._hello = hello
+        self._highest = hello.max_mw
+        self._adaptive = adaptive
+        self.state: State = Ready(next_power_limit=self._highest, steps=wait_steps + 1)
+        self.current_mw = 0
+        self.chosen: Choose | None = None
+        self.disabled = self.over = False
+        self.reason = ""
+        self.world = 0
+        self.step = 0
+        self.searched = 0
+        self._leads = True
+        self._joined = False
+        self._trial: Try | None = None
+        self._index = 0  # of the part that is measured, ...
+        self._target = 0  # ... how many steps it has, ...
+        self._left = 0  # ... or will have: fewer, once an interruption has cut one
+        self._command: Command | None = None
+        self._heard_at = 0
+        self._due = self._obeyed = False
+        self._stretches = Stretches(warmup_steps, profile_steps, adaptive)
+        self._watch: Watch | None = None
+        self._checked = False
+        self._then: Callable[[], Actions] | None = None  # once the limit that is set is set
+        self._waiting = False  # for zeusd to answer whether it is
+        self._silent_s: float | None = None  # since when zeusd does not answer, ...
+        self._silent_step = 0
+        self._said_silent = False  # ... and whether that was reported
+        self._leases_lost: int | None = None
+
+    # ----------------------------------------------------------------------- training's events
+
+    def begin(self) -> Actions:
+        """The optimizer is made: the highest limit is set, so that steps wait for nothing."""
+        return self._set(self._highest) if isinstance(self.state, Ready) else []
+
+    def begin_training(self) -> Actions:
+        """Training begins. After one that has ended: its choice is set again, or searched anew."""
+        if not self.over:
+            return []
+        if self.disabled:
+            # Those that search anew are told so.
+            self._joined = self._joined and self.chosen is not None
+            return []
+        self.over = False
+        if self.chosen is not None:
+            return self._choose(self.chosen)
+        self.world, self._joined = 0, False
+        self.state = Ready(next_power_limit=self._highest, steps=1)
+        return self._set(self._highest)
+
+    def begin_epoch(self) -> Actions:
+        """An epoch begins."""
+        self._stretches.begin()
+        return []
+
+    def begin_step(self, now_s: float, answers: bool = True, leases_lost: int = 0) -> Actions:
+        """A step begins. `advance` and `proceed` follow.
+
+        Args:
+            now_s: Monotonic seconds.
+            answers: Whether zeusd has answered the last time.
+            leases_lost: How often this process has lost a lease so far.
+        """
+        self.step += 1
+        self._stretches.step()
+        self._due = self._obeyed = False
+        actions: Actions = []
+        if not self._joined and (self.disabled or not self.over):
+            self._joined = True
+            actions.append(Join())
+        if self.over:
+            return actions
+        before, self._leases_lost = self._leases_lost, leases_lost
+        if not answers or self._waiting:
+            actions += self._silent(now_s)
+        elif self._silent_s is not None or before not in (None, leases_lost):
+            actions += self._hold_again()
+        return actions
+
+    def advance(self) -> Actions:
+        """The step's work begins: measured steps are counted, windows end, commands are heard."""
+        state = self.state
+        if self.over or self._silent_s is not None:
+            return []
+        if isinstance(state, Done):
+            if self._watch is None:
+                return []
+            self._watch.step()
+            return [Listen()] if self.world > 1 and self._watch.steps % LISTEN_STEPS == 0 else []
+        state.steps -= 1
+        self._due = state.steps <= 0
+        if isinstance(state, (Warmup, Profiling)):
+            self.searched += 1
+        actions: Actions = []
+        if self._due and isinstance(state, Profiling):
+            actions = self._end_part(state.current_power_limit, self._target)
+        return [*actions, Collect(), Listen()]
+
+    def proceed(self) -> Actions:
+        """The step's work ends: unless a command has changed it, what comes next begins."""
+        if self.over or self._obeyed or self._silent_s is not None or self._then is not None:
+            return []
+        state = self.state
+        if isinstance(state, Done):
+            return self._look_after()
+        if not self._due:
+            return []
+        if isinstance(state, Ready):
+            if self._trial is not None:
+                return self._begin_trial(self._trial)
+            state.steps = 1  # the leader has not decided yet
+        elif self._trial is not None:
+            return self._begin_part(self._trial)
+        return []
+
+    def end_epoch(self) -> Actions:
+        """An epoch has ended: what follows must not be measured."""
+        return self._interrupted(keep=self._keeps_parts)
+
+    def pause(self) -> Actions:
+        """Something else begins between two steps: the window ends with the last one."""
+        return self._interrupted(keep=self._keeps_parts)
+
+    @property
+    def _keeps_parts(self) -> bool:
+        """Whether what an interruption leaves of a window counts; else the limit is retried."""
+        return self._adaptive or self._stretches.short(self._steps)
+
+    def evaluated(self) -> Actions:
+        """The model was evaluated: the window that was open is worth nothing."""
+        return self._interrupted(keep=False)
+
+    def close(self, reason: str = "its training has ended") -> Actions:
+        """Training has ended: the limits go back."""
+        actions = self._drop_check()
+        if isinstance(self.state, Profiling):
+            actions.append(DropWindow(self.state.current_power_limit))
+        if not isinstance(self.state, Done):
+            actions.append(Leave(reason))
+            if self.chosen is not None and not self.disabled:
+                self.state = Done(optimal_power_limit=self.chosen.power_limit_mw)
+            else:
+                self.state = Done(optimal_power_limit=self._highest, chosen=False, reason=reason)
+        self.over = True
+        self.current_mw = 0
+        self._then, self._waiting, self._silent_s = None, False, None
+        return [*actions, ReleaseLimits()]
+
+    def give_up(self, reason: str, *, leave: bool = True, warn: bool = True) -> Actions:
+        """Nothing can be done here any more: the limits go back, and the others are told."""
+        if self.disabled or self.over:
+            return []
+        self.disabled, self.reason = True, reason
+        actions: Actions = []
+        if isinstance(self.state, Profiling):
+            actions.append(DropWindow(self.state.current_power_limit))
+        if not isinstance(self.state, Done) or not leave:
+            actions.append(Leave(reason if leave else None))
+        self.state = Done(optimal_power_limit=self._highest, chosen=False, reason=reason)
+        return [*actions, *self.close(), GiveUp(reason, warn)]
+
+    # -------------------------------------------------------------------- results of actions
+
+    def joining(self, world: int) -> None:
+        """So many processes train together; nothing of what was commanded before counts."""
+        if self.world and not self.disabled and isinstance(self.state, Done):
+            self.state = Ready(next_power_limit=self._highest, steps=1)
+        self.world = world
+        self._trial = self._command = None
+
+    def joined(self, leads: bool) -> Actions:
+        """The leader can be reached.
+
+        Args:
+            leads: Whether it is in this process.
+        """
+        self._leads = leads
+        return [Leave(self.reason)] if self.disabled else [Tell(self._hello)]
+
+    def cut_off(self, reason: str) -> Actions:
+        """The leader cannot be reached."""
+        if isinstance(self.state, Done) and not self.disabled and not self.over:
+            self._watch = None  # the choice stays, and nothing else will come
+            return [Leave(None), Say(f"training is not checked any more: {reason}")]
+        return self.give_up(reason)
+
+    def limit_set(self, power_limit_mw: int) -> Actions:
+        """The limit is set."""
+        self.current_mw, self._waiting = power_limit_mw, False
+        back = self._answered()
+        then, self._then = self._then, None
+        return back if then is None else [*back, *then()]
+
+    def limit_refused(self, power_limit_mw: int, reason: str) -> Actions:
+        """The GPUs do not take this limit: the search leaves it out."""
+        if power_limit_mw == self._highest or isinstance(self.state, Done):
+            return self.limit_failed(reason)
+        self._trial = None
+        self.current_mw, self._waiting = 0, False  # some of several GPUs may have taken it
+        self.state = Ready(next_power_limit=self._highest, steps=1)
+        trouble = Tell(Trouble(reason=reason, power_limit_mw=power_limit_mw))
+        return self._set(self._highest, lambda: [trouble])
+
+    def limit_denied(self, reason: str) -> Actions:
+        """This process may not set the limit."""
+        if self.step:
+            return self.limit_failed(reason)
+        # A site may let only those set limits who compute on the GPU. The model may be put there
+        # between now and the first step, which tries again.
+        self._then = None
+        return []
+
+    def limit_failed(self, reason: str) -> Actions:
+        """The limit cannot be set."""
+        return self.give_up(f"the power limit cannot be set: {reason}")
+
+    def unanswered(self) -> Actions:
+        """zeusd does not answer whether the limit is set: training goes on meanwhile."""
+        self._waiting = True
+        return []
+
+    def window_failed(self, reason: str) -> Actions:
+        """A window could not be opened or closed."""
+        return self.give_up(f"energy cannot be measured: {reason}")
+
+    def measured(self, part: Part | None, joules: float, error_j: float, seconds: float) -> Actions:
+        """What a window took."""
+        if part is None:
+            if self._watch is None or not self._watch.changed(joules, seconds):
+                return []
+            what = self._watch.what
+            self._checked = False
+            return [
+                Say(f"training has changed ({what}): power limits are measured anew"),
+                SearchAgain(),
+                Listen(),
+            ]
+        limit = part.trial.power_limit_mw
+        if joules <= 0:
+            return self.give_up(
+                f"{part.steps} steps at {watts(limit)} W were measured as 0 J; look at the GPU's "
+                "sensors with `nvidia-smi -q -d POWER`"
+            )
+        message = leader.Piece(
+            trial=part.trial.trial,
+            index=part.index,
+            steps=part.steps,
+            energy_j=joules,
+            energy_error_j=error_j,
+            time_s=seconds,
+        )
+        figures = {
+            "power_limit_w": limit / 1000,
+            "step_time_s": seconds / part.steps,
+            "step_energy_j": joules / part.steps,
+            "power_w": joules / seconds,
+        }
+        return [Tell(message), Show(figures), Collect()]
+
+    def unknown(self, part: Part | None, reason: str, lasting: bool) -> Actions:
+        """What a window took is not known.
+
+        Args:
+            part: What it measured.
+            reason: Why.
+            lasting: Whether the next window's energy will not be known either.
+        """
+        if part is None:
+            if self._watch is not None:
+                self._watch.dropped()
+            return [Say(f"training is not checked this time: {reason}")]
+        if lasting:
+            return self.give_up(f"energy cannot be measured: {reason}")
+        return [Tell(Missing(trial=part.trial.trial, index=part.index)), Collect()]
+
+    def heard(self, commands: Sequence[Command]) -> Actions:
+        """What the leader has commanded since the last time."""
+        for command in commands:
+            self._command, self._heard_at = command, self.step
+        new = self._command
+        if new is None or not self._is_time(new):
+            return []
+        self._command = None
+        self._obeyed = True
+        if isinstance(new, Stop):
+            return self._stop(new.reason)
+        actions = self._cut(self.state) if isinstance(self.state, Profiling) else []
+        if isinstance(new, Choose):
+            return [*actions, Forget(), *self._choose(new)]
+        was_done = isinstance(self.state, Done)
+        if was_done and not new.check:  # training has changed: what was known is of before
+            self.chosen = None
+        self._trial, self._index, self._left = new, 0, new.steps
+        if isinstance(self.state, Ready):
+            self.state.next_power_limit = new.power_limit_mw
+            self._obeyed = False
+            return actions
+        drop = self._drop_check() if was_done else []
+        return [*actions, *drop, *self._begin_trial(new)]
+
+    # ------------------------------------------------------------------- the steps of a trial
+
+    @property
+    def _steps(self) -> int | None:
+        return None if self._trial is None else self._trial.steps
+
+    def _begin_trial(self, trial: Try) -> Actions:
+        limit = trial.power_limit_mw
+
+        def begin() -> Actions:
+            steps = min(trial.warmup_steps, self._stretches.longest_warmup)
+            if not steps:
+                return self._begin_part(trial)
+            self.state = Warmup(current_power_limit=limit, steps=steps)
+            return []
+
+        if limit != self.current_mw:
+            self.state = Ready(next_power_limit=limit, steps=1)
+        return self._set(limit, begin)
+
+    def _begin_part(self, trial: Try) -> Actions:
+        limit = trial.power_limit_mw
+        self._target = self._left
+        self.state = Profiling(current_power_limit=limit, steps=self._target)
+        return [OpenWindow(limit)]
+
+    def _end_part(self, limit: int, steps: int) -> Actions:
+        """Closes the window of some steps of the trial."""
+        self._stretches.measured()
+        if self._trial is None:
+            return [DropWindow(limit)]
+        part = Part(self._trial, self._index, steps)
+        self._left = self._trial.steps if steps >= self._left else self._left - steps
+        self._index += 1
+        return [CloseWindow(limit, part), Ran(part)]
+
+    def _cut(self, state: Profiling) -> Actions:
+        """Another command ends a part: alone, its whole steps count; in company, whose parts would
+        end elsewhere, they do not.
+        """
+        steps = self._target - state.steps
+        if self.world == 1 and 0 < steps < self._target:
+            return self._end_part(state.current_power_limit, steps)
+        return [DropWindow(state.current_power_limit)]
+
+    def _interrupted(self, keep: bool) -> Actions:
+        """Ends what is under way, and goes on at the highest limit until the next step."""
+        state, stretch = self.state, self._stretches
+        dropped = self._drop_check()
+        if not isinstance(state, (Warmup, Profiling)):
+            return dropped
+        said = stretch.cut(isinstance(state, Warmup), self._steps)
+        actions: Actions = [] if said is None else [Say(said, warn=True)]
+        if isinstance(state, Profiling):
+            # The window covers the step it was opened at and those that began since.
+            steps = self._target - state.steps + 1
+            if keep or (self._adaptive and steps >= self._target):
+                actions += self._end_part(state.current_power_limit, steps)
+            else:
+                actions.append(DropWindow(state.current_power_limit))
+        self.state = Ready(next_power_limit=state.current_power_limit, steps=1)
+        return [*dropped, *actions, *self._set(self._highest)]
+
+    # ------------------------------------------------------------------------- limits, silence
+
+    def _set(self, power_limit_mw: int, then: Callable[[], Actions] | None = None) -> Actions:
+        """Sets the limit on all GPUs unless it is set, and then goes on."""
+        if power_limit_mw == self.current_mw and not self._waiting:
+            return [] if then is None else then()
+        self._then = then or _nothing
+        return [SetLimit(power_limit_mw)]
+
+    def _silent(self, now_s: float) -> Actions:
+        """zeusd does not answer: what was being measured may not be what it seems."""
+        actions: Actions = []
+        if self._silent_s is None:
+            self._silent_s, self._said_silent = now_s, False
+            self._silent_step = self.step
+            actions = self._set_aside()
+        elif not self._said_silent and now_s - self._silent_s >= SILENT_S:
+            self._said_silent = True
+            limit = f" at {watts(self.current_mw)} W, as last set" if self.current_mw else ""
+            what = "check" if isinstance(self.state, Done) else "search"
+            text = f"zeusd has not answered for {SILENT_S:g} s: training goes on{limit}, and the "
+            actions = [Say(f"{text}{what} of power limits when it answers again", warn=True)]
+        return [*actions, AskForLimit()] if self._waiting else actions
+
+    def _answered(self) -> Actions:
+        """zeusd answers again, if it did not."""
+        if self._silent_s is None:
+            return []
+        said: Actions = [Say("zeusd answers again")] if self._said_silent else []
+        self._silent_s, self._said_silent = None, False
+        return [*said, Waited(self.step - self._silent_step)]
+
+    def _hold_again(self) -> Actions:
+        """zeusd answers again, or a lease was lost: the limit may not be the one that was set."""
+        aside = [*self._set_aside(), *self._answered()]
+        self.current_mw = 0
+        limit = self._highest
+        if isinstance(self.state, Done):
+            limit = self.state.optimal_power_limit
+        return [*aside, *self._set(limit, self._then)]
+
+    def _set_aside(self) -> Actions:
+        """What is being measured is worth nothing; the trial begins again with its warm-up."""
+        state = self.state
+        actions: Actions = [*self._drop_check(), Forget()]
+        if isinstance(state, (Warmup, Profiling)):
+            if isinstance(state, Profiling):
+                actions.append(DropWindow(state.current_power_limit))
+            self.state = Ready(next_power_limit=state.current_power_limit, steps=1)
+        return actions
+
+    # ------------------------------------------------------------------------------ the choice
+
+    def _is_time(self, command: Command) -> bool:
+        if isinstance(command, Stop) or self.world == 1:
+            return True
+        waited = self.step - self._heard_at
+        return self.step >= command.from_step or waited >= PATIENCE_STEPS
+
+    def _choose(self, command: Choose) -> Actions:
+        before = self.chosen
+        self.chosen = command
+        estimates = command.estimates
+        chosen = next(one for one in estimates if one.power_limit_mw == command.power_limit_mw)
+        self.state = Done(optimal_power_limit=chosen.power_limit_mw)
+
+        def go_on() -> Actions:
+            if self._adaptive:
+                self._watch_over(chosen, before is None)
+            first = estimates[0]
+            figures = {
+                "chosen_power_limit_w": chosen.power_limit_mw / 1000,
+                "energy_saving": 1 - chosen.energy_j / first.energy_j,
+                "slowdown": chosen.time_s / first.time_s - 1,
+            }
+            return [Show(figures)]
+
+        said = Say(f"optimal power limit: {chosen.power_limit_mw / 1000:g} W")
+        return [said, *self._set(chosen.power_limit_mw, go_on)]
+
+    def _watch_over(self, chosen: Estimate, anew: bool) -> None:
+        every = None if self._watch is None else self._watch.next_every(anew)
+        self._watch = Watch(chosen, every, loaded=self.searched == 0, power=self.world == 1)
+
+    def _look_after(self) -> Actions:
+        """After the choice: looks whether it holds, and whether training is what was measured."""
+        watch = self._watch
+        if watch is None or not self._leads:
+            return []
+        if watch.due_to_verify and not self._checked:
+            self._checked = True
+            if not watch.measuring and (watch.loaded or watch.limit_mw != self._highest):
+                return [CheckChoice(), Listen()]
+        if watch.due_to_begin:
+            watch.began()
+            return [OpenWindow(watch.limit_mw)]
+        if watch.due_to_end:
+            watch.ended()
+            return [CloseWindow(watch.limit_mw, None)]
+        return [Collect()] if watch.waiting else []
+
+    def _drop_check(self) -> Actions:
+        watch = self._watch
+        if watch is None or not (watch.measuring or watch.waiting):
+            return []
+        watch.dropped()
+        return [DropWindow(watch.limit_mw), Forget()]
+
+    def _stop(self, reason: str) -> Actions:
+        """The leader stops all. It says why; the others would only repeat it."""
+        return self.give_up(reason, leave=False, warn=self._leads)
+
+
+def _nothing() -> Actions:
+    return []

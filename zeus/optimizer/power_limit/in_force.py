@@ -1,0 +1,65 @@
+"""Which power limit is in force on some GPUs, and who set it: what is said when a search ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+from collections.abc import Sequence
+
+from zeus import _node
+from zeus.device import GPUs
+from zeus.exceptions import ZeusBaseError
+from zeus.optimizer.power_limit.profile import watts
+from zeus_ipc.circuit import bounded
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.messages import LeaseInfo
+
+
+def describe(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
+    """The rest of the sentence "training goes on at ...". Never raises, and hardly waits.
+
+    Args:
+        gpus: The GPUs of this process.
+        indices: Which of them.
+        highest_mw: The highest limit that this process may set.
+        last_mw: What it has set last; 0: nothing.
+    """
+    limits: dict[int, int] = {}
+    try:
+        with bounded():
+            for index in indices:
+                limits[index] = gpus[index].get_power_management_limit()
+    except ZeusBaseError:
+        last = f"; {watts(last_mw)} W was set last" if last_mw else ""
+        return f"a power limit that cannot be read now{last}"
+    lowered = {index: limit for index, limit in limits.items() if limit != highest_mw}
+    if not lowered:
+        return "the highest limit"
+    index, limit = next(iter(lowered.items()))
+    where = f" on GPU {index}" if len(limits) > 1 else ""
+    return f"{watts(limit)} W{where}, {_who(gpus, index)}"
+
+
+def _who(gpus: GPUs, index: int) -> str:
+    uuid = gpus[index].uuid
+    leases: list[LeaseInfo] = []
+    with contextlib.suppress(ZeusIpcError, ZeusBaseError), bounded():
+        leases = _node.get_client().leases()
+    for lease in leases:
+        if lease.gpu == uuid and lease.control == "power_limit":
+            if lease.restoring:
+                return "which zeusd is restoring"
+            if lease.pid == os.getpid():
+                return "which this process has set"
+            process = "a process" if lease.pid is None else f"process {lease.pid}"
+            name = f" ({lease.command})" if lease.command else ""
+            return f"which {process}{name} of {_user(lease.uid)} has set"
+    return "which was set outside zeusd, or is its restore target"
+
+
+def _user(uid: int) -> str:
+    try:
+        return f"user {pwd.getpwuid(uid).pw_name}"
+    except KeyError:
+        return f"user {uid}"

@@ -1,0 +1,249 @@
+"""Performs the actions of a core: sets limits, measures, talks to the leader and to the user."""
+
+from __future__ import annotations
+
+import logging
+import time
+import warnings
+from collections import deque
+from collections.abc import Callable
+from functools import singledispatchmethod
+
+from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
+from zeus.monitor import Measurement, ZeusMonitor
+from zeus.optimizer.power_limit import actions, in_force
+from zeus.optimizer.power_limit.actions import Action, Actions, Part
+from zeus.optimizer.power_limit.core import Core
+from zeus.optimizer.power_limit.held import HeldLimits, Outcome
+from zeus.optimizer.power_limit.leader import Leader
+from zeus.optimizer.power_limit.link import Link, LinkError, connect
+from zeus.optimizer.power_limit.planner import Planner
+from zeus.optimizer.power_limit.profile import watts
+from zeus.utils import framework
+from zeus_ipc.circuit import bounded, unanswered
+
+log = logging.getLogger(__name__)
+
+
+class Shell:
+    """One process's core, and what it acts on.
+
+    Args:
+        core: Says what to do.
+        monitor: Of the GPUs.
+        planner: What the leader, if it is here, knows of its job.
+        highest_mw: The highest limit of the GPUs.
+
+    Attributes:
+        link: The way to the leader; None: there is none, or no more.
+        leader: The last leader, in the process where it is.
+        show: Called with figures by name, if set.
+    """
+
+    def __init__(self, core: Core, monitor: ZeusMonitor, planner: Planner, highest_mw: int) -> None:
+        self.core = core
+        self.monitor = monitor
+        self.link: Link | None = None
+        self.leader: Leader | None = None
+        self.show: Callable[[dict[str, float]], None] | None = None
+        self._planner = planner
+        self._highest_mw = highest_mw
+        self._limits = HeldLimits(monitor.gpus, monitor.gpu_indices)
+        self._unread: deque[tuple[Part | None, Measurement]] = deque()
+        self._last_set_mw = 0
+
+    def perform(self, wanted: Actions) -> None:
+        """Performs actions in order; what comes of each is dealt with before the next."""
+        left = deque(wanted)
+        while left:
+            left.extendleft(reversed(self._do(left.popleft())))
+
+    @singledispatchmethod
+    def _do(self, action: Action) -> Actions:
+        raise TypeError(action)
+
+    @_do.register
+    def _join(self, action: actions.Join) -> Actions:
+        core, world = self.core, framework.world_size()
+        if world == core.world and not core.disabled:
+            return []
+        if core.world and not core.disabled:
+            self._planner.read_for_rank()  # it was another party's
+        core.joining(world)
+        self._unread.clear()
+        planner = self._planner
+        self.leader = Leader(world, planner.begin, planner.choose, planner.save)
+        try:
+            self.link = connect(self.leader, world)
+        except LinkError as error:
+            return core.cut_off(str(error))
+        return core.joined(self.link.leader is not None)
+
+    @_do.register
+    def _set_limit(self, action: actions.SetLimit) -> Actions:
+        return self._limit_is(self._limits.set(action.power_limit_mw))
+
+    @_do.register
+    def _ask_for_limit(self, action: actions.AskForLimit) -> Actions:
+        return self._limit_is(self._limits.outcome())
+
+    def _limit_is(self, outcome: Outcome | None) -> Actions:
+        core = self.core
+        if outcome is None or outcome.power_limit_mw is None:
+            return core.unanswered()
+        limit, error = outcome.power_limit_mw, outcome.error
+        if error is None:
+            self._last_set_mw = limit
+            return core.limit_set(limit)
+        if isinstance(error, ZeusGPUInvalidArgError):
+            return core.limit_refused(limit, error.message)
+        if isinstance(error, ZeusGPUNoPermissionError):
+            return core.limit_denied(error.message)
+        return core.limit_failed(error.message)
+
+    @_do.register
+    def _release_limits(self, action: actions.ReleaseLimits) -> Actions:
+        self._limits.release()
+        return []
+
+    @_do.register
+    def _open_window(self, action: actions.OpenWindow) -> Actions:
+        try:
+            self.monitor.begin_window(_window(action.power_limit_mw), restart=True)
+        except ZeusBaseError as error:
+            return self.core.window_failed(error.message)
+        return []
+
+    @_do.register
+    def _close_window(self, action: actions.CloseWindow) -> Actions:
+        try:
+            measurement = self.monitor.end_window(_window(action.power_limit_mw))
+        except ZeusBaseError as error:
+            self._do(actions.DropWindow(action.power_limit_mw))
+            return self.core.window_failed(error.message)
+        except ValueError as error:  # someone reset the monitor's windows
+            return self.core.window_failed(str(error))
+        self._unread.append((action.part, measurement))
+        return []
+
+    @_do.register
+    def _drop_window(self, action: actions.DropWindow) -> Actions:
+        if _window(action.power_limit_mw) in self.monitor.measurement_states:
+            self.monitor.end_window(_window(action.power_limit_mw), cancel=True)
+        return []
+
+    @_do.register
+    def _collect(self, action: actions.Collect) -> Actions:
+        core = self.core
+        if not self._unread or core.over:
+            return []
+        part, measurement = self._unread[0]
+        # All has been run, and nobody else has a part in it: then the last tick is waited for.
+        last = core.world == 1 and self.leader is not None and self.leader.waits
+        if not last and not self.monitor.ripe(measurement):
+            return []
+        try:
+            with bounded():
+                measurement.look_up()
+        except ZeusBaseError as error:
+            if unanswered(error.__cause__):
+                return []
+            self._unread.popleft()
+            # zeusd was started after the window's beginning: the next one's energy it will know.
+            return core.unknown(part, error.message, lasting=error.__cause__ is not None)
+        self._unread.popleft()
+        took = measurement.total_energy, measurement.uncertainty, measurement.time
+        return core.measured(part, *took)
+
+    @_do.register
+    def _forget(self, action: actions.Forget) -> Actions:
+        parts = [part for part, _ in self._unread if part is not None]
+        self._unread.clear()
+        return [
+            one
+            for part in parts
+            for one in self.core.unknown(part, "it was interrupted", lasting=False)
+        ]
+
+    @_do.register
+    def _ran(self, action: actions.Ran) -> Actions:
+        if self.link is not None and self.link.leader is not None:
+            part = action.part
+            self.link.leader.ran(part.trial, part.index, part.steps)
+        return []
+
+    @_do.register
+    def _tell(self, action: actions.Tell) -> Actions:
+        if self.link is None:
+            return []
+        try:
+            self.link.tell(action.message)
+        except LinkError as error:
+            return self.core.cut_off(str(error))
+        return []
+
+    @_do.register
+    def _listen(self, action: actions.Listen) -> Actions:
+        if self.link is None or self.core.over:
+            return []
+        try:
+            commands = self.link.hear(time.monotonic(), self.core.step)
+        except LinkError as error:
+            return self.core.cut_off(str(error))
+        return self.core.heard(commands)
+
+    @_do.register
+    def _leave(self, action: actions.Leave) -> Actions:
+        link, self.link = self.link, None
+        if link is not None and action.reason is not None and self.core.world > 1:
+            link.leave(action.reason, time.monotonic(), self.core.step)
+        return []
+
+    @_do.register
+    def _waited(self, action: actions.Waited) -> Actions:
+        if self.link is not None and self.link.leader is not None:
+            self.link.leader.waited(action.steps)
+        return []
+
+    @_do.register
+    def _search_again(self, action: actions.SearchAgain) -> Actions:
+        if self.link is not None and self.link.leader is not None:
+            self.link.leader.again(time.monotonic(), self.core.step)
+        return []
+
+    @_do.register
+    def _check_choice(self, action: actions.CheckChoice) -> Actions:
+        if self.link is not None and self.link.leader is not None:
+            self.link.leader.check(time.monotonic(), self.core.step)
+        return []
+
+    @_do.register
+    def _gave_up(self, action: actions.GiveUp) -> Actions:
+        if not action.warn:
+            log.warning("the power limit optimizer stopped: %s", action.reason)
+            return []
+        gpus, indices = self.monitor.gpus, self.monitor.gpu_indices
+        limit = in_force.describe(gpus, indices, self._highest_mw, self._last_set_mw)
+        warnings.warn(
+            f"The power limit optimizer stopped, and training goes on at {limit}: {action.reason}",
+            stacklevel=2,
+        )
+        return []
+
+    @_do.register
+    def _say(self, action: actions.Say) -> Actions:
+        if action.warn:
+            warnings.warn(action.text, stacklevel=5)
+        else:
+            log.info("%s", action.text)
+        return []
+
+    @_do.register
+    def _show(self, action: actions.Show) -> Actions:
+        if self.show is not None:
+            self.show({f"zeus/{name}": value for name, value in action.figures.items()})
+        return []
+
+
+def _window(power_limit_mw: int) -> str:
+    return f"__GlobalPowerLimitOptimizer_{watts(power_limit_mw)}"

@@ -1,0 +1,126 @@
+"""Bounds what a program waits in total for a daemon that does not answer.
+
+Training may wait for its daemon a moment, once, and not at every step. A circuit opens when an
+answer stays away; from then on what is called within `bounded` fails at once, while a thread asks
+until the daemon answers again.
+
+    with bounded():
+        client.set_power_limit(...)   # at most WAIT_S, or at once while the circuit is open
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from zeus_ipc.errors import (
+    DaemonUnavailable,
+    DeadlineExceeded,
+    ErrorCode,
+    RequestTimeout,
+    SeveralGpusFailed,
+    ZeusIpcError,
+)
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 0.35
+"""How long a bounded call waits for an answer; a transport may take a tenth of a second more."""
+PROBE_S = 0.25
+"""Pause between two attempts to reach a daemon that does not answer."""
+
+_limit_s: contextvars.ContextVar[float | None] = contextvars.ContextVar("limit_s", default=None)
+_UNANSWERED = (ErrorCode.SHUTTING_DOWN, ErrorCode.QUIESCED, ErrorCode.OVERLOADED)
+
+
+@contextlib.contextmanager
+def bounded(wait_s: float = WAIT_S) -> Iterator[None]:
+    """Within, calls of this thread wait this long at most for a daemon, all clients' alike.
+
+    Args:
+        wait_s: Seconds.
+    """
+    token = _limit_s.set(wait_s)
+    try:
+        yield
+    finally:
+        _limit_s.reset(token)
+
+
+def unanswered(error: BaseException | None) -> bool:
+    """Whether an error says that the daemon, or a GPU's driver, did not answer, or cannot at the
+    moment: the same request may succeed later.
+    """
+    if isinstance(error, SeveralGpusFailed):
+        return any(map(unanswered, error.errors.values()))
+    if isinstance(error, (DaemonUnavailable, RequestTimeout, DeadlineExceeded)):
+        return True
+    return isinstance(error, ZeusIpcError) and error.code in _UNANSWERED
+
+
+class Circuit:
+    """Closed while a daemon answers, open while it does not.
+
+    Args:
+        probe: Asks the daemon something, and waits as long as it may take; a bound method, kept
+            weakly.
+    """
+
+    def __init__(self, probe: Callable[[], object]) -> None:
+        self._probe = weakref.WeakMethod(probe)
+        self._guard = threading.Lock()
+        self._reason: str | None = None
+
+    @property
+    def open(self) -> bool:
+        """Whether the daemon does not answer."""
+        return self._reason is not None
+
+    def call(self, request: Callable[[float], dict[str, Any]], timeout_s: float) -> dict[str, Any]:
+        """Calls `request` with the seconds that it may wait.
+
+        Raises:
+            DaemonUnavailable: The call is bounded, and the circuit is open.
+            ZeusIpcError: What `request` raises.
+        """
+        limit_s = _limit_s.get()
+        if limit_s is not None:
+            timeout_s = min(timeout_s, limit_s)
+            if self._reason is not None:
+                raise DaemonUnavailable(self._reason)
+        try:
+            reply = request(timeout_s)
+        except (DaemonUnavailable, RequestTimeout) as error:
+            self._opened(error)
+            raise
+        self._reason = None
+        return reply
+
+    def after_fork(self) -> None:
+        """In a child: the thread stayed behind with its parent."""
+        self._guard = threading.Lock()
+        self._reason = None
+
+    def _opened(self, error: ZeusIpcError) -> None:
+        with self._guard:
+            was_open, self._reason = self.open, error.message
+        if not was_open:
+            threading.Thread(target=self._ask, name="zeus-circuit", daemon=True).start()
+
+    def _ask(self) -> None:
+        while self.open:
+            probe = self._probe()
+            if probe is None:
+                return
+            try:
+                probe()
+            except ZeusIpcError as error:
+                log.debug("zeusd does not answer: %s", error)
+            del probe  # nor may its error be held while this sleeps: who forgets the client ends it
+            time.sleep(PROBE_S)
