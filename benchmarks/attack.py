@@ -234,10 +234,11 @@ class Honest:
         for child in (self._setter, self._holder):
             child.say(str(seconds))
         time.sleep(seconds / 2)
-        killed = time.monotonic()
-        dying.kill()
         late: list[str] = []
         with self._daemon.client() as client:
+            client.leases()  # what is measured is the restore, and no connection
+            killed = time.monotonic()
+            dying.kill()
             while any(lease.gpu == gpu for lease in client.leases()) and not late:
                 time.sleep(0.002)
                 if time.monotonic() > killed + RESTORE_S:
@@ -299,18 +300,21 @@ def beside(
     seen = busy = NOTHING
     cpu_s = observed_s = 0.0
     with daemon.new_log_lines() as lines, contextlib.ExitStack() as running:
-        burner, enemy = attacker(BUSY_LOOP, daemon, uid), attacker(attack, daemon, uid)
-        for one in (burner, enemy):
+        enemy, *others = [
+            attacker(one, daemon, uid) for one in ([attack, BUSY_LOOP] if compare else [attack])
+        ]
+        for one in (enemy, *others):
             running.callback(one.kill)
             one.rest()
         for _ in range(turns):
-            if compare:
+            for burner in others:
                 burner.work()
                 time.sleep(WARM_UP_S)
                 busy += honest.observe(seconds / turns)
                 burner.rest()
             enemy.work()
-            time.sleep(WARM_UP_S)
+            if compare:  # latencies are those of an attack that goes on
+                time.sleep(WARM_UP_S)
             before, started = daemon.usage(), time.monotonic()
             seen += honest.observe(seconds / turns)
             after = daemon.usage()

@@ -3,10 +3,11 @@
     python benchmarks/ipc.py [--rounds N]
 
 All are measured in one run, in turns, by one client process: a bare AF_UNIX SOCK_SEQPACKET
-ping-pong between two Python processes (the floor), the daemon with eight simulated GPUs whose
-setters take no time, and httpx over a Unix socket against a responder that parses nothing. The
-figures to compare are the ratios; microseconds depend on the machine. The client has a core of its
-own; the goals hold for that.
+ping-pong between two Python processes, pyzmq's DEALER against a responder that parses nothing (the
+floor of every client that uses libzmq), the daemon with eight simulated GPUs whose setters take no
+time, and httpx over a Unix socket against a responder that parses nothing. The figures to compare
+are the ratios; microseconds depend on the machine. The client has a core of its own; the goals hold
+for that.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import httpx
+import zmq
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
@@ -35,6 +37,7 @@ from benchmarks.processes import without_limits
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.prepared import PreparedClocks
+from zeusd.server.zmtp import Engine, Role, State, frame
 
 REQUEST = b"x" * 56
 REPLY = b"y" * 45
@@ -42,6 +45,7 @@ SPACING_S = 0.001
 """Pause between sends that nobody answers, so that no queue fills."""
 
 BARE, HTTP, SEND = "bare AF_UNIX ping-pong", "httpx over AF_UNIX", "bare AF_UNIX send"
+DEALER, DEALER_SEND = "pyzmq DEALER ping-pong", "pyzmq DEALER send"
 SET, HEARTBEAT, CLOCK = "set_power_limit", "heartbeat", "clock change without waiting"
 GOALS = (
     (SET, BARE, 5.0),
@@ -50,6 +54,8 @@ GOALS = (
     (HEARTBEAT, HTTP, 0.4),
     (CLOCK, SEND, 1.0),
 )
+FLOORS = ((SET, DEALER), (HEARTBEAT, DEALER), (CLOCK, DEALER_SEND))
+"""What every client that uses libzmq pays, and how much of it is ours."""
 """What may take at most how many times the p50 of what."""
 
 
@@ -91,6 +97,22 @@ def _swallow(path: str) -> None:
         connection, _ = listening.accept()
         while connection.recv(4096):
             pass
+
+
+def _zmtp_pong(path: str) -> None:
+    """Says what a ROUTER says in a handshake, and answers whatever follows."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
+        listening.bind(path)
+        listening.listen()
+        connection, _ = listening.accept()
+        router, reply = Engine(Role.ROUTER), frame(REPLY)
+        connection.sendall(router.data_to_send())
+        while router.state is not State.TRAFFIC:
+            router.receive(connection.recv(4096))
+            router.next_event()
+        connection.sendall(router.data_to_send())
+        while connection.recv(4096):
+            connection.sendall(reply)
 
 
 def _http_pong(path: str) -> None:
@@ -168,6 +190,12 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
         client = stack.enter_context(daemon(where))
         floor = seqpacket(stack.enter_context(peer(_pong, str(where / "pong"))))
         sink = seqpacket(stack.enter_context(peer(_swallow, str(where / "sink"))))
+        context = stack.enter_context(zmq.Context())
+        dealer, sender = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
+        for one, name in ((dealer, "dealer"), (sender, "sender")):
+            one.setsockopt(zmq.LINGER, 0)
+            one.connect("ipc://" + stack.enter_context(peer(_zmtp_pong, str(where / name))))
+            stack.callback(one.close)
         http_path = stack.enter_context(peer(_http_pong, str(where / "http")))
         http = stack.enter_context(
             httpx.Client(transport=httpx.HTTPTransport(uds=http_path), timeout=30)
@@ -178,6 +206,13 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
         def ping() -> None:
             floor.send(REQUEST)
             floor.recv(4096)
+
+        def dealer_ping() -> None:
+            dealer.send(REQUEST)
+            dealer.recv()
+
+        def dealer_send() -> None:
+            sender.send(REQUEST)
 
         def set_limit(block: bool = True) -> None:
             values.reverse()
@@ -196,11 +231,13 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
             case.name: case
             for case in (
                 Case(BARE, ping),
+                Case(DEALER, dealer_ping),
                 Case(SET, set_limit),
                 Case("state", lambda: client.state(uuid)),
                 Case(HEARTBEAT, client.heartbeat),
                 Case(HTTP, lambda: http.post("http://x/", content=REQUEST)),
                 Case(SEND, lambda: sink.send(REQUEST), spaced=True),
+                Case(DEALER_SEND, dealer_send, spaced=True),
                 Case(CLOCK, change_clock, spaced=True),
                 Case("set_power_limit, block=False", lambda: set_limit(False), spaced=True),
             )
@@ -268,6 +305,12 @@ def print_goals(cases: dict[str, Case]) -> None:
         )
         verdict = "met" if p50 <= most else "missed"
         print(f"| {name} / {base} | {most:g} | {p50:.2f} | {verdict} | {p99:.2f} |")
+    for name, base in FLOORS:
+        p50, p99 = (
+            cases[name].percentile_us(percent) / cases[base].percentile_us(percent)
+            for percent in (50, 99)
+        )
+        print(f"| {name} / {base} | | {p50:.2f} | | {p99:.2f} |")
 
 
 def main() -> None:

@@ -88,14 +88,19 @@ def measure_restore(runs: int) -> None:
     """Prints how long after a holder's death the last of 8 GPUs was written."""
     print(f"SIGKILL of the holder to the last of 8 limits restored, {runs} runs, ms")
     print(f"{'one setter takes':>18} {'p50':>8} {'p99':>8} {'max':>8} {'p99 beyond it':>14}")
-    cases: list[tuple[float, str | None]] = [(0.0, None), (12.0, None)]
+    cases: list[tuple[float, str | None, int]] = [(0.0, None, 0), (12.0, None, 0)]
     if others_may_be_played():
-        cases += [(12.0, "480 reads/s"), (12.0, "reads without end")]
-    for latency_ms, name in cases:
+        cases += [(12.0, "480 reads/s", 0), (12.0, "reads without end", 0)]
+        cases += [(12.0, "reads without end", 1)]
+    for latency_ms, name, getter_ms in cases:
         with site(8, latency_ms) as (daemon, double), contextlib.ExitStack() as stack:
             took_ms = []
+            for gpu in range(8 if getter_ms else 0):
+                double.inject(gpu, SET_LIMIT)  # what is injected first counts
+                double.inject(gpu, "*", delay_ms=getter_ms)
             if name is not None:
-                print(f"the same beside another user who sends {name}:")
+                slow = f", and every getter takes {getter_ms} ms" if getter_ms else ""
+                print(f"the same beside another user who sends {name}{slow}:")
                 attacked = OwnDaemon(daemon.socket, daemon.process.pid, daemon.log_path)
                 stack.callback(attacker(ATTACKS[name], attacked, FIRST_ATTACKER).kill)
             for _ in range(runs):

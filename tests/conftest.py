@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -32,7 +33,9 @@ come last, those with the longest tests first, so that all workers end at about 
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """What `--strict-markers` allows."""
+    """What `--strict-markers` allows, and how tests are interrupted."""
+    # A shell's background job ignores Ctrl-C, and what it starts would, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     config.addinivalue_line("markers", "needs(*names): what the test needs: see tests/needs.py")
 
 

@@ -7,6 +7,8 @@ names that its code uses (`expires_ns`), so that an entry survives every change 
 from __future__ import annotations
 
 import ast
+import itertools
+import os
 import re
 import subprocess
 from collections.abc import Callable, Iterator
@@ -200,14 +202,25 @@ def _replaced(text: str, node: ast.AST, code: str) -> str:
 PRELOADED = ("pytest", "hypothesis", "pydantic", "zmq", "msgpack", "click", "pynvml")
 
 
+_SECONDS = itertools.count(1)
+
+
+def rewrite(path: Path, text: str) -> None:
+    """Writes a module, dated as no other text of it: a compiled module is told apart by size and
+    second of its source, and a deleted rule could live on in it.
+    """
+    path.write_text(text, encoding="utf-8")
+    second = next(_SECONDS)
+    os.utime(path, (second, second))
+
+
 def run_tests(
     preloaded: Preloaded, root: Path, *arguments: str
 ) -> subprocess.CompletedProcess[str]:
     """Runs pytest with these arguments on the copy in a folder."""
     environment = needs.ignored()
     environment.pop("PYTEST_XDIST_WORKER", None)
-    # A compiled module is told apart by size and second: a deleted rule could live on in it.
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)  # nothing is compiled twice
     return preloaded.run("-m", "pytest", *arguments, cwd=root, env=environment)
 
 

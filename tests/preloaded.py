@@ -4,42 +4,65 @@ For tests in which the start of a process is not the point: `import torch` alone
 each of a job's ranks. What is preloaded is third parties'; the project's own packages are imported
 by each program as ever.
 
-    python preloaded.py --ranks N SCRIPT.py ...   what torchrun does for a job on one node
+    python preloaded.py --serve SOCKET MODULE ...     imports the modules, and waits for programs
+    python preloaded.py --run SOCKET SCRIPT.py ...    is the program for whoever has started it
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import gc
 import importlib
 import json
 import os
 import runpy
+import selectors
+import shlex
 import signal
+import socket
+import struct
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FILE = Path(__file__).resolve()
+FORWARDED = (signal.SIGTERM, signal.SIGINT)
+_INTEGER = struct.Struct("i")
 
 
 class Preloaded:
-    """Runs Python programs one by one, each in a process of its own.
+    """Starts Python programs, each in a process of its own.
 
     Args:
         modules: What all of them import.
+        env: Further environment of these modules.
+
+    Attributes:
+        python: Path of what does for a script, or for `-m torch.distributed.run`, what Python does:
+            any program may start it, signal it, and wait for it. It is `sys.executable` in each
+            program that it runs.
     """
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(self, *modules: str, env: Mapping[str, str] | None = None) -> None:
+        self._folder = tempfile.TemporaryDirectory(prefix="preloaded-")
+        self._socket = os.path.join(self._folder.name, "socket")
+        self.python = os.path.join(self._folder.name, "python")
         self._process = subprocess.Popen(
-            [sys.executable, str(FILE), "--serve", *modules],
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
+            [sys.executable, str(FILE), "--serve", self._socket, *modules],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **(env or {})},
+            stdin=subprocess.PIPE,  # its end is that of whoever started it
             stdout=subprocess.PIPE,
-            text=True,
         )
+        command = shlex.join([sys.executable, "-IS", str(FILE), "--run", self._socket])
+        Path(self.python).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        os.chmod(self.python, 0o755)
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline(), "what is to be preloaded cannot be imported"
 
     def run(
         self, *arguments: str, cwd: Path, env: Mapping[str, str]
@@ -47,111 +70,191 @@ class Preloaded:
         """As `subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`.
 
         Args:
-            arguments: `SCRIPT.py` or `-m MODULE`, or `--ranks N` before either, and what it is
-                given.
+            arguments: `SCRIPT.py` or `-m MODULE`, and what it is given.
             cwd: Where it runs.
             env: Its whole environment.
         """
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with tempfile.TemporaryDirectory() as folder:
-            files = [str(Path(folder) / name) for name in ("stdout", "stderr")]
-            request = {"arguments": arguments, "cwd": str(cwd), "env": {**env}, "files": files}
-            print(json.dumps(request), file=self._process.stdin, flush=True)
-            answer = self._process.stdout.readline()
-            assert answer, f"what starts programs ended with {self._process.wait()}"
-            output, errors = (Path(file).read_text(errors="replace") for file in files)
-        return subprocess.CompletedProcess([*arguments], int(answer), output, errors)
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            with open(os.devnull) as nothing, socket.socket(socket.AF_UNIX) as server:
+                server.connect(self._socket)
+                files = [one.fileno() for one in (nothing, out, err)]
+                _ask(server, self.python, [*arguments], str(cwd), {**env}, files)
+                status = _status(server)
+            output, errors = (_text(one) for one in (out, err))
+        code = os.waitstatus_to_exitcode(status)
+        return subprocess.CompletedProcess([*arguments], code, output, errors)
 
     def close(self) -> None:
-        """Ends it, and the program that it runs, if any."""
+        """Ends it, and the programs that it runs, if any."""
         self._process.terminate()
         self._process.communicate()
+        self._folder.cleanup()
 
 
-def _serve(modules: list[str]) -> list[str]:
+def _text(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode(errors="replace"))
+
+
+def _ask(
+    server: socket.socket,
+    python: str,
+    arguments: list[str],
+    cwd: str,
+    env: dict[str, str],
+    files: list[int],
+) -> None:
+    """Has the server start a program with this standard input, output and error."""
+    request = {"python": python, "arguments": arguments, "cwd": cwd, "env": env}
+    data = json.dumps(request).encode()
+    socket.send_fds(server, [_INTEGER.pack(len(data))], files)
+    server.sendall(data)
+
+
+def _status(server: socket.socket) -> int:
+    """How a program ended, as `waitpid` says."""
+    data = server.recv(_INTEGER.size)
+    assert data, "what starts programs has ended"
+    return int(_INTEGER.unpack(data)[0])
+
+
+# ----------------------------------------------------------------- in the place of a Python program
+
+
+def _stand_in(path: str, arguments: list[str]) -> None:
+    """Has the server run a program, and lives and dies as that does."""
+    plain = arguments[1:] if arguments[:1] == ["-u"] else arguments
+    if not plain or not (plain[0].endswith(".py") or plain[:2] == ["-m", "torch.distributed.run"]):
+        os.execv(sys.executable, [sys.executable, *arguments])
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(path)
+        python = os.path.join(os.path.dirname(path), "python")
+        signal.pthread_sigmask(signal.SIG_BLOCK, FORWARDED)
+        _ask(server, python, plain, os.getcwd(), {**os.environ}, [0, 1, 2])
+        for number in FORWARDED:
+            signal.signal(number, lambda number, _: server.send(_INTEGER.pack(number)))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, FORWARDED)
+        status = _status(server)
+    if os.WIFSIGNALED(status):
+        number = signal.Signals(os.WTERMSIG(status))
+        if number != signal.SIGKILL:
+            signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+    os._exit(os.WEXITSTATUS(status))
+
+
+# --------------------------------------------------------------------------------- what forks them
+
+
+def _serve(path: str, modules: list[str]) -> list[str]:
     """Forks a child for each request. Returns in the child, with the arguments of its program."""
+    sys.path[0] = os.path.dirname(path)  # not that of this file, where other packages are
     for name in modules:
         importlib.import_module(name)
-    answers = os.fdopen(os.dup(1), "w")
-    child = 0
+    gc.collect()
+    gc.freeze()  # a child that looked through it for garbage would copy it
+    programs: dict[int, socket.socket] = {}
 
     def end(*_: Any) -> None:
-        if child:
-            os.killpg(child, signal.SIGKILL)
+        for pid in programs:
+            _kill(pid)
         os._exit(0)
 
     signal.signal(signal.SIGTERM, end)
-    for line in sys.stdin:
-        child = os.fork()
-        if child == 0:
-            os.setpgid(0, 0)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
-            answers.close()
-            return _become(json.loads(line))
-        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        child = 0
-        print(code, file=answers, flush=True)
-    os._exit(0)
+    with socket.socket(socket.AF_UNIX) as door, selectors.DefaultSelector() as selector:
+        door.bind(path)
+        door.listen()
+        selector.register(door, selectors.EVENT_READ)
+        selector.register(0, selectors.EVENT_READ, end)
+        os.write(1, b"ready\n")
+        while True:
+            for key, _ in selector.select():
+                if key.fileobj is door:
+                    client, _ = door.accept()
+                    request, files = _request(client)
+                    pid = os.fork()
+                    if pid == 0:
+                        client.close()
+                        break
+                    for file in files:
+                        os.close(file)
+                    programs[pid] = client
+                    _watch(selector, programs, pid, client)
+                else:
+                    key.data()
+            else:
+                continue
+            break
+        # The child: of the server it keeps nothing but the modules.
+        for one in programs.values():
+            one.close()
+        for key in [*selector.get_map().values()]:
+            if key.fileobj is not door and key.fd > 2 and isinstance(key.fileobj, int):
+                os.close(key.fd)
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    return _become(request, files)
 
 
-def _become(request: dict[str, Any]) -> list[str]:
+def _watch(
+    selector: selectors.BaseSelector, programs: dict[int, socket.socket], pid: int, client: Any
+) -> None:
+    """Tells the client when its program ends, and the program what the client is told."""
+    pidfd = os.pidfd_open(pid)
+
+    def ended() -> None:
+        status = os.waitpid(pid, 0)[1]
+        selector.unregister(pidfd)
+        os.close(pidfd)
+        with contextlib.suppress(KeyError):  # a client that has gone is no longer watched
+            selector.unregister(client)
+        with contextlib.suppress(OSError):
+            client.sendall(_INTEGER.pack(status))
+        programs.pop(pid).close()
+
+    def said() -> None:
+        data = b""
+        with contextlib.suppress(OSError):
+            data = client.recv(_INTEGER.size)
+        if data:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, _INTEGER.unpack(data)[0])
+        else:
+            selector.unregister(client)
+            _kill(pid)
+
+    selector.register(pidfd, selectors.EVENT_READ, ended)
+    selector.register(client, selectors.EVENT_READ, said)
+
+
+def _kill(pid: int) -> None:
+    """Kills a program, and what it has started and left in its group."""
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid, signal.SIGKILL)
+
+
+def _request(client: socket.socket) -> tuple[dict[str, Any], list[int]]:
+    size, files, _, _ = socket.recv_fds(client, _INTEGER.size, 3)
+    data = b""
+    while len(data) < _INTEGER.unpack(size)[0]:
+        data += client.recv(1 << 16)
+    return json.loads(data), files
+
+
+def _become(request: dict[str, Any], files: list[int]) -> list[str]:
     """This process gets what a new one is started with. Returns its arguments."""
-    nothing = os.open(os.devnull, os.O_RDONLY)
-    os.dup2(nothing, 0)
-    os.close(nothing)
-    for number, file in enumerate(request["files"], start=1):
-        target = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(target, number)
-        os.close(target)
+    for number, file in enumerate(files):
+        os.dup2(file, number)
+        os.close(file)
     os.chdir(request["cwd"])
     os.environ.clear()
     os.environ.update(request["env"])
     modules = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.path[1:1] = [os.path.abspath(one) for one in modules]
+    sys.executable = request["python"]
     arguments: list[str] = request["arguments"]
     return arguments
-
-
-def _as_ranks(count: int) -> None:
-    """Forks a process for each rank, and returns in those; the parent ends with them."""
-    told, tell = os.pipe()
-    ranks: dict[int, int] = {}
-    for rank in range(count):
-        pid = os.fork()
-        if pid == 0:
-            os.close(tell)
-            port = os.read(told, 5).decode()
-            os.close(told)
-            sizes = dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), str(count))
-            places = dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), str(rank))
-            os.environ.update(sizes | places)
-            os.environ.update(GROUP_RANK="0", GROUP_WORLD_SIZE="1")
-            os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=port.strip())
-            os.environ.update(TORCHELASTIC_RUN_ID="preloaded", TORCHELASTIC_RESTART_COUNT="0")
-            os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True")
-            return
-        ranks[pid] = rank
-    dist = importlib.import_module("torch.distributed")
-    # As torchrun has it: the store is its own, so that no rank's end ends it.
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for _ in range(count):
-        os.write(tell, f"{store.port:5d}".encode())
-
-    def end(*_: Any) -> None:
-        for pid in ranks:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        os._exit(1)
-
-    signal.signal(signal.SIGTERM, end)
-    while ranks:
-        pid, status = os.wait()
-        rank = ranks.pop(pid)
-        if code := os.waitstatus_to_exitcode(status):
-            print(f"rank {rank} ended with exit code {code}", file=sys.stderr, flush=True)
-            end()
-    os._exit(0)
 
 
 def _program(arguments: list[str]) -> None:
@@ -166,12 +269,35 @@ def _program(arguments: list[str]) -> None:
         runpy.run_path(arguments[0], run_name="__main__")
 
 
+def _exit_code(arguments: list[str]) -> int:
+    """Runs the program. Returns what it ends with."""
+    try:
+        _program(arguments)
+    except SystemExit as error:
+        if isinstance(error.code, int) or error.code is None:
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    except Exception:
+        sys.excepthook(*sys.exc_info())
+        return 1
+    return 0
+
+
+def _end(code: int) -> NoReturn:
+    """What Python does at its end, but that it frees nothing: of all these modules that takes as
+    long as it took to import them.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    if given[0] == "--serve":
-        given = _serve(given[1:])
-    if given[0] == "--ranks":
-        importlib.import_module("torch.distributed")
-        _as_ranks(int(given[1]))
-        given = given[2:]
-    _program(given)
+    order, path, *given = sys.argv[1:]
+    if order == "--run":
+        _stand_in(path, given)
+    else:
+        _end(_exit_code(_serve(path, given)))

@@ -21,6 +21,7 @@ from tests.mutation import (
     drop,
     instead,
     never,
+    rewrite,
     run_tests,
     unreached,
     why_not_run,
@@ -57,6 +58,36 @@ MUTATIONS = (
         (
             "tests/zeusd/core/test_core.py::"
             "test_the_death_of_the_holder_restores_all_its_controls_and_no_others",
+        ),
+    ),
+    Mutation(
+        "the rest of a division of energy",
+        "zeusd.energy.split.shares",
+        drop("parts", "place"),
+        ("tests/zeusd/energy/test_split.py::test_the_rest_goes_to_the_largest_remainders",),
+    ),
+    Mutation(
+        "a settlement that failed is made again",
+        "zeusd.runtime.books.Books.settle",
+        drop("_accountants", "position"),
+        (
+            "tests/zeusd/ledger/test_books.py::"
+            "test_a_settlement_that_could_not_be_written_is_made_again",
+        ),
+    ),
+    Mutation(
+        "a suspend is nobody's",
+        "zeusd.runtime.books.Books._note_suspend",
+        drop("EXCLUDED"),
+        ("tests/zeusd/ledger/test_books.py::test_what_is_drawn_in_a_suspend_is_nobodys",),
+    ),
+    Mutation(
+        "a sum of one other user is that user's figure",
+        "zeusd.ledger.usage.Reader.usage",
+        never("reader", "charged"),
+        (
+            "tests/zeusd/ledger/test_books.py::"
+            "test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum",
         ),
     ),
     Mutation(
@@ -229,7 +260,7 @@ MUTATIONS = (
     Mutation(
         "a state from before a write",
         "zeusd.runtime.reads.Reads.written",
-        drop("_states"),
+        drop("_known"),
         ("tests/zeusd/runtime/test_reads.py",),
     ),
     Mutation(
@@ -285,8 +316,8 @@ MUTATIONS = (
     ),
     Mutation(
         "a program's name is one plain line",
-        "zeusd.runtime.processes.identify_peer",
-        instead("_program", '_read(pid, "comm")'),
+        "zeusd.runtime.commands.command_of",
+        instead("printable", "describe(text.split(), name)"),
         ("tests/zeusd/runtime/test_processes.py::test_a_programs_name_is_one_plain_line",),
     ),
     Mutation(
@@ -431,7 +462,7 @@ MUTATIONS = (
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository's code and tests, to be mutated."""
     copy = tmp_path_factory.mktemp("mutated")
-    skip = shutil.ignore_patterns("test_mutations.py", "__pycache__")
+    skip = shutil.ignore_patterns("test_mutations.py")
     for name in ("zeus", "zeus_ipc", "zeusd", "tests", "benchmarks", "scripts"):
         shutil.copytree(REPOSITORY / name, copy / name, ignore=skip)
     shutil.copy2(REPOSITORY / "pyproject.toml", copy)
@@ -456,7 +487,7 @@ def test_the_rule_is_missed_when_its_code_is_gone(
 ) -> None:
     path, mutated = without(mutation, copy)
     original = path.read_text(encoding="utf-8")
-    path.write_text(mutated, encoding="utf-8")
+    rewrite(path, mutated)
     try:
         for test in mutation.tests:
             timeout = f"timeout={SCHEDULES_S if test == SCHEDULES else PATIENCE_S}"
@@ -467,7 +498,7 @@ def test_the_rule_is_missed_when_its_code_is_gone(
                 f"{test} does not notice (exit {ran.returncode}):\n{ran.stdout[-2000:]}"
             )
     finally:
-        path.write_text(original, encoding="utf-8")
+        rewrite(path, original)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from zeus.compat import old_names
+
 
 @dataclass
 class HistoryEntry:
@@ -22,3 +24,6 @@ class HistoryEntry:
     energy: float
     reached: bool
     time: float
+
+
+__getattr__ = old_names(__name__)

@@ -17,6 +17,10 @@ class ZeusBaseError(Exception):
         self.message = message
 
 
+class ZeusArgumentError(ZeusBaseError, TypeError, ValueError):
+    """An argument has another type or value than it may have; the message says what to give."""
+
+
 class PipelineFrequencyError(ZeusBaseError, ValueError):
     """A pipeline's profile, plan or request cannot be used; the message says what and where."""
 

@@ -108,7 +108,7 @@ class Metric(Closing):
                 f"update_period must be a positive number of seconds, not {period_s!r}"
             )
         prometheus = prometheus_client()
-        self._monitor = ZeusMonitor(_list(gpu_indices), _list(cpu_indices))
+        self._monitor = ZeusMonitor(gpu_indices, cpu_indices)
         self._group = Group(prometheus, pushgateway_url, job, self.kind)
         self._period_s = period_s
         self._pid = os.getpid()
@@ -434,7 +434,7 @@ class PowerGauge(Metric):
         job: str,
     ) -> None:
         super().__init__(gpu_indices, [], update_period, pushgateway_url, job)
-        self._power = PowerMonitor(_list(gpu_indices), power_domains=[PowerDomain.DEVICE_INSTANT])
+        self._power = PowerMonitor(gpu_indices, power_domains=[PowerDomain.DEVICE_INSTANT])
         self._readings = Trouble("the power of GPUs for %s is not known now: %s", job)
         self._just_ended: deque[tuple[str, float]] = deque(maxlen=MAX_PENDING)
         self._watts: dict[str, tuple[float, dict[int, float]]] = {}
@@ -500,10 +500,6 @@ def _buckets(name: str, given: Sequence[float]) -> list[float]:
             f"[50, 100, 200], not {buckets}"
         )
     return buckets
-
-
-def _list(indices: Sequence[int] | None) -> list[int] | None:
-    return None if indices is None else list(indices)
 
 
 # ------------------------------------------------------------------------- the end of the process

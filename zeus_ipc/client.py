@@ -24,6 +24,7 @@ from zeus_ipc.messages import (
     MAX_RECORDS,
     MAX_WINDOWS,
     NO_END_NS,
+    NOBODY,
     PROTOCOL_VERSION,
     AuditRecord,
     AuditTrail,
@@ -31,6 +32,7 @@ from zeus_ipc.messages import (
     Control,
     Domain,
     EnergyReading,
+    GpuProcesses,
     GpuState,
     LeaseInfo,
     LeaseList,
@@ -41,6 +43,8 @@ from zeus_ipc.messages import (
     Quiesced,
     SupportedClocks,
     Timeline,
+    Usage,
+    UsageSum,
     Whose,
     WindowEnergies,
     _Message,
@@ -93,7 +97,7 @@ class Client(Closing):
         self._closed = False
         self._guard = threading.Lock()
         self._unraised: dict[str, Any] | None = None
-        self._circuit = Circuit(self._probe)
+        self._circuit = Circuit(self._probe, self._transport.in_process)
         self._heartbeat = Heartbeat(self._beat, stall_timeout_s) if heartbeat else None
 
     # --------------------------------------------------------------------------------- the node
@@ -201,6 +205,10 @@ class Client(Closing):
     def clocks(self, gpu: str) -> SupportedClocks:
         """Clocks, MHz, that a GPU can be locked to."""
         return self._read("clocks", gpu, SupportedClocks)[gpu]
+
+    def processes(self, gpus: str | Sequence[str]) -> dict[str, GpuProcesses]:
+        """Processes that use GPUs, by UUID: at most a second old."""
+        return self._read("processes", gpus, GpuProcesses)
 
     # ---------------------------------------------------------------------------------- controls
 
@@ -435,6 +443,92 @@ class Client(Closing):
             fallback=None if fallback_mw is None else [fallback_mw],
         )
         return {uuid: int(one["highest"][0]) for uuid, one in self._per_gpu(answer).items()}
+
+    # ------------------------------------------------------------------------------- whose energy
+
+    def allocate(
+        self,
+        gpus: str | Sequence[str],
+        name: str,
+        *,
+        kind: str = "job",
+        run: str = "",
+        uid: int | None = None,
+        weight: int = 0,
+        control_group: str = "",
+    ) -> None:
+        """Charges what GPUs draw from now on to a job or pod; for administrators.
+
+        Args:
+            gpus: UUIDs.
+            name: Slurm's job id, or `namespace/pod`.
+            kind: `job` or `pod`.
+            run: Tells runs of one job apart.
+            uid: The user who is charged.
+            weight: Its part beside other holders; 0: all of it, and others hold it no longer.
+            control_group: What control groups call it, where that is not its name.
+        """
+        answer = self._ask(
+            "allocate",
+            gpus=_uuids(gpus),
+            name=name,
+            kind=kind,
+            run=run,
+            uid=NOBODY if uid is None else uid,
+            weight=weight,
+            control_group=control_group,
+        )
+        self._per_gpu(answer)
+
+    def deallocate(
+        self,
+        name: str,
+        *,
+        kind: str = "job",
+        run: str | None = None,
+        gpus: str | Sequence[str] = (),
+    ) -> int:
+        """Ends what `allocate` began; for administrators. Returns how many GPUs were held.
+
+        Waits until the energy up to now is in the ledger.
+
+        Args:
+            name: Slurm's job id, or `namespace/pod`.
+            kind: `job` or `pod`.
+            run: Only of this run; None: of every run.
+            gpus: UUIDs; empty: all that it holds.
+        """
+        uuids = _uuids(gpus) if gpus else []
+        answer = self._ask("deallocate", name=name, kind=kind, run=run, gpus=uuids)
+        return int(answer["ended"])
+
+    def usage(
+        self, edges: Sequence[int], by: str = "user", *, uid: int | None = None, name: str = ""
+    ) -> Usage:
+        """Who used how much energy in each interval.
+
+        Args:
+            edges: Ends of the intervals: UTC seconds, ascending, multiples of `BUCKET_S`.
+            by: `user`, `job`, `pod`, `namespace`, `account`, `gpu` or `total`.
+            uid: Only of this user.
+            name: Only of the job or pod of this name.
+        """
+        sums: list[UsageSum] = []
+        while True:
+            answer = self._ask(
+                "usage", edges=list(edges), by=by, uid=uid, name=name, offset=len(sums)
+            )
+            found = Usage.model_validate(answer)
+            sums += found.sums
+            if not found.more:
+                return found.model_copy(update={"sums": sums})
+
+    def forget_user(self, uid: int) -> int:
+        """Puts a random number in a user's place in the ledger; for administrators.
+
+        Returns how many of the user's accounts there were.
+        """
+        return int(self._ask("forget_user", uid=uid)["accounts"])
 
     def quiesce(self) -> Quiesced:
         """Puts everything back and has zeusd let go of the driver; for administrators."""

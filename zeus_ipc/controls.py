@@ -20,6 +20,8 @@ UNLOCKED: ControlValue = ()
 
 MAX_MHZ = 100_000
 MAX_MW = 100_000_000
+CEILING_NAME = r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$"
+"""Names of ceilings that may be set; the site's is the configuration's."""
 
 
 class Control(str, Enum):
@@ -143,10 +145,12 @@ class ControlSpec:
             raise ValueError(hint) from None
         if self.shape == "range" and len(value) == 1:
             value *= 2
-        if len(value) > 2 or not all(0 <= part <= self.largest for part in value):
+        if len(value) > 2:
             raise ValueError(hint)
-        if self.shape == "number" and value[0] <= 0:
-            raise ValueError(hint)
+        smallest = self.scale if self.shape == "number" else 0
+        if not all(smallest <= part <= self.largest for part in value):
+            span = self.span_text(smallest, self.largest)
+            raise ValueError(f"{text!r} is out of range: a {self.title} is {span}")
         return value
 
 

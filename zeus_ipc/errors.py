@@ -61,6 +61,8 @@ class ErrorCode:
     """Ask again when zeusd has started anew."""
     JOURNAL_FAILED = "journal_failed"
     """Make space in zeusd's state directory."""
+    LEDGER_FAILED = "ledger_failed"
+    """Make space in the energy ledger's directory, or see zeusd's log."""
     INTERNAL = "internal"
     """Something in zeusd failed that should not.
 
@@ -232,6 +234,12 @@ class JournalFailed(ZeusIpcError):
     code = ErrorCode.JOURNAL_FAILED
 
 
+class LedgerFailed(ZeusIpcError):
+    """The energy ledger could not be read or written; limits and leases go on without it."""
+
+    code = ErrorCode.LEDGER_FAILED
+
+
 class DaemonUnavailable(ZeusIpcError):
     """No daemon answers at the socket."""
 
@@ -302,6 +310,7 @@ _BY_CODE: dict[str, type[ZeusIpcError]] = {
         DaemonOverloaded,
         DaemonShuttingDown,
         JournalFailed,
+        LedgerFailed,
         DaemonUnavailable,
     )
 }

@@ -14,6 +14,7 @@ the kernel.
 from __future__ import annotations
 
 from enum import Enum
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
 from pydantic import (
@@ -104,6 +105,16 @@ class GetClocks(_Request):
     """Reads the clocks a GPU can be locked to. Result: `{"gpus": {uuid: SupportedClocks}}`."""
 
     op: Literal["clocks"] = "clocks"
+    gpus: Gpus
+
+
+class GetProcesses(_Request):
+    """Reads which processes use GPUs. Result: `{"gpus": {uuid: GpuProcesses | {"error": ...}}}`.
+
+    A driver is asked once a second at most, however many ask.
+    """
+
+    op: Literal["processes"] = "processes"
     gpus: Gpus
 
 
@@ -346,7 +357,7 @@ class Persist(_Request):
     """Of each GPU."""
 
 
-CeilingName = Annotated[str, Field(pattern=r"^(fleet|persisted|job:[A-Za-z0-9_.-]{1,64})$")]
+CeilingName = Annotated[str, Field(pattern=controls.CEILING_NAME)]
 """`fleet`: of a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: of a job,
 as `LeaseInfo.job` names it; it ends with the job's control group. `site` is in zeusd.toml."""
 
@@ -420,6 +431,117 @@ class GetMetrics(_Request):
     op: Literal["metrics"] = "metrics"
 
 
+AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,319}$")]
+"""A job's id, or `namespace/pod`."""
+
+Uid = Annotated[int, Field(ge=-1, le=2**32 - 2)]
+"""A user's number; -1: no user."""
+
+NOBODY = -1
+"""The uid of what belongs to no user."""
+
+MAX_EDGES = 401
+"""Ends of intervals in one request: a year of days."""
+
+MAX_SUMS = 500
+"""Sums in one reply to `usage`."""
+
+BUCKET_S = 900
+"""Seconds in which energy is summed up in zeusd's ledger; every time zone's days are multiples."""
+
+
+class Allocate(_Request):
+    """Charges what GPUs draw from now on to a job or pod: for administrators.
+
+    A GPU is held whole by one, or in parts by several, who share by weight: an allocation of one
+    form ends those of the other, and a whole one ends every other. It also ends with `deallocate`,
+    and with the job's control group if it has had one. Asking twice is no error.
+    Result: `{"gpus": {uuid: {} | {"error": ...}}}`, sent when it is in the ledger.
+    """
+
+    op: Literal["allocate"] = "allocate"
+    gpus: Gpus
+    kind: Literal["job", "pod"] = "job"
+    """What holds them."""
+    name: AccountName
+    """Slurm's job id, or `namespace/pod`."""
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] = ""
+    """Tells runs of one job apart: a restart count, or the SLUID."""
+    uid: Uid = NOBODY
+    """The user who is charged; without one, only the job or pod is."""
+    weight: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The part of each GPU beside other holders, such as the number of shards; 0: all of it."""
+    control_group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    """What control groups call the job or pod, where that is not its name: a SLUID, a pod's uid."""
+
+
+class Deallocate(_Request):
+    """Ends allocations: for administrators.
+
+    Result: `{"ended": count}`, sent when the energy until then is in the ledger. None is no error.
+    """
+
+    op: Literal["deallocate"] = "deallocate"
+    gpus: Annotated[list[Uuid], Field(max_length=64)] = []
+    """Empty: all that it holds."""
+    kind: Literal["job", "pod"] = "job"
+    """What holds them."""
+    name: AccountName
+    """As in `allocate`."""
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] | None = None
+    """Only of this run; None: of every run."""
+
+
+class GetUsage(_Request):
+    """Asks who used how much energy. Result: `Usage`.
+
+    Ordinary users see their own sums, those of idle and unattributed energy, and the others as one,
+    unless the site lets everybody see everything.
+    """
+
+    op: Literal["usage"] = "usage"
+    edges: Annotated[
+        list[Annotated[int, Field(ge=0, le=2**40)]],
+        Field(min_length=2, max_length=MAX_EDGES),
+    ]
+    """Ends of the intervals to sum over: UTC seconds, ascending, multiples of `BUCKET_S`."""
+    by: Literal["user", "job", "pod", "namespace", "account", "gpu", "total"] = "user"
+    """What to sum by. What is of another kind is summed by user or namespace; `account`: nothing is
+    summed up, each job, pod, service and user is there by itself."""
+    uid: Uid | None = None
+    """Only of this user."""
+    name: Annotated[str, Field(max_length=320)] = ""
+    """Only of the job or pod of this name; `by` must ask for its kind."""
+    offset: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Leaves out so many sums: a reply has at most `MAX_SUMS`."""
+
+    @field_validator("edges")
+    @classmethod
+    def _ascending(cls, edges: list[int]) -> list[int]:
+        if any(edge % BUCKET_S for edge in edges):
+            raise ValueError(f"edges must be multiples of {BUCKET_S} s")
+        if any(first >= last for first, last in pairwise(edges)):
+            raise ValueError("edges must ascend")
+        return edges
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> GetUsage:
+        if self.name and self.by not in ("job", "pod"):
+            raise ValueError("a name can be looked for by job or by pod only")
+        return self
+
+
+class ForgetUser(_Request):
+    """Puts a random number in a user's place in the ledger: for administrators.
+
+    Sums stay what they are. Result: `{"accounts": count}`.
+    """
+
+    op: Literal["forget_user"] = "forget_user"
+    uid: Annotated[int, Field(ge=0, le=2**32 - 2)]
+    """Who is forgotten."""
+
+
 class ListLeases(_Request):
     """Lists the node's leases. Result: `{"leases": [LeaseInfo, ...]}`."""
 
@@ -445,8 +567,9 @@ class Goodbye(_Request):
 SetRequest = (
     SetControl | SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
 )
-ReadRequest = GetState | GetEnergy | GetPower | GetClocks
+ReadRequest = GetState | GetEnergy | GetPower | GetClocks | GetProcesses
 PastRequest = GetWindows | GetTimeline
+AccountingRequest = Allocate | Deallocate | GetUsage | ForgetUser
 Request = (
     Hello
     | ReadRequest
@@ -457,6 +580,7 @@ Request = (
     | Restore
     | Persist
     | SetCeiling
+    | AccountingRequest
     | Quiesce
     | Resume
     | GetPolicy
@@ -478,6 +602,7 @@ OPERATIONS: tuple[str, ...] = (
     "energy",
     "power",
     "clocks",
+    "processes",
     "windows",
     "timeline",
     "set",
@@ -491,6 +616,10 @@ OPERATIONS: tuple[str, ...] = (
     "restore",
     "persist",
     "set_ceiling",
+    "allocate",
+    "deallocate",
+    "usage",
+    "forget_user",
     "quiesce",
     "resume",
     "policy",
@@ -649,9 +778,40 @@ class GpuState(_Message):
     temperature_c: int | None
     throttle_reasons: int | None
     """Bits of nvmlClocksEventReasons."""
+    utilization_percent: int | None = None
+    """Share of the last sample period (0.17 to 1 s) in which a kernel ran."""
+    memory_used_mib: int | None = None
+    """Memory of the GPU in use, what the driver reserves for itself included."""
     controls: dict[str, list[int] | None] = {}
     """What each control holds, as in the journal (see `Back.value`): as read, or as zeusd last set
     it where it cannot be read. None: it could not be read now."""
+
+
+class ProcessInfo(_Message):
+    """A process that has a context on a GPU. None as for `LeaseInfo.pid`, unless said otherwise."""
+
+    pid: int | None
+    """As zeusd's pid namespace counts."""
+    uid: int | None
+    """Its user, shown to everybody; None: it is gone already."""
+    command: str | None
+    """What it runs, see `LeaseInfo.command`."""
+    job: str | None
+    """Its job, see `LeaseInfo.job`."""
+    memory_mib: int | None
+    """Memory of the GPU that it uses; None: the driver does not tell."""
+    compute: bool
+    """Whether it computes; one that only draws does not."""
+    gpu_instance: int | None = None
+    """MIG instance that it runs on; None: the whole GPU."""
+
+
+class GpuProcesses(_Message):
+    """Result of `processes` for one GPU."""
+
+    t_ns: int
+    """CLOCK_MONOTONIC time at which they were listed: up to a second ago."""
+    processes: list[ProcessInfo]
 
 
 class Applied(_Message):
@@ -791,7 +951,8 @@ class LeaseInfo(_Message):
     expires_ns: int
     """CLOCK_MONOTONIC time at which it ends if no heartbeat comes."""
     command: str | None = None
-    """Name of the holder's program; None as for `pid`."""
+    """What the holder runs: its program, with the script of an interpreter (`python train.py`), or
+    what `zeusctl set` runs for it; None as for `pid`."""
     job: str | None = None
     """The holder's job, as a control group that root owns names it: Slurm's job id, or its SLUID
     from Slurm 26.05 on, or Kubernetes' pod uid; None if it is in none, and as for `pid`."""
@@ -803,6 +964,53 @@ class LeaseList(_Message):
     """Result of `leases`."""
 
     leases: list[LeaseInfo]
+
+
+class UsageSum(_Message):
+    """Energy of one account in one interval."""
+
+    interval: int
+    """Which of the intervals, from 0."""
+    kind: str
+    """job, pod, namespace, user, container or service: whose it is. idle: nobody held or used the
+    GPU. unattributed: it is not known whose it is; `name` says why. others: all that the reader may
+    not see one by one. gpu: of a GPU, whosever it is. total: of all accounts."""
+    name: str
+    """A job's id, `namespace/pod`, a unit, a container's id, a GPU's UUID, or a reason."""
+    run: str
+    """Which run of a job."""
+    uid: int
+    """The user; -1: none; below: a user who was forgotten."""
+    active_uj: int
+    """Energy while the GPU worked, microjoules."""
+    idle_uj: int
+    """Energy while the driver reported the GPU as idle."""
+    lower_uj: int
+    """At least this was used: the estimate itself, where it is exact."""
+    upper_uj: int
+    """At most this was used."""
+    ns: int
+    """GPU time."""
+    methods: list[str]
+    """allocated, exclusive (exact), weights, utilization, equal (estimates)."""
+    begin_s: int = 0
+    """When a job or pod began to hold its first GPU, UTC; 0: not known."""
+    end_s: int = 0
+    """When it ceased to hold its last; 0: it has not, or that is not known."""
+
+
+class Usage(_Message):
+    """Result of `usage`."""
+
+    sums: list[UsageSum]
+    """By interval, the largest first."""
+    more: bool
+    """There are more sums; ask again with an `offset`."""
+    metered_uj: list[int]
+    """What the GPUs' counters say of each interval: what the sums add up to if nothing is left
+    out."""
+    begins_s: int | None
+    """The day on which the ledger begins, UTC; None: it is empty."""
 
 
 class Quiesced(_Message):
@@ -855,7 +1063,8 @@ class AuditRecord(_Message):
     event: str
     """ceiling, ceiling_set, ceiling_removed, ceiling_expired, set, restore, restored, persisted,
     lease_ended, lease_expired, restore_failed, restore_clamped, outside_change, refused,
-    quiesced, resumed, revoked, gpu_found, gpu_lost, driver_changed."""
+    quiesced, resumed, revoked, gpu_found, gpu_lost,
+    gpu_returned, driver_changed."""
     warning: bool
     """Whether somebody should look at it."""
     gpu: str | None = None
@@ -864,7 +1073,7 @@ class AuditRecord(_Message):
     pid: int | None = None
     """None if it is another user's and the reader is no administrator."""
     command: str | None = None
-    """Name of the process's program; None as for `pid`."""
+    """What the process runs, see `LeaseInfo.command`; None as for `pid`."""
     job: str | None = None
     """Its job, see `LeaseInfo.job`; empty if it is in none, None as for `pid`."""
     lease: str | None = None
@@ -941,6 +1150,36 @@ class UserLoad(_Message):
     """Connections that were closed because they broke ZeroMQ's protocol."""
 
 
+class LedgerTotal(_Message):
+    """Energy of one account since the ledger began, microjoules; see `UsageSum`."""
+
+    kind: str
+    name: str
+    uid: int
+    active_uj: int
+    idle_uj: int
+    lower_uj: int
+    upper_uj: int
+
+
+class LedgerState(_Message):
+    """The energy ledger, as last settled: at most a minute ago."""
+
+    totals: list[LedgerTotal]
+    """Users, namespaces, services, idle and unattributed; the sum of the others for a reader who
+    may not see them."""
+    counted_uj: dict[str, int]
+    """What each GPU's counter has added since the ledger began, which the totals add up to."""
+    held: list[str]
+    """GPUs that a job or pod holds."""
+    trouble: str
+    """Why the ledger cannot be used, as one sentence; empty: it can."""
+    damaged: list[str]
+    """Files that were damaged and set aside."""
+    dropped: int
+    """Requests that were refused because too many waited."""
+
+
 class Metrics(_Message):
     """Result of `metrics`. Counts begin with the daemon."""
 
@@ -970,3 +1209,5 @@ class Metrics(_Message):
     """By device."""
     users: list[UserLoad] = []
     """Users who were refused something, or made to wait."""
+    ledger: LedgerState | None = None
+    """The energy ledger; None: there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import grp
+import importlib.util
 import os
 import shutil
 import stat
@@ -15,10 +16,11 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
 from zeus_ipc.errors import AccessRefused, ZeusIpcError
+from zeus_ipc.installed import overlap
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
-from zeusctl.text import duration, user_name, value_text
+from zeusctl.text import count, duration, energy, named, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo, NodeInfo
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 LIBRARY = "libnvidia-ml.so.1"
 GROUP, ADMIN_GROUP = "zeus", "zeus-admin"
 UNITS = ("zeusd.service", "zeusd.socket", "zeusd-stream.socket")
+CONFIGURATION = "/etc/zeusd/zeusd.toml"
 LATE_S = 2.0
 """A device whose newest tick is older than that is not being sampled."""
 
@@ -55,11 +58,23 @@ def examine(session: Session) -> Iterator[Check]:
             else:
                 yield check
     yield connection
+    yield from _package()
     yield from _groups(node)
     yield from _systemd(simulated)
+    yield from _configuration(node)
     yield from _container(session, node)
     if node is not None:
         yield from _of_node(session, node)
+
+
+def _package() -> Iterator[Check]:
+    """Nothing, unless ml-energy/zeus is installed over the library."""
+    found = importlib.util.find_spec("zeus")
+    folder = found is not None and found.origin is not None and os.path.dirname(found.origin)
+    problem = overlap(folder) if folder else None
+    if problem is not None:
+        what, _, remedy = problem.partition("; keep one: ")
+        yield _fault("package", what, f"keep one: {remedy}")
 
 
 def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
@@ -69,7 +84,9 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
         _policy,
         _sampling,
         _users,
+        _ledger,
         _pending,
+        _site_limits,
         _visible,
     )
     for check in checks:
@@ -178,9 +195,44 @@ def _systemd(simulated: bool) -> Iterator[Check]:
             return
         if state.get("ActiveState") != "active":
             remedy = f"`systemctl start {unit}`, and `journalctl -u {unit}` if it does not stay"
-            yield _fault("systemd", f"{unit} is {state.get('ActiveState')}", remedy)
+            said = _last_error(unit)
+            found = f"{unit} is {state.get('ActiveState')}" + (f"; it said: {said}" if said else "")
+            yield _fault("systemd", found, remedy)
             return
     yield _ok("systemd", "zeusd's units are active")
+
+
+def _last_error(unit: str) -> str:
+    """The newest error in a unit's log, as far as this user may read it; empty: there is none."""
+    command = ["journalctl", "-u", unit, "-p", "err", "-n", "1", "-o", "cat", "--no-pager", "-q"]
+    try:
+        shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return " ".join(shown.stdout.split())
+
+
+def _configuration(node: NodeInfo | None) -> Iterator[Check]:
+    """The file that zeusd would read at its next start: it may have been broken since the last."""
+    path = Path(CONFIGURATION)
+    if not path.exists() or (node is not None and node.simulated is not None):
+        return
+    if not os.access(path, os.R_OK):
+        yield _note("config", f"{path} cannot be read by this user", "ask as root")
+        return
+    from zeusd.config import ConfigError, load
+    from zeusd.config_check import findings
+
+    try:
+        found = findings(load(str(path)), None if node is None else node.gpus or None)
+    except ConfigError as error:
+        text = str(error).replace("\n", "; ")
+        yield _fault("config", text, "correct it: zeusd would not start, or reload, with it")
+        return
+    for sentence in found:
+        yield _note("config", f"{path}: {sentence}", "correct the rule, or delete it")
+    if not found:
+        yield _ok("config", f"{path} is valid")
 
 
 def _container(session: Session, node: NodeInfo | None) -> Iterator[Check]:
@@ -253,7 +305,7 @@ def _gpus(node: NodeInfo) -> Check:
             "see the lines above about driver and library, `nvidia-smi`, and zeusd's log",
         )
     expected = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
-    found = f"zeusd sees {len(node.gpus)} GPUs" + (", simulated" if node.simulated else "")
+    found = f"zeusd sees {count(len(node.gpus), 'GPU')}" + (", simulated" if node.simulated else "")
     if not node.simulated and expected > len(node.gpus):
         remedy = "look at zeusd's log and the kernel's (Xid) for the others"
         return _fault("GPUs", f"{found} of {expected}", remedy)
@@ -305,7 +357,7 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
         )
     if not metrics.sources:
         return _note("sampling", "there is nothing to sample")
-    return _ok("sampling", f"{len(metrics.sources)} devices are sampled")
+    return _ok("sampling", f"{count(len(metrics.sources), 'device')} sampled")
 
 
 def _users(session: Session, node: NodeInfo) -> Check:
@@ -329,6 +381,25 @@ def _users(session: Session, node: NodeInfo) -> Check:
     return _ok("users", "nobody was refused or made to wait")
 
 
+def _ledger(session: Session, node: NodeInfo) -> Check:
+    ledger = session.client.metrics().ledger
+    if ledger is None:
+        return _note("ledger", "zeusd keeps no energy ledger")
+    if ledger.trouble:
+        return _fault(
+            "ledger", ledger.trouble, "make space there, or see zeusd's log; then restart zeusd"
+        )
+    if ledger.damaged:
+        return _note(
+            "ledger",
+            f"a damaged ledger was set aside: {', '.join(ledger.damaged)}",
+            "restore it from a copy, or delete it",
+        )
+    total_j = sum(ledger.counted_uj.values()) / 1e6
+    held = len(ledger.held)
+    return _ok("ledger", f"{energy(total_j)} are charged, {count(held, 'GPU')} allocated")
+
+
 def _pending(session: Session, node: NodeInfo) -> Check:
     index = {gpu.uuid: gpu.index for gpu in node.gpus}
     waiting = [lease for lease in session.client.leases() if lease.trouble is not None]
@@ -336,11 +407,30 @@ def _pending(session: Session, node: NodeInfo) -> Check:
         return _ok("restores", "everything that ended is back")
     first = waiting[0]
     target = value_text(first.control.value, first.back.value)
+    trouble = named(first.trouble or "", index)
     return _fault(
         "restores",
-        f"{len(waiting)} controls could not be put back; the first: {first.control.value} of GPU "
-        f"{index.get(first.gpu, first.gpu)} to {target}: {first.trouble}",
+        f"{count(len(waiting), 'control')} could not be put back; the first: {first.control.value} "
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble}",
         "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
+    )
+
+
+def _site_limits(session: Session, node: NodeInfo) -> Check:
+    from zeusctl.views import read_states
+
+    states, _ = read_states(session.client, node.gpus) if node.quiesced_ns is None else ({}, {})
+    above = []
+    for gpu in node.gpus:
+        limit, site = getattr(states.get(gpu.uuid), "power_limit_mw", None), gpu.power_limit_site_mw
+        if limit is not None and site is not None and limit > site:
+            above.append(f"GPU {gpu.index} ({limit / 1000:g} W, site limit {site / 1000:g} W)")
+    if not above:
+        return _ok("limits", "no GPU is above its site limit")
+    return _note(
+        "limits",
+        f"above the site limit: {', '.join(above)}",
+        "`zeusctl reset all` lowers them now; `enforce = true` in zeusd.toml keeps them there",
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -18,6 +20,7 @@ VERBS = {
     "status": "status",
     "gpus": "gpus",
     "show": "show",
+    "processes": "processes",
     "leases": "leases",
     "top": "top",
     "watch": "top",
@@ -27,6 +30,10 @@ VERBS = {
     "measure": "measure",
     "record": "record",
     "plot": "plot",
+    "energy": "energy",
+    "allocate": "allocate",
+    "deallocate": "allocate",
+    "forget": "energy",
     "audit": "audit",
     "doctor": "doctor",
     "quiesce": "quiesce",
@@ -39,16 +46,25 @@ VERBS = {
 verb's name there, where it is another."""
 
 
+_FIRST = ("--version", "--help", "-h")
+"""What stands before the verb; `--socket` and `--json` may stand on either side."""
+
+
 class _ReaderGoneError(Exception):
     """Who read from the other end of the pipe has read enough; click would call that a failure."""
 
 
 class _Verbs(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
+        from zeus_ipc.errors import ZeusIpcError
+
         try:
             return super().invoke(ctx)
         except BrokenPipeError:
             raise _ReaderGoneError from None
+        except ZeusIpcError as error:
+            error.message = ctx.obj.readable(error.message)
+            raise
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -66,14 +82,15 @@ class _Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         try:
             return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            raise click.UsageError(
-                f"{error.message.rstrip('.')}; it knows: {', '.join(VERBS)}", ctx
-            ) from None
+        except click.UsageError:
+            meant = get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {meant[0]!r}?" if meant else "`zeusctl` alone lists its verbs"
+            raise click.UsageError(f"there is no verb {args[0]!r}; {hint}") from None
 
 
 @click.group(
     cls=_Verbs,
+    invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
     epilog="GPUs are named by index (0,2 or 0-3), UUID, PCI address, or all. Exit codes, files and "
     "environment: man zeusctl.",
@@ -83,14 +100,18 @@ class _Verbs(click.Group):
     metavar="PATH",
     help="zeusd's socket.  [default: $ZEUSD_SOCK_PATH or /run/zeusd/zeusd.sock]",
 )
+@click.option("--json", "json_wanted", is_flag=True, help="Answer as one JSON object.")
 @click.version_option(__version__, prog_name="zeusctl")
 @click.pass_context
-def cli(context: click.Context, socket: str | None) -> None:
+def cli(context: click.Context, socket: str | None, json_wanted: bool) -> None:
     """See and control the GPUs of this node through zeusd: power limits, clocks, energy, leases.
 
     Reading needs no rights. Settings are held under a lease, and go back when it ends.
     """
-    context.obj = Session(socket)
+    if context.invoked_subcommand is None:
+        click.echo(context.get_help())
+        return
+    context.obj = Session(socket, json_wanted)
     context.call_on_close(context.obj.close)
 
 
@@ -129,7 +150,9 @@ def _fail(error: Exception, json_wanted: bool) -> int:
     hint = ""
     if isinstance(error, click.ClickException):
         code, name, message = int(Exit.USAGE), "usage", error.format_message()
-        if isinstance(error, click.UsageError) and error.ctx is not None:
+        if isinstance(error, click.NoSuchOption) and error.option_name in _FIRST:
+            message = f"{error.option_name} stands before the verb: zeusctl {error.option_name}"
+        elif isinstance(error, click.UsageError) and error.ctx is not None:
             hint = f" (see `{error.ctx.command_path} --help`)"
     elif isinstance(error, CommandError):
         code, name, message = int(error.exit_code), error.code, str(error)
@@ -138,6 +161,13 @@ def _fail(error: Exception, json_wanted: bool) -> int:
     elif isinstance(error, OSError) and error.filename is not None:
         code, name = int(Exit.FAILED), "failed"
         message = f"{error.filename}: {error.strerror}"
+    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+        # The rest of what was to be written would fail again at Python's end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code, name, json_wanted = int(Exit.FAILED), "failed", False
+        message = (
+            f"standard output cannot be written: {error.strerror}; make room, or write elsewhere"
+        )
     else:
         if os.environ.get("ZEUSCTL_TRACEBACK"):
             raise error

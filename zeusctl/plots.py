@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -30,16 +31,30 @@ class Track:
     memory_clock_mhz: Line = field(default_factory=list)
 
 
+DEBIAN_HOME = "/usr/lib/zeusd"
+"""Where the Debian package has zeusctl."""
+
+
 def check_available() -> None:
     """Raises CommandError where matplotlib is missing."""
     try:
         import matplotlib
     except ImportError:
         raise CommandError(
-            'drawing needs matplotlib, which is not installed; pip install "zeusd[plot]"'
+            f"drawing needs matplotlib, which is not installed; {_installs_matplotlib()}"
         ) from None
     matplotlib.use("agg")
     matplotlib.rcParams["svg.hashsalt"] = "zeusctl"  # the same picture has the same bytes
+
+
+def _installs_matplotlib() -> str:
+    """The command that installs it for this zeusctl."""
+    if sys.prefix == DEBIAN_HOME:  # Debian's Python runs it, with packages of its own only
+        return (
+            "record here (zeusctl record -o run.csv), and draw where you have it: "
+            "zeusctl plot --recording run.csv -o run.png"
+        )
+    return f"{sys.executable} -m pip install matplotlib"
 
 
 def draw_tracks(tracks: Sequence[Track], path: Path) -> int:

@@ -7,7 +7,7 @@ their zone. None: the GPU does not offer it, or the reader may not know it.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -26,6 +26,14 @@ class Report(_Part):
     """`zeusctl.NAME/VERSION`."""
     at: datetime
     """When it was made."""
+
+    @classmethod
+    def published(cls) -> dict[str, Any]:
+        """Its JSON schema, whose `$id` has the version."""
+        return {
+            "$id": f"zeusctl.{cls.NAME}/{cls.VERSION}",
+            **cls.model_json_schema(mode="serialization"),
+        }
 
     def model_post_init(self, context: object) -> None:
         """The schema is the class's own."""
@@ -63,15 +71,23 @@ class PowerLimit(_Part):
     default: float | None
 
 
+Value = float | bool | list[float]
+"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), or a switch."""
+
+
 class Lease(_Part):
     """Who holds a control."""
 
     gpu: int
     uuid: str
     control: str
-    value: str | None
+    value: Value | None
     """What the GPU holds under it; None: nothing was set yet."""
-    asked: str | None = None
+    unit: str
+    """Of `value`, `asked` and `goes_back_to`: W, MHz, or empty for a switch."""
+    value_text: str | None
+    """`value` as version 1 had it: 200 W."""
+    asked: Value | None = None
     """What its holder asked for; a driver may have rounded it or moved it into its range."""
     uid: int
     user: str
@@ -81,7 +97,9 @@ class Lease(_Part):
     held_s: float
     expires_in_s: float
     """When it ends if its holder gives no sign of life until then."""
-    goes_back_to: str
+    goes_back_to: Value
+    """Its restore target."""
+    goes_back_to_text: str
     goes_back_source: str
     """configured, persisted, observed or unreadable, see the protocol's `Back`."""
     restoring: bool
@@ -94,8 +112,11 @@ class Held(_Part):
     """What a control holds."""
 
     control: str
-    value: str | None
-    """With its unit; None: it could not be read."""
+    value: Value | None
+    """None: it could not be read."""
+    unit: str
+    value_text: str | None
+    """`value` as version 1 had it."""
 
 
 class Gpu(_Part):
@@ -123,22 +144,57 @@ class Gpu(_Part):
     """Controls that an administrator set with --persist."""
     controls: list[Held] = []
     """What each control holds."""
+    utilization_percent: int | None = None
+    """Share of the last sample period in which a kernel ran."""
+    memory_used_mib: int | None = None
+    memory_total_mib: int | None = None
+
+
+class Process(_Part):
+    """A process that uses a GPU. None: the reader may not know it, or it is gone."""
+
+    gpu: int
+    uuid: str
+    pid: int | None
+    user: str | None
+    command: str | None
+    job: str | None
+    type: str
+    """C: it computes; G: it only draws."""
+    memory_mib: int | None
+    """Memory of the GPU that it uses; None: the driver does not tell."""
+    gpu_instance: int | None
+    """MIG instance; None: the whole GPU."""
+    leases: list[str]
+    """What it holds on this GPU: `power_limit 200 W`."""
 
 
 class StatusReport(Report):
     """`zeusctl status`."""
 
     NAME = "status"
+    VERSION = 2
 
     node: Node
     gpus: list[Gpu]
     leases: list[Lease]
+    processes: list[Process] | None = None
+    """With --processes only."""
+
+
+class ProcessesReport(Report):
+    """`zeusctl processes`."""
+
+    NAME = "processes"
+
+    processes: list[Process]
 
 
 class LeasesReport(Report):
     """`zeusctl leases`."""
 
     NAME = "leases"
+    VERSION = 2
 
     leases: list[Lease]
 
@@ -181,6 +237,7 @@ class ShowReport(Report):
     """`zeusctl show`."""
 
     NAME = "show"
+    VERSION = 2
 
     known: KnownGpu
     now: Gpu
@@ -190,6 +247,7 @@ class ShowReport(Report):
     gpu_clocks_mhz: list[int]
     """At the highest memory clock."""
     energy_last_hour_j: float | None
+    processes: list[Process] = []
 
 
 class Setting(_Part):
@@ -198,10 +256,13 @@ class Setting(_Part):
     gpu: int
     uuid: str
     control: str
-    value: str
-    """What the GPU holds now."""
-    was: str | None
-    asked: str | None = None
+    value: Value
+    """What the GPU holds now; the bound, for a ceiling."""
+    unit: str
+    value_text: str
+    """`value` as version 1 had it."""
+    was: Value | None
+    asked: Value | None = None
     """What was asked for."""
 
 
@@ -209,6 +270,7 @@ class SetReport(Report):
     """`zeusctl set`, when the values are in force."""
 
     NAME = "set"
+    VERSION = 2
 
     settings: list[Setting]
     kept: str
@@ -230,6 +292,7 @@ class ResetReport(Report):
     """`zeusctl reset`."""
 
     NAME = "reset"
+    VERSION = 2
 
     outcomes: list[Outcome]
     revoked: list[Lease]
@@ -301,6 +364,77 @@ class ResumeReport(Report):
     gpus: list[KnownGpu]
 
 
+class UsedEnergy(_Part):
+    """Energy of one account between two times, see the protocol's `UsageSum`."""
+
+    since: datetime
+    until: datetime
+    kind: str
+    name: str
+    run: str | None
+    uid: int | None
+    user: str | None
+    gpu_hours: float
+    energy_j: float
+    lower_j: float
+    upper_j: float
+    active_j: float
+    idle_j: float
+    """While the driver reported the GPU as idle."""
+    basis: list[str]
+    """allocated, exclusive, weights, utilization, equal."""
+    exact: bool
+    begin: datetime | None
+    """When a job or pod began to hold its first GPU."""
+    end: datetime | None
+    """When it ceased to hold its last; None: it has not."""
+
+
+class EnergyReport(Report):
+    """`zeusctl energy`."""
+
+    NAME = "energy"
+
+    by: str
+    sums: list[UsedEnergy]
+    metered_j: float | None
+    """What the GPUs' counters say; None: something was left out on purpose."""
+    begins: datetime | None
+    """The day on which the ledger begins; None: it is empty."""
+
+
+class AllocateReport(Report):
+    """`zeusctl allocate`."""
+
+    NAME = "allocate"
+
+    kind: str
+    name: str
+    gpus: list[int]
+
+
+class DeallocateReport(Report):
+    """`zeusctl deallocate`."""
+
+    NAME = "deallocate"
+
+    kind: str
+    name: str
+    ended: int
+    """How many GPUs it held."""
+    energy: list[UsedEnergy]
+    """What it has used, run by run."""
+
+
+class ForgetReport(Report):
+    """`zeusctl forget`."""
+
+    NAME = "forget"
+
+    accounts: int
+    """How many of the user's accounts there were."""
+
+
 class Check(_Part):
     """One thing that `doctor` looked at."""
 
@@ -370,6 +504,7 @@ REPORTS: dict[str, type[Report]] = {
     kind.NAME: kind
     for kind in (
         StatusReport,
+        ProcessesReport,
         LeasesReport,
         GpusReport,
         ShowReport,
@@ -378,6 +513,10 @@ REPORTS: dict[str, type[Report]] = {
         ReleaseReport,
         MeasureReport,
         Done,
+        EnergyReport,
+        AllocateReport,
+        DeallocateReport,
+        ForgetReport,
         QuiesceReport,
         ResumeReport,
         DoctorReport,

@@ -94,12 +94,28 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
             signal.signal(number, handler)
 
 
+class Ending(threading.Event):
+    """Set when somebody asks for the end.
+
+    Attributes:
+        code: The exit code that says who: Ctrl-C is `INTERRUPTED`, all else is as wanted.
+    """
+
+    code = Exit.OK
+
+    def asked(self, number: int, frame: FrameType | None) -> None:
+        """A signal came."""
+        if number == signal.SIGINT:
+            self.code = Exit.INTERRUPTED
+        self.set()
+
+
 @contextlib.contextmanager
-def asked_to_end() -> Iterator[threading.Event]:
+def asked_to_end() -> Iterator[Ending]:
     """Set when Ctrl-C, SIGTERM or SIGHUP asks for the end."""
-    ended = threading.Event()
+    ended = Ending()
     numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-    before = {number: signal.signal(number, lambda *_: ended.set()) for number in numbers}
+    before = {number: signal.signal(number, ended.asked) for number in numbers}
     try:
         yield ended
     finally:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from zeus_ipc.controls import CEILING_NAME
 from zeusctl.exits import CommandError, Exit
 from zeusctl.selecting import select
+from zeusctl.text import named
 
 if TYPE_CHECKING:
     from zeus_ipc import Client
@@ -35,6 +38,10 @@ class Session:
         self._socket = socket
         self.json = json_wanted
         self._client: Client | None = None
+
+    def move(self, socket: str) -> None:
+        """Uses another socket from now on; before the first connection."""
+        self._socket = socket
 
     @property
     def socket(self) -> str:
@@ -71,6 +78,11 @@ class Session:
             raise CommandError(message, Exit.UNKNOWN, "unknown_gpu")
         return select(selection, self.node.gpus)
 
+    def readable(self, text: str) -> str:
+        """A sentence of zeusd's with names: of users, and of GPUs as far as they are known here."""
+        gpus = self.node.gpus if "node" in self.__dict__ else []
+        return named(text, {gpu.uuid: gpu.index for gpu in gpus})
+
     def look_again(self) -> None:
         """Forgets the node: it may have changed."""
         self.__dict__.pop("node", None)
@@ -106,13 +118,34 @@ def seconds_since(t_ns: int) -> float:
     return max(0.0, (time.monotonic_ns() - t_ns) / 1e9)
 
 
-def json_option(function: F) -> F:
-    """`--json`, which every verb takes."""
+def ceiling_option(text: str) -> Callable[[F], F]:
+    """`--ceiling NAME`, with this help."""
+
+    def checked(_: click.Context, __: click.Parameter, name: str | None) -> str | None:
+        if name is not None and re.fullmatch(CEILING_NAME, name) is None:
+            raise click.BadParameter(
+                f"{name} is no ceiling; choose fleet, persisted or job:ID (the site limit is set "
+                "in zeusd.toml)"
+            )
+        return name
+
+    return click.option("--ceiling", metavar="NAME", callback=checked, help=text)
+
+
+def common_options(function: F) -> F:
+    """`--json` and `--socket`, which every verb takes, as `zeusctl` itself does."""
 
     def chosen(context: click.Context, _: click.Parameter, value: bool) -> None:
         if value:
             context.find_root().obj.json = True
 
+    def elsewhere(context: click.Context, _: click.Parameter, value: str | None) -> None:
+        if value is not None:
+            context.find_root().obj.move(value)
+
+    function = click.option(
+        "--socket", expose_value=False, is_eager=True, callback=elsewhere, hidden=True
+    )(function)
     return click.option(
         "--json",
         is_flag=True,
@@ -121,28 +154,6 @@ def json_option(function: F) -> F:
         callback=chosen,
         help="Answer as one JSON object (see `zeusctl schema`).",
     )(function)
-
-
-def gpus_argument(required: bool = True) -> Callable[[F], F]:
-    """The GPUs that a verb is about; completes to those of the node."""
-    if required:
-        return click.argument("gpus", shell_complete=_complete)
-    return click.argument("gpus", default="all", shell_complete=_complete)
-
-
-def _complete(context: click.Context, _: click.Parameter, begun: str) -> Sequence[str]:
-    from zeus_ipc.errors import ZeusIpcError
-
-    session = Session(context.find_root().params.get("socket"))
-    try:
-        names = ["all", *(str(gpu.index) for gpu in session.node.gpus)]
-        if begun.upper().startswith("GPU-"):
-            names = [gpu.uuid for gpu in session.node.gpus]
-    except ZeusIpcError:  # no daemon, no suggestions
-        names = ["all"]
-    finally:
-        session.close()
-    return [name for name in names if name.lower().startswith(begun.lower())]
 
 
 pass_session = click.make_pass_decorator(Session)

@@ -6,7 +6,7 @@ import os
 import pwd
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from functools import lru_cache
 
@@ -61,6 +61,23 @@ def user_name(uid: int) -> str:
         return str(uid)
 
 
+def count(number: int, noun: str) -> str:
+    """A number of things: `1 lease`, `2 leases`."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def named(text: str, indices: Mapping[str, int]) -> str:
+    """A sentence of zeusd's with names: of users, and of GPUs.
+
+    Args:
+        text: The sentence, with numbers of users and UUIDs.
+        indices: Index of each GPU, by UUID.
+    """
+    for uuid, index in indices.items():
+        text = text.replace(uuid, f"GPU {index}")
+    return re.sub(r"\buser ([0-9]+)\b", lambda found: f"user {user_name(int(found[1]))}", text)
+
+
 def value_text(control: str, value: Sequence[int] | None) -> str:
     """A control's value as the journal has it, for a person."""
     if value is None:
@@ -79,6 +96,13 @@ def duration(seconds: float) -> str:
         if count or parts:
             parts.append(f"{count} {unit}")
     return " ".join(parts[:2])
+
+
+def memory(mib: int | None) -> str:
+    """Memory: MiB below ten of them a GiB, else GiB."""
+    if mib is None:
+        return "-"
+    return f"{mib} MiB" if mib < 1024 else f"{mib / 1024:.1f} GiB"
 
 
 def energy(joules: float) -> str:
@@ -138,3 +162,10 @@ def _width(cell: str) -> int:
 def shorten(text: str, width: int) -> str:
     """At most `width` characters, with a mark where some are missing."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def style_of_share(share: float | None) -> str:
+    """Colour of something that is used up: from 85 % on, and from 97 % on."""
+    if share is None:
+        return "dim"
+    return "red" if share > 0.97 else "yellow" if share > 0.85 else "green" if share > 0 else ""

@@ -3,15 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.messages import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission
-from zeusctl.reports import Gpu, Held, KnownGpu, Lease, Node, Permitted, PowerLimit
+from zeus_ipc.messages import (
+    GpuInfo,
+    GpuState,
+    LeaseInfo,
+    NodeInfo,
+    Permission,
+    ProcessInfo,
+)
+from zeusctl.reports import (
+    Gpu,
+    Held,
+    KnownGpu,
+    Lease,
+    Node,
+    Permitted,
+    PowerLimit,
+    Process,
+    Value,
+)
 from zeusctl.session import seconds_since
-from zeusctl.text import reasons, user_name, value_text
+from zeusctl.text import named, reasons, user_name, value_text
 
 _LISTED = 16
 """GPUs asked for in one message."""
@@ -71,6 +88,8 @@ def _answers(state: GpuState) -> bool:
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
     """GPUs as they are now."""
     states, errors = read_states(client, gpus)
+    indices = {gpu.uuid: gpu.index for gpu in gpus}
+    errors = {uuid: named(text, indices) for uuid, text in errors.items()}
     return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
 
 
@@ -95,10 +114,79 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         throttle_reasons=None if bits is None else reasons(bits),
         persisted=gpu.persisted,
         controls=[
-            Held(control=name, value=None if value is None else value_text(name, value))
+            Held(
+                control=name,
+                value=quantity(name, value),
+                unit=SPECS[Control(name)].unit,
+                value_text=None if value is None else value_text(name, value),
+            )
             for name, value in state.controls.items()
         ],
+        utilization_percent=state.utilization_percent,
+        memory_used_mib=state.memory_used_mib,
+        memory_total_mib=gpu.memory_mib,
     )
+
+
+def quantity(control: str, value: Sequence[int] | None) -> Value | None:
+    """A control's value as the protocol has it, in its unit."""
+    return None if value is None else known_quantity(control, value)
+
+
+def known_quantity(control: str, value: Sequence[int]) -> Value:
+    """The same of a value that there is."""
+    spec = SPECS[Control(control)]
+    if spec.shape == "switch":
+        return bool(value[0])
+    numbers = [part / spec.scale for part in value]
+    return numbers if spec.shape == "range" else numbers[0]
+
+
+def _processes(client: Client, uuids: Sequence[str]) -> dict[str, list[ProcessInfo]]:
+    """Processes by UUID, as far as they can be read."""
+    found: dict[str, list[ProcessInfo]] = {}
+    for first in range(0, len(uuids), _LISTED):
+        some = uuids[first : first + _LISTED]
+        try:
+            answers = client.processes(some)
+        except (SeveralGpusFailed, ZeusIpcError) as error:
+            failed = set(getattr(error, "errors", ())) or {error.gpu}
+            left = [uuid for uuid in some if uuid not in failed]
+            if error.gpu is None and not getattr(error, "errors", ()):
+                raise
+            answers = client.processes(left) if left else {}
+        found |= {uuid: answer.processes for uuid, answer in answers.items()}
+    return found
+
+
+def process_reports(
+    client: Client, gpus: Sequence[GpuInfo], leases: Sequence[Lease]
+) -> list[Process]:
+    """Processes of GPUs, in their order, with what they hold. GPUs that do not answer have none."""
+    found = []
+    listed = _processes(client, [gpu.uuid for gpu in gpus])
+    for gpu in gpus:
+        for one in listed.get(gpu.uuid, ()):
+            held = [
+                f"{lease.control} {lease.value_text or 'not set'}"
+                for lease in leases
+                if lease.uuid == gpu.uuid and lease.pid is not None and lease.pid == one.pid
+            ]
+            found.append(
+                Process(
+                    gpu=gpu.index,
+                    uuid=gpu.uuid,
+                    pid=one.pid,
+                    user=None if one.uid is None else user_name(one.uid),
+                    command=one.command,
+                    job=one.job,
+                    type="C" if one.compute else "G",
+                    memory_mib=one.memory_mib,
+                    gpu_instance=one.gpu_instance,
+                    leases=held,
+                )
+            )
+    return found
 
 
 def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
@@ -135,8 +223,10 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         gpu=indices.get(lease.gpu, -1),
         uuid=lease.gpu,
         control=control,
-        value=None if lease.value is None else value_text(control, lease.value),
-        asked=None if lease.asked is None else value_text(control, lease.asked),
+        value=quantity(control, lease.value),
+        unit=SPECS[lease.control].unit,
+        value_text=None if lease.value is None else value_text(control, lease.value),
+        asked=quantity(control, lease.asked),
         uid=lease.uid,
         user=user_name(lease.uid),
         pid=lease.pid,
@@ -144,10 +234,11 @@ def lease_report(lease: LeaseInfo, indices: Mapping[str, int]) -> Lease:
         job=lease.job,
         held_s=round(seconds_since(lease.since_ns), 3),
         expires_in_s=round(max(0.0, (lease.expires_ns - time.monotonic_ns()) / 1e9), 3),
-        goes_back_to=value_text(control, lease.back.value),
+        goes_back_to=known_quantity(control, lease.back.value),
+        goes_back_to_text=value_text(control, lease.back.value),
         goes_back_source=lease.back.source,
         restoring=lease.restoring,
-        trouble=lease.trouble,
+        trouble=None if lease.trouble is None else named(lease.trouble, indices),
     )
 
 
@@ -174,13 +265,15 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
     )
 
 
-def permitted_report(control: str, permission: Permission) -> Permitted:
+def permitted_report(
+    control: str, permission: Permission, readable: Callable[[str], str]
+) -> Permitted:
     """What a user may do with a control."""
     factor = SPECS[Control(control)].scale
     return Permitted(
         control=control,
         allowed=permission.allowed,
-        why=permission.why,
+        why=readable(permission.why),
         ranges=[(low / factor, high / factor) for low, high in permission.ranges],
     )
 

@@ -10,6 +10,7 @@ import click
 from zeus_ipc import __version__
 
 if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo
     from zeusd.config import Config
 
 
@@ -70,15 +71,44 @@ def serve(config_path: str | None, **options: str | None) -> None:
 
 @main.command("check-config")
 @click.argument("file")
-def check_config(file: str) -> None:
-    """Say whether FILE is a configuration that zeusd would take, and which line is wrong if not."""
+@click.option("--socket", metavar="PATH", help="A zeusd whose GPUs FILE is compared with.")
+@click.option("--strict", is_flag=True, help="Fail if a rule has no effect, too.")
+def check_config(file: str, socket: str | None, strict: bool) -> None:
+    """Check FILE: whether zeusd would take it, and which line is wrong if not.
+
+    Rules that match no GPU, values that a GPU does not take, and users and groups that do not exist
+    are warnings. For GPUs a running zeusd is asked, if there is one.
+    """
     from zeusd.config import ConfigError, load
+    from zeusd.config_check import findings
 
     try:
-        load(file)
+        config = load(file)
     except ConfigError as error:
         raise SystemExit(str(error)) from None
-    click.echo(f"{file}: ok")
+    gpus = _gpus_of_node(socket)
+    found = findings(config, gpus)
+    for sentence in found:
+        click.echo(f"{file}: warning: {sentence}")
+    if strict and found:
+        sys.exit(1)
+    click.echo(f"{file}: ok" + ("" if gpus is not None else " (no zeusd runs: GPUs not compared)"))
+
+
+def _gpus_of_node(socket: str | None) -> list[GpuInfo] | None:
+    """GPUs of a running zeusd; None: none answers, or it has let go of them."""
+    from zeus_ipc.client import Client
+    from zeus_ipc.errors import ZeusIpcError
+    from zeus_ipc.paths import socket_path
+
+    try:
+        with Client(socket_path(socket), timeout_s=2.0) as client:
+            node = client.node()
+    except ZeusIpcError as error:
+        if socket is not None:
+            raise SystemExit(f"zeusd: {error}") from None
+        return None
+    return node.gpus or None
 
 
 @main.command(

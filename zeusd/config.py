@@ -13,7 +13,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from zeus_ipc.messages import Control
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
@@ -21,6 +29,7 @@ from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
 from zeusd.core.policy import (
     GpuRule,
     LeaseTerms,
+    LedgerAccess,
     OutsideChange,
     RestorePower,
     Settings,
@@ -123,9 +132,6 @@ class RestoreSection(_Section):
     boot. device-max: the most the GPU takes. device-default: the vendor's default."""
     outside_change: OutsideChange = "keep"
     """keep: a value that somebody else set during a lease stays. override: it is overwritten."""
-    enforce: bool = False
-    """Whether a power limit above the site's is lowered at start and after `zeusctl resume`, though
-    nobody ever leased it."""
     on_stop: Literal["restore", "keep"] = "restore"
     """What `systemctl stop` does with leases of living processes. A restart keeps them always."""
 
@@ -136,11 +142,20 @@ class GpuSection(_Section):
     match: Annotated[str, Field(min_length=1)] = "*"
     """Shell pattern for the UUID or the product name."""
     power_limit_w: Annotated[float | None, Field(gt=0, le=100_000)] = None
-    """The site's maximum, in watts."""
+    """The site limit, in watts: what a lease's end restores, and the most that anyone may set."""
+    enforce: bool = False
+    """Whether a power limit above the site limit is lowered whenever zeusd sees it: at start, after
+    `zeusctl resume`, after a GPU came back, and when somebody raised it outside zeusd."""
     gpu_clocks_mhz: tuple[int, int] | None = None
     """Range that the graphics clock goes back to; unset: unlocked."""
     memory_clocks_mhz: tuple[int, int] | None = None
     """The same for the memory clock."""
+
+    @model_validator(mode="after")
+    def _enforces_something(self) -> GpuSection:
+        if self.enforce and self.power_limit_w is None:
+            raise ValueError("enforce needs a power_limit_w in the same [[gpu]] rule")
+        return self
 
 
 def _ascending(value: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
@@ -169,6 +184,13 @@ class AccessSection(_Section):
     Beyond, the user gets no new lease until some are."""
 
 
+def _index_or_pattern(value: Any) -> Any:
+    return str(value) if type(value) is int and value >= 0 else value
+
+
+GpuPattern = Annotated[str, BeforeValidator(_index_or_pattern)]
+
+
 class AllowSection(_Section):
     """`[[allow]]`: lets users change controls of GPUs. Without any, group zeus may lower them."""
 
@@ -176,8 +198,8 @@ class AllowSection(_Section):
     """Names or numbers; "*": everybody."""
     groups: list[str | int] = []
     """The same for groups; a rule counts for whoever is named by either."""
-    gpus: Annotated[list[str], Field(min_length=1)] = ["*"]
-    """Shell patterns for UUID or product name, or NVML indices."""
+    gpus: Annotated[list[GpuPattern], Field(min_length=1)] = ["*"]
+    """Shell patterns for UUID or product name, or NVML indices: 0 and "0" are the same."""
     controls: Annotated[list[Control], Field(min_length=1)] = sorted(LOWERING)
     """What they may change."""
     power_limit_w: Annotated[tuple[float, float] | None, AfterValidator(_ascending)] = None
@@ -201,6 +223,7 @@ class AllowSection(_Section):
             else (round(power_w[0] * 1000), round(power_w[1] * 1000)),
             gpu_clocks_mhz=self.gpu_clocks_mhz,
             memory_clocks_mhz=self.memory_clocks_mhz,
+            group_names=tuple(str(name) for name in self.groups),
         )
 
 
@@ -232,6 +255,32 @@ class EnergySection(_Section):
     """Where the kernel offers it."""
 
 
+class AccountingSection(_Section):
+    """`[accounting]`: whose energy it is, kept in a ledger for months."""
+
+    enabled: bool = True
+    """Whether there is a ledger, where it has a directory."""
+    directory: str | None = None
+    """Where it lies; unset: systemd's StateDirectory (/var/lib/zeusd), and nowhere without one or
+    where GPUs are simulated."""
+    processes: bool = False
+    """Whether processes decide whose energy it is while nobody holds a GPU: they are listed once a
+    second, which takes the driver some milliseconds for each GPU."""
+    ignored_units: list[str] = [
+        *("nvidia-*.service", "dcgm*.service", "datadog-agent.service", "prometheus-*.service"),
+        *("gdm.service", "lightdm.service", "sddm.service"),
+    ]
+    """Patterns of services whose processes count only where no other process is."""
+    visibility: Literal["own", "all"] = "own"
+    """own: users see their own energy, and the others' as one sum. all: everybody sees all."""
+    readers: list[str | int] = []
+    """Groups whose members see all; administrators do anyway. Names or numbers."""
+    keep_rows_days: Annotated[int, Field(ge=2, le=36_500)] = 400
+    """How long energy by quarter of an hour, job and pod is kept."""
+    keep_days: Annotated[int, Field(ge=2, le=36_500)] = 760
+    """How long sums by user and day are kept."""
+
+
 class LogSection(_Section):
     """`[log]`: what is written to standard error."""
 
@@ -254,11 +303,37 @@ class Config(_Section):
     allow: list[AllowSection] = []
     gpu: list[GpuSection] = []
     energy: EnergySection = EnergySection()
+    accounting: AccountingSection = AccountingSection()
     log: LogSection = LogSection()
 
     def settings(self) -> Settings:
         """The part the core needs, with users and groups looked up."""
-        return Settings(site=self._site(), access=self._access(), terms=self._terms())
+        return Settings(
+            site=self._site(), access=self._access(), terms=self._terms(), ledger=self._ledger()
+        )
+
+    def fixed(self, section: str) -> object:
+        """What only a restart changes of a section."""
+        found = getattr(self, section)
+        if section == "accounting":
+            return found.model_copy(update={"visibility": "own", "readers": []})
+        return found
+
+    def ledger_directory(self) -> str | None:
+        """Where the energy ledger lies; None: there is none."""
+        section = self.accounting
+        if not section.enabled:
+            return None
+        if section.directory is not None or self.nvml.simulate is not None:
+            return section.directory
+        return os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or None
+
+    def _ledger(self) -> LedgerAccess:
+        section = self.accounting
+        return LedgerAccess(
+            everybody=section.visibility == "all",
+            gids=_ids(section.readers, lambda name: grp.getgrnam(name).gr_gid, "group"),
+        )
 
     def _terms(self) -> LeaseTerms:
         low, high = self.lease.ttl_min_s, self.lease.ttl_max_s
@@ -277,9 +352,6 @@ class Config(_Section):
         if os.geteuid() != 0:
             admins.add(os.geteuid())  # whose process this is, and who could do with it as he likes
         default = AllowSection(groups=[DEFAULT_GROUP])
-        hint = "ask the administrator for an [[allow]] rule in zeusd.toml"
-        if not self.allow:
-            hint = f"ask the administrator to become a member of group {DEFAULT_GROUP}"
         return Access(
             rules=tuple(one.rule() for one in self.allow or [default]),
             admin_uids=frozenset(admins),
@@ -295,20 +367,19 @@ class Config(_Section):
             writes_per_second=section.writes_per_second,
             leases_per_user=section.leases_per_user,
             losses_per_user=section.losses_per_user,
-            user_hint=hint,
         )
 
     def _site(self) -> SitePolicy:
         return SitePolicy(
             restore_power=self.restore.power_limit,
             outside_change=self.restore.outside_change,
-            enforce=self.restore.enforce,
             rules=tuple(
                 GpuRule(
                     match=rule.match,
                     power_limit_mw=None
                     if rule.power_limit_w is None
                     else round(rule.power_limit_w * 1000),
+                    enforce=rule.enforce,
                     gpu_clocks_mhz=rule.gpu_clocks_mhz,
                     memory_clocks_mhz=rule.memory_clocks_mhz,
                 )

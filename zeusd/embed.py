@@ -10,12 +10,13 @@ from __future__ import annotations
 import atexit
 import contextlib
 import itertools
+import logging
 import os
 import queue
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,10 +30,11 @@ from zeus_ipc.messages import request_adapter
 from zeus_ipc.transport import Subscription
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
-from zeusd.core.model import Peer
+from zeusd.core.model import PRIVILEGE_OF_ZEUSD, Peer
 from zeusd.core.policy import SECOND_NS, LeaseTerms, Settings
 from zeusd.nodes import Node, real_node
 from zeusd.restore import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
+from zeusd.runtime import devices
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
 from zeusd.runtime.powercap import POWERCAP
@@ -47,6 +49,12 @@ _TERMS = LeaseTerms(*[86_400 * SECOND_NS] * 3)
 """Whoever hangs here hangs with the engine that would notice."""
 
 _STOP_S = 5.0
+
+PRIVILEGE = (
+    "no zeusd runs, and setting limits in this process needs root or CAP_SYS_ADMIN; install zeusd "
+    "(https://zeusd-project.github.io/zeusd/operate/install/)"
+)
+"""What is missing where a driver refuses a change to an engine in a process."""
 
 
 def connect(node: Node | None = None, *, state_dir: str | None = None) -> Client:
@@ -80,6 +88,8 @@ class EmbeddedTransport:
 
     After `fork` the child has no such thread: its first request starts an engine of its own.
     """
+
+    in_process = True
 
     def __init__(self, node: Node, state_dir: str) -> None:
         self._node = node
@@ -190,6 +200,18 @@ class _Running:
                 publish=self._publish,
             ),
         )
+        self._thread = threading.Thread(target=self._engine.run, name="zeusd-engine", daemon=True)
+        with _unlogged("no_driver"):  # the exception says it
+            self._start()
+        failure = self._engine.finder.error
+        if failure is not None:
+            self.close()
+            raise DaemonUnavailable(
+                f"no zeusd runs here, and this process cannot reach the GPUs itself: {failure}",
+                details={"device_code": failure.code},
+            )
+
+    def _start(self) -> None:
         try:
             self._engine.start()
         except JournalError as error:
@@ -198,16 +220,8 @@ class _Running:
         self._engine.peer_opened(
             Peer(_CONNECTION, process, os.geteuid(), os.getegid()), os.pidfd_open(process.pid)
         )
-        self._thread = threading.Thread(target=self._engine.run, name="zeusd-engine", daemon=True)
         self._thread.start()
         self._engine.finder.first_attempt_over.wait(30.0)
-        failure = self._engine.finder.error
-        if failure is not None:
-            self.close()
-            raise DaemonUnavailable(
-                f"no zeusd runs here, and this process cannot reach the GPUs itself: {failure}",
-                details={"device_code": failure.code},
-            )
 
     def ask(self, message: dict[str, Any], request_id: int, timeout_s: float) -> dict[str, Any]:
         answered, box = self._replies[request_id] = threading.Event(), []
@@ -259,5 +273,27 @@ class _Running:
     def _reply(self, conn: int, body: dict[str, Any]) -> None:
         waiting = self._replies.get(body["id"])
         if waiting is not None:
-            waiting[1].append(body)
+            waiting[1].append(_as_said_here(body))
             waiting[0].set()
+
+
+def _as_said_here(part: Any) -> Any:
+    """A reply with the remedies that help where no zeusd runs."""
+    if isinstance(part, dict):
+        return {key: _as_said_here(value) for key, value in part.items()}
+    return part.replace(PRIVILEGE_OF_ZEUSD, PRIVILEGE) if isinstance(part, str) else part
+
+
+@contextlib.contextmanager
+def _unlogged(event: str) -> Iterator[None]:
+    """Keep records of an event out of the logs."""
+
+    def keep(record: logging.LogRecord) -> bool:
+        return getattr(record, "event", None) != event
+
+    logger = logging.getLogger(devices.__name__)
+    logger.addFilter(keep)
+    try:
+        yield
+    finally:
+        logger.removeFilter(keep)

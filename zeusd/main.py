@@ -21,14 +21,16 @@ from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
 from zeusd.nodes import Node, open_node
 from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id, driver_id
+from zeusd.runtime.accounting import Accounting
+from zeusd.runtime.books import Retention
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
-from zeusd.runtime.listener import InheritedListener, Listener, ListenError
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sampling import Histories, Sampling
 from zeusd.runtime.sources import Sample
 from zeusd.runtime.trails import SAVE_S, TrailFile
 from zeusd.server.descriptors import Closer
+from zeusd.server.listener import InheritedListener, Listener, ListenError
 from zeusd.server.server import Server
 
 log = logging.getLogger(__name__)
@@ -113,6 +115,7 @@ class Daemon:
                     powercap=config.energy.powercap if config.energy.cpu else None,
                     publish=self._publish,
                 ),
+                accounting=self._accounting(boot),
             )
             self._server.attach(self._engine, self._engine.sampling.stream)
             self._engine.start()
@@ -141,6 +144,20 @@ class Daemon:
             listening.append(listener.socket)
         clients, subscribers = listening
         return clients, subscribers
+
+    def _accounting(self, boot: str) -> Callable[[Sampling], Accounting] | None:
+        """What keeps the energy ledger, where there is one."""
+        directory, kept = self._config.ledger_directory(), self._config.accounting
+        if directory is None:
+            return None
+        retention = Retention(kept.keep_rows_days, kept.keep_days)
+
+        def make(sampling: Sampling) -> Accounting:
+            sampler = sampling.sampler
+            units = kept.ignored_units if kept.processes else None
+            return Accounting(directory, boot, sampler.names, sampler.find, retention, units)
+
+        return make
 
     def _publish(self, name: str, sample: Sample) -> None:
         """On the sampler's thread."""
@@ -209,8 +226,8 @@ class Daemon:
                 extra={"event": "reload_failed"},
             )
         else:
-            for section in ("daemon", "nvml", "energy"):
-                if getattr(config, section) != getattr(self._config, section):
+            for section in ("daemon", "nvml", "energy", "accounting"):
+                if config.fixed(section) != self._config.fixed(section):
                     log.warning(
                         "changes under [%s] need a restart",
                         section,

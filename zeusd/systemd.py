@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import pwd
 import socket
 from typing import Any
 
@@ -108,6 +109,9 @@ class JournalHandler(logging.Handler):
         if record.exc_info:
             message += "\n" + logging.Formatter().formatException(record.exc_info)
         fields = {_FIELDS.get(name, name.upper()): str(value) for name, value in extra.items()}
+        if isinstance(extra.get("uid"), int):  # looked up on the log's own thread: it may take long
+            with contextlib.suppress(KeyError, OSError):
+                fields["CLIENT_USER"] = pwd.getpwuid(extra["uid"]).pw_name
         try:
             self._journal.send(
                 message,

@@ -308,6 +308,7 @@ def test_every_field_that_zeusd_answers_is_there(site: Site, daemon: RunningDaem
             ("energy", {"gpus": [uuid]}),
             ("power", {"gpus": [uuid]}),
             ("clocks", {"gpus": [uuid]}),
+            ("processes", {"gpus": [uuid]}),
             ("leases", {}),
             ("policy", {}),
             ("audit", {}),

@@ -46,6 +46,10 @@ PYTHON = {
     "docs/serve/clocks.md": ("tests.zeus.serving.test_clock_docs",),
     "docs/train/batch_size_optimizer.md": ("tests.docs.pages.test_batch_size",),
     "docs/train/distributed.md": ("tests.docs.pages.test_extending",),
+    "docs/train/measuring_only.md": (
+        "tests.zeus.measure.test_docs",
+        "tests.zeus.measure.test_trainers",
+    ),
     "docs/train/huggingface.md": ("tests.zeus.power_limit.test_huggingface",),
     "docs/train/lightning.md": ("tests.zeus.power_limit.test_lightning",),
     "docs/train/pipeline_frequency.md": ("tests.zeus.pipeline_frequency.test_command",),

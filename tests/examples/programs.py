@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
-from tests import preloaded
+from tests.preloaded import Preloaded
 from tests.support import RunningDaemon
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+PRELOADED = (
+    "torch.distributed.launcher",
+    "torch._dynamo",
+    "torch.distributed.fsdp",
+    "pydantic",
+    "zmq",
+)
+"""Also what PyTorch imports when it first trains: that takes as long as its own import."""
 
 
 def environment(socket: str, *modules: Path, **more: str) -> dict[str, str]:
@@ -28,17 +38,25 @@ def python(*arguments: str | Path) -> list[str]:
     return [sys.executable, *map(str, arguments)]
 
 
+@cache
+def _preloaded() -> Preloaded:
+    """For all tests of this worker."""
+    started = Preloaded(*PRELOADED)
+    atexit.register(started.close)
+    return started
+
+
+def with_torch(*arguments: str | Path) -> list[str]:
+    """`python`, where PyTorch has been imported once for all programs."""
+    return [_preloaded().python, *map(str, arguments)]
+
+
 def torchrun(ranks: int, *arguments: str | Path) -> list[str]:
     """`torchrun`, at a port that is free"""
     options = ("--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    return python(
+    return with_torch(
         *("-m", "torch.distributed.run", *options, "--nproc_per_node", str(ranks)), *arguments
     )
-
-
-def ranks(count: int, *arguments: str | Path) -> list[str]:
-    """As `torchrun` on one node, but PyTorch is imported once for all ranks."""
-    return python(preloaded.FILE, "--ranks", str(count), *arguments)
 
 
 def run(

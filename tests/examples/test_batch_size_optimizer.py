@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.programs import EXAMPLES, environment, python, run, torchrun
+from tests.examples.programs import EXAMPLES, environment, run, torchrun, with_torch
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import Trial
@@ -54,7 +54,7 @@ def line(number: int, trial: Trial) -> str:
 def test_recurrences_with_a_server(env: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "runs"
     options = ("--server", "--recurrences", "2", "--seed", "3", "--folder", str(folder))
-    ran = run(python("recur.py", *options), FOLDER, env)
+    ran = run(with_torch("recur.py", *options), FOLDER, env)
     assert ran.returncode == 0, ran.stderr
     _, found = trials(folder / "bso.db")
     assert len(found) == 2
@@ -83,7 +83,7 @@ def test_two_gpus_train_with_one_size_and_stop_together(
 def test_a_run_that_is_stopped_goes_on(env: dict[str, str], tmp_path: Path) -> None:
     env["ZEUS_BSO_RUN_ID"] = "17"
     database, checkpoint = tmp_path / "bso.db", tmp_path / "toy.pt"
-    command = python("train.py", "--store", database, "--checkpoint", checkpoint)
+    command = with_torch("train.py", "--store", database, "--checkpoint", checkpoint)
     with subprocess.Popen(command, cwd=FOLDER, env=env, stdout=subprocess.DEVNULL) as first:
         wait_for(lambda: checkpoint.exists() or first.poll() is not None, "the first epoch")
         first.send_signal(signal.SIGTERM)
@@ -104,7 +104,7 @@ def test_a_run_that_is_stopped_goes_on(env: dict[str, str], tmp_path: Path) -> N
 
 def test_what_is_wrong_is_one_sentence(env: dict[str, str], tmp_path: Path) -> None:
     store = str(tmp_path / "bso.db")
-    ran = run(python("train.py", "--store", store, "--eta", "2"), FOLDER, env)
+    ran = run(with_torch("train.py", "--store", store, "--eta", "2"), FOLDER, env)
     assert ran.returncode == 2
     assert "eta_knob" in ran.stderr
     assert ran.stderr.count("\n") == 1, ran.stderr

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.preloaded import Preloaded
 from tests.support import RunningDaemon, running_daemon
 
 HERE = Path(__file__).parent
@@ -18,6 +18,8 @@ EXAMPLES = HERE.parents[1] / "examples" / "huggingface"
 SEARCH = ["--zeus_warmup_steps", "1", "--zeus_profile_steps", "4", "--zeus_pl_step", "50"]
 TRAINING = ["--per_device_train_batch_size", "2", "--use_cpu", "--disable_tqdm", "true"]
 LOGGING = ["--logging_steps", "5", "--report_to", "tensorboard", "--save_strategy", "no"]
+PRELOADED = ("torch.distributed.launcher", "transformers.trainer", "datasets", "trl", "peft")
+OFFLINE = {"HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "0,1"}
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{{ eos_token }}{% endfor %}"
 
 
@@ -27,18 +29,25 @@ def daemon() -> Iterator[RunningDaemon]:
         yield daemon
 
 
+@pytest.fixture(scope="module")
+def python() -> Iterator[str]:
+    """Runs programs for which Hugging Face's packages have been imported."""
+    preloaded = Preloaded(*PRELOADED, env=OFFLINE)
+    yield preloaded.python
+    preloaded.close()
+
+
 def run(daemon: RunningDaemon, *command: str, **env: str) -> str:
     """Runs an example to its end. Returns what it printed."""
     done = subprocess.run(
-        [sys.executable, *command],
+        command,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         env={
             **os.environ,
             "ZEUSD_SOCK_PATH": daemon.socket,
-            "CUDA_VISIBLE_DEVICES": "0,1",
-            "HF_HUB_OFFLINE": "1",
+            **OFFLINE,
             "OMP_NUM_THREADS": "1",
             **env,
         },
@@ -79,11 +88,13 @@ def save_tiny_gemma(folder: Path) -> None:
     Gemma3ForCausalLM(config).save_pretrained(folder)
 
 
-def test_causal_language_model_in_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
+def test_causal_language_model_in_two_processes(
+    python: str, daemon: RunningDaemon, tmp_path: Path
+) -> None:
     profile = tmp_path / "profile.json"
     out = run(
         daemon,
-        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
+        *(python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
         str(HERE / "on_simulated_gpu.py"),
         str(EXAMPLES / "run_clm.py"),
         *("--train_file", str(text(tmp_path / "text.txt")), "--block_size", "32"),
@@ -98,7 +109,9 @@ def test_causal_language_model_in_two_processes(daemon: RunningDaemon, tmp_path:
     assert_given_back(daemon)
 
 
-def test_supervised_fine_tuning_in_4_bits(daemon: RunningDaemon, tmp_path: Path) -> None:
+def test_supervised_fine_tuning_in_4_bits(
+    python: str, daemon: RunningDaemon, tmp_path: Path
+) -> None:
     model = tmp_path / "model"
     save_tiny_gemma(model)
     chat = [
@@ -109,6 +122,7 @@ def test_supervised_fine_tuning_in_4_bits(daemon: RunningDaemon, tmp_path: Path)
     chats.write_text("".join(json.dumps({"messages": chat}) + "\n" for _ in range(80)))
     out = run(
         daemon,
+        python,
         str(HERE / "on_simulated_gpu.py"),
         str(EXAMPLES / "run_gemma_sft_qlora.py"),
         *("--model_name_or_path", str(model), "--train_file", str(chats), "--max_slowdown", "1.2"),

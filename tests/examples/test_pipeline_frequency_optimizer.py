@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from tests.examples.programs import EXAMPLES, environment, python, run
+from tests.examples.programs import EXAMPLES, environment, python, run, with_torch
 from tests.support import RunningDaemon, running_daemon, wait_for
 
 FOLDER = EXAMPLES / "pipeline_frequency_optimizer"
@@ -136,7 +136,7 @@ def test_a_node_without_zeusd_is_told() -> None:
 def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        command = python("profile_p2p.py", *SHORT, "--port", str(port))
+        command = with_torch("profile_p2p.py", *SHORT, "--port", str(port))
         ran = run(command, FOLDER, environment(daemon.socket))
     refused(ran, f"port {port} is taken by another program; leave --port out")
 
@@ -216,15 +216,14 @@ def busy(daemon: RunningDaemon, gpu: int) -> bool:
 # ------------------------------------------------------------------------------------- the pipeline
 
 
-
 def compare(*arguments: str | Path, gpu: str = "a100") -> list[str]:
     waiting = ("--p2p-power", str(BLOCKING_W[gpu]))
-    return python("compare.py", "--num-mbs", "4", "--scale", "1", *waiting, *arguments)
+    return with_torch("compare.py", "--num-mbs", "4", "--scale", "1", *waiting, *arguments)
 
 
 @pytest.fixture(scope="module")
 def whole_ticks() -> Iterator[RunningDaemon]:
-    """GPUs whose counters see every millisecond: an A100's see a quarter of each tick (2 % here)."""
+    """GPUs whose counters see every millisecond; an A100's see a quarter of each tick."""
     with running_daemon("--simulate", "4xa40", gpus=4) as running:
         yield running
 

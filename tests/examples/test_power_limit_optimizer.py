@@ -18,9 +18,9 @@ from tests.examples.programs import (
     limits_set,
     limits_w,
     python,
-    ranks,
     run,
     torchrun,
+    with_torch,
 )
 from tests.support import RunningDaemon, running_daemon
 
@@ -57,7 +57,7 @@ def chosen(output: str) -> str:
 
 def test_one_gpu_is_given_the_limit_that_was_chosen_for_it(daemon: RunningDaemon) -> None:
     output = trained(
-        python("train_single.py", *TINY, "--gpu", "1", "--epochs", "2"), ["1/2", "2/2"], daemon
+        with_torch("train_single.py", *TINY, "--gpu", "1", "--epochs", "2"), ["1/2", "2/2"], daemon
     )
     other, gpu = limits_set(daemon, 2)
     assert gpu[-1] == chosen(output)
@@ -88,7 +88,7 @@ def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_goes_on_from_them(
     daemon: RunningDaemon, tmp_path: Path
 ) -> None:
     checkpoint = tmp_path / "run" / "model.pt"
-    same_for_all_ranks(daemon, ranks(2, "train_fsdp.py"), "--checkpoint", checkpoint)
+    same_for_all_ranks(daemon, torchrun(2, "train_fsdp.py"), "--checkpoint", checkpoint)
 
     # A run that knows its limit from the last one has it from the first step.
     profile = tmp_path / "profile.json"
@@ -97,7 +97,7 @@ def test_ranks_that_shard_choose_the_same_limit_and_one_gpu_goes_on_from_them(
     profile.write_text(json.dumps({"measurements": known}))
     keep = ["--resume", checkpoint, "--profile-path", profile]
     more = ["--epochs", "3", "--steps-per-epoch", "3"]
-    output = trained(python("train_single.py", *TINY, *keep, *more), ["3/3"], daemon)
+    output = trained(with_torch("train_single.py", *TINY, *keep, *more), ["3/3"], daemon)
     assert chosen(output) == "150 W"
     assert limits_set(daemon, 1)[0][-1] == "150 W"
     assert limits_w(daemon, 1) == [250]
@@ -145,11 +145,11 @@ def test_what_is_wrong_is_told_in_a_sentence(
 ) -> None:
     (tmp_path / "torchvision.py").write_text("raise ModuleNotFoundError(name=__name__)")
     env = environment("/nowhere", tmp_path, **env)
-    refused(run(python("train_single.py", *arguments), FOLDER, env), message)
+    refused(run(with_torch("train_single.py", *arguments), FOLDER, env), message)
 
 
 def test_a_gpu_that_is_not_there_is_told_in_a_sentence(daemon: RunningDaemon) -> None:
-    command = python("train_single.py", *TINY, "--gpu", "7")
+    command = with_torch("train_single.py", *TINY, "--gpu", "7")
     ran = run(command, FOLDER, environment(daemon.socket))
     refused(ran, "There is no GPU 7: this process sees 2")
     assert limits_set(daemon, 2) == [[], []]

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.examples.programs import EXAMPLES, environment, python, run
+from tests.examples.programs import EXAMPLES, environment, python, run, with_torch
 from zeus.run import read_history
 
 FOLDER = EXAMPLES / "zeus_run"
@@ -17,7 +17,7 @@ SMALL = [
 
 
 def test_a_job_recurs_and_trains_on_a_simulated_gpu(tmp_path: Path) -> None:
-    command = python("run_zeus.py", "--simulate", "v100", "--log_base", tmp_path, *SMALL)
+    command = with_torch("run_zeus.py", "--simulate", "v100", "--log_base", tmp_path, *SMALL)
     ran = run(command, FOLDER, environment(""))
     assert ran.returncode == 0, ran.stderr + ran.stdout
     assert ran.stderr == ""

@@ -34,7 +34,7 @@ _GPU_NUMBERS = (
     *("architecture", "memory_mib", "load_mw", "tick_ms"),
     *("clock_top", "clock_step", "clock_count", "memory_clock"),
     *("has_energy", "has_average", "module_only", "memory_power_mw", "mig", "capability"),
-    "compute_pid",
+    *("compute_pid", "graphics_pid", "instance", "memory_used_mib", "utilization"),
     *("start_ns", "updated_ns", "energy_nj", "shown_tick", "shown_nj"),
     *("round_mw", "clamp_min_mw", "clamp_max_mw", "ignored_sets", "delay_ms", "stale_after_set"),
     *("next_mw", "due_ns", "before_mw", "stale_reads"),
@@ -161,6 +161,7 @@ class NvmlDouble:
             "memory_clock": 877,
             "has_energy": 1,
             "has_average": 0,
+            "instance": -1,
             "start_ns": now_ns,
             "updated_ns": now_ns,
             **changes,
@@ -224,6 +225,10 @@ class NvmlDouble:
     def computes(self, gpu: int, pid: int) -> None:
         """This process has a compute context on the GPU; 0: none has."""
         self._set(gpu, "compute_pid", pid)
+
+    def draws(self, gpu: int, pid: int) -> None:
+        """This process has a graphics context on the GPU; 0: none has."""
+        self._set(gpu, "graphics_pid", pid)
 
     def set_load(self, gpu: int, load_mw: int) -> None:
         """What the GPU draws from now on, as far as its limits let it: work begins or ends."""

@@ -34,6 +34,7 @@ typedef struct {
     int64_t architecture, memory_mib, load_mw, tick_ms;
     int64_t clock_top, clock_step, clock_count, memory_clock;
     int64_t has_energy, has_average, module_only, memory_power_mw, mig, capability, compute_pid;
+    int64_t graphics_pid, instance, memory_used_mib, utilization;
     int64_t start_ns, updated_ns, energy_nj, shown_tick, shown_nj;
     int64_t round_mw, clamp_min_mw, clamp_max_mw, ignored_sets, delay_ms, stale_after_set;
     int64_t next_mw, due_ns, before_mw, stale_reads;
@@ -64,6 +65,7 @@ typedef struct { unsigned long long total, free, used; } memory_t;
 _Static_assert(sizeof(memory_t) == 24, "nvmlMemory_t");
 typedef struct { uint32_t pid; uint64_t memory; uint32_t instance, compute; } process_t;
 _Static_assert(sizeof(process_t) == 24, "nvmlProcessInfo_v2_t");
+typedef struct { unsigned gpu, memory; } utilization_t;
 typedef struct { uint32_t version, sensor; int32_t celsius; } temperature_t;
 _Static_assert(sizeof(temperature_t) == 12, "nvmlTemperature_v1_t");
 
@@ -352,8 +354,8 @@ int nvmlDeviceGetPciInfo_v3(gpu_t *g, pci_t *p) {
 int nvmlDeviceGetMemoryInfo(gpu_t *g, memory_t *m) {
     ENTER(g);
     m->total = (unsigned long long)g->memory_mib << 20;
-    m->used = 0;
-    m->free = m->total;
+    m->used = (unsigned long long)g->memory_used_mib << 20;
+    m->free = m->total - m->used;
     return OK;
 }
 int nvmlDeviceGetPowerManagementLimitConstraints(gpu_t *g, unsigned *low, unsigned *high) {
@@ -493,13 +495,28 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(gpu_t *g, unsigned long long *r) {
     *r = reasons(g);
     return OK;
 }
-int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *g, unsigned *count, process_t *processes) {
+static int list_one(int64_t pid, int64_t instance, uint64_t memory, unsigned *count,
+                    process_t *processes) {
     unsigned room = *count;
-    ENTER(g);
-    *count = g->compute_pid ? 1 : 0;
+    uint32_t part = instance < 0 ? UINT32_MAX : (uint32_t)instance;
+    *count = pid ? 1 : 0;
     if (!*count) return OK;
     if (!processes || !room) return SMALL;
-    processes[0] = (process_t){.pid = (uint32_t)g->compute_pid, .memory = 1 << 20};
+    processes[0] = (process_t){(uint32_t)pid, memory, part, instance < 0 ? UINT32_MAX : 0};
+    return OK;
+}
+int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *g, unsigned *count, process_t *processes) {
+    ENTER(g);
+    return list_one(g->compute_pid, g->instance, 1 << 20, count, processes);
+}
+int nvmlDeviceGetGraphicsRunningProcesses_v3(gpu_t *g, unsigned *count, process_t *processes) {
+    ENTER(g);
+    return list_one(g->graphics_pid, g->instance, 3 << 20, count, processes);
+}
+int nvmlDeviceGetUtilizationRates(gpu_t *g, utilization_t *rates) {
+    ENTER(g);
+    if (g->mig) return UNSUPPORTED;
+    *rates = (utilization_t){(unsigned)g->utilization, 0};
     return OK;
 }
 int nvmlDeviceGetMigMode(gpu_t *g, unsigned *current, unsigned *pending) {
@@ -564,11 +581,9 @@ STUB(nvmlDeviceSetPowerManagementLimit_v2) STUB(nvmlDeviceGetClock) STUB(nvmlDev
 STUB(nvmlDeviceGetApplicationsClock) STUB(nvmlDeviceGetSupportedClocksEventReasons)
 STUB(nvmlDeviceGetViolationStatus) STUB(nvmlDeviceGetTemperatureThreshold)
 STUB(nvmlDeviceGetPerformanceState) STUB(nvmlDeviceGetPowerState)
-STUB(nvmlDeviceGetUtilizationRates)
 STUB(nvmlDeviceGetMemoryInfo_v2) STUB(nvmlDeviceGetMaxMigDeviceCount)
 STUB(nvmlDeviceIsMigDeviceHandle)
 STUB(nvmlEventSetCreate) STUB(nvmlEventSetWait_v2) STUB(nvmlDeviceGetComputeMode)
-STUB(nvmlDeviceGetGraphicsRunningProcesses_v3)
 STUB(nvmlDeviceGetMigDeviceHandleByIndex) STUB(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
 STUB(nvmlDeviceGetDecoderUtilization) STUB(nvmlDeviceGetEncoderUtilization)
 STUB(nvmlDeviceGetDisplayActive) STUB(nvmlDeviceGetDisplayMode) STUB(nvmlDeviceGetDriverModel)

@@ -212,7 +212,8 @@ class Machine:
     def _copy_sources(self) -> None:
         target = Path(f"{self.root}{SOURCES}")
         skip = shutil.ignore_patterns("__pycache__")
-        for name in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "packaging", "scripts", "systemd"):
+        folders = ("zeus", "zeus_ipc", "zeusd", "zeusctl", "examples", "packaging", "scripts")
+        for name in (*folders, "systemd"):
             shutil.copytree(REPOSITORY / name, target / name, ignore=skip)
         for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):
             shutil.copy2(REPOSITORY / name, target / name)

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests import needs
-from tests.support import RunningDaemon, running_daemon, script, wait_for
+from tests.support import RunningDaemon, configuration, running_daemon, script, wait_for
 from zeus_ipc.simulation import SimulatedNode
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -134,6 +134,25 @@ def test_the_prolog_gives_a_job_gpus_at_the_sites_maximum(
     assert limits(daemon) == [120, 250]
     with daemon.client() as client:
         client.restore()
+
+
+def test_a_job_pays_from_its_prolog_to_its_epilog(tmp_path: Path) -> None:
+    job = {"SLURM_JOB_ID": "4714", "SLURM_JOB_UID": "0", "SLURM_JOB_GPUS": "1"}
+    options = configuration(tmp_path, f'[accounting]\ndirectory = "{tmp_path}"\n')
+    with running_daemon("--simulate", "2xv100-pcie", *options, gpus=2) as daemon:
+        done = run_hook(daemon, "prolog.sh", tmp_path, **job)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        with daemon.client() as client:
+            ledger = client.metrics().ledger
+            assert ledger is not None
+            assert ledger.held == [client.node().gpus[1].uuid]
+        done = run_hook(daemon, "epilog.sh", tmp_path, **job)
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith("job 4714")
+        with daemon.client() as client:
+            ledger = client.metrics().ledger
+            assert ledger is not None
+            assert ledger.held == []
 
 
 @pytest.mark.parametrize("name", ["prolog.sh", "epilog.sh"])

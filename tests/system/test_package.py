@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from tests.fake_nvml.double import NvmlDouble
 from tests.packaging.closure import PROJECT
 from tests.support import NOBODY, wait_for
-from tests.system.machine import LIBRARY, REPOSITORY, Machine
+from tests.system.machine import LIBRARY, REPOSITORY, SOURCES, Machine
 from zeus_ipc import __version__
 
 LIMIT = 250_000
@@ -267,6 +267,14 @@ class TestPackage:
         assert "ModuleNotFoundError" in alone.stderr, "the system's Python must not see it"
         poisoned = machine.run("env", "PYTHONPATH=/usr/lib/none", "zeusctl", "--version")
         assert __version__ in poisoned.stdout
+
+    def test_the_uninstaller_of_scripts_install_leaves_it_alone(self, node: Node) -> None:
+        before, units = node.main_pid(), node.units()
+        done = node.machine.run("bash", f"{SOURCES}/scripts/install", "--uninstall", check=False)
+        assert done.returncode == 1
+        assert "apt-get remove zeusd" in done.stderr
+        assert (node.main_pid(), node.units()) == (before, units)
+        assert node.leases() == []
 
     def test_its_units_are_as_shut_in_as_ever(self, node: Node) -> None:
         for unit, most in (("zeusd", 1.3), ("zeusd-restore", 1.3), ("zeusd-exporter", 1.2)):

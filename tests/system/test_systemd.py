@@ -322,6 +322,7 @@ def test_every_change_is_one_journal_record_with_its_fields(node: Node, user: Us
         assert record["GPU_UUID"] == uuid
         assert record["CONTROL"] == "power_limit"
         assert record["CLIENT_UID"] == str(NOBODY)
+        assert (record["CLIENT_USER"], record["GPU_INDEX"]) == ("nobody", "1")
         assert int(record["CLIENT_PID"]) > 1
         assert record["LEASE"] == sets[0]["LEASE"]
         assert record["RESULT"] == "ok"

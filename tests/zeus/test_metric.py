@@ -749,8 +749,8 @@ def test_other_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> 
             gauge("gateway:9091", period_s=period_s)
     with pytest.raises(ValueError, match="no GPU 2"):
         EnergyCumulativeCounter([], [2], 1, "gateway:9091", "j")
-    with pytest.raises(RuntimeError, match=r"cpu_indices=\[\]"):
-        EnergyHistogram([3], [0], "gateway:9091", "j")
+    with pytest.raises(ValueError, match=r"gpu_indices=\[0\]"):
+        EnergyHistogram([], 0, "gateway:9091", "j")  # type: ignore[arg-type]
     assert next(_pushgateway._numbers["energy_histogram"]) == 1  # no name was spent on them
 
 

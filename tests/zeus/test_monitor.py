@@ -2,21 +2,26 @@ from __future__ import annotations
 
 import copy
 import csv
+import dataclasses
 import itertools
 import math
 import os
+import pickle
+import re
 import subprocess
 import sys
 import threading
 import types
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.zeus.node import VirtualNode
-from zeus.exceptions import ZeusdError, ZeusGPULostError
-from zeus.monitor import Measurement
+from zeus import _node
+from zeus.exceptions import ZeusdError, ZeusGPUInitError, ZeusGPULostError
+from zeus.monitor import Measurement, ZeusMonitor
 from zeus_ipc.errors import RequestTimeout
 from zeusd import embed
 from zeusd.devices.simulated import SimulatedBackend
@@ -24,6 +29,11 @@ from zeusd.devices.simulated.workloads import ScriptedWorkload
 from zeusd.nodes import Node
 
 OpenNode = Callable[[str], VirtualNode]
+
+
+def torch_device(kind: str, index: int | None) -> Any:
+    """Stands for a `torch.device`, without importing torch."""
+    return type("device", (), {"type": kind, "index": index})()
 
 
 @pytest.fixture
@@ -352,11 +362,109 @@ def test_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> None:
         node.monitor(gpu_indices=[2])
     with pytest.raises(ValueError, match="twice"):
         node.monitor(gpu_indices=[0, 0])
-    with pytest.raises(RuntimeError, match=r"cpu_indices=\[\]"):
-        node.monitor(cpu_indices=[0])
     with pytest.raises(ValueError, match="sync_execution_with"):
         node.monitor(sync_execution_with="numpy")
     assert node.monitor(gpu_indices=[]).gpu_indices == []
+
+
+@pytest.mark.parametrize(
+    ("given", "instead"),
+    [
+        (0, r"give gpu_indices=\[0\]"),
+        ("0", r"a list of indices such as \[0, 1\]"),
+        (["1"], "'1' is text: give 1"),
+        (["a"], "'a' is text"),
+        ([0.0], "of type float"),
+        ([True], "of type bool"),
+        (torch_device("cuda", 1), r"torch\.device: give gpu_indices=\[1\]"),
+        (torch_device("cuda", None), r"give gpu_indices=\[torch\.cuda\.current_device\(\)\]"),
+        ([torch_device("cuda", 1)], "a torch.device: give 1"),
+    ],
+)
+def test_indices_of_another_type_are_refused_with_what_to_give(
+    node: VirtualNode, given: Any, instead: str
+) -> None:
+    with pytest.raises(ValueError, match=instead) as raised:
+        node.monitor(gpu_indices=given)
+    assert isinstance(raised.value, TypeError)
+
+
+def test_a_cpu_that_cannot_be_measured_is_left_out_with_a_warning(node: VirtualNode) -> None:
+    with pytest.warns(UserWarning, match=r"CPU 0, 3 cannot be measured.*cpu_indices=\[\]") as seen:
+        monitor = node.monitor(cpu_indices=[0, 3])
+    assert len(seen) == 1
+    assert monitor.cpu_indices == []
+    monitor.begin_window("a")
+    assert monitor.end_window("a").cpu_energy is None
+
+
+def test_without_gpus_and_daemon_a_monitor_measures_time_and_warns_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def unreachable() -> None:
+        raise ZeusGPUInitError("no zeusd runs here; NVML was not found", 12)
+
+    monkeypatch.setattr(_node, "get_client", unreachable)
+    with pytest.warns(UserWarning, match="No GPU is measured: No zeusd runs here") as seen:
+        monitor = ZeusMonitor(log_file=tmp_path / "log.csv")
+    assert len(seen) == 1
+    assert seen[0].filename == __file__
+    monitor.begin_window("a")
+    measurement = monitor.end_window("a")
+    assert (measurement.gpu_energy, measurement.total_energy) == ({}, 0)
+    assert (len(monitor.gpus), len(monitor.cpus)) == (0, 0)
+    with pytest.raises(ValueError, match="No GPUs available"):
+        ZeusMonitor(gpu_indices=[0])
+
+
+def test_a_driver_that_fails_is_an_error_and_not_a_node_without_gpus(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fails() -> None:
+        raise ZeusGPUInitError("nvmlInit: Driver/library version mismatch", 18)
+
+    monkeypatch.setattr(_node, "get_client", fails)
+    with pytest.raises(ZeusGPUInitError, match="mismatch"):
+        ZeusMonitor()
+
+
+def test_a_measurement_prints_its_energy_and_is_like_a_dataclass(node: VirtualNode) -> None:
+    monitor = node.monitor(gpu_indices=[1])
+    with monitor.window("step") as window:
+        assert repr(window) == "Window('step', open)"
+        assert "step" in window._repr_html_()
+        node.clock.sleep(2)
+    node.clock.sleep(1)
+    measurement = window.measurement
+    assert repr(measurement).startswith("Measurement(time=2.0, gpu_energy={1: ")
+    assert repr(window) == repr(measurement).replace("Measurement", "Window", 1)
+    energy_j = measurement.gpu_energy[1]
+    fields = dataclasses.asdict(measurement)
+    assert fields == vars(measurement)
+    assert (fields["time"], fields["gpu_energy"], fields["soc_energy"]) == (2, {1: energy_j}, None)
+    fields["gpu_energy"][1] = 0.0
+    assert measurement.gpu_energy[1] == energy_j, "asdict copies"
+    longer = dataclasses.replace(measurement, time=4.0)
+    assert (longer.time, longer.gpu_energy) == (4.0, measurement.gpu_energy)
+    assert longer.uncertainty == measurement.uncertainty > 0
+    for same in (
+        pickle.loads(pickle.dumps(measurement)),  # noqa: S301 - our own
+        copy.copy(measurement),
+        copy.deepcopy(measurement),
+    ):
+        assert same == measurement
+        assert same.uncertainty == measurement.uncertainty
+    assert f"<td>GPU 1</td><td>{energy_j:.1f}</td>" in measurement._repr_html_()
+
+
+def test_a_measurement_whose_energy_is_not_known_prints_why(node: VirtualNode) -> None:
+    monitor = node.monitor(gpu_indices=[0])
+    with monitor.window("step") as window:
+        node.nvml.lose(0)
+        node.clock.sleep(2)
+    assert repr(window.measurement).startswith("Measurement(time=2.0, ")
+    assert re.search("energy unknown: |nan", repr(window.measurement))
+    assert re.search("fallen off the bus|nan", window.measurement._repr_html_())
 
 
 def test_no_visible_gpu_is_an_error_and_not_zero_joules(

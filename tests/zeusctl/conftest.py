@@ -8,19 +8,29 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from tests.support import RunningDaemon, running_daemon
+from tests.support import RunningDaemon, configuration, running_daemon
 from zeus_ipc.simulation import SimulatedNode
 from zeusctl.cli import main
 
 READINGS = (
     *("sensors", "power_limit_mw", "enforced_power_limit_mw", "temperature_c"),
     *("gpu_clock_mhz", "memory_clock_mhz", "persistence_mode", "throttle_reasons"),
+    *("utilization_percent", "memory_used_mib"),
 )
 """What fails of a GPU that the driver has lost."""
+
+
+NODE = ("--simulate", "2xv100-pcie,a100-sxm-80,p100")
+
+
+def with_ledger(folder: Path) -> tuple[str, str]:
+    """The options of `zeusd serve` that make it keep an energy ledger there."""
+    return configuration(folder, f'[accounting]\ndirectory = "{folder}"\n')
 
 
 class Said(NamedTuple):
@@ -35,8 +45,9 @@ Ctl = Callable[..., Said]
 
 
 @pytest.fixture(scope="module")
-def daemon() -> Iterator[RunningDaemon]:
-    with running_daemon("--simulate", "2xv100-pcie,a100-sxm-80,p100", gpus=4) as running:
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    folder = tmp_path_factory.mktemp("ledger")
+    with running_daemon(*NODE, *with_ledger(folder), gpus=4) as running:
         yield running
 
 

@@ -56,10 +56,10 @@ def test_a_setting_lasts_as_long_as_its_command(ctl: Ctl, daemon: RunningDaemon)
     assert said.code == 0
     leases = said_json(said.out)["leases"]
     assert [(one["gpu"], one["value"]) for one in leases] == [
-        (0, "150 W"),
-        (0, "600-900 MHz"),
-        (1, "150 W"),
-        (1, "600-900 MHz"),
+        (0, 150.0),
+        (0, [600.0, 900.0]),
+        (1, 150.0),
+        (1, [600.0, 900.0]),
     ]
     assert "GPU 0: power_limit 150 W (was 250 W)" in said.err
     assert limits(daemon)[:2] == [250, 250]
@@ -120,6 +120,21 @@ def test_a_command_is_not_run_without_its_setting(ctl: Ctl, tmp_path: Path) -> N
     assert not ran.exists()
 
 
+def test_a_command_runs_even_if_zeusd_refuses_or_is_down(
+    ctl: Ctl, daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    command = ("--best-effort", "--", "sh", "-c", "exit 7")
+    said = ctl("set", "0,3", "-p", "200", "-g", "900", *command)
+    assert said.code == 7
+    assert said.err.startswith("zeusctl: nothing is set: ")
+    assert said.err.endswith("; the command runs all the same\n")
+    assert limits(daemon) == [250, 250, 400, 250]
+    said = ctl("--socket", str(tmp_path / "none.sock"), "set", "0", "-p", "200", *command)
+    assert said.code == 7
+    assert "start zeusd" in said.err
+    assert ctl("set", "0", "-p", "200", "--best-effort").code == Exit.USAGE
+
+
 def test_all_or_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
     """GPU 3 has no locked clocks: what was set before on it goes back too."""
     said = ctl("set", "0,3", "-p", "200", "-g", "900")
@@ -136,7 +151,8 @@ def test_a_setting_without_a_command_ends_with_zeusctl(
         assert "power_limit 150 W" in setter.stdout.readline()
         assert limits(daemon)[1] == 150
         setter.send_signal(number)
-        assert setter.wait(20) == (0 if number is not signal.SIGKILL else -9)
+        codes = {signal.SIGINT: 130, signal.SIGTERM: 0, signal.SIGKILL: -9}
+        assert setter.wait(20) == codes[number]
     wait_for(lambda: limits(daemon)[1] == 250, "the limit to be back")
 
 
@@ -232,9 +248,9 @@ def test_release_by_pid_and_of_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.set_power_limit(client.node().gpus[0].uuid, 150_000)
         assert said_json(ctl("release", "--pid", "1", "--json").out)["released"] == 0
-        assert ctl("release", "--job", "4711").out == "0 leases given back\n"
+        assert ctl("release", "--job", "4711").out == "0 leases released\n"
         assert limits(daemon)[0] == 150
-        assert ctl("release", "--pid", str(os.getpid())).out == "1 leases given back\n"
+        assert ctl("release", "--pid", str(os.getpid())).out == "1 lease released\n"
         assert limits(daemon)[0] == 250
     assert ctl("release").code == 0
     assert ctl("release", "--all").code == 0
@@ -260,6 +276,15 @@ def test_measuring_a_command(ctl: Ctl, daemon: RunningDaemon, node: SimulatedNod
     assert 0 < busy["energy_j"] <= 1.05 * drawn_j + busy["uncertainty_j"]
     assert busy["average_power_w"] > 2 * idle["average_power_w"]
     assert report["gpu_energy_j"] == pytest.approx(busy["energy_j"] + idle["energy_j"])
+
+
+def test_nothing_is_measured_while_quiesced(ctl: Ctl, tmp_path: Path) -> None:
+    ctl("quiesce")
+    mark = tmp_path / "ran"
+    said = ctl("measure", "--", "touch", str(mark))
+    assert said.code == Exit.NOT_RUN
+    assert "run `zeusctl resume` first" in said.err
+    assert not mark.exists()
 
 
 def test_a_measurement_in_a_file(ctl: Ctl, tmp_path: Path) -> None:
@@ -292,7 +317,7 @@ def test_a_recording_to_standard_output_ends_in_order(daemon: RunningDaemon) -> 
         assert recorder.stdout is not None
         rows = [recorder.stdout.readline() for _ in range(4)]
         recorder.send_signal(signal.SIGINT)
-        assert recorder.wait(20) == 0
+        assert recorder.wait(20) == 130
     found = list(csv.DictReader(rows))
     times = [float(row["time"]) for row in found]
     assert times[1] - times[0] > 0.09
@@ -307,7 +332,7 @@ def test_a_recording_that_zeusd_leaves_is_kept(tmp_path: Path) -> None:
             wait_for(lambda: path.exists() and len(path.read_text().splitlines()) > 5, "rows")
             node.stop()
             recorder.send_signal(signal.SIGINT)
-            assert recorder.wait(30) == 0
+            assert recorder.wait(30) == 130
     assert len(read(path)[0].columns["time"]) > 4
 
 

@@ -246,6 +246,36 @@ def test_what_zeusd_counts_is_what_is_exported(daemon: RunningDaemon, node: Simu
         assert counts["sensors"] > counts["set_gpu_clocks"] > 0
 
 
+def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(daemon: RunningDaemon) -> None:
+    with exporter(daemon) as url, daemon.client() as client:
+        gpu = client.node().gpus[0].uuid
+        wait_for(lambda: len(client.timeline(gpu)) > 5, "a history")
+        client.allocate(gpu, "7", uid=0)
+        alice = {"kind": "user", "account": "root"}
+
+        def charged() -> float | None:
+            found = values(scrape(url)).get("zeusd_account_energy_joules_total", [])
+            return next((value for labels, value in found if labels == alice), None)
+
+        assert wait_for(lambda: charged() is not None, "the account")
+        assert charged() == 0
+        assert client.deallocate("7") == 1
+        wait_for(charged, "the account to be charged")
+        text = scrape(url)
+        parts = ("account", "idle", "unattributed", "accounted")
+        sums = {
+            part: sum(v for _, v in values(text).get(f"zeusd_{part}_energy_joules_total", []))
+            for part in parts
+        }
+        accounted = sums.pop("accounted")
+        assert sum(sums.values()) == pytest.approx(accounted, abs=1e-5)
+        assert accounted > 0
+        for bound in ("lower", "upper"):
+            name = f"zeusd_account_energy_{bound}_joules_total"
+            assert one(text, name, **alice) == charged()
+        assert one(text, "zeusd_ledger_failing") == 0
+
+
 def test_a_gpu_that_is_lost_is_exported_as_unreadable(
     daemon: RunningDaemon, node: SimulatedNode
 ) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -13,10 +17,11 @@ import pytest
 
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS, Ctl, spawn
-from zeus_ipc.simulation import SimulatedNode
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.cli import VERBS
 from zeusctl.exits import MEANINGS, Exit
 from zeusctl.reports import REPORTS
+from zeusd.runtime.commands import command_of
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -41,19 +46,23 @@ def test_status_shows_the_node_at_one_glance(
     assert said.err == ""
     headline, header, *rows = said.out.splitlines()
     assert "4 GPUs, 2 leases" in headline
-    assert header.split()[:5] == ["GPU", "NAME", "POWER", "LIMIT", "SITE"]
+    assert header.split()[:5] == ["GPU", "NAME", "UTIL", "MEM", "USED"]
     assert rows[1].split()[0] == "1"
     assert " 150 " in rows[1]
     assert "*" in rows[1]
     assert " 250 " in rows[0]
-    assert f"{Path('/proc/self/comm').read_text().strip()} {os.getpid()} (" in said.out
+    assert f"{command_of(os.getpid())} {os.getpid()} (" in said.out
     gpu = found["gpus"][1]
     assert gpu["power_limit_w"]["requested"] == 150.0
     assert gpu["power_limit_w"]["site"] == 250.0
     assert gpu["locked_gpu_clocks_mhz"] == [600, 900]
     assert [(one["gpu"], one["control"], one["value"]) for one in found["leases"]] == [
-        (1, "power_limit", "150 W"),
-        (1, "gpu_clocks", "600-900 MHz"),
+        (1, "power_limit", 150.0),
+        (1, "gpu_clocks", [600.0, 900.0]),
+    ]
+    assert [(one["unit"], one["value_text"]) for one in found["leases"]] == [
+        ("W", "150 W"),
+        ("MHz", "600-900 MHz"),
     ]
 
 
@@ -93,8 +102,9 @@ def test_what_is_not_back_yet_is_shown_with_its_reason(
         lambda: next((one for one in [ctl("status")] if "not back yet" in one.out), None),
         "the restore to fail",
     )
-    assert "1 controls not back yet" in said.out
+    assert "1 control not back yet" in said.out
     assert "an internal driver error occurred (NVML 999)" in said.out
+    assert "GPU-" not in said.out
     assert "could not be put back; the first: power_limit of GPU 0" in ctl("doctor").out
     said = ctl("reset", "0")
     assert said.code == Exit.NOT_BACK
@@ -130,7 +140,7 @@ def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
         (lease,) = parse(ctl("leases", "--mine", "--json").out)["leases"]
     assert lease["pid"] == os.getpid()
     assert lease["value"] is None
-    assert lease["goes_back_to"] == "250 W"
+    assert (lease["goes_back_to"], lease["goes_back_to_text"]) == (250.0, "250 W")
     assert 0 < lease["expires_in_s"] <= 15
 
 
@@ -148,6 +158,68 @@ def test_audit_tells_who_changed_what(ctl: Ctl, daemon: RunningDaemon) -> None:
     assert "WHEN" in said.out.splitlines()[0]
     about = parse(ctl("audit", "--gpus", "2", "--json").out)["events"]
     assert {event["gpu"] for event in about} == {2}
+
+
+def test_who_uses_a_gpu_and_what_he_holds(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        node = client.node()
+        client.set_power_limit(node.gpus[1].uuid, 200_000)
+        work = SimulatedWork(node.simulated or "", [node.gpus[1].uuid], "model/compute")
+        work.launch(1e6)
+
+        def listed() -> list[dict[str, Any]]:
+            return list(parse(ctl("processes", "-i", "1", "--json").out)["processes"])
+
+        (process,) = wait_for(listed, "the process to be listed")
+        rows = list(csv.DictReader(io.StringIO(ctl("status", "--format", "csv").out)))
+        shown = ctl("show", "1").out
+        said = ctl("status", "-p", "1").out
+        work.close()
+    assert (process["pid"], process["type"]) == (os.getpid(), "C")
+    assert process["leases"] == ["power_limit 200 W"]
+    assert process["memory_mib"] > 1000
+    assert [row["processes"] for row in rows] == ["0", "1", "0", "0"]
+    assert rows[1]["utilization_percent"] == "100"
+    assert int(rows[1]["memory_used_mib"]) > process["memory_mib"]
+    for text in (shown, said):
+        assert re.search(rf"1 +{os.getpid()} +\S+ +9\.6 GiB +C ", text)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "out"),
+    [
+        (("gpus", "--columns", "index,memory_mib"), "INDEX  MEMORY_MIB\n    0       16384\n"),
+        (("gpus", "-i", "2-3", "--columns", "index", "--format", "csv"), "index\n2\n3\n"),
+        (
+            ("gpus", "--id", "3", "--columns", "name,site_limit_w", "--format", "csv"),
+            "P100-PCIE-16GB,250\n",
+        ),
+        (("status", "2", "--columns", "index,error", "--format", "csv"), "index,error\n2,\n"),
+        (("show", "3", "--columns", "energy_j"), "ENERGY_J\n-\n"),
+    ],
+)
+def test_columns_by_name(ctl: Ctl, arguments: tuple[str, ...], out: str) -> None:
+    said = ctl(*arguments)
+    assert (said.code, said.err) == (0, "")
+    assert out in said.out
+
+
+def test_rows_as_json_and_what_is_no_column(ctl: Ctl) -> None:
+    found = json.loads(ctl("status", "1", "--columns", "index,leases", "--format", "json").out)
+    assert (found["schema"], found["rows"]) == ("zeusctl.rows/1", [{"index": 1, "leases": 0}])
+    said = ctl("status", "--columns", "index,watts")
+    assert said.code == Exit.USAGE
+    assert "there is no column 'watts'; there are: index, name, uuid" in said.err
+
+
+def test_watching_prints_again_until_ctrl_c(daemon: RunningDaemon) -> None:
+    arguments = ("status", "0", "--columns", "index,name", "--format", "csv", "--watch", "0.1")
+    with spawn(daemon, *arguments) as watcher:
+        assert watcher.stdout is not None
+        lines = [watcher.stdout.readline() for _ in range(4)]
+        watcher.send_signal(signal.SIGINT)
+        assert watcher.wait(20) == Exit.INTERRUPTED
+    assert lines == ["index,name\n", *["0,Tesla V100-PCIE-16GB\n"] * 3]
 
 
 def test_audit_follows(daemon: RunningDaemon) -> None:
@@ -168,7 +240,10 @@ def test_audit_follows(daemon: RunningDaemon) -> None:
 def test_a_healthy_node_has_nothing_to_do(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
-    said = ctl("doctor", "--json")
+    said = wait_for(  # the first samples are taken as zeusd starts
+        lambda: next((one for one in [ctl("doctor", "--json")] if "4 devices" in one.out), None),
+        "all devices to be sampled",
+    )
     found = parse(said.out)
     assert (said.code, found["healthy"]) == (0, True)
     by_name = {check["name"]: check for check in found["checks"]}
@@ -186,6 +261,17 @@ def test_the_doctor_sees_what_programs_would_not(
     assert said.code == Exit.FAILED
     assert "fault  visible" in said.out
     assert "->" in said.out
+
+
+def test_the_doctor_sees_another_zeus_over_the_library(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "package" not in ctl("doctor").out
+    said = "both are installed: `import zeus` gets zeusd's; keep one: pip uninstall zeus"
+    monkeypatch.setattr("zeusctl.checks.overlap", lambda folder: said)
+    found = ctl("doctor")
+    assert "fault  package" in found.out
+    assert "-> keep one: pip uninstall zeus" in found.out
 
 
 def test_the_doctor_finds_what_keeps_a_client_away(
@@ -242,13 +328,18 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("set", "3", "-g", "900"), Exit.NOT_SUPPORTED, ""),
         (("plot", "-o", "x.txt"), Exit.USAGE, "name a file that ends in"),
         (("record", "-d", "soon"), Exit.USAGE, "write 30s"),
-        (("set", "0", "-g", "999999"), Exit.USAGE, "not a graphics clock; write MHz"),
+        (("set", "0", "-g", "999999"), Exit.USAGE, "a graphics clock is 0 to 100000 MHz"),
+        (("set", "0", "-p", "0"), Exit.USAGE, "a power limit is 1 to 100000 W"),
+        (("set", "0", "-p", "900"), Exit.OUT_OF_RANGE, "900 W on GPU 0 is outside 100 to 250 W"),
+        (("set", "2", "-m", "1000"), Exit.OUT_OF_RANGE, "of GPU 2 (NVIDIA A100-SXM4-80GB) can be"),
+        (("status", "--version"), Exit.USAGE, "stands before the verb: zeusctl --version"),
+        (("stauts",), Exit.USAGE, "there is no verb 'stauts'; did you mean 'status'?"),
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),
-        (("show",), Exit.USAGE, "Missing argument 'GPUS'"),
+        (("show",), Exit.USAGE, "name a GPU: zeusctl show 0"),
         (("release", "--job", "x" * 300), Exit.FAILED, "at most 64 characters"),
         (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
         (("record", "-o", "/no/such/p.csv", "-d", "1s"), Exit.FAILED, "/no/such/p.csv: No such"),
-        (("nonsense",), Exit.USAGE, "it knows: status, gpus"),
+        (("nonsense",), Exit.USAGE, "`zeusctl` alone lists its verbs"),
         (("status", "--nonsense"), Exit.USAGE, "zeusctl status --help"),
         (("schema", "nonsense"), Exit.USAGE, "there are: status"),
     ],
@@ -261,6 +352,72 @@ def test_what_is_wrong_is_told_with_its_code(
     assert sentence in said.err
     assert len(said.err.splitlines()) == 1
     assert "Traceback" not in said.err
+
+
+def test_options_of_all_verbs_stand_on_either_side(ctl: Ctl, daemon: RunningDaemon) -> None:
+    assert parse(ctl("--json", "leases").out)["leases"] == []
+    assert ctl("--socket", "/no/such.sock", "leases").code == Exit.UNAVAILABLE
+    assert ctl("leases", "--socket", "/no/such.sock").code == Exit.UNAVAILABLE
+    assert ctl("--socket", "/no/such.sock", "leases", "--socket", daemon.socket).code == 0
+
+
+def test_alone_it_says_what_it_can_do(ctl: Ctl) -> None:
+    said = ctl()
+    assert (said.code, said.err) == (0, "")
+    assert said.out == ctl("--help").out
+
+
+def test_a_full_disk_is_one_sentence(daemon: RunningDaemon) -> None:
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(
+            [sys.executable, "-m", "zeusctl", "--json", "leases"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+        )
+    assert ran.returncode == Exit.FAILED
+    assert ran.stderr == (
+        "zeusctl: standard output cannot be written: No space left on device; make room, or write "
+        "elsewhere\n"
+    )
+
+
+def test_a_gpu_above_its_site_limit_is_named(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    with daemon.client() as client:
+        client.set_ceiling(client.node().gpus[1].uuid, "fleet", 150_000)
+        node.set_outside(1, 240_000)
+        wanted = "GPU 1: its limit is above the site limit"
+        assert wanted in wait_for(
+            lambda: next((one.out for one in [ctl("status")] if wanted in one.out), None), wanted
+        )
+        doctor = ctl("doctor").out
+        client.set_ceiling(client.node().gpus[1].uuid, "fleet", None)
+    assert "above the site limit: GPU 1 (240 W, site limit 150 W)" in doctor
+
+
+def test_the_doctor_reads_the_configuration(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "zeusd.toml"
+    monkeypatch.setattr("zeusctl.checks.CONFIGURATION", str(path))
+    nowhere = ("--socket", str(tmp_path / "none.sock"), "doctor", "--json")
+
+    def found(text: str) -> tuple[str, str]:
+        path.write_text(text)
+        checks = parse(ctl(*nowhere).out)["checks"]
+        (one,) = [check for check in checks if check["name"] == "config"]
+        return one["state"], one["found"]
+
+    state, text = found("[lease]\nttl = 3\n")
+    assert state == "fault"
+    assert "line 2: lease.ttl: zeusd knows no such setting" in text
+    state, text = found('[[allow]]\ngroups = ["no-such-group"]\n')
+    assert state == "note"
+    assert "there is no group no-such-group here" in text
+    assert found("[lease]\nttl_s = 3\n")[0] == "ok"
 
 
 def test_a_bug_is_told_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,6 +501,12 @@ def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> N
             assert client.state(uuid)[uuid].power_limit_mw == 150_000
             leases = json.loads(run("leases", "--json").stdout)["leases"]
             assert [lease["pid"] for lease in leases] == [None]
+        refused = run("set", "0", "-p", "150", "--", "true").stderr
+        assert "user nobody may not change power_limit of GPU 0; ask the" in refused
+        may = json.loads(run("show", "0", "--json").stdout)["you_may"]
+        assert all("user nobody may not change" in one["why"] for one in may)
+        nothing = run("reset", "all")
+        assert nothing.stdout == "your processes hold nothing there; there was nothing to restore\n"
         assert run("release").returncode == 0
         assert run("release", "--job", "7").returncode == 0
         assert "you may read, and change nothing" in run("doctor").stdout

@@ -20,10 +20,11 @@ from fcntl import ioctl
 from pathlib import Path
 
 import pytest
+from click.shell_completion import ShellComplete
 
 from tests.support import TIMEOUT_S, RunningDaemon, wait_for
 from zeus_ipc.simulation import SimulatedWork
-from zeusctl.cli import VERBS
+from zeusctl.cli import VERBS, cli
 
 ESCAPE = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]")
 
@@ -97,19 +98,24 @@ def terminal(
 
 
 SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
-    "status": (("status",), "", "HELD BACK BY", 0),
+    "status": (("status",), "", "THROTTLED BY", 0),
     "gpus": (("gpus",), "", "CONTROLS", 0),
     "show": (("show", "0"), "", "You may change:", 0),
+    "processes": (("processes",), "", "no process uses these GPUs", 0),
     "leases": (("leases",), "", "nobody holds anything", 0),
-    "top": (("top", "-i", "0.2"), "q", "LAST 2 MIN", 0),
-    "watch": (("watch", "-i", "0.2"), "q", "nobody holds anything", 0),
-    "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 0),
-    "reset": (("reset", "all"), "", "are at the site's maximum", 0),
-    "release": (("release",), "", "0 leases given back", 0),
+    "top": (("top", "-i", "0.2"), "q", "POWER, 2 MIN", 0),
+    "watch": (("watch", "-i", "0.2"), "q", "0 leases", 0),
+    "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 130),
+    "reset": (("reset", "all"), "", "are at the restore target again", 0),
+    "release": (("release",), "", "0 leases released", 0),
     "measure": (("measure", "--", "sh", "-c", "exit 3"), "", "the command ended with code 3", 3),
-    "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 0),
+    "record": (("record", "0", "-o", "samples.csv"), "\x03", "samples in samples.csv", 130),
     "plot": (("plot", "0", "-o", "p.svg", "--last", "30s"), "", "points in p.svg", 0),
     "audit": (("audit", "-n", "5"), "", "WHY AND RESULT", 0),
+    "energy": (("energy",), "", "meters", 0),
+    "allocate": (("allocate", "3", "--job", "7"), "", "job 7 holds 3", 0),
+    "deallocate": (("deallocate", "--job", "7"), "", "1 GPU released", 0),
+    "forget": (("forget", "--user", "7654321"), "", "in 0 accounts", 0),
     "doctor": (("doctor",), "", "everything that ended is back", 0),
     "quiesce": (("quiesce",), "", "has let go of the driver", 0),
     "resume": (("resume",), "", "taken up the driver again: 4 GPUs", 0),
@@ -130,6 +136,9 @@ def test_each_verb_in_a_terminal(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments, keys, shown, code = SESSIONS[verb]
+    if verb == "deallocate":
+        with daemon.client() as client:
+            client.allocate(client.node().gpus[3].uuid, "7")
     with terminal(daemon, *arguments) as session:
         if keys:
             if verb == "record":
@@ -173,7 +182,7 @@ def test_confirming_at_the_terminal(daemon: RunningDaemon) -> None:
         session.type("y\n")
         session.expect("held until Ctrl-C")
         session.type("\x03")
-        assert session.wait() == 0
+        assert session.wait() == 130
 
 
 @pytest.mark.needs("tmux")
@@ -208,20 +217,18 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
             )
             work.launch(100_000)
             client.set_power_limit(uuid, 150_000)
-            shows("━━━", "150 W", "▂", "power limit", str(os.getpid()), "LAST 2 MIN")
+            shows("━━━", "150W", "▂", "power limit", str(os.getpid()), "POWER, 2 MIN", "100%")
             row = next(line for line in screen().splitlines() if line.strip().startswith("0 "))
-            assert row.index("|") < row.rindex("150 W"), "the limit is marked in the bar"
+            assert row.index("|") < row.rindex("150W"), "the limit is marked in the bar"
             work.close()
-        shows("nobody holds anything")
+        shows("0 leases", "0 processes")
         tmux("resize-window", "-t", "t", "-x", "80", "-y", "20")
 
         def narrow() -> bool:
             """All of it in one look: until top has drawn anew, the old screen is shown, cut."""
             now = screen()
-            lines = now.splitlines()
-            whole = all(len(line) <= 80 and (len(line) < 80 or "…" not in line) for line in lines)
             # A narrow terminal has no room for the energy.
-            return whole and "POWER" in now and "q quits" in now and "ENERGY" not in now
+            return "POWER" in now and "q quit" in now and "ENERGY" not in now
 
         wait_for(narrow, "the screen for the new width")
         tmux("send-keys", "-t", "t", "q")
@@ -230,11 +237,11 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
         subprocess.run(["tmux", "-L", socket, "kill-server"], check=False)
 
 
-def test_without_rich_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path: Path) -> None:
-    (tmp_path / "rich.py").write_text("raise ImportError('not installed')")
+def test_without_textual_top_says_how_to_have_it(daemon: RunningDaemon, tmp_path: Path) -> None:
+    (tmp_path / "textual.py").write_text("raise ImportError('not installed')")
     with terminal(daemon, "top", PYTHONPATH=str(tmp_path)) as session:
         assert session.wait() == 1
-        assert 'pip install "zeusd[top]"' in session.text
+        assert "-m pip install textual" in " ".join(session.text.split())
         assert "\x1b[?1049h" not in session.text
 
 
@@ -244,7 +251,7 @@ def test_without_a_terminal_top_prints_look_after_look(daemon: RunningDaemon) ->
     ran = subprocess.run(command, capture_output=True, text=True, env=env, stdin=subprocess.DEVNULL)
     assert ran.returncode == 0
     first, second = (json.loads(line) for line in ran.stdout.splitlines())
-    assert first["schema"] == "zeusctl.status/1"
+    assert first["schema"] == "zeusctl.status/2"
     assert first["at"] < second["at"]
 
 
@@ -295,6 +302,22 @@ def complete(daemon: RunningDaemon, shell: str, tmp_path: Path, words: str) -> l
 def test_shells_complete_verbs_and_gpus(daemon: RunningDaemon, shell: str, tmp_path: Path) -> None:
     assert {"status", "set", "quiesce"} <= set(complete(daemon, shell, tmp_path, "zeusctl"))
     assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl show"))
+    assert {"all", "0", "3"} <= set(complete(daemon, shell, tmp_path, "zeusctl audit --gpus"))
+    assert {"status", "leases"} <= set(complete(daemon, shell, tmp_path, "zeusctl schema"))
+
+
+def test_after_two_dashes_commands_are_completed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "zeustrain").touch(mode=0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    complete = ShellComplete(cli, {}, "zeusctl", "_ZEUSCTL_COMPLETE")
+    for words in (["set", "0", "--"], ["measure", "--"]):
+        found = complete.get_completions(words, "zeust")
+        program, path = [(one.value, one.type) for one in found]
+        assert (program, path) == (("zeustrain", "plain"), ("zeust", "file"))
+        (argument,) = complete.get_completions([*words, "python"], "tra")
+        assert (argument.value, argument.type) == ("tra", "file")
 
 
 @pytest.mark.needs("groff")

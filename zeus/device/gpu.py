@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zeus import _node
+from zeus.compat import old_names
 from zeus.device.visible import visible_gpus
 from zeus.exceptions import ZeusGPUNotSupportedError, from_ipc
 from zeus_ipc.errors import ZeusIpcError
@@ -214,6 +215,10 @@ class GPUs(_CamelCase):
         self._client = client
         self.gpus = [GPU(client, info) for info in infos]
 
+    @property
+    def _gpus(self) -> list[GPU]:  # as programs for ml-energy/zeus reach them
+        return self.gpus
+
     def __len__(self) -> int:
         return len(self.gpus)
 
@@ -243,16 +248,16 @@ class GPUs(_CamelCase):
 class EmptyGPUs(GPUs):
     """Stands for no GPUs: asking for one says why there are none.
 
-    Args:
-        reason: Added to the message.
+    Attributes:
+        reason: Why there are none; a sentence.
     """
 
     def __init__(self, reason: str) -> None:
         self.gpus = []
-        self._reason = reason
+        self.reason = reason
 
     def __getitem__(self, gpu_index: int) -> GPU:
-        raise ValueError(f"No GPUs available. {self._reason}")
+        raise ValueError(f"No GPUs available. {self.reason}")
 
 
 def _by_index(name: str) -> Callable[..., Any]:
@@ -314,3 +319,7 @@ def _discover(client: Client) -> GPUs:
             f"CUDA_VISIBLE_DEVICES={listed!r} hides all {len(node.gpus)} of this node."
         )
     return EmptyGPUs("The node has none, or its NVIDIA driver is not loaded.")
+
+
+__path__: list[str] = []  # has Python look for zeus.device.gpu.common, which zeus.compat finds
+__getattr__ = old_names(__name__)

@@ -6,21 +6,17 @@ import atexit
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from html import escape
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zeus import _node
-from zeus.device import get_gpus
-from zeus.exceptions import from_ipc
+from zeus.compat.monitor import MonitorAttributes
+from zeus.monitor.devices import resolve_cpus, resolve_gpus
 from zeus.monitor.log import MeasurementLog
 from zeus.monitor.lookup import Book
 from zeus.monitor.measurement import Measurement
+from zeus.monitor.showing import as_html, as_text
 from zeus.utils.framework import Framework, synchronize
-from zeus_ipc.errors import ZeusIpcError
-
-if TYPE_CHECKING:
-    from zeus.device import GPUs
-    from zeus_ipc.messages import CpuInfo
 
 
 class MeasurementState:
@@ -90,8 +86,16 @@ class Window:
         """Whether the energy is known; see `Measurement.known`."""
         return self.measurement.known
 
+    def __repr__(self) -> str:
+        if self._measurement is None:
+            return f"Window({self.key!r}, open)"
+        return as_text(self._measurement, "Window")
 
-class ZeusMonitor:
+    def _repr_html_(self) -> str:
+        return escape(repr(self)) if self._measurement is None else as_html(self._measurement)
+
+
+class ZeusMonitor(MonitorAttributes):
     """Measures the time and the energy of named windows.
 
     A window is two instants: `begin_window` and `end_window` read the clock and nothing else. The
@@ -110,10 +114,12 @@ class ZeusMonitor:
             `nan`, and one warning says why.
 
     Raises:
-        ValueError: An index names no GPU, or there are none.
-        RuntimeError: A CPU was asked for that cannot be measured.
+        ValueError: An argument has another type, or an index names no GPU.
         ZeusGPUInitError: The GPUs cannot be reached.
         ZeusBaseGPUError: A GPU shows neither energy nor power.
+
+    Warns where there are no GPUs, or where a CPU was asked for that cannot be measured, and
+    measures what is there.
 
     Attributes:
         measurement_states: The open windows by their key.
@@ -121,8 +127,8 @@ class ZeusMonitor:
 
     def __init__(
         self,
-        gpu_indices: list[int] | None = None,
-        cpu_indices: list[int] | None = None,
+        gpu_indices: Sequence[int] | None = None,
+        cpu_indices: Sequence[int] | None = None,
         approx_instant_energy: bool = False,
         log_file: str | Path | None = None,
         sync_execution_with: Framework = "torch",
@@ -132,11 +138,9 @@ class ZeusMonitor:
             raise ValueError(
                 f"sync_execution_with must be torch, jax or cupy, not {sync_execution_with!r}"
             )
-        self.gpus: GPUs = get_gpus()
-        self.gpu_indices = check_indices(gpu_indices, self.gpus)
-        cpus = _measurable_cpus(cpu_indices)
+        self.gpus, self.gpu_indices, client = resolve_gpus(gpu_indices)
+        cpus = resolve_cpus(cpu_indices, client)
         self.cpu_indices = [cpu.index for cpu in cpus]
-        self.soc_is_present = False
         self.approx_instant_energy = approx_instant_energy
         self.sync_with: Framework = sync_execution_with
         self.log_file = None if log_file is None else MeasurementLog(log_file, self.gpu_indices)
@@ -144,7 +148,7 @@ class ZeusMonitor:
         self._clock_ns: Callable[[], int] = time.monotonic_ns
         self._progress = _node.progress
         self._book = Book(
-            _node.get_client(),
+            client,
             {index: self.gpus[index].uuid for index in self.gpu_indices},
             self.cpu_indices,
             [cpu.index for cpu in cpus if cpu.dram],
@@ -172,7 +176,10 @@ class ZeusMonitor:
         if restart:
             self.measurement_states[key] = state
         elif self.measurement_states.setdefault(key, state) is not state:
-            raise ValueError(f"Measurement window '{key}' already exists")
+            raise ValueError(
+                f"Measurement window '{key}' already exists; end it, or give restart=True to begin "
+                "it again"
+            )
         self._progress()
 
     def end_window(
@@ -244,46 +251,3 @@ class ZeusMonitor:
         if begin is None:
             raise ValueError(f"Measurement window '{key}' does not exist")
         return begin
-
-
-def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
-    """GPU indices as they were given, or all.
-
-    Raises:
-        ValueError: One names no GPU or one twice, or there are none.
-    """
-    if indices is None:
-        indices = range(len(gpus))
-        if not indices:
-            _ = gpus[0]  # says why there are none
-    for index in indices:
-        if not 0 <= index < len(gpus):
-            _ = gpus[0]
-            raise ValueError(
-                f"There is no GPU {index}: this process sees {len(gpus)}, counted from 0 after "
-                "CUDA_VISIBLE_DEVICES"
-            )
-    if len(set(indices)) != len(indices):
-        raise ValueError(f"gpu_indices names a GPU twice: {list(indices)}")
-    return list(indices)
-
-
-def _measurable_cpus(indices: Sequence[int] | None) -> list[CpuInfo]:
-    if indices is not None and not indices:
-        return []
-    try:
-        cpus = _node.get_client().node().cpus
-    except ZeusIpcError as error:
-        raise from_ipc(error) from error
-    if indices is None:
-        return cpus
-    known = {cpu.index: cpu for cpu in cpus}
-    for index in indices:
-        if index not in known:
-            there = ", ".join(map(str, known)) or "none"
-            raise RuntimeError(
-                f"The energy of CPU {index} cannot be measured here (CPUs that can be: {there}). "
-                "It takes a zeusd whose kernel offers powercap, or root without one; pass "
-                "cpu_indices=[] to measure GPUs only"
-            )
-    return [known[index] for index in dict.fromkeys(indices)]

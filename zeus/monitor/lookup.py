@@ -55,7 +55,7 @@ class Book:
     """The windows of one monitor that await their energy.
 
     Args:
-        client: The node.
+        client: The node; None where there is nothing to measure.
         gpus: UUIDs, by the monitor's index.
         cpus: CPU indices.
         drams: CPU indices whose memory is measured.
@@ -68,7 +68,7 @@ class Book:
 
     def __init__(
         self,
-        client: Client,
+        client: Client | None,
         gpus: dict[int, str],
         cpus: Sequence[int],
         drams: Sequence[int],
@@ -286,18 +286,19 @@ class Book:
         cause, pending = error.__cause__, wanted._pending
         failed = cause.errors if isinstance(cause, SeveralGpusFailed) else {}
         others = {index: uuid for index, uuid in self._gpus.items() if uuid not in failed}
-        if not failed or not others or pending is None:
+        client = self._client
+        if not failed or not others or pending is None or client is None:
             return found
         window = (pending.begin_ns, pending.end_ns, pending.aligned)
         with contextlib.suppress(ZeusIpcError), bounded():
-            known = self._client.windows(list(others.values()), [window])
+            known = client.windows(list(others.values()), [window])
             energies, uncertainties = self._pick(known, 0, others)
             found._gpu.update(energies or {})
             found._uncertainty.update(uncertainties)
         return found
 
     def _ask(self, windows: list[tuple[int, int, bool]]) -> dict[str, WindowEnergies]:
-        if not self._sources:
+        if not self._sources or self._client is None:
             return {}
         try:
             found = self._client.windows(self._sources, windows)

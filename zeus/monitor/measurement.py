@@ -6,6 +6,7 @@ import math
 from typing import Any, Protocol
 
 from zeus.exceptions import ZeusBaseError
+from zeus.monitor.showing import Shown
 
 
 class LooksUp(Protocol):
@@ -31,7 +32,7 @@ class Ended:
         self.aligned = aligned
 
 
-class Measurement:
+class Measurement(Shown):
     """What a window took.
 
     The time is known when the window ends. The energy is looked up when it is first read, for all
@@ -142,14 +143,6 @@ class Measurement:
         return self._values() == other._values()
 
     __hash__ = None  # type: ignore[assignment]
-
-    def __repr__(self) -> str:
-        if self._pending is not None:
-            return f"Measurement(time={self.time!r}, energy not looked up yet)"
-        return (
-            f"Measurement(time={self.time!r}, gpu_energy={self._gpu!r}, cpu_energy={self._cpu!r}, "
-            f"dram_energy={self._dram!r}, uncertainty={self.uncertainty!r})"
-        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Measurement, (*self._values()[:4], None, self._uncertainty)

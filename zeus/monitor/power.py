@@ -10,7 +10,7 @@ from typing import Literal
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import from_ipc
-from zeus.monitor.energy import check_indices
+from zeus.monitor.devices import check_indices
 from zeus.monitor.timeline import Timelines, offset_ns
 from zeus_ipc.errors import ZeusIpcError
 
@@ -66,7 +66,7 @@ class PowerMonitor:
 
     def __init__(
         self,
-        gpu_indices: list[int] | None = None,
+        gpu_indices: Sequence[int] | None = None,
         update_period: float | None = None,
         max_samples_per_gpu: int | None = None,
         power_domains: Sequence[DomainName] | None = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import from_ipc
-from zeus.monitor.energy import check_indices
+from zeus.monitor.devices import check_indices
 from zeus.monitor.timeline import Timelines
 from zeus_ipc.errors import ZeusIpcError
 

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from zeus.optimizer.power_limit import (
         LightningGlobalPowerLimitOptimizer as LightningGlobalPowerLimitOptimizer,
     )
+    from zeus.optimizer.power_limit import OptimumSelector as OptimumSelector
 
 __all__ = ["BatchSizeOptimizer", "GlobalPowerLimitOptimizer", "PipelineFrequencyOptimizer"]
 
@@ -31,6 +32,7 @@ __getattr__ = lazily(
         "GlobalPowerLimitOptimizer": "power_limit",
         "HFGlobalPowerLimitOptimizer": "power_limit",
         "LightningGlobalPowerLimitOptimizer": "power_limit",
+        "OptimumSelector": "power_limit",
         "PipelineFrequencyOptimizer": "pipeline_frequency",
     },
 )

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Literal
 
+from zeus.compat import old_names
+
 Framework = Literal["torch", "jax", "cupy"]
 
 
@@ -97,3 +99,6 @@ def store(timeout: timedelta) -> Any:
 def prefixed(prefix: str, store: Any) -> Any:
     """A part of a store in which all keys begin with a prefix."""
     return sys.modules["torch"].distributed.PrefixStore(prefix, store)
+
+
+__getattr__ = old_names(__name__)

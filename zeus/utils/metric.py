@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from zeus.compat import old_names
+
 
 def zeus_cost(energy: float, time: float, eta_knob: float, max_power: float) -> float:
     """Energy-time cost in joules: `eta * energy + (1 - eta) * max_power * time`.
@@ -15,3 +17,6 @@ def zeus_cost(energy: float, time: float, eta_knob: float, max_power: float) -> 
     Source: You, Chung, Chowdhury, "Zeus", NSDI 2023, equation 2.
     """
     return eta_knob * energy + (1 - eta_knob) * max_power * time
+
+
+__getattr__ = old_names(__name__)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 import click
 
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.completing import complete_schema
+from zeusctl.session import Session, common_options, now, pass_session
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=complete_schema)
 def schema(name: str | None) -> None:
     """The JSON schema of what --json prints.
 
@@ -23,7 +24,7 @@ def schema(name: str | None) -> None:
     if name is not None and name not in REPORTS:
         raise click.UsageError(f"there is no schema {name}; there are: {', '.join(REPORTS)}")
     kinds = REPORTS if name is None else {name: REPORTS[name]}
-    schemas = {key: kind.model_json_schema(mode="serialization") for key, kind in kinds.items()}
+    schemas = {key: kind.published() for key, kind in kinds.items()}
     click.echo(json.dumps(schemas if name is None else schemas[name], indent=2))
 
 
@@ -50,7 +51,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path))
-@json_option
+@common_options
 @pass_session
 @click.pass_context
 def man(context: click.Context, session: Session, directory: Path) -> None:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.completing import complete_gpus
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import style, table, user_name, wall_time
 
 if TYPE_CHECKING:
@@ -23,9 +24,14 @@ KEPT = 1000
 
 @click.command()
 @click.option("-n", "--lines", "count", default=50, type=click.IntRange(1, KEPT), show_default=True)
-@click.option("--gpus", default="all", help="Only about these GPUs.  [default: all]")
+@click.option(
+    "--gpus",
+    default="all",
+    shell_complete=complete_gpus,
+    help="Only about these GPUs.  [default: all]",
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
-@json_option
+@common_options
 @pass_session
 def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
     """What was changed of late, and by whom.
@@ -57,11 +63,13 @@ def _report(
     from zeusctl.reports import AuditReport
 
     indices = {gpu.uuid: gpu.index for gpu in session.node.gpus}
-    events = [_event(record, indices) for record in records]
+    events = [_event(record, indices, session.readable) for record in records]
     return AuditReport(at=now(), events=events, dropped=dropped)
 
 
-def _event(record: AuditRecord, indices: Mapping[str, int]) -> Event:
+def _event(
+    record: AuditRecord, indices: Mapping[str, int], readable: Callable[[str], str]
+) -> Event:
     from zeusctl.reports import Event
 
     now_ns = time.monotonic_ns()
@@ -82,8 +90,8 @@ def _event(record: AuditRecord, indices: Mapping[str, int]) -> Event:
         job=record.job or None,
         old=record.old,
         new=record.new,
-        reason=record.reason,
-        result=record.result,
+        reason=None if record.reason is None else readable(record.reason),
+        result=None if record.result is None else readable(record.result),
     )
 
 

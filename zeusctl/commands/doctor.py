@@ -5,14 +5,14 @@ from __future__ import annotations
 import click
 
 from zeusctl.exits import Exit
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import style
 
 _COLORS = {"ok": "green", "note": "yellow", "fault": "red"}
 
 
 @click.command()
-@json_option
+@common_options
 @pass_session
 def doctor(session: Session) -> None:
     """What is wrong here, and what to do about it.

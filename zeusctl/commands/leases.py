@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from zeusctl.commands.status import lease_lines
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 
 
 @click.command()
 @click.option("--mine", is_flag=True, help="Only those of your own processes.")
-@json_option
+@common_options
 @pass_session
 def leases(session: Session, mine: bool) -> None:
     """Who holds what, since when, and what it goes back to.

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeusctl.completing import complete_command, complete_gpus
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import run
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import style, table
 
 if TYPE_CHECKING:
@@ -19,7 +20,9 @@ if TYPE_CHECKING:
 
 
 @click.command(context_settings={"allow_interspersed_args": False})
-@click.option("--gpus", default="all", help="GPUs to measure.  [default: all]")
+@click.option(
+    "--gpus", default="all", shell_complete=complete_gpus, help="GPUs to measure.  [default: all]"
+)
 @click.option("--cpu/--no-cpu", default=True, help="Also CPUs and their memory, where they tell.")
 @click.option(
     "-o",
@@ -27,8 +30,10 @@ if TYPE_CHECKING:
     type=click.Path(dir_okay=False, path_type=Path),
     help="Where the result goes.  [default: standard error]",
 )
-@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-@json_option
+@click.argument(
+    "command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_command
+)
+@common_options
 @pass_session
 def measure(
     session: Session, gpus: str, cpu: bool, output: Path | None, command: tuple[str, ...]
@@ -46,6 +51,9 @@ def measure(
 
     try:
         chosen = session.gpus(gpus)
+        if session.node.quiesced_ns is not None:
+            message = "zeusd has let go of the GPUs and samples nothing; run `zeusctl resume` first"
+            raise CommandError(message, Exit.NOT_BACK, "quiesced")
         names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in chosen}
         if cpu:
             for package in session.node.cpus:

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 
 import click
 
+from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import parse_duration
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ ENDINGS = (".png", ".svg", ".pdf")
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help="A profile that the power limit optimizer wrote: time and energy of each limit.",
 )
-@json_option
+@common_options
 @pass_session
 def plot(
     session: Session,

@@ -5,11 +5,12 @@ from __future__ import annotations
 import click
 
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.text import count
 
 
 @click.command()
-@json_option
+@common_options
 @pass_session
 def quiesce(session: Session) -> None:
     """Administrators: let go of the driver, as before a reset.
@@ -45,7 +46,7 @@ def quiesce(session: Session) -> None:
 
 
 @click.command()
-@json_option
+@common_options
 @pass_session
 def resume(session: Session) -> None:
     """Administrators: take the driver up again after quiesce.
@@ -58,4 +59,4 @@ def resume(session: Session) -> None:
 
     node = session.client.resume()
     report = ResumeReport(at=now(), gpus=[known_report(gpu) for gpu in node.gpus])
-    session.answer(report, [f"zeusd has taken up the driver again: {len(node.gpus)} GPUs"])
+    session.answer(report, [f"zeusd has taken up the driver again: {count(len(node.gpus), 'GPU')}"])

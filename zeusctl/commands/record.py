@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import asked_to_end
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
-from zeusctl.text import parse_duration
+from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.text import count, parse_duration
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import Sample
@@ -43,7 +44,7 @@ def _duration(
 @click.option("--format", "form", type=click.Choice(["csv", "parquet"]), help="Whatever its name.")
 @click.option("-d", "--duration", callback=_duration, help="End after 30s, 10m, 2h.")
 @click.option("--every", callback=_duration, help="One sample of each GPU in 1s, 10s.")
-@json_option
+@common_options
 @pass_session
 def record(
     session: Session,
@@ -72,12 +73,13 @@ def record(
         finally:
             writer.close()
     if lost:
-        click.echo(f"zeusctl: {lost} samples were missed; this machine was too busy", err=True)
+        click.echo(f"zeusctl: missed {count(lost, 'sample')}; this machine was too busy", err=True)
     if output is not None:
         from zeusctl.reports import Done
 
         report = Done(at=now(), path=str(output), rows=rows)
-        session.answer(report, [f"{rows} samples in {output}"], err=not session.json)
+        session.answer(report, [f"{count(rows, 'sample')} in {output}"], err=not session.json)
+    click.get_current_context().exit(ended.code)
 
 
 def _copy(

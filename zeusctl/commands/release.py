@@ -4,15 +4,22 @@ from __future__ import annotations
 
 import click
 
-from zeusctl.session import Session, json_option, now, pass_session
+from zeusctl.completing import complete_gpus
+from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.text import count
 
 
 @click.command()
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Of this process.")
 @click.option("--job", default="", help="Of this job: Slurm's job id or SLUID, or a pod's uid.")
 @click.option("--all", "everybody", is_flag=True, help="Administrators: of everybody.")
-@click.option("--gpus", default="all", help="Only of these GPUs.  [default: all]")
-@json_option
+@click.option(
+    "--gpus",
+    default="all",
+    shell_complete=complete_gpus,
+    help="Only of these GPUs.  [default: all]",
+)
+@common_options
 @pass_session
 def release(session: Session, pids: tuple[int, ...], job: str, everybody: bool, gpus: str) -> None:
     """Give leases back: your own, a process's, a job's.
@@ -33,4 +40,4 @@ def release(session: Session, pids: tuple[int, ...], job: str, everybody: bool, 
     else:
         released = 0
     report = ReleaseReport(at=now(), released=released)
-    session.answer(report, [f"{released} leases given back"])
+    session.answer(report, [f"{count(released, 'lease')} released"])

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING
 import click
 
 from zeus_ipc.controls import SPECS
+from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
-from zeusctl.text import style
+from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
+from zeusctl.text import count, style
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
     type=click.Choice([control.value for control in SPECS]),
     help="Only this control; may be repeated.",
 )
-@click.option("--ceiling", metavar="NAME", help="Only remove this ceiling: fleet or job:ID.")
-@json_option
+@ceiling_option("Only remove this ceiling: fleet or job:ID.")
+@common_options
 @pass_session
 def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None) -> None:
     """Restore the site limit, whoever changed it.
@@ -48,7 +49,8 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
     if ceiling is not None:
         session.client.set_ceiling([gpu.uuid for gpu in chosen], ceiling, None)
         removed = ResetReport(at=now(), outcomes=[], revoked=[])
-        session.answer(removed, lambda: [f"{ceiling} bounds {len(chosen)} GPUs no longer"])
+        named = count(len(chosen), "GPU")
+        session.answer(removed, lambda: [f"removed the ceiling {ceiling} from {named}"])
         return
     if session.client.policy().admin:
         report = _restore(session, chosen, controls)
@@ -126,7 +128,7 @@ def _lines(report: ResetReport) -> list[str]:
 
     lines = []
     for lease in report.revoked:
-        value = lease.value or "nothing"
+        value = lease.value_text or "nothing"
         lines.append(f"GPU {lease.gpu}: {holder(lease)} lost {lease.control} (had set {value})")
     for outcome in report.outcomes:
         if not outcome.ok:
@@ -134,5 +136,10 @@ def _lines(report: ResetReport) -> list[str]:
             lines.append(style(text, fg="red"))
     back = sum(outcome.ok for outcome in report.outcomes)
     gpus = len({outcome.uuid for outcome in report.outcomes})
-    lines.append(f"{back} controls of {gpus} GPUs are at the site's maximum")
+    if report.outcomes:
+        are = "is" if back == 1 else "are"
+        where = f"{count(back, 'control')} of {count(gpus, 'GPU')}"
+        lines.append(f"{where} {are} at the restore target again")
+    else:
+        lines.append("your processes hold nothing there; there was nothing to restore")
     return lines

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
+from zeusctl.completing import complete_command, gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import LOOK_S, asked_to_end, run
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
 from zeusctl.text import parse_duration, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo
-    from zeusctl.reports import Setting
+    from zeusctl.reports import Setting, Value
 
     _Type = click.ParamType[Any]
 else:
@@ -63,7 +64,7 @@ class _Duration(_Type):
     "set", context_settings={"ignore_unknown_options": False, "allow_interspersed_args": True}
 )
 @gpus_argument()
-@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+@click.argument("command", nargs=-1, type=click.UNPROCESSED, shell_complete=complete_command)
 @_control_options
 @click.option(
     "--confirm-within",
@@ -71,13 +72,14 @@ class _Duration(_Type):
     help="Put it back unless you say within TIME (30s) that all is well.",
 )
 @click.option(
-    "--persist", is_flag=True, help="Administrators: keep it until `zeusctl reset`, and exit."
+    "--best-effort",
+    is_flag=True,
+    help="Run COMMAND even if the setting fails, with a warning.",
 )
 @click.option(
-    "--ceiling",
-    metavar="NAME",
-    help="Administrators: bound what anybody may set instead: fleet, persisted or job:ID.",
+    "--persist", is_flag=True, help="Administrators: keep it until `zeusctl reset`, and exit."
 )
+@ceiling_option("Administrators: bound what anyone may set instead: fleet, persisted or job:ID.")
 @click.option("--for", "ttl", type=_Duration(), help="With --ceiling: how long it lasts.")
 @click.option(
     "--then",
@@ -86,7 +88,7 @@ class _Duration(_Type):
     metavar="WATTS",
     help="With --for: the lower bound after that time.",
 )
-@json_option
+@common_options
 @pass_session
 def set_(
     session: Session,
@@ -94,6 +96,7 @@ def set_(
     gpus: str,
     command: tuple[str, ...],
     confirm_within: float | None,
+    best_effort: bool,
     persist: bool,
     ceiling: str | None,
     ttl: float | None,
@@ -109,6 +112,7 @@ def set_(
     zeusctl set 0-3 --power-limit 200 -- python train.py
     zeusctl set all --gpu-clocks 900,1200
     zeusctl set 0 -p 150 --confirm-within 30s
+    zeusctl set 0 -p 200 --best-effort -- python train.py
     sudo zeusctl set all -p 250 --persist
     sudo zeusctl set 0 -p 200 --ceiling job:1234
     sudo zeusctl set all -p 300 --ceiling fleet --for 30s --then 200
@@ -128,17 +132,29 @@ def set_(
             "--persist lasts beyond any command; leave one of them away",
             click.get_current_context(),
         )
+    if best_effort and not command:
+        raise click.UsageError(
+            "--best-effort needs a command after --, which runs in any case",
+            click.get_current_context(),
+        )
     try:
         chosen = session.gpus(gpus)
+        if "memory_clocks" in controls:
+            _check_clocks(session, chosen, controls["memory_clocks"])
         settings = _apply(session, chosen, controls)
         if confirm_within is not None:
             _confirm(settings, confirm_within)
         if persist:
             session.client.persist([gpu.uuid for gpu in chosen], list(controls))
     except Exception as error:
-        if command:
-            raise _not_run(error) from None
-        raise
+        if not command:
+            raise
+        failed = _not_run(session, error)
+        if not best_effort:
+            raise failed from None
+        session.close()  # what a part of the GPUs has got is restored
+        click.echo(f"zeusctl: nothing is set: {failed}; the command runs all the same", err=True)
+        click.get_current_context().exit(run(command))
     if persist:
         _answer(session, settings, "persisted")
         return
@@ -152,6 +168,7 @@ def set_(
             click.echo("held until Ctrl-C", err=True)
         while not ended.wait(LOOK_S):
             watch()
+    click.get_current_context().exit(ended.code)
 
 
 def _set_ceiling(
@@ -163,6 +180,7 @@ def _set_ceiling(
     fallback: ControlValue | None,
 ) -> None:
     from zeusctl.reports import Setting
+    from zeusctl.views import known_quantity
 
     limit = controls.get(Control.POWER_LIMIT.value)
     if limit is None or len(controls) > 1:
@@ -185,8 +203,10 @@ def _set_ceiling(
             gpu=gpu.index,
             uuid=gpu.uuid,
             control=Control.POWER_LIMIT.value,
-            value="at most " + value_text(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
-            asked=value_text(Control.POWER_LIMIT.value, limit),
+            value=known_quantity(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
+            unit=SPECS[Control.POWER_LIMIT].unit,
+            value_text="at most " + value_text(Control.POWER_LIMIT.value, [highest[gpu.uuid]]),
+            asked=known_quantity(Control.POWER_LIMIT.value, limit),
             was=None,
         )
         for gpu in chosen
@@ -201,6 +221,7 @@ def _apply(
 ) -> list[Setting]:
     """All of it, or none: who has got a part only lets go of it again."""
     from zeusctl.reports import Setting
+    from zeusctl.views import known_quantity
 
     uuids = [gpu.uuid for gpu in gpus]
     before = _limits(session, uuids)
@@ -212,8 +233,10 @@ def _apply(
                 gpu=gpu.index,
                 uuid=gpu.uuid,
                 control=control,
-                value=value_text(control, applied[gpu.uuid]),
-                asked=value_text(control, value),
+                value=known_quantity(control, applied[gpu.uuid]),
+                unit=SPECS[Control(control)].unit,
+                value_text=value_text(control, applied[gpu.uuid]),
+                asked=known_quantity(control, value),
                 was=before.get(gpu.uuid) if control == "power_limit" else None,
             )
             for gpu in gpus
@@ -221,7 +244,7 @@ def _apply(
     return settings
 
 
-def _limits(session: Session, uuids: list[str]) -> dict[str, str]:
+def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
     """The limits before, as far as they can be read."""
     from zeus_ipc.errors import ZeusIpcError
 
@@ -230,7 +253,7 @@ def _limits(session: Session, uuids: list[str]) -> dict[str, str]:
     except ZeusIpcError:
         return {}
     return {
-        uuid: value_text("power_limit", [state.power_limit_mw])
+        uuid: state.power_limit_mw / 1000
         for uuid, state in states.items()
         if state.power_limit_mw is not None
     }
@@ -255,11 +278,17 @@ def _confirm(settings: Sequence[Setting], within_s: float) -> None:
 def _answer(session: Session, settings: list[Setting], kept: str) -> None:
     from zeusctl.reports import SetReport
 
+    def differs(one: Setting) -> bool:
+        return one.asked is not None and one.asked != one.value
+
+    def number(value: Value | None) -> str:
+        return "-".join(f"{part:g}" for part in value) if isinstance(value, list) else f"{value:g}"
+
     def lines() -> list[str]:
         return [
-            f"GPU {one.gpu}: {one.control} {one.value}"
-            + (f" (asked for {one.asked})" if one.asked not in (None, one.value) else "")
-            + (f" (was {one.was})" if one.was else "")
+            f"GPU {one.gpu}: {one.control} {one.value_text}"
+            + (f" (asked for {number(one.asked)} {one.unit})" if differs(one) else "")
+            + (f" (was {number(one.was)} {one.unit})" if one.was else "")
             for one in settings
         ]
 
@@ -302,8 +331,31 @@ class _LossWatch:
         }
 
 
-def _not_run(error: Exception) -> CommandError:
+def _not_run(session: Session, error: Exception) -> CommandError:
     """The command was not run: its own exit codes must not be mistaken for zeusctl's."""
-    message = getattr(error, "message", None) or str(error)
-    code = getattr(error, "code", "failed")
-    return CommandError(str(message), Exit.NOT_RUN, str(code))
+    message = session.readable(str(getattr(error, "message", None) or error))
+    return CommandError(message, Exit.NOT_RUN, str(getattr(error, "code", "failed")))
+
+
+def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue) -> None:
+    """A driver moves a memory clock that it does not have to the nearest, without a word.
+
+    Raises:
+        CommandError: A GPU has no memory clock in this range.
+    """
+    from zeus_ipc.errors import ZeusIpcError
+
+    for gpu in gpus:
+        try:
+            clocks = sorted(session.client.clocks(gpu.uuid).memory_mhz)
+        except ZeusIpcError:
+            continue  # it cannot tell: the driver decides
+        if clocks and not any(value[0] <= mhz <= value[1] for mhz in clocks):
+            there = ", ".join(map(str, clocks))
+            has = f"only {there} MHz" if len(clocks) == 1 else f"one of {there} MHz"
+            raise CommandError(
+                f"the memory clock of GPU {gpu.index} ({gpu.name}) can be {has}, and none of that "
+                f"is in {value[0]} to {value[1]} MHz; choose one that is",
+                Exit.OUT_OF_RANGE,
+                "out_of_range",
+            )

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
 from zeus_ipc.controls import SPECS, Control
+from zeusctl.columns import GPU_COLUMNS, Output, output_options
+from zeusctl.commands.processes import process_lines
 from zeusctl.commands.status import lease_lines
+from zeusctl.commands.status import read as read_status
+from zeusctl.commands.status import rows as status_rows
+from zeusctl.completing import gpus_argument, id_option
 from zeusctl.exits import CommandError, Exit
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
+from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import energy, style
+from zeusctl.text import memory as memory_text
 
 if TYPE_CHECKING:
     from zeusctl.reports import Permitted, ShowReport
@@ -21,18 +27,50 @@ _HOUR_NS = 3600 * 10**9
 
 
 @click.command()
-@gpus_argument()
-@json_option
+@gpus_argument(required=False)
+@id_option
+@output_options(GPU_COLUMNS)
+@common_options
 @pass_session
-def show(session: Session, gpus: str) -> None:
-    """One GPU: limits, clocks, sensors, leases, what you may change."""
+def show(
+    session: Session,
+    gpus: str,
+    columns: Sequence[str],
+    form: str | None,
+    watch: float | None,
+) -> None:
+    """One GPU: limits, sensors, processes, leases, your rights.
+
+    With --columns or --format csv: a row, as `zeusctl status` has it.
+    """
+    if columns or form == "csv":
+        output = Output(session.json, columns, form, watch, GPU_COLUMNS)
+        output.run(lambda: read_status(session, gpus, processes=True), _lines, status_rows)
+    else:
+        Output(session.json, (), form, watch, ()).run(
+            lambda: _read(session, gpus), _lines, lambda report: []
+        )
+
+
+def _read(session: Session, gpus: str) -> ShowReport:
     from zeus_ipc.errors import ZeusIpcError
     from zeusctl.reports import ShowReport
-    from zeusctl.views import gpu_reports, known_report, lease_reports, permitted_report
+    from zeusctl.views import (
+        gpu_reports,
+        known_report,
+        lease_reports,
+        permitted_report,
+        process_reports,
+    )
 
+    session.look_again()
+    if gpus == "all" and len(session.node.gpus) > 1:
+        raise click.UsageError("name a GPU: zeusctl show 0", click.get_current_context())
     chosen = session.gpus(gpus)
     if len(chosen) > 1:
-        raise CommandError("show is about one GPU; name one", Exit.USAGE, "usage")
+        raise CommandError(
+            "show is about one GPU; name one (`zeusctl status` has all)", Exit.USAGE, "usage"
+        )
     gpu, client = chosen[0], session.client
     memory_mhz: list[int] = []
     gpu_mhz: list[int] = []
@@ -42,20 +80,21 @@ def show(session: Session, gpus: str) -> None:
         gpu_mhz = clocks.gpu_mhz.get(str(memory_mhz[0]), []) if memory_mhz else []
     except ZeusIpcError:
         pass  # not offered by this GPU; everything else is worth showing
-    report = ShowReport(
+    leases = lease_reports(client, [gpu])
+    return ShowReport(
         at=now(),
         known=known_report(gpu),
         now=gpu_reports(client, [gpu])[0],
-        leases=lease_reports(client, [gpu]),
+        leases=leases,
         you_may=[
-            permitted_report(control, permission)
+            permitted_report(control, permission, session.readable)
             for control, permission in client.policy().gpus.get(gpu.uuid, {}).items()
         ],
         memory_clocks_mhz=memory_mhz,
         gpu_clocks_mhz=gpu_mhz,
         energy_last_hour_j=_last_hour(session, gpu.uuid),
+        processes=process_reports(client, [gpu], leases),
     )
-    session.answer(report, lambda: _lines(report))
 
 
 def _last_hour(session: Session, uuid: str) -> float | None:
@@ -83,6 +122,8 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("UUID", known.uuid),
         ("PCI address", known.pci_address),
         ("memory", memory + (", MIG is on" if known.mig_enabled else "")),
+        ("memory in use", memory_text(state.memory_used_mib)),
+        ("utilization", _unit(state.utilization_percent, "%")),
         ("power", _unit(state.power_w, "W")),
         ("limit requested", _unit(limit.requested, "W")),
         ("limit enforced", _unit(limit.enforced, "W")),
@@ -100,7 +141,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("graphics clocks", _clocks(report.gpu_clocks_mhz)),
         ("memory clocks", _clocks(report.memory_clocks_mhz)),
         ("temperature", _unit(state.temperature_c, "C")),
-        ("held back by", ", ".join(state.throttle_reasons or ()) or "nothing"),
+        ("throttled by", ", ".join(state.throttle_reasons or ()) or "nothing"),
         ("persistence mode", {None: "-", True: "on", False: "off"}[state.persistence_mode]),
         ("energy counter", "-" if state.energy_j is None else energy(state.energy_j)),
         (
@@ -109,6 +150,9 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ),
     )
     yield ""
+    if report.processes:
+        yield from process_lines(report.processes)
+        yield ""
     yield "You may change:"
     yield from _rows(*((one.control, _may(one)) for one in report.you_may))
     yield ""

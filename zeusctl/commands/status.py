@@ -3,51 +3,61 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeusctl.session import Session, gpus_argument, json_option, now, pass_session
-from zeusctl.text import duration, energy, shorten, style, table
+from zeusctl.columns import GPU_COLUMNS, Output, output_options
+from zeusctl.commands.processes import process_lines
+from zeusctl.completing import gpus_argument, id_option
+from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.text import count, duration, energy, shorten, style, table
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu, Lease, Node, StatusReport
+    from zeusctl.reports import Gpu, Lease, Node, PowerLimit, StatusReport
 
 HEADER = (
-    "GPU",
-    "NAME",
-    "POWER",
-    "LIMIT",
-    "SITE",
-    "CLOCK",
-    "MEMORY",
-    "TEMP",
-    "ENERGY",
-    "HELD BACK BY",
+    *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
+    *("ENERGY", "THROTTLED BY"),
 )
-RIGHT = (0, 2, 3, 4, 5, 6, 7, 8)
+RIGHT = tuple(range(11))[:1] + tuple(range(2, 11))
 
 
 @click.command()
 @gpus_argument(required=False)
-@json_option
+@id_option
+@click.option("--processes", "-p", is_flag=True, help="List processes, too.")
+@output_options(GPU_COLUMNS)
+@common_options
 @pass_session
-def status(session: Session, gpus: str) -> None:
+def status(
+    session: Session,
+    gpus: str,
+    processes: bool,
+    columns: Sequence[str],
+    form: str | None,
+    watch: float | None,
+) -> None:
     """Daemon, GPUs, limits and who holds what, at one glance.
 
     POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is what software requested; 200>180
-    says that the board enforces less. SITE is the site's maximum: what a GPU goes back to. A clock
+    says that the board enforces less. SITE is the site limit: what a restore writes. A clock
     marked with * is locked.
+
+    \b
+    zeusctl status -i 0,1 --columns index,power_w,utilization_percent --format csv --watch 1
     """
-    report = read(session, gpus)
-    session.answer(report, lambda: lines(report))
+    count_them = processes or "processes" in columns or form == "csv"
+    output = Output(session.json, columns, form, watch, GPU_COLUMNS)
+    output.run(lambda: read(session, gpus, count_them), lines, rows)
 
 
-def read(session: Session, gpus: str) -> StatusReport:
+def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     """The node as it is now."""
     from zeusctl.reports import StatusReport
-    from zeusctl.views import gpu_reports, lease_reports, node_report
+    from zeusctl.views import gpu_reports, lease_reports, node_report, process_reports
 
+    session.look_again()
     chosen = session.gpus(gpus) if session.node.gpus or gpus != "all" else []
     quiesced = session.node.quiesced_ns is not None
     leases = lease_reports(session.client, session.node.gpus)
@@ -57,7 +67,27 @@ def read(session: Session, gpus: str) -> StatusReport:
         node=node_report(session.node, session.socket, leases),
         gpus=[] if quiesced else gpu_reports(session.client, chosen),
         leases=[lease for lease in leases if lease.gpu in indices],
+        processes=process_reports(session.client, chosen, leases)
+        if processes and not quiesced
+        else None,
     )
+
+
+def rows(report: StatusReport) -> Iterator[dict[str, Any]]:
+    """The GPUs by column."""
+    for gpu in report.gpus:
+        limit = gpu.power_limit_w
+        yield {
+            **gpu.model_dump(),
+            "power_limit_w": limit.requested,
+            "enforced_power_limit_w": limit.enforced,
+            "site_limit_w": limit.site,
+            "min_power_limit_w": limit.smallest,
+            "max_power_limit_w": limit.largest,
+            "default_power_limit_w": limit.default,
+            "processes": sum(one.gpu == gpu.index for one in report.processes or ()),
+            "leases": sum(one.gpu == gpu.index for one in report.leases),
+        }
 
 
 def lines(report: StatusReport) -> Iterator[str]:
@@ -75,12 +105,22 @@ def lines(report: StatusReport) -> Iterator[str]:
             if gpu.error is not None:
                 yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
         for gpu in report.gpus:
+            if above_site_limit(gpu.power_limit_w):
+                yield style(
+                    f"GPU {gpu.index}: its limit is above the site limit, which is not enforced; "
+                    f"`zeusctl reset {gpu.index}` lowers it",
+                    fg="yellow",
+                )
+        for gpu in report.gpus:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
                 yield f"GPU {gpu.index}: {what} set to last; `zeusctl reset {gpu.index}` ends that"
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)
+    if report.processes is not None:
+        yield ""
+        yield from process_lines(report.processes)
 
 
 def headline(node: Node) -> str:
@@ -90,11 +130,16 @@ def headline(node: Node) -> str:
         driver = "simulated GPUs"
     text = (
         f"zeusd {node.daemon_version} at {node.socket}, up {duration(node.uptime_s)}, {driver}, "
-        f"{node.gpus} GPUs, {node.leases} leases"
+        f"{count(node.gpus, 'GPU')}, {count(node.leases, 'lease')}"
     )
     if node.not_back:
-        text += style(f", {node.not_back} controls not back yet", fg="red")
+        text += style(f", {count(node.not_back, 'control')} not back yet", fg="red")
     return text
+
+
+def above_site_limit(limit: PowerLimit) -> bool:
+    """Whether software requested more than the site allows: before zeusd, or past it."""
+    return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
 
 
 def gpu_row(gpu: Gpu) -> list[str]:
@@ -103,6 +148,8 @@ def gpu_row(gpu: Gpu) -> list[str]:
     return [
         str(gpu.index),
         shorten(gpu.name, 24),
+        "-" if gpu.utilization_percent is None else f"{gpu.utilization_percent}%",
+        _memory(gpu),
         _number(gpu.power_w, 1),
         limit_text(limit.requested, limit.enforced, limit.site),
         _number(limit.site),
@@ -112,6 +159,12 @@ def gpu_row(gpu: Gpu) -> list[str]:
         "-" if gpu.energy_j is None else energy(gpu.energy_j),
         ", ".join(gpu.throttle_reasons or ()),
     ]
+
+
+def _memory(gpu: Gpu) -> str:
+    if gpu.memory_used_mib is None or gpu.memory_total_mib is None:
+        return "-"
+    return f"{gpu.memory_used_mib / 1024:.1f}/{gpu.memory_total_mib / 1024:.0f} GiB"
 
 
 def limit_text(requested: float | None, enforced: float | None, site: float | None) -> str:
@@ -138,8 +191,8 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
             [
                 str(lease.gpu),
                 lease.control,
-                lease.value or "not set",
-                lease.goes_back_to,
+                lease.value_text or "not set",
+                lease.goes_back_to_text,
                 state,
                 duration(lease.held_s),
                 holder(lease) + (f": {lease.trouble}" if lease.trouble else ""),

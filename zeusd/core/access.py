@@ -34,6 +34,7 @@ class AllowRule:
         power_limit_mw: Smallest and largest limit; the site's maximum counts besides.
         gpu_clocks_mhz: Range that locked graphics clocks must lie in.
         memory_clocks_mhz: The same for memory clocks.
+        group_names: The groups' names, for people.
     """
 
     uids: frozenset[int] = frozenset()
@@ -44,18 +45,20 @@ class AllowRule:
     power_limit_mw: tuple[int, int] | None = None
     gpu_clocks_mhz: tuple[int, int] | None = None
     memory_clocks_mhz: tuple[int, int] | None = None
+    group_names: tuple[str, ...] = ()
 
     def covers(self, peer: Peer, gpu: GpuInfo, control: Control) -> bool:
         """Whether this rule is about this user, GPU and control."""
-        return (
-            (self.everyone or peer.uid in self.uids or not self.gids.isdisjoint(peer.groups))
-            and control in self.controls
-            and any(
-                fnmatchcase(gpu.uuid, pattern)
-                or fnmatchcase(gpu.name, pattern)
-                or pattern == str(gpu.index)
-                for pattern in self.gpus
-            )
+        mine = self.everyone or peer.uid in self.uids or not self.gids.isdisjoint(peer.groups)
+        return mine and self.concerns(gpu, control)
+
+    def concerns(self, gpu: GpuInfo, control: Control) -> bool:
+        """Whether this rule lets anybody change this control of this GPU."""
+        return control in self.controls and any(
+            fnmatchcase(gpu.uuid, pattern)
+            or fnmatchcase(gpu.name, pattern)
+            or pattern == str(gpu.index)
+            for pattern in self.gpus
         )
 
     def within(self, control: Control, value: ControlValue) -> bool:
@@ -117,7 +120,8 @@ class Access:
         if not covering:
             return Failure(
                 ErrorCode.PERMISSION_DENIED,
-                f"user {peer.uid} may not change {control.value} of {gpu.uuid}; {self.user_hint}",
+                f"user {peer.uid} may not change {control.value} of {gpu.uuid}; "
+                f"{self._remedy(gpu, control)}",
             )
         if value is None or any(rule.within(control, value) for rule in covering):
             return None
@@ -137,6 +141,16 @@ class Access:
         found = [rule.range(control) for rule in self._covering(peer, gpu, control)]
         bounded = [one for one in found if one is not None]
         return bounded if len(bounded) == len(found) else []
+
+    def _remedy(self, gpu: GpuInfo, control: Control) -> str:
+        """What a user without a rule can do."""
+        rules = [rule for rule in self.rules if rule.concerns(gpu, control)]
+        if self.rules and not rules:
+            return "only an administrator may; ask one, or for an [[allow]] rule in zeusd.toml"
+        groups = sorted({name for rule in rules for name in rule.group_names})
+        if groups:
+            return f"ask the administrator to add you to the group {' or '.join(groups)}"
+        return self.user_hint
 
     def _covering(self, peer: Peer, gpu: GpuInfo, control: Control) -> list[AllowRule]:
         return [rule for rule in self.rules if rule.covers(peer, gpu, control)]

@@ -19,6 +19,7 @@ from zeus_ipc.messages import (
     Resume,
     SetCeiling,
 )
+from zeusd.core.accounting import for_reader, sees_all
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, LetGo, Note, Put, Read, Reading, TakeUp
@@ -68,19 +69,21 @@ class Administration:
         self.ceilings = CeilingRequests(node, outbox, track)
         self.connections: Callable[[], int] = lambda: 0
         self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
-            Restore: self._for_admins("put back what others set", self._restore),
-            Persist: self._for_admins("make settings last", self._persist),
-            SetCeiling: self._for_admins("set a ceiling", self.ceilings.set_ceiling),
-            Quiesce: self._for_admins("let go of the driver", self._quiesce),
-            Resume: self._for_admins("take up the driver", self._resume),
+            Restore: self.for_admins("put back what others set", self._restore),
+            Persist: self.for_admins("make settings last", self._persist),
+            SetCeiling: self.for_admins("set a ceiling", self.ceilings.set_ceiling),
+            Quiesce: self.for_admins("let go of the driver", self._quiesce),
+            Resume: self.for_admins("take up the driver", self._resume),
             GetPolicy: self._policy,
             GetAudit: self._audit,
             GetMetrics: self._metrics,
         }
 
-    def _for_admins(
+    def for_admins(
         self, what: str, handler: Callable[[Connection, Any], None]
     ) -> Callable[[Connection, Any], None]:
+        """A handler that refuses everybody but administrators; `what` they may not do."""
+
         def handle(connection: Connection, request: Any) -> None:
             peer = connection.peer
             if self._node.settings.access.is_admin(peer):
@@ -227,7 +230,7 @@ class Administration:
             self._let_go_if_settled()
 
     def _let_go_if_settled(self) -> None:
-        if not self._restoring and self._out.due_ns.pop(self, None) is not None:
+        if not self._restoring and self._out.due_ns.pop(self) is not None:
             self._let_go()
 
     def _let_go(self) -> None:
@@ -258,8 +261,6 @@ class Administration:
         for gpu in self._node.gpus.values():
             for control, machine in gpu.machines.items():
                 machine.resume(gpu.facts.values.get(control))
-                if self._node.settings.site.enforce and machine.spec.ceilings:
-                    machine.ceilings_moved()
                 if machine.persisted:  # a reset GPU has forgotten it
                     machine.put_back(peer, "an administrator resumed zeusd", owed=machine.target)
         self._end(self._describe_node())
@@ -338,6 +339,9 @@ class Administration:
     def _measured(self, connection: Connection, request_id: int, result: object) -> None:
         trail, machines = self._out.trail, [*self._node.machines()]
         assert isinstance(result, dict)
+        peer, ledger = connection.peer, result.get("ledger")
+        if ledger is not None and not sees_all(self._node.settings, peer):
+            result = {**result, "ledger": for_reader(ledger, peer.uid)}
 
         def counts(event: str, *labels: str) -> list[dict[str, Any]]:
             return [

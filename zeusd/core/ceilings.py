@@ -88,7 +88,10 @@ class Ceilings:
 
     def lowest(self, value: ControlValue, without: str = "") -> ControlValue:
         """The least of this value and all ceilings but one."""
-        return min([value, *(one.value for name, one in self if name != without)])
+        for name, one in self._named.items():
+            if name != without and one.value < value:
+                value = one.value
+        return value
 
     def next_deadline_ns(self) -> int | None:
         """CLOCK_BOOTTIME time at which the next of them falls back."""

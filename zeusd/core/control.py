@@ -90,18 +90,21 @@ class ControlMachine(Leased):
         before, self._seen = self._seen, value
         if value not in (before, self.target, self._resting):
             self._note_outside(before or self.target, value, "noticed")
+        if self.bounded and value > self.target and value != self._resting:
+            self.ceilings_moved()
 
     # ------------------------------------------------------------------------- what the site wants
 
     def configure(self, site: Target, override: bool) -> None:
         """The site's configuration changed. What a holder has set stays, under the new ceilings."""
-        before = self.target
+        before = self.target, self.bounded
         self._site, self._override = site, override
         if not site.pinned:
             self.observed = site.value
         if self.lease is not None:
             self._out.add(Put(self.key, self._debt().to_json()))
-        if self.spec.ceilings and self.ceilings and self.target != before:
+        moved = (self.target, self.bounded) != before
+        if self.spec.ceilings and moved and (self.bounded or self.rests_elsewhere):
             self.ceilings_moved()
 
     def persist(self, uid: int) -> None:
@@ -120,9 +123,9 @@ class ControlMachine(Leased):
         """
         waiting = self._ceilings_moved or []
         self._ceilings_moved = [*waiting, *([] if then is None else [then])]
-        self._out.due_ns.pop(self._brought_down, None)
+        self._out.due_ns.pop(self._brought_down)
         if self.life.state is State.PENDING:
-            self._out.due_ns.pop(self, None)
+            self._out.due_ns.pop(self)
             self._attempt()
         self._pump()
 
@@ -205,7 +208,7 @@ class ControlMachine(Leased):
     def suspend(self) -> None:
         """The device goes out of reach: no call is made until `resume`."""
         self._refuse_waiting()
-        self._out.due_ns.pop(self, None)
+        self._out.due_ns.pop(self)
         self.life.on(Event.LEAVE)
 
     def resume(self, found: ControlValue | None) -> None:
@@ -218,7 +221,7 @@ class ControlMachine(Leased):
                 self.rest(None)  # a reset GPU has forgotten it
             if found is not None:
                 self.adopt(found)
-            if self.ceilings:
+            if self.bounded:
                 self._ceilings_moved = self._ceilings_moved or []
         elif self.life.state is State.PENDING:
             self._attempt()
@@ -315,8 +318,8 @@ class ControlMachine(Leased):
         if then is not None:
             restoration.waiting.append(then)
         self._restoration = restoration
-        self._out.due_ns.pop(self._expiry, None)
-        self._out.due_ns.pop(self._brought_down, None)
+        self._out.due_ns.pop(self._expiry)
+        self._out.due_ns.pop(self._brought_down)
         self._out.add(Unwatch(holder))
         in_flight = self.life.state in IN_FLIGHT
         if self._values or in_flight or overwrite is not None:
@@ -339,7 +342,7 @@ class ControlMachine(Leased):
             return
         self._out.add(Unwatch(self.lease.holder))
         self._out.add(Forget(self.key))
-        self._out.due_ns.pop(self._expiry, None)
+        self._out.due_ns.pop(self._expiry)
         self.life.on(Event.DROP)
         self.lease = None
 

@@ -154,7 +154,9 @@ class Core:
                     self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
                     self._out.add(Put(gpu_key(uuid), {"value": []}))
             known.facts = facts
-            self._lost_gpus.discard(uuid)
+            if uuid in self._lost_gpus:
+                self._lost_gpus.discard(uuid)
+                self._out.add(Note("gpu_returned", {"gpu": uuid}))
             for machine in [*known.machines.values()]:
                 machine.retry_now()
             self._add_controls(known)
@@ -269,8 +271,8 @@ class Core:
         self._out.now_ns = now_ns
         self._requests.expire()
         self._requests.administration.tick(now_ns)
+        self._forgive_own_stall(now_ns)
         if self._out.due_ns:
-            self._forgive_own_stall(now_ns)
             for machine in [*self.node.to_restore()]:
                 machine.tick(now_ns)
         return self._out.take()
@@ -332,6 +334,14 @@ class Core:
         connection = self._connections.get(conn)
         return {} if connection is None else connection.take_deferred()
 
+    def may_know(self, conn: int, uid: int | None) -> bool:
+        """Whether who asks on this connection may know processes of this user."""
+        connection = self._connections.get(conn)
+        if connection is None:
+            return False
+        peer = connection.peer
+        return peer.uid == uid or self.node.settings.access.is_admin(peer)
+
     @property
     def unclaimed(self) -> bool:
         """Whether the journal speaks of GPUs that have not been found yet."""
@@ -352,10 +362,12 @@ class Core:
 
     def next_deadline_ns(self) -> int | None:
         """When `tick` is next needed; None if time alone changes nothing."""
-        due_ns = min(self._out.due_ns.values(), default=None) if self._out.due_ns else None
+        earliest_ns = self._out.due_ns.earliest_ns()
         ceilings = self._requests.administration.ceilings
-        deadlines = (due_ns, self._requests.next_deadline_ns(), ceilings.next_deadline_ns())
-        return min((one for one in deadlines if one is not None), default=None)
+        for due_ns in (self._requests.next_deadline_ns(), ceilings.next_deadline_ns()):
+            if due_ns is not None and (earliest_ns is None or due_ns < earliest_ns):
+                earliest_ns = due_ns
+        return earliest_ns
 
     # ---------------------------------------------------------------------------------- settings
 
@@ -365,7 +377,8 @@ class Core:
 
     def _forgive_own_stall(self, now_ns: int) -> None:
         """If zeusd itself stood still, heartbeats wait in its socket: it hears them first."""
-        late_ns = now_ns - min(self._out.due_ns.values())
+        earliest_ns = self._out.due_ns.earliest_ns()
+        late_ns = 0 if earliest_ns is None else now_ns - earliest_ns
         if late_ns > STALL_NS:
             self._out.add(Note("stalled", {"seconds": round(late_ns / 1e9, 3)}, warning=True))
             for machine in self.node.machines():
@@ -470,6 +483,5 @@ class Core:
             machine.recover(debt, "daemon_stops" if self._was_stopping else ending)
             if self.node.quiesced_ns is not None:
                 machine.revoke("quiesced", LET_GO)
-        site_enforces = self.node.settings.site.enforce
-        if machine.spec.ceilings and (machine.ceilings or machine.rests_elsewhere or site_enforces):
+        if machine.bounded or (machine.spec.ceilings and machine.rests_elsewhere):
             machine.ceilings_moved()

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.messages import AccountingRequest
 from zeusd.core.model import Process
 
 
@@ -26,8 +27,25 @@ class Reading(Enum):
     """`(smallest, largest)` power limit at this moment, mW."""
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
+    PROCESSES = "processes"
+    """Processes with a context on the GPU, `messages.GpuProcesses` as a map."""
+    PIDS = "pids"
+    """Processes with a context on the GPU, as `Listed`; for the ledger."""
     METRICS = "metrics"
     """What the runtime counts, as fields of `messages.Metrics`; of no GPU."""
+
+
+LISTING = 0
+"""The ticket of a list of processes, which no request waits for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """Processes of a GPU, when they were listed; None: they could not be."""
+
+    gpu: str
+    t_ns: int
+    pids: tuple[int, ...] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,6 +138,20 @@ class Look:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """Change the energy ledger, or ask it. Comes back with a map, or a `Failure`.
+
+    Attributes:
+        request: What was asked, of GPUs that are here.
+        reader: The user who may see only what is the user's own; None: may see everything.
+    """
+
+    ticket: int
+    request: AccountingRequest
+    reader: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Note:
     """Write a record to the log; the audit trail is made of these."""
 
@@ -129,5 +161,5 @@ class Note:
 
 
 Effect: TypeAlias = (
-    Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Look | Note
+    Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Look | Account | Note
 )

@@ -59,11 +59,12 @@ class Leased(Restorable):
 
     def held_by(self, process: Process) -> bool:
         """Whether this process holds the lease."""
-        return self.phase is Phase.HELD and self.lease is not None and self.lease.holder == process
+        lease = self.lease
+        return lease is not None and lease.holder == process and self.phase is Phase.HELD
 
     def lost_by(self, process: Process) -> bool:
         """Whether this process lost a lease here and has not acquired it again."""
-        return process in self._lost
+        return bool(self._lost) and process in self._lost
 
     def losses_of(self, uid: int) -> int:
         """How many of this user's processes lost a lease here and do not know it yet."""
@@ -135,7 +136,7 @@ class Leased(Restorable):
         if self._terms().busy_ttl_ns <= lease.ttl_ns:
             self.expire()
             return
-        out.due_ns.pop(self._expiry, None)
+        out.due_ns.pop(self._expiry)
         ticket = out.ticket(partial(self._looked_at, lease, lease.heard_ns))
         out.add(Look(ticket, lease.holder))
 

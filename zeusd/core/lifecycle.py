@@ -162,17 +162,14 @@ class Lifecycle:
 
     Attributes:
         state: The present one.
+        phase: What it means to everybody outside.
     """
 
-    __slots__ = ("state",)
+    __slots__ = ("phase", "state")
 
     def __init__(self) -> None:
         self.state = State.FREE
-
-    @property
-    def phase(self) -> Phase:
-        """What the state means to everybody outside."""
-        return PHASES[self.state]
+        self.phase = Phase.FREE
 
     def on(self, event: Event) -> None:
         """Takes one step.
@@ -183,3 +180,4 @@ class Lifecycle:
         after = TABLE[self.state].get(event)
         assert after is not None, f"{event.name} in {self.state.name} is not in the table"
         self.state = after
+        self.phase = PHASES[after]

@@ -34,6 +34,7 @@ class CeilingRequests:
         self._node = node
         self._out = outbox
         self._track = track
+        self._due_boot_ns: int | None = None
         self._job_seen: dict[str, bool] = {}
         self._job_since_ns: dict[str, int] = {}
 
@@ -65,6 +66,7 @@ class CeilingRequests:
         """Removes a ceiling, if there is one of this name; `then` follows in any case."""
         before = machine.highest()
         if machine.ceilings.remove(name):
+            self._schedule()
             self._note("ceiling_removed", machine, name, before, machine.highest(), peer)
         machine.ceilings_moved(then)
         # Last: what the device holds because of it is in the journal by now.
@@ -89,15 +91,16 @@ class CeilingRequests:
                 self._out.add(Forget(key) if ceiling is None else Put(key, ceiling.to_json()))
                 self._note("ceiling_expired", machine, name, before, machine.highest(), None)
                 machine.ceilings_moved()
+        self._schedule()
 
     def next_deadline_ns(self) -> int | None:
         """When `tick` is next needed, CLOCK_MONOTONIC."""
-        deadlines = [
-            due_ns - self._out.boot_offset_ns
-            for machine in self._node.machines()
-            if machine.ceilings and (due_ns := machine.ceilings.next_deadline_ns()) is not None
-        ]
-        return min(deadlines, default=None)
+        due_ns = self._due_boot_ns
+        return None if due_ns is None else due_ns - self._out.boot_offset_ns
+
+    def _schedule(self) -> None:
+        deadlines = [machine.ceilings.next_deadline_ns() for machine in self._node.machines()]
+        self._due_boot_ns = min((one for one in deadlines if one is not None), default=None)
 
     # ------------------------------------------------------------------------------------- jobs
 
@@ -174,6 +177,7 @@ class CeilingRequests:
             None if request.fallback is None else tuple(request.fallback),
         )
         machine.ceilings.put(request.name, ceiling)
+        self._schedule()
         self._out.add(Put(self._key(machine, request.name), ceiling.to_json()))
         if machine.highest() != before:  # a deadline that is moved on every second is no news
             self._note("ceiling_set", machine, request.name, before, machine.highest(), peer)

@@ -139,10 +139,12 @@ _CODES = {
     Outcome.UNCHANGED: ErrorCode.UNCHANGED,
 }
 
+PRIVILEGE_OF_ZEUSD = "zeusd must run with CAP_SYS_ADMIN in the initial user namespace"
+
 _REMEDIES = {
     Outcome.INVALID: "choose a value within the GPU's range",
     Outcome.UNSUPPORTED: "this GPU or its driver does not offer it",
-    Outcome.DENIED: "zeusd must run with CAP_SYS_ADMIN in the initial user namespace",
+    Outcome.DENIED: PRIVILEGE_OF_ZEUSD,
     Outcome.LOST: "the GPU needs a reset or the node a reboot",
     Outcome.BUSY: "try again",
 }

@@ -69,8 +69,9 @@ class Node:
         """The same, in the order in which they are restored."""
         for gpu in self.gpus.values():
             for control in RESTORE_ORDER:
-                if control in gpu.machines:
-                    yield gpu.machines[control]
+                machine = gpu.machines.get(control)
+                if machine is not None:
+                    yield machine
 
     def held_by(self, process: Process) -> list[ControlMachine]:
         """The controls whose lease this process has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeAlias
 
+from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Effect, Note
 from zeusd.core.trail import Trail
 
@@ -24,7 +25,7 @@ class Outbox:
 
     def __init__(self) -> None:
         self.now_ns = 0
-        self.due_ns: dict[object, int] = {}
+        self.due_ns: Deadlines[object] = Deadlines()
         self.trail = Trail()
         self.boot_offset_ns = 0
         self._effects: list[Effect] = []

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
+from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Reply
 from zeusd.core.model import Failure, Peer
 from zeusd.core.outbox import Outbox
@@ -69,11 +70,10 @@ class PerGpu:
         connection: Connection,
         request_id: int,
         gpus: Iterable[str],
-        deadline_ns: int,
         outbox: Outbox,
+        deadlines: Deadlines[PerGpu],
     ) -> None:
-        self.deadline_ns = deadline_ns
-        self.answered = False
+        self._deadlines = deadlines
         self._connection = connection
         self._request_id = request_id
         self._out = outbox
@@ -100,11 +100,11 @@ class PerGpu:
                 self.fail(gpu, no_answer(gpu))
 
     def _put(self, gpu: str, result: dict[str, Any]) -> None:
-        if self.answered or self._results[gpu] is not None:
+        if self._results[gpu] is not None:
             return
         self._results[gpu] = result
         self._missing -= 1
         if self._missing == 0:
-            self.answered = True
+            self._deadlines.pop(self)
             self._connection.waiting -= 1
             self._connection.reply(self._out, self._request_id, result={"gpus": self._results})

@@ -22,7 +22,9 @@ class GpuRule:
 
     Attributes:
         match: Shell pattern, held against the GPU's UUID and its product name.
-        power_limit_mw: The site's maximum.
+        power_limit_mw: The site limit.
+        enforce: Whether a power limit above the site limit is lowered whenever it is seen, though
+            nobody ever leased it.
         gpu_clocks_mhz: Range that the graphics clock goes back to; None: unlocked.
         memory_clocks_mhz: The same for the memory clock.
     """
@@ -31,6 +33,7 @@ class GpuRule:
     power_limit_mw: int | None = None
     gpu_clocks_mhz: tuple[int, int] | None = None
     memory_clocks_mhz: tuple[int, int] | None = None
+    enforce: bool = False
 
     def applies(self, facts: GpuFacts) -> bool:
         """Whether the rule is about this GPU."""
@@ -41,12 +44,14 @@ class GpuRule:
 class Target:
     """Where a control goes back to. `pinned`: by configuration, so outside changes do not move it.
 
-    `highest_mw` is the most a client may set, for power limits.
+    `highest_mw` is the most a client may set, for power limits; `enforced`: what is above it is
+    lowered whenever it is seen.
     """
 
     value: ControlValue
     pinned: bool
     highest_mw: int | None = None
+    enforced: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,9 +62,6 @@ class SitePolicy:
     outside_change: OutsideChange = "keep"
     """Whether a value that somebody else set stays, or is overwritten by the restore."""
     rules: tuple[GpuRule, ...] = field(default=())
-    enforce: bool = False
-    """Whether a power limit above the site's is lowered at start and after a resume, though nobody
-    ever leased it."""
 
     def target(
         self, control: Control, facts: GpuFacts, baseline: ControlValue | None
@@ -95,7 +97,7 @@ class SitePolicy:
             return None
         if rule is not None and rule.power_limit_mw is not None:
             site = min(max(rule.power_limit_mw, low), high)
-            return Target((site,), pinned=True, highest_mw=site)
+            return Target((site,), pinned=True, highest_mw=site, enforced=rule.enforce)
         if self.restore_power == "device-max":
             return Target((high,), pinned=True, highest_mw=high)
         if self.restore_power == "device-default" and info.power_limit_default_mw is not None:
@@ -121,9 +123,23 @@ class LeaseTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class LedgerAccess:
+    """Who may see whose energy; administrators see everybody's.
+
+    Attributes:
+        everybody: Whether everybody does.
+        gids: Groups whose members do.
+    """
+
+    everybody: bool = False
+    gids: frozenset[int] = frozenset()
+
+
+@dataclass(frozen=True, slots=True)
 class Settings:
     """All that the core knows of `zeusd.toml`. A reload replaces it whole."""
 
     site: SitePolicy = field(default_factory=SitePolicy)
     access: Access = field(default_factory=Access)
     terms: LeaseTerms = field(default_factory=LeaseTerms)
+    ledger: LedgerAccess = field(default_factory=LedgerAccess)

@@ -27,9 +27,11 @@ from zeus_ipc.messages import (
     SetRequest,
 )
 from zeusd.core.access import Access
+from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
+from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Note, Read, Reading
 from zeusd.core.leases import LeaseRequests, back_of
 from zeusd.core.leasing import Set
@@ -97,15 +99,17 @@ class Requests:
         self._daemon_version = daemon_version
         self._simulated = simulated
         self._stream = stream
-        self._pending: list[PerGpu] = []
+        self._pending: Deadlines[PerGpu] = Deadlines()
         self._writes = self._write_limiter()
         self._refusals = RateLimiter(REFUSALS_PER_SECOND, 10)
         self.administration = Administration(node, outbox, self._track, self.describe_node)
+        accounting = AccountingRequests(node, outbox, self._track, self.administration.for_admins)
         self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
             **LeaseRequests(node, outbox, self.administration.ceilings, self._too_fast).handlers,
             **self.administration.handlers,
+            **accounting.handlers,
             **dict.fromkeys(_SETS, self._set),
         }
 
@@ -125,22 +129,12 @@ class Requests:
 
     def expire(self) -> None:
         """Time has passed: answers what has waited until its deadline."""
-        now_ns = self._out.now_ns
-        for pending in self._pending:
-            if not pending.answered and pending.deadline_ns and now_ns > pending.deadline_ns:
-                pending.expire()
-        self._pending = [pending for pending in self._pending if not pending.answered]
+        for pending in self._pending.due(self._out.now_ns):
+            pending.expire()
 
     def next_deadline_ns(self) -> int | None:
         """When `expire` is next needed."""
-        return min(
-            (
-                pending.deadline_ns
-                for pending in self._pending
-                if pending.deadline_ns and not pending.answered
-            ),
-            default=None,
-        )
+        return self._pending.earliest_ns()
 
     # --------------------------------------------------------------------------------- internals
 
@@ -199,10 +193,9 @@ class Requests:
         names: Sequence[str] | None = None,
     ) -> PerGpu:
         names = request.gpus if names is None else names
-        pending = PerGpu(connection, request.id, names, request.deadline_ns, self._out)
-        if len(self._pending) > 1024 or (self._pending and self._pending[0].answered):
-            self._pending = [other for other in self._pending if not other.answered]
-        self._pending.append(pending)
+        pending = PerGpu(connection, request.id, names, self._out, self._pending)
+        if request.deadline_ns:
+            self._pending[pending] = request.deadline_ns
         return pending
 
     def _set(self, connection: Connection, request: SetRequest) -> None:

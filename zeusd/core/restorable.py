@@ -7,7 +7,7 @@ What is compared and written is `restore_rule.restore_steps`'s; what happens nex
 from __future__ import annotations
 
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
@@ -153,6 +153,11 @@ class Restorable:
         """What a restore writes: the site's target, under all ceilings."""
         return self._under(self._site.value)
 
+    @property
+    def bounded(self) -> bool:
+        """Whether something above the ceilings, or the site limit, is lowered as soon as seen."""
+        return self.spec.ceilings and (bool(self.ceilings) or self._site.enforced)
+
     def highest(self, without: str = "") -> ControlValue:
         """The most that may be set; under all ceilings but the one named."""
         assert self._site.highest_mw is not None
@@ -183,7 +188,7 @@ class Restorable:
             self.ceilings.put(PERSISTED, Ceiling(target, persisted.uid))
             return
         if self._site.pinned:  # until the configuration, or another driver, is read again
-            self._site = Target(target, True, self._site.highest_mw)
+            self._site = replace(self._site, value=target)
             return
         highest_mw = target[0] if self.spec.ceilings else None
         self._site = Target(target, False, highest_mw)
@@ -226,7 +231,7 @@ class Restorable:
     def _attempt(self) -> None:
         restoration = self._restoration
         assert restoration is not None
-        self._out.due_ns.pop(self, None)
+        self._out.due_ns.pop(self)
         restoration.plan = Plan(
             target=self.target,
             values=self._values,
@@ -324,14 +329,13 @@ class Restorable:
                 self._note_clamped(restoration.plan.target, result.holds or result.target)
         in_force = result.holds or result.target
         if result.kind in ("restored", "already_back"):
-            self.rest(in_force if self.spec.ceilings and self.ceilings else None)
+            self.rest(in_force if self.bounded else None)
             if restoration.plan.target != self.target:
                 self._values = (in_force,)  # the target moved meanwhile: once more
                 restoration.owed = True
                 self._attempt()
                 return
-            ceilings = self.spec.ceilings and self.ceilings
-            if in_force != restoration.plan.target and not ceilings:
+            if in_force != restoration.plan.target and not self.bounded:
                 self.aim_at(in_force)
         elif result.kind == "changed_outside":
             if self._overwrites() != restoration.plan.overwrite:

@@ -77,6 +77,21 @@ class Sensors(NamedTuple):
     memory_power_average_mw: int | None
 
 
+class GpuProcess(NamedTuple):
+    """A process that has a context on a GPU. One that has several is several."""
+
+    pid: int
+    """As zeusd's pid namespace counts, or as the driver does where that is another one."""
+    memory_bytes: int | None
+    """Memory of the GPU that it uses; None: the driver does not tell, as within some containers."""
+    compute: bool
+    """Whether it computes; one that only draws does not."""
+    gpu_instance: int | None = None
+    """MIG instance that it runs on; None: the whole GPU."""
+    compute_instance: int | None = None
+    """The part of the MIG instance; None: the whole GPU."""
+
+
 class Backend(Protocol):
     """One vendor's devices on this node."""
 
@@ -160,5 +175,19 @@ class Backend(Protocol):
     def throttle_reasons(self, gpu: Handle) -> int:
         """Bits of nvmlDeviceGetCurrentClocksEventReasons."""
 
-    def compute_pids(self, gpu: Handle) -> list[int]:
-        """Processes with a compute context (nvmlDeviceGetComputeRunningProcesses)."""
+    def processes(self, gpu: Handle) -> list[GpuProcess]:
+        """Processes with a context, by pid. Takes milliseconds: read it once a second at most.
+
+        Source: nvmlDeviceGetComputeRunningProcesses and nvmlDeviceGetGraphicsRunningProcesses; a
+        process that both name is one, with the larger of its two memories.
+        """
+
+    def utilization_percent(self, gpu: Handle) -> int:
+        """Share of the last sample period (0.17 to 1 s) in which a kernel ran.
+
+        Raises:
+            DeviceError: Also `UNSUPPORTED`, as in MIG mode.
+        """
+
+    def memory_used_mib(self, gpu: Handle) -> int:
+        """Memory in use, MiB, what the driver reserves for itself included."""

@@ -14,12 +14,16 @@ from typing import Any
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import PROTOCOL_VERSION, Request
+from zeusd.core.accounting import ABSENT
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
 from zeusd.core.effects import (
+    LISTING,
+    Account,
     Effect,
     Forget,
     LetGo,
+    Listed,
     Look,
     Note,
     Put,
@@ -55,9 +59,10 @@ from zeusd.devices.metered import MeteredBackend
 from zeusd.devices.port import Backend
 from zeusd.records import Entry, covers
 from zeusd.restore import driver_id
+from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.devices import RETRY_S, DeviceFinder, Found
 from zeusd.runtime.driver import Driver
-from zeusd.runtime.job_groups import jobs_with_groups
+from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.journal import Change, Journal, orphans
 from zeusd.runtime.processes import ProcessWatch, open_process, usage_of
 from zeusd.runtime.reactor import Reactor
@@ -68,6 +73,9 @@ _VALUES = (BASELINE_PREFIX, FIRST_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX
 
 LOOK_AROUND_S = 10.0
 """How often controls that nobody holds are read, to notice what somebody else has set."""
+
+LIST_S = 1.0
+"""How often to list the processes of GPUs that nobody holds."""
 
 JOBS_S = 2.0
 """How often to look whether jobs that have ceilings are still there."""
@@ -97,6 +105,7 @@ class Engine:
         driver_entry: What the journal should say about how the driver is reached.
         sampling: Makes the sampler, given the library.
         users: What the server refused whom: `messages.UserLoad` as maps.
+        accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
 
     Attributes:
         abandoned: What an orderly stop could not restore.
@@ -117,6 +126,7 @@ class Engine:
         *,
         sampling: Callable[[Backend], Sampling],
         users: Callable[[], list[dict[str, Any]]] = list,
+        accounting: Callable[[Sampling], Accounting] | None = None,
     ) -> None:
         self.core = core
         self._reactor = reactor
@@ -127,12 +137,14 @@ class Engine:
         self._boot = boot
         self._orphan_directories = orphan_directories
         self._processes = ProcessWatch(reactor, self._process_gone)
+        self._job_groups = JobGroups()
         self._recovered: list[Process] = []
         self._peers: dict[int, Process] = {}
         self._driver_entry = driver_entry or {}
         self._users = users
         self.abandoned: list[tuple[str, Control]] = []
         self.sampling = sampling(self._nvml)
+        self._accounting = None if accounting is None else accounting(self.sampling)
         self._driver = Driver(
             self._nvml,
             self.sampling,
@@ -178,6 +190,9 @@ class Engine:
         self._recover(entries)
         self.core.cpus_found(self.sampling.cpus)
         self.sampling.start()
+        if self._accounting is not None:
+            self._accounting.start()
+            self._list_processes()
         self._check_sampling()
         self._check_jobs()
         self._reactor.call_later(LOOK_AROUND_S, self._look_around)
@@ -198,6 +213,8 @@ class Engine:
         What could not be put back by then stays in the journal. Without `restore` everything does.
         """
         give_up_ns = time.monotonic_ns() + int(timeout_s * 1e9)
+        if self._accounting is not None:
+            self._accounting.refuse_all()
         self.apply(self.core.stop(time.monotonic_ns(), restore))
 
         def check() -> None:
@@ -220,6 +237,8 @@ class Engine:
 
     def close(self) -> None:
         """Frees threads and files. The reactor must have stopped."""
+        if self._accounting is not None:
+            self._accounting.stop()
         self.sampling.stop()
         self._driver.close()
         self._processes.close()
@@ -280,11 +299,18 @@ class Engine:
                     self._processes.watch(effect.process)
                 case Unwatch():
                     self._processes.unwatch(effect.process)
+                case Account():
+                    self._account(effect)
                 case Look():
                     self._done_on_thread(effect.ticket, usage_of(effect.process))
                 case Note():
                     level = logging.WARNING if effect.warning else logging.INFO
-                    audit.log(level, effect.event, extra={"event": effect.event, **effect.fields})
+                    if audit.isEnabledFor(level):
+                        fields = {"event": effect.event, **effect.fields}
+                        gpu = self.core.node.gpus.get(fields.get("gpu", ""))
+                        if gpu is not None:
+                            fields["gpu_index"] = gpu.info.index
+                        audit.log(level, effect.event, extra=fields)
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
         self._reply(conn, {"v": PROTOCOL_VERSION, **body})
@@ -315,7 +341,8 @@ class Engine:
             changes.append(Change(key, entry, intent=isinstance(effect, Write)))
         failures: dict[int, Failure] = {}
         try:
-            self._journal.commit(changes)
+            if changes or self._journal.late:
+                self._journal.commit(changes)
         except OSError as error:
             log.error(
                 "cannot write the journal %s: %s",
@@ -354,10 +381,25 @@ class Engine:
                 "calls": self._nvml.describe(),
                 "sources": self.sampling.describe(),
                 "users": self._users(),
+                "ledger": None if self._accounting is None else self._accounting.describe(),
             }
             self._done_on_thread(call.ticket, metrics)
         else:
             self._driver.submit(call)
+
+    def _list_processes(self) -> None:
+        """Of GPUs that nobody holds, if the ledger wants to know; behind what else they do."""
+        assert self._accounting is not None
+        if self.core.node.quiesced_ns is None:
+            for uuid in self._accounting.unheld:
+                self._driver.submit(Read(LISTING, uuid, Reading.PIDS))
+        self._reactor.call_later(LIST_S, self._list_processes)
+
+    def _account(self, effect: Account) -> None:
+        if self._accounting is None:
+            self._done_on_thread(effect.ticket, ABSENT)
+        else:
+            self._accounting.submit(effect, self._done_on_thread)
 
     def _check_sampling(self) -> None:
         self.sampling.check()
@@ -365,6 +407,10 @@ class Engine:
         self._reactor.call_later(CHECK_S, self._check_sampling)
 
     def _done_on_thread(self, ticket: int, result: object) -> None:
+        if ticket == LISTING:
+            if isinstance(result, Listed) and self._accounting is not None:
+                self._accounting.listed(result)
+            return
         self._reactor.post(lambda: self._device_done(ticket, result))
 
     def _device_done(self, ticket: int, result: object) -> None:
@@ -380,7 +426,7 @@ class Engine:
         """Ceilings of jobs end with the jobs' control groups."""
         jobs = self.core.jobs
         if jobs:
-            present = jobs_with_groups(jobs)
+            present = self._job_groups.present(jobs)
             self.apply(self.core.jobs_present(time.monotonic_ns(), present))
         self._reactor.call_later(JOBS_S, self._check_jobs)
 

@@ -9,11 +9,14 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_right, insort
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
+from zeusd.core.deadlines import Deadlines
 from zeusd.core.model import Failure, device_failure
 from zeusd.devices.port import DeviceError
 from zeusd.energy.columns import Ring
@@ -30,6 +33,7 @@ PATIENCE_NS = 400_000_000
 
 MAX_PATIENCE_NS = 3_000_000_000
 MIN_TICKS = 2
+_until_ns = attrgetter("until_ns")
 
 STALE_NS = 2_000_000_000
 """A device that has shown no tick for so long is not taken to go on as it did."""
@@ -69,11 +73,11 @@ class LookUp:
             self.done(self)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Waiting:
     look_up: LookUp
+    name: str
     until_ns: int
-    give_up_ns: int
 
 
 class Historian:
@@ -95,7 +99,9 @@ class Historian:
         self._clock_ns = clock_ns
         self._hurry = hurry
         self._queue: queue.SimpleQueue[LookUp | str | None] = queue.SimpleQueue()
+        # By source, those whose tick comes first in front; and when each is answered without it.
         self._waiting: dict[str, list[_Waiting]] = {}
+        self._give_up: Deadlines[_Waiting] = Deadlines()
         self._thread = threading.Thread(target=self._run, name="historian", daemon=True)
         self._thread.start()
 
@@ -125,14 +131,18 @@ class Historian:
             try:
                 item = self._queue.get(timeout=self._timeout_s())
             except queue.Empty:
-                self._again(list(self._waiting))
-                continue
-            if item is None:
-                return
-            if isinstance(item, str):
-                self._again([item])
+                for name in list(self._waiting):
+                    self._ticked(name)
             else:
-                self._begin(item)
+                if item is None:
+                    return
+                if isinstance(item, str):
+                    self._ticked(item)
+                else:
+                    self._begin(item)
+            for waiting in self._give_up.due(self._clock_ns()):
+                self._waiting[waiting.name].remove(waiting)
+                self._conclude(waiting, self._sampler.find(waiting.name))
 
     def _timeout_s(self) -> float | None:
         if not self._waiting:
@@ -140,7 +150,7 @@ class Historian:
         if self._hurry is not None:
             self._hurry()
             return 0.0005
-        due_ns = min(one.give_up_ns for waiting in self._waiting.values() for one in waiting)
+        due_ns = self._give_up.earliest_ns() or 0
         return max(0.0005, (due_ns - self._clock_ns()) / 1e9)
 
     def _begin(self, look_up: LookUp) -> None:
@@ -149,29 +159,37 @@ class Historian:
         for name in look_up.names:
             source = self._sampler.find(name)
             period_ns = 100_000_000 if source is None else source.period_ns
+            waiting = _Waiting(look_up, name, until_ns)
+            if source is not None and _has(source, until_ns):
+                self._conclude(waiting, source)
+                continue
             patience_ns = min(3 * period_ns + PATIENCE_NS, MAX_PATIENCE_NS)
-            waiting = _Waiting(look_up, until_ns, now_ns + patience_ns)
-            self._waiting.setdefault(name, []).append(waiting)
-        self._again(look_up.names)
+            self._give_up[waiting] = now_ns + patience_ns
+            others = self._waiting.setdefault(name, [])
+            if others:
+                insort(others, waiting, key=_until_ns)
+                continue
+            others.append(waiting)
+            self._sampler.hurry(name)
+            # The tick may have come before it was known that somebody waits for it.
+            if source is not None and _has(source, until_ns):
+                self._queue.put(name)
 
-    def _again(self, names: Sequence[str]) -> None:
-        now_ns = self._clock_ns()
-        for name in names:
-            source = self._sampler.find(name)
-            left = []
-            for one in self._waiting.get(name, ()):
-                if now_ns >= one.give_up_ns or (source is not None and _has(source, one.until_ns)):
-                    one.look_up.answer(name, self._answer(name, source, one))
-                else:
-                    left.append(one)
-            if left:
-                self._waiting[name] = left
-                self._sampler.hurry(name)
-                # The tick may have come before it was known that somebody waits for it.
-                if source is not None and any(_has(source, one.until_ns) for one in left):
-                    self._queue.put(name)
-            else:
-                self._waiting.pop(name, None)
+    def _ticked(self, name: str) -> None:
+        """Answers those whose tick has come."""
+        source, waiting = self._sampler.find(name), self._waiting.pop(name, [])
+        count = 0
+        if source is not None and source.history.ticks.end >= MIN_TICKS:
+            count = bisect_right(waiting, source.history.ends_ns, key=_until_ns)
+        for one in waiting[:count]:
+            self._conclude(one, source)
+        if waiting[count:]:
+            self._waiting[name] = waiting[count:]
+            self._sampler.hurry(name)
+
+    def _conclude(self, waiting: _Waiting, source: Source | None) -> None:
+        self._give_up.pop(waiting)
+        waiting.look_up.answer(waiting.name, self._answer(waiting.name, source, waiting))
 
     def _answer(self, name: str, source: Source | None, waiting: _Waiting) -> object:
         query = waiting.look_up.query

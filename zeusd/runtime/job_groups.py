@@ -1,40 +1,77 @@
-"""Which jobs have a control group: a job's ceiling ends with it.
+"""Which jobs and pods have a control group: what belongs to a job ends with its group.
 
-Only the places are looked at in which root's own programs make them: a user may make a group of any
-name below the user's own.
+Only groups that root owns are searched, and each is read by the same rules as the groups of a
+process (`core.jobs`): a user may make a group of any name below the user's own.
 """
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterable
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+
+from zeusd.core.jobs import ControlGroup, Kind, workload_of
 
 ROOT = "/sys/fs/cgroup"
 
-_SLURM = (
-    "system.slice/*slurmstepd.scope/job_{job}",
-    "system.slice/slurm*.scope/job_{job}",
-    "slurm*/uid_*/job_{job}",
-    "*/slurm*/uid_*/job_{job}",
-)
-_PODS = (
-    "kubepods.slice/*pod{slice}.slice",
-    "kubepods.slice/*/*pod{slice}.slice",
-    "kubepods/pod{job}",
-    "kubepods/*/pod{job}",
-    "*/kubepods/pod{job}",
-    "*/kubepods/*/pod{job}",
-)
-"""Where Slurm and kubelet make the groups of jobs and pods, with either version of cgroups."""
+MAX_DEPTH = 10
+"""Groups above a job's: a controller's tree, slices, and slurmd's container or the user's group."""
+
+_USERS = "user.slice"
 
 
-def jobs_with_groups(jobs: Iterable[str], root: str = ROOT) -> set[str]:
-    """Those of these jobs that have a control group now."""
-    found = set()
-    for job in jobs:
-        names = {"job": glob.escape(job), "slice": glob.escape(job.replace("-", "_"))}
-        for pattern in (*_SLURM, *_PODS):
-            if glob.glob(f"{root}/{pattern.format(**names)}"):
-                found.add(job)
-                break
-    return found
+class JobGroups:
+    """Finds the control groups of jobs and pods, and remembers where they are.
+
+    Args:
+        root: Where control groups are mounted: one tree, or one for each controller.
+        owner: The user whose groups are trusted.
+    """
+
+    def __init__(self, root: str = ROOT, owner: int = 0) -> None:
+        self._root = root
+        self._owner = owner
+        self._known: dict[str, str] = {}
+
+    def present(self, jobs: Iterable[str]) -> set[str]:
+        """Those of these jobs that have a control group now.
+
+        Args:
+            jobs: Slurm's job ids or SLUIDs, or the uids of pods.
+        """
+        wanted = set(jobs)
+        self._known = {job: path for job, path in self._known.items() if job in wanted}
+        found = {job for job, path in self._known.items() if os.path.isdir(path)}
+        missing = wanted - found
+        if missing:
+            for job, path in self._search(self._root, "", 0):
+                if job in missing:
+                    found.add(job)
+                    self._known[job] = path
+        return found
+
+    def _search(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
+        """The jobs below a folder. A job's own groups are not searched."""
+        for entry in _folders(folder):
+            if entry.name == _USERS or not self._trusts(entry):
+                continue
+            below = f"{path}/{entry.name}"
+            workload = workload_of([ControlGroup(below)])
+            if workload is not None and workload.kind in (Kind.JOB, Kind.POD):
+                yield workload.name, entry.path
+            elif depth < MAX_DEPTH:
+                yield from self._search(entry.path, below, depth + 1)
+
+    def _trusts(self, entry: os.DirEntry[str]) -> bool:
+        with contextlib.suppress(OSError):
+            found = entry.stat(follow_symlinks=False)
+            return found.st_uid == self._owner and not found.st_mode & 0o022
+        return False
+
+
+def _folders(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]
+    except OSError:  # removed meanwhile
+        return []

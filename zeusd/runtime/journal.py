@@ -79,6 +79,7 @@ class Journal:
         # ... and which of them are not even in the file.
         self._late: dict[str, None] = {}
         self._records = 0
+        self._size = 0
         self._rewrite_after = REWRITE_AFTER
         self._lock_fd = -1
         self._fd = -1
@@ -240,7 +241,6 @@ class Journal:
                 raise OSError(errno.EBUSY, str(error)) from None
         lines = [record(self._boot, change.key, change.entry) for change in changes]
         data = b"".join(lines)
-        size = os.fstat(self._fd).st_size
         try:
             if os.write(self._fd, data) != len(data):
                 raise OSError(errno.ENOSPC, "the journal's file system is full")
@@ -249,8 +249,9 @@ class Journal:
         except OSError:
             # What nobody acts upon must not be found later.
             with contextlib.suppress(OSError):
-                os.ftruncate(self._fd, size)
+                os.ftruncate(self._fd, self._size)
             raise
+        self._size += len(data)
         self._records += len(lines)
         return lines
 
@@ -277,8 +278,9 @@ class Journal:
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(aside, flags, 0o600)
         try:
+            whole = b"".join([header(self._boot), *self._lines.values()])
             with open(fd, "wb", closefd=False) as file:
-                file.write(b"".join([header(self._boot), *self._lines.values()]))
+                file.write(whole)
             os.fsync(fd)
             os.rename(aside, self._path)
         except OSError:
@@ -288,7 +290,7 @@ class Journal:
             raise
         if self._fd >= 0:
             os.close(self._fd)
-        self._fd = fd
+        self._fd, self._size = fd, len(whole)
         self._sync_directory()
         self._records = len(self._lines)
         self._rewrite_after = max(REWRITE_AFTER, 2 * self._records)

@@ -18,6 +18,7 @@ from zeusd import restore
 from zeusd.core.jobs import job_of
 from zeusd.core.model import Peer, Process, Usage
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
+from zeusd.runtime.commands import command_of
 from zeusd.runtime.control_groups import ControlGroups
 from zeusd.runtime.reactor import Reactor
 
@@ -65,8 +66,8 @@ def identify_peer(conn: int, connection: socket.socket) -> tuple[Peer, int]:
         os.set_inheritable(pidfd, False)
         process = Process(pid, process_cookie(pid, pidfd, _unique_inodes()))
         groups = frozenset({gid, *_groups(connection)})
-        on_host, command = _is_on_host(pidfd), _program(pid)
-        job = job_of(_control_groups().of(_read(pid, "cgroup")))
+        on_host, command = _is_on_host(pidfd), command_of(pid)
+        job = job_of_process(pid)
         if _has_exited(pidfd):  # what was read of its pid may be of another process
             raise ProcessLookupError(errno.ESRCH, os.strerror(errno.ESRCH))
         return Peer(conn, process, uid, gid, groups, on_host, command, job), pidfd
@@ -108,10 +109,9 @@ def _is_on_host(pidfd: int) -> bool:
     return False
 
 
-def _program(pid: int) -> str:
-    """Name of a process's program. A process chooses it, so nothing in it may draw on a terminal
-    or look like another line of a log."""
-    return "".join(one if one.isprintable() else "?" for one in _read(pid, "comm").strip())
+def job_of_process(pid: int) -> str:
+    """The job or pod that a process's control groups name; empty: none, or it is gone."""
+    return job_of(_control_groups().of(_read(pid, "cgroup")))
 
 
 def _read(pid: int, name: str) -> str:

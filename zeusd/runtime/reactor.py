@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class Reactor:
         self._posted: deque[Callback] = deque()
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
+        self._open = threading.RLock()  # a signal handler may post while its thread does
         self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._running = False
@@ -70,8 +72,11 @@ class Reactor:
     def post(self, callback: Callback) -> None:
         """Has the loop call `callback`. Safe from any thread and from signal handlers."""
         self._posted.append(callback)
-        with contextlib.suppress(BlockingIOError):
-            os.eventfd_write(self._wake_fd, 1)
+        # A device call may return after `close`: its number must not be another file's by then.
+        with self._open:
+            if self._wake_fd >= 0:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_write(self._wake_fd, 1)
 
     def call_later(self, delay_s: float, callback: Callback) -> None:
         """Calls `callback` once, after `delay_s`. Only from the loop's thread."""
@@ -122,7 +127,9 @@ class Reactor:
     def close(self) -> None:
         """Frees the loop's own descriptors."""
         self._epoll.close()
-        os.close(self._wake_fd)
+        with self._open:
+            wake_fd, self._wake_fd = self._wake_fd, -1
+        os.close(wake_fd)
 
 
 def _guarded(callback: Callable[..., None], *args: int) -> None:

@@ -17,6 +17,7 @@ from zeus_ipc.messages import (
     GetClocks,
     GetEnergy,
     GetPower,
+    GetProcesses,
     GetState,
     GetTimeline,
     GetWindows,
@@ -42,7 +43,11 @@ _READINGS: dict[type[Any], Reading] = {
     GetEnergy: Reading.ENERGY,
     GetPower: Reading.POWER,
     GetClocks: Reading.CLOCKS,
+    GetProcesses: Reading.PROCESSES,
 }
+
+PROCESSES_NS = 1_000_000_000
+"""How long a list of processes is as good as new: a driver takes milliseconds to make one."""
 
 
 @dataclass(slots=True, eq=False)
@@ -97,7 +102,7 @@ class Reads:
         self._tickets = itertools.count(-1, -1)
         self._calls: dict[int, _Call] = {}
         self._joinable: dict[tuple[str, Reading], _Call] = {}
-        self._states: dict[str, tuple[int, dict[str, Any]]] = {}
+        self._known: dict[tuple[str, Reading], tuple[int, dict[str, Any]]] = {}
         self._pending: dict[_Pending, None] = {}
         self._of_connection: dict[int, set[_Pending]] = {}
         self._expiring = False
@@ -128,7 +133,7 @@ class Reads:
 
     def written(self, uuid: str) -> None:
         """A control of this GPU is being written: what was read before no longer counts."""
-        self._states.pop(uuid, None)
+        self._known.pop((uuid, Reading.STATE), None)
         self._joinable.pop((uuid, Reading.STATE), None)
 
     def closed(self, conn: int) -> None:
@@ -145,10 +150,10 @@ class Reads:
         call = self._calls.pop(ticket)
         if self._joinable.get((call.uuid, call.reading)) is call:
             del self._joinable[call.uuid, call.reading]
-            if call.reading is Reading.STATE and isinstance(result, dict):
-                self._states[call.uuid] = (self._sampling.sample_ns(), result)
+            if call.reading in (Reading.STATE, Reading.PROCESSES) and isinstance(result, dict):
+                self._known[call.uuid, call.reading] = (self._sampling.sample_ns(), result)
         for pending in call.askers:
-            self._put(pending, call.uuid, self._complete(call.uuid, call.reading, result))
+            self._put(pending, call.uuid, self._complete(pending, call.uuid, call.reading, result))
 
     # --------------------------------------------------------------------------------- internals
 
@@ -161,18 +166,21 @@ class Reads:
                 self._put(pending, uuid, node.unknown(uuid))
             elif node.quiesced is not None:
                 self._put(pending, uuid, node.quiesced)
-            elif reading is Reading.STATE and (known := self._fresh_state(uuid)) is not None:
-                self._put(pending, uuid, self._complete(uuid, reading, known))
+            elif (known := self._fresh(uuid, reading)) is not None:
+                self._put(pending, uuid, self._complete(pending, uuid, reading, known))
             else:
                 self._call(uuid, reading, pending)
 
-    def _fresh_state(self, uuid: str) -> dict[str, Any] | None:
-        found = self._states.get(uuid)
-        period_ns = self._sampling.period_ns(uuid)
-        if found is None or period_ns is None:
+    def _fresh(self, uuid: str, reading: Reading) -> dict[str, Any] | None:
+        """What was read a moment ago, if it still counts."""
+        found = self._known.get((uuid, reading))
+        if found is None:
             return None
-        read_ns, state = found
-        return state if self._sampling.sample_ns() - read_ns < 2 * period_ns else None
+        read_ns, result = found
+        lasts_ns = PROCESSES_NS
+        if reading is Reading.STATE:
+            lasts_ns = 2 * (self._sampling.period_ns(uuid) or 0)
+        return result if self._sampling.sample_ns() - read_ns < lasts_ns else None
 
     def _call(self, uuid: str, reading: Reading, pending: _Pending) -> None:
         call = self._joinable.get((uuid, reading))
@@ -184,9 +192,22 @@ class Reads:
         self._joinable[uuid, reading] = call
         self._submit(Read(ticket, uuid, reading))
 
-    def _complete(self, uuid: str, reading: Reading, result: object) -> object:
-        """A state with what only the core knows: no driver reads locked clocks back."""
-        if reading is not Reading.STATE or not isinstance(result, dict):
+    def _complete(self, pending: _Pending, uuid: str, reading: Reading, result: object) -> object:
+        """A state with what only the core knows: no driver reads locked clocks back.
+
+        Which process it is concerns its own user and administrators only.
+        """
+        if not isinstance(result, dict):
+            return result
+        if reading is Reading.PROCESSES:
+            processes = [
+                one
+                if self._core.may_know(pending.conn, one["uid"])
+                else {**one, **dict.fromkeys(("pid", "command", "job"))}
+                for one in result["processes"]
+            ]
+            return {**result, "processes": processes}
+        if reading is not Reading.STATE:
             return result
         held = self._core.node.unreadable(uuid)
         locked = {f"locked_{name}_mhz": value or None for name, value in held.items()}

@@ -8,15 +8,17 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeusd.core.effects import Read, Reading, Write
+from zeusd.core.effects import Listed, Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import read_settled, write_verified
-from zeusd.runtime.processes import owner_of
+from zeusd.runtime.commands import command_of
+from zeusd.runtime.processes import job_of_process, owner_of
 
 log = logging.getLogger(__name__)
 
@@ -60,6 +62,8 @@ def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
         "energy_mj": None if sensors is None else sensors.energy_mj,
         "temperature_c": _optional(nvml.temperature_c, gpu),
         "throttle_reasons": _optional(nvml.throttle_reasons, gpu),
+        "utilization_percent": _optional(nvml.utilization_percent, gpu),
+        "memory_used_mib": _optional(nvml.memory_used_mib, gpu),
     }
 
 
@@ -101,8 +105,28 @@ def read_clocks(nvml: Backend, gpu: Handle) -> dict[str, Any]:
 
 def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
     """Users who have a compute process on the GPU."""
-    owners = {owner_of(pid) for pid in nvml.compute_pids(gpu)}
+    owners = {owner_of(process.pid) for process in nvml.processes(gpu) if process.compute}
     return frozenset(uid for uid in owners if uid is not None)
+
+
+def read_processes(nvml: Backend, gpu: Handle) -> dict[str, Any]:
+    """`messages.GpuProcesses` as a map."""
+    t_ns = time.monotonic_ns()
+    found = []
+    for process in nvml.processes(gpu):
+        memory = process.memory_bytes
+        found.append(
+            {
+                "pid": process.pid,
+                "uid": owner_of(process.pid),
+                "command": command_of(process.pid) or None,
+                "job": job_of_process(process.pid) or None,
+                "memory_mib": None if memory is None else memory // (1024 * 1024),
+                "compute": process.compute,
+                "gpu_instance": process.gpu_instance,
+            }
+        )
+    return {"t_ns": t_ns, "processes": found}
 
 
 _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
@@ -110,6 +134,7 @@ _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
     Reading.ENERGY: read_energy,
     Reading.POWER: read_power,
     Reading.COMPUTE_UIDS: read_compute_uids,
+    Reading.PROCESSES: read_processes,
 }
 
 
@@ -131,7 +156,8 @@ class GpuWorker:
         self._handle = handle
         self._done = done
         self._clocks: dict[str, Any] | None = None
-        self._changed = threading.Condition()
+        self._guard = threading.Lock()
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # one for each call, and one for the end
         self._urgent: deque[Read | Write] = deque()
         self._reads: dict[Reading, list[int]] = {}
         self._waiting = 0
@@ -145,17 +171,18 @@ class GpuWorker:
         Reads of the same thing that wait are one call to the device. Only they can be refused: a
         control has one call in flight, so what is urgent is bounded by itself.
         """
-        with self._changed:
-            urgent = isinstance(call, Write) or call.reading in _URGENT
-            full = not urgent and self._waiting >= MAX_QUEUED
-            if urgent:
-                self._urgent.append(call)
-            elif not full:
-                assert isinstance(call, Read)
-                self._reads.setdefault(call.reading, []).append(call.ticket)
-                self._waiting += 1
-            self._changed.notify()
-        if full:
+        full = False
+        if isinstance(call, Write) or call.reading in _URGENT:
+            self._urgent.append(call)
+        else:
+            with self._guard:
+                full = self._waiting >= MAX_QUEUED
+                if not full:
+                    self._reads.setdefault(call.reading, []).append(call.ticket)
+                    self._waiting += 1
+        if not full:
+            self._wakes.put(None)
+        else:
             self._done(
                 call.ticket,
                 Failure(
@@ -167,9 +194,8 @@ class GpuWorker:
 
     def stop(self) -> None:
         """Ends the thread when the calls queued before are done. Does not wait."""
-        with self._changed:
-            self._stopped = True
-            self._changed.notify()
+        self._stopped = True
+        self._wakes.put(None)
 
     def join(self, timeout_s: float | None) -> bool:
         """Waits for the end after `stop`, None: for however long. Returns whether it has come."""
@@ -185,24 +211,33 @@ class GpuWorker:
 
     def _take(self) -> tuple[Read | Write, list[int]] | None:
         """The next call, and who waits for it; None: the end."""
-        with self._changed:
-            while not (self._urgent or self._reads or self._stopped):
-                self._changed.wait()
+        while True:
+            self._wakes.get()
             if self._urgent:
                 call = self._urgent.popleft()
                 return call, [call.ticket]
-            if not self._reads:
+            with self._guard:
+                if self._reads:
+                    reading = next(iter(self._reads))
+                    tickets = self._reads.pop(reading)
+                    self._waiting -= len(tickets)
+                    return Read(tickets[0], self._uuid, reading), tickets
+            if self._stopped:
                 return None
-            reading = next(iter(self._reads))
-            tickets = self._reads.pop(reading)
-            self._waiting -= len(tickets)
-            return Read(tickets[0], self._uuid, reading), tickets
 
     def _supported_clocks(self) -> dict[str, Any]:
         """They do not change while the driver is loaded, and there may be hundreds."""
         if self._clocks is None:
             self._clocks = read_clocks(self._nvml, self._handle)
         return self._clocks
+
+    def _list(self) -> Listed:
+        """Its processes. That they cannot be listed is an answer too."""
+        try:
+            pids = {process.pid for process in self._nvml.processes(self._handle)}
+        except DeviceError:
+            return Listed(self._uuid, time.monotonic_ns(), None)
+        return Listed(self._uuid, time.monotonic_ns(), tuple(sorted(pids)))
 
     def _write(self, call: Write) -> Applied | Changed:
         """Compares, writes and reads back, as far as the control can be read."""
@@ -232,6 +267,8 @@ class GpuWorker:
                 return read_settled(partial(self._nvml.read_control, self._handle, control))
             if call.reading is Reading.CLOCKS:
                 return self._supported_clocks()
+            if call.reading is Reading.PIDS:
+                return self._list()
             return _READERS[call.reading](self._nvml, self._handle)
         except DeviceError as error:
             if isinstance(call, Write):

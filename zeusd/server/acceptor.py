@@ -81,7 +81,6 @@ class Acceptor:
 
     def listen(self, listening: socket.socket, role: Role) -> None:
         """Accepts on this socket from now on."""
-        descriptors.refuse(listening)
         fd = listening.fileno()
         self._listening[fd] = (listening, role)
         self._reactor.add(fd, select.EPOLLIN | select.EPOLLET, lambda _: self._readable(fd))

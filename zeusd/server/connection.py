@@ -38,6 +38,8 @@ class Connection:
     Attributes:
         queued: Whether it waits for its turn to be read.
         closed: Whether it has ended, or is about to.
+        hung_up: Whether the peer sends no more; what it sent before may still wait.
+        drained: Whether the last `receive` took all there was: epoll reports what comes after.
         refusal: Why none of its requests can be served; None: they can.
         topics: What it subscribes to.
         identified: Whether its process is known, to the core as well.
@@ -50,7 +52,9 @@ class Connection:
         "_out",
         "accepted_ns",
         "closed",
+        "drained",
         "engine",
+        "hung_up",
         "identified",
         "number",
         "queued",
@@ -84,6 +88,8 @@ class Connection:
         self.waiting = 0
         self.queued = False
         self.closed = False
+        self.hung_up = False
+        self.drained = False
         self.identified = False
         self.refusal: Unusable | None = None
         self.topics: set[bytes] = set()
@@ -101,12 +107,15 @@ class Connection:
         """
         try:
             if self._guarded:
-                return descriptors.receive_guarded(self.stream, READ_BYTES)
-            return self.stream.recv(READ_BYTES, socket.MSG_DONTWAIT)
+                data = descriptors.receive_guarded(self.stream, READ_BYTES)
+            else:
+                data = self.stream.recv(READ_BYTES, socket.MSG_DONTWAIT)
         except BlockingIOError:
             return None
         except OSError:
             return b""
+        self.drained = len(data) < READ_BYTES and not self.hung_up
+        return data
 
     def send(self, data: bytes) -> Sent:
         """Sends, or keeps what the peer does not take yet."""

@@ -24,6 +24,7 @@ COSTS = {
     "audit": 8.0,
     "metrics": 16.0,
     "restore": 8.0,
+    "usage": 64.0,
 }
 """What operations cost their user, in requests; 1 for others, and more for each GPU."""
 

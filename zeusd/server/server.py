@@ -59,6 +59,7 @@ LIMITED_NS = 250_000_000
 _NOTHING = Cost(0.1)
 """A look that found nothing, or too little: it took the server's time all the same."""
 
+_ENDS = select.EPOLLRDHUP | select.EPOLLHUP | select.EPOLLERR
 _READING = select.EPOLLIN | select.EPOLLRDHUP | select.EPOLLET
 
 
@@ -199,6 +200,9 @@ class Server:
             before = connection.waiting
             self._sent(connection, before, connection.flush())
         if mask & ~select.EPOLLOUT:
+            connection.drained = False
+            if mask & _ENDS:
+                connection.hung_up = True
             self._readable(connection)
 
     def _fault(self, connection: Connection, rule: str) -> None:
@@ -335,12 +339,14 @@ class Server:
             engine.receive(data)
             event = engine.next_event()
             if event is None:
-                return Cost(0.25, size), True
+                connection.queued = not connection.drained
+                return Cost(0.25, size), connection.queued
         requests = self._handle(connection, event)
         answer = engine.data_to_send()
         if answer and not connection.closed:
             self._send(connection, answer)
-        return Cost(requests, size), not connection.closed
+        connection.queued = not connection.drained or engine.buffered > 0
+        return Cost(requests, size), connection.queued and not connection.closed
 
     def _handle(self, connection: Connection, event: Event) -> float:
         """What an event asks for. Returns what it costs, in requests."""

@@ -37,6 +37,19 @@ PAGES = {
     "reference/api/metric.md": Page(
         "zeus.metric", "Energy and power of windows as Prometheus metrics.", ("zeus.metric",)
     ),
+    "reference/api/measure.md": Page(
+        "zeus.measure",
+        "Measuring without choosing anything: a decorator, a block, callbacks, emissions and cost.",
+        (
+            "zeus.measure",
+            "zeus.measure.huggingface",
+            "zeus.measure.lightning_callback",
+            "zeus.measure.logs",
+            "zeus.monitor.carbon",
+            "zeus.monitor.price",
+            "zeus.profile",
+        ),
+    ),
     "reference/api/power_limit.md": Page(
         "zeus.optimizer.power_limit",
         "Finding the best power limit of a job. `zeus.optimizer` has the optimizers, too.",
@@ -105,7 +118,7 @@ PAGES = {
         ),
     ),
     "reference/api/device.md": Page(
-        "zeus.device", "GPUs as a process sees them.", ("zeus.device",)
+        "zeus.device", "GPUs and CPUs as a process sees them.", ("zeus.device", "zeus.device.cpu")
     ),
     "reference/api/callback.md": Page(
         "zeus.callback", "What is told of training, and several of them as one.", ("zeus.callback",)

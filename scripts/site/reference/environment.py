@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from zeus._node import STALL_TIMEOUT_ENV
 from zeus._pushgateway import RANKS
+from zeus.compat.logger import LEVEL_ENV
+from zeus.monitor.carbon import TOKEN_ENV as CARBON_TOKEN_ENV
+from zeus.monitor.price import KEY_ENV as PRICE_KEY_ENV
 from zeus.optimizer.batch_size.client import RUN_ID_ENV
 from zeus.optimizer.batch_size.http import TOKEN_ENV as BATCH_SIZE_TOKEN_ENV
 from zeus.optimizer.pipeline_frequency.connection import TOKEN_ENV as PIPELINE_TOKEN_ENV
@@ -89,6 +92,13 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
                 "Where an engine sends its steps, and `python -m zeus.serving serve` takes them.",
             ),
         },
+        "Emissions and cost": {
+            CARBON_TOKEN_ENV: ("", "Your key for Electricity Maps."),
+            PRICE_KEY_ENV: ("", "Your key for OpenEI."),
+        },
+        "Programs for ml-energy/zeus": {
+            LEVEL_ENV: ("INFO", "The level of loggers that `zeus.utils.logging.get_logger` makes."),
+        },
         "Commands": {
             "ZEUSD_EXPORTER_LISTEN": (DEFAULT_LISTEN, "Where `zeusd-exporter` listens."),
             "ZEUSCTL_TRACEBACK": ("", "If set, a bug in `zeusctl` shows its traceback."),
@@ -107,6 +117,8 @@ OTHERS = {
     "XDG_RUNTIME_DIR": "See ZEUSD_STATE_DIR.",
     "NOTIFY_SOCKET": "systemd's, for zeusd: where it says that it is ready.",
     "LISTEN_FDS": "systemd's: the sockets it passes.",
+    "SLURM_SHARDS_ON_NODE": "Slurm's: the shards of GPUs that a job has, for `zeusctl allocate`.",
+    "STATE_DIRECTORY": "systemd's: where the energy ledger lies, unless zeusd.toml says otherwise.",
     "WATCHDOG_USEC": "systemd's: how often it wants a sign of life.",
     "WATCHDOG_PID": "systemd's: from whom.",
     "JOURNAL_STREAM": "systemd's: whether the log goes to the journal.",

@@ -91,7 +91,8 @@ def shapes(output: str) -> list[str]:
     for line in output.splitlines():
         line = re.sub(r"(?<![\w.])/\S*[\w/]", "PATH", line)
         line = re.sub(r"GPU-[0-9a-f-]+", "UUID", line)
-        line = re.sub(r"(python|zeusctl)3?(\.\d+)? \d+ \(\w+\)", r"\1 PID (USER)", line)
+        process = r"(python|zeusctl)3?(\.\d+)?( \w+\.py)? \d+ \(\w+\)"
+        line = re.sub(process, r"\1\3 PID (USER)", line)
         line = re.sub(r"[-+]?\d[\d.:-]*( h| min| s| ms)?( \d+ (min|s))?( [kM]?J\b)?", "N", line)
         found.append(" ".join(line.split()))
     return [line for line in found if line]

@@ -147,12 +147,3 @@ def test_cost_is_energy_or_time_at_full_power() -> None:
     assert zeus_cost(100.0, 2.0, 1.0, 300.0) == 100
     assert zeus_cost(100.0, 2.0, 0.0, 300.0) == 600
     assert zeus_cost(100.0, 2.0, 0.25, 300.0) == pytest.approx(475)
-
-
-def test_names_of_earlier_versions_are_importable() -> None:
-    from zeus.util import FileAndConsole
-    from zeus.util import zeus_cost as from_package
-    from zeus.util.metric import zeus_cost as from_module
-
-    assert from_package is from_module is zeus_cost
-    assert FileAndConsole.__name__ == "FileAndConsole"

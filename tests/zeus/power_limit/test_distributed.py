@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.examples.programs import environment, limits_set, limits_w, python, ranks, torchrun
+from tests.examples.programs import environment, limits_set, limits_w, torchrun, with_torch
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus import _node
 from zeus.monitor import ZeusMonitor
@@ -74,6 +74,14 @@ def chosen(all_seen: list[dict[str, Any]]) -> float:
     return float(limit)
 
 
+def of_least_energy(all_seen: list[dict[str, Any]]) -> None:
+    """All chose the limit that took least energy; which that is, a busy machine has its part in."""
+    first, second = (one["measurements"] for one in all_seen)
+    assert first == second
+    assert len({one["power_limit"] for one in first}) > 1
+    assert chosen(all_seen) == min(first, key=lambda one: one["energy"])["power_limit"]
+
+
 def given_up(all_seen: list[dict[str, Any]]) -> list[str]:
     """All are at the highest limit. Returns what each said, the reason only."""
     for one in all_seen:
@@ -118,18 +126,16 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
         (tmp_path / f"of-{owner}").mkdir()
         (tmp_path / f"of-{owner}" / f"{owner}.json").write_text(json.dumps({"measurements": rows}))
     cases = ("agree", "adaptive", "profile", "denied", "uneven")
-    ended(run(ranks(2, JOB, tmp_path, *cases), daemon))
+    ended(run(torchrun(2, JOB, tmp_path, *cases), daemon))
 
     assert_agreed(tmp_path, 2)
 
-    sharded = seen(tmp_path, "adaptive", 2)
-    assert chosen(sharded) < HIGHEST_W
-    assert sharded[1]["measurements"] == sharded[0]["measurements"]
+    of_least_energy(seen(tmp_path, "adaptive", 2))
 
     # A profile of rank 0's is believed at once, another's is none.
     assert chosen(seen(tmp_path, "profile-of-0", 2)) == 150
     assert not any(one["pieces"] for one in seen(tmp_path, "profile-of-0", 2))
-    assert chosen(seen(tmp_path, "profile-of-1", 2)) < HIGHEST_W
+    of_least_energy(seen(tmp_path, "profile-of-1", 2))
     assert all(one["pieces"] for one in seen(tmp_path, "profile-of-1", 2))
     assert not (tmp_path / "of-0" / "1.json").exists()
 
@@ -147,7 +153,7 @@ def test_two_processes(daemon: RunningDaemon, tmp_path: Path) -> None:
 
 def test_four_processes(tmp_path: Path) -> None:
     with running_daemon("--simulate", "4xv100-pcie", gpus=4) as daemon:
-        ended(run(ranks(4, JOB, tmp_path, "agree"), daemon))
+        ended(run(torchrun(4, JOB, tmp_path, "agree"), daemon))
         assert_agreed(tmp_path, 4)
         first, *others = limits_set(daemon, 4)
         assert len(first) > 4
@@ -161,7 +167,7 @@ def test_two_nodes(daemon: RunningDaemon, tmp_path: Path) -> None:
         port = free.getsockname()[1]
     options = ["--nnodes", "2", "--nproc_per_node", "1", "--rdzv-backend", "c10d", "--rdzv-id", "1"]
     options += ["--rdzv-endpoint", f"127.0.0.1:{port}", "--local-addr", "127.0.0.1"]
-    command = python("-m", "torch.distributed.run", *options, JOB, tmp_path, "agree")
+    command = with_torch("-m", "torch.distributed.run", *options, JOB, tmp_path, "agree")
     with running_daemon("--simulate", "v100-pcie", gpus=1) as other:
         ended(run(command, daemon), run(command, other))
         assert_agreed(tmp_path, 2)
@@ -188,7 +194,7 @@ def test_those_who_train_on_without_the_others_give_up(
         port = free.getsockname()[1]
     meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": "3"}
     jobs = [
-        run(python(JOB, tmp_path, "alone"), daemon, RANK=rank, LOCAL_RANK=rank, **meeting)
+        run(with_torch(JOB, tmp_path, "alone"), daemon, RANK=rank, LOCAL_RANK=rank, **meeting)
         for rank in "012"
     ]
     ended(jobs[1])

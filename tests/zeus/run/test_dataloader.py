@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests import needs, snippets
-from tests.examples.programs import environment, limits_set, limits_w, python
+from tests.examples.programs import environment, limits_set, limits_w, with_torch
 from tests.support import running_daemon
 from tests.zeus.node import VirtualNode
 from zeus.job import Job
@@ -245,7 +245,7 @@ def test_two_processes_train_as_one_job(tmp_path: Path) -> None:
         )
         processes = [
             subprocess.Popen(
-                python(script, tmp_path, str(rank)), env=env, stderr=subprocess.PIPE, text=True
+                with_torch(script, tmp_path, str(rank)), env=env, stderr=subprocess.PIPE, text=True
             )
             for rank in (0, 1)
         ]

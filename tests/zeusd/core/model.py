@@ -42,6 +42,7 @@ POLICIES = (
     SitePolicy(restore_power="device-default"),
     SitePolicy(outside_change="override"),
     SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000, gpu_clocks_mhz=(300, 1200)),)),
+    SitePolicy(rules=(GpuRule("*", power_limit_mw=210_000, enforce=True),)),
 )
 DEFAULTS: dict[Control, ControlValue] = {
     Control.POWER_LIMIT: (280_000,),
@@ -175,6 +176,7 @@ class Model(World):
             step = min(seconds, TTL_S / 5)
             due_ns = self.core.next_deadline_ns()
             if due_ns is not None and self.up:
+                self.woken_for(due_ns)
                 step = min(step, max(0.001, (due_ns - self.now_ns) / 1e9))
             seconds -= step
             self.now_ns += int(step * 1e9) + 1
@@ -335,6 +337,11 @@ class Model(World):
         if self.up:
             self._guarded(lambda: self.apply(self.core.jobs_present(self.now_ns, set())))
 
+    def look_around(self) -> None:
+        """zeusd reads what controls hold that nobody holds."""
+        if self.up:
+            self._guarded(lambda: self.apply(self.core.look_around(self.now_ns)))
+
     def quiesce(self, program: Program) -> None:
         """An administrator has zeusd let go of the driver."""
         for other in self.programs:
@@ -433,7 +440,7 @@ class Model(World):
         for gpu in GPUS:
             machine = self.machine(gpu, Control.POWER_LIMIT)
             elsewhere = machine._resting not in (None, machine.target)
-            assert machine.ceilings or not elsewhere, f"{gpu} is left at {machine._resting}"
+            assert machine.bounded or not elsewhere, f"{gpu} is left at {machine._resting}"
             assert (machine._resting is None) == (f"resting/{gpu}/power_limit" not in resting)
         assert left == [], f"the journal keeps what nobody owes: {left}"
         assert self.watched == {}, "somebody is watched for ever"
@@ -462,8 +469,10 @@ class Model(World):
             assert program.wants, f"{control.value} of {gpu} is held by who has released it"
         assert debt_key(gpu, control) in self.journal or not machine._values
         if control is Control.POWER_LIMIT and key in self.ours:
-            lowest = machine.ceilings.lowest(value, machine.lease.over)
-            assert value in (lowest, machine.value), f"{gpu} holds {value}, above its ceiling"
+            allowed = machine.ceilings.lowest(value, machine.lease.over), machine.value
+            # A device that cannot go as low stays as low as it can, also under a new lease.
+            lowest = (self.lowest_mw.get(gpu),)
+            assert value in (*allowed, lowest), f"{gpu} holds {value}, above its ceiling"
         newest_lost = self._newest_lost(gpu, control)
         if key in self.ours and machine.value is not None and not newest_lost:
             # After a crash the newest of them may have been meant only, or be what the driver made.
@@ -574,12 +583,17 @@ class Model(World):
             return
         if self.faults.get(key) is None and self._takes(write):
             self._apply(write)
-            self.ours.add(key)
+
+    def _apply(self, call: Write) -> None:
+        """What the driver takes is zeusd's own; what it ignores leaves things as they were."""
+        super()._apply(call)
+        odd = self.odd.get(call.gpu)
+        if odd is None or not odd.ignores or call.control not in READABLE:
+            self.ours.add((call.gpu, call.control))
 
     def wrote(self, write: Write) -> None:
         """A write has reached its device."""
         self._check_not_raised(write)
-        self.ours.add((write.gpu, write.control))
 
     def _reconnect(self, program: Program) -> None:
         self._next_conn += 1

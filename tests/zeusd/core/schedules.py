@@ -37,6 +37,7 @@ WEIGHTS = {
     "persist": 2,
     "ceiling": 4,
     "jobs_end": 1,
+    "look_around": 3,
     "quiesce": 1,
     "take_up": 2,
     "driver": 1,
@@ -132,6 +133,8 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
         model.ceiling(model.programs[1], gpu, rng.randrange(10), ttl_ms)
     elif name == "jobs_end":
         model.jobs_end()
+    elif name == "look_around":
+        model.look_around()
     elif name == "quiesce":
         model.quiesce(model.programs[1])
     elif name == "take_up":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 
 import pytest
 
@@ -92,6 +93,24 @@ def test_any_rule_that_covers_the_value_suffices() -> None:
     assert outcome(world, "set_power_limit", power_limit_mw=120_000) == "ok"
     assert outcome(world, "set_power_limit", power_limit_mw=220_000) == "ok"
     assert outcome(world, "set_power_limit", power_limit_mw=180_000) == "out_of_range"
+
+
+def test_a_refusal_names_what_would_help() -> None:
+    rules = (
+        AllowRule(gids=frozenset({ZEUS}), group_names=("zeus",)),
+        AllowRule(gids=frozenset({ADMINS}), group_names=("hpc",), gpus=("no-such-gpu",)),
+    )
+    world = World(access=Access(rules=rules))
+    world.connect(1)
+
+    def refused(op: str, **arguments: Any) -> str:
+        reply = world.call(1, op, gpus=[GPU0], **arguments)
+        return str(reply["result"]["gpus"][GPU0]["error"]["message"])
+
+    message = refused("set_power_limit", power_limit_mw=200_000)
+    assert message.endswith("; ask the administrator to add you to the group zeus")
+    message = refused("set_persistence_mode", enabled=True)
+    assert "; only an administrator may" in message
 
 
 def test_a_gpu_may_be_named_by_index_or_product() -> None:

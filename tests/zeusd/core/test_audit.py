@@ -17,26 +17,26 @@ def test_a_revoked_lease_names_who_revoked_it() -> None:
 
 def test_what_somebody_else_sets_on_an_idle_gpu_is_noticed_once() -> None:
     world = make_world()
-    world.apply(world.core.look_around(world.now_ns))
+    world.look_around()
     assert world.events("outside_change") == []
     world.values[POWER] = (150_000,)
     for _ in range(3):
-        world.apply(world.core.look_around(world.now_ns))
+        world.look_around()
     (record,) = world.events("outside_change")
     assert (record["old"], record["new"], record["result"]) == ("300 W", "150 W", "noticed")
     world.values[POWER] = (160_000,)
-    world.apply(world.core.look_around(world.now_ns))
+    world.look_around()
     assert len(world.events("outside_change")) == 2
 
 
 def test_what_zeusd_wrote_is_no_change_by_somebody_else() -> None:
     world = make_world()
     world.set_power(ALICE, 200)
-    world.apply(world.core.look_around(world.now_ns))
+    world.look_around()
     world.call(ALICE, "release")
-    world.apply(world.core.look_around(world.now_ns))
+    world.look_around()
     world.call(ADMIN, "set_ceiling", gpus=[GPU0], name="fleet", value=[250_000])
-    world.apply(world.core.look_around(world.now_ns))
+    world.look_around()
     assert world.events("outside_change") == []
 
 
@@ -47,8 +47,10 @@ def test_a_lost_gpu_is_one_record() -> None:
         world.set_power(ALICE, 200)
     (record,) = world.events("gpu_lost")
     assert record["gpu"] == GPU0
+    assert world.events("gpu_returned") == []
     world.faults.clear()
     world.find_gpus()
+    assert [record["gpu"] for record in world.events("gpu_returned")] == [GPU0]
     world.faults[POWER] = 15
     world.set_power(ALICE, 200)
     assert len(world.events("gpu_lost")) == 2

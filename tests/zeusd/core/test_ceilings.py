@@ -202,14 +202,46 @@ def test_a_rounding_driver_rests_where_it_can(world: World) -> None:
     assert world.limit_w() == 300
 
 
+def enforcing(power_limit_w: int, enforce: bool = True) -> SitePolicy:
+    return SitePolicy(rules=(GpuRule("*", power_limit_mw=1000 * power_limit_w, enforce=enforce),))
+
+
 @pytest.mark.parametrize(("enforce", "watts"), [(True, 220), (False, 300)])
-def test_a_site_limit_is_written_at_start_and_after_a_resume_if_it_is_enforced(
+def test_a_site_limit_is_written_without_any_lease_if_it_is_enforced(
     enforce: bool, watts: int
 ) -> None:
-    rules = (GpuRule("*", power_limit_mw=220_000),)
-    world = make_world(SitePolicy(rules=rules, enforce=enforce))
+    world = make_world(enforcing(220, enforce))
     assert world.limit_w() == watts
     world.call(ADMIN, "quiesce")
     world.values[POWER] = (300_000,)
     world.call(ADMIN, "resume")
     assert world.limit_w() == watts
+    world.values[POWER] = (300_000,)  # the GPU was reset, or somebody has set it
+    world.look_around()
+    assert world.limit_w() == watts
+
+
+def test_an_enforced_site_limit_leaves_a_lower_one_alone_and_follows_a_reload() -> None:
+    world = make_world(enforcing(220))
+    world.values[POWER] = (180_000,)
+    world.look_around()
+    assert world.limit_w() == 180
+    world.reload(enforcing(150))
+    assert world.limit_w() == 150
+    world.reload(enforcing(200))
+    assert world.limit_w() == 200, "what zeusd itself lowered follows the limit up"
+    world.reload(enforcing(170, enforce=False))
+    world.values[POWER] = (250_000,)
+    world.look_around()
+    assert world.limit_w() == 250, "it is not enforced any more"
+
+
+def test_a_device_that_cannot_go_as_low_is_not_written_again_and_again() -> None:
+    world = make_world(enforcing(100))
+    world.odd[GPU0] = Odd(clamp_mw=(130_000, 300_000))
+    world.values[POWER] = (300_000,)
+    world.look_around()
+    assert world.limit_w() == 130
+    writes = len(world.writes)
+    world.look_around()
+    assert len(world.writes) == writes

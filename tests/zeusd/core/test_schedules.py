@@ -115,6 +115,10 @@ class Node(RuleBasedStateMachine):
     def jobs_end(self) -> None:
         self.model.jobs_end()
 
+    @rule()
+    def look_around(self) -> None:
+        self.model.look_around()
+
     @rule(broken=st.booleans())
     def journal(self, broken: bool) -> None:
         self.model.journal_broken = broken

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -15,6 +15,7 @@ from zeusd.core.ceilings import Ceiling
 from zeusd.core.control import ControlMachine
 from zeusd.core.core import Core
 from zeusd.core.effects import (
+    Account,
     Effect,
     Forget,
     LetGo,
@@ -50,6 +51,7 @@ from zeusd.records import covers
 from zeusd.restore_rule import read_settled, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
+MOST_WAKES = 100
 LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
@@ -107,6 +109,9 @@ class World:
         lost: Keys of which something was late when zeusd was killed.
         faults: NVML codes by (gpu, control or None for all), returned by writes instead.
         hold: Keep device calls back until `run_held`.
+        accounted: What the ledger was asked.
+        ledger: What it answers.
+        ledger_state: What metrics say of it.
     """
 
     def __init__(
@@ -117,6 +122,7 @@ class World:
         terms: LeaseTerms | None = None,
     ):
         self.now_ns = 1_000_000_000
+        self._overdue = 0
         self.settings = Settings(policy or SitePolicy(), access, terms or LeaseTerms())
         self.driver = "driver-1"
         self.range_mw = (100_000, 300_000)
@@ -133,6 +139,7 @@ class World:
         self.notes: list[Note] = []
         self.faults: dict[tuple[str, Control | None], int] = {}
         self.odd: dict[str, Odd] = {}
+        self.lowest_mw: dict[str, int] = {}  # as low as a driver that clamped last went
         self.reads_fail = False
         self.hidden: dict[str, frozenset[Control]] = {}
         self.cpu_share: dict[Process, float] = {}
@@ -140,6 +147,9 @@ class World:
         self.journal_broken = False
         self.hold = False
         self.driver_open = False
+        self.accounted: list[Account] = []
+        self.ledger: dict[str, Any] | Failure = {}
+        self.ledger_state: dict[str, Any] | None = None
         self.held: list[Read | Write] = []
         self.limits_mw = limits_mw
         self._ids = itertools.count(1)
@@ -258,13 +268,32 @@ class World:
     def limit_w(self, gpu: str = GPU0) -> float:
         return self.values[(gpu, Control.POWER_LIMIT)][0] / 1000
 
+    def look_around(self) -> None:
+        """Reads what controls hold that nobody holds."""
+        self.apply(self.core.look_around(self.now_ns))
+
+    def reload(self, site: SitePolicy) -> None:
+        """The site's configuration is another from now on."""
+        self.settings = replace(self.settings, site=site)
+        self.apply(self.core.reconfigure(self.now_ns, self.settings))
+
     def advance(self, seconds: float) -> None:
         """Time passes, and zeusd is woken when it asked to be."""
         end_ns = self.now_ns + int(seconds * 1e9)
         while (due_ns := self.core.next_deadline_ns()) is not None and due_ns < end_ns:
+            self.woken_for(due_ns)
             self.now_ns = max(self.now_ns + 1, due_ns)
             self.apply(self.core.tick(self.now_ns))
         self.stall((end_ns - self.now_ns) / 1e9)
+
+    def woken_for(self, due_ns: int) -> None:
+        """zeusd asked to be woken then: what stays due after each tick would keep it busy for ever.
+
+        Raises:
+            AssertionError: It has been woken for what was due, and still is, `MOST_WAKES` times.
+        """
+        self._overdue = self._overdue + 1 if due_ns <= self.now_ns else 0
+        assert self._overdue < MOST_WAKES, "zeusd asks to be woken for what it does not do"
 
     def stall(self, seconds: float) -> None:
         """Time passes, and zeusd notices it at the end only."""
@@ -344,6 +373,9 @@ class World:
             elif isinstance(effect, Look):
                 usage = self.usage(effect.process)
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, usage))
+            elif isinstance(effect, Account):
+                self.accounted.append(effect)
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, self.ledger))
             else:
                 self.notes.append(effect)
 
@@ -377,7 +409,7 @@ class World:
         elif call.reading is Reading.COMPUTE_UIDS:
             result = self.compute_uids
         elif call.reading is Reading.METRICS:
-            result = {"calls": [], "sources": []}
+            result = {"calls": [], "sources": [], "ledger": self.ledger_state}
         else:
             result = {"t_ns": self.now_ns, "energy_mj": 5}
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
@@ -431,6 +463,8 @@ class World:
             limit_mw = call.value[0]
             if odd.clamp_mw is not None:
                 limit_mw = min(max(limit_mw, odd.clamp_mw[0]), odd.clamp_mw[1])
+                if limit_mw == odd.clamp_mw[0]:
+                    self.lowest_mw[call.gpu] = limit_mw
             self.values[key] = (limit_mw - limit_mw % odd.round_to_mw,)
 
     def wrote(self, write: Write) -> None:

@@ -22,7 +22,7 @@ from tests.fake_nvml.double import ALWAYS, NEVER, NvmlDouble, build
 from tests.support import TIMEOUT_S, as_nobody, script, wait_for
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return
-from zeusd.devices.port import DeviceError, PowerLimits
+from zeusd.devices.port import DeviceError, GpuProcess, PowerLimits
 
 Opener = Callable[..., tuple[NvmlBackend, NvmlDouble]]
 nvml_double = fixtures.nvml_double
@@ -172,6 +172,10 @@ def test_all_getters(open_nvml: Opener) -> None:
     assert nvml.persistence_mode(gpu) is False
     assert nvml.temperature_c(gpu) == 42
     assert nvml.throttle_reasons(gpu) == 4
+    double.node.gpus[1].utilization = 87
+    double.node.gpus[1].memory_used_mib = 700
+    assert nvml.utilization_percent(gpu) == 87
+    assert nvml.memory_used_mib(gpu) == 700
 
 
 def test_setters_reach_the_driver_with_their_arguments(open_nvml: Opener) -> None:
@@ -655,3 +659,38 @@ def test_an_ordinary_user_reads_and_may_not_set(nvml_double: fixtures.MakeDouble
     root = script(source, double.library, env=environment)
     assert json.loads(root.communicate(timeout=TIMEOUT_S)[0]) == [[0] * 5, 250_000]
     assert double.limit_mw(0) == 200_000
+
+
+MIB = 1024 * 1024
+
+
+def test_processes_are_listed_once_whatever_they_do(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    gpu = nvml.device_handle(0)
+    assert nvml.processes(gpu) == []
+    double.computes(0, 4242)
+    assert nvml.processes(gpu) == [GpuProcess(4242, MIB, compute=True)]
+    double.draws(0, 17)
+    assert nvml.processes(gpu) == [
+        GpuProcess(17, 3 * MIB, compute=False),
+        GpuProcess(4242, MIB, compute=True),
+    ]
+    double.draws(0, 4242)
+    assert nvml.processes(gpu) == [GpuProcess(4242, 3 * MIB, compute=True)]
+
+
+def test_a_driver_that_cannot_list_what_draws_names_what_computes(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    gpu = nvml.device_handle(0)
+    double.computes(0, 4242)
+    double.inject(0, "nvmlDeviceGetGraphicsRunningProcesses_v3", Return.NOT_SUPPORTED)
+    assert [process.pid for process in nvml.processes(gpu)] == [4242]
+    double.inject(0, "nvmlDeviceGetComputeRunningProcesses_v3", Return.GPU_IS_LOST)
+    assert code_of(nvml.processes, gpu) == Return.GPU_IS_LOST
+
+
+def test_processes_of_a_split_gpu_name_their_instance(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"architecture": 9, "mig": 1, "instance": 7, "compute_pid": 4242})
+    gpu = nvml.device_handle(0)
+    assert nvml.processes(gpu) == [GpuProcess(4242, MIB, True, 7, 0)]
+    assert code_of(nvml.utilization_percent, gpu) == Return.NOT_SUPPORTED

@@ -389,6 +389,24 @@ def test_work_on_several_gpus_goes_at_the_pace_of_the_slowest() -> None:
 # ------------------------------------------------------------------------------------------ faults
 
 
+def test_work_shows_as_a_process_with_memory_and_utilization() -> None:
+    backend, _ = node("2xv100")
+    idle_mib = backend.memory_used_mib(0)
+    assert backend.processes(0) == []
+    assert backend.utilization_percent(0) == 0
+    work = backend.open_work([0], "model/compute", pid=4242)
+    assert backend.utilization_percent(0) == 0
+    work.launch(1.0)
+    assert backend.utilization_percent(0) == 100
+    (process,) = backend.processes(0)
+    assert (process.pid, process.compute) == (4242, True)
+    assert backend.memory_used_mib(0) - idle_mib == (process.memory_bytes or 0) >> 20 > 0
+    assert backend.processes(1) == []
+    work.close()
+    assert backend.processes(0) == []
+    assert backend.memory_used_mib(0) == idle_mib
+
+
 def test_a_lost_gpu_fails_every_call_and_the_others_work() -> None:
     nvml, _ = node("2xv100")
     nvml.lose(0)

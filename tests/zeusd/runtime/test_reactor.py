@@ -83,3 +83,18 @@ def test_an_event_that_fails_is_logged_and_the_loop_goes_on(
     assert len(caplog.records) == 2
     assert "a bug" in caplog.text
     reactor.close()
+
+
+def test_what_a_thread_posts_after_the_end_reaches_no_other_file() -> None:
+    reactor = Reactor()
+    before = set(os.listdir("/proc/self/fd"))
+    reactor.close()
+    readable, writable = os.pipe2(os.O_NONBLOCK)
+    numbers = {str(readable), str(writable)}
+    assert numbers & before, "the test needs a number that the reactor had"
+    thread = threading.Thread(target=lambda: reactor.post(lambda: None))
+    thread.start()
+    thread.join()
+    os.close(writable)
+    assert os.read(readable, 8) == b""
+    os.close(readable)

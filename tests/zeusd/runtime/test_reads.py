@@ -10,7 +10,7 @@ from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.messages import request_adapter
 from zeusd.core.effects import Read
 from zeusd.runtime.historian import LookUp
-from zeusd.runtime.reads import Reads
+from zeusd.runtime.reads import PROCESSES_NS, Reads
 
 PERIOD_NS = 20_000_000
 
@@ -63,7 +63,8 @@ class Scene:
     def finish(self, power_mw: int = 5) -> None:
         """The oldest call returns."""
         call = self.calls.pop(0)
-        self.reads.done(call.ticket, {"power_mw": power_mw})
+        mine, other = ({"uid": uid, "pid": uid, "command": "x", "job": "7"} for uid in (65534, 1))
+        self.reads.done(call.ticket, {"power_mw": power_mw, "processes": [mine, other]})
 
     def advance(self, ns: int) -> None:
         self.now_ns += ns
@@ -87,7 +88,7 @@ def test_anyone_may_read(scene: Scene) -> None:
 
 
 def test_equal_readings_at_the_same_time_are_one(scene: Scene) -> None:
-    for op in ("state", "energy", "power", "clocks"):
+    for op in ("state", "energy", "power", "clocks", "processes"):
         for number in range(10):
             scene.ask(op, number=number, gpus=[GPU0])
         assert len(scene.calls) == 1
@@ -122,6 +123,29 @@ def test_a_state_from_before_a_write_counts_no_more(scene: Scene) -> None:
     scene.finish(2)
     found = {reply["id"]: reply["result"]["gpus"][GPU0]["power_mw"] for _, reply in scene.replies}
     assert (found[8], found[9]) == (2, 2)
+
+
+def test_processes_are_listed_once_a_second_whatever_is_written(scene: Scene) -> None:
+    scene.ask("processes", gpus=[GPU0])
+    scene.finish()
+    scene.reads.written(GPU0)
+    scene.now_ns += PROCESSES_NS - 1
+    scene.ask("processes", gpus=[GPU0])
+    assert scene.calls == []
+    scene.now_ns += 1
+    scene.ask("processes", gpus=[GPU0])
+    assert len(scene.calls) == 1
+
+
+def test_which_process_it_is_concerns_its_own_user_and_administrators(scene: Scene) -> None:
+    scene.world.connect(2, uid=0, on_host=True)
+    for conn in (1, 2):
+        scene.ask("processes", conn=conn, gpus=[GPU0])
+    scene.finish()
+    user, root = (reply["result"]["gpus"][GPU0]["processes"] for _, reply in scene.replies)
+    hidden = {"uid": 1, "pid": None, "command": None, "job": None}
+    assert user == [{"uid": 65534, "pid": 65534, "command": "x", "job": "7"}, hidden]
+    assert [one["pid"] for one in root] == [65534, 1]
 
 
 def test_other_readings_are_never_old(scene: Scene) -> None:

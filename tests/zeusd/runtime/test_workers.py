@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import os
 import queue
+import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +14,7 @@ from zeusd.core.model import Applied, Changed, Failure
 from zeusd.devices.port import Outcome
 from zeusd.devices.simulated import SimulatedBackend
 from zeusd.devices.simulated.quirks import Quirks
+from zeusd.runtime.commands import command_of
 from zeusd.runtime.workers import MAX_QUEUED, GpuWorker
 
 
@@ -121,3 +124,17 @@ def test_a_restore_is_not_queued_behind_readers_and_equal_reads_are_one_call(
     assert set(refused) <= {3, 100 + MAX_QUEUED - 1}, "only readings can be refused"
     answers = {id(result) for ticket, result in done if ticket >= 100 and ticket not in refused}
     assert len(answers) <= 3, "readings of the same thing that wait are one call"
+
+
+def test_processes_are_read_with_their_user_and_command(worker: Worker) -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    work = worker.nvml.open_work([0], "model/compute", pid=os.getpid())
+    (process,) = worker.ask(Read(1, "GPU-x", Reading.PROCESSES))["processes"]
+    assert (process["pid"], process["uid"]) == (os.getpid(), os.geteuid())
+    assert process["memory_mib"] > 1000
+    assert process["command"] == command_of(os.getpid()) != ""
+    work.close()
+    worker.nvml.open_work([0], "model/compute", pid=gone.pid)
+    (process,) = worker.ask(Read(2, "GPU-x", Reading.PROCESSES))["processes"]
+    assert (process["uid"], process["command"], process["job"]) == (None, None, None)

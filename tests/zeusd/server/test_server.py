@@ -100,6 +100,7 @@ def _nothing() -> None:
 def _listening(path: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     listening.bind(path)
+    descriptors.refuse(listening)
     listening.listen(128)
     listening.setblocking(False)
     return listening

@@ -202,12 +202,11 @@ class Core:
 
     def end_epoch(self) -> Actions:
         """An epoch has ended: what follows must not be measured."""
-        keep = self._adaptive or self._stretches.short(self._steps)
-        return self._interrupted(keep=keep)
+        return self._interrupted(keep=self._keeps_parts)
 
     def pause(self) -> Actions:
         """Something else begins between two steps: the window ends with the last one."""
-        return self._interrupted(keep=True)
+        return self._interrupted(keep=self._keeps_parts)
 
     def evaluated(self) -> Actions:
         """The model was evaluated: the window that was open is worth nothing."""
@@ -387,6 +386,11 @@ class Core:
     def _steps(self) -> int | None:
         return None if self._trial is None else self._trial.steps
 
+    @property
+    def _keeps_parts(self) -> bool:
+        """Whether what an interruption leaves of a window counts; else the limit is retried."""
+        return self._adaptive or self._stretches.short(self._steps)
+
     def _begin_trial(self, trial: Try) -> Actions:
         limit = trial.power_limit_mw
 
@@ -437,7 +441,7 @@ class Core:
         if isinstance(state, Profiling):
             # The window covers the step it was opened at and those that began since.
             steps = self._target - state.steps + 1
-            if keep or steps >= self._target:
+            if keep or (self._adaptive and steps >= self._target):
                 actions += self._end_part(state.current_power_limit, steps)
             else:
                 actions.append(DropWindow(state.current_power_limit))

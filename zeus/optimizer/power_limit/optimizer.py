@@ -19,7 +19,7 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import actions, claims
+from zeus.optimizer.power_limit import actions, arguments, claims
 from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
@@ -88,14 +88,10 @@ class GlobalPowerLimitOptimizer(Callback):
         profile_path: str | Path | None = None,
         search: SearchName = "adaptive",
     ) -> None:
-        if wait_steps < 0:
-            raise ValueError("wait_steps must be non-negative.")
-        if warmup_steps < 0:
-            raise ValueError("warmup_steps must be non-negative.")
-        if profile_steps <= 0:
-            raise ValueError("profile_steps must be positive.")
-        if pl_step <= 0:
-            raise ValueError("pl_step must be positive.")
+        arguments.check_monitor(monitor)
+        arguments.check_selector(optimum_selector, OptimumSelector)
+        arguments.check_steps(wait_steps, warmup_steps, profile_steps)
+        arguments.check_pl_step(pl_step)
         if search not in ("adaptive", "exhaustive"):
             raise ValueError(f"search must be adaptive or exhaustive, not {search!r}.")
         self.monitor = monitor
@@ -103,6 +99,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
         self.profile_path = None if profile_path is None else Path(profile_path)
+        arguments.check_profile_path(self.profile_path)
         self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
 
@@ -116,6 +113,7 @@ class GlobalPowerLimitOptimizer(Callback):
         hello = Hello(gpus=[gpu.get_name() for gpu in self._gpus], min_mw=min_mw, max_mw=max_mw)
         self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
         self._shell = Shell(self._core, monitor, self._planner, max_mw)
+        self._warned_ended = False
         self._inside = self._claimed = False  # training is known to be under way; it has claimed
         uuids = [gpu.uuid for gpu in self._gpus]
         if claims.firmly_held(self, uuids):
@@ -156,6 +154,9 @@ class GlobalPowerLimitOptimizer(Callback):
         self._claim()
         self._perform(core.begin_step(time.monotonic(), _node.answers(), _node.leases_lost()))
         if core.over:
+            if not core.disabled and not self._warned_ended:
+                self._warned_ended = True
+                arguments.warn_of_step_after_end()
             return
         watched = isinstance(core.state, Done)
         self._perform(core.advance())

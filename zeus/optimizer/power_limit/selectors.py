@@ -6,6 +6,7 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from zeus.optimizer.power_limit.arguments import check_factor
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.utils.metric import zeus_cost
 
@@ -113,10 +114,7 @@ class MaxSlowdownConstraint(OptimumSelector):
     """
 
     def __init__(self, factor: float) -> None:
-        if not factor >= 1.0:  # nor is NaN
-            raise ValueError(
-                f"max_slowdown_factor must be greater than or equal to 1.0. Got {factor}."
-            )
+        check_factor(factor)
         self.factor = factor
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float]:

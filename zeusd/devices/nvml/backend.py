@@ -15,7 +15,7 @@ from typing import Any
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import DeviceError, Handle, PowerLimits, Sensors
+from zeusd.devices.port import DeviceError, GpuProcess, Handle, PowerLimits, Sensors
 
 _ENERGY, _INSTANT, _AVERAGE = 83, 186, 185
 """Field ids of nvml.h: TOTAL_ENERGY_CONSUMPTION, POWER_INSTANT, POWER_AVERAGE."""
@@ -40,6 +40,9 @@ _VOLTA, _AMPERE = 5, 7
 
 _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 """NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
+
+_NO_INSTANCE = 0xFFFFFFFF
+"""Instance ids of a process on a GPU that is not split."""
 
 _MEMBERS = {
     0: "dVal",
@@ -365,10 +368,36 @@ class NvmlBackend(TabledControls):
                 raise
         return int(self._call("nvmlDeviceGetTemperature", gpu, sensor))
 
-    def compute_pids(self, gpu: Handle) -> list[int]:
+    def processes(self, gpu: Handle) -> list[GpuProcess]:
+        """See `Backend`. Drivers that cannot list what draws name what computes."""
+        computing = self._call("nvmlDeviceGetComputeRunningProcesses", gpu)
+        try:
+            drawing = self._call("nvmlDeviceGetGraphicsRunningProcesses", gpu)
+        except DeviceError as error:
+            if error.code not in _ABSENT:
+                raise
+            drawing = []
+        found: dict[tuple[int, int | None, int | None], GpuProcess] = {}
+        for compute, listed in ((False, drawing), (True, computing)):
+            for one in listed:
+                key = (
+                    int(one.pid),
+                    _instance(getattr(one, "gpuInstanceId", None)),
+                    _instance(getattr(one, "computeInstanceId", None)),
+                )
+                memory, known = one.usedGpuMemory, found.get(key)
+                if known is not None and known.memory_bytes is not None:
+                    memory = max(known.memory_bytes, memory or 0)
+                found[key] = GpuProcess(key[0], memory, compute, *key[1:])
+        return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+    def utilization_percent(self, gpu: Handle) -> int:
         """See `Backend`."""
-        processes = self._call("nvmlDeviceGetComputeRunningProcesses", gpu)
-        return [int(process.pid) for process in processes]
+        return int(self._call("nvmlDeviceGetUtilizationRates", gpu).gpu)
+
+    def memory_used_mib(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        return int(self._call("nvmlDeviceGetMemoryInfo", gpu).used) // (1024 * 1024)
 
     def throttle_reasons(self, gpu: Handle) -> int:
         """See `Backend`."""
@@ -491,6 +520,11 @@ class NvmlBackend(TabledControls):
             if error.code in _ABSENT:
                 return None
             raise
+
+
+def _instance(number: int | None) -> int | None:
+    """A MIG instance's id; NVML writes all ones for none."""
+    return None if number is None or number == _NO_INSTANCE else int(number)
 
 
 def _text(value: str | bytes) -> str:

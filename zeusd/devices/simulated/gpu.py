@@ -97,6 +97,16 @@ class SimulatedGpu:
             return self.limit_mw
         return min(self.limit_mw, self.board_limit_mw)
 
+    @property
+    def work_memory_mib(self) -> int:
+        """Memory of what runs: no table has one, so it is three fifths of the GPU's."""
+        return self.model.memory_mib * 3 // 5 if self.work is not None else 0
+
+    @property
+    def memory_used_mib(self) -> int:
+        """Memory in use, with what a driver reserves: about one part in a hundred."""
+        return self.model.memory_mib // 100 + self.work_memory_mib
+
     def true_energy_j(self, t_s: float) -> float:
         """Energy drawn until a time at most as old as the sensor still needs."""
         for start_s, before_j, power in reversed(self._power):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import Backend, Handle, PowerLimits, Sensors
+from zeusd.devices.port import Backend, GpuProcess, Handle, PowerLimits, Sensors
 from zeusd.devices.simulated.gpu import SimulatedGpu
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
 from zeusd.devices.simulated.models import AMPERE, VOLTA
@@ -329,10 +329,22 @@ class SimulatedBackend(TabledControls):
         """See `Backend`."""
         return self._enter(gpu, "throttle_reasons").reasons()
 
-    def compute_pids(self, gpu: Handle) -> list[int]:
+    def processes(self, gpu: Handle) -> list[GpuProcess]:
         """See `Backend`."""
-        work = self._enter(gpu, "compute_pids").work
-        return [work.pid] if isinstance(work, Work) and work.pid is not None else []
+        state = self._enter(gpu, "processes")
+        work = state.work
+        if not isinstance(work, Work) or work.pid is None:
+            return []
+        return [GpuProcess(work.pid, state.work_memory_mib * 1024 * 1024, compute=True)]
+
+    def utilization_percent(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        work = self._enter(gpu, "utilization_percent").work
+        return 100 if work is not None and work.active else 0
+
+    def memory_used_mib(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        return self._enter(gpu, "memory_used_mib").memory_used_mib
 
     # ----------------------------------------------------------------------- what runs on it
 
@@ -388,7 +400,7 @@ class SimulatedBackend(TabledControls):
     def advance(self, now_ns: int | None = None) -> float:
         """Lets finish what has finished until now. Lock held. Returns the time in seconds."""
         now_s = (self._clock_ns() if now_ns is None else now_ns) / 1e9
-        while True:
+        while self._work:
             ending = [(work.ends_s(), work) for work in self._work if work.active]
             due = min((end_s for end_s, _ in ending), default=math.inf)
             if due > now_s + 1e-9:
@@ -396,6 +408,7 @@ class SimulatedBackend(TabledControls):
             for end_s, work in ending:
                 if end_s == due:
                     work.finish(due)
+        return now_s
 
     # ------------------------------------------------------------------------ what goes wrong
 

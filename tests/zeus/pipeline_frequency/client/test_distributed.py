@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests import needs
-from tests.examples.programs import environment, ranks
+from tests.examples.programs import environment, torchrun
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus.pipeline_frequency.server.running import RunningServer, ok, running_server
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
@@ -92,7 +92,7 @@ def start(
 ) -> subprocess.Popen[str]:
     (folder / "profile.csv").write_text(profile())
     return subprocess.Popen(
-        ranks(STAGES, JOB, folder, server.url, case),
+        torchrun(STAGES, JOB, folder, server.url, case),
         cwd=ROOT,
         env=environment(daemon.socket, ROOT),
         stdout=subprocess.PIPE,
@@ -184,11 +184,14 @@ def test_a_job_profiles_itself_and_trains_under_the_plan_of_that(
         for row in rows:
             seconds, watts = truth.tables[row["instruction"]].at(int(row["frequency"]), device)
             # In real time a busy machine notices late that an instruction is over; the simulated
-            # GPU waits meanwhile, and draws what a blocked one does.
+            # GPU waits meanwhile: for the next one, or with nothing to do.
             took_s, drawn_j = float(row["time"]), float(row["energy"])
             assert took_s > 0.99 * seconds
-            expected_j = seconds * watts + (took_s - seconds) * truth.blocking_w
-            assert drawn_j == pytest.approx(expected_j, rel=0.25)
+            least_j, most_j = (
+                seconds * watts + (took_s - seconds) * waiting_w
+                for waiting_w in sorted((device.idle_w[0], truth.blocking_w))
+            )
+            assert 0.75 * least_j < drawn_j < 1.25 * most_j
     # The plan is made of clocks that were measured, and slows down who has time.
     last = str(max(map(int, ranks[0]["clocks"])))
     mean = [sum(one["clocks"][last]) / len(one["clocks"][last]) for one in ranks]

@@ -11,6 +11,8 @@ import stat
 import time
 from pathlib import Path
 
+from zeusd.server import descriptors
+
 BACKLOG = 128
 """Connections that wait to be accepted. A longer queue lets an honest one wait behind a storm; one
 that finds no place is tried again by its client within milliseconds."""
@@ -82,6 +84,7 @@ class Listener:
                 os.umask(old_umask)
             if gid >= 0:
                 os.chown(self.path, -1, gid)
+            descriptors.refuse(listening)  # a connection inherits it when it is made
             listening.listen(BACKLOG)
         except OSError as error:
             listening.close()
@@ -144,6 +147,7 @@ class InheritedListener:
 
     def __init__(self, listening: socket.socket) -> None:
         listening.setblocking(False)
+        descriptors.refuse(listening)
         self.socket = listening
 
     def close(self) -> None:

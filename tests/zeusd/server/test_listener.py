@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from zeusd.runtime.listener import Listener, ListenError
+from zeusd.server import descriptors
+from zeusd.server.listener import Listener, ListenError
 
 
 def connects(path: str) -> bool:
@@ -82,3 +83,15 @@ def test_clear_words_for_what_an_operator_gets_wrong(tmp_path: Path) -> None:
         Listener(str(tmp_path / "s"), 0o600, "no-such-group")
     with pytest.raises(ListenError, match="cannot listen at /proc/nowhere/s"):
         Listener("/proc/nowhere/s", 0o600, None)
+
+
+def test_who_connects_before_zeusd_accepts_may_not_send_descriptors_either(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    listener = Listener(path, 0o600, None)
+    with socket.socket(socket.AF_UNIX) as client, socket.socket(socket.AF_UNIX) as refusing:
+        client.connect(path)
+        accepted, _ = listener.socket.accept()
+        descriptors.refuse(refusing)  # as far as this kernel can
+        with accepted:
+            assert descriptors.may_carry(accepted) == descriptors.may_carry(refusing)
+    listener.close()

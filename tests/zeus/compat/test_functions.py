@@ -1,0 +1,313 @@
+"""What programs for ml-energy/zeus call and this project has no other use for."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import types
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.zeus.node import VirtualNode, train
+from zeus.compat import framework
+from zeus.compat.early_stop import EarlyStopController
+from zeus.compat.environment import get_env, resolve_gpu_indices
+from zeus.compat.location import get_ip_lat_long
+from zeus.compat.logger import get_logger
+from zeus.compat.power_log import avg_power, energy
+from zeus.compat.replay import ReplayZeusMonitor
+from zeus.device import get_gpus, get_soc
+from zeus.exceptions import ZeusArgumentError
+from zeus.monitor import Measurement
+from zeus.optimizer.power_limit import (
+    Done,
+    Energy,
+    GlobalPowerLimitOptimizer,
+    MaxSlowdownConstraint,
+)
+from zeusd.devices.simulated import Work
+
+OpenNode = Callable[[str], VirtualNode]
+
+
+# ------------------------------------------------------------------------------- environment
+
+
+def test_environment_variables_have_types(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("X", "1.5")
+    assert get_env("X", float) == 1.5
+    assert get_env("X", str) == "1.5"
+    with pytest.raises(ValueError, match=r"X must be of type int, not '1\.5'"):
+        get_env("X", int)
+    monkeypatch.delenv("X")
+    assert get_env("X", float, default=1.1) == 1.1
+    assert get_env("X", bool, default=False) is False
+    with pytest.raises(ValueError, match="X is not set"):
+        get_env("X", float)
+    for text, value in (("True", True), ("false", False)):
+        monkeypatch.setenv("X", text)
+        assert get_env("X", bool) is value
+    monkeypatch.setenv("X", "1")
+    with pytest.raises(ValueError, match="must be true or false, not '1'"):
+        get_env("X", bool)
+
+
+def test_gpu_indices_are_those_of_cuda_and_of_nvml(
+    virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    virtual_node("3xv100")
+    assert resolve_gpu_indices(None) == ([0, 1], [2, 0])
+    assert resolve_gpu_indices([1]) == ([1], [0])
+    with pytest.raises(ValueError, match="None, or name a GPU"):
+        resolve_gpu_indices([])
+    with pytest.raises(ValueError, match="no GPU 2"):
+        resolve_gpu_indices([2])
+
+
+def test_a_logger_prints_once_and_is_made_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZEUS_LOG_LEVEL", "WARNING")
+    name = "zeus.test.compat"
+    logging.Logger.manager.loggerDict.pop(name, None)
+    logger = get_logger(name)
+    assert get_logger(name) is logger
+    logger.info("quiet")
+    logger.warning("loud")
+    printed = capsys.readouterr().out
+    assert printed.endswith("loud\n")
+    assert printed.count("\n") == 1
+    assert f"[{name}](test_functions.py:" in printed
+
+
+# --------------------------------------------------------------------------------- framework
+
+
+def test_alone_values_stay_as_they_are() -> None:
+    assert framework.all_reduce([1, 2.5], "sum") == [1, 2.5]
+    assert (framework.get_rank(), framework.get_world_size()) == (0, 1)
+    assert framework.is_distributed() is False
+    with pytest.raises(ValueError, match='"sum" or "max"'):
+        framework.all_reduce([1], "mean")  # type: ignore[arg-type]
+
+
+def test_frameworks_that_are_not_there_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert framework.cupy_is_available() is False
+    with pytest.raises(RuntimeError, match=r"cupy cannot be imported.*install it"):
+        framework.cupy_is_available(ensure_available=True)
+    cuda = types.SimpleNamespace(is_available=lambda: False)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(cuda=cuda))
+    assert framework.torch_is_available(ensure_cuda=False)
+    with pytest.raises(RuntimeError, match="no CUDA GPU"):
+        framework.torch_is_available()
+    framework.sync_execution([0])  # nothing to wait for
+    framework.cuda_sync()
+
+
+# ------------------------------------------------------------------------------------ replay
+
+
+def test_a_monitors_file_can_be_replayed(node: VirtualNode, tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    monitor = node.monitor(log_file=path)
+    monitor.begin_window("epoch")
+    monitor.begin_window("step, one")
+    node.clock.sleep(1)
+    taken = [monitor.end_window("step, one")]
+    node.clock.sleep(1)
+    taken.append(monitor.end_window("epoch"))
+    node.clock.sleep(1)
+    monitor.flush()
+    replay = ReplayZeusMonitor(log_file=path)
+    assert replay.gpu_indices == [0]
+    replay.begin_window("epoch")
+    replay.begin_window("step, one")
+    assert replay.ongoing_windows == ["epoch", "step, one"]
+    assert [replay.end_window("step, one"), replay.end_window("epoch")] == taken
+    replay.begin_window("epoch")
+    assert replay.end_window("epoch", cancel=True) == Measurement(0.0, {0: 0.0})
+    replay.begin_window("epoch")
+    with pytest.raises(RuntimeError, match="no line for the window 'epoch': it has ended"):
+        replay.end_window("epoch")
+
+
+def test_a_replay_of_other_windows_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "log.csv"
+    path.write_text("start_time,window_name,elapsed_time,gpu0_energy,gpu2_energy\n1,a,2,3,4\n")
+    replay = ReplayZeusMonitor(log_file=path)
+    assert replay.gpu_indices == [0, 2]
+    replay.begin_window("b")
+    with pytest.raises(RuntimeError, match="'b' is open; end it, or give restart=True"):
+        replay.begin_window("b")
+    replay.begin_window("b", restart=True)
+    with pytest.raises(RuntimeError, match="has the window 'a' next, not 'b'"):
+        replay.end_window("b")
+    replay = ReplayZeusMonitor(log_file=path, match_window_name=False)
+    replay.begin_window("b")
+    assert replay.end_window("b").gpu_energy == {0: 3.0, 2: 4.0}
+    with pytest.raises(ValueError, match="give log_file"):
+        ReplayZeusMonitor()
+    path.write_text("Time,Power\n")
+    with pytest.raises(ValueError, match="no file of ZeusMonitor"):
+        ReplayZeusMonitor(log_file=path)
+
+
+def test_an_optimizer_chooses_from_a_replay(node: VirtualNode, work: Work, tmp_path: Path) -> None:
+    rows = [(250, 10.0, 2000.0), (200, 10.5, 1700.0), (150, 12.0, 1500.0), (100, 20.0, 1800.0)]
+    path = tmp_path / "log.csv"
+    path.write_text(
+        "start_time,window_name,elapsed_time,gpu0_energy\n"
+        + "".join(f"0,__GlobalPowerLimitOptimizer_{w},{s},{j}\n" for w, s, j in rows)
+    )
+    optimizer = GlobalPowerLimitOptimizer(
+        ReplayZeusMonitor(log_file=path, ignore_sync_execution=True),
+        Energy(),
+        warmup_steps=2,
+        profile_steps=10,
+        pl_step=50,
+        search="exhaustive",
+    )
+    train(optimizer, work, 60)
+    assert optimizer.state == Done(optimal_power_limit=150_000)
+    assert [(one.power_limit, one.time, one.energy) for one in optimizer.measurements] == rows
+    optimizer.close()
+
+
+# --------------------------------------------------------------------------------- power log
+
+
+def test_energy_of_a_power_log(tmp_path: Path) -> None:
+    path = tmp_path / "gpu0.power.log"
+    seconds = [f"2022-07-13 02:07:{second:02d}.5" for second in range(11)]
+    rows = [f"{when},{1000 * second}" for second, when in enumerate(seconds)]
+    path.write_text("\n".join(["Time,Power", *rows, "2022-07-13 02:0"]))
+    # Power grows by 1 W each second, from 0 to 10 W.
+    assert energy(path) == pytest.approx(50)
+    assert avg_power(str(path)) == pytest.approx(5)
+    assert energy(path, start=2, end=4) == pytest.approx(6)
+    assert energy(path, start=-2) == pytest.approx(18)
+    assert avg_power(path, end=-8) == pytest.approx(1)
+    with pytest.raises(ValueError, match="fewer than two samples"):
+        energy(path, start=100)
+    path.write_text("start_time,window_name\n")
+    with pytest.raises(ValueError, match="header is not Time,Power"):
+        energy(path)
+
+
+# -------------------------------------------------------------------------------- early stop
+
+
+def test_training_stops_at_what_comes_first(node: VirtualNode, work: Work) -> None:
+    controller = EarlyStopController(max_epochs=2)
+    for expected in (False, True):
+        controller.on_epoch_begin()
+        controller.on_epoch_end()
+        assert controller.should_training_stop is expected
+    controller = EarlyStopController(target_metric=0.9, higher_is_better=True)
+    for metric, expected in ((0.8, False), (0.9, True), (0.1, True)):
+        controller.on_evaluate(metric)
+        assert controller.should_training_stop is expected
+    controller = EarlyStopController(node.monitor(), eta_knob=1.0, cost_threshold=1000.0)
+    for expected in (False, False, True):  # 240 J each, and one more is foreseen
+        controller.on_epoch_begin()
+        work.run(12)
+        controller.on_epoch_end()
+        assert controller.should_training_stop is expected
+    assert len(controller.epoch_costs) == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_epochs": 0},
+        {"cost_threshold": 1.0},
+        {"target_metric": 1.0},
+        {"cost_threshold": -1.0, "monitor": object()},
+    ],
+)
+def test_half_a_criterion_is_refused(arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"positive|together"):
+        EarlyStopController(**arguments)
+
+
+# --------------------------------------------------------------------------------- and others
+
+
+def test_there_is_no_system_on_chip_and_the_monitor_says_so(node: VirtualNode) -> None:
+    from zeus.device.soc import ZeusSoCInitError
+
+    with pytest.raises(ZeusSoCInitError, match="https://"):
+        get_soc()
+    monitor = node.monitor()
+    assert monitor.soc_is_present is False
+    with pytest.raises(ValueError, match="No supported system-on-chip"):
+        monitor.soc.get_total_energy_consumption()
+    assert monitor.soc.get_available_metrics() == set()
+    assert monitor.power_monitor is None
+    assert monitor.gpus._gpus == monitor.gpus.gpus
+    assert get_gpus()._gpus[0].get_name()
+
+
+def test_where_this_machine_is_can_be_unknown() -> None:
+    with pytest.raises(ConnectionError, match="give the latitude and the longitude yourself"):
+        get_ip_lat_long("http://127.0.0.1:9")
+
+
+# ---------------------------------------------------------------------- mistaken arguments
+
+
+@pytest.mark.parametrize(
+    ("arguments", "instead"),
+    [
+        ({"optimum_selector": MaxSlowdownConstraint}, r"give MaxSlowdownConstraint\(1\.1\)"),
+        ({"optimum_selector": Energy}, r"not the class Energy: give Energy\(\.\.\.\)"),
+        ({"optimum_selector": 1.1}, r"a selector such as MaxSlowdownConstraint\(1\.1\), not 1\.1"),
+        ({"pl_step": 25_000}, "pl_step is in watts.*give 25"),
+        ({"pl_step": "25"}, "must be a number of watts, not '25'"),
+        ({"pl_step": 0}, "pl_step must be positive"),
+        ({"warmup_steps": 1.5}, "warmup_steps must be a whole number of steps, not 1.5"),
+        ({"wait_steps": -1}, "wait_steps must be non-negative"),
+        ({"profile_steps": True}, "profile_steps must be a whole number"),
+        ({"profile_path": "/proc/pl.json"}, "cannot be written to /proc/pl.json"),
+        ({"profile_path": "/proc/none/pl.json"}, "cannot be written to /proc/none/pl.json"),
+        ({"profile_path": "/tmp"}, "is a folder: give a file"),
+    ],
+)
+def test_a_mistaken_argument_says_what_to_give(
+    node: VirtualNode, arguments: dict[str, Any], instead: str
+) -> None:
+    with pytest.raises(ZeusArgumentError, match=instead) as raised:
+        GlobalPowerLimitOptimizer(node.monitor(), **arguments)
+    assert isinstance(raised.value, ValueError)
+    assert isinstance(raised.value, TypeError)
+    assert node.limit_w() == 250, "nothing was set"
+
+
+def test_a_monitor_that_is_none_is_refused(node: VirtualNode) -> None:
+    with pytest.raises(ZeusArgumentError, match=r"monitor must be a ZeusMonitor, not None"):
+        GlobalPowerLimitOptimizer(None)  # type: ignore[arg-type]
+    with pytest.raises(ZeusArgumentError, match="has no GPU"):
+        GlobalPowerLimitOptimizer(node.monitor(gpu_indices=[]))
+
+
+def test_a_slowdown_in_percent_is_warned_of() -> None:
+    with pytest.warns(UserWarning, match=r"10 times as long; for 10 % more time give 1\.1") as seen:
+        assert MaxSlowdownConstraint(10).factor == 10
+    assert seen[0].filename == __file__
+    with pytest.raises(ValueError, match=r"a number such as 1\.1, not '1\.1'"):
+        MaxSlowdownConstraint("1.1")  # type: ignore[arg-type]
+
+
+def test_a_step_after_the_end_is_warned_of_once(node: VirtualNode, work: Work) -> None:
+    optimizer = GlobalPowerLimitOptimizer(node.monitor())
+    train(optimizer, work, 3)
+    optimizer.on_train_end()
+    with pytest.warns(UserWarning, match="after the power limit optimizer had ended") as seen:
+        train(optimizer, work, 3)
+    assert len(seen) == 1
+    assert node.client.leases() == []

@@ -1,0 +1,233 @@
+"""A decorator, a block and a callback that measure and set nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import types
+import warnings
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from tests.zeus.node import VirtualNode
+from zeus import _node
+from zeus.measure import EnergyCallback, measure_energy
+from zeus.measure import decorator as decorator_module
+from zeus.measure.logs import as_log
+from zeus.monitor import Window
+from zeus.monitor.carbon import CarbonIntensityProvider
+from zeusd.devices.simulated import Work
+
+
+def test_a_function_is_measured_at_each_call(
+    node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found: list[tuple[str, Window]] = []
+
+    @measure_energy(
+        monitor=node.monitor(), report=lambda name, window: found.append((name, window))
+    )
+    def train(steps: int) -> str:
+        """Trains."""
+        work.run(steps)
+        return "done"
+
+    assert (train.__name__, train.__doc__) == ("train", "Trains.")
+    assert [train(10), train(20)] == ["done", "done"]
+    (name, short), (_, long) = found
+    assert name.endswith("train")
+    assert long.total_energy == pytest.approx(2 * short.total_energy, rel=0.05)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_block_is_measured_and_printed_also_when_it_fails(
+    node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(KeyError), measure_energy("evaluation", monitor=node.monitor()) as window:
+        work.run(10)
+        raise KeyError
+    printed = capsys.readouterr().err
+    found = re.fullmatch(r"evaluation: ([\d.]+) s, ([\d.]+) J ± [\d.]+ J, ([\d.]+) W\n", printed)
+    assert found is not None, printed
+    assert float(found[1]) == pytest.approx(window.time, abs=0.001)
+    assert float(found[2]) == pytest.approx(window.total_energy, rel=0.001)
+
+
+def test_the_plain_decorator_finds_the_gpus_when_it_is_first_called(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(decorator_module, "_shared", None)
+
+    def unreachable() -> None:
+        raise AssertionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_node, "get_client", unreachable)
+
+        @measure_energy
+        def train() -> None: ...
+
+    monkeypatch.setattr(decorator_module, "ZeusMonitor", lambda: node.monitor())
+    train()
+    assert "train: " in capsys.readouterr().err
+
+
+def test_a_coroutine_is_measured_to_its_end(node: VirtualNode) -> None:
+    found: list[Window] = []
+
+    @measure_energy("wait", monitor=node.monitor(), report=lambda _, window: found.append(window))
+    async def wait() -> int:
+        await asyncio.sleep(0)
+        node.clock.sleep(3)
+        return 1
+
+    assert asyncio.run(wait()) == 1
+    assert found[0].time == pytest.approx(3)
+
+
+class Figures:
+    """What was logged."""
+
+    def __init__(self) -> None:
+        self.logged: list[tuple[dict[str, float], int]] = []
+
+    def __call__(self, figures: dict[str, float], step: int) -> None:
+        self.logged.append((figures, step))
+
+    def of(self, name: str) -> list[float]:
+        return [figures[name] for figures, _ in self.logged if name in figures]
+
+
+def train(callback: EnergyCallback, node: VirtualNode, work: Work, epochs: int = 2) -> None:
+    """Ten steps and an evaluation an epoch."""
+    with callback:
+        for _ in range(epochs):
+            for _ in callback.steps(range(10)):
+                work.run(1)
+                work.wait()
+            node.clock.sleep(5)
+
+
+def test_a_loop_gets_its_figures_and_a_summary(
+    node: VirtualNode, work: Work, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figures = Figures()
+    callback = EnergyCallback(node.monitor(), log=figures, log_every=5, price=0.30, currency="EUR")
+    before_j = node.nvml.true_energy_j(0)
+    train(callback, node, work)
+    summary = callback.summary
+    assert summary is not None
+    assert (summary.steps, summary.epochs, summary.gpus) == (20, 2, 1)
+    assert summary.energy == pytest.approx(node.nvml.true_energy_j(0) - before_j, rel=0.02)
+    assert summary.kwh == pytest.approx(summary.energy / 3.6e6)
+    assert summary.power == pytest.approx(summary.energy / summary.time)
+    assert summary.cost == pytest.approx(0.30 * summary.kwh)
+    assert summary.co2 is None
+    # Steps draw the work's 240 W for 0.1 s; the rests of five seconds are in the summary alone.
+    assert summary.step_energy == pytest.approx(24, rel=0.1)
+    for step_j in figures.of("energy/step_J"):
+        assert step_j == pytest.approx(24, rel=0.15)
+    assert len(figures.of("energy/epoch_J")) == 2
+    assert figures.of("energy/total_kWh") == [summary.kwh]
+    assert figures.of("energy/cost_EUR") == [summary.cost]
+    printed = capsys.readouterr().err
+    assert printed == f"zeus: {summary}\n"
+    assert " EUR" in printed
+    assert node.client.leases() == [], "nothing was set"
+
+
+def test_a_second_training_has_a_summary_of_its_own(node: VirtualNode, work: Work) -> None:
+    callback = EnergyCallback(node.monitor(), carbon_intensity=500, print_summary=False)
+    train(callback, node, work, epochs=2)
+    first = callback.summary
+    train(callback, node, work, epochs=1)
+    second = callback.summary
+    assert first is not None
+    assert second is not None
+    assert (first.epochs, second.epochs) == (2, 1)
+    assert second.energy < first.energy
+    assert second.co2 == pytest.approx(second.kwh * 500)
+    assert second.cost is None
+
+
+class Midnight(CarbonIntensityProvider):
+    """The same at all hours."""
+
+    update_period = timedelta(hours=1)
+    history_length = 1
+
+    def get_current_carbon_intensity(self) -> float:
+        return 250.0
+
+    def get_recent_carbon_intensity(self) -> dict[datetime, float]:
+        return {datetime(1970, 1, 1, tzinfo=timezone.utc): 250.0}
+
+
+def test_emissions_can_be_asked_of_a_provider(node: VirtualNode, work: Work) -> None:
+    callback = EnergyCallback(node.monitor(), carbon_intensity=Midnight(), print_summary=False)
+    train(callback, node, work, epochs=1)
+    assert callback.summary is not None
+    assert callback.summary.co2 == pytest.approx(callback.summary.kwh * 250, rel=0.01)
+
+
+def test_what_cannot_be_logged_or_measured_never_ends_training(
+    node: VirtualNode, work: Work
+) -> None:
+    def full(figures: dict[str, float], step: int) -> None:
+        raise OSError("disk full")
+
+    callback = EnergyCallback(node.monitor(), log=full, log_every=1, print_summary=False)
+    with pytest.warns(UserWarning, match="logged no more.*disk full") as seen:
+        train(callback, node, work)
+    assert len(seen) == 1
+    assert callback.summary is not None
+    monitor = node.monitor()
+    callback = EnergyCallback(monitor, print_summary=False)
+    monitor.begin_window = None  # type: ignore[assignment, method-assign]
+    with pytest.warns(UserWarning, match="training goes on") as seen:
+        train(callback, node, work)
+    assert len(seen) == 1
+
+
+def test_arguments_are_checked(node: VirtualNode) -> None:
+    with pytest.raises(ValueError, match="log_every must be 1 step or more, not 0"):
+        EnergyCallback(node.monitor(), log_every=0)
+    with pytest.raises(TypeError, match="log must be a SummaryWriter"):
+        EnergyCallback(node.monitor(), log="runs/")
+
+
+def test_loggers_are_used_by_their_standard_interfaces() -> None:
+    calls: list[tuple[Any, ...]] = []
+
+    def keep(*arguments: Any, **named: Any) -> None:
+        calls.append((*arguments, named))
+
+    figures = {"energy/step_J": 2.0}
+    for target in (
+        types.SimpleNamespace(add_scalar=keep),
+        types.SimpleNamespace(log_metrics=keep),
+        types.SimpleNamespace(log=keep),
+        keep,
+    ):
+        as_log(target)(figures, 7)
+    as_log(None)(figures, 7)
+    assert calls == [
+        ("energy/step_J", 2.0, 7, {}),
+        (figures, {"step": 7}),
+        (figures, {"step": 7}),
+        (figures, 7, {}),
+    ]
+
+
+def test_a_loop_that_never_said_training_begins_is_measured(node: VirtualNode, work: Work) -> None:
+    callback = EnergyCallback(node.monitor(), print_summary=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in callback.steps(range(3)):
+            work.run(1)
+        callback.on_train_end()
+        callback.on_train_end()
+    assert callback.summary is not None
+    assert (callback.summary.steps, callback.summary.epochs) == (3, 1)

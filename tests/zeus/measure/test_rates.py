@@ -1,0 +1,283 @@
+"""Emissions and cost of windows, against a service that answers as was recorded."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from tests.zeus.measure.service import RecordedService, recorded_service
+from tests.zeus.node import VirtualNode
+from zeus.monitor import carbon, price
+from zeus.monitor.carbon import (
+    CarbonEmissionMonitor,
+    CarbonIntensityProvider,
+    ElectrictyMapsClient,
+    ZeusCarbonIntensityHTTPError,
+    ZeusCarbonIntensityNotFoundError,
+)
+from zeus.monitor.price import (
+    ElectricityPriceProvider,
+    EnergyCostMonitor,
+    OpenEIClient,
+    ZeusElectricityPriceHTTPError,
+    ZeusElectricityPriceNotFoundError,
+)
+
+NOON = datetime(2026, 3, 4, 12, tzinfo=timezone.utc)  # a Wednesday
+PLACE = (42.28, -83.74)
+KWH = 3.6e6
+
+LATEST = {
+    "zone": "US-MIDW-MISO",
+    "carbonIntensity": 491,
+    "datetime": "2026-03-04T12:00:00.000Z",
+    "updatedAt": "2026-03-04T12:38:05.461Z",
+    "emissionFactorType": "lifecycle",
+    "isEstimated": True,
+}
+HISTORY = {
+    "zone": "US-MIDW-MISO",
+    "history": [
+        {"datetime": "2026-03-04T11:00:00.000Z", "carbonIntensity": 400},
+        {"datetime": "2026-03-04T12:00:00.000Z", "carbonIntensity": 500},
+        {"datetime": "2026-03-04T13:00:00.000Z", "carbonIntensity": None},
+    ],
+}
+RATES = {
+    "items": [
+        {"label": "another", "name": "Industrial"},
+        {
+            "label": "539fb6f4ec4f024bc1dc0abf",
+            "energyratestructure": [[{"rate": 0.10, "unit": "kWh"}], [{"rate": 0.2, "adj": 0.05}]],
+            "energyweekdayschedule": [[0] * 12 + [1] * 12] * 12,
+            "energyweekendschedule": [[0] * 24] * 12,
+        },
+    ]
+}
+
+
+@pytest.fixture
+def maps() -> Iterator[RecordedService]:
+    with recorded_service(
+        {"/carbon-intensity/latest": (200, LATEST), "/carbon-intensity/history": (200, HISTORY)}
+    ) as service:
+        yield service
+
+
+@pytest.fixture
+def openei() -> Iterator[RecordedService]:
+    with recorded_service({"/utility_rates": (200, RATES)}) as service:
+        yield service
+
+
+@pytest.fixture(autouse=True)
+def in_utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    import time
+
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def at_noon(
+    monitor: CarbonEmissionMonitor | EnergyCostMonitor, node: VirtualNode, before_s: float = 0
+) -> Any:
+    """The monitor in the node's time, in which it is noon now, or shortly before."""
+    monitor.zeus_monitor._clock_ns = monitor.zeus_monitor._book.clock_ns = node.clock
+    shift_ns = int((NOON.timestamp() - before_s) * 1e9) - node.clock()
+    monitor._windows._offset_ns = lambda: shift_ns
+    return monitor
+
+
+def test_electricity_maps_is_asked_with_the_users_key(maps: RecordedService) -> None:
+    client = ElectrictyMapsClient(
+        PLACE, estimate=True, emission_factor_type="lifecycle", token="mine", url=maps.url
+    )
+    assert client.get_current_carbon_intensity() == 491
+    assert client.get_recent_carbon_intensity() == {
+        NOON - timedelta(hours=1): 400,
+        NOON: 500,
+    }
+    path, query, headers = maps.asked[0]
+    assert path == "/carbon-intensity/latest"
+    assert query == {
+        "lat": "42.28",
+        "lon": "-83.74",
+        "disableEstimations": "false",
+        "emissionFactorType": "lifecycle",
+    }
+    assert headers["auth-token"] == "mine"
+    assert (client.update_period, client.history_length) == (timedelta(hours=1), 24)
+
+
+def test_a_key_comes_from_the_environment(
+    maps: RecordedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(carbon.TOKEN_ENV, "from-env")
+    ElectrictyMapsClient(PLACE, url=maps.url).get_current_carbon_intensity()
+    assert maps.asked[0][2]["auth-token"] == "from-env"
+    assert maps.asked[0][1]["disableEstimations"] == "true"
+
+
+def test_what_electricity_maps_refuses_or_does_not_know_is_said(maps: RecordedService) -> None:
+    client = ElectrictyMapsClient(PLACE, token="secret", url=maps.url)
+    maps.answers["/carbon-intensity/latest"] = (401, {"error": "Invalid auth-token"})
+    with pytest.raises(ZeusCarbonIntensityHTTPError, match=r"401\); give your key as token") as one:
+        client.get_current_carbon_intensity()
+    assert "secret" not in str(one.value)
+    maps.answers["/carbon-intensity/latest"] = (200, {"zone": "XX"})
+    with pytest.raises(ZeusCarbonIntensityNotFoundError, match="estimate=True"):
+        client.get_current_carbon_intensity()
+    nobody = ElectrictyMapsClient(PLACE, url="http://127.0.0.1:9")
+    with pytest.raises(ZeusCarbonIntensityHTTPError, match="cannot be reached"):
+        nobody.get_recent_carbon_intensity()
+
+
+def test_each_hours_energy_counts_with_that_hours_intensity(
+    node: VirtualNode, maps: RecordedService
+) -> None:
+    client = ElectrictyMapsClient(PLACE, url=maps.url)
+    monitor = at_noon(CarbonEmissionMonitor(client, gpu_indices=[0]), node, before_s=10)
+    monitor.begin_window("epoch")
+    assert monitor.current_keys == {"epoch"}
+    node.clock.sleep(40)
+    measured = monitor.end_window("epoch")
+    assert measured.time == pytest.approx(40)
+    whole_j = measured.gpu_energy[0]
+    expected_g = whole_j * (400 / 4 + 500 * 3 / 4) / KWH  # an idle GPU's power does not change
+    assert measured.gpu_carbon_emission[0] == pytest.approx(expected_g, rel=0.01)
+    assert (measured.cpu_energy, measured.cpu_carbon_emission) == (None, None)
+    assert monitor.current_keys == set()
+
+
+def test_windows_of_emissions_overlap_and_have_names(
+    node: VirtualNode, maps: RecordedService
+) -> None:
+    client = ElectrictyMapsClient(PLACE, url=maps.url)
+    monitor = at_noon(CarbonEmissionMonitor(client), node)
+    monitor.begin_window("a")
+    with pytest.raises(ValueError, match="already exists"):
+        monitor.begin_window("a")
+    with pytest.raises(ValueError, match="does not exist"):
+        monitor.end_window("b")
+    monitor.begin_window("b")
+    node.clock.sleep(1)
+    longer = monitor.end_window("b")
+    node.clock.sleep(1)
+    assert monitor.end_window("a").time >= 2
+    assert longer.gpu_carbon_emission[0] > 0
+
+
+def test_offline_one_warning_and_energy_alone(node: VirtualNode) -> None:
+    client = ElectrictyMapsClient(PLACE, url="http://127.0.0.1:9")
+    monitor = at_noon(CarbonEmissionMonitor(client), node)
+    with pytest.warns(
+        UserWarning, match="carbon intensity is not known.*cannot be reached"
+    ) as seen:
+        for key in ("a", "b"):
+            monitor.begin_window(key)
+            node.clock.sleep(1)
+            measured = monitor.end_window(key)
+    assert len([one for one in seen if "carbon" in str(one.message)]) == 1
+    assert measured.gpu_energy[0] > 0
+    assert math.isnan(measured.gpu_carbon_emission[0])
+
+
+def test_hours_that_are_over_are_looked_up_while_a_window_is_open(
+    node: VirtualNode, maps: RecordedService
+) -> None:
+    client = ElectrictyMapsClient(PLACE, url=maps.url)
+    monitor = at_noon(CarbonEmissionMonitor(client), node, before_s=30)
+    monitor.begin_window("a")
+    node.clock.sleep(40)
+    monitor._windows.tend()
+    (piece,) = monitor._windows._windows["a"].pieces
+    assert piece[0] == NOON - timedelta(hours=1)
+    assert piece[1].time == pytest.approx(30)
+    node.clock.sleep(20)
+    measured = monitor.end_window("a")
+    assert measured.gpu_carbon_emission[0] == pytest.approx(
+        measured.gpu_energy[0] * 450 / KWH, rel=0.01
+    )
+
+
+class Flat(CarbonIntensityProvider):
+    """A provider of a user's own, which fails."""
+
+    update_period = timedelta(hours=1)
+    history_length = 24
+
+    def get_current_carbon_intensity(self) -> float:
+        return 100.0
+
+    def get_recent_carbon_intensity(self) -> dict[datetime, float]:
+        raise KeyError("a bug of the user's")
+
+
+def test_a_providers_bug_is_a_warning(node: VirtualNode) -> None:
+    monitor = at_noon(CarbonEmissionMonitor(Flat()), node)
+    monitor.begin_window("a")
+    node.clock.sleep(1)
+    with pytest.warns(UserWarning, match="a bug of the user's"):
+        monitor.end_window("a")
+
+
+def test_openei_is_asked_with_the_users_key_and_never_without(
+    openei: RecordedService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    label = RATES["items"][1]["label"]
+    monkeypatch.delenv(price.KEY_ENV, raising=False)
+    with pytest.raises(ZeusElectricityPriceHTTPError, match="wants a key; give your own"):
+        OpenEIClient(PLACE, label, url=openei.url).get_current_electricity_prices()
+    assert openei.asked == []
+    monkeypatch.setenv(price.KEY_ENV, "mine")
+    client = OpenEIClient(PLACE, label, sector="Commercial", radius=5, url=openei.url)
+    found = client.get_current_electricity_prices()
+    assert found["energy_rate_structure"] == RATES["items"][1]["energyratestructure"]
+    _, query, _ = openei.asked[0]
+    assert (query["api_key"], query["sector"], query["radius"], query["detail"]) == (
+        *("mine", "Commercial", "5", "full"),
+    )
+    with pytest.raises(ZeusElectricityPriceNotFoundError, match="no rate 'else'"):
+        OpenEIClient(PLACE, "else", url=openei.url).get_current_electricity_prices()
+
+
+def test_each_hours_energy_costs_that_hours_price(
+    node: VirtualNode, openei: RecordedService
+) -> None:
+    client = OpenEIClient(PLACE, RATES["items"][1]["label"], api_key="mine", url=openei.url)
+    monitor = at_noon(EnergyCostMonitor(client), node, before_s=10)
+    monitor.begin_window("epoch")
+    node.clock.sleep(40)
+    measured = monitor.end_window("epoch")
+    whole_j = measured.gpu_energy[0]
+    expected = whole_j * (0.10 / 4 + 0.25 * 3 / 4) / KWH
+    assert measured.gpu_energy_cost[0] == pytest.approx(expected, rel=0.01)
+    assert measured.cpu_energy_cost is None
+
+
+class Broken(ElectricityPriceProvider):
+    """Has schedules of another shape."""
+
+    def get_current_electricity_prices(self) -> dict[str, list[Any]]:
+        return {"energy_weekday_schedule": []}
+
+
+def test_prices_of_another_shape_are_a_warning_and_not_a_price(node: VirtualNode) -> None:
+    monitor = at_noon(EnergyCostMonitor(Broken()), node)
+    monitor.begin_window("a")
+    node.clock.sleep(1)
+    with pytest.warns(UserWarning, match="price of electricity is not known"):
+        assert math.isnan(monitor.end_window("a").gpu_energy_cost[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        monitor.begin_window("a")
+        node.clock.sleep(1)
+        monitor.end_window("a")

@@ -1,0 +1,63 @@
+"""`zeusctl set --ceiling` and `zeusctl reset --ceiling`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.support import RunningDaemon, wait_for
+from tests.zeusctl.conftest import Ctl
+from zeusctl.exits import Exit
+
+
+def limit_w(daemon: RunningDaemon, gpu: int) -> float:
+    with daemon.client() as client:
+        uuid = client.node().gpus[gpu].uuid
+        return (client.state(uuid)[uuid].power_limit_mw or 0) / 1000
+
+
+def test_the_least_of_the_ceilings_is_in_force_until_it_is_removed(
+    ctl: Ctl, daemon: RunningDaemon
+) -> None:
+    said = ctl("set", "0", "-p", "200", "--ceiling", "job:1234")
+    assert (said.code, said.out) == (0, "GPU 0: power_limit at most 200 W\n")
+    said = ctl("set", "0", "-p", "220", "--ceiling", "fleet", "--json")
+    (setting,) = json.loads(said.out)["settings"]
+    assert (setting["asked"], setting["value"], setting["unit"]) == (220, 200, "W")
+    assert limit_w(daemon, 0) == 200
+    said = ctl("set", "0", "-p", "210", "--", "true")
+    assert "is outside 100 to 200 W" in said.err
+    said = ctl("reset", "0", "--ceiling", "job:1234")
+    assert (said.code, said.out) == (0, "removed the ceiling job:1234 from 1 GPU\n")
+    assert limit_w(daemon, 0) == 220
+    assert ctl("reset", "0,1", "--ceiling", "fleet").out.endswith("from 2 GPUs\n")
+    assert limit_w(daemon, 0) == 250
+
+
+def test_a_ceiling_falls_to_the_lower_bound_in_time(ctl: Ctl, daemon: RunningDaemon) -> None:
+    ctl("set", "1", "-p", "220", "--ceiling", "fleet", "--for", "0.2s", "--then", "150")
+    wait_for(lambda: limit_w(daemon, 1) == 150, "the lower bound")
+    ctl("reset", "1", "--ceiling", "fleet")
+    assert limit_w(daemon, 1) == 250
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("-p", "100", "--ceiling", "site"), "site is no ceiling; choose fleet, persisted or job:"),
+        (("-p", "9000", "--ceiling", "fleet"), "9000 W is outside 100 to 250 W"),
+        (("-g", "300", "--ceiling", "fleet"), "a ceiling bounds the power limit"),
+        (("-p", "200", "--ceiling", "fleet", "--then", "150"), "--then needs --for"),
+        (
+            ("-p", "200", "--ceiling", "fleet", "--for", "9s", "--then", "210"),
+            "falls back to a higher value",
+        ),
+    ],
+)
+def test_what_is_no_ceiling_is_refused_in_a_sentence(
+    ctl: Ctl, arguments: tuple[str, ...], words: str
+) -> None:
+    said = ctl("set", "0", *arguments)
+    assert said.code in (Exit.USAGE, Exit.OUT_OF_RANGE, Exit.FAILED)
+    assert words in said.err

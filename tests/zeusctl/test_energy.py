@@ -1,0 +1,310 @@
+"""`zeusctl allocate`, `deallocate`, `energy` and `forget`, and what other users see of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import (
+    NOBODY,
+    RunningDaemon,
+    configuration,
+    public_directory,
+    running_daemon,
+    wait_for,
+)
+from tests.zeusctl.conftest import NODE, Ctl, with_ledger
+from zeus_ipc.errors import LedgerFailed
+from zeus_ipc.messages import BUCKET_S, UsageSum
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+from zeusctl import day_files
+from zeusctl.exits import Exit
+from zeusd.energy.split import parent_of
+from zeusd.runtime.identities import Identities
+
+
+def rows(ctl: Ctl, *options: str) -> dict[str, dict[str, str]]:
+    """The rows of the CSV, by what they are called."""
+    found = csv.DictReader(io.StringIO(ctl("energy", "--format", "csv", *options).out))
+    return {f"{one['kind']} {one['name'] or one['user']}".strip(): one for one in found}
+
+
+def test_a_job_is_charged_what_measuring_the_same_time_says(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    with daemon.client() as client:
+        uuid = client.node().gpus[1].uuid
+        wait_for(lambda: len(client.timeline(uuid)) > 5, "a history")
+        begin_ns = time.monotonic_ns()
+        assert ctl("allocate", "1", "--job", "900", "--user", str(NOBODY)).code == 0
+        time.sleep(0.5)
+        said = ctl("deallocate", "--job", "900")
+        end_ns = time.monotonic_ns()
+        found = client.windows(uuid, [(begin_ns, end_ns, False)])[uuid].energy_uj[0]
+    assert found is not None
+    assert "job 900: " in said.out
+    assert "1 GPU released" in said.out
+    job = rows(ctl, "--job", "900")["job 900"]
+    assert 0.7 * found / 1e6 < float(job["energy_j"]) <= found / 1e6
+    assert (job["basis"], job["exact"], job["uid"]) == ("allocated", "True", str(NOBODY))
+    assert job["begin"] <= job["end"]
+
+
+def test_all_ways_to_sum_agree_with_the_meters(ctl: Ctl) -> None:
+    ctl("allocate", "0", "--pod", "ml/train-0", "--weight", "1")
+    ctl("allocate", "0", "--pod", "ml/train-1", "--weight", "2")
+    ctl("allocate", "2", "--job", "901", "--user", "0")
+    for by in ("user", "job", "pod", "namespace", "gpu", "day"):
+        said = ctl("energy", "--by", by, "--json")
+        assert said.code == 0, said.err
+        report = json.loads(said.out)
+        assert sum(one["energy_j"] for one in report["sums"]) == pytest.approx(report["metered_j"])
+    table = ctl("energy").out
+    assert "namespace ml" in table
+    assert "(idle)" in table.splitlines()[-1]
+    assert rows(ctl, "--by", "pod")["pod ml/train-1"]["exact"] == "True"  # idle: shared by rule
+    assert "pod ml/train-0" in rows(ctl, "--pod", "ml/train-0")
+
+
+def test_the_exit_code_is_1_if_the_sum_differs_from_the_meters(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus_ipc.client import Client
+
+    honest = Client.usage
+
+    def tampered(*arguments: object, **options: object) -> object:
+        found = honest(*arguments, **options)  # type: ignore[arg-type]
+        return found.model_copy(update={"metered_uj": [found.metered_uj[0] + 1]})
+
+    monkeypatch.setattr(Client, "usage", tampered)
+    said = ctl("energy")
+    assert said.code == Exit.FAILED
+    assert "differ from the GPUs' counters by -1 microjoules" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "part"),
+    [
+        (("energy", "--since", "soon"), "'soon' is no time"),
+        (("energy", "--tz", "Mars/Olympus"), "is no time zone"),
+        (("energy", "--since", "1h", "--until", "2h"), "end must be after the beginning"),
+        (("energy", "--since", "2000-01-01", "--daily"), "over 400 days"),
+        (("energy", "--user", "nobody-at-all"), "there is no user"),
+        (("energy", "--job", "1", "--pod", "a/b"), "give one of --job and --pod"),
+        (("allocate", "0"), "give one of --job, --pod and --slurm"),
+        (("allocate", "--job", "1"), "name the GPUs"),
+        (("allocate", "9", "--job", "1"), "there is no GPU '9'"),
+        (("deallocate", "--job", "1", "--pod", "a/b"), "give one of"),
+        (("deallocate", "--slurm"), "SLURM_JOB_ID is not set"),
+    ],
+)
+def test_a_wrong_command_line_says_what_is_wrong(
+    ctl: Ctl, arguments: tuple[str, ...], part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    said = ctl(*arguments)
+    assert said.code in (Exit.USAGE, Exit.UNKNOWN)
+    assert part in said.err
+
+
+def test_a_prolog_and_an_epilog(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in {
+        "SLURM_JOB_ID": "903",
+        "SLURM_JOB_UID": str(NOBODY),
+        "SLURM_JOB_GPUS": "1,3",
+        "SLURM_JOB_RESTART_COUNT": "2",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert ctl("allocate", "--slurm").out == "job 903 holds 1, 3\n"
+    assert "2 GPUs released" in ctl("deallocate", "--slurm").out
+    assert ctl("deallocate", "--slurm").out == "job 903 held no GPU\n"
+    assert rows(ctl, "--job", "903")["job 903"]["run"] == "2"
+    monkeypatch.setenv("SLURM_JOB_GPUS", "")
+    assert ctl("allocate", "--slurm").out == "job 903 holds no GPU\n"
+
+
+def test_the_ledger_outlives_a_kill_with_who_held_what(tmp_path: Path) -> None:
+    with running_daemon(*NODE, *with_ledger(tmp_path), gpus=4) as daemon:
+        with daemon.client() as client:
+            gpus = client.node().gpus
+            client.allocate([gpus[0].uuid], "7", uid=NOBODY)
+        daemon.kill()
+        daemon.start_again()
+        daemon.wait_until_serving(4)
+        with daemon.client() as client:
+            wait_for(lambda: len(client.timeline(gpus[0].uuid)) > 5, "a history")
+            assert client.deallocate("7") == 1
+            end = int(time.time()) // BUCKET_S * BUCKET_S + BUCKET_S
+            usage = client.usage([0, end], "job", name="7")
+            (job,) = usage.sums
+            assert job.uid == NOBODY
+            assert job.end_s >= job.begin_s > 0
+    for path in tmp_path.iterdir():
+        if path.name.startswith("energy.db"):
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_ledger_that_cannot_be_opened_is_an_error_and_limits_go_on(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    text = f'[accounting]\ndirectory = "{tmp_path}/file/x"\n'
+    with running_daemon(
+        "--simulate", "1xv100-pcie", *configuration(tmp_path, text), gpus=1
+    ) as daemon:
+        with daemon.client() as client:
+            with pytest.raises(LedgerFailed, match="runs without accounting"):
+                client.usage([0, BUCKET_S])
+            client.set_power_limit(client.node().gpus[0].uuid, 150_000)
+            ledger = client.metrics().ledger
+        assert ledger is not None
+        assert "runs without accounting" in ledger.trouble
+        assert daemon.records("ledger_failed")
+
+
+AS_NOBODY = f"""
+import json, os, sys
+os.setgroups([]); os.setgid({NOBODY}); os.setuid({NOBODY})
+from zeusctl.cli import main
+for arguments in json.load(sys.stdin):
+    try:
+        main(arguments)
+    except SystemExit as end:
+        print("exit", end.code, *arguments)
+"""
+
+
+@pytest.mark.needs("root")
+def test_bob_sees_nothing_of_alice_by_any_option() -> None:
+    with public_directory() as directory:
+        ledger = directory / "ledger"
+        rules = '\n[[allow]]\nusers = ["*"]\n[daemon]\nsocket_mode = "0666"\n'
+        options = configuration(directory, f'[accounting]\ndirectory = "{ledger}"\n{rules}')
+        with running_daemon(*NODE, *options, gpus=4, directory=directory) as daemon:
+            with daemon.client() as client:
+                gpus = [gpu.uuid for gpu in client.node().gpus]
+                wait_for(lambda: len(client.timeline(gpus[2])) > 5, "a history")
+                client.allocate(gpus[0], "4711", uid=54321)
+                client.allocate(gpus[1], "secret/pod", kind="pod")
+                client.allocate(gpus[2], "815", uid=NOBODY)
+                assert client.deallocate("4711") == 1
+
+            def bob(*lines: tuple[str, ...]) -> str:
+                ran = subprocess.run(
+                    [sys.executable, "-c", AS_NOBODY],
+                    env={**os.environ, "ZEUSD_SOCK_PATH": daemon.socket},
+                    input=json.dumps(lines),
+                    capture_output=True,
+                    text=True,
+                )
+                assert "Traceback" not in ran.stderr
+                return ran.stdout + ran.stderr
+
+            views = [("--by", by) for by in ("user", "job", "pod", "namespace", "gpu", "day")]
+            forms = [("energy", *one, "--format", form) for one in views for form in FORMS]
+            seen = bob(*forms)
+            assert seen.count("exit 0 energy") == len(forms)
+            assert "job 815" in seen
+            assert "(others)" in seen
+            asked = [("--user", "54321"), ("--job", "4711"), ("--pod", "secret/pod")]
+            named = bob(*[("energy", *one, "--format", form) for one in asked for form in FORMS])
+            named = "\n".join(line for line in named.splitlines() if not line.startswith("exit 0"))
+            for secret in ("54321", "4711", "secret"):
+                assert secret not in seen + named
+            refused = [
+                ("allocate", "0", "--job", "1"),
+                ("deallocate", "--job", "815"),
+                ("forget", "--user", "0"),
+            ]
+            said = bob(*refused)
+            assert said.count(f"exit {Exit.DENIED.value} ") == len(refused)
+        assert stat.S_IMODE(ledger.stat().st_mode) == 0o700
+
+
+FORMS = ("table", "csv", "json")
+
+
+def test_processes_decide_where_nobody_holds_a_gpu(tmp_path: Path) -> None:
+    """A real process of this user computes on a GPU, and the ledger lists it."""
+    identity = Identities().identify(os.getpid())
+    assert identity is not None
+    os.close(identity.pidfd)
+    parent = parent_of(identity.account)
+    text = f'[accounting]\ndirectory = "{tmp_path}"\nprocesses = true\n'
+    with running_daemon(*NODE, *configuration(tmp_path, text), gpus=4) as daemon:
+        with daemon.client() as client:
+            gpus = [gpu.uuid for gpu in client.node().gpus]
+            path = client.node().simulated
+            assert path is not None
+            work = SimulatedWork(path, [gpus[0]], "nsdi23/v100/imagenet/resnet50/adadelta/32")
+            end = int(time.time()) // BUCKET_S * BUCKET_S + BUCKET_S
+
+            def charged() -> dict[str, UsageSum]:
+                work.run()
+                usage = client.usage([0, end + BUCKET_S], "user")
+                assert sum(one.active_uj + one.idle_uj for one in usage.sums) == sum(
+                    usage.metered_uj
+                )
+                return {one.kind: one for one in usage.sums}
+
+            found = wait_for(
+                lambda: (one := charged()) and parent.kind.value in one and one,
+                "the process to be charged",
+            )
+            mine = found[parent.kind.value]
+            assert (mine.uid, mine.methods) == (parent.uid, ["exclusive"])
+            assert mine.lower_uj == mine.upper_uj == mine.active_uj + mine.idle_uj
+            assert "idle" in found
+            work.close()
+            # While a job holds the GPU, nobody lists its processes, and the job pays.
+            client.allocate(gpus[0], "7", uid=NOBODY)
+            assert client.deallocate("7") == 1
+
+
+def test_files_of_days_add_up_as_often_as_they_come(ctl: Ctl, tmp_path: Path) -> None:
+    ctl("allocate", "0", "--job", "77", "--user", "0")
+    ctl("allocate", "1", "--pod", "ml/train", "--weight", "1")
+    ctl("deallocate", "--pod", "ml/train")  # waits until it is charged
+    ctl("deallocate", "--job", "77")
+    said = ctl("energy", "--since", "1d", "--export", str(tmp_path))
+    assert said.code == 0, said.err
+    (path,) = {Path(line) for line in said.out.split()} & set(tmp_path.iterdir())
+    ctl("energy", "--since", "1d", "--export", str(tmp_path))  # the same day, with more in it
+    other = tmp_path / "other"
+    other.mkdir()
+    there = path.read_text().replace(f"\n{socket.gethostname()},", "\nanother-node,")
+    (other / path.name.replace(socket.gethostname(), "another-node")).write_text(there)
+    (other / "energy-copy.csv").write_text(path.read_text())  # sent twice
+    live = json.loads(ctl("energy", "--json").out)
+    both = {}
+    for by in ("user", "job", "pod", "namespace", "day"):
+        report = ctl("energy", "--from", str(tmp_path), "--by", by, "--json")
+        assert report.code == 0, report.err
+        both[by] = json.loads(report.out)
+        total = sum(one["energy_j"] for one in both[by]["sums"])
+        assert total == pytest.approx(both[by]["metered_j"])
+        assert total == pytest.approx(2 * live["metered_j"], rel=0.3)
+    assert {one["kind"] for one in both["job"]["sums"]} >= {"job", "namespace", "idle"}
+    assert "ml/train" in {one["name"] for one in both["pod"]["sums"]}
+    named = json.loads(ctl("energy", "--from", str(tmp_path), "--job", "77", "--json").out)
+    assert {one["name"] for one in named["sums"]} == {"77"}
+
+
+def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:
+    said = ctl("energy", "--from", str(tmp_path))
+    assert (said.code, "has no files energy-*.csv" in said.err) == (Exit.UNKNOWN, True)
+    for text in ("a,b\n1,2\n", ",".join(day_files.Row._fields) + "\nn1,x,user,,,0,1,1,1,1,1,\n"):
+        (tmp_path / "energy-n1-2026-11-01.csv").write_text(text)
+        said = ctl("energy", "--from", str(tmp_path))
+        assert said.code == Exit.FAILED
+        assert "is no file of" in said.err
+    assert "leave --by gpu out" in ctl("energy", "--from", str(tmp_path), "--by", "gpu").err

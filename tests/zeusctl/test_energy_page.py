@@ -1,0 +1,86 @@
+"""The page of energy by day and user: what it says, and how a browser shows it."""
+
+from __future__ import annotations
+
+import random
+import re
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import pytest
+
+from tests.browser import browser
+from zeusctl.energy_page import page
+from zeusctl.reports import UsedEnergy
+
+BEGIN = datetime(2026, 11, 1, tzinfo=timezone.utc)
+NASTY = '<script>alert("x")</script>'
+
+
+def used(day: int, kind: str, name: str, joules: float, idle: float = 0.0) -> UsedEnergy:
+    return UsedEnergy(
+        since=BEGIN + timedelta(days=day),
+        until=BEGIN + timedelta(days=day + 1),
+        kind=kind,
+        name="" if kind == "user" else name,
+        run=None,
+        uid=None,
+        user=name if kind == "user" else None,
+        gpu_hours=joules / 1e6,
+        energy_j=joules,
+        lower_j=joules if kind != "container" else 0.0,
+        upper_j=joules,
+        active_j=joules - idle,
+        idle_j=idle,
+        basis=["allocated"],
+        exact=kind != "container",
+        begin=None,
+        end=None,
+    )
+
+
+def month() -> tuple[list[UsedEnergy], list[UsedEnergy]]:
+    rng = random.Random(1)
+    users = ["alice", "bob", NASTY, *(f"user{number}" for number in range(12))]
+    days = []
+    for day in range(30):
+        days += [
+            used(day, "user", name, rng.uniform(0, 3e8) / (at + 1)) for at, name in enumerate(users)
+        ]
+        days += [used(day, "idle", "", 6e7, 6e7), used(day, "unattributed", "down", 1e6)]
+        days.append(used(day, "container", "0123456789ab", 3e7))
+    jobs = [used(0, "job", str(number), 1e8, number * 1e6) for number in range(40)]
+    return days, jobs
+
+
+def test_the_page_has_every_user_and_the_jobs_that_waste_most() -> None:
+    days, jobs = month()
+    text = page(days, jobs, "Energy of GPUs", sum(one.energy_j for one in days))
+    assert "<script" not in text
+    assert "http" not in text  # it asks for nothing
+    assert "&lt;script&gt;" in text
+    total = sum(one.energy_j for one in days) / 3.6e6
+    assert text.count(f"{total:,.2f} kWh") == 2
+    for name in ("alice", "user11", "(idle)", "(unattributed)", "container 0123456789ab"):
+        assert f"<td>{name}</td>" in text
+    assert "<td>job 39</td>" in text
+    assert "<td>job 29</td>" not in text
+    heights = [float(one) for one in re.findall(r'height="([0-9.]+)" fill', text)]
+    assert all(height > 0 for height in heights)
+    assert page([], [], "Nothing", 0.0).count("None.") == 2
+
+
+@pytest.mark.needs("chromium")
+def test_a_browser_shows_it_without_a_horizontal_scroll(tmp_path: Path) -> None:
+    days, jobs = month()
+    file = tmp_path / "energy.html"
+    file.write_text(page(days, jobs, "Energy of GPUs", 1.0))
+    with browser(tmp_path) as tab:
+        tab.open(file.as_uri())
+        for width in (1200, 400):
+            tab.see(width, 900)
+            assert tab.run("document.documentElement.scrollWidth") <= width
+        assert tab.run("document.querySelectorAll('svg rect').length") > 30 * 8
+        assert tab.run("document.title") == "Energy of GPUs"
+        box = "document.querySelector('svg').getBoundingClientRect()"
+        assert tab.run(f"{box}.height") > 50

@@ -1,0 +1,125 @@
+"""Who may say which job holds a GPU, and who may see whose energy."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, make_world
+from tests.zeusd.core.world import GPU0, World
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import Allocate, Metrics
+from zeusd.core.accounting import ABSENT
+from zeusd.core.model import Failure
+from zeusd.core.policy import LedgerAccess
+
+READERS = frozenset({700})
+DAY = [0, 86_400]
+WRITES: list[tuple[str, dict[str, Any]]] = [
+    ("allocate", {"gpus": [GPU0], "name": "7"}),
+    ("deallocate", {"name": "7"}),
+    ("forget_user", {"uid": 1003}),
+]
+
+
+@pytest.fixture
+def world() -> World:
+    return make_world()
+
+
+@pytest.mark.parametrize(("op", "arguments"), WRITES)
+def test_only_administrators_change_the_ledger(
+    world: World, op: str, arguments: dict[str, Any]
+) -> None:
+    refused = world.call(ALICE, op, **arguments)
+    assert refused["error"]["code"] == ErrorCode.PERMISSION_DENIED
+    assert world.accounted == []
+    assert "result" in world.call(ADMIN, op, **arguments)
+    assert len(world.accounted) == 1
+
+
+def test_only_gpus_that_are_here_are_allocated(world: World) -> None:
+    reply = world.call(ADMIN, "allocate", gpus=[GPU0, "GPU-9"], name="7")
+    assert reply["result"]["gpus"][GPU0] == {}
+    assert reply["result"]["gpus"]["GPU-9"]["error"]["code"] == ErrorCode.UNKNOWN_GPU
+    (effect,) = world.accounted
+    assert isinstance(effect.request, Allocate)
+    assert effect.request.gpus == [GPU0]
+
+
+def test_a_ledger_that_fails_is_an_error_of_each_gpu_and_of_nothing_else(world: World) -> None:
+    world.ledger = Failure(ErrorCode.LEDGER_FAILED, "the disk is full")
+    reply = world.call(ADMIN, "allocate", gpus=[GPU0], name="7")
+    assert reply["result"]["gpus"][GPU0]["error"]["code"] == ErrorCode.LEDGER_FAILED
+    assert world.set_power(ALICE, 200) == {}
+    world.ledger = ABSENT
+    assert world.call(ALICE, "usage", edges=DAY)["error"]["code"] == ErrorCode.NOT_SUPPORTED
+
+
+def test_a_user_reads_as_that_user_and_administrators_and_readers_as_everybody(
+    world: World,
+) -> None:
+    def reader(conn: int) -> int | None:
+        world.call(conn, "usage", edges=DAY)
+        return world.accounted[-1].reader
+
+    assert (reader(ALICE), reader(BOB), reader(ADMIN)) == (1002, 1003, None)
+    world.connect(4, pid=104, uid=1004, groups=READERS)
+    assert reader(4) == 1004
+    for ledger, expected in (
+        (LedgerAccess(gids=READERS), (1002, None)),
+        (LedgerAccess(everybody=True), (None, None)),
+    ):
+        settings = replace(world.settings, ledger=ledger)
+        world.apply(world.core.reconfigure(world.now_ns, settings))
+        assert (reader(ALICE), reader(4)) == expected
+
+
+def test_metrics_name_others_only_to_those_who_may_know(world: World) -> None:
+    def total(kind: str, uid: int, amount: int) -> dict[str, Any]:
+        amounts = dict.fromkeys(("active_uj", "idle_uj", "lower_uj", "upper_uj"), amount)
+        return {"kind": kind, "name": "", "uid": uid, **amounts}
+
+    totals = [total("user", 1002, 5), total("user", 1003, 7), total("namespace", -1, 11)]
+    totals.append(total("idle", -1, 13))
+    world.ledger_state = {
+        "totals": totals,
+        "counted_uj": {GPU0: 72},
+        "held": [],
+        "trouble": "",
+        "damaged": [],
+        "dropped": 0,
+    }
+
+    def seen(conn: int) -> dict[tuple[str, int], int]:
+        ledger = Metrics.model_validate(world.call(conn, "metrics")["result"]).ledger
+        assert ledger is not None
+        return {(one.kind, one.uid): one.active_uj for one in ledger.totals}
+
+    assert seen(ALICE) == {("user", 1002): 5, ("others", -1): 18, ("idle", -1): 13}
+    assert seen(BOB) == {("user", 1003): 7, ("others", -1): 16, ("idle", -1): 13}
+    assert sum(seen(ADMIN).values()) == sum(seen(ALICE).values()) == 36
+    assert ("others", -1) not in seen(ADMIN)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"edges": [0, 899]},
+        {"edges": [900, 0]},
+        {"edges": [0]},
+        {"edges": DAY, "by": "user", "name": "7"},
+        {"edges": DAY, "by": "colour"},
+    ],
+)
+def test_what_cannot_be_summed_is_refused(world: World, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=r"edges|name|by"):
+        world.call(ALICE, "usage", **arguments)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "../x", "-", "7;rm", "ä", "x" * 321])
+def test_a_job_has_a_name_that_no_terminal_or_path_minds(world: World, name: str) -> None:
+    with pytest.raises(ValueError, match="name"):
+        world.call(ADMIN, "allocate", gpus=[GPU0], name=name)

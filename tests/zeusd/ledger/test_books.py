@@ -1,0 +1,452 @@
+"""The books of a node: who is charged what, over restarts, reboots, suspends and lost epilogs."""
+
+from __future__ import annotations
+
+import random
+import sqlite3
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.zeusd.ledger.world import START_S, World
+from zeus_ipc.messages import MAX_SUMS, Allocate, Deallocate, GetUsage
+from zeusd.core.model import Failure
+from zeusd.energy.history import SECOND_NS
+from zeusd.runtime.books import Books
+
+HOUR_S = 3600
+ALL = [START_S - 40 * 86_400 - START_S % 900, START_S - START_S % 900 + 40 * 86_400]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(tmp_path)
+
+
+def allocate(books: Books, world: World, name: str, uid: int = 1000, **fields: Any) -> None:
+    gpus = fields.pop("gpus", ["GPU-0"])
+    request = Allocate(id=1, gpus=gpus, name=name, uid=uid, **fields)
+    books.allocate(request, world.now_ns)
+
+
+def deallocate(books: Books, world: World, name: str, run: str | None = None) -> list[str]:
+    return books.deallocate(Deallocate(id=1, name=name, run=run), world.now_ns)
+
+
+def usage(
+    books: Books, by: str = "job", edges: list[int] = ALL, reader: int | None = None, **fields: Any
+) -> dict[str, int]:
+    """Joules by name, or else by kind or uid; checks that they add up to the meters."""
+    books.settle()
+    answer = books.usage(GetUsage(id=1, edges=edges, by=by, **fields), reader)  # type: ignore[arg-type]
+    assert isinstance(answer, dict)
+    found: dict[str, int] = defaultdict(int)
+    total_uj = 0
+    for one in answer["sums"]:
+        energy_uj = one["active_uj"] + one["idle_uj"]
+        total_uj += energy_uj
+        label = one["name"] or (f"uid {one['uid']}" if one["kind"] == "user" else one["kind"])
+        found[label + (f"/{one['run']}" if one["run"] else "")] += energy_uj // 1_000_000
+    if not fields:
+        assert total_uj == sum(answer["metered_uj"])
+    return dict(found)
+
+
+def test_a_job_is_charged_for_what_it_held_and_nobody_for_the_rest(world: World) -> None:
+    books = world.books()
+    world.tick(50, 10, idle=True)
+    allocate(books, world, "7")
+    world.tick(300, 50)
+    assert deallocate(books, world, "7") == ["GPU-0"]
+    world.tick(300, 10)
+    assert usage(books) == {"idle": 50, "7": 1500, "no holder": 300}
+    assert usage(books, "user") == {"idle": 50, "uid 1000": 1500, "no holder": 300}
+    assert usage(books, "gpu") == {"GPU-0": 1850}
+    assert usage(books, "total") == {"idle": 50, "total": 1500, "unattributed": 300}
+
+
+def test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(80, 50, idle=True)
+    books.settle()
+    answer = books.usage(GetUsage(id=1, edges=ALL, by="job"), None)
+    assert isinstance(answer, dict)
+    (one,) = answer["sums"]
+    assert (one["active_uj"], one["idle_uj"]) == (0, 400_000_000)
+    assert one["methods"] == ["allocated"]
+
+
+def test_shards_share_by_weight_and_a_whole_allocation_ends_them(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7", weight=3)
+    allocate(books, world, "8", uid=1001, weight=1)
+    world.tick(100, 10)
+    allocate(books, world, "9", uid=1002)
+    world.tick(100, 10)
+    assert usage(books) == {"7": 75, "8": 25, "9": 100}
+    assert deallocate(books, world, "7") == []
+
+
+def test_a_requeued_job_is_two_runs_and_asking_twice_is_one_holding(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7", run="0")
+    allocate(books, world, "7", run="0")
+    world.tick(100, 10)
+    assert deallocate(books, world, "7", "1") == []
+    allocate(books, world, "7", run="1")
+    world.tick(100, 20)
+    assert usage(books) == {"7/0": 100, "7/1": 200}
+    assert usage(books, name="7") == {"7/0": 100, "7/1": 200}
+    assert deallocate(books, world, "7") == ["GPU-0"]
+
+
+def test_a_lost_epilog_ends_with_the_jobs_control_group(world: World) -> None:
+    books = world.books()
+    group = world.groups / "system.slice/slurmstepd.scope/sEKNKTV3WPV500"
+    allocate(books, world, "7", control_group="sEKNKTV3WPV500")
+    for _ in range(30):  # a prolog comes before its job's group
+        world.tick(100, 10)
+        books.work()
+    group.mkdir(parents=True)
+    for _ in range(30):
+        world.tick(100, 10)
+        books.work()
+    group.rmdir()
+    books.close()
+    books = world.books()  # it was there once, which the next zeusd knows
+    for _ in range(30):
+        world.tick(100, 10)
+        books.work()
+    found = usage(books)
+    assert 6000 <= found.pop("7") <= 6500
+    assert [*found] == ["no holder"]
+    assert deallocate(books, world, "7") == []
+
+
+def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
+    books = world.books()
+    group = world.groups / "system.slice/slurmstepd.scope/job_7"
+    allocate(books, world, "7")
+    for present in (True, False, True, False, True):
+        if present:
+            group.mkdir(parents=True, exist_ok=True)
+        else:
+            group.rmdir()
+        for _ in range(6):
+            world.tick(100, 10)
+            books.work()
+    assert usage(books) == {"7": 3000}
+
+
+def test_a_restart_loses_nothing_that_somebody_held(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    books.settle()
+    world.tick(100, 10)
+    books.close()  # killed: nothing more is settled
+    world.gpus["GPU-0"].tick(100, 1, every_ns=60 * SECOND_NS)
+    books = world.books()
+    world.tick(100, 10)
+    assert usage(books) == {"7": 100 + 100 + 6000 + 100}
+
+
+def test_what_was_drawn_while_zeusd_was_down_and_nobody_held_is_unattributed(
+    world: World,
+) -> None:
+    books = world.books()
+    world.tick(100, 20, idle=True)
+    books.settle()
+    books.close()
+    gpu = world.gpus["GPU-0"]
+    started = gpu.now_ns + 59 * SECOND_NS
+    gpu.tick(100, 1, idle=True, every_ns=60 * SECOND_NS)
+    books = world.books()
+    books._started_ns = started
+    world.tick(100, 10, idle=True)
+    assert usage(books) == {"idle": 300, "down": 6000}
+
+
+def test_a_gpu_that_did_not_answer_has_a_gap_of_its_own(world: World) -> None:
+    books = world.books()
+    world.tick(100, 20, idle=True)
+    world.gpus["GPU-0"].tick(100, 1, idle=True, every_ns=10 * SECOND_NS)
+    world.tick(100, 20, idle=True)
+    assert usage(books) == {"idle": 400, "not sampled": 1000}
+
+
+def test_a_reboot_ends_what_was_held_and_never_charges_more_than_was_counted(
+    world: World, tmp_path: Path
+) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    books.settle()
+    world.tick(100, 10)  # lost with the history
+    books.close()
+    after = World(tmp_path)
+    after.step_ns = 100 * SECOND_NS
+    books = after.books(boot="boot-2")
+    after.tick(100, 10)
+    assert usage(books) == {"7": 100, "no holder": 100}
+    db = sqlite3.connect(after.directory / "energy.db")
+    (begin_s, end_s) = db.execute("SELECT begin_s, end_s FROM account WHERE name = '7'").fetchone()
+    assert begin_s <= end_s <= begin_s + 1800
+    assert db.execute("SELECT count(*) FROM holding").fetchone() == (0,)
+
+
+def test_a_driver_that_is_loaded_again_begins_a_new_history_without_a_step(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 100)
+    books.settle()
+    books.close()
+    fresh = World(world.directory.parent)
+    gpu = fresh.gpus["GPU-0"]
+    gpu.history.ticks.append(world.now_ns + SECOND_NS, 0, 0, 0)
+    gpu.history.tiers[0].append(world.now_ns + SECOND_NS, *[0] * 9)
+    again = World(world.directory.parent)
+    again.gpus["GPU-0"] = _begun_later(world.now_ns + SECOND_NS)
+    books = again.books()
+    again.tick(100, 10)
+    assert usage(books) == {"7": 1100}
+
+
+def _begun_later(t_ns: int) -> Any:
+    from tests.zeusd.ledger import world as module
+
+    before, module.START_NS = module.START_NS, t_ns
+    try:
+        return module.Gpu()
+    finally:
+        module.START_NS = before
+
+
+def test_what_is_drawn_in_a_suspend_is_nobodys(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    for _ in range(3):
+        world.tick(100, 10)
+        books.work()
+    books.settle()
+    world.slept_ns += HOUR_S * SECOND_NS
+    world.tick(5000, 1)
+    books.work()
+    world.tick(100, 9)
+    books.work()
+    assert usage(books) == {"7": 390, "suspend": 500}
+
+
+def test_steps_of_the_clock_move_later_rows_and_no_sum(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    for step_s in (0, HOUR_S, -HOUR_S, 0):
+        world.step_ns = step_s * SECOND_NS
+        world.tick(100, 10)
+        books.settle()
+    assert usage(books) == {"7": 400}
+    db = sqlite3.connect(world.directory / "energy.db")
+    rows = [row for (row,) in db.execute("SELECT active_uj FROM energy")]
+    assert min(rows) > 0
+    assert sum(rows) == 400_000_000
+
+
+def test_days_add_up_in_every_zone(tmp_path: Path) -> None:
+    """A day of 23 hours, of 25, and zones that are not whole hours from UTC."""
+    from datetime import datetime
+    from zoneinfo import ZoneInfo
+
+    from zeusctl.usage import edges
+
+    world = World(tmp_path)
+    books = world.books()
+    allocate(books, world, "7")
+    for _ in range(1500):  # ten days
+        world.gpus["GPU-0"].tick(100, 1, every_ns=576 * SECOND_NS)
+    books.settle()
+    for name in (
+        "UTC",
+        "Europe/Paris",
+        "America/New_York",
+        "Asia/Kathmandu",
+        "Australia/Lord_Howe",
+    ):
+        zone = ZoneInfo(name)
+        begin = datetime.fromtimestamp(ALL[0] + 39 * 86_400, zone)
+        end = datetime.fromtimestamp(ALL[0] + 55 * 86_400, zone)
+        found = edges(begin, end, zone, daily=True)
+        assert len(found) >= 16
+        for by in ("user", "job"):
+            answer = books.usage(GetUsage(id=1, edges=found, by=by), None)
+            assert isinstance(answer, dict)
+            by_day: dict[int, int] = defaultdict(int)
+            for one in answer["sums"]:
+                by_day[one["interval"]] += one["active_uj"] + one["idle_uj"]
+            assert [by_day[day] for day in range(len(found) - 1)] == answer["metered_uj"]
+            assert sum(by_day.values()) == world.gpus["GPU-0"].energy_uj
+    spring = [
+        int(datetime(2026, 3, day, tzinfo=ZoneInfo("Europe/Paris")).timestamp()) for day in (29, 30)
+    ]
+    autumn = [
+        int(datetime(2026, 10, day, tzinfo=ZoneInfo("Europe/Paris")).timestamp())
+        for day in (25, 26)
+    ]
+    for (first, last), hours in ((spring, 23), (autumn, 25)):
+        begin = datetime.fromtimestamp(first - HOUR_S, ZoneInfo("Europe/Paris"))
+        end = datetime.fromtimestamp(last + HOUR_S, ZoneInfo("Europe/Paris"))
+        found = edges(begin, end, ZoneInfo("Europe/Paris"), daily=True)
+        assert found[2] - found[1] == hours * HOUR_S
+
+
+def test_a_user_sees_the_users_own_rows_and_the_others_as_one_sum(tmp_path: Path) -> None:
+    world = World(tmp_path, gpus=4)
+    books = world.books()
+    for number, uid in enumerate((1000, 1001, 1002)):
+        allocate(books, world, f"job{number}", uid=uid, gpus=[f"GPU-{number}"])
+    allocate(books, world, "ml/train", uid=-1, kind="pod", gpus=["GPU-3"])
+    world.tick(100, 10)
+    assert usage(books, "job", reader=1001) == {"job1": 100, "others": 300}
+    assert usage(books, "user", reader=1001) == {"uid 1001": 100, "others": 300}
+    assert usage(books, "pod", reader=1001) == {"uid 1001": 100, "others": 300}
+    assert usage(books, "namespace", reader=1001) == {"uid 1001": 100, "others": 300}
+    assert usage(books, "namespace") == {
+        **{f"uid {uid}": 100 for uid in (1000, 1001, 1002)},
+        "ml": 100,
+    }
+    # Whatever is asked for, no answer is about one other user.
+    assert usage(books, "user", reader=1001, uid=1000) == {}
+    assert usage(books, "job", reader=1001, uid=1000) == {}
+    assert usage(books, "job", reader=1001, name="job0") == {}
+    assert usage(books, "total", reader=1001, uid=1000) == {}
+    assert usage(books, "gpu", reader=1001, uid=1000) == {}
+    assert usage(books, "job", reader=1001, name="job1") == {"job1": 100}
+
+
+def test_a_forgotten_user_leaves_every_sum_as_it_was(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    before = usage(books, "total")
+    assert books.forget(1000) == {"accounts": 2}
+    assert usage(books, "total") == before
+    for by in ("job", "user"):
+        assert "7" not in usage(books, by)
+        assert "uid 1000" not in usage(books, by)
+    world.tick(100, 10)
+    assert usage(books, "user")["uid 1000"] == 100
+    for path in world.directory.iterdir():
+        path.unlink()
+
+
+def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    deallocate(books, world, "7")
+    assert usage(books, "user") == {"uid 1000": 100}
+    books._store.expire(START_S + 401 * 86_400, 400, 760)
+    # Its job is gone, its user's day is not, and all still adds up to the meters.
+    for by in ("job", "user", "namespace"):
+        assert usage(books, by) == {"uid 1000": 100}
+    assert usage(books, "gpu") == {"GPU-0": 100}
+    for edges in ([START_S - 2 * HOUR_S, START_S + 100 * HOUR_S], [*range(ALL[0], ALL[1], 86_400)]):
+        assert usage(books, "user", edges) == {"uid 1000": 100}
+    world.step_ns += 402 * 86_400 * SECOND_NS
+    books.settle()
+    allocate(books, world, "8")
+    world.tick(100, 10)
+    recent = [ALL[0], ALL[1] + 410 * 86_400]
+    assert usage(books, "job", recent) == {"uid 1000": 100, "8": 100}
+    books._store.expire(START_S + 761 * 86_400, 400, 760)
+    assert usage(books, "user", ALL) == {}
+
+
+def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    db = books._store._db
+    (pages,) = db.execute("PRAGMA page_count").fetchone()
+    db.execute(f"PRAGMA max_page_count = {pages}")
+    with pytest.raises(sqlite3.OperationalError):
+        for number in range(1000):
+            allocate(books, world, f"8{number}" + "x" * 200, uid=number)
+    world.tick(100, 10)
+    db.execute("PRAGMA max_page_count = 1000000")
+    found = usage(books)
+    assert sum(found.values()) == 200
+    assert found["7"] == 100
+
+
+def test_a_settlement_that_could_not_be_written_is_made_again(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    deallocate(books, world, "7")
+    world.tick(100, 10)
+
+    def fail(*_: object) -> None:
+        raise sqlite3.OperationalError("database or disk is full")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(books._store, "settle", fail)
+        with pytest.raises(sqlite3.OperationalError):
+            books.settle()
+    assert usage(books) == {"7": 100, "no holder": 100}
+
+
+def test_long_answers_come_in_pages(tmp_path: Path) -> None:
+    world = World(tmp_path)
+    books = world.books()
+    for number in range(MAX_SUMS + 20):
+        allocate(books, world, f"job{number}")
+        world.tick(100)
+    found: set[str] = set()
+    more, offset = True, 0
+    while more:
+        answer = books.usage(GetUsage(id=1, edges=ALL, by="job", offset=offset), None)
+        assert isinstance(answer, dict)
+        found |= {one["name"] for one in answer["sums"]}
+        more, offset = answer["more"], offset + len(answer["sums"])
+    assert found == {f"job{number}" for number in range(MAX_SUMS + 20)}
+    assert not isinstance(answer, Failure)
+
+
+def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    world = World(tmp_path, gpus=3)
+    books = world.books()
+    for _ in range(120):
+        name, gpu = f"job{rng.randrange(6)}", f"GPU-{rng.randrange(3)}"
+        choice = rng.random()
+        if choice < 0.4:
+            allocate(books, world, name, uid=rng.randrange(4), gpus=[gpu], weight=rng.randrange(3))
+        elif choice < 0.6:
+            deallocate(books, world, name)
+        elif choice < 0.7:
+            books.close()
+            books = world.books()
+        elif choice < 0.8:
+            world.step_ns += rng.randrange(-HOUR_S, HOUR_S) * SECOND_NS
+        elif choice < 0.9:
+            books.settle()
+        for one in world.gpus.values():
+            one.tick(rng.randrange(700), rng.randrange(30), idle=rng.random() < 0.3)
+        books.work()
+    books.settle()
+    truth = sum(gpu.energy_uj for gpu in world.gpus.values())
+    for by in ("user", "job", "gpu", "total", "namespace", "pod"):
+        answer = books.usage(GetUsage(id=1, edges=ALL, by=by), None)
+        assert isinstance(answer, dict)
+        assert sum(one["active_uj"] + one["idle_uj"] for one in answer["sums"]) == truth
+        assert sum(answer["metered_uj"]) == truth
+    state = books.describe()
+    assert sum(one["active_uj"] + one["idle_uj"] for one in state["totals"]) == truth
+    assert sum(state["counted_uj"].values()) == truth

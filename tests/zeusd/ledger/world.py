@@ -1,0 +1,101 @@
+"""GPUs whose truth is known, and the books that are kept of them."""
+
+from __future__ import annotations
+
+import mmap
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import cast
+
+from zeusd.energy.curve import Curve
+from zeusd.energy.history import SECOND_NS, SIZE, History, Slow
+from zeusd.energy.meter import Edge
+from zeusd.ledger.schema import open_ledger
+from zeusd.ledger.store import Store
+from zeusd.ledger.usage import Reader
+from zeusd.runtime.books import Books, Clocks, Retention
+from zeusd.runtime.job_groups import JobGroups
+from zeusd.runtime.readings import REASON_IDLE
+from zeusd.runtime.sources import Source
+
+TICK_NS = SECOND_NS // 10
+START_NS = 1_000 * SECOND_NS
+START_S = 1_790_000_100  # a quarter of an hour begins
+BOOT = "boot-1"
+
+
+class Gpu:
+    """A GPU in memory that is shared with forked children: it outlives whoever keeps its books."""
+
+    failure = None
+    aligns = True
+    period_ns = TICK_NS
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, SIZE)
+        self.history = History(memoryview(self._memory))
+        self._add(START_NS, 0, idle=True)
+
+    @property
+    def curve(self) -> Curve:
+        return Curve(self.history, None, 1_000_000)
+
+    @property
+    def now_ns(self) -> int:
+        return self.history.ends_ns
+
+    @property
+    def energy_uj(self) -> int:
+        """The truth."""
+        return self.history.energy_uj[self.history.ticks.end - 1]
+
+    def tick(self, watts: int, ticks: int = 1, idle: bool = False, every_ns: int = TICK_NS) -> None:
+        """Time passes."""
+        for _ in range(ticks):
+            self._add(self.now_ns + every_ns, self.energy_uj + watts * every_ns // 1000, idle)
+
+    def _add(self, t_ns: int, energy_uj: int, idle: bool) -> None:
+        edge = Edge(t_ns, energy_uj, 100_000, 100_000, energy_uj)
+        self.history.add(edge, None, None, Slow(reasons=REASON_IDLE if idle else 0))
+
+
+class World:
+    """A node: GPUs with the same time, its clocks, its control groups and its ledger."""
+
+    def __init__(self, directory: Path, gpus: int = 1) -> None:
+        self.directory = directory / "ledger"
+        self.groups = directory / "groups"
+        self.groups.mkdir(parents=True, exist_ok=True)
+        self.gpus = {f"GPU-{number}": Gpu() for number in range(gpus)}
+        self.step_ns = self.slept_ns = 0
+
+    @property
+    def now_ns(self) -> int:
+        return max(gpu.now_ns for gpu in self.gpus.values())
+
+    def tick(self, watts: int, ticks: int = 1, idle: bool = False) -> None:
+        """Time passes for all GPUs alike."""
+        for gpu in self.gpus.values():
+            gpu.tick(watts, ticks, idle)
+
+    def utc_ns(self) -> int:
+        return START_S * SECOND_NS + self.now_ns - START_NS + self.step_ns
+
+    def books(self, boot: str = BOOT, ignored_units: Iterable[str] | None = None) -> Books:
+        """Opens the ledger, as a zeusd does that starts now."""
+        connection = open_ledger(self.directory)
+        clocks = Clocks(lambda: self.now_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns)
+        known = [*self.gpus, "cpu:0"]
+        books = Books(
+            Store(connection, boot),
+            Reader(connection),
+            lambda: known,
+            cast("Callable[[str], Source | None]", self.gpus.get),
+            clocks,
+            JobGroups(str(self.groups), os.getuid()),
+            Retention(),
+            ignored_units,
+        )
+        books.recover()
+        return books

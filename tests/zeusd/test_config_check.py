@@ -1,0 +1,67 @@
+"""What `zeusd check-config` and the doctor say of rules that have no effect."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support import running_daemon
+from tests.zeusd.core.world import facts
+from zeusd.cli import main
+from zeusd.config import load
+from zeusd.config_check import findings
+
+GPUS = [facts(f"GPU-{index}", index=index).info for index in range(2)]
+NAME = GPUS[0].name
+
+
+def found(tmp_path: Path, text: str, known: bool = True) -> list[str]:
+    path = tmp_path / "zeusd.toml"
+    path.write_text(text)
+    return findings(load(str(path)), GPUS if known else None)
+
+
+def test_rules_that_do_what_they_say_are_silent(tmp_path: Path) -> None:
+    text = f'[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 150\n[[gpu]]\nmatch = "{NAME[:4]}*"\n'
+    text += '[[allow]]\nusers = ["root", 4711, "*"]\ngpus = [0, "GPU-1"]\n'
+    assert found(tmp_path, text) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ('[[gpu]]\nmatch = "H100*"\n', f"matches no GPU of this node; its GPUs are {NAME!r}"),
+        ('[[gpu]]\n[[gpu]]\nmatch = "GPU-0"\n', "[[gpu]] 2 (match = 'GPU-0') has no effect"),
+        ('[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 5000\n', "which GPU 1"),
+        ('[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 5000\n', "zeusd uses 300 W"),
+        ('[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 5\n', "zeusd uses 100 W"),
+        ("[[allow]]\ngpus = [7]\n", "[[allow]] 1: gpus = '7' matches no GPU of this node"),
+        ('[[allow]]\nusers = ["no-such"]\n', "[[allow]] 1: users: there is no user no-such here"),
+        ('[access]\nadmin_groups = ["no-such"]\n', "[access] admin_groups: there is no group"),
+    ],
+)
+def test_rules_without_effect_are_named(tmp_path: Path, text: str, sentence: str) -> None:
+    assert any(sentence in one for one in found(tmp_path, text)), found(tmp_path, text)
+
+
+def test_without_a_node_only_names_are_looked_up(tmp_path: Path) -> None:
+    text = '[[gpu]]\nmatch = "H100*"\n[[allow]]\ngroups = ["no-such"]\n'
+    (only,) = found(tmp_path, text, known=False)
+    assert "there is no group no-such here" in only
+
+
+def test_check_config_asks_a_running_node(tmp_path: Path) -> None:
+    path = tmp_path / "zeusd.toml"
+    path.write_text('[[gpu]]\nmatch = "H100*"\npower_limit_w = 300\n')
+    with running_daemon("--simulate", "1xv100-pcie") as node:
+        command = ["check-config", str(path), "--socket", node.socket]
+        said = CliRunner().invoke(main, command)
+        strict = CliRunner().invoke(main, [*command, "--strict"])
+    assert said.exit_code == 0
+    first, last = said.output.splitlines()
+    assert "warning: [[gpu]] 1 (match = 'H100*') matches no GPU of this node" in first
+    assert "'Tesla V100-PCIE-16GB'" in first
+    assert last == f"{path}: ok"
+    assert strict.exit_code == 1

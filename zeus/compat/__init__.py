@@ -1,0 +1,88 @@
+"""Module paths of ml-energy/zeus that are elsewhere here, or nowhere.
+
+`table` says which. A module that does not exist here is found by an import hook, and resolves each
+of its names in the modules that have it; so `import a.b.c`, `from a.b import c` and pickles work.
+A module that exists here, without some of the names, ends with `__getattr__ = old_names(__name__)`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from zeus.compat.table import MODULES, NOT_SUPPORTED, PAGE
+
+
+def old_names(module: str) -> Callable[[str], Any]:
+    """Make a module's `__getattr__`.
+
+    Args:
+        module: Its `__name__`, as in the table.
+    """
+
+    def find(name: str) -> Any:
+        what = NOT_SUPPORTED.get(f"{module}.{name}")
+        if what is not None:
+            raise _not_supported(f"{module}.{name}", what)
+        if name == "__all__" and isinstance(sys.modules[module].__loader__, _Finder):
+            return _public(MODULES[module].homes)  # for `from module import *`
+        if not name.startswith("_"):
+            for home in MODULES[module].homes:
+                found = getattr(importlib.import_module(home), name, None)
+                if found is not None:
+                    return found
+        raise AttributeError(f"module {module!r} has no attribute {name!r}")
+
+    return find
+
+
+def _public(modules: Sequence[str]) -> list[str]:
+    names: set[str] = set()
+    for path in modules:
+        names.update(name for name in vars(importlib.import_module(path)) if name[0] != "_")
+    return sorted(names)
+
+
+def _not_supported(path: str, what: str) -> ImportError:
+    return ImportError(f"{path} is for {what}, which zeus does not support here; see {PAGE}")
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds the modules of the table that do not exist here. It is asked last."""
+
+    def find_spec(
+        self, path: str, search: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        """The spec of a module of the table; None for others.
+
+        Raises:
+            ImportError: It is for hardware that is not supported.
+        """
+        if path in NOT_SUPPORTED:
+            raise _not_supported(path, NOT_SUPPORTED[path])
+        if path not in MODULES:
+            return None
+        package = any(other.startswith(f"{path}.") for other in (*MODULES, *NOT_SUPPORTED))
+        return ModuleSpec(path, self, is_package=package)
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Python makes the module."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Have the module resolve its names where they are."""
+        old = MODULES[module.__name__]
+        module.__doc__ = f"In ml-energy/zeus {old.releases}. Here: {', '.join(old.homes)}."
+        module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
+        if old.begin is not None:
+            importlib.import_module(old.begin)
+
+
+def install() -> None:
+    """Have Python find the modules of the table."""
+    if not any(isinstance(one, _Finder) for one in sys.meta_path):
+        sys.meta_path.append(_Finder())

@@ -1,0 +1,34 @@
+"""Names of CPU collections by the way they are measured."""
+
+from __future__ import annotations
+
+from zeus.device.cpu import (
+    CPU,
+    CPUs,
+    ZeusCPUInitError,
+    ZeusCPUNoPermissionError,
+    ZeusCPUNotFoundError,
+    get_cpus,
+    get_current_cpu_index,
+)
+
+RAPLCPU = CPU
+ZeusdRAPLCPU = CPU
+RAPLCPUs = CPUs
+ZeusRAPLNotSupportedError = ZeusCPUNotFoundError
+ZeusRAPLFileInitError = ZeusCPUInitError
+ZeusRAPLPermissionError = ZeusCPUNoPermissionError
+get_current_rapl_zone_id = get_current_cpu_index
+
+
+def rapl_is_available() -> bool:
+    """Whether the energy of a CPU can be measured, through zeusd or by this process."""
+    try:
+        return len(get_cpus()) > 0
+    except ZeusCPUInitError:
+        return False
+
+
+def emi_is_available() -> bool:
+    """Whether the energy of a CPU can be measured on Windows: never."""
+    return False

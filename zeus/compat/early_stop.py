@@ -1,0 +1,97 @@
+"""`EarlyStopController`: says when training should end."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from zeus.callback import Callback
+from zeus.utils.metric import zeus_cost
+
+if TYPE_CHECKING:
+    from zeus.monitor import ZeusMonitor
+
+_WINDOW = "__EarlyStopController_epoch"
+
+
+class EarlyStopController(Callback):
+    """Ends training at a number of epochs, at a cost, or at a metric, whichever comes first.
+
+    Args:
+        monitor: Measures the cost of epochs; given with `cost_threshold`.
+        eta_knob: 1: cost is energy; 0: cost is time.
+        cost_threshold: Cost, J, which the next epoch must not reach.
+        max_epochs: Number of epochs.
+        target_metric: Metric; given with `higher_is_better`.
+        higher_is_better: Whether a metric above the target reaches it.
+
+    Raises:
+        ValueError: An argument is not positive, or one of two is missing.
+
+    Attributes:
+        should_training_stop: Whether training should end; read it after `on_epoch_end` and
+            `on_evaluate`.
+    """
+
+    def __init__(
+        self,
+        monitor: ZeusMonitor | None = None,
+        eta_knob: float = 0.5,
+        cost_threshold: float | None = None,
+        max_epochs: int | None = None,
+        target_metric: float | None = None,
+        higher_is_better: bool | None = None,
+    ) -> None:
+        if max_epochs is not None and max_epochs <= 0:
+            raise ValueError(f"max_epochs must be positive, not {max_epochs}")
+        if cost_threshold is not None and cost_threshold <= 0:
+            raise ValueError(f"cost_threshold must be positive, not {cost_threshold} J")
+        if (cost_threshold is None) != (monitor is None):
+            raise ValueError("give cost_threshold and monitor together, or neither")
+        if (target_metric is None) != (higher_is_better is None):
+            raise ValueError("give target_metric and higher_is_better together, or neither")
+        self.monitor = monitor
+        self.eta_knob = eta_knob
+        self.cost_threshold = cost_threshold
+        self.max_epochs = max_epochs
+        self.target_metric = target_metric
+        self.higher_is_better = higher_is_better
+        self.epochs_trained = 0
+        self.epoch_costs: list[float] = []
+        self.should_training_stop = False
+        self._max_power_w = 0.0
+        if monitor is not None:
+            self._max_power_w = sum(
+                monitor.gpus.get_power_management_limit_constraints(index)[1] / 1000
+                for index in monitor.gpu_indices
+            )
+
+    def on_epoch_begin(self) -> None:
+        """Begin to measure an epoch."""
+        if self.monitor is not None:
+            self.monitor.begin_window(_WINDOW)
+
+    def on_epoch_end(self) -> None:
+        """Compare epochs and cost with what they may be."""
+        self.epochs_trained += 1
+        if self.max_epochs is not None and self.epochs_trained >= self.max_epochs:
+            self.should_training_stop = True
+        if self.monitor is not None and self.cost_threshold is not None:
+            epoch = self.monitor.end_window(_WINDOW)
+            self.epoch_costs.append(
+                zeus_cost(epoch.total_energy, epoch.time, self.eta_knob, self._max_power_w)
+            )
+            mean = sum(self.epoch_costs) / len(self.epoch_costs)
+            if sum(self.epoch_costs) + mean >= self.cost_threshold:
+                self.should_training_stop = True
+
+    def on_evaluate(self, metric: float) -> None:
+        """Compare the metric with its target."""
+        if self.target_metric is None:
+            return
+        reached = (
+            metric >= self.target_metric
+            if self.higher_is_better
+            else (metric <= self.target_metric)
+        )
+        if reached:
+            self.should_training_stop = True

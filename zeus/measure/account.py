@@ -1,0 +1,219 @@
+"""The energy of one training run: its steps, its epochs, and all of it."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor import Measurement, ZeusMonitor
+from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
+from zeus.monitor.price import ElectricityPriceProvider, Price
+from zeus.monitor.rates import JOULES_PER_KWH, Amounts, RatedWindows
+
+STEP = "zeus.measure:step"
+EPOCH = "zeus.measure:epoch"
+TRAINING = "zeus.measure:training"
+
+_UNREAD = 100_000
+"""Steps whose energy waits to be read, where zeusd does not answer."""
+
+
+@dataclass(frozen=True)
+class EnergySummary:
+    """What a training run took; `print` it.
+
+    Attributes:
+        time: Seconds, with evaluations and checkpoints.
+        energy: Joules of all GPUs of the monitor, and of CPUs and memory where they are measured;
+            `nan` where it is not known.
+        gpus: Number of GPUs.
+        steps: Number of steps.
+        step_energy: Joules of one step on average, without evaluations and checkpoints.
+        epochs: Number of epochs.
+        cost: What the energy costs; None where no price was given.
+        currency: Of the cost.
+        co2: Grams of CO2 equivalent; None where no carbon intensity was given.
+    """
+
+    time: float
+    energy: float
+    gpus: int
+    steps: int
+    step_energy: float
+    epochs: int
+    cost: float | None = None
+    currency: str = ""
+    co2: float | None = None
+
+    @property
+    def kwh(self) -> float:
+        """Kilowatt hours."""
+        return self.energy / JOULES_PER_KWH
+
+    @property
+    def power(self) -> float:
+        """Mean watts."""
+        return self.energy / self.time if self.time else math.nan
+
+    def figures(self) -> dict[str, float]:
+        """The summary by the names under which it is logged."""
+        found = {"energy/total_kWh": self.kwh, "energy/mean_W": self.power}
+        if self.cost is not None:
+            found[f"energy/cost_{self.currency}"] = self.cost
+        if self.co2 is not None:
+            found["energy/co2_g"] = self.co2
+        return found
+
+    def __str__(self) -> str:
+        gpus = f"{self.gpus} GPU{'' if self.gpus == 1 else 's'}"
+        parts = [
+            f"{self.kwh:.4g} kWh in {self.time:.1f} s",
+            f"mean {self.power:.1f} W on {gpus}",
+        ]
+        if self.steps:
+            parts.append(f"{self.step_energy:.4g} J/step over {self.steps} steps")
+        if self.cost is not None:
+            parts.append(f"{self.cost:.4g} {self.currency}")
+        if self.co2 is not None:
+            parts.append(f"{self.co2:.4g} gCO2eq")
+        return ", ".join(parts)
+
+
+class EnergyAccount:
+    """Measures a training run and forgets it when the next begins.
+
+    Args:
+        monitor: The GPUs.
+        price: Cost of a kWh, or who knows it; None: cost is not counted.
+        currency: Of the price.
+        carbon_intensity: gCO2eq/kWh, or who knows it; None: emissions are not counted.
+        sync_execution: Wait for the GPUs at both ends of each step.
+    """
+
+    def __init__(
+        self,
+        monitor: ZeusMonitor,
+        price: float | ElectricityPriceProvider | None,
+        currency: str,
+        carbon_intensity: float | CarbonIntensityProvider | None,
+        sync_execution: bool,
+    ) -> None:
+        self._monitor = monitor
+        self._currency = currency
+        self._sync = sync_execution
+        self._constant: dict[str, float] = {}
+        self._rated: dict[str, RatedWindows] = {}
+        if isinstance(price, (int, float)):
+            self._constant["cost"] = price
+        elif price is not None:
+            self._rated["cost"] = RatedWindows(monitor, Price(price), "The price of electricity")
+        if isinstance(carbon_intensity, (int, float)):
+            self._constant["co2"] = carbon_intensity
+        elif carbon_intensity is not None:
+            rate = Intensity(carbon_intensity)
+            self._rated["co2"] = RatedWindows(monitor, rate, "The carbon intensity")
+        self._clear()
+
+    def _clear(self) -> None:
+        self._unread: deque[Measurement] = deque(maxlen=_UNREAD)
+        self._epochs: deque[Measurement] = deque()
+        self._energy_j = 0.0  # of the steps that were read and not shown yet, ...
+        self._time_s = 0.0
+        self._shown = 0
+        self._all_energy_j = 0.0  # ... and of all that were read
+        self._read = 0
+        self.steps = 0
+        self.epochs = 0
+
+    def begin_training(self) -> None:
+        """Training begins."""
+        self._clear()
+        self._monitor.begin_window(TRAINING, restart=True)
+        for name, windows in self._rated.items():
+            windows.begin(f"{TRAINING}:{name}", sync_execution=False, restart=True)
+
+    def begin_epoch(self) -> None:
+        """An epoch begins."""
+        self._monitor.begin_window(EPOCH, restart=True)
+
+    def begin_step(self) -> None:
+        """A step begins."""
+        self._monitor.begin_window(STEP, self._sync, restart=True)
+
+    def end_step(self) -> None:
+        """A step has ended. Reads no sensor."""
+        if STEP in self._monitor.measurement_states:
+            self._unread.append(self._monitor.end_window(STEP, self._sync))
+            self.steps += 1
+
+    def end_epoch(self) -> None:
+        """An epoch has ended."""
+        if EPOCH in self._monitor.measurement_states:
+            self._epochs.append(self._monitor.end_window(EPOCH))
+            self.epochs += 1
+
+    def figures(self, *, wait: bool = False) -> dict[str, float]:
+        """What is known of the steps since the last figures, and of the last epoch.
+
+        Args:
+            wait: Wait for the sensors' next tick, so that all steps are known.
+        """
+        while self._unread and (wait or self._monitor.ripe(self._unread[0])):
+            step = self._unread.popleft()
+            energy_j = _joules(step)
+            self._energy_j += energy_j
+            self._time_s += step.time
+            self._shown += 1
+            self._all_energy_j += energy_j
+            self._read += 1
+        found = {}
+        if self._shown:
+            found["energy/step_J"] = self._energy_j / self._shown
+            found["energy/power_W"] = self._energy_j / self._time_s if self._time_s else math.nan
+            self._energy_j = self._time_s = 0.0
+            self._shown = 0
+        while self._epochs and (wait or self._monitor.ripe(self._epochs[0])):
+            found["energy/epoch_J"] = _joules(self._epochs.popleft())
+        return found
+
+    def end_training(self) -> EnergySummary:
+        """Training has ended. Waits for the sensors' next tick."""
+        for key in (STEP, EPOCH):
+            if key in self._monitor.measurement_states:
+                self._monitor.end_window(key, sync_execution=False, cancel=True)
+        whole = self._monitor.end_window(TRAINING)
+        amounts = {
+            name: _total(windows.end(f"{TRAINING}:{name}", sync_execution=False)[1])
+            for name, windows in self._rated.items()
+        }
+        energy_j = _joules(whole)
+        for name, rate in self._constant.items():
+            amounts[name] = energy_j / JOULES_PER_KWH * rate
+        return EnergySummary(
+            whole.time,
+            energy_j,
+            len(self._monitor.gpu_indices),
+            self.steps,
+            self._all_energy_j / self._read if self._read else math.nan,
+            self.epochs,
+            amounts.get("cost"),
+            self._currency,
+            amounts.get("co2"),
+        )
+
+
+def _joules(measurement: Measurement) -> float:
+    """Of GPUs, and of CPUs and memory where they are measured; `nan` where it is not known."""
+    try:
+        cpus = (measurement.cpu_energy or {}).values()
+        drams = (measurement.dram_energy or {}).values()
+        return measurement.total_energy + sum(cpus) + sum(drams)
+    except ZeusBaseError:
+        return math.nan
+
+
+def _total(amounts: Amounts) -> float:
+    parts = (amounts.gpu, amounts.cpu or {}, amounts.dram or {})
+    return sum(amount for part in parts for amount in part.values())

@@ -1,0 +1,121 @@
+"""`EnergyCallback`: measures a hand-written training loop, and sets nothing."""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from typing import Any
+
+from zeus.callback import Callback
+from zeus.measure.account import EnergyAccount, EnergySummary
+from zeus.measure.logs import Once, as_log
+from zeus.monitor import ZeusMonitor
+from zeus.monitor.carbon import CarbonIntensityProvider
+from zeus.monitor.price import ElectricityPriceProvider
+from zeus.utils.guard import guarded
+
+logger = logging.getLogger(__name__)
+
+
+class EnergyCallback(Callback):
+    """Measures training and sets nothing: J/step, J/epoch and W, and a summary at its end.
+
+    Call it as a callback, or let `Callback.steps` do it. A failure of measuring never ends
+    training: it is warned of once.
+
+    Args:
+        monitor: The GPUs; None: all that this process sees.
+        log: Takes the figures, see `zeus.measure.logs.as_log`; None: nothing is logged.
+        log_every: Steps between figures.
+        price: Cost of a kWh, or an `ElectricityPriceProvider`; None: cost is not counted.
+        currency: Of the price.
+        carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
+            counted.
+        sync_execution: Wait for the GPUs at both ends of each step: figures of single steps are
+            exact, and training may be slower. Sums are right without.
+        print_summary: Print the summary to standard error.
+
+    Raises:
+        ValueError: `log_every` is not positive.
+
+    Attributes:
+        summary: What the last training took; None before its end.
+    """
+
+    def __init__(
+        self,
+        monitor: ZeusMonitor | None = None,
+        *,
+        log: Any = None,
+        log_every: int = 10,
+        price: float | ElectricityPriceProvider | None = None,
+        currency: str = "USD",
+        carbon_intensity: float | CarbonIntensityProvider | None = None,
+        sync_execution: bool = False,
+        print_summary: bool = True,
+    ) -> None:
+        if log_every < 1:
+            raise ValueError(f"log_every must be 1 step or more, not {log_every}")
+        self.monitor = ZeusMonitor() if monitor is None else monitor
+        self.summary: EnergySummary | None = None
+        self._account = EnergyAccount(
+            self.monitor, price, currency, carbon_intensity, sync_execution
+        )
+        self._log = Once(as_log(log))
+        self._log_every = log_every
+        self._prints = print_summary
+        self._training = False
+        self._warned = False
+
+    @guarded
+    def on_train_begin(self) -> None:
+        """Training begins."""
+        self._training = True
+        self.summary = None
+        self._account.begin_training()
+
+    @guarded
+    def on_epoch_begin(self) -> None:
+        """An epoch begins; training, too, if that was not said."""
+        if not self._training:
+            self.on_train_begin()
+        self._account.begin_epoch()
+
+    @guarded
+    def on_step_begin(self) -> None:
+        """A step begins; training, too, if that was not said."""
+        if not self._training:
+            self.on_train_begin()
+        self._account.begin_step()
+
+    @guarded
+    def on_step_end(self) -> None:
+        """A step has ended."""
+        self._account.end_step()
+        if self._account.steps % self._log_every == 0:
+            self._log(self._account.figures(), self._account.steps)
+
+    @guarded
+    def on_epoch_end(self) -> None:
+        """An epoch has ended."""
+        self._account.end_epoch()
+
+    @guarded
+    def on_train_end(self) -> None:
+        """Training has ended."""
+        if not self._training:
+            return
+        self._training = False
+        self._account.end_epoch()
+        figures = self._account.figures(wait=True)
+        self.summary = self._account.end_training()
+        self._log({**figures, **self.summary.figures()}, self._account.steps)
+        if self._prints:
+            print(f"zeus: {self.summary}", file=sys.stderr)
+
+    def _failed(self, error: Exception) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(f"Energy is not measured, and training goes on: {error}", stacklevel=4)
+        logger.debug("measuring failed", exc_info=error)

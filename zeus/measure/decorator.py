@@ -1,0 +1,147 @@
+"""`measure_energy`: a decorator, and a block."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Any, TypeVar, cast, overload
+
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor import Window, ZeusMonitor
+from zeus_ipc.circuit import bounded
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_guard = threading.Lock()
+_shared: ZeusMonitor | None = None
+
+
+def _monitor() -> ZeusMonitor:
+    """The monitor of all GPUs of this process, made when it is first needed."""
+    global _shared
+    with _guard:
+        if _shared is None:
+            _shared = ZeusMonitor()
+        return _shared
+
+
+def describe(name: str, window: Window) -> str:
+    """A measurement on one line: time, energy, its uncertainty, mean power."""
+    try:
+        with bounded():
+            window.measurement.look_up()
+        energy_j = window.total_energy
+        uncertainty_j = window.uncertainty
+    except ZeusBaseError as error:
+        return f"{name}: {window.time:.3f} s, energy not known: {error.message}"
+    power = f", {energy_j / window.time:.1f} W" if window.time else ""
+    return f"{name}: {window.time:.3f} s, {energy_j:.4g} J ± {uncertainty_j:.2g} J{power}"
+
+
+def _print(name: str, window: Window) -> None:
+    print(describe(name, window), file=sys.stderr)
+
+
+class _Measured(AbstractContextManager[Window]):
+    """One use of `measure_energy`: as a block, or as a decorator of functions."""
+
+    def __init__(
+        self,
+        name: str | None,
+        monitor: ZeusMonitor | None,
+        report: Callable[[str, Window], object] | None,
+        sync_execution: bool,
+    ) -> None:
+        self._name = name
+        self._monitor = monitor
+        self._report = report
+        self._sync = sync_execution
+        self._open: list[tuple[AbstractContextManager[Window], Window]] = []
+
+    def __enter__(self) -> Window:
+        monitor = _monitor() if self._monitor is None else self._monitor
+        block = monitor.window(self._name or "block", self._sync)
+        window = block.__enter__()
+        self._open.append((block, window))
+        return window
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        block, window = self._open.pop()
+        try:
+            block.__exit__(kind, error, trace)
+        finally:
+            if self._report is not None:
+                self._report(self._name or "block", window)
+
+    def __call__(self, function: F) -> F:
+        def again() -> _Measured:
+            name = self._name or function.__qualname__
+            return _Measured(name, self._monitor, self._report, self._sync)
+
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wait(*args: Any, **kwargs: Any) -> Any:
+                with again():
+                    return await function(*args, **kwargs)
+
+            return cast("F", wait)
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            with again():
+                return function(*args, **kwargs)
+
+        return cast("F", call)
+
+
+@overload
+def measure_energy(name: F) -> F: ...
+
+
+@overload
+def measure_energy(
+    name: str | None = None,
+    *,
+    monitor: ZeusMonitor | None = None,
+    report: Callable[[str, Window], object] | None = _print,
+    sync_execution: bool = True,
+) -> _Measured: ...
+
+
+def measure_energy(
+    name: str | F | None = None,
+    *,
+    monitor: ZeusMonitor | None = None,
+    report: Callable[[str, Window], object] | None = _print,
+    sync_execution: bool = True,
+) -> F | _Measured:
+    """Measure each call of a function, or a block.
+
+        @measure_energy
+        def train(): ...
+
+        with measure_energy("evaluation") as window:
+            evaluate()
+        print(window.total_energy)
+
+    Args:
+        name: What is measured; None: the function's name.
+        monitor: The GPUs; None: all that this process sees, found when they are first needed.
+        report: Called with the name and the window after each; None: nothing is. Prints to
+            standard error where it is left out.
+        sync_execution: See `ZeusMonitor.begin_window`.
+    """
+    if callable(name):
+        return _Measured(None, monitor, report, sync_execution)(name)
+    return _Measured(name, monitor, report, sync_execution)

@@ -1,0 +1,119 @@
+"""`EnergyCallback` for Hugging Face's `Trainer`, and for TRL's trainers."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from zeus.measure.account import EnergySummary
+from zeus.measure.callback import EnergyCallback
+
+if TYPE_CHECKING:
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState
+
+    INSTALLED = True
+else:
+    try:
+        from transformers import TrainerCallback
+
+        INSTALLED = True
+    except ImportError:
+        TrainerCallback = object
+        INSTALLED = False
+
+
+class HFEnergyCallback(TrainerCallback):
+    """Measures training and sets nothing; takes the arguments of `EnergyCallback`.
+
+        callback = HFEnergyCallback()
+        trainer = Trainer(..., callbacks=[callback])
+        callback.attach(trainer)  # figures go where the loss goes
+
+    A step is an optimizer step; evaluations and checkpoints are kept out of it.
+
+    Raises:
+        ImportError: transformers is not installed.
+        ValueError: As `EnergyCallback`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        if not INSTALLED:
+            raise ImportError(
+                "HFEnergyCallback needs transformers, which is not installed: "
+                "pip install 'zeusd[hf]'"
+            )
+        kwargs.setdefault("log", self._log)
+        self._callback = EnergyCallback(*args, **kwargs)
+        self._trainer: Callable[[], Trainer | None] = lambda: None
+        self._ended = False
+
+    @property
+    def summary(self) -> EnergySummary | None:
+        """What the last training took; None before its end."""
+        return self._callback.summary
+
+    def attach(self, trainer: Trainer) -> None:
+        """Add this to a trainer's callbacks, unless it is there, and log by the trainer's `log`.
+
+        So figures get where the loss gets: the trainer's history, TensorBoard, Weights & Biases,
+        MLflow. The process for which `is_world_process_zero()` is true logs.
+
+        Args:
+            trainer: Before it trains.
+        """
+        if not any(one is self for one in trainer.callback_handler.callbacks):
+            trainer.add_callback(self)
+        # Weak: a trainer holds the model, which must be freed with it and not with this.
+        self._trainer = weakref.ref(trainer)
+
+    def on_train_begin(self, *event: Any, **objects: Any) -> None:
+        """Training begins."""
+        self._ended = False
+        self._callback.on_train_begin()
+
+    def on_epoch_begin(self, *event: Any, **objects: Any) -> None:
+        """An epoch begins."""
+        self._callback.on_epoch_begin()
+
+    def on_step_begin(
+        self, args: Any, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """An optimizer step begins."""
+        self._callback.on_step_begin()
+
+    def on_step_end(
+        self, args: Any, state: TrainerState, control: TrainerControl, **objects: Any
+    ) -> None:
+        """An optimizer step has ended."""
+        due = control.should_log  # to log clears it
+        self._callback.on_step_end()
+        control.should_log = due
+
+    def on_epoch_end(self, *event: Any, **objects: Any) -> None:
+        """An epoch has ended."""
+        self._callback.on_epoch_end()
+
+    def on_log(
+        self,
+        args: Any,
+        state: TrainerState,
+        control: TrainerControl,
+        logs: dict[str, Any] | None = None,
+        **objects: Any,
+    ) -> None:
+        """The trainer's own summary was logged: the loggers are closed after it."""
+        if "train_runtime" in (logs or {}) and not self._ended:
+            self._ended = True
+            self._callback.on_train_end()
+
+    def on_train_end(self, *event: Any, **objects: Any) -> None:
+        """Training has ended."""
+        if not self._ended:
+            self._ended = True
+            self._callback.on_train_end()
+
+    def _log(self, figures: dict[str, float], step: int) -> None:
+        trainer = self._trainer()
+        if trainer is not None and trainer.is_world_process_zero():
+            trainer.log(dict(figures))

@@ -1,0 +1,224 @@
+"""Cost of windows, from the price of electricity hour by hour."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Literal
+
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor.energy import ZeusMonitor
+from zeus.monitor.rates import Rate, RatedWindows
+from zeus.monitor.service import Service, ServiceError
+from zeus.utils.framework import Framework
+
+KEY_ENV = "OPENEI_API_KEY"
+URL = "https://api.openei.org"
+
+_SATURDAY = 5
+_PRICES = {
+    "energy_rate_structure": "energyratestructure",
+    "energy_weekday_schedule": "energyweekdayschedule",
+    "energy_weekend_schedule": "energyweekendschedule",
+}
+
+
+class ZeusElectricityPriceHTTPError(ZeusBaseError):
+    """The service cannot be reached, or refuses."""
+
+
+class ZeusElectricityPriceNotFoundError(ZeusBaseError):
+    """The service does not know the rate."""
+
+
+class ElectricityPriceProvider(ABC):
+    """Knows the price of electricity. Subclass it for a source of your own."""
+
+    @abstractmethod
+    def get_current_electricity_prices(self) -> dict[str, list[Any]]:
+        """The rate in force.
+
+        Returns:
+            `energy_rate_structure`: for each period its tiers, each a dictionary with `rate` and
+            perhaps `adj`, per kWh; `energy_weekday_schedule` and `energy_weekend_schedule`: the
+            period of each hour of each month, in local time.
+        """
+
+
+class OpenEIClient(ElectricityPriceProvider):
+    """Prices of utilities in the United States from OpenEI (https://openei.org/).
+
+    Args:
+        location: Latitude and longitude, degrees.
+        label: The rate's identifier at OpenEI.
+        sector: Whom it is for.
+        radius: How far from the location to look.
+        api_key: Your key; None: `$OPENEI_API_KEY`.
+        url: The service.
+        timeout_s: Time to wait for it.
+    """
+
+    def __init__(
+        self,
+        location: tuple[float, float],
+        label: str,
+        sector: Literal["Residential", "Commercial", "Industrial", "Lighting"] = "Residential",
+        radius: int = 0,
+        *,
+        api_key: str | None = None,
+        url: str = URL,
+        timeout_s: float = 5.0,
+    ) -> None:
+        self.lat, self.long = location
+        self.label = label
+        self.sector = sector
+        self.radius = radius
+        self._key = os.environ.get(KEY_ENV) if api_key is None else api_key
+        self._service = Service("OpenEI", url, timeout_s)
+
+    def get_current_electricity_prices(self) -> dict[str, list[Any]]:
+        """See `ElectricityPriceProvider`.
+
+        Raises:
+            ZeusElectricityPriceHTTPError: There is no key, or the service cannot be reached, or
+                refuses.
+            ZeusElectricityPriceNotFoundError: It does not know the rate.
+        """
+        hint = f"give your own key as api_key, or in ${KEY_ENV}"
+        if not self._key:
+            raise ZeusElectricityPriceHTTPError(f"OpenEI wants a key; {hint}")
+        parameters: dict[str, str | float] = {
+            "version": "latest",
+            "format": "json",
+            "api_key": self._key,
+            "lat": self.lat,
+            "lon": self.long,
+            "radius": self.radius,
+            "detail": "full",
+            "sector": self.sector,
+        }
+        try:
+            answer = self._service.get("utility_rates", parameters, {}, hint)
+        except ServiceError as error:
+            raise ZeusElectricityPriceHTTPError(error.message) from error
+        for one in _objects(answer):
+            if one.get("label") == self.label and all(key in one for key in _PRICES.values()):
+                return {name: one[key] for name, key in _PRICES.items()}
+        raise ZeusElectricityPriceNotFoundError(
+            f"OpenEI has no rate {self.label!r} at ({self.lat}, {self.long}) for "
+            f"{self.sector.lower()} use; look its label up at https://apps.openei.org/USURDB/"
+        )
+
+
+def _objects(part: Any) -> Iterator[dict[str, Any]]:
+    if isinstance(part, dict):
+        yield part
+    for inner in part.values() if isinstance(part, dict) else part:
+        if isinstance(inner, (dict, list)):
+            yield from _objects(inner)
+
+
+class Price(Rate):
+    """The prices of a provider as they were fetched last."""
+
+    def __init__(self, provider: ElectricityPriceProvider) -> None:
+        self._provider = provider
+        self._prices: dict[str, list[Any]] | None = None
+
+    def fetch(self) -> None:
+        """Ask the provider for the rate in force."""
+        self._prices = self._provider.get_current_electricity_prices()
+
+    def at(self, hour: datetime) -> float | None:
+        """The price of the first tier in this hour of the machine's time zone."""
+        if self._prices is None:
+            return None
+        local = hour.astimezone()
+        kind = "weekend" if local.weekday() >= _SATURDAY else "weekday"
+        try:
+            period = self._prices[f"energy_{kind}_schedule"][local.month - 1][local.hour]
+            tier = self._prices["energy_rate_structure"][period][0]
+            return float(tier["rate"]) + float(tier.get("adj") or 0.0)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return None
+
+
+@dataclass
+class EnergyCostMeasurement:
+    """What a window took.
+
+    Attributes:
+        time: Seconds.
+        gpu_energy: Joules by GPU index.
+        gpu_energy_cost: Cost by GPU index, in the currency of the provider's prices (OpenEI: US
+            dollars); `nan` where the price is not known.
+        cpu_energy: Joules by CPU index; None where it is not measured.
+        cpu_energy_cost: Cost by CPU index; None where its energy is not measured.
+        dram_energy: Joules of the memory by CPU index; None where it is not measured.
+        dram_energy_cost: Cost of the memory by CPU index; None where it is not measured.
+    """
+
+    time: float
+    gpu_energy: dict[int, float]
+    gpu_energy_cost: dict[int, float]
+    cpu_energy: dict[int, float] | None = None
+    cpu_energy_cost: dict[int, float] | None = None
+    dram_energy: dict[int, float] | None = None
+    dram_energy_cost: dict[int, float] | None = None
+
+
+class EnergyCostMonitor:
+    """Measures the energy and the cost of named windows.
+
+    Each hour's energy counts with that hour's price. Where the provider does not answer, one
+    warning says so, costs are `nan`, and energy is measured as ever.
+
+    Args:
+        electricity_price_provider: Knows the price.
+        gpu_indices: See `ZeusMonitor`.
+        cpu_indices: See `ZeusMonitor`.
+        sync_execution_with: See `ZeusMonitor`.
+
+    Attributes:
+        zeus_monitor: What measures the energy.
+    """
+
+    def __init__(
+        self,
+        electricity_price_provider: ElectricityPriceProvider,
+        gpu_indices: list[int] | None = None,
+        cpu_indices: list[int] | None = None,
+        sync_execution_with: Framework = "torch",
+    ) -> None:
+        self.zeus_monitor = ZeusMonitor(
+            gpu_indices, cpu_indices, sync_execution_with=sync_execution_with
+        )
+        self.electricity_price_provider = electricity_price_provider
+        self._windows = RatedWindows(
+            self.zeus_monitor, Price(electricity_price_provider), "The price of electricity"
+        )
+
+    @property
+    def current_keys(self) -> set[str]:
+        """Names of the open windows."""
+        return self._windows.keys
+
+    def begin_window(self, key: str, sync_execution: bool = True) -> None:
+        """Open a window. See `ZeusMonitor.begin_window`."""
+        self._windows.begin(key, sync_execution)
+
+    def end_window(self, key: str, sync_execution: bool = True) -> EnergyCostMeasurement:
+        """Close a window. See `ZeusMonitor.end_window`."""
+        measurement, cost = self._windows.end(key, sync_execution)
+        return EnergyCostMeasurement(
+            measurement.time,
+            measurement.gpu_energy,
+            cost.gpu,
+            measurement.cpu_energy,
+            cost.cpu,
+            measurement.dram_energy,
+            cost.dram,
+        )

@@ -1,0 +1,217 @@
+"""Windows whose energy is multiplied by a rate per kWh that changes with the hour.
+
+Rates are fetched on a thread: a service that does not answer costs training nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+import time
+import warnings
+import weakref
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+
+from zeus.exceptions import ZeusBaseError
+from zeus.monitor.energy import ZeusMonitor
+from zeus.monitor.measurement import Measurement
+from zeus.monitor.timeline import offset_ns
+from zeus_ipc.circuit import bounded
+
+JOULES_PER_KWH = 3.6e6
+HOUR_NS = 3_600_000_000_000
+
+FIRST_WAIT_S = 5.0
+"""How long the end of a window waits for the first rates."""
+
+FETCH_EVERY_S = 1800.0
+"""How often rates are fetched while windows are open."""
+
+
+class Rate(ABC):
+    """What a kWh stands for, hour by hour."""
+
+    @abstractmethod
+    def fetch(self) -> None:
+        """Learn the newest rates.
+
+        Raises:
+            Exception: They are not to be had.
+        """
+
+    @abstractmethod
+    def at(self, hour: datetime) -> float | None:
+        """The rate per kWh in the hour that begins then; None: not known."""
+
+
+@dataclass
+class Amounts:
+    """What the energy of a window stands for, by index; `nan` where the rate is not known."""
+
+    gpu: dict[int, float]
+    cpu: dict[int, float] | None
+    dram: dict[int, float] | None
+
+
+@dataclass
+class _Open:
+    """A window that is open: what lies before `since_ns` is in `pieces`."""
+
+    since_ns: int
+    pieces: list[tuple[datetime, Measurement]] = field(default_factory=list)
+
+
+class RatedWindows:
+    """Windows of a monitor, and what their energy stands for.
+
+    Args:
+        monitor: Measures them.
+        rate: What a kWh stands for.
+        what: Name of the amount, for the warning.
+    """
+
+    def __init__(self, monitor: ZeusMonitor, rate: Rate, what: str) -> None:
+        self._monitor = monitor
+        self._rate = rate
+        self._what = what
+        self._guard = threading.Lock()
+        self._tending = threading.Lock()
+        self._windows: dict[str, _Open] = {}
+        self._fetched = threading.Event()
+        self._failure = ""
+        self._warned = False
+        self._offset_ns = offset_ns
+        self._tended_s = -math.inf
+        self._wake = threading.Event()
+        threading.Thread(
+            target=_tend_now_and_then,
+            args=(weakref.ref(self), self._wake),
+            name="zeus-rates",
+            daemon=True,
+        ).start()
+
+    @property
+    def keys(self) -> set[str]:
+        """Names of the open windows."""
+        return set(self._windows)
+
+    def begin(self, key: str, sync_execution: bool, restart: bool = False) -> None:
+        """Open a window.
+
+        Raises:
+            ValueError: A window of this name is open.
+        """
+        self._monitor.begin_window(key, sync_execution, restart)
+        with self._guard:
+            self._windows[key] = _Open(self._monitor.measurement_states[key].t_ns)
+        if time.monotonic() - self._tended_s > FETCH_EVERY_S:
+            self._tended_s = time.monotonic()
+            self._fetched.clear()
+            self._wake.set()
+
+    def end(self, key: str, sync_execution: bool) -> tuple[Measurement, Amounts]:
+        """Close a window. Waits for its energy, one tick of the sensors at most.
+
+        Raises:
+            ValueError: No window of this name is open.
+        """
+        begin = self._monitor.measurement_states.get(key)
+        measurement = self._monitor.end_window(key, sync_execution)
+        assert begin is not None
+        end_ns = begin.t_ns + round(measurement.time * 1e9)
+        with self._guard:
+            window = self._windows.pop(key)
+        rest = self._cut(key, window.since_ns, end_ns)
+        pieces = window.pieces + rest
+        if len(pieces) == 1:
+            pieces = [(pieces[0][0], measurement)]
+        self._fetched.wait(FIRST_WAIT_S)
+        return measurement, self._amounts(measurement, pieces)
+
+    def tend(self) -> None:
+        """Fetch the rates, and look up what open windows took in the hours that are over."""
+        with self._tending:
+            try:
+                self._rate.fetch()
+                self._failure = ""
+            except Exception as error:  # noqa: BLE001 - a provider may be the user's
+                self._failure = str(error) or type(error).__name__
+            self._fetched.set()
+            self._tended_s = time.monotonic()
+            now_ns = self._monitor._clock_ns()
+            with self._guard:
+                windows = list(self._windows.items())
+            for key, window in windows:
+                *over, _ = self._cut(key, window.since_ns, now_ns)
+                for _, piece in over:
+                    _energies(piece)
+                with self._guard:
+                    if self._windows.get(key) is window and over:
+                        window.pieces += over
+                        window.since_ns += sum(round(piece.time * 1e9) for _, piece in over)
+
+    def _cut(self, key: str, begin_ns: int, end_ns: int) -> list[tuple[datetime, Measurement]]:
+        """A span, hour by hour."""
+        shift_ns = self._offset_ns()
+        found = []
+        while True:
+            hour = (begin_ns + shift_ns) // HOUR_NS
+            until_ns = min(end_ns, (hour + 1) * HOUR_NS - shift_ns)
+            start = datetime.fromtimestamp(hour * HOUR_NS / 1e9, timezone.utc)
+            found.append((start, self._monitor._book.peek(key, begin_ns, until_ns)))
+            if until_ns >= end_ns:
+                return found
+            begin_ns = until_ns
+
+    def _amounts(
+        self, whole: Measurement, pieces: Sequence[tuple[datetime, Measurement]]
+    ) -> Amounts:
+        amounts = [dict.fromkeys(energies or (), 0.0) for energies in _energies(whole)]
+        for hour, piece in pieces:
+            rate = self._rate.at(hour)
+            if rate is None:
+                self._warn()
+            for amount, energies in zip(amounts, _energies(piece), strict=True):
+                for index in amount:
+                    joules = (energies or {}).get(index, math.nan)
+                    amount[index] += joules / JOULES_PER_KWH * (math.nan if rate is None else rate)
+        gpu, cpu, dram = amounts
+        return Amounts(
+            gpu,
+            None if whole.cpu_energy is None else cpu,
+            None if whole.dram_energy is None else dram,
+        )
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            why = self._failure or "the service has no value for this hour"
+            warnings.warn(
+                f"{self._what} is not known, and energy is counted alone: {why}", stacklevel=5
+            )
+
+
+def _energies(
+    measurement: Measurement,
+) -> tuple[dict[int, float], dict[int, float] | None, dict[int, float] | None]:
+    try:
+        with bounded():
+            measurement.look_up()
+        return measurement.gpu_energy, measurement.cpu_energy, measurement.dram_energy
+    except ZeusBaseError:
+        return {}, None, None
+
+
+def _tend_now_and_then(windows_ref: weakref.ref[RatedWindows], wake: threading.Event) -> None:
+    while True:
+        asked = wake.wait(FETCH_EVERY_S)
+        wake.clear()
+        windows = windows_ref()
+        if windows is None:
+            return
+        if asked or windows.keys:
+            windows.tend()
+        del windows

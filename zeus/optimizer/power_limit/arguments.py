@@ -1,0 +1,154 @@
+"""Checks of the optimizer's arguments: each error says what to give instead."""
+
+from __future__ import annotations
+
+import tempfile
+import warnings
+from numbers import Integral, Real
+from pathlib import Path
+from typing import Any
+
+from zeus.exceptions import ZeusArgumentError
+
+MILLIWATTS = 1000
+"""A difference of limits of this many watts or more was meant in milliwatts."""
+
+STEEP = 3.0
+"""A slowdown of this factor or more was meant as a percentage."""
+
+
+def check_monitor(monitor: Any) -> None:
+    """Check that an optimizer was given a monitor of GPUs.
+
+    Raises:
+        ZeusArgumentError: It was not.
+    """
+    if isinstance(monitor, type) or not hasattr(monitor, "gpu_indices"):
+        raise ZeusArgumentError(
+            f"monitor must be a ZeusMonitor, not {_text(monitor)}: give ZeusMonitor()"
+        )
+    if not monitor.gpu_indices:
+        raise ZeusArgumentError(
+            "The monitor has no GPU, so there is no power limit to choose; check `zeusctl status` "
+            "and CUDA_VISIBLE_DEVICES"
+        )
+
+
+def check_selector(selector: Any, kind: type) -> None:
+    """Check an `OptimumSelector`.
+
+    Args:
+        selector: What was given; None is right.
+        kind: `OptimumSelector`.
+
+    Raises:
+        ZeusArgumentError: It is none.
+    """
+    of_class = isinstance(selector, type)
+    if selector is None or (not of_class and hasattr(selector, "select")):
+        return
+    if of_class and issubclass(selector, kind):
+        example = "(1.1)" if selector.__name__ == "MaxSlowdownConstraint" else "(...)"
+        raise ZeusArgumentError(
+            f"optimum_selector must be a selector, not the class {selector.__name__}: give "
+            f"{selector.__name__}{example}"
+        )
+    raise ZeusArgumentError(
+        f"optimum_selector must be a selector such as MaxSlowdownConstraint(1.1), not "
+        f"{_text(selector)}"
+    )
+
+
+def check_steps(wait_steps: Any, warmup_steps: Any, profile_steps: Any) -> None:
+    """Check the numbers of steps.
+
+    Raises:
+        ZeusArgumentError: One is no whole number, or is too small.
+    """
+    given = {"wait_steps": wait_steps, "warmup_steps": warmup_steps, "profile_steps": profile_steps}
+    for name, steps in given.items():
+        if isinstance(steps, bool) or not isinstance(steps, Integral):
+            raise ZeusArgumentError(f"{name} must be a whole number of steps, not {_text(steps)}")
+    if wait_steps < 0:
+        raise ZeusArgumentError("wait_steps must be non-negative.")
+    if warmup_steps < 0:
+        raise ZeusArgumentError("warmup_steps must be non-negative.")
+    if profile_steps <= 0:
+        raise ZeusArgumentError("profile_steps must be positive.")
+
+
+def check_pl_step(pl_step: Any) -> None:
+    """Check the difference of one limit to the next, W.
+
+    Raises:
+        ZeusArgumentError: It is no number of watts.
+    """
+    if not _is_number(pl_step):
+        raise ZeusArgumentError(f"pl_step must be a number of watts, not {_text(pl_step)}")
+    if not pl_step > 0:
+        raise ZeusArgumentError("pl_step must be positive.")
+    if pl_step >= MILLIWATTS:
+        raise ZeusArgumentError(
+            f"pl_step is in watts, and {pl_step:g} W is more than any GPU's range: give "
+            f"{pl_step / 1000:g}"
+        )
+
+
+def check_profile_path(path: Path | None) -> None:
+    """Make the folder of a profile, and check that it can be written.
+
+    Raises:
+        ZeusArgumentError: The path is a folder, or its folder cannot be made or written.
+    """
+    if path is None:
+        return
+    if path.is_dir():
+        raise ZeusArgumentError(f"profile_path {path} is a folder: give a file, as {path}/pl.json")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not path.exists():
+            with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}."):
+                pass
+    except OSError as error:
+        raise ZeusArgumentError(
+            f"The profile cannot be written to {path} ({error.strerror or error}); give another "
+            "profile_path"
+        ) from None
+
+
+def check_factor(factor: Any) -> None:
+    """Check the factor of `MaxSlowdownConstraint`; one that looks like a percentage is warned of.
+
+    Raises:
+        ZeusArgumentError: It is no number, or below 1.
+    """
+    if not _is_number(factor):
+        raise ZeusArgumentError(f"factor must be a number such as 1.1, not {_text(factor)}")
+    if not factor >= 1.0:  # nor is NaN
+        raise ZeusArgumentError(
+            f"max_slowdown_factor must be greater than or equal to 1.0. Got {factor}."
+        )
+    if factor >= STEEP:
+        warnings.warn(
+            f"MaxSlowdownConstraint({factor:g}) lets training take {factor:g} times as long; for "
+            f"{factor:g} % more time give {1 + factor / 100:g}",
+            stacklevel=3,
+        )
+
+
+def warn_of_step_after_end() -> None:
+    """Say that training goes on without the optimizer."""
+    warnings.warn(
+        "A step began after the power limit optimizer had ended (on_train_end, close, or the end "
+        "of its with block): limits are restored and nothing is measured. Call on_train_begin to "
+        "train again, or end it later.",
+        stacklevel=4,
+    )
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, Real) and not isinstance(given, bool)
+
+
+def _text(given: object) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else repr(given)

@@ -1,0 +1,150 @@
+"""`zeusctl allocate` and `deallocate`: which job or pod holds a GPU."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zeusctl.exits import CommandError, Exit
+from zeusctl.session import Session, common_options, now, pass_session
+
+if TYPE_CHECKING:
+    from zeusctl.slurm import SlurmJob
+
+F = Callable[..., Any]
+
+
+def _whose(function: F) -> F:
+    """The options that name a job or pod."""
+    for option in (
+        click.option(
+            "--slurm", is_flag=True, help="Take all from the variables of Slurm's Prolog."
+        ),
+        click.option("--run", help="Which run of a job that is started again."),
+        click.option("--pod", default="", metavar="NAMESPACE/POD", help="A Kubernetes pod."),
+        click.option("--job", default="", metavar="ID", help="A batch job."),
+    ):
+        function = option(function)
+    return function
+
+
+@click.command()
+@click.argument("gpus", required=False)
+@_whose
+@click.option("--user", metavar="USER", help="Who is charged: a name or number.")
+@click.option(
+    "--weight",
+    type=click.IntRange(min=1),
+    help="Hold a part of each GPU, beside others: its size, such as a number of shards.",
+)
+@click.option("--control-group", default="", help="What control groups call it: SLUID, pod's uid.")
+@common_options
+@pass_session
+def allocate(
+    session: Session,
+    gpus: str | None,
+    job: str,
+    pod: str,
+    run: str | None,
+    slurm: bool,
+    user: str | None,
+    weight: int | None,
+    control_group: str,
+) -> None:
+    """Charge what GPUs draw to a job or pod (administrators).
+
+    It ends with `zeusctl deallocate`, with the job's control group, and when all of the GPU is
+    allocated to another. Meant for a batch system's prolog:
+
+    \b
+    zeusctl allocate --slurm                                     # in Slurm's Prolog
+    zeusctl allocate 0,1 --job 1234 --user alice
+    zeusctl allocate 3 --pod ml/train-0 --control-group 1f2e3d4c-0000-1111-2222-333344445555
+    """
+    from zeusctl.reports import AllocateReport
+
+    found = _slurm_job() if slurm else None
+    name, kind = _name(found, job, pod)
+    if found is not None:
+        from zeusctl.slurm import gpus_of
+
+        chosen = gpus_of(os.environ, session.node.gpus, socket.gethostname())
+        shards = os.environ.get("SLURM_SHARDS_ON_NODE", "")
+        weight = weight or (int(shards) if shards.isdigit() and int(shards) else None)
+    elif gpus is None:
+        raise click.UsageError("name the GPUs, or give --slurm")
+    else:
+        chosen = session.gpus(gpus)
+    uid = found.uid if found is not None and user is None else _uid(user)
+    if chosen:
+        session.client.allocate(
+            [gpu.uuid for gpu in chosen],
+            name,
+            kind=kind,
+            run=run or (found.run if found is not None else ""),
+            uid=uid,
+            weight=weight or 0,
+            control_group=control_group or (found.control_group if found is not None else ""),
+        )
+    indices = [gpu.index for gpu in chosen]
+    report = AllocateReport(at=now(), kind=kind, name=name, gpus=indices)
+    what = ", ".join(str(index) for index in indices) or "no GPU"
+    session.answer(report, [f"{kind} {name} holds {what}"])
+
+
+@click.command()
+@_whose
+@click.option("--gpus", default="all", help="Only these GPUs.  [default: all]")
+@common_options
+@pass_session
+def deallocate(
+    session: Session, job: str, pod: str, run: str | None, slurm: bool, gpus: str
+) -> None:
+    """End what `allocate` began (administrators).
+
+    Prints what the job or pod has used. Nothing allocated is no error, so that it can stand in an
+    epilog.
+
+    \b
+    zeusctl deallocate --slurm                                   # in Slurm's Epilog
+    """
+    from zeusctl.reports import DeallocateReport
+    from zeusctl.usage import job_sums, summary_line
+
+    found = _slurm_job() if slurm else None
+    name, kind = _name(found, job, pod)
+    run = found.run if found is not None and run is None else run
+    uuids = [] if gpus == "all" else [gpu.uuid for gpu in session.gpus(gpus)]
+    ended = session.client.deallocate(name, kind=kind, run=run, gpus=uuids)
+    sums = job_sums(session.client, kind, name, run) if ended else []
+    report = DeallocateReport(at=now(), kind=kind, name=name, ended=ended, energy=sums)
+    session.answer(report, lambda: [summary_line(kind, name, ended, sums)])
+
+
+def _slurm_job() -> SlurmJob:
+    from zeusctl.slurm import job_of
+
+    return job_of(os.environ)
+
+
+def _name(found: SlurmJob | None, job: str, pod: str) -> tuple[str, str]:
+    if sum(map(bool, (found, job, pod))) != 1:
+        raise click.UsageError("give one of --job, --pod and --slurm")
+    return (pod, "pod") if pod else (job if found is None else found.name, "job")
+
+
+def _uid(user: str | None) -> int | None:
+    import pwd
+
+    if user is None:
+        return None
+    if user.isdigit():
+        return int(user)
+    try:
+        return pwd.getpwnam(user).pw_uid
+    except KeyError:
+        raise CommandError(f"there is no user {user!r}", Exit.USAGE, "usage") from None

@@ -1,0 +1,224 @@
+"""`zeusctl energy` and `forget`: who used how much, from zeusd's ledger."""
+
+from __future__ import annotations
+
+import csv
+import io
+import socket
+from collections.abc import Sequence
+from datetime import datetime, timezone, tzinfo
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.exits import CommandError, Exit
+from zeusctl.session import Session, common_options, now, pass_session
+from zeusctl.text import count
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import Usage
+    from zeusctl.reports import EnergyReport
+
+BY = ("user", "job", "pod", "namespace", "gpu", "day")
+
+
+@click.command()
+@click.option("--by", type=click.Choice(BY), default="user", show_default=True, help="Sum by this.")
+@click.option("--since", default="7d", show_default=True, help="From when: 7d, 2026-11-01.")
+@click.option("--until", default="now", show_default=True, help="Until when.")
+@click.option("--tz", "zone_name", metavar="ZONE", help="Time zone of days.  [default: local]")
+@click.option("--daily", is_flag=True, help="A sum for each day.")
+@click.option("--user", metavar="USER", help="Only of this user: a name or number.")
+@click.option("--job", metavar="ID", help="Only of this job, run by run.")
+@click.option("--pod", metavar="NAMESPACE/POD", help="Only of this pod.")
+@click.option(
+    "--html",
+    "web_page",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write a page for people into this file: by day and user, and what was held idle.",
+)
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Add up nodes' files of --export in this folder, instead of asking zeusd.",
+)
+@click.option(
+    "--export",
+    "target",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Write a file for each UTC day into this folder.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json"]),
+    default="table",
+    show_default=True,
+)
+@common_options
+@pass_session
+def energy(
+    session: Session,
+    by: str,
+    since: str,
+    until: str,
+    zone_name: str | None,
+    daily: bool,
+    user: str | None,
+    job: str | None,
+    pod: str | None,
+    web_page: Path | None,
+    folder: Path | None,
+    target: Path | None,
+    form: str,
+) -> None:
+    """Show who used how much energy.
+
+    Each sum says how it was found. allocated: a job or pod held the GPU, and all that it drew is
+    its; exclusive: nobody held it, and only one account had processes on it; both are exact.
+    weights: several held parts of it. utilization and equal: estimates, because several used it and
+    nobody held it; [LOWER, UPPER] is what is certain.
+
+    HELD IDLE is energy that a GPU drew while the driver reported it as idle. The sums add up to
+    what the GPUs' counters say: the exit code is 1 if they do not.
+
+    Users see their own energy, and the others' as one sum; administrators see all. Times are
+    rounded to quarters of an hour.
+
+    \b
+    zeusctl energy --since 2026-11-01 --until 2026-12-01
+    zeusctl energy --by job --user alice --format csv
+    zeusctl energy --job 1234
+    zeusctl energy --since 30d --html energy.html
+    zeusctl energy --since 1d --export /shared/energy         # on each node, every night
+    zeusctl energy --since 30d --from /shared/energy          # over all nodes
+    """
+    from zeusctl import day_files
+    from zeusctl import usage as shown
+    from zeusctl.commands.allocate import _uid
+    from zeusctl.reports import EnergyReport
+
+    this = datetime.now(timezone.utc)
+    try:
+        where = shown.zone(zone_name)
+        begin, end = shown.instant(since, where, this), shown.instant(until, where, this)
+        ends = shown.edges(begin, end, where, daily or by == "day")
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    if job or pod:
+        if job and pod:
+            raise click.UsageError("give one of --job and --pod")
+        by = "job" if job else "pod"
+    if target is not None:
+        _export(session, target, begin, end)
+        return
+    rows = None if folder is None else day_files.read(folder)
+
+    def ask(edges: Sequence[int], kind: str) -> Usage:
+        if rows is None:
+            return session.client.usage(edges, kind, uid=uid, name=name)
+        return day_files.usage_of(rows, edges, kind, uid, name)
+
+    if rows is not None and by == "gpu":
+        raise click.UsageError("files do not say which GPU it was; leave --by gpu out")
+    uid, name = _uid(user), job or pod or ""
+    if web_page is not None:
+        if name:
+            raise click.UsageError("a page is about users; leave --job and --pod out")
+        days = shown.edges(begin, end, where, daily=True)
+        _page(session, web_page, ask(days, "user"), ask([days[0], days[-1]], "job"), days, where)
+        return
+    found = ask(ends, "total" if by == "day" else by)
+    whole = uid is None and not job and not pod
+    off_uj = shown.check(found) if whole else 0
+    report = EnergyReport(
+        at=now(),
+        by=by,
+        sums=[shown.reported(one, ends, where) for one in found.sums],
+        metered_j=sum(found.metered_uj) / 1e6 if whole else None,
+        begins=None
+        if found.begins_s is None
+        else datetime.fromtimestamp(found.begins_s, timezone.utc),
+    )
+    if form == "json":
+        session.json = True
+    if form == "csv" and not session.json:
+        click.echo(_csv(report), nl=False)
+    else:
+        indices = {} if folder else {gpu.uuid: gpu.index for gpu in session.node.gpus}
+        session.answer(report, lambda: shown.lines(report.sums, indices, report.metered_j))
+    if off_uj:
+        raise CommandError(
+            f"the sums differ from the GPUs' counters by {off_uj} microjoules; please report it "
+            "with zeusd's log",
+            Exit.FAILED,
+            "sum",
+        )
+
+
+def _page(
+    session: Session,
+    path: Path,
+    users: Usage,
+    jobs: Usage,
+    days: Sequence[int],
+    where: tzinfo | None,
+) -> None:
+    from zeusctl.energy_page import page
+    from zeusctl.reports import Done
+    from zeusctl.usage import reported
+
+    by_day = [reported(one, days, where) for one in users.sums]
+    by_job = [reported(one, [days[0], days[-1]], where) for one in jobs.sums]
+    first, last = (datetime.fromtimestamp(one, timezone.utc) for one in (days[0], days[-1] - 1))
+    title = (
+        f"Energy of GPUs, {first.astimezone(where):%Y-%m-%d} to {last.astimezone(where):%Y-%m-%d}"
+    )
+    path.write_text(page(by_day, by_job, title, sum(users.metered_uj) / 1e6), encoding="utf-8")
+    report = Done(at=now(), path=str(path), rows=len(by_day))
+    session.answer(report, [f"{count(len(by_day), 'sum')} in {path}"])
+
+
+def _export(session: Session, folder: Path, begin: datetime, end: datetime) -> None:
+    from zeusctl.day_files import export
+    from zeusctl.reports import Done
+
+    paths = export(session.client, socket.gethostname(), folder, begin, end)
+    report = Done(at=now(), path=str(folder), rows=len(paths))
+    session.answer(report, [str(path) for path in paths])
+
+
+def _csv(report: EnergyReport) -> str:
+    from zeusctl.reports import UsedEnergy
+
+    text = io.StringIO()
+    writer = csv.DictWriter(text, [*UsedEnergy.model_fields])
+    writer.writeheader()
+    for one in report.sums:
+        fields = one.model_dump(mode="json")
+        writer.writerow({**fields, "basis": "+".join(one.basis)})
+    return text.getvalue()
+
+
+@click.command()
+@click.option("--user", required=True, metavar="USER", help="A name or number.")
+@common_options
+@pass_session
+def forget(session: Session, user: str) -> None:
+    """Have the energy ledger forget a user (administrators).
+
+    A random number takes the user's place. Every sum stays what it is. The names of the user's jobs
+    are replaced as well. What the user uses from now on is charged to the user again.
+    """
+    from zeusctl.commands.allocate import _uid
+    from zeusctl.reports import ForgetReport
+
+    uid = _uid(user)
+    assert uid is not None
+    accounts = session.client.forget_user(uid)
+    session.answer(
+        ForgetReport(at=now(), accounts=accounts),
+        [f"{user} is replaced by a number in {count(accounts, 'account')}"],
+    )

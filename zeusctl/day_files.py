@@ -1,0 +1,207 @@
+"""Files of a day's energy, one for each node: written on the node, added up anywhere.
+
+A file has a row for each quarter of an hour and account, and one with what the meters say. Rows
+are told apart by node, time and account, so that adding a file twice, or an unfinished day and
+later the whole, changes nothing.
+"""
+
+from __future__ import annotations
+
+import csv
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from zeusctl.exits import CommandError, Exit
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.messages import Usage
+
+PREFIX = "energy-"
+METERS = "meters"
+"""The kind of the row that has what the meters say."""
+
+OTHERS = "others"
+NOBODYS = ("idle", "unattributed")
+
+AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj", "ns")
+
+_OWN = {"job": "job", "pod": "pod"}
+
+
+class Row(NamedTuple):
+    """One row of a file. Amounts as in the protocol's `UsageSum`."""
+
+    node: str
+    begin_s: int
+    kind: str
+    name: str
+    run: str
+    uid: int
+    active_uj: int
+    idle_uj: int
+    lower_uj: int
+    upper_uj: int
+    ns: int
+    methods: str
+
+    @property
+    def key(self) -> tuple[str, int, str, str, str, int]:
+        """What no other row of any file has."""
+        return self[:6]
+
+
+def export(client: Client, node: str, folder: Path, since: datetime, until: datetime) -> list[Path]:
+    """Writes a file for each UTC day from one time to another. Returns their paths.
+
+    Raises:
+        CommandError: This user may not see whose energy it is.
+    """
+    from zeus_ipc.messages import BUCKET_S
+
+    day = since.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+    written = []
+    while day < until:
+        begin_s = int(day.timestamp())
+        edges = [*range(begin_s, begin_s + 86_400 + 1, BUCKET_S)]
+        rows = [*_rows(client.usage(edges, "account"), node, edges)]
+        if any(row.kind == OTHERS for row in rows):
+            raise CommandError(
+                "only administrators and the groups in [accounting] readers may export everybody's "
+                "energy",
+                Exit.DENIED,
+                "permission_denied",
+            )
+        if rows:
+            path = folder / f"{PREFIX}{node}-{day:%Y-%m-%d}.csv"
+            _write(path, rows)
+            written.append(path)
+        day += timedelta(days=1)
+    return written
+
+
+def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
+    for one in usage.sums:
+        yield Row(
+            node,
+            edges[one.interval],
+            one.kind,
+            one.name,
+            one.run,
+            one.uid,
+            one.active_uj,
+            one.idle_uj,
+            one.lower_uj,
+            one.upper_uj,
+            one.ns,
+            "+".join(one.methods),
+        )
+    for begin_s, metered_uj in zip(edges, usage.metered_uj, strict=False):
+        if metered_uj:
+            yield Row(
+                node, begin_s, METERS, "", "", -1, metered_uj, 0, metered_uj, metered_uj, 0, ""
+            )
+
+
+def _write(path: Path, rows: Sequence[Row]) -> None:
+    """All of it or nothing: whoever collects files may come at any time."""
+    partial = path.with_suffix(".partial")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(Row._fields)
+        writer.writerows(rows)
+    partial.replace(path)
+
+
+def read(folder: Path) -> list[Row]:
+    """The rows of all files in a folder and below it, each once.
+
+    Raises:
+        CommandError: There is no file, or one that is not such a file.
+    """
+    found: dict[tuple[str, int, str, str, str, int], Row] = {}
+    paths = sorted(folder.rglob(f"{PREFIX}*.csv"))
+    if not paths:
+        raise CommandError(
+            f"{folder} has no files {PREFIX}*.csv; `zeusctl energy --export` writes them",
+            Exit.UNKNOWN,
+        )
+    for path in paths:
+        for row in _parse(path):
+            known = found.get(row.key)
+            # Of one that is there twice the later has more.
+            if known is None or row.ns + row.active_uj > known.ns + known.active_uj:
+                found[row.key] = row
+    return [*found.values()]
+
+
+def _parse(path: Path) -> Iterator[Row]:
+    with path.open(newline="", encoding="utf-8") as file:
+        reader = csv.reader(file)
+        try:
+            if next(reader, None) != [*Row._fields]:
+                raise ValueError("it has other columns")
+            for cells in reader:
+                node, begin_s, kind, name, run, uid, *amounts, methods = cells
+                active, idle, lower, upper, ns = (int(one) for one in amounts)
+                yield Row(
+                    *(node, int(begin_s), kind, name, run, int(uid)),
+                    *(active, idle, lower, upper, ns, methods),
+                )
+        except (ValueError, TypeError) as error:
+            raise CommandError(
+                f"{path} is no file of `zeusctl energy --export` ({error})"
+            ) from None
+
+
+def usage_of(
+    rows: Sequence[Row], edges: Sequence[int], by: str, uid: int | None = None, name: str = ""
+) -> Usage:
+    """What `Client.usage` answers, from files."""
+    from zeus_ipc.messages import BUCKET_S, Usage, UsageSum
+
+    amounts: dict[tuple[int, str, str, str, int], list[int]] = {}
+    methods: dict[tuple[int, str, str, str, int], set[str]] = {}
+    metered = [0] * (len(edges) - 1)
+    for row in rows:
+        interval = bisect_right(edges, row.begin_s) - 1
+        if not 0 <= interval < len(metered) or row.begin_s + BUCKET_S > edges[interval + 1]:
+            continue
+        if row.kind == METERS:
+            metered[interval] += row.active_uj
+            continue
+        label = _label(row, by)
+        if (uid is not None and row.uid != uid) or (name and label[1] != name):
+            continue
+        key = (interval, *label)
+        known = amounts.setdefault(key, [0] * 5)
+        more = (row.active_uj, row.idle_uj, row.lower_uj, row.upper_uj, row.ns)
+        amounts[key] = [one + added for one, added in zip(known, more, strict=True)]
+        methods.setdefault(key, set()).update(filter(None, row.methods.split("+")))
+    names = ("interval", "kind", "name", "run", "uid", *AMOUNTS)
+    sums = [
+        UsageSum.model_validate(
+            {**dict(zip(names, (*key, *found), strict=True)), "methods": sorted(methods[key])}
+        )
+        for key, found in amounts.items()
+    ]
+    sums.sort(key=lambda one: (one.interval, -(one.active_uj + one.idle_uj)))
+    begins = min((row.begin_s for row in rows), default=None)
+    return Usage(sums=sums, more=False, metered_uj=metered, begins_s=begins)
+
+
+def _label(row: Row, by: str) -> tuple[str, str, str, int]:
+    """What a row counts for: itself where it is asked for, else what it is part of."""
+    own = (row.kind, row.name, row.run, row.uid)
+    if row.kind in NOBODYS:
+        return (row.kind, "", "", -1) if by == "total" else own
+    if by == "total":
+        return "total", "", "", -1
+    if row.kind == _OWN.get(by):
+        return own
+    if row.kind == "pod":
+        return "namespace", row.name.partition("/")[0], "", -1
+    return own if row.uid == -1 else ("user", "", "", row.uid)

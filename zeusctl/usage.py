@@ -1,0 +1,233 @@
+"""What `zeusctl energy` shows: intervals of local time, and sums as people read them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta, timezone, tzinfo
+from typing import TYPE_CHECKING
+
+from zeusctl.text import count, parse_duration, table, user_name
+from zeusctl.text import energy as energy_text
+
+if TYPE_CHECKING:
+    from zeus_ipc.client import Client
+    from zeus_ipc.messages import Usage, UsageSum
+    from zeusctl.reports import UsedEnergy
+
+KWH_J = 3_600_000
+KWH_FROM_J = KWH_J / 10
+"""Less than this in all is shown in joules."""
+
+EXACT = ("allocated", "exclusive")
+NOBODYS = ("idle", "unattributed")
+
+
+def zone(name: str | None) -> tzinfo | None:
+    """A time zone by its name; None: the local one.
+
+    Raises:
+        ValueError: There is none of this name.
+    """
+    if name is None:
+        return None
+    from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError):
+        raise ValueError(f"{name!r} is no time zone; write one such as Europe/Paris") from None
+
+
+def instant(text: str, where: tzinfo | None, now: datetime) -> datetime:
+    """A time as people write it: `7d` (ago), `2026-11-01`, `2026-11-01T12:00`, or `now`.
+
+    Raises:
+        ValueError: It is none of these.
+    """
+    if text == "now":
+        return now
+    try:
+        found = datetime.fromisoformat(text)
+    except ValueError:
+        try:
+            return now - timedelta(seconds=parse_duration(text))
+        except ValueError:
+            raise ValueError(
+                f"{text!r} is no time; write 7d, 2026-11-01 or 2026-11-01T12:00"
+            ) from None
+    return _local(found, where) if found.tzinfo is None else found
+
+
+def _local(found: datetime, where: tzinfo | None) -> datetime:
+    return found.astimezone() if where is None else found.replace(tzinfo=where)
+
+
+def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -> list[int]:
+    """Ends of the intervals from one time to another: whole buckets, by local day if wanted.
+
+    Raises:
+        ValueError: The second is not after the first, or that is too many days.
+    """
+    from zeus_ipc.messages import BUCKET_S, MAX_EDGES
+
+    first = int(since.timestamp()) // BUCKET_S * BUCKET_S
+    last = -(-int(until.timestamp()) // BUCKET_S) * BUCKET_S
+    if last <= first:
+        raise ValueError("the end must be after the beginning")
+    found = [first]
+    if daily:
+        day = since.astimezone(where).replace(
+            tzinfo=None, hour=0, minute=0, second=0, microsecond=0
+        )
+        while True:
+            day += timedelta(days=1)
+            midnight = int(_local(day, where).timestamp()) // BUCKET_S * BUCKET_S
+            if midnight >= last:
+                break
+            if midnight > found[-1]:
+                found.append(midnight)
+    found.append(last)
+    if len(found) > MAX_EDGES:
+        raise ValueError(f"that is over {MAX_EDGES - 1} days; ask for fewer")
+    return found
+
+
+def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[UsedEnergy]:
+    """All that a job or pod has used so far, run by run."""
+    from zeus_ipc.messages import BUCKET_S
+
+    end = (int(time.time()) // BUCKET_S + 1) * BUCKET_S
+    usage = client.usage([0, end], kind, name=name)
+    sums = [one for one in usage.sums if run in (None, one.run)]
+    return [reported(one, [0, end], None) for one in sums]
+
+
+def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEnergy:
+    """A sum as reports have it."""
+    from zeusctl.reports import UsedEnergy
+
+    def at(t_s: int) -> datetime:
+        return datetime.fromtimestamp(t_s, timezone.utc).astimezone(where)
+
+    return UsedEnergy(
+        since=at(ends[one.interval]),
+        until=at(ends[one.interval + 1]),
+        kind=one.kind,
+        name=one.name,
+        run=one.run or None,
+        uid=one.uid if one.uid >= 0 else None,
+        user=_user(one.uid),
+        gpu_hours=one.ns / 3.6e12,
+        energy_j=(one.active_uj + one.idle_uj) / 1e6,
+        lower_j=one.lower_uj / 1e6,
+        upper_j=one.upper_uj / 1e6,
+        active_j=one.active_uj / 1e6,
+        idle_j=one.idle_uj / 1e6,
+        basis=one.methods,
+        exact=one.lower_uj == one.upper_uj,
+        begin=at(one.begin_s) if one.begin_s else None,
+        end=at(one.end_s) if one.end_s else None,
+    )
+
+
+def _user(uid: int) -> str | None:
+    if uid >= 0:
+        return user_name(uid)
+    return None if uid == -1 else f"forgotten {-uid % 10_000:04}"
+
+
+def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
+    """What a row is called."""
+    if one.kind in NOBODYS:
+        return f"({one.kind}: {one.name})" if one.name else f"({one.kind})"
+    if one.kind in ("others", "total"):
+        return f"({one.kind})" if one.kind == "others" else "all users"
+    if one.kind == "gpu":
+        return f"GPU {gpus[one.name]}" if one.name in gpus else one.name
+    if one.kind == "user":
+        return one.user or "?"
+    text = f"{one.kind} {one.name}"
+    if one.run not in (None, "0"):
+        text += f" run {one.run}"
+    return f"{text} ({one.user})" if one.user else text
+
+
+def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | None) -> list[str]:
+    """The table, with energy that is nobody's below it, and the sum against the meters.
+
+    Args:
+        sums: By interval.
+        gpus: Indices by UUID.
+        metered_j: What the meters say; None: something was left out on purpose.
+    """
+    total_j = sum(one.energy_j for one in sums)
+    kwh = total_j >= KWH_FROM_J
+
+    def amount(joules: float) -> str:
+        return f"{joules / KWH_J:.2f}" if kwh else f"{joules:.1f}"
+
+    unit = "kWh" if kwh else "J"
+    days = len({one.since for one in sums}) > 1
+    header = [
+        "WHO",
+        "GPU-HOURS",
+        f"ENERGY {unit}",
+        "[LOWER, UPPER]",
+        "ACTIVE",
+        "HELD IDLE",
+        "BASIS",
+    ]
+    rows = []
+    for one in sums:
+        if one.kind in NOBODYS and not days:
+            continue
+        bounds = "exact" if one.exact else f"[{amount(one.lower_j)}, {amount(one.upper_j)}]"
+        row = [
+            label(one, gpus),
+            f"{one.gpu_hours:.2f}",
+            amount(one.energy_j),
+            bounds,
+            amount(one.active_j),
+            amount(one.idle_j),
+            ", ".join(one.basis) or "-",
+        ]
+        rows.append([one.since.strftime("%Y-%m-%d"), *row] if days else row)
+    found = table(
+        ["DAY", *header] if days else header,
+        rows,
+        right=(2, 3, 5, 6) if days else (1, 2, 4, 5),
+    )
+    rest = [
+        f"{label(one, gpus)} {amount(one.energy_j)}"
+        for one in sums
+        if one.kind in NOBODYS and not days
+    ]
+    rest.append(f"total {amount(total_j)} {unit}")
+    if metered_j is not None:
+        rest.append(f"meters {amount(metered_j)} {unit}")
+    return [*found, "   ".join(rest)]
+
+
+def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -> str:
+    """One line for a job's log."""
+    found = [*sums]
+    if not found:
+        return f"{kind} {name} held no GPU"
+    total_j = sum(one.energy_j for one in found)
+    idle_j = sum(one.idle_j for one in found)
+    hours = sum(one.gpu_hours for one in found)
+    bounds = ""
+    if not all(one.exact for one in found):
+        low, high = sum(one.lower_j for one in found), sum(one.upper_j for one in found)
+        bounds = f" (between {energy_text(low)} and {energy_text(high)})"
+    share = f", {100 * idle_j / total_j:.0f} % of it idle" if total_j else ""
+    return (
+        f"{kind} {name}: {energy_text(total_j)}{bounds} in {hours:.2f} GPU-hours{share}; "
+        f"{count(ended, 'GPU')} released"
+    )
+
+
+def check(usage: Usage) -> int:
+    """By how many microjoules the sums differ from the meters."""
+    return sum(one.active_uj + one.idle_uj for one in usage.sums) - sum(usage.metered_uj)

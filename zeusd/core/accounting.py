@@ -1,0 +1,123 @@
+"""Requests about whose energy it is: who may ask for what. The ledger itself is the runtime's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
+from zeusd.core.effects import Account
+from zeusd.core.model import Failure, Peer
+from zeusd.core.node import Node
+from zeusd.core.outbox import Outbox
+from zeusd.core.pending import Connection, PerGpu
+from zeusd.core.policy import Settings
+
+Handler = Callable[[Connection, Any], None]
+
+ABSENT = Failure(
+    ErrorCode.NOT_SUPPORTED,
+    "this zeusd keeps no energy ledger; set a directory under [accounting] in zeusd.toml",
+)
+
+
+_NOBODYS = ("idle", "unattributed")
+
+
+def sees_all(settings: Settings, peer: Peer) -> bool:
+    """Whether a user may see whose energy it is, whosever."""
+    readers = settings.ledger
+    return (
+        readers.everybody
+        or settings.access.is_admin(peer)
+        or not readers.gids.isdisjoint(peer.groups)
+    )
+
+
+def for_reader(ledger: dict[str, Any], uid: int) -> dict[str, Any]:
+    """`messages.LedgerState` as a user may see it who does not see all: the others are one sum."""
+    shown, others = [], {"kind": "others", "name": "", "uid": NOBODY, **dict.fromkeys(_AMOUNTS, 0)}
+    for total in ledger["totals"]:
+        if total["uid"] == uid or total["kind"] in _NOBODYS:
+            shown.append(total)
+        else:
+            for amount in _AMOUNTS:
+                others[amount] += total[amount]
+    return {**ledger, "totals": [*shown, others]}
+
+
+_AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")
+
+
+class AccountingRequests:
+    """Answers `allocate`, `deallocate`, `usage` and `forget_user`.
+
+    Args:
+        node: Which GPUs there are, and who may do what.
+        outbox: Where effects go.
+        track: Begins a request for several GPUs.
+        for_admins: Makes a handler that refuses everybody else; takes what the handler does.
+
+    Attributes:
+        handlers: By request class.
+    """
+
+    def __init__(
+        self,
+        node: Node,
+        outbox: Outbox,
+        track: Callable[..., PerGpu],
+        for_admins: Callable[[str, Handler], Handler],
+    ) -> None:
+        self._node = node
+        self._out = outbox
+        self._track = track
+        self.handlers: dict[type[Any], Handler] = {
+            Allocate: for_admins("say which job holds a GPU", self._allocate),
+            Deallocate: for_admins("say which job holds a GPU", self._ask),
+            ForgetUser: for_admins("change the energy ledger", self._ask),
+            GetUsage: self._usage,
+        }
+
+    def _allocate(self, connection: Connection, request: Allocate) -> None:
+        pending = self._track(connection, request)
+        known = []
+        for uuid in pending.gpus():
+            if uuid in self._node.gpus:
+                known.append(uuid)
+            else:
+                pending.fail(uuid, self._node.unknown(uuid))
+
+        def done(result: object) -> None:
+            for uuid in known:
+                if isinstance(result, Failure):
+                    pending.fail(uuid, result)
+                else:
+                    pending.succeed(uuid, {})
+
+        if known:
+            asked = request.model_copy(update={"gpus": known})
+            self._out.add(Account(self._out.ticket(done), asked))
+
+    def _usage(self, connection: Connection, request: GetUsage) -> None:
+        peer = connection.peer
+        reader = None if sees_all(self._node.settings, peer) else peer.uid
+        self._ask(connection, request, reader)
+
+    def _ask(
+        self,
+        connection: Connection,
+        request: Deallocate | ForgetUser | GetUsage,
+        reader: int | None = None,
+    ) -> None:
+        ticket = self._out.ticket(partial(self._answer, connection, request.id))
+        self._out.add(Account(ticket, request, reader))
+
+    def _answer(self, connection: Connection, request_id: int, result: object) -> None:
+        if isinstance(result, Failure):
+            connection.refuse(self._out, request_id, result)
+        else:
+            assert isinstance(result, dict)
+            connection.reply(self._out, request_id, result=result)

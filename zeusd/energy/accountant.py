@@ -1,0 +1,219 @@
+"""One GPU's account: from who held or used it when, and its energy until any instant, to rows.
+
+The position is the instant until which energy has been charged, and the meter's reading there. Each
+settlement charges the difference to the next position, so no microjoule is charged twice or never,
+whatever happens between two settlements. Position and rows must be stored together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+from zeusd.energy.split import Account, Charge, Claim, Method, Situation, split
+
+SECOND_NS = 1_000_000_000
+BUCKET_S = 900
+"""Length of a bucket. Every offset from UTC in use is a multiple of it."""
+BUCKET_NS = BUCKET_S * SECOND_NS
+
+NEVER_NS = 2**62
+
+
+class Fact(str, Enum):
+    """What a span of time is about."""
+
+    HOLDER = "holder"
+    PRESENT = "present"
+    LISTED = "listed"
+    IDLE = "idle"
+    UNKNOWN = "unknown"
+    EXCLUDED = "excluded"
+
+
+@dataclass(slots=True, eq=False)
+class Span:
+    """Something that was so from one instant to another.
+
+    Attributes:
+        fact: What.
+        begin_ns: First instant, ns of CLOCK_MONOTONIC.
+        end_ns: The instant after the last; NEVER_NS: it is so still.
+        claim: Whose, of HOLDER and PRESENT.
+        reason: Of UNKNOWN and EXCLUDED.
+    """
+
+    fact: Fact
+    begin_ns: int
+    end_ns: int = NEVER_NS
+    claim: Claim | None = None
+    reason: str = ""
+
+
+class Position(NamedTuple):
+    """Until when energy has been charged, and what the meter read there."""
+
+    t_ns: int
+    energy_uj: int
+
+
+class Key(NamedTuple):
+    """What rows are told apart by."""
+
+    bucket: int
+    account: Account
+    method: Method
+
+
+@dataclass(slots=True)
+class Row:
+    """What an account was charged in one bucket by one method; see `split.Charge`."""
+
+    active_uj: int = 0
+    idle_uj: int = 0
+    lower_uj: int = 0
+    upper_uj: int = 0
+    ns: int = 0
+
+    def add(self, charge: Charge) -> None:
+        """Adds what was charged for a part of the bucket."""
+        self.active_uj += charge.active_uj
+        self.idle_uj += charge.idle_uj
+        self.lower_uj += charge.lower_uj
+        self.upper_uj += charge.upper_uj
+        self.ns += charge.ns
+
+
+@dataclass(slots=True)
+class Settlement:
+    """What one settlement adds.
+
+    Attributes:
+        rows: What was charged.
+        metered: Energy of the GPU by bucket, as the meter has it.
+        position: Where the next settlement begins.
+    """
+
+    rows: dict[Key, Row]
+    metered: dict[int, int]
+    position: Position
+
+
+@dataclass(slots=True)
+class Accountant:
+    """One GPU's.
+
+    Attributes:
+        position: Until when energy has been charged.
+        spans: What is known about the time since; more may be added until it is settled.
+    """
+
+    position: Position
+    spans: list[Span] = field(default_factory=list)
+
+    def add(self, span: Span) -> Span:
+        """Something has begun, or is known to have been so for a while."""
+        self.spans.append(span)
+        return span
+
+    def settle(
+        self,
+        until_ns: int,
+        energy_uj: Callable[[int], int],
+        offset_ns: int,
+        observed: Iterable[Span] = (),
+    ) -> Settlement:
+        """Charges what was drawn since the position.
+
+        Args:
+            until_ns: A time that the meter's readings cover.
+            energy_uj: The meter at any time up to then.
+            offset_ns: UTC less CLOCK_MONOTONIC: names the buckets of this time.
+            observed: What else is known about this time.
+        """
+        begin_ns, begin_uj = self.position
+        until_ns = max(begin_ns, until_ns)
+        spans = [*self.spans, *observed]
+        end_uj = max(begin_uj, energy_uj(until_ns))
+        readings = {begin_ns: begin_uj, until_ns: end_uj}
+        highest_uj = begin_uj
+
+        def meter(t_ns: int) -> int:
+            # Between two readings it is interpolated, from more of them each time; it never falls.
+            nonlocal highest_uj
+            if t_ns not in readings:
+                readings[t_ns] = min(max(highest_uj, energy_uj(t_ns)), end_uj)
+            highest_uj = readings[t_ns]
+            return highest_uj
+
+        rows: dict[Key, Row] = {}
+        metered: dict[int, int] = {}
+        borders = [*_borders(begin_ns, until_ns, offset_ns)]
+        for first_ns, last_ns, active in _pieces(begin_ns, until_ns, spans, borders):
+            before_uj = meter(first_ns)
+            drawn_uj = meter(last_ns) - before_uj
+            bucket = (first_ns + offset_ns) // BUCKET_NS
+            for charge in split(drawn_uj, last_ns - first_ns, _situation(active)):
+                key = Key(bucket, charge.account, charge.method)
+                rows.setdefault(key, Row()).add(charge)
+        edges = [begin_ns, *borders, until_ns]
+        for first_ns, last_ns in pairwise(edges):
+            bucket = (first_ns + offset_ns) // BUCKET_NS
+            drawn_uj = readings[last_ns] - readings[first_ns]
+            metered[bucket] = metered.get(bucket, 0) + drawn_uj
+        self.position = Position(until_ns, end_uj)
+        self.spans = [span for span in self.spans if span.end_ns > until_ns]
+        return Settlement(rows, metered, self.position)
+
+
+def _borders(begin_ns: int, end_ns: int, offset_ns: int) -> Iterator[int]:
+    """Instants at which a bucket begins, between two others."""
+    border_ns = ((begin_ns + offset_ns) // BUCKET_NS + 1) * BUCKET_NS - offset_ns
+    while border_ns < end_ns:
+        yield border_ns
+        border_ns += BUCKET_NS
+
+
+def _pieces(
+    begin_ns: int, end_ns: int, spans: Iterable[Span], borders: Iterable[int]
+) -> Iterator[tuple[int, int, Iterable[Span]]]:
+    """Time in pieces within which nothing changes, and the spans that cover each."""
+    begins: dict[int, list[Span]] = {}
+    ends: dict[int, list[Span]] = {}
+    for span in spans:
+        first_ns, last_ns = max(begin_ns, span.begin_ns), min(end_ns, span.end_ns)
+        if first_ns < last_ns:
+            begins.setdefault(first_ns, []).append(span)
+            ends.setdefault(last_ns, []).append(span)
+    active: dict[Span, None] = {}
+    before_ns = begin_ns
+    for t_ns in sorted({*begins, *ends, *borders, end_ns}):
+        if t_ns > before_ns:
+            yield before_ns, t_ns, active
+        for span in ends.get(t_ns, ()):
+            del active[span]
+        active.update(dict.fromkeys(begins.get(t_ns, ())))
+        before_ns = t_ns
+
+
+def _situation(active: Iterable[Span]) -> Situation:
+    spans = [*active]
+    found = {span.fact for span in spans}
+
+    def claims(fact: Fact) -> list[Claim]:
+        return [span.claim for span in spans if span.fact is fact and span.claim is not None]
+
+    def reason(fact: Fact) -> str:
+        return next((span.reason for span in spans if span.fact is fact), "")
+
+    return Situation(
+        holders=claims(Fact.HOLDER),
+        present=claims(Fact.PRESENT),
+        listed=Fact.LISTED in found,
+        idle=Fact.IDLE in found,
+        unknown=reason(Fact.UNKNOWN),
+        excluded=reason(Fact.EXCLUDED),
+    )

@@ -1,0 +1,1 @@
+"""Who used how much energy, for months: one SQLite file, one writer."""

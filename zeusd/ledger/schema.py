@@ -1,0 +1,145 @@
+"""The ledger's file: its tables, how it is opened, and what becomes of a damaged one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sqlite3
+import time
+from pathlib import Path
+
+log = logging.getLogger(__name__)
+
+FILE = "energy.db"
+VERSION = 1
+DAMAGED = "damaged"
+"""Part of the name of a file that was set aside."""
+
+TABLES = """
+CREATE TABLE gpu (id INTEGER PRIMARY KEY, uuid TEXT NOT NULL UNIQUE);
+CREATE TABLE account (
+    id INTEGER PRIMARY KEY,
+    kind TEXT NOT NULL, name TEXT NOT NULL, run TEXT NOT NULL, uid INTEGER NOT NULL,
+    parent INTEGER NOT NULL,              -- the user or namespace it is part of, or itself
+    begin_s INTEGER NOT NULL DEFAULT 0,   -- when it first held a GPU, UTC; 0: it never did
+    end_s INTEGER NOT NULL DEFAULT 0,     -- when it last ceased to
+    UNIQUE (kind, name, run, uid)
+);
+-- To whom a GPU is allocated, or was since its position; times of CLOCK_MONOTONIC.
+CREATE TABLE holding (
+    id INTEGER PRIMARY KEY,
+    gpu INTEGER NOT NULL, account INTEGER NOT NULL, weight INTEGER NOT NULL,
+    control_group TEXT NOT NULL,          -- the job or pod with whose control group it ends
+    boot TEXT NOT NULL, begin_ns INTEGER NOT NULL, end_ns INTEGER,
+    seen INTEGER NOT NULL DEFAULT 0       -- whether the control group was there once
+);
+-- Each microjoule once. below and above: how much less or more it may be than active + idle.
+CREATE TABLE energy (
+    bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, account INTEGER NOT NULL,
+    method INTEGER NOT NULL,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (bucket, gpu, account, method)
+) WITHOUT ROWID;
+-- The same by UTC day and parent, kept for longer.
+CREATE TABLE day (
+    day INTEGER NOT NULL, account INTEGER NOT NULL, method INTEGER NOT NULL,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (day, account, method)
+) WITHOUT ROWID;
+-- The same since the ledger began: counters that never fall.
+CREATE TABLE total (
+    account INTEGER PRIMARY KEY,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL
+);
+-- What the GPUs drew, as their counters have it: what the rows must add up to.
+CREATE TABLE meter (
+    bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, uj INTEGER NOT NULL,
+    PRIMARY KEY (bucket, gpu)
+) WITHOUT ROWID;
+-- Until when each GPU's energy is in the rows, and what its meter read there.
+CREATE TABLE position (
+    gpu INTEGER PRIMARY KEY, boot TEXT NOT NULL,
+    t_ns INTEGER NOT NULL, energy_uj INTEGER NOT NULL, counted_uj INTEGER NOT NULL
+);
+-- UTC less CLOCK_MONOTONIC, as last seen in this boot.
+CREATE TABLE clock (boot TEXT PRIMARY KEY, offset_ns INTEGER NOT NULL) WITHOUT ROWID;
+"""
+
+
+class LedgerError(Exception):
+    """The ledger cannot be used: one sentence that says why and what to do."""
+
+
+def open_ledger(directory: str | os.PathLike[str]) -> sqlite3.Connection:
+    """The ledger in a directory, made if there is none; a damaged one is set aside.
+
+    Raises:
+        LedgerError: It can be neither opened nor made.
+    """
+    path = Path(directory, FILE)
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600))
+        try:
+            return _open(path)
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError) and not _is_damage(error):
+                raise
+            _set_aside(path, error)
+            return _open(path)
+    except (OSError, sqlite3.Error) as error:
+        raise LedgerError(
+            f"the energy ledger {path} cannot be used ({error}); zeusd runs without accounting "
+            "until the cause is removed and zeusd is restarted"
+        ) from None
+
+
+def _open(path: Path) -> sqlite3.Connection:
+    # Transactions are begun and ended by hand.
+    connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=1.0)
+    try:
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA cache_size = -1024")
+        connection.execute("PRAGMA wal_autocheckpoint = 256")
+        (found,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        if found != "ok":
+            raise sqlite3.DatabaseError(found)
+        (version,) = connection.execute("PRAGMA user_version").fetchone()
+        if version == 0:
+            connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        elif version != VERSION:
+            raise sqlite3.OperationalError(
+                f"it has version {version} and this zeusd writes version {VERSION}"
+            )
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _is_damage(error: sqlite3.Error) -> bool:
+    return "malformed" in str(error) or "not a database" in str(error)
+
+
+def _set_aside(path: Path, error: sqlite3.Error) -> None:
+    aside = path.with_name(f"{path.stem}.{DAMAGED}-{time.time_ns()}.db")
+    os.rename(path, aside)
+    for suffix in ("-wal", "-shm"):
+        with contextlib.suppress(FileNotFoundError):
+            os.rename(f"{path}{suffix}", f"{aside}{suffix}")
+    log.error(
+        "the energy ledger was damaged (%s); it is now %s and a new one has begun",
+        error,
+        aside,
+        extra={"event": "ledger_damaged", "path": str(aside)},
+    )
+
+
+def damaged(directory: str | os.PathLike[str]) -> list[str]:
+    """Ledgers that were set aside, the oldest first."""
+    return sorted(str(path) for path in Path(directory).glob(f"*.{DAMAGED}-*.db"))

@@ -1,0 +1,334 @@
+"""Writes the ledger: who held what, and settlements, each in one transaction with its position."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import sqlite3
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from zeusd.energy.accountant import BUCKET_S, Position, Row, Settlement
+from zeusd.energy.split import NOBODY, Account, Kind, Method, parent_of
+
+DAY_S = 86_400
+BUCKETS_PER_DAY = DAY_S // BUCKET_S
+
+METHODS = tuple(Method)
+"""By the number that rows have."""
+
+_ADD = (
+    "ON CONFLICT DO UPDATE SET active_uj = active_uj + excluded.active_uj, "
+    "idle_uj = idle_uj + excluded.idle_uj, below_uj = below_uj + excluded.below_uj, "
+    "above_uj = above_uj + excluded.above_uj, ns = ns + excluded.ns"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A GPU that is, or was, allocated.
+
+    Attributes:
+        id: Its row.
+        uuid: The GPU.
+        account: To whom.
+        weight: Its part beside other holders.
+        control_group: The job or pod with whose control group it ends.
+        begin_ns: Since when, CLOCK_MONOTONIC.
+        end_ns: Until when; None: it still is.
+        seen: Whether the control group was there once.
+    """
+
+    id: int
+    uuid: str
+    account: Account
+    weight: int
+    control_group: str
+    begin_ns: int
+    end_ns: int | None
+    seen: bool = False
+
+
+class Store:
+    """The ledger of one node, during one boot. Belongs to one thread.
+
+    Args:
+        connection: Opened by `schema.open_ledger`.
+        boot: Name of the present boot.
+
+    Every method may raise `sqlite3.Error`; the ledger is then as it was before the call.
+    """
+
+    def __init__(self, connection: sqlite3.Connection, boot: str) -> None:
+        self._db = connection
+        self._boot = boot
+        self._gpus: dict[str, int] = {}
+        self._accounts: dict[Account, int] = {}
+
+    def close(self) -> None:
+        """Ends the use of the file."""
+        self._db.close()
+
+    # ------------------------------------------------------------------------------ who holds
+
+    def begin(
+        self,
+        uuids: Iterable[str],
+        account: Account,
+        weight: int,
+        control_group: str,
+        t_ns: int,
+        utc_s: int,
+    ) -> list[Holding]:
+        """GPUs are allocated. Returns one holding for each."""
+        found = []
+        with self._transaction():
+            self._db.execute(
+                "UPDATE account SET begin_s = ? WHERE id = ? AND begin_s = 0",
+                (utc_s, self._account(account)),
+            )
+            for uuid in uuids:
+                row = self._db.execute(
+                    "INSERT INTO holding (gpu, account, weight, control_group, boot, begin_ns) "
+                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    (
+                        self._gpu(uuid),
+                        self._account(account),
+                        weight,
+                        control_group,
+                        self._boot,
+                        t_ns,
+                    ),
+                )
+                assert row.lastrowid is not None
+                found.append(
+                    Holding(row.lastrowid, uuid, account, weight, control_group, t_ns, None)
+                )
+        return found
+
+    def end(self, holdings: Iterable[int], t_ns: int, utc_s: int) -> None:
+        """GPUs are allocated no longer."""
+        with self._transaction():
+            for one in holdings:
+                self._db.execute(
+                    "UPDATE holding SET end_ns = ? WHERE id = ? AND end_ns IS NULL", (t_ns, one)
+                )
+                self._db.execute(
+                    "UPDATE account SET end_s = max(begin_s, end_s, ?) WHERE id = "
+                    "(SELECT account FROM holding WHERE id = ?)",
+                    (utc_s, one),
+                )
+
+    def saw(self, holdings: Iterable[int]) -> None:
+        """The control groups of these holders exist."""
+        with self._transaction():
+            self._db.executemany(
+                "UPDATE holding SET seen = 1 WHERE id = ?", [(one,) for one in holdings]
+            )
+
+    def end_earlier_boots(self) -> None:
+        """What was allocated before a reboot has ended with it: at the end of what was charged."""
+        with self._transaction():
+            self._db.execute(
+                "UPDATE account SET end_s = max(begin_s, end_s, coalesce((SELECT (max(bucket) + 1) "
+                f"* {BUCKET_S} FROM energy WHERE energy.account = account.id), 0)) "
+                "WHERE id IN (SELECT account FROM holding WHERE boot != ? AND end_ns IS NULL)",
+                (self._boot,),
+            )
+            self._db.execute("DELETE FROM holding WHERE boot != ?", (self._boot,))
+
+    def holdings(self) -> list[Holding]:
+        """What is allocated, and what was until after its GPU's position."""
+        rows = self._db.execute(
+            "SELECT holding.id, gpu.uuid, kind, name, run, uid, weight, control_group, begin_ns, "
+            "end_ns, seen FROM holding JOIN gpu ON gpu.id = holding.gpu "
+            "JOIN account ON account.id = holding.account "
+            "LEFT JOIN position ON position.gpu = holding.gpu "
+            "WHERE holding.boot = ? AND (end_ns IS NULL OR position.boot IS NOT holding.boot "
+            "OR end_ns > position.t_ns) ORDER BY holding.id",
+            (self._boot,),
+        )
+        return [
+            Holding(
+                key,
+                uuid,
+                Account(Kind(kind), name, run, uid),
+                weight,
+                group,
+                begin,
+                end,
+                bool(seen),
+            )
+            for key, uuid, kind, name, run, uid, weight, group, begin, end, seen in rows
+        ]
+
+    # ----------------------------------------------------------------------------- settlements
+
+    def totals(self) -> dict[Account, Row]:
+        """What users, namespaces and the like were charged since the ledger began, in the order in
+        which they came."""
+        rows = self._db.execute(
+            "SELECT kind, name, run, uid, active_uj, idle_uj, below_uj, above_uj, ns FROM total "
+            "JOIN account ON account.id = total.account ORDER BY account.id"
+        )
+        return {
+            Account(Kind(kind), name, run, uid): Row(
+                active, idle, active + idle - below, active + idle + above, ns
+            )
+            for kind, name, run, uid, active, idle, below, above, ns in rows
+        }
+
+    def counted(self) -> dict[str, int]:
+        """What each GPU's meter counted since the ledger began, microjoules."""
+        rows = self._db.execute("SELECT uuid, counted_uj FROM position JOIN gpu ON gpu.id = gpu")
+        return dict(rows.fetchall())
+
+    def positions(self) -> dict[str, Position]:
+        """Where each GPU's next settlement begins; none of an earlier boot."""
+        rows = self._db.execute(
+            "SELECT uuid, t_ns, energy_uj FROM position JOIN gpu ON gpu.id = gpu WHERE boot = ?",
+            (self._boot,),
+        )
+        return {uuid: Position(t_ns, energy_uj) for uuid, t_ns, energy_uj in rows}
+
+    def offset_ns(self) -> int | None:
+        """UTC less CLOCK_MONOTONIC, as last stored in this boot."""
+        row = self._db.execute("SELECT offset_ns FROM clock WHERE boot = ?", (self._boot,))
+        found: tuple[int] | None = row.fetchone()
+        return None if found is None else found[0]
+
+    def settle(self, settlements: dict[str, Settlement], offset_ns: int) -> None:
+        """Stores settlements by GPU, with the positions that they lead to."""
+        with self._transaction():
+            for uuid, settlement in settlements.items():
+                self._settle(self._gpu(uuid), settlement)
+            self._db.execute("DELETE FROM clock WHERE boot != ?", (self._boot,))
+            self._db.execute("INSERT OR REPLACE INTO clock VALUES (?, ?)", (self._boot, offset_ns))
+
+    def _settle(self, gpu: int, settlement: Settlement) -> None:
+        for key, row in settlement.rows.items():
+            account, parent = self._account(key.account), self._account(parent_of(key.account))
+            estimate_uj = row.active_uj + row.idle_uj
+            values = (
+                METHODS.index(key.method),
+                row.active_uj,
+                row.idle_uj,
+                estimate_uj - row.lower_uj,
+                row.upper_uj - estimate_uj,
+                row.ns,
+            )
+            self._db.execute(
+                f"INSERT INTO energy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
+                (key.bucket, gpu, account, *values),
+            )
+            self._db.execute(
+                f"INSERT INTO day VALUES (?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
+                (key.bucket // BUCKETS_PER_DAY, parent, *values),
+            )
+            self._db.execute(
+                f"INSERT INTO total VALUES (?, ?, ?, ?, ?, ?) {_ADD}", (parent, *values[1:])
+            )
+        counted_uj = 0
+        for bucket, drawn_uj in settlement.metered.items():
+            counted_uj += drawn_uj
+            self._db.execute(
+                "INSERT INTO meter VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET uj = uj + "
+                "excluded.uj",
+                (bucket, gpu, drawn_uj),
+            )
+        t_ns, energy_uj = settlement.position
+        self._db.execute(
+            "DELETE FROM holding WHERE gpu = ? AND boot = ? AND end_ns <= ?",
+            (gpu, self._boot, t_ns),
+        )
+        self._db.execute(
+            "INSERT INTO position VALUES (?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET "
+            "boot = excluded.boot, t_ns = excluded.t_ns, energy_uj = excluded.energy_uj, "
+            "counted_uj = counted_uj + excluded.counted_uj",
+            (gpu, self._boot, t_ns, energy_uj, counted_uj),
+        )
+
+    # --------------------------------------------------------------------------------- retention
+
+    def expire(self, utc_s: int, bucket_days: int, day_days: int) -> None:
+        """Deletes what is older than it may become.
+
+        Args:
+            utc_s: The present time.
+            bucket_days: Age of rows by bucket.
+            day_days: Age of sums by day, and of the meter that they add up to.
+        """
+        rows_day, sums_day = utc_s // DAY_S - bucket_days, utc_s // DAY_S - day_days
+        with self._transaction():
+            self._db.execute("DELETE FROM energy WHERE bucket < ?", (rows_day * BUCKETS_PER_DAY,))
+            self._db.execute("DELETE FROM meter WHERE bucket < ?", (sums_day * BUCKETS_PER_DAY,))
+            self._db.execute("DELETE FROM day WHERE day < ?", (sums_day,))
+            self._db.execute(
+                "DELETE FROM account WHERE id NOT IN (SELECT account FROM energy) AND id NOT IN "
+                "(SELECT account FROM total) AND id NOT IN (SELECT account FROM holding)"
+            )
+            self._accounts.clear()
+
+    def forget(self, uid: int) -> int:
+        """Puts a random number in a user's place; all sums stay. Returns the rows changed."""
+        alias = -2 - secrets.randbelow(2**62)
+        with self._transaction():
+            changed = self._db.execute(
+                "UPDATE account SET uid = ?, name = CASE kind WHEN 'user' THEN name ELSE "
+                "lower(hex(randomblob(8))) END, run = '' WHERE uid = ?",
+                (alias, uid),
+            ).rowcount
+            self._accounts.clear()
+        return changed
+
+    # --------------------------------------------------------------------------------- internals
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[None]:
+        self._db.execute("BEGIN IMMEDIATE")
+        try:
+            yield
+            self._db.execute("COMMIT")
+        except BaseException:
+            # What was looked up may have been inserted just now.
+            self._accounts.clear()
+            self._gpus.clear()
+            if self._db.in_transaction:
+                self._db.execute("ROLLBACK")
+            raise
+
+    def _gpu(self, uuid: str) -> int:
+        known = self._gpus.get(uuid)
+        if known is None:
+            self._db.execute("INSERT OR IGNORE INTO gpu (uuid) VALUES (?)", (uuid,))
+            (known,) = self._db.execute("SELECT id FROM gpu WHERE uuid = ?", (uuid,)).fetchone()
+            self._gpus[uuid] = known
+        return known
+
+    def _account(self, account: Account) -> int:
+        known = self._accounts.get(account)
+        if known is not None:
+            return known
+        parent = parent_of(account)
+        values = (account.kind.value, account.name, account.run, account.uid)
+        find = "SELECT id FROM account WHERE kind = ? AND name = ? AND run = ? AND uid = ?"
+        row = self._db.execute(find, values).fetchone()
+        if row is None:
+            above = None if parent == account else self._account(parent)
+            inserted = self._db.execute(
+                "INSERT INTO account (kind, name, run, uid, parent) VALUES (?, ?, ?, ?, ?)",
+                (*values, -1 if above is None else above),
+            )
+            row = (inserted.lastrowid,)
+            if above is None:
+                self._db.execute("UPDATE account SET parent = id WHERE id = ?", row)
+        if len(self._accounts) >= MAX_KNOWN:
+            self._accounts.clear()
+        self._accounts[account] = int(row[0])
+        return int(row[0])
+
+
+MAX_KNOWN = 4096
+"""Accounts whose rows are remembered."""
+
+assert NOBODY == -1, "random numbers of forgotten users begin below it"

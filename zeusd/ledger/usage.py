@@ -1,0 +1,291 @@
+"""Reads the ledger: who used how much between given instants, and what the meters say of it.
+
+Sums by user or namespace over whole UTC days come from the table of days; the rest of a span, and
+everything else, from the rows by bucket.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import pairwise
+from typing import NamedTuple
+
+from zeusd.energy.accountant import BUCKET_S
+from zeusd.energy.split import IDLE, NOBODY, Account, Kind, Method
+from zeusd.ledger.store import BUCKETS_PER_DAY, DAY_S, METHODS
+
+
+class By(str, Enum):
+    """What sums are of."""
+
+    USER = "user"
+    JOB = "job"
+    POD = "pod"
+    NAMESPACE = "namespace"
+    ACCOUNT = "account"
+    GPU = "gpu"
+    TOTAL = "total"
+
+
+OTHERS = "others"
+"""The kind of the sum of what a reader may not see one by one."""
+
+
+@dataclass(slots=True)
+class Sum:
+    """Energy of one account, or GPU, in one interval; microjoules and ns.
+
+    Attributes:
+        interval: Which of the intervals.
+        kind: An account's kind, `gpu`, `total` or OTHERS.
+        name: As the account's, or a GPU's UUID.
+        run: As the account's.
+        uid: The user; NOBODY: none.
+        active_uj: Energy while the GPU worked.
+        idle_uj: Energy while the driver reported it as idle.
+        lower_uj: At least this was used.
+        upper_uj: At most this was used.
+        ns: GPU time.
+        methods: How it was found.
+        begin_s: When a job began to hold its first GPU, UTC; 0: not known.
+        end_s: When it ceased to hold the last; 0: it has not, or not known.
+    """
+
+    interval: int
+    kind: str
+    name: str = ""
+    run: str = ""
+    uid: int = NOBODY
+    active_uj: int = 0
+    idle_uj: int = 0
+    lower_uj: int = 0
+    upper_uj: int = 0
+    ns: int = 0
+    methods: set[str] = field(default_factory=set)
+    begin_s: int = 0
+    end_s: int = 0
+
+
+class Usage(NamedTuple):
+    """What was found.
+
+    Attributes:
+        sums: By interval, the largest first.
+        metered_uj: What the meters counted in each interval.
+    """
+
+    sums: list[Sum]
+    metered_uj: list[int]
+
+
+class _Row(NamedTuple):
+    """A group of rows of the ledger."""
+
+    account: int
+    gpu: int
+    method: int
+    active_uj: int
+    idle_uj: int
+    below_uj: int
+    above_uj: int
+    ns: int
+
+
+class Reader:
+    """Answers questions about a ledger.
+
+    Args:
+        connection: An open ledger.
+    """
+
+    def __init__(self, connection: sqlite3.Connection) -> None:
+        self._db = connection
+
+    def usage(
+        self,
+        edges: Sequence[int],
+        by: By,
+        reader: int | None,
+        uid: int | None = None,
+        name: str = "",
+    ) -> Usage:
+        """Sums by interval.
+
+        Args:
+            edges: Ends of the intervals, UTC seconds, ascending, multiples of BUCKET_S.
+            by: What to sum by.
+            reader: The user who asks, who sees others' energy only as one sum; None: sees all.
+            uid: Only of this user; the meters' sum is of all.
+            name: Only of the job or pod with this name.
+        """
+        accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
+        kept_s = self._kept_s()
+        # Of what is older there are only whole UTC days.
+        edges = [edge if edge >= kept_s else edge // DAY_S * DAY_S for edge in edges]
+        found: list[Sum] = []
+        metered: list[int] = []
+        gpus: dict[int, str] = dict(self._db.execute("SELECT id, uuid FROM gpu").fetchall())
+        for interval, (begin_s, end_s) in enumerate(pairwise(edges)):
+            sums: dict[tuple[object, ...], Sum] = {}
+            for row in self._rows(begin_s, end_s, by, name, kept_s):
+                known = self._known(row.account, accounts)
+                account = charged = known.account
+                if by is not By.ACCOUNT and _OWN.get(by) is not account.kind:
+                    charged = self._known(known.parent, accounts).account
+                if (uid is not None and account.uid != uid) or (name and charged.name != name):
+                    continue
+                if (uid is not None or name) and reader not in (None, charged.uid):
+                    continue  # a sum of one other user's is that user's figure
+                kind, label, run, owner = _label(charged, by, gpus.get(row.gpu, ""), reader)
+                one = sums.setdefault(
+                    (kind, label, run, owner), Sum(interval, kind, label, run, owner)
+                )
+                _add(one, row)
+            found += sorted(sums.values(), key=lambda one: -(one.active_uj + one.idle_uj))
+            metered.append(self._metered(begin_s, end_s))
+        if by in (By.JOB, By.POD):
+            self._add_times(found)
+        return Usage(found, metered)
+
+    def begins_s(self) -> int | None:
+        """When the ledger's oldest rows began, UTC; None: it has none."""
+        (day,) = self._db.execute("SELECT min(day) FROM day").fetchone()
+        return None if day is None else int(day) * DAY_S
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _kept_s(self) -> int:
+        """Since which UTC day there are rows by bucket."""
+        (bucket,) = self._db.execute("SELECT min(bucket) FROM energy").fetchone()
+        (day,) = self._db.execute("SELECT max(day) + 1 FROM day").fetchone()
+        if bucket is None:
+            return (day or 0) * DAY_S
+        return int(bucket) // BUCKETS_PER_DAY * DAY_S
+
+    def _known(self, key: int, known: dict[int, _Known]) -> _Known:
+        """An account by its row. There may be a million: only those that are named are read."""
+        found = known.get(key)
+        if found is None:
+            kind, name, run, uid, parent = self._db.execute(
+                "SELECT kind, name, run, uid, parent FROM account WHERE id = ?", (key,)
+            ).fetchone()
+            found = known[key] = _Known(Account(Kind(kind), name, run, uid), parent)
+        return found
+
+    def _rows(self, begin_s: int, end_s: int, by: By, name: str, kept_s: int) -> Iterator[_Row]:
+        """Rows of a span. Of days before `kept_s` there are only sums."""
+        if name:
+            yield from self._of_account(begin_s // BUCKET_S, end_s // BUCKET_S, name)
+            return
+        first_day, last_day = -(-begin_s // DAY_S), end_s // DAY_S
+        if by not in (By.USER, By.NAMESPACE, By.TOTAL):
+            last_day = min(last_day, kept_s // DAY_S)
+        if first_day >= last_day:
+            yield from self._by_bucket(begin_s // BUCKET_S, end_s // BUCKET_S, by)
+            return
+        yield from self._by_bucket(begin_s // BUCKET_S, first_day * BUCKETS_PER_DAY, by)
+        yield from self._by_day(first_day, last_day, by)
+        yield from self._by_bucket(last_day * BUCKETS_PER_DAY, end_s // BUCKET_S, by)
+
+    def _by_day(self, first: int, last: int, by: By) -> Iterator[_Row]:
+        if by is By.GPU:  # whose it was is gone, and so is whether the GPU was idle
+            for gpu, uj in self._db.execute(
+                "SELECT gpu, SUM(uj) FROM meter WHERE bucket >= ? AND bucket < ? GROUP BY gpu",
+                (first * BUCKETS_PER_DAY, last * BUCKETS_PER_DAY),
+            ):
+                yield _Row(0, gpu, METHODS.index(Method.NONE), uj, 0, 0, 0, 0)
+            return
+        for row in self._db.execute(
+            f"SELECT account, 0, method, {_SUMS} FROM day WHERE day >= ? AND day < ? "
+            "GROUP BY account, method",
+            (first, last),
+        ):
+            yield _Row(*row)
+
+    def _by_bucket(self, first: int, last: int, by: By) -> Iterator[_Row]:
+        if by in (By.JOB, By.POD, By.ACCOUNT):
+            query = f"SELECT account, 0, method, {_SUMS} FROM energy"
+            group = "account, method"
+        else:  # many jobs of few users: their parents are summed where they lie
+            gpu = "gpu" if by is By.GPU else "0"
+            query = (
+                f"SELECT parent, {gpu}, method, {_SUMS} FROM energy JOIN account ON id = account"
+            )
+            group = f"parent, method{', gpu' if by is By.GPU else ''}"
+        for row in self._db.execute(
+            f"{query} WHERE bucket >= ? AND bucket < ? GROUP BY {group}", (first, last)
+        ):
+            yield _Row(*row)
+
+    def _of_account(self, first: int, last: int, name: str) -> Iterator[_Row]:
+        """A job's or pod's rows: only the buckets in which it held a GPU are searched."""
+        spans = self._db.execute(
+            "SELECT id, begin_s, end_s, id IN (SELECT account FROM holding WHERE end_ns IS NULL) "
+            "FROM account WHERE name = ? AND kind IN ('job', 'pod')",
+            (name,),
+        ).fetchall()
+        for key, begin_s, end_s, holds in spans:
+            # A step of the clock may have named an hour before or after.
+            low = max(first, begin_s // BUCKET_S - 4)
+            high = last if holds or not end_s else min(last, end_s // BUCKET_S + 5)
+            for row in self._db.execute(
+                f"SELECT account, 0, method, {_SUMS} FROM energy WHERE bucket >= ? AND bucket < ? "
+                "AND account = ? GROUP BY method",
+                (low, high, key),
+            ):
+                yield _Row(*row)
+
+    def _metered(self, begin_s: int, end_s: int) -> int:
+        (found,) = self._db.execute(
+            "SELECT coalesce(sum(uj), 0) FROM meter WHERE bucket >= ? AND bucket < ?",
+            (begin_s // BUCKET_S, end_s // BUCKET_S),
+        ).fetchone()
+        return int(found)
+
+    def _add_times(self, sums: Sequence[Sum]) -> None:
+        for one in sums:
+            if one.kind in (Kind.JOB.value, Kind.POD.value):
+                one.begin_s, one.end_s, holds = self._db.execute(
+                    "SELECT begin_s, end_s, id IN (SELECT account FROM holding WHERE end_ns IS "
+                    "NULL) FROM account WHERE kind = ? AND name = ? AND run = ? AND uid = ?",
+                    (one.kind, one.name, one.run, one.uid),
+                ).fetchone()
+                if holds:
+                    one.end_s = 0
+
+
+class _Known(NamedTuple):
+    account: Account
+    parent: int
+
+
+_SUMS = "SUM(active_uj), SUM(idle_uj), SUM(below_uj), SUM(above_uj), SUM(ns)"
+
+_OWN: dict[By, Kind] = {By.JOB: Kind.JOB, By.POD: Kind.POD}
+_NOBODYS = (Kind.IDLE, Kind.UNATTRIBUTED)
+
+
+def _label(charged: Account, by: By, uuid: str, reader: int | None) -> tuple[str, str, str, int]:
+    if by is By.GPU:
+        return By.GPU.value, uuid, "", NOBODY
+    if by is By.TOTAL:
+        kind = charged.kind.value if charged.kind in _NOBODYS else By.TOTAL.value
+        return kind, "", "", NOBODY
+    if reader is not None and charged.kind not in _NOBODYS and charged.uid != reader:
+        return OTHERS, "", "", NOBODY
+    return charged.kind.value, charged.name, charged.run, charged.uid
+
+
+def _add(one: Sum, row: _Row) -> None:
+    estimate_uj = row.active_uj + row.idle_uj
+    one.active_uj += row.active_uj
+    one.idle_uj += row.idle_uj
+    one.lower_uj += estimate_uj - row.below_uj
+    one.upper_uj += estimate_uj + row.above_uj
+    one.ns += row.ns
+    method = METHODS[row.method]
+    if method is not Method.NONE:
+        one.methods.add(method.value)

@@ -1,0 +1,286 @@
+"""Keeps the energy ledger, on a thread of its own that no write or restore ever waits for.
+
+Once a minute it settles each GPU's account up to the newest tick of its sensors. What was not
+settled when zeusd ended is settled by the next one: histories and allocations outlive it.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import sqlite3
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import Allocate, Deallocate, ForgetUser
+from zeusd.core.effects import Account, Listed
+from zeusd.core.model import Failure
+from zeusd.ledger.schema import LedgerError, damaged, open_ledger
+from zeusd.ledger.store import Store
+from zeusd.ledger.usage import Reader
+from zeusd.runtime.books import CHECK_NS, NO_GPUS, SECOND_NS, Books, Clocks, Retention
+from zeusd.runtime.job_groups import JobGroups
+from zeusd.runtime.sources import Source
+
+log = logging.getLogger(__name__)
+
+POLL_NS = SECOND_NS // 50
+PATIENCE_NS = SECOND_NS
+"""How long an end waits for the tick that covers it."""
+
+MAX_QUEUED = 256
+
+BUSY = Failure(
+    ErrorCode.OVERLOADED, "the energy ledger has too many requests to answer; ask again later"
+)
+ENDING = Failure(ErrorCode.SHUTTING_DOWN, "zeusd is stopping; ask the next one")
+
+Done = Callable[[int, object], None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A request, and when it came."""
+
+    effect: Account
+    t_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Ending:
+    """A deallocation that waits for the ticks that cover it."""
+
+    asked: _Asked
+    uuids: list[str]
+
+
+class Accounting:
+    """The service. All methods may be called from any thread, and return at once.
+
+    Args:
+        directory: Where the ledger lies.
+        boot: Name of the present boot.
+        names: What is sampled now.
+        find: The source of a name.
+        retention: How long the ledger keeps what.
+        ignored_units: See `Books`.
+        clocks: The clocks.
+        groups: Finds the control groups of jobs.
+    """
+
+    def __init__(
+        self,
+        directory: str,
+        boot: str,
+        names: Callable[[], Iterable[str]],
+        find: Callable[[str], Source | None],
+        retention: Retention | None = None,
+        ignored_units: Iterable[str] | None = None,
+        clocks: Clocks | None = None,
+        groups: JobGroups | None = None,
+    ) -> None:
+        self._directory = directory
+        self._boot = boot
+        self._names = names
+        self._find = find
+        self._retention = retention or Retention()
+        self._ignored_units = ignored_units
+        self._clocks = clocks or Clocks()
+        self._groups = groups or JobGroups()
+        self._queue: queue.Queue[_Asked | Listed | None] = queue.Queue(MAX_QUEUED)
+        self._open: dict[int, Done] = {}
+        self._guard = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="ledger", daemon=True)
+        self._endings: list[_Ending] = []
+        self._trouble = ""
+        self._dropped = 0
+        self._published = -1
+        self._refusing = False
+        self._state: dict[str, Any] = {"totals": [], "counted_uj": {}, "held": [], "damaged": []}
+
+    def start(self) -> None:
+        """Begins."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ends it. What waits is refused; the last settlement gets a moment."""
+        self.refuse_all()
+        try:
+            self._queue.put_nowait(None)
+        except queue.Full:  # the disk does not answer
+            return
+        self._thread.join(timeout=1.0)
+
+    def submit(self, effect: Account, done: Done) -> None:
+        """Carries out a request.
+
+        Args:
+            effect: The request.
+            done: Gets its ticket and a map, or a `Failure`; on any thread.
+        """
+        with self._guard:
+            self._open[effect.ticket] = done
+        if self._refusing:
+            self._answer(effect, ENDING)
+            return
+        try:
+            self._queue.put_nowait(_Asked(effect, self._clocks.monotonic_ns()))
+        except queue.Full:
+            self._dropped += 1
+            self._answer(effect, BUSY)
+
+    @property
+    def unheld(self) -> list[str]:
+        """GPUs whose processes are to be listed, by `listed`."""
+        if self._ignored_units is None or self._trouble:
+            return []
+        held = self._state["held"]
+        return [name for name in self._names() if name not in held and not name.startswith(NO_GPUS)]
+
+    def listed(self, found: Listed) -> None:
+        """The processes of a GPU were listed."""
+        try:
+            self._queue.put_nowait(found)
+        except queue.Full:
+            self._dropped += 1
+
+    def refuse_all(self) -> None:
+        """Answers what waits, and what comes from now on: a stop must not wait for a disk."""
+        self._refusing = True
+        with self._guard:
+            waiting, self._open = self._open, {}
+        for ticket, done in waiting.items():
+            done(ticket, ENDING)
+
+    def describe(self) -> dict[str, Any]:
+        """`messages.LedgerState` as a map."""
+        return {**self._state, "trouble": self._trouble, "dropped": self._dropped}
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _answer(self, effect: Account, result: object) -> None:
+        with self._guard:
+            done = self._open.pop(effect.ticket, None)
+        if done is not None:
+            done(effect.ticket, result)
+
+    def _run(self) -> None:
+        try:
+            connection = open_ledger(self._directory)
+        except LedgerError as error:
+            self._trouble = str(error)
+            log.error("%s", error, extra={"event": "ledger_failed"})
+            failure = Failure(ErrorCode.LEDGER_FAILED, str(error))
+            for asked in iter(self._queue.get, None):
+                if isinstance(asked, _Asked):
+                    self._answer(asked.effect, failure)
+            return
+        books = Books(
+            Store(connection, self._boot),
+            Reader(connection),
+            self._names,
+            self._find,
+            self._clocks,
+            self._groups,
+            self._retention,
+            self._ignored_units,
+        )
+        self._try(books.recover)
+        self._state["damaged"] = damaged(self._directory)
+        while True:
+            wait_ns = POLL_NS if self._endings else CHECK_NS
+            try:
+                next_one = self._queue.get(timeout=wait_ns / SECOND_NS)
+            except queue.Empty:
+                pass
+            else:
+                if next_one is None:
+                    break
+                if isinstance(next_one, Listed):
+                    self._list(books, next_one)
+                else:
+                    self._serve(books, next_one)
+            self._finish_endings(books)
+            self._try(books.work)
+            self._publish(books)
+        self._try(books.settle)
+        books.close()
+
+    def _serve(self, books: Books, asked: _Asked) -> None:
+        request = asked.effect.request
+        try:
+            if isinstance(request, Deallocate):
+                self._endings.append(_Ending(asked, books.deallocate(request, asked.t_ns)))
+                return
+            result: object
+            if isinstance(request, Allocate):
+                result = books.allocate(request, asked.t_ns)
+            elif isinstance(request, ForgetUser):
+                result = books.forget(request.uid)
+            else:
+                result = books.usage(request, asked.effect.reader)
+        except sqlite3.Error as error:
+            self._failed(error)
+            result = self._failure(error)
+        except Exception as error:  # the client must hear something
+            log.exception("accounting failed", extra={"event": "bug"})
+            result = Failure(
+                ErrorCode.INTERNAL,
+                f"zeusd failed at its energy ledger ({type(error).__name__}); please report it "
+                "with the daemon's log",
+            )
+        self._publish(books)
+        self._answer(asked.effect, result)
+
+    def _list(self, books: Books, found: Listed) -> None:
+        self._try(lambda: books.listed(found))
+
+    def _finish_endings(self, books: Books) -> None:
+        """Answers the ends that the sensors' ticks cover by now, after they are settled."""
+        now_ns = self._clocks.monotonic_ns()
+        over = [
+            one
+            for one in self._endings
+            if now_ns - one.asked.t_ns > PATIENCE_NS or books.covers(one.uuids, one.asked.t_ns)
+        ]
+        if over:
+            self._endings = [one for one in self._endings if one not in over]
+            self._try(books.settle)
+            self._publish(books)  # who asks next sees it
+            for one in over:
+                self._answer(one.asked.effect, {"ended": len(one.uuids)})
+
+    def _publish(self, books: Books) -> None:
+        self._state["held"] = books.held
+        if books.stored == self._published:
+            return
+        if self._trouble:
+            self._trouble = ""
+            log.warning("the energy ledger works again", extra={"event": "ledger_recovered"})
+        self._published = books.stored
+        self._try(lambda: self._state.update(books.describe()))
+
+    def _try(self, call: Callable[[], None]) -> None:
+        """What fails now is done later: nothing is forgotten meanwhile."""
+        try:
+            call()
+        except sqlite3.Error as error:
+            self._failed(error)
+        except Exception:
+            log.exception("accounting failed", extra={"event": "bug"})
+
+    def _failed(self, error: sqlite3.Error) -> None:
+        message = self._failure(error).message
+        if not self._trouble:
+            log.error("%s", message, extra={"event": "ledger_failed"})
+        self._trouble = message
+
+    def _failure(self, error: sqlite3.Error) -> Failure:
+        return Failure(
+            ErrorCode.LEDGER_FAILED,
+            f"the energy ledger in {self._directory} cannot be used ({error}); make space there, "
+            "or see zeusd's log; power limits and leases go on without it",
+        )

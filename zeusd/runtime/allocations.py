@@ -1,0 +1,135 @@
+"""Who holds which GPU: begun and ended by request, or ended with a job's control group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+from zeusd.energy.accountant import NEVER_NS, Fact, Span
+from zeusd.energy.split import Account, Claim, Kind
+from zeusd.ledger.store import Holding, Store
+
+GONE_NS = 10_000_000_000
+"""A job ends when its control group has been gone for this long; one may be made again."""
+
+
+@dataclass(slots=True, eq=False)
+class _Open:
+    """A holding that has not ended, and its part in the GPU's account."""
+
+    holding: Holding
+    span: Span
+    seen: bool
+    gone_ns: int | None = None
+
+
+class Allocations:
+    """The holdings of this boot. Each change is in the ledger before it counts.
+
+    Args:
+        store: The ledger.
+        add: Adds a span to a GPU's account.
+        utc_s: The wall clock.
+    """
+
+    def __init__(
+        self, store: Store, add: Callable[[str, Span], None], utc_s: Callable[[], int]
+    ) -> None:
+        self._store = store
+        self._add = add
+        self._utc_s = utc_s
+        self._open: list[_Open] = []
+
+    def recover(self) -> None:
+        """Goes on with what an earlier zeusd knew in this boot."""
+        self._store.end_earlier_boots()
+        for holding in self._store.holdings():
+            opened = self._begun(holding)
+            if holding.end_ns is not None:
+                opened.span.end_ns = holding.end_ns
+                self._open.remove(opened)
+
+    def begin(
+        self, uuids: Sequence[str], account: Account, weight: int, control_group: str, t_ns: int
+    ) -> None:
+        """GPUs are allocated: whole (weight 0), which ends every other holding, or in parts."""
+        stale, held = [], set()
+        for one in self._open:
+            holding = one.holding
+            if holding.uuid not in uuids:
+                continue
+            if holding.account == account and bool(holding.weight) == bool(weight):
+                held.add(holding.uuid)
+            elif not weight or not holding.weight:
+                stale.append(one)
+        self._end(stale, t_ns)
+        fresh = [uuid for uuid in uuids if uuid not in held]
+        group = control_group or account.name
+        if fresh:
+            begun = self._store.begin(fresh, account, weight, group, t_ns, self._utc_s())
+            for holding in begun:
+                self._begun(holding)
+
+    def end(
+        self, kind: Kind, name: str, run: str | None, uuids: Sequence[str], t_ns: int
+    ) -> list[str]:
+        """A job or pod holds GPUs no longer. Returns which it did hold."""
+        ending = [
+            one
+            for one in self._open
+            if (one.holding.account.kind, one.holding.account.name) == (kind, name)
+            and run in (None, one.holding.account.run)
+            and (not uuids or one.holding.uuid in uuids)
+        ]
+        self._end(ending, t_ns)
+        return [one.holding.uuid for one in ending]
+
+    @property
+    def control_groups(self) -> set[str]:
+        """What is held ends with these."""
+        return {one.holding.control_group for one in self._open}
+
+    def present(self, groups: Iterable[str], t_ns: int) -> None:
+        """Which of `control_groups` exist. Those that did and do no more have ended."""
+        there = {*groups}
+        new, gone = [], []
+        for one in self._open:
+            if one.holding.control_group in there:
+                one.gone_ns = None
+                if not one.seen:
+                    new.append(one)
+            elif one.seen:
+                if one.gone_ns is None:
+                    one.gone_ns = t_ns
+                elif t_ns - one.gone_ns >= GONE_NS:
+                    gone.append(one)
+        if new:
+            self._store.saw([one.holding.id for one in new])
+            for one in new:
+                one.seen = True
+        for one in gone:
+            assert one.gone_ns is not None
+            self._end([one], one.gone_ns)
+
+    def accounts(self) -> list[Account]:
+        """Who holds something."""
+        return [one.holding.account for one in self._open]
+
+    def held(self) -> set[str]:
+        """GPUs that somebody holds."""
+        return {one.holding.uuid for one in self._open}
+
+    def _begun(self, holding: Holding) -> _Open:
+        claim = Claim(holding.account, max(1, holding.weight))
+        span = Span(Fact.HOLDER, holding.begin_ns, NEVER_NS, claim)
+        opened = _Open(holding, span, holding.seen)
+        self._open.append(opened)
+        self._add(holding.uuid, span)
+        return opened
+
+    def _end(self, ending: Sequence[_Open], t_ns: int) -> None:
+        if ending:
+            self._store.end([one.holding.id for one in ending], t_ns, self._utc_s())
+            for one in ending:
+                one.span.end_ns = t_ns
+                self._open.remove(one)

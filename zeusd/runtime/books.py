@@ -1,0 +1,341 @@
+"""All accounts of a node, and the ledger they are settled in. Belongs to one thread."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from zeus_ipc.errors import ErrorCode
+from zeus_ipc.messages import MAX_SUMS, Allocate, Deallocate, GetUsage
+from zeusd.core.effects import Listed
+from zeusd.core.model import Failure
+from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
+from zeusd.energy.split import Account, Kind, parent_of
+from zeusd.ledger.store import Store
+from zeusd.ledger.usage import By, Reader, Usage
+from zeusd.runtime.allocations import Allocations
+from zeusd.runtime.identities import Identities
+from zeusd.runtime.job_groups import JobGroups
+from zeusd.runtime.presence import Exits, Presence
+from zeusd.runtime.readings import observed
+from zeusd.runtime.sources import Source
+
+SECOND_NS = 1_000_000_000
+SETTLE_NS = 60 * SECOND_NS
+CHECK_NS = SECOND_NS
+GROUPS_NS = 2 * SECOND_NS
+EXPIRE_NS = 6 * 3600 * SECOND_NS
+
+FRESH_NS = SECOND_NS // 5
+"""What was settled so recently answers for the present."""
+
+PAGES_NS = 10 * SECOND_NS
+"""How long the rest of a long answer is kept."""
+
+MAX_ANSWER = 20_000
+"""Sums in one answer, over all its pages: about 10 MB."""
+
+SUSPEND = "suspend"
+SUSPEND_NS = SECOND_NS
+MIN_TICKS = 2
+
+NO_GPUS = ("cpu:", "dram:")
+"""How the names of sources begin that are no GPUs: they have no accounts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Retention:
+    """How long the ledger keeps what, in days.
+
+    Attributes:
+        rows: Rows by quarter of an hour, jobs and pods.
+        days: Sums by user and day.
+    """
+
+    rows: int = 400
+    days: int = 760
+
+
+def _boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of accounting, ns."""
+
+    monotonic_ns: Callable[[], int] = time.monotonic_ns
+    utc_ns: Callable[[], int] = time.time_ns
+    boot_ns: Callable[[], int] = _boot_ns
+
+
+class Books:
+    """The accounts.
+
+    Args:
+        store: Writes the ledger.
+        reader: Reads it.
+        names: What is sampled now.
+        find: The source of a name.
+        clocks: The clocks.
+        groups: Finds the control groups of jobs.
+        retention: How long the ledger keeps what.
+        ignored_units: Services that are charged only where they are alone; None: processes are not
+            listed.
+
+    Attributes:
+        stored: Counts the changes that are in the ledger.
+
+    Every method may raise `sqlite3.Error`; what it was to store is stored by a later call.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        reader: Reader,
+        names: Callable[[], Iterable[str]],
+        find: Callable[[str], Source | None],
+        clocks: Clocks,
+        groups: JobGroups,
+        retention: Retention,
+        ignored_units: Iterable[str] | None = None,
+    ) -> None:
+        self._store = store
+        self._reader = reader
+        self._names = names
+        self._find = find
+        self._clocks = clocks
+        self._groups = groups
+        self._retention = retention
+        self._started_ns = clocks.monotonic_ns()
+        self._accountants: dict[str, Accountant] = {}
+        self._early: dict[str, list[Span]] = {}
+        self._positions: dict[str, Position] = {}
+        self._allocations = Allocations(store, self._add, lambda: clocks.utc_ns() // SECOND_NS)
+        self._presence = None
+        if ignored_units is not None:
+            exits = Exits(clocks.monotonic_ns)
+            self._presence = Presence(self._add, Identities(), exits, ignored_units, self._asleep)
+        self._offset_ns = self._offset()
+        self._slept_ns = self._asleep()
+        self._checked_ns = self._settled_ns = self._started_ns
+        self._groups_ns = self._expired_ns = 0
+        self.stored = 0
+        self._page: tuple[object, int, Usage] | None = None
+
+    def recover(self) -> None:
+        """Goes on with what the ledger holds of this boot."""
+        self._positions = self._store.positions()
+        stored_ns = self._store.offset_ns()
+        if stored_ns is not None:
+            self._offset_ns = stored_ns
+        self._allocations.recover()
+
+    def close(self) -> None:
+        """Ends the use of the ledger."""
+        if self._presence is not None:
+            self._presence.close()
+        self._store.close()
+
+    # ------------------------------------------------------------------------------------- time
+
+    def work(self) -> None:
+        """Does what is due; to be called every `CHECK_NS`."""
+        now_ns = self._clocks.monotonic_ns()
+        self._note_suspend(now_ns)
+        if now_ns - self._groups_ns >= GROUPS_NS:
+            self._groups_ns = now_ns
+            wanted = self._allocations.control_groups
+            if wanted:
+                self._allocations.present(self._groups.present(wanted), now_ns)
+        if now_ns - self._settled_ns >= SETTLE_NS:
+            self.settle()
+        if now_ns - self._expired_ns >= EXPIRE_NS:
+            self._expired_ns = now_ns
+            utc_s = self._clocks.utc_ns() // SECOND_NS
+            self._store.expire(utc_s, self._retention.rows, self._retention.days)
+
+    def settle(self) -> None:
+        """Charges all that was drawn until the newest ticks, in one transaction."""
+        self._settled_ns = self._clocks.monotonic_ns()
+        before: dict[str, tuple[Position, list[Span]]] = {}
+        settlements: dict[str, Settlement] = {}
+        for uuid in self._names():
+            source = self._find(uuid)
+            if source is None or uuid.startswith(NO_GPUS):
+                continue
+            history = source.history
+            if history.ticks.end < MIN_TICKS:
+                continue
+            accountant = self._accountant(uuid, source)
+            until_ns = history.ends_ns
+            if until_ns <= accountant.position.t_ns:
+                continue
+            before[uuid] = (accountant.position, accountant.spans)
+            settlements[uuid] = accountant.settle(
+                until_ns,
+                source.curve.energy_uj,
+                self._offset_ns,
+                observed(history, accountant.position.t_ns, until_ns, self._started_ns),
+            )
+        offset_ns = self._offset()
+        if settlements:
+            try:
+                self._store.settle(settlements, offset_ns)
+            except BaseException:
+                for uuid, (position, spans) in before.items():
+                    self._accountants[uuid].position = position
+                    self._accountants[uuid].spans = spans
+                raise
+            self.stored += 1
+        # A step of the clock names what comes later, never what was before it.
+        self._offset_ns = offset_ns
+
+    def covers(self, uuids: Iterable[str], t_ns: int) -> bool:
+        """Whether these GPUs' sensors have ticked since a time."""
+        for uuid in uuids:
+            source = self._find(uuid)
+            if source is not None and source.history.ends_ns < t_ns:
+                return False
+        return True
+
+    def listed(self, found: Listed) -> None:
+        """The processes of a GPU were listed."""
+        if self._presence is None:
+            return
+        if found.gpu in self._allocations.held():
+            self._presence.stop(found.gpu, found.t_ns)
+        elif found.pids is None:
+            self._presence.failed(found.gpu, found.t_ns)
+        else:
+            self._presence.listed(found.gpu, found.t_ns, found.pids)
+
+    # --------------------------------------------------------------------------------- requests
+
+    def allocate(self, request: Allocate, t_ns: int) -> dict[str, Any]:
+        """See `messages.Allocate`."""
+        account = Account(Kind(request.kind), request.name, request.run, request.uid)
+        uuids = list(dict.fromkeys(request.gpus))
+        if self._presence is not None:
+            for uuid in uuids:
+                self._presence.stop(uuid, t_ns)
+        self._allocations.begin(uuids, account, request.weight, request.control_group, t_ns)
+        self.stored += 1
+        return {}
+
+    def deallocate(self, request: Deallocate, t_ns: int) -> list[str]:
+        """See `messages.Deallocate`. Returns the GPUs that were held."""
+        return self._allocations.end(
+            Kind(request.kind), request.name, request.run, request.gpus, t_ns
+        )
+
+    def forget(self, uid: int) -> dict[str, Any]:
+        """See `messages.ForgetUser`."""
+        changed = self._store.forget(uid)
+        self.stored += 1
+        return {"accounts": changed}
+
+    def usage(self, request: GetUsage, reader: int | None) -> dict[str, Any] | Failure:
+        """See `messages.GetUsage`."""
+        now_ns = self._clocks.monotonic_ns()
+        asked = (reader, request.edges, request.by, request.uid, request.name)
+        if request.offset and self._page is not None and self._page[0] == asked:
+            found = self._page[2]
+        else:
+            if now_ns - self._settled_ns >= FRESH_NS:
+                self.settle()
+            found = self._reader.usage(
+                request.edges, By(request.by), reader, request.uid, request.name
+            )
+            if len(found.sums) > MAX_ANSWER:
+                return Failure(
+                    ErrorCode.OVERLOADED,
+                    f"that is {len(found.sums)} sums, and zeusd answers with {MAX_ANSWER} at most; "
+                    "ask for a shorter time, or by user",
+                )
+        end = request.offset + MAX_SUMS
+        more = len(found.sums) > end
+        self._page = (asked, now_ns, found) if more else None
+        return {
+            "sums": [
+                {**asdict(one), "methods": sorted(one.methods)}
+                for one in found.sums[request.offset : end]
+            ],
+            "more": more,
+            "metered_uj": found.metered_uj,
+            "begins_s": self._reader.begins_s(),
+        }
+
+    def describe(self) -> dict[str, Any]:
+        """Counters since the ledger began, as last settled: fields of `messages.LedgerState`."""
+        totals = self._store.totals()
+        for account in self._allocations.accounts():
+            totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
+        return {
+            "totals": [
+                {
+                    "kind": account.kind.value,
+                    "name": account.name,
+                    "uid": account.uid,
+                    "active_uj": row.active_uj,
+                    "idle_uj": row.idle_uj,
+                    "lower_uj": row.lower_uj,
+                    "upper_uj": row.upper_uj,
+                }
+                for account, row in totals.items()
+            ],
+            "counted_uj": self._store.counted(),
+        }
+
+    @property
+    def held(self) -> list[str]:
+        """GPUs that somebody holds."""
+        return sorted(self._allocations.held())
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _offset(self) -> int:
+        return self._clocks.utc_ns() - self._clocks.monotonic_ns()
+
+    def _asleep(self) -> int:
+        return self._clocks.boot_ns() - self._clocks.monotonic_ns()
+
+    def _note_suspend(self, now_ns: int) -> None:
+        slept_ns = self._asleep()
+        if slept_ns - self._slept_ns > SUSPEND_NS:
+            # CLOCK_MONOTONIC stood still, and what was drawn meanwhile is in the next tick.
+            for uuid in self._accountants:
+                self._add(uuid, Span(Fact.EXCLUDED, self._checked_ns, now_ns, reason=SUSPEND))
+            if self._presence is not None:
+                self._presence.suspended(self._checked_ns)
+        self._slept_ns = slept_ns
+        self._checked_ns = now_ns
+        if self._page is not None and now_ns - self._page[1] > PAGES_NS:
+            self._page = None
+
+    def _add(self, uuid: str, span: Span) -> None:
+        accountant = self._accountants.get(uuid)
+        if accountant is None:
+            self._early.setdefault(uuid, []).append(span)
+        else:
+            accountant.add(span)
+
+    def _accountant(self, uuid: str, source: Source) -> Accountant:
+        known = self._accountants.get(uuid)
+        if known is None:
+            known = Accountant(self._begin(source, self._positions.pop(uuid, None)))
+            known.spans = self._early.pop(uuid, [])
+            self._accountants[uuid] = known
+        return known
+
+    @staticmethod
+    def _begin(source: Source, stored: Position | None) -> Position:
+        """Where to go on, or, where there is none or the history is another, the oldest tick."""
+        history = source.history
+        begins_ns = history.begins_ns
+        if stored is not None and begins_ns is not None and begins_ns <= stored.t_ns:
+            return stored
+        start = history.ticks.start
+        return Position(history.t_ns[start], history.energy_uj[start])

@@ -1,0 +1,83 @@
+"""What a process runs, in the words in which its user knows it: `python train.py`, not `python`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from os.path import basename
+
+LONGEST = 64
+"""Characters of a command."""
+
+_READ = 4096
+"""Bytes of a command line that are looked at."""
+
+_INTERPRETER = re.compile(r"(python|pypy|perl|ruby|bash|dash|sh|node|pt_main_thread)[0-9.]*")
+"""Names of programs that run scripts; the last is what PyTorch calls a Python that imported it."""
+
+_WRAPPER = "zeusctl"
+
+
+def command_of(pid: int) -> str:
+    """What a process runs: its program, and the script or module of an interpreter.
+
+    What `zeusctl set` and `zeusctl measure` run for somebody is that command. A process chooses all
+    of it, so nothing in it may draw on a terminal or look like another line of a log. Empty: the
+    process is gone.
+    """
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            text = file.read(_READ).decode(errors="replace")
+        with open(f"/proc/{pid}/comm", "rb") as file:
+            name = file.read().decode(errors="replace").strip()
+    except OSError:
+        return ""
+    return printable(describe(text.rstrip("\0").split("\0"), name))
+
+
+def printable(text: str) -> str:
+    """The text without what would draw, shortened."""
+    safe = "".join(one if one.isprintable() else "?" for one in text)
+    return safe if len(safe) <= LONGEST else safe[: LONGEST - 1] + "…"
+
+
+def describe(words: Sequence[str], name: str) -> str:
+    """A command line for a person.
+
+    Args:
+        words: The command line; a process that wrote over it has one word, with blanks.
+        name: The program's name as the kernel has it (proc(5), comm).
+    """
+    if not words or not words[0]:
+        return name
+    wrapped = _wrapped(words)
+    if wrapped:
+        return describe(wrapped, basename(wrapped[0]))
+    if not _INTERPRETER.fullmatch(name):  # a script by its own name, or what calls itself so
+        return name
+    script = _script(words[1:])
+    return f"{basename(words[0])} {script}" if script else name
+
+
+def _script(words: Sequence[str]) -> str:
+    """The script or module that an interpreter runs, without its folder; empty: neither."""
+    rest = iter(words)
+    for word in rest:
+        if word == "-m":
+            return f"-m {next(rest, '')}"
+        if word == "-c":
+            return ""
+        if word in ("-W", "-X"):
+            next(rest, "")
+        elif not word.startswith("-"):
+            return basename(word)
+    return ""
+
+
+def _wrapped(words: Sequence[str]) -> Sequence[str]:
+    """What zeusctl runs; empty: this is not zeusctl, or it runs nothing."""
+    script = _script(words[1:]) if _INTERPRETER.fullmatch(basename(words[0])) else words[0]
+    ours = basename(script.removeprefix("-m ")) == _WRAPPER
+    if not ours or "--" not in words:
+        return ()
+    return words[list(words).index("--") + 1 :]

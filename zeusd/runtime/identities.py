@@ -1,0 +1,101 @@
+"""Whose a process on a GPU is: by its control groups, else by its user; read from /proc once."""
+
+from __future__ import annotations
+
+import os
+import select
+from collections.abc import Iterable
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+from zeusd.core.jobs import Kind as WorkloadKind
+from zeusd.core.jobs import workload_of
+from zeusd.energy.split import Account, Kind
+from zeusd.runtime.control_groups import ControlGroups
+
+UNKNOWN_NAMESPACE = "unknown"
+"""Of a pod that nobody allocated a GPU to: control groups name its uid only."""
+
+_SHORT_ID = 12
+"""Characters of a container's id that tools show."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """A process that was certainly alive when it was read.
+
+    Attributes:
+        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
+        account: Who is charged for it.
+        pidfd: Readable once it has ended; whoever gets this closes it.
+    """
+
+    start_ticks: int
+    account: Account
+    pidfd: int
+
+
+class Identities:
+    """Identifies processes.
+
+    Args:
+        control_groups: This machine's.
+        proc: Where processes are listed.
+    """
+
+    def __init__(self, control_groups: ControlGroups | None = None, proc: str = "/proc") -> None:
+        self._control_groups = control_groups or ControlGroups()
+        self._proc = proc
+
+    def identify(self, pid: int) -> Identity | None:
+        """Whose a process is; None: it is gone, or cannot be seen."""
+        try:
+            pidfd = os.pidfd_open(pid)
+        except (OSError, OverflowError):
+            return None
+        start = self._start_ticks(pid)
+        account = self._account(pid)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        # What was read belongs to this process only if it still lives.
+        if start is None or account is None or poll.poll(0):
+            os.close(pidfd)
+            return None
+        return Identity(start, account, pidfd)
+
+    def _start_ticks(self, pid: int) -> int | None:
+        try:
+            fields = Path(f"{self._proc}/{pid}/stat").read_text().rpartition(")")[2].split()
+            return int(fields[19])
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def _account(self, pid: int) -> Account | None:
+        try:
+            status = Path(f"{self._proc}/{pid}/status").read_text()
+            groups = Path(f"{self._proc}/{pid}/cgroup").read_bytes().decode(errors="replace")
+            uid = int(status.partition("\nUid:")[2].split(None, 1)[0])
+        except (OSError, ValueError, IndexError):
+            return None
+        workload = workload_of(self._control_groups.of(groups))
+        kind = None if workload is None else workload.kind
+        if workload is None or kind is WorkloadKind.USER:
+            return Account(Kind.USER, uid=uid)
+        if kind is WorkloadKind.JOB:
+            return Account(Kind.JOB, workload.name, uid=uid)
+        if kind is WorkloadKind.POD:
+            return Account(Kind.POD, f"{UNKNOWN_NAMESPACE}/{workload.name}")
+        if kind is WorkloadKind.CONTAINER:
+            return Account(Kind.CONTAINER, workload.name[:_SHORT_ID], uid=uid)
+        return Account(Kind.SERVICE, workload.name)
+
+
+def is_ignored(account: Account, units: Iterable[str]) -> bool:
+    """Whether an account is a service that is charged only where it is alone.
+
+    Args:
+        account: Of a process.
+        units: Shell patterns.
+    """
+    return account.kind is Kind.SERVICE and any(fnmatchcase(account.name, unit) for unit in units)

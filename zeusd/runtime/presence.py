@@ -1,0 +1,189 @@
+"""Who has processes on GPUs that nobody holds: from a list once a second to spans of time.
+
+One sighting of a process gives its whole life: its start is in /proc, its end is seen by a pidfd.
+A process counts from its start, but not from before the last list that lacked it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from zeusd.energy.accountant import NEVER_NS, Fact, Span
+from zeusd.energy.split import Claim, unattributed
+from zeusd.runtime.identities import Identities, is_ignored
+
+LIST_NS = 1_000_000_000
+STALE_NS = 3 * LIST_NS
+"""Lists that are further apart do not tell who was there between them."""
+
+UNKNOWN_PROCESS = unattributed("unknown process")
+"""For what was drawn while a process was listed that could not be identified."""
+
+LIST_FAILED = "process list failed"
+
+TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
+
+MAX_PROCESSES = 8192
+"""Processes that are watched at a time; others count as unknown."""
+
+
+@dataclass(slots=True)
+class _Present:
+    """A process that was listed, and its part in the GPU's account."""
+
+    span: Span
+    pidfd: int
+
+
+@dataclass(slots=True)
+class _Listed:
+    """What is known of one GPU's processes."""
+
+    t_ns: int
+    processes: dict[int, _Present] = field(default_factory=dict)
+
+
+class Exits:
+    """Notes when processes end, on a thread of its own.
+
+    Args:
+        clock_ns: CLOCK_MONOTONIC.
+    """
+
+    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._clock_ns = clock_ns
+        self._epoll = select.epoll()
+        self._ended: dict[int, int] = {}
+        threading.Thread(target=self._run, name="exits", daemon=True).start()
+
+    def watch(self, pidfd: int) -> None:
+        """Notes the end of this process."""
+        self._epoll.register(pidfd, select.EPOLLIN | select.EPOLLONESHOT)
+
+    def ended_ns(self, pidfd: int) -> int | None:
+        """When it ended; None: it has not."""
+        ended_ns = self._ended.get(pidfd)
+        if ended_ns is not None:
+            poll = select.poll()
+            poll.register(pidfd, select.POLLIN)
+            if not poll.poll(0):  # noted of another process, whose number this one got
+                del self._ended[pidfd]
+                return None
+        return ended_ns
+
+    def forget(self, pidfd: int) -> None:
+        """Watches it no longer, and closes it."""
+        with contextlib.suppress(OSError):
+            self._epoll.unregister(pidfd)
+        self._ended.pop(pidfd, None)
+        os.close(pidfd)
+
+    def close(self) -> None:
+        """Ends the thread, at its next wake-up."""
+        self._epoll.close()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                for pidfd, _ in self._epoll.poll(1.0):
+                    self._ended[pidfd] = self._clock_ns()
+            except (OSError, ValueError):  # closed
+                return
+
+
+class Presence:
+    """Processes of the GPUs that are listed. Belongs to one thread.
+
+    Args:
+        add: Adds a span to a GPU's account.
+        identities: Says whose processes are.
+        exits: Says when they ended.
+        ignored_units: Patterns of services that are charged only where they are alone.
+        boot_offset_ns: CLOCK_BOOTTIME less CLOCK_MONOTONIC.
+    """
+
+    def __init__(
+        self,
+        add: Callable[[str, Span], None],
+        identities: Identities,
+        exits: Exits,
+        ignored_units: Iterable[str],
+        boot_offset_ns: Callable[[], int],
+    ) -> None:
+        self._add = add
+        self._identities = identities
+        self._exits = exits
+        self._ignored_units = tuple(ignored_units)
+        self._boot_offset_ns = boot_offset_ns
+        self._gpus: dict[str, _Listed] = {}
+
+    def listed(self, uuid: str, t_ns: int, pids: Iterable[int]) -> None:
+        """The processes of a GPU at an instant."""
+        known = self._gpus.get(uuid)
+        if known is None or t_ns - known.t_ns > STALE_NS:
+            self.stop(uuid, t_ns if known is None else known.t_ns)
+            known = self._gpus[uuid] = _Listed(t_ns)
+        before_ns = known.t_ns
+        self._add(uuid, Span(Fact.LISTED, before_ns, t_ns))
+        present = {*pids}
+        self._end(known, t_ns, present)
+        for pid in sorted(present - known.processes.keys()):
+            self._begin(uuid, known, pid, before_ns, t_ns)
+        known.t_ns = t_ns
+
+    def failed(self, uuid: str, t_ns: int) -> None:
+        """The processes of a GPU could not be read."""
+        known = self._gpus.get(uuid)
+        since_ns = t_ns - LIST_NS if known is None else known.t_ns
+        self.stop(uuid, since_ns)
+        self._add(uuid, Span(Fact.UNKNOWN, since_ns, t_ns, reason=LIST_FAILED))
+
+    def stop(self, uuid: str, t_ns: int) -> None:
+        """A GPU's processes are not listed any more."""
+        known = self._gpus.pop(uuid, None)
+        if known is not None:
+            self._end(known, t_ns, set())
+
+    def suspended(self, t_ns: int) -> None:
+        """The machine slept: what is known is from before."""
+        for uuid in [*self._gpus]:
+            self.stop(uuid, t_ns)
+
+    def close(self) -> None:
+        """Watches nothing any more."""
+        for uuid, known in [*self._gpus.items()]:
+            self.stop(uuid, known.t_ns)
+        self._exits.close()
+
+    def _begin(self, uuid: str, known: _Listed, pid: int, before_ns: int, t_ns: int) -> None:
+        identity = None
+        if sum(len(one.processes) for one in self._gpus.values()) < MAX_PROCESSES:
+            identity = self._identities.identify(pid)
+        if identity is None:
+            claim = Claim(UNKNOWN_PROCESS)
+            self._add(uuid, Span(Fact.PRESENT, before_ns, t_ns, claim))
+            return
+        start_ns = identity.start_ticks * TICK_NS - self._boot_offset_ns()
+        weight = 0 if is_ignored(identity.account, self._ignored_units) else 1
+        begin_ns = min(t_ns, max(before_ns, start_ns))
+        span = Span(Fact.PRESENT, begin_ns, NEVER_NS, Claim(identity.account, weight))
+        self._add(uuid, span)
+        self._exits.watch(identity.pidfd)
+        known.processes[pid] = _Present(span, identity.pidfd)
+
+    def _end(self, known: _Listed, t_ns: int, present: set[int]) -> None:
+        """Ends the spans of processes that are gone, or not listed any more."""
+        for pid, one in [*known.processes.items()]:
+            ended_ns = self._exits.ended_ns(one.pidfd)
+            if pid in present and ended_ns is None:
+                continue  # one that has ended may still be listed, or its pid be another's
+            # It ended, or closed its context at some time since the last list.
+            one.span.end_ns = min(t_ns, ended_ns or t_ns)
+            self._exits.forget(one.pidfd)
+            del known.processes[pid]

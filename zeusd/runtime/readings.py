@@ -1,0 +1,56 @@
+"""What a GPU's history says for its account: when the driver reported it as idle, or nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from zeusd.energy.accountant import Fact, Span
+from zeusd.energy.history import SECOND_NS, History
+
+REASON_IDLE = 0x1
+"""nvmlClocksEventReasonGpuIdle, see `throttle_reasons` in the device port."""
+
+_REASONS = 5
+"""Column of `history.ROWS`."""
+
+GAP_NS = 5 * SECOND_NS // 2
+"""Rows are a second apart; this far apart, nothing was sampled between them."""
+
+DOWN = "down"
+"""zeusd was not running."""
+NOT_SAMPLED = "not sampled"
+"""The GPU did not answer."""
+
+
+def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> Iterator[Span]:
+    """Spans in which the GPU was idle, or was not sampled.
+
+    Args:
+        history: Its ticks and rows.
+        begin_ns: Only from this time on.
+        end_ns: Only until this time.
+        started_ns: When this zeusd began to sample.
+    """
+    ring = history.tiers[0]
+    times, reasons = ring.column(0), ring.column(_REASONS)
+    first = max(ring.start, times.first_at_least(begin_ns, ring.start, ring.end) - 1)
+    rows = [
+        (times[number], bool(reasons[number] & REASON_IDLE)) for number in range(first, ring.end)
+    ]
+    rows = [row for row in rows if row[0] <= end_ns]
+    idle_ns: int | None = None
+    for (t_ns, idle), (next_ns, next_idle) in pairwise(
+        [*rows, (end_ns, rows[-1][1])] if rows else []
+    ):
+        gap = next_ns - t_ns > GAP_NS
+        if idle_ns is not None and (gap or not idle):
+            yield Span(Fact.IDLE, idle_ns, t_ns)
+            idle_ns = None
+        if gap:
+            reason = DOWN if t_ns < started_ns <= next_ns else NOT_SAMPLED
+            yield Span(Fact.UNKNOWN, t_ns, next_ns, reason=reason)
+        elif idle and next_idle and idle_ns is None:
+            idle_ns = t_ns
+    if idle_ns is not None:
+        yield Span(Fact.IDLE, idle_ns, end_ns)
