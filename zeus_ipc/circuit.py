@@ -32,6 +32,9 @@ log = logging.getLogger(__name__)
 
 WAIT_S = 0.35
 """How long a bounded call waits for an answer; a transport may take a tenth of a second more."""
+IN_PROCESS_WAIT_S = 5.0
+"""The same where the engine runs in this process: there is no daemon that could be gone, and it
+shares the processor with who waits."""
 PROBE_S = 0.25
 """Pause between two attempts to reach a daemon that does not answer."""
 
@@ -70,9 +73,11 @@ class Circuit:
     Args:
         probe: Asks the daemon something, and waits as long as it may take; a bound method, kept
             weakly.
+        in_process: Whether the engine runs in this process.
     """
 
-    def __init__(self, probe: Callable[[], object]) -> None:
+    def __init__(self, probe: Callable[[], object], in_process: bool = False) -> None:
+        self._least_s = IN_PROCESS_WAIT_S if in_process else 0.0
         self._probe = weakref.WeakMethod(probe)
         self._guard = threading.Lock()
         self._reason: str | None = None
@@ -91,7 +96,7 @@ class Circuit:
         """
         limit_s = _limit_s.get()
         if limit_s is not None:
-            timeout_s = min(timeout_s, limit_s)
+            timeout_s = min(timeout_s, max(limit_s, self._least_s))
             if self._reason is not None:
                 raise DaemonUnavailable(self._reason)
         try:

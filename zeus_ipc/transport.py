@@ -54,7 +54,13 @@ class Subscription(Protocol):
 
 
 class Transport(Protocol):
-    """How a client reaches a node."""
+    """How a client reaches a node.
+
+    Attributes:
+        in_process: Whether the node's engine runs in this process.
+    """
+
+    in_process: bool
 
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         """Sends a request and waits for its reply. Fills in `id` and `deadline_ns`."""
@@ -164,6 +170,8 @@ class ZmqTransport:
     Args:
         path: The daemon's Unix socket.
     """
+
+    in_process = False
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -89,6 +89,8 @@ class EmbeddedTransport:
     After `fork` the child has no such thread: its first request starts an engine of its own.
     """
 
+    in_process = True
+
     def __init__(self, node: Node, state_dir: str) -> None:
         self._node = node
         self._state_dir = state_dir

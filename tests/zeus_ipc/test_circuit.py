@@ -25,6 +25,7 @@ class Daemon:
     """As a transport. While it is silent, what is asked of it waits in vain: no time passes."""
 
     used = True
+    in_process = False
 
     def __init__(self) -> None:
         self.silent = threading.Event()

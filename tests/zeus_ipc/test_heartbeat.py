@@ -16,6 +16,8 @@ from zeus_ipc.heartbeat import Heartbeat
 class Daemon:
     """A transport that answers by itself, and notes who asked for what."""
 
+    in_process = False
+
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
         self.lost: list[list[str]] = []

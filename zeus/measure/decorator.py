@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast, overload
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Window, ZeusMonitor
+from zeus_ipc.circuit import bounded
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -32,6 +33,8 @@ def _monitor() -> ZeusMonitor:
 def describe(name: str, window: Window) -> str:
     """A measurement on one line: time, energy, its uncertainty, mean power."""
     try:
+        with bounded():
+            window.measurement.look_up()
         energy_j = window.total_energy
         uncertainty_j = window.uncertainty
     except ZeusBaseError as error:

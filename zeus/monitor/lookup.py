@@ -286,11 +286,12 @@ class Book:
         cause, pending = error.__cause__, wanted._pending
         failed = cause.errors if isinstance(cause, SeveralGpusFailed) else {}
         others = {index: uuid for index, uuid in self._gpus.items() if uuid not in failed}
-        if not failed or not others or pending is None or self._client is None:
+        client = self._client
+        if not failed or not others or pending is None or client is None:
             return found
         window = (pending.begin_ns, pending.end_ns, pending.aligned)
         with contextlib.suppress(ZeusIpcError), bounded():
-            known = self._client.windows(list(others.values()), [window])
+            known = client.windows(list(others.values()), [window])
             energies, uncertainties = self._pick(known, 0, others)
             found._gpu.update(energies or {})
             found._uncertainty.update(uncertainties)

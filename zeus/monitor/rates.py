@@ -19,6 +19,7 @@ from zeus.exceptions import ZeusBaseError
 from zeus.monitor.energy import ZeusMonitor
 from zeus.monitor.measurement import Measurement
 from zeus.monitor.timeline import offset_ns
+from zeus_ipc.circuit import bounded
 
 JOULES_PER_KWH = 3.6e6
 HOUR_NS = 3_600_000_000_000
@@ -197,6 +198,8 @@ def _energies(
     measurement: Measurement,
 ) -> tuple[dict[int, float], dict[int, float] | None, dict[int, float] | None]:
     try:
+        with bounded():
+            measurement.look_up()
         return measurement.gpu_energy, measurement.cpu_energy, measurement.dram_energy
     except ZeusBaseError:
         return {}, None, None

@@ -208,11 +208,6 @@ class Core:
         """Something else begins between two steps: the window ends with the last one."""
         return self._interrupted(keep=self._keeps_parts)
 
-    @property
-    def _keeps_parts(self) -> bool:
-        """Whether what an interruption leaves of a window counts; else the limit is retried."""
-        return self._adaptive or self._stretches.short(self._steps)
-
     def evaluated(self) -> Actions:
         """The model was evaluated: the window that was open is worth nothing."""
         return self._interrupted(keep=False)
@@ -390,6 +385,11 @@ class Core:
     @property
     def _steps(self) -> int | None:
         return None if self._trial is None else self._trial.steps
+
+    @property
+    def _keeps_parts(self) -> bool:
+        """Whether what an interruption leaves of a window counts; else the limit is retried."""
+        return self._adaptive or self._stretches.short(self._steps)
 
     def _begin_trial(self, trial: Try) -> Actions:
         limit = trial.power_limit_mw
