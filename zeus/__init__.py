@@ -2,7 +2,13 @@
 
 from zeus import compat
 from zeus_ipc._version import __version__
+from zeus_ipc.installed import overlap
 
 __all__ = ["__version__"]
 
 compat.install()
+
+if (_problem := overlap(__path__[0])) is not None:
+    import warnings
+
+    warnings.warn(_problem, stacklevel=2)

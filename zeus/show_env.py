@@ -16,20 +16,21 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from zeus.compat.capabilities import has_sys_admin
 from zeus_ipc._version import __version__
+from zeus_ipc.installed import overlap
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV, socket_path
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import GpuInfo, LeaseInfo, NodeInfo
+    from zeus_ipc.messages import GpuInfo, LeaseInfo, NodeInfo, Policy
 
 POWERCAP = "/sys/class/powercap"
-STATUS = "/proc/self/status"
 
 TIMEOUT_S = 0.5
 """How long zeusd may take for an answer."""
@@ -38,9 +39,6 @@ DRIVER_TIMEOUT_S = 5.0
 """How long the driver may take to list its GPUs; without persistence mode it starts each first."""
 
 ROUND_TRIPS = 20
-
-CAP_SYS_ADMIN = 21
-"""Number of its bit, see capabilities(7)."""
 
 REINSTALL = "install zeusd anew: pip install --force-reinstall zeusd"
 
@@ -69,6 +67,7 @@ class Zeusd:
         problem: Why there is no `info`.
         round_trip_s: Median.
         leases_problem: Why `leases` are not known.
+        policy: What this user may change.
     """
 
     path: str
@@ -78,6 +77,7 @@ class Zeusd:
     round_trip_s: float = 0.0
     leases: list[LeaseInfo] = field(default_factory=list)
     leases_problem: str = ""
+    policy: Policy | None = None
 
 
 def command_line() -> argparse.ArgumentParser:
@@ -110,7 +110,10 @@ def _show_all() -> None:
     _show("GPUs", lambda: [*_cuda(), *_mapping(gpus, zeusd), *notes])
     _show("CPUs and memory", lambda: [*_cpus(zeusd), *_zones(zeusd)])
     _show("System-on-chip", lambda: [("SoC", "none")])
-    _show("Rights", lambda: [*_user(), _capability(zeusd), *_controls(gpus, zeusd)])
+    _show(
+        "Rights",
+        lambda: [*_user(), _capability(zeusd), *_may_set(gpus, zeusd), *_controls(gpus, zeusd)],
+    )
 
 
 def _show(title: str, rows: Callable[[], Sequence[Row]]) -> None:
@@ -145,7 +148,8 @@ def _packages() -> list[Row]:
                 "&& pip install --force-reinstall nvidia-ml-py",
             )
         )
-    return rows
+    mixed = overlap(str(Path(__file__).parent))
+    return rows if mixed is None else [*rows, ("zeus", mixed)]
 
 
 def _version(name: str) -> str | None:
@@ -193,7 +197,10 @@ def ask_zeusd() -> Zeusd:
                 leases, problem = client.leases(), ""
             except ZeusIpcError as error:
                 leases, problem = [], error.message
-            return Zeusd(path, wanted, "", info, round_trip_s, leases, problem)
+            found = Zeusd(path, wanted, "", info, round_trip_s, leases, problem)
+            with contextlib.suppress(ZeusIpcError):  # an older zeusd cannot say
+                found = replace(found, policy=client.policy())
+            return found
     except ZeusIpcError as error:
         return Zeusd(path, wanted, error.message)
     except Exception as error:  # noqa: BLE001 - as of a daemon of another release
@@ -404,14 +411,42 @@ def _user() -> list[Row]:
 def _capability(zeusd: Zeusd) -> Row:
     name = "CAP_SYS_ADMIN"
     try:
-        status = Path(STATUS).read_text()
-        bits = next(line.split()[1] for line in status.splitlines() if line.startswith("CapEff:"))
-    except (OSError, StopIteration):
+        effective = has_sys_admin()
+    except OSError:
         return name, "not known: /proc is not mounted here"
-    if int(bits, 16) >> CAP_SYS_ADMIN & 1:
+    if effective:
         return name, "effective: the driver lets this process set limits and clocks"
     hint = "zeusd does it for you" if zeusd.info is not None else "have a zeusd do it for you"
     return name, f"not effective: the driver refuses to set limits and clocks; {hint}"
+
+
+def _may_set(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
+    """Whether this user may set each GPU's power limit, and why."""
+    return [(f"may I set limits on NVML {gpu.index}", _answer(gpu, zeusd)) for gpu in gpus]
+
+
+def _answer(gpu: GpuInfo, zeusd: Zeusd) -> str:
+    if not gpu.supports.power_limit:
+        return f"no, because {gpu.name} offers none"
+    if zeusd.info is None:
+        privileged = False
+        if zeusd.wanted:
+            return f"no, because zeusd does not answer: {zeusd.problem}"
+        with contextlib.suppress(OSError):
+            privileged = has_sys_admin()
+        if privileged:
+            return "yes, because this process has CAP_SYS_ADMIN and no zeusd runs"
+        return (
+            "no, because no zeusd runs, and setting limits in this process needs root or "
+            "CAP_SYS_ADMIN"
+        )
+    found = None if zeusd.policy is None else zeusd.policy.gpus.get(gpu.uuid, {}).get("power_limit")
+    if found is None:
+        return "not known: this zeusd cannot say; update it"
+    if not found.allowed:
+        return f"no, because {found.why}"
+    ranges = " or ".join(f"{low / 1000:g} to {high / 1000:g} W" for low, high in found.ranges)
+    return f"yes, because zeusd lets you{f' set {ranges}' if ranges else ''}"
 
 
 def _controls(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import grp
+import importlib.util
 import os
 import shutil
 import stat
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
 from zeus_ipc.errors import AccessRefused, ZeusIpcError
+from zeus_ipc.installed import overlap
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
@@ -56,12 +58,23 @@ def examine(session: Session) -> Iterator[Check]:
             else:
                 yield check
     yield connection
+    yield from _package()
     yield from _groups(node)
     yield from _systemd(simulated)
     yield from _configuration(node)
     yield from _container(session, node)
     if node is not None:
         yield from _of_node(session, node)
+
+
+def _package() -> Iterator[Check]:
+    """Nothing, unless ml-energy/zeus is installed over the library."""
+    found = importlib.util.find_spec("zeus")
+    folder = found is not None and found.origin is not None and os.path.dirname(found.origin)
+    problem = overlap(folder) if folder else None
+    if problem is not None:
+        what, _, remedy = problem.partition("; keep one: ")
+        yield _fault("package", what, f"keep one: {remedy}")
 
 
 def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
@@ -394,11 +407,11 @@ def _pending(session: Session, node: NodeInfo) -> Check:
         return _ok("restores", "everything that ended is back")
     first = waiting[0]
     target = value_text(first.control.value, first.back.value)
+    trouble = named(first.trouble or "", index)
     return _fault(
         "restores",
         f"{count(len(waiting), 'control')} could not be put back; the first: {first.control.value} "
-        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: "
-        f"{named(first.trouble or '', index)}",
+        f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble}",
         "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
     )
 

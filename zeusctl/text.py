@@ -162,3 +162,10 @@ def _width(cell: str) -> int:
 def shorten(text: str, width: int) -> str:
     """At most `width` characters, with a mark where some are missing."""
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def style_of_share(share: float | None) -> str:
+    """Colour of something that is used up: from 85 % on, and from 97 % on."""
+    if share is None:
+        return "dim"
+    return "red" if share > 0.97 else "yellow" if share > 0.85 else "green" if share > 0 else ""

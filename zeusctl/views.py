@@ -8,7 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.messages import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission
+from zeus_ipc.messages import (
+    GpuInfo,
+    GpuState,
+    LeaseInfo,
+    NodeInfo,
+    Permission,
+    ProcessInfo,
+)
 from zeusctl.reports import (
     Gpu,
     Held,
@@ -135,17 +142,31 @@ def known_quantity(control: str, value: Sequence[int]) -> Value:
     return numbers if spec.shape == "range" else numbers[0]
 
 
+def _processes(client: Client, uuids: Sequence[str]) -> dict[str, list[ProcessInfo]]:
+    """Processes by UUID, as far as they can be read."""
+    found: dict[str, list[ProcessInfo]] = {}
+    for first in range(0, len(uuids), _LISTED):
+        some = uuids[first : first + _LISTED]
+        try:
+            answers = client.processes(some)
+        except (SeveralGpusFailed, ZeusIpcError) as error:
+            failed = set(getattr(error, "errors", ())) or {error.gpu}
+            left = [uuid for uuid in some if uuid not in failed]
+            if error.gpu is None and not getattr(error, "errors", ()):
+                raise
+            answers = client.processes(left) if left else {}
+        found |= {uuid: answer.processes for uuid, answer in answers.items()}
+    return found
+
+
 def process_reports(
     client: Client, gpus: Sequence[GpuInfo], leases: Sequence[Lease]
 ) -> list[Process]:
     """Processes of GPUs, in their order, with what they hold. GPUs that do not answer have none."""
     found = []
+    listed = _processes(client, [gpu.uuid for gpu in gpus])
     for gpu in gpus:
-        try:
-            listed = client.processes(gpu.uuid)[gpu.uuid].processes
-        except ZeusIpcError:
-            continue
-        for one in listed:
+        for one in listed.get(gpu.uuid, ()):
             held = [
                 f"{lease.control} {lease.value_text or 'not set'}"
                 for lease in leases

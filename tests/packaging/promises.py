@@ -131,7 +131,7 @@ writer.write({name: kind(1) for name, kind in COLUMNS.items()})
 writer.close()
 assert len(read(Path("samples.parquet"))) == 1
 """,
-    "top": "import zeusctl.dashboard, rich.live",
+    "top": "import zeusctl.top.app, textual",
     "metrics": """
 import zeusctl.exporter.collector, zeusctl.exporter.__main__, prometheus_client
 from zeus.metric import EnergyHistogram

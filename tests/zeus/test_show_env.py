@@ -3,11 +3,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -16,7 +18,10 @@ import pytest
 
 from tests.support import RunningDaemon, running_daemon
 from zeus import show_env
+from zeus.compat import capabilities
 from zeus_ipc import __version__
+from zeus_ipc.installed import overlap
+from zeus_ipc.messages import Permission
 from zeus_ipc.paths import SOCKET_ENV
 from zeusd.devices.nvml import backend as real
 from zeusd.devices.simulated import SimulatedBackend
@@ -257,7 +262,7 @@ def test_the_capability_is_what_is_effective(
 ) -> None:
     status = tmp_path / "status"
     status.write_text(f"Name:\tx\nCapPrm:\t000001ffffffffff\nCapEff:\t{bits}\n")
-    monkeypatch.setattr(show_env, "STATUS", str(status))
+    monkeypatch.setattr(capabilities, "STATUS", str(status))
     rights = show()["Rights"]
     assert rights["CAP_SYS_ADMIN"].startswith(said)
     assert f"uid {os.geteuid()}" in rights["user"]
@@ -349,3 +354,82 @@ def test_a_reader_that_has_seen_enough_is_no_failure() -> None:
         process.stdout.close()
         assert process.stderr.read() == b""
     assert process.returncode == 0
+
+
+# ---------------------------------------------------------------------- may I set limits
+
+
+def test_whether_limits_may_be_set_is_answered_through_zeusd(
+    daemon: RunningDaemon, show: Shower, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SOCKET_ENV, daemon.socket)
+    rights = show()["Rights"]
+    for index in range(3):
+        assert rights[f"may I set limits on NVML {index}"].startswith("yes, because zeusd lets you")
+    asked = show_env.ask_zeusd()
+    assert asked.policy is not None
+    assert asked.info is not None
+    gpu = asked.info.gpus[0]
+    refused = Permission(allowed=False, why="you are in no group that may", ranges=[])
+    policy = asked.policy.model_copy(update={"gpus": {gpu.uuid: {"power_limit": refused}}})
+    said = show_env._answer(gpu, replace(asked, policy=policy))
+    assert said == "no, because you are in no group that may"
+    assert "update it" in show_env._answer(gpu, replace(asked, policy=None))
+
+
+@pytest.mark.parametrize(
+    ("bits", "said"),
+    [
+        ("0000000000200000", "yes, because this process has CAP_SYS_ADMIN and no zeusd runs"),
+        ("0000000000000000", "no, because no zeusd runs, and setting limits in this process needs"),
+    ],
+)
+def test_whether_limits_may_be_set_is_answered_without_a_daemon(
+    daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: str, said: str
+) -> None:
+    monkeypatch.setenv(SOCKET_ENV, daemon.socket)
+    found = show_env.ask_zeusd()
+    assert found.info is not None
+    gpu = found.info.gpus[0]
+    monkeypatch.delenv(SOCKET_ENV)
+    status = tmp_path / "status"
+    status.write_text(f"CapEff:\t{bits}\n")
+    monkeypatch.setattr(capabilities, "STATUS", str(status))
+    assert show_env._answer(gpu, show_env.ask_zeusd()).startswith(said)
+
+
+def test_another_zeus_over_this_one_is_noticed(tmp_path: Path) -> None:
+    package = tmp_path / "zeus"
+    (package / "utils").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        Path(show_env.__file__).with_name("__init__.py").read_text()
+    )
+    assert overlap(str(package)) is None
+    (package / "utils" / "pydantic_v1.py").touch()
+    said = overlap(str(package))
+    assert said is not None
+    assert "`import zeus` gets zeusd's package" in said
+    assert "keep one: pip uninstall -y zeus zeus-ml &&" in said
+    (package / "__init__.py").write_text('__version__ = "0.16.0"\n')
+    said = overlap(str(package))
+    assert said is not None
+    assert "`import zeus` gets ml-energy/zeus's package" in said
+
+
+def test_importing_zeus_warns_of_another_over_it(tmp_path: Path) -> None:
+    here = Path(show_env.__file__).parent
+    shutil.copytree(
+        here, tmp_path / "zeus", ignore=shutil.ignore_patterns("__pycache__", "serving", "simulate")
+    )
+    (tmp_path / "zeus" / "utils" / "pydantic_v1.py").touch()
+    ran = subprocess.run(
+        [sys.executable, "-c", "import zeus; print(zeus.__file__)"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{here.parent}"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.startswith(str(tmp_path))
+    assert ran.stderr.count("ml-energy/zeus and zeusd are both installed") == 1

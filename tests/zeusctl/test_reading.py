@@ -263,6 +263,17 @@ def test_the_doctor_sees_what_programs_would_not(
     assert "->" in said.out
 
 
+def test_the_doctor_sees_another_zeus_over_the_library(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "package" not in ctl("doctor").out
+    said = "both are installed: `import zeus` gets zeusd's; keep one: pip uninstall zeus"
+    monkeypatch.setattr("zeusctl.checks.overlap", lambda folder: said)
+    found = ctl("doctor")
+    assert "fault  package" in found.out
+    assert "-> keep one: pip uninstall zeus" in found.out
+
+
 def test_the_doctor_finds_what_keeps_a_client_away(
     ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import select
-import signal
 import sys
-import termios
 import time
-import tty
-from collections.abc import Callable, Iterator
-from typing import Any
 
 import click
 
@@ -38,11 +31,11 @@ SLOWEST_S, FASTEST_S = 60.0, 0.1
 @common_options
 @pass_session
 def top(session: Session, gpus: str, interval: float, frames: int | None) -> None:
-    """The node live: power, limits, clocks, leases. q quits.
+    """The node live: utilization, power, limits, leases, processes.
 
-    Each GPU has a bar of its power within its limit (| marks the limit), and the power of the last
-    minutes as a line. Without a terminal each look is printed below the last; with --json each is
-    one line, as `zeusctl status` has it.
+    Scroll, sort and filter as in htop and nvitop; Enter shows a GPU with its last hour, h all keys.
+    Without a terminal each look is printed below the last; with --json each is one line, as
+    `zeusctl status` has it.
     """
     _run(session, gpus, interval, frames)
 
@@ -67,7 +60,7 @@ def _run(session: Session, gpus: str, interval_s: float, frames: int | None) -> 
 
 def _print(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:
     while True:
-        report = read_status(session, gpus)
+        report = read_status(session, gpus, processes=True)
         session.answer(report, [*status_lines(report), ""])
         sys.stdout.flush()
         if frames is not None:
@@ -79,78 +72,17 @@ def _print(session: Session, gpus: str, interval_s: float, frames: int | None) -
 
 
 def _show(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:
+    from zeusctl.top.source import Source
+
+    source = Source(session, gpus)  # what is wrong is told before the screen is taken
     try:
-        from rich.console import Console
-        from rich.live import Live
+        from zeusctl.top.app import TopApp
     except ImportError:
         raise CommandError(
-            'the live view needs rich, which is not installed; pip install "zeusd[top]", or pipe '
-            "it: zeusctl top | cat"
+            f"the live view needs textual, which is not installed; {sys.executable} -m pip install "
+            "textual, or pipe it: zeusctl top | cat"
         ) from None
-
-    from zeusctl.dashboard import Dashboard
-
-    console = Console(no_color=bool(os.environ.get("NO_COLOR")) or None)
-    dashboard = Dashboard(session, gpus)
-    dashboard.refresh()  # what is wrong is told before the screen is taken
-    with (
-        _keys() as pressed,
-        _resized() as wake,
-        Live(
-            dashboard.render(console.size), console=console, screen=True, auto_refresh=False
-        ) as live,
-    ):
-        while True:
-            key = pressed(interval_s, wake)
-            if key in ("q", "Q", "\x03", "\x04", "\x1b"):
-                return
-            if key != "resize":
-                dashboard.refresh()
-                if frames is not None:
-                    frames -= 1
-                    if frames == 0:
-                        return
-            live.update(dashboard.render(console.size), refresh=True)
-
-
-@contextlib.contextmanager
-def _keys() -> Iterator[Callable[[float, int], str]]:
-    """Single keys from the terminal, without an echo; whatever happens it is as before again."""
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-
-    def pressed(timeout_s: float, wake: int) -> str:
-        ready, _, _ = select.select([fd, wake], [], [], timeout_s)
-        if wake in ready:
-            os.read(wake, 64)
-            return "resize"
-        if fd in ready:
-            found = os.read(fd, 1)
-            if not found:
-                raise CommandError("the terminal is gone", Exit.FAILED)
-            return found.decode(errors="replace")
-        return ""
-
-    try:
-        tty.setcbreak(fd)
-        yield pressed
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-@contextlib.contextmanager
-def _resized() -> Iterator[int]:
-    """A descriptor that is readable after the terminal has another size."""
-    reads, writes = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-
-    def resized(number: int, frame: Any) -> None:
-        with contextlib.suppress(BlockingIOError):
-            os.write(writes, b"r")
-
-    before = signal.signal(signal.SIGWINCH, resized)
-    try:
-        yield reads
-    finally:
-        signal.signal(signal.SIGWINCH, before)
-        os.close(reads)
-        os.close(writes)
+    for name in ("COLUMNS", "LINES"):  # the terminal's own size counts: it may change
+        os.environ.pop(name, None)
+    code = TopApp(source, interval_s, frames).run()
+    click.get_current_context().exit(Exit.OK if code is None else code)

@@ -241,8 +241,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """An epoch has ended: what follows must not be measured."""
         state = self.state
         if isinstance(state, (Warmup, Profiling)):
-            short = self._stretch < self._needed
-            self._interrupt(state, keep=short or self.search == "adaptive")
+            self._interrupt(state, keep=self._keeps_parts)
         self._drop_check()
 
     @guarded
@@ -250,7 +249,7 @@ class GlobalPowerLimitOptimizer(Callback):
         """Something else begins between two steps: the window ends with the last one."""
         state = self.state
         if isinstance(state, (Warmup, Profiling)):
-            self._interrupt(state, keep=True)
+            self._interrupt(state, keep=self._keeps_parts)
         self._drop_check()
 
     @guarded
@@ -380,12 +379,18 @@ class GlobalPowerLimitOptimizer(Callback):
         if isinstance(state, Profiling):
             # The window covers the step it was opened at and those that began since.
             steps = self._target - state.steps + 1
-            if keep or steps >= self._target:
+            whole = steps >= self._target and self.search == "adaptive"
+            if keep or whole:
                 self._end_piece(state.current_power_limit, steps)
             else:
                 self._drop_window(state.current_power_limit)
         if not self._over and self._set_power_limit(self._highest):
             self.state = Ready(next_power_limit=state.current_power_limit, steps=1)
+
+    @property
+    def _keeps_parts(self) -> bool:
+        """Whether what an interruption leaves of a window counts; else the limit is retried."""
+        return self.search == "adaptive" or self._stretch < self._needed
 
     @property
     def _needed(self) -> int:

@@ -1,0 +1,197 @@
+"""The live view: what fits, in which order, and what keys do; in process, without a terminal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+
+from tests.support import RunningDaemon, running_daemon, wait_for
+from zeus_ipc.simulation import SimulatedWork
+from zeusctl.session import Session
+from zeusctl.top.app import Rows, TopApp
+from zeusctl.top.lines import bar, resample, sparkline
+from zeusctl.top.model import COLUMNS, SORTS, View, fitting
+from zeusctl.top.screens import GpuScreen, HelpScreen
+from zeusctl.top.source import Source
+
+GPUS = 12
+
+
+@pytest.fixture(scope="module")
+def node() -> Iterator[RunningDaemon]:
+    """Twelve GPUs: the second one works, capped; another has locked clocks."""
+    with running_daemon("--simulate", f"{GPUS}xa100-sxm-80", gpus=GPUS) as daemon:
+        with daemon.client() as client:
+            gpus = client.node().gpus
+            work = SimulatedWork(client.node().simulated or "", [gpus[1].uuid], "model/compute")
+            work.launch(1e9)
+            client.set_power_limit(gpus[1].uuid, 200_000)
+            client.set_gpu_clocks(gpus[7].uuid, 600, 900)
+            wait_for(lambda: client.state(gpus[1].uuid)[gpus[1].uuid].utilization_percent, "work")
+            yield daemon
+        work.close()
+
+
+@pytest.fixture
+def source(node: RunningDaemon) -> Iterator[Source]:
+    session = Session(node.socket)
+    yield Source(session, "all")
+    session.close()
+
+
+def run(
+    source: Source, size: tuple[int, int], script: Callable[[TopApp, Any], Awaitable[None]]
+) -> int | None:
+    """The live view on a terminal of this size, with a script of keys."""
+
+    async def session() -> int | None:
+        app = TopApp(source, 60.0, None)
+        async with app.run_test(size=size) as pilot:
+            await pilot.pause()
+            await script(app, pilot)
+        return app.return_value
+
+    return asyncio.run(session())
+
+
+def shown(app: TopApp, table: str, column: int = 0) -> list[str]:
+    rows = app.query_one(f"#{table}", Rows)
+    return [str(rows.get_row_at(row)[column]).strip() for row in range(rows.row_count)]
+
+
+# ------------------------------------------------------------------------------------------- pure
+
+
+@pytest.mark.parametrize("width", range(40, 301))
+def test_the_columns_fit_whatever_the_width(width: int) -> None:
+    columns = fitting(width)
+    assert sum(taken + 1 for _, taken in columns) <= width
+    names = [column.name for column, _ in columns]
+    assert {"gpu", "util", "memory", "power", "limit"} <= set(names)
+    assert names == [column.name for column in COLUMNS if column.name in names]
+
+
+def test_wide_terminals_show_all_columns() -> None:
+    assert [column for column, _ in fitting(200)] == list(COLUMNS)
+
+
+def test_lines_and_bars() -> None:
+    assert sparkline([0, None, 5, 10, 99], 0, 10) == "▁ ▅██"
+    assert resample([(1.0, 10.0), (1.5, 20.0), (3.5, 40.0)], 0.0, 4.0, 4) == [10, 20, 20, 40]
+    assert bar(0.5, 8) == "━━━━────"
+    assert bar(0.5, 8, mark=1.0) == "━━━━───|"
+    assert bar(None, 3) == "---"
+
+
+def test_orders_and_patterns(source: Source) -> None:
+    view = View(source.report)
+    assert [gpu.index for gpu in view.gpus()] == list(range(GPUS))
+    view.sort = "power"
+    assert view.gpus()[0].index == 1
+    view.inverted = True
+    assert view.gpus()[-1].index == 1
+    view.sort, view.inverted = "holder", False
+    assert {gpu.index for gpu in view.gpus()[:2]} == {1, 7}
+    view.pattern = "gpu_clocks"
+    assert [gpu.index for gpu in view.gpus()] == [7]
+    assert [lease.gpu for lease in view.leases()] == [7]
+    assert view.processes() == []
+    view.pattern = "no such thing"
+    assert (view.gpus(), view.leases(), view.processes()) == ([], [], [])
+    seen = set()
+    for _ in SORTS:
+        view.sort_by(1)
+        seen.add(view.sort)
+    assert seen == set(SORTS)
+
+
+# ------------------------------------------------------------------------------------------- keys
+
+
+def test_what_does_not_fit_is_counted_and_scrolled_to(source: Source) -> None:
+    async def script(app: TopApp, pilot: Pilot[int]) -> None:
+        table = app.query_one("#gpus", Rows)
+        assert table.styles.height is not None
+        hidden = GPUS + 1 - int(table.styles.height.value)
+        assert hidden > 0
+        title = str(app.query_one("#gpus-title").render())
+        assert f"{GPUS} GPUs, {hidden} more" in title
+        assert "2 leases" in str(app.query_one("#leases-title").render())
+        await pilot.press("end")
+        assert (table.cursor_row, app.focused) == (GPUS - 1, table)
+        await pilot.press("up", "pageup", "home", "down", "space")
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        assert table.cursor_row == 1, "a look keeps the cursor"
+
+    assert run(source, (60, 18), script) is None
+
+
+def test_sorting_filtering_and_what_is_chosen(source: Source) -> None:
+    async def script(app: TopApp, pilot: Pilot[int]) -> None:
+        await pilot.press("P")
+        assert shown(app, "gpus")[0] == "1"
+        await pilot.press("I")
+        assert shown(app, "gpus")[-1] == "1"
+        await pilot.press("N", "slash", *"gpu_clocks", "enter")
+        assert shown(app, "gpus") == ["7"]
+        assert shown(app, "leases") == ["7"]
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, GpuScreen)
+        await app.workers.wait_for_complete()
+        await pilot.pause()
+        page = str(app.screen.query_one("#page").render())
+        assert "600-900 MHz" in page
+        assert "The last hour" in page
+        await pilot.press("escape", "escape")
+        assert shown(app, "gpus") == [str(index) for index in range(GPUS)]
+        await pilot.press("h")
+        assert isinstance(app.screen, HelpScreen)
+        await pilot.press("escape", "q")
+
+    assert run(source, (120, 40), script) == 0
+
+
+def test_ctrl_c_ends_it_as_everywhere(source: Source) -> None:
+    async def script(app: TopApp, pilot: Pilot[int]) -> None:
+        await pilot.press("h", "ctrl+c")
+
+    assert run(source, (80, 24), script) == 130
+
+
+def test_processes_have_their_leases_and_tab_leads_to_them(source: Source) -> None:
+    async def script(app: TopApp, pilot: Pilot[int]) -> None:
+        assert shown(app, "processes") == ["1"]
+        text = " ".join(map(str, app.query_one("#processes", Rows).get_row_at(0)))
+        assert "power_limit 200 W" in text
+        await pilot.press("tab", "tab")
+        assert app.focused is app.query_one("#processes", Rows)
+        await pilot.press("enter")
+        await pilot.pause()
+        assert isinstance(app.screen, GpuScreen)
+
+    run(source, (140, 40), script)
+
+
+def test_a_zeusd_that_stops_shows_and_the_last_figures_stay() -> None:
+    with running_daemon("--simulate", "1xa100-sxm-80") as daemon:
+        session = Session(daemon.socket)
+        source = Source(session, "all")
+
+        async def script(app: TopApp, pilot: Pilot[int]) -> None:
+            daemon.stop()
+            trouble = app.query_one("#trouble")
+            for _ in range(100):
+                await pilot.pause(0.05)
+                if trouble.display:
+                    break
+            assert "zeusd has stopped" in str(trouble.render())
+            assert shown(app, "gpus") == ["0"]
+
+        run(source, (80, 24), script)
+        session.close()

@@ -1,0 +1,1 @@
+"""The live view: what it shows (`model`), and on what (`app`, `screens`)."""

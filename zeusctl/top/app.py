@@ -1,0 +1,379 @@
+"""The live view on a terminal, with Textual: tables that scroll, keys, pages that open over it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.events import Resize
+from textual.widgets import DataTable, Input, Static
+
+from zeusctl.exits import Exit
+from zeusctl.text import count, duration, memory, shorten
+from zeusctl.top.model import SORTS, Cell, Column, View, fitting
+from zeusctl.top.screens import GpuScreen, HelpScreen
+from zeusctl.top.source import Source
+from zeusctl.views import holder
+
+if TYPE_CHECKING:
+    from zeusctl.reports import StatusReport
+
+OVERDUE_S = 1.5
+"""What takes longer says that zeusd does not answer."""
+
+_LEASES = (
+    Column("gpu", "GPU", 3),
+    Column("control", "CONTROL", 16, right=False),
+    Column("value", "SET TO", 12, right=False),
+    Column("back", "GOES BACK TO", 12, 74, right=False),
+    Column("since", "SINCE", 9, 60, right=False),
+    Column("holder", "HOLDER", 0, right=False),
+)
+_PROCESSES = (
+    Column("gpu", "GPU", 3),
+    Column("pid", "PID", 8),
+    Column("user", "USER", 10, right=False),
+    Column("memory", "MEM", 9, 48),
+    Column("type", "T", 1, 56, right=False),
+    Column("holds", "HOLDS", 24, 110, right=False),
+    Column("command", "COMMAND", 0, right=False),
+)
+
+
+class Rows(DataTable[Text]):
+    """A table whose rows are replaced at each look; cursor and scroll position stay."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("home,g", "scroll_top", "first"),
+        ("end,G", "scroll_bottom", "last"),
+        ("k", "cursor_up", "up"),
+        ("j", "cursor_down", "down"),
+    ]
+
+    def show(
+        self, columns: Sequence[tuple[Column, int]], rows: Sequence[tuple[str, Sequence[Cell]]]
+    ) -> None:
+        """Shows these rows, by their keys."""
+        wanted = [f"{column.name}:{width}:{column.title}" for column, width in columns]
+        chosen = self.selected
+        top, left = self.scroll_y, self.scroll_x
+        with self.app.batch_update():
+            if [str(key.value) for key in self.columns] != wanted:
+                self.clear(columns=True)
+                for key, (column, width) in zip(wanted, columns, strict=True):
+                    title = _aligned(Cell(column.title), column, width)
+                    self.add_column(title, width=width + 1, key=key)
+            else:
+                self.clear()
+            for key, cells in rows:
+                pairs = zip(cells, columns, strict=True)
+                self.add_row(*(_aligned(cell, *place) for cell, place in pairs), key=key)
+            keys = [key for key, _ in rows]
+            if chosen in keys:
+                self.move_cursor(row=keys.index(chosen), animate=False, scroll=False)
+            self.scroll_to(left, top, animate=False, immediate=True)
+
+    @property
+    def selected(self) -> str | None:
+        """Key of the row under the cursor."""
+        if not self.row_count:
+            return None
+        row = list(self.rows)[min(self.cursor_row, self.row_count - 1)]
+        return row.value
+
+
+def _aligned(cell: Cell, column: Column, width: int) -> Text:
+    """A cell with the blank that keeps it from the next."""
+    text = cell.text.rjust(width) if column.right else cell.text.ljust(width)
+    return Text(f"{text} ", style=cell.style, no_wrap=True)
+
+
+def _fit(columns: Sequence[Column], width: int) -> list[tuple[Column, int]]:
+    shown = [column for column in columns if width >= column.from_width]
+    left = width - sum(column.width + 1 for column in shown) - 1
+    return [(column, column.width or max(8, left)) for column in shown]
+
+
+class TopApp(App[int]):
+    """`zeusctl top`.
+
+    Args:
+        source: Looks at the node.
+        interval_s: Seconds between looks.
+        frames: Ends after so many looks; None: when a key says so.
+    """
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { layout: vertical; background: ansi_default; }
+    #head, #trouble, #foot, .title { height: 1; }
+    #trouble { display: none; color: ansi_red; text-style: bold; }
+    .title { text-style: reverse; }
+    #foot { color: ansi_bright_black; }
+    #filter { display: none; height: 1; border: none; padding: 0; }
+    Rows { height: 3; background: ansi_default; scrollbar-size-vertical: 1;
+           scrollbar-size-horizontal: 0; overflow-x: hidden; }
+    Rows > .datatable--header { background: ansi_default; text-style: bold; }
+    Rows > .datatable--cursor { background: ansi_default; text-style: none; }
+    Rows:focus > .datatable--cursor { text-style: reverse; }
+    Overlay { align: center middle; background: ansi_default; }
+    .overlay { width: 96%; height: 96%; border: round ansi_bright_black; padding: 0 1;
+               background: ansi_default; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,f10", "leave(0)", "quit"),
+        Binding("ctrl+c,ctrl+q", f"leave({int(Exit.INTERRUPTED)})", "quit", priority=True),
+        Binding("h,question_mark,f1", "help", "help"),
+        Binding("slash,f4,backslash", "filter", "filter"),
+        Binding("escape", "unfilter", "all"),
+        Binding("greater_than_sign,f6,period", "sort(1)", "sort"),
+        Binding("less_than_sign,comma", "sort(-1)", "sort"),
+        Binding("I", "invert", "invert"),
+        Binding("space", "look", "look now"),
+        *(
+            Binding(key, f"order('{name}')", name)
+            for key, name in zip("UMPTN", ("util", "memory", "power", "temp", "gpu"), strict=True)
+        ),
+    ]
+
+    def __init__(self, source: Source, interval_s: float, frames: int | None) -> None:
+        super().__init__(ansi_color=True)
+        self._source = source
+        self._interval_s = interval_s
+        self._frames = frames
+        self.view = View(source.report, source.power)
+
+    def compose(self) -> ComposeResult:
+        """Head, three tables with a title each, and a foot."""
+        yield Static(id="head")
+        yield Static(id="trouble")
+        for name in ("gpus", "leases", "processes"):
+            yield Static(classes="title", id=f"{name}-title")
+            yield Rows(
+                id=name, cell_padding=0, cursor_type="row", zebra_stripes=False, show_cursor=True
+            )
+        yield Input(placeholder="text", id="filter", compact=True)
+        yield Static(" q quit  h help  / filter  <> sort  Enter details  Tab next", id="foot")
+
+    def on_mount(self) -> None:
+        """Shows the first look, and begins to look again and again."""
+        self.screen_stack[0].query_one("#gpus", Rows).focus()
+        self._draw()
+        self.action_look()
+        self.set_interval(self._interval_s, self.action_look)
+        self.set_interval(0.2, self._watch)
+
+    def on_resize(self, event: Resize) -> None:
+        """Another size of the terminal."""
+        self.call_after_refresh(self._draw)
+
+    # ------------------------------------------------------------------------------------ looks
+
+    def action_look(self) -> None:
+        """Looks at the node, unless a look is under way."""
+        if self._source.asked_s is None:
+            self._look()
+
+    @work(thread=True, exclusive=True, group="look")
+    def _look(self) -> None:
+        wide = any(column.name == "spark" for column, _ in fitting(self.size.width))
+        self._source.look(with_power=wide)
+        if self.is_running:
+            self.call_from_thread(self._looked)
+
+    def _looked(self) -> None:
+        self.view.report, self.view.power = self._source.report, self._source.power
+        self._draw()
+        if self._frames is not None:
+            self._frames -= 1
+            if self._frames == 0:
+                self.exit(int(Exit.OK))
+
+    def _watch(self) -> None:
+        """A zeusd that stops shows before the next look comes back."""
+        if not self.screen_stack[0].query("#trouble"):
+            return  # it is ending
+        trouble, asked_s = self._source.trouble, self._source.asked_s
+        if self._source.gone():
+            trouble = "zeusd has stopped: its socket is gone; the figures are the last ones"
+        elif asked_s is not None and time.monotonic() - asked_s > OVERDUE_S:
+            trouble = f"zeusd has not answered for {time.monotonic() - asked_s:.0f} s"
+        line = self.screen_stack[0].query_one("#trouble", Static)
+        line.update(trouble)
+        if line.display != bool(trouble):
+            line.display = bool(trouble)
+            self._draw()
+
+    # ----------------------------------------------------------------------------------- screen
+
+    def _draw(self) -> None:
+        if not self.screen_stack[0].query("#gpus"):
+            return  # it is ending
+        view, width = self.view, self.size.width
+        report = view.report
+        self.screen_stack[0].query_one("#head", Static).update(_head(report, width))
+        gpus, leases, processes = view.gpus(), view.leases(), view.processes()
+        heights = self._heights(len(gpus), len(leases), len(processes))
+        columns, now_s = fitting(width - 1), time.monotonic()
+        self._table("gpus", heights[0]).show(
+            columns, [(gpu.uuid, view.row(gpu, columns, now_s)) for gpu in gpus]
+        )
+        self._table("leases", heights[1]).show(
+            fit := _fit(_LEASES, width - 1),
+            [
+                (
+                    f"{one.uuid}:{one.control}",
+                    _pick(
+                        fit,
+                        "red" if one.restoring else "",
+                        gpu=str(one.gpu),
+                        control=one.control,
+                        value=one.value_text or "not set",
+                        back=one.goes_back_to_text,
+                        since=duration(one.held_s),
+                        holder=("not restored yet: " if one.restoring else "") + holder(one),
+                    ),
+                )
+                for one in leases
+            ],
+        )
+        self._table("processes", heights[2]).show(
+            fit := _fit(_PROCESSES, width - 1),
+            [
+                (
+                    f"{number}:{one.uuid}:{one.pid}",
+                    _pick(
+                        fit,
+                        "",
+                        gpu=str(one.gpu),
+                        pid="-" if one.pid is None else str(one.pid),
+                        user=one.user or "-",
+                        memory=memory(one.memory_mib),
+                        type=one.type,
+                        holds=", ".join(one.leases),
+                        command=(one.command or "-") + (f"  job {one.job}" if one.job else ""),
+                    ),
+                )
+                for number, one in enumerate(processes)
+            ],
+        )
+        order = f"by {view.sort}" + (", inverted" if view.inverted else "")
+        pattern = f", with {view.pattern!r}" if view.pattern else ""
+        self._title("gpus", count(len(gpus), "GPU"), len(gpus), heights[0], f"{order}{pattern}")
+        self._title("leases", count(len(leases), "lease"), len(leases), heights[1], "")
+        processes_text = f"{len(processes)} process{'' if len(processes) == 1 else 'es'}"
+        self._title("processes", processes_text, len(processes), heights[2], "")
+
+    def _heights(self, gpus: int, leases: int, processes: int) -> tuple[int, int, int]:
+        """Lines of the three tables, headings included: leases always have some."""
+        other = (
+            5
+            + self.screen_stack[0].query_one("#trouble").display
+            + self.screen_stack[0].query_one("#filter").display
+        )
+        room = max(6, self.size.height - other)
+        of_leases = min(leases + 1, max(2, room // 5))
+        of_gpus = min(gpus + 1, max(3, round((room - of_leases) * 0.62)))
+        rest = room - of_leases - of_gpus
+        if processes + 1 < rest:
+            of_gpus = min(gpus + 1, of_gpus + rest - processes - 1)
+            of_leases = min(leases + 1, room - of_gpus - processes - 1)
+        return of_gpus, of_leases, max(1, room - of_gpus - of_leases)
+
+    def _table(self, name: str, height: int) -> Rows:
+        table = self.screen_stack[0].query_one(f"#{name}", Rows)
+        table.styles.height = height
+        return table
+
+    def _title(self, name: str, text: str, rows: int, height: int, note: str) -> None:
+        hidden = max(0, rows - (height - 1))
+        parts = [f" {text}", f"{hidden} more" if hidden else "", note]
+        title = ", ".join(part for part in parts if part)
+        self.screen_stack[0].query_one(f"#{name}-title", Static).update(
+            shorten(title, self.size.width)
+        )
+
+    # ------------------------------------------------------------------------------------- keys
+
+    def action_leave(self, code: int) -> None:
+        """Ends it."""
+        self.exit(code)
+
+    def action_help(self) -> None:
+        """The keys."""
+        self.push_screen(HelpScreen())
+
+    def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Enter: the GPU of the row."""
+        key = str(event.row_key.value)
+        found = [gpu for gpu in self.view.report.gpus if gpu.uuid in key.split(":")]
+        if found:
+            self.push_screen(GpuScreen(self._source, found[0]))
+
+    def action_sort(self, step: int) -> None:
+        """Another order."""
+        self.view.sort_by(step)
+        self._draw()
+
+    def action_order(self, name: str) -> None:
+        """This order."""
+        assert name in SORTS
+        self.view.sort, self.view.inverted = name, False
+        self._draw()
+
+    def action_invert(self) -> None:
+        """The other way round."""
+        self.view.inverted = not self.view.inverted
+        self._draw()
+
+    def action_filter(self) -> None:
+        """Asks for a text."""
+        field = self.screen_stack[0].query_one("#filter", Input)
+        field.display = True
+        field.focus()
+        self._draw()
+
+    def action_unfilter(self) -> None:
+        """Shows everything."""
+        self.screen_stack[0].query_one("#filter", Input).value = ""
+        self._close_filter()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Shows what has the text, as it is typed."""
+        self.view.pattern = event.value
+        self._draw()
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Goes back to the tables; the text stays."""
+        self._close_filter()
+
+    def _close_filter(self) -> None:
+        self.screen_stack[0].query_one("#filter", Input).display = False
+        self.screen_stack[0].query_one("#gpus", Rows).focus()
+        self._draw()
+
+
+def _head(report: StatusReport, width: int) -> Text:
+    """The node in one line: what matters most first, since the rest may be cut."""
+    node = report.node
+    power = sum(gpu.power_w or 0.0 for gpu in report.gpus)
+    head = Text(f" {report.at:%H:%M:%S}  {power:.0f} W", style="bold", no_wrap=True)
+    if node.quiesced_s is not None:
+        head.append(f"  quiesced for {duration(node.quiesced_s)}: zeusctl resume", "bold yellow")
+    if node.not_back:
+        head.append(f"  {count(node.not_back, 'control')} not restored yet", "bold red")
+    kind = "simulated" if node.simulated else f"driver {node.driver_version}"
+    uptime = duration(node.uptime_s)
+    rest = f"  {count(node.gpus, 'GPU')}, {count(node.leases, 'lease')}, {kind}"
+    head.append(f"{rest}, zeusd {node.daemon_version} up {uptime} at {node.socket}", "not bold")
+    head.truncate(width, overflow="ellipsis")
+    return head
+
+
+def _pick(columns: Sequence[tuple[Column, int]], style: str, **cells: str) -> list[Cell]:
+    return [Cell(shorten(cells[column.name], width), style) for column, width in columns]

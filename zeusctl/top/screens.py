@@ -1,0 +1,150 @@
+"""What opens over the live view: help, and one GPU with its last hour."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, ClassVar
+
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import BindingType
+from textual.containers import VerticalScroll
+from textual.screen import ModalScreen
+from textual.widgets import Static
+
+from zeusctl.commands.processes import process_lines
+from zeusctl.commands.status import lease_lines
+from zeusctl.text import energy
+from zeusctl.top.lines import resample, sparkline
+from zeusctl.top.source import DOMAINS, HOUR_S, Source
+
+if TYPE_CHECKING:
+    from zeusctl.reports import Gpu
+
+HELP = """\
+ up down PgUp PgDn Home End   move and scroll
+ Tab                          GPUs, leases, processes
+ Enter                        a GPU, with its last hour
+ / F4                         show only what has a text; Esc ends it
+ > < F6                       sort by the next or previous column
+ I                            invert the order
+ U M P T N                    sort by utilization, memory, power, temperature, number
+ Space                        look now
+ h ? F1                       this help
+ q F10                        quit
+
+ LIMIT: 200>180 is enforced at 180; yellow is below the site limit, red above it.
+ CLOCK*: locked. In the bar | is the limit. HELD BY: job or user of a lease.
+"""
+"""The keys, which are htop's and nvitop's as far as they have them."""
+
+_LABEL = 13
+
+
+class Overlay(ModalScreen[None]):
+    """A page over the live view, which any of these keys closes."""
+
+    BINDINGS: ClassVar[list[BindingType]] = [
+        ("escape,q,enter,h,f1,question_mark,f10", "app.pop_screen", "close")
+    ]
+
+    def __init__(self, title: str) -> None:
+        super().__init__()
+        self._title = title
+
+    def compose(self) -> ComposeResult:
+        """One scrolling page."""
+        with VerticalScroll(classes="overlay") as page:
+            page.border_title = self._title
+            page.border_subtitle = "Esc closes"
+            yield Static(id="page")
+
+    def show(self, text: str) -> None:
+        """Puts a text on it."""
+        self.query_one("#page", Static).update(Text.from_ansi(text))
+
+
+class HelpScreen(Overlay):
+    """The keys."""
+
+    def __init__(self) -> None:
+        super().__init__("zeusctl top")
+
+    def on_mount(self) -> None:
+        """Shows them."""
+        self.show(HELP)
+
+
+class GpuScreen(Overlay):
+    """One GPU, kept up to date.
+
+    Args:
+        source: Looks at the node.
+        gpu: The GPU.
+    """
+
+    def __init__(self, source: Source, gpu: Gpu) -> None:
+        super().__init__(f"GPU {gpu.index}: {gpu.name}")
+        self._source = source
+        self._uuid = gpu.uuid
+
+    def on_mount(self) -> None:
+        """Begins to look."""
+        self._look()
+        self.set_interval(2.0, self._look)
+
+    @work(thread=True, exclusive=True)
+    def _look(self) -> None:
+        width = max(20, min(120, self.app.size.width - 12 - _LABEL))
+        lines = [*self._facts(), "", *self._hour(width), "", *self._users()]
+        self.app.call_from_thread(self.show, "\n".join(lines))
+
+    def _facts(self) -> Iterable[str]:
+        found = [gpu for gpu in self._source.report.gpus if gpu.uuid == self._uuid]
+        if not found:
+            yield "it is not there any more"
+            return
+        (gpu,) = found
+        limit = gpu.power_limit_w
+        for name, value in (
+            ("UUID", gpu.uuid),
+            ("PCI", gpu.pci_address),
+            ("utilization", _with(gpu.utilization_percent, "%")),
+            ("memory", f"{_with(gpu.memory_used_mib, 'MiB')} of {gpu.memory_total_mib} MiB"),
+            ("power", _with(gpu.power_w, "W")),
+            ("limit", f"{_with(limit.requested, 'W')}, enforced {_with(limit.enforced, 'W')}"),
+            ("site limit", _with(limit.site, "W")),
+            ("takes", f"{_with(limit.smallest, 'W')} to {_with(limit.largest, 'W')}"),
+            ("clocks", f"{_with(gpu.gpu_clock_mhz, 'MHz')}, memory {gpu.memory_clock_mhz} MHz"),
+            ("temperature", _with(gpu.temperature_c, "C")),
+            ("throttled by", ", ".join(gpu.throttle_reasons or ()) or "nothing"),
+            ("energy", "-" if gpu.energy_j is None else energy(gpu.energy_j)),
+        ):
+            yield f"{name:{_LABEL}} {value}"
+        if gpu.error:
+            yield gpu.error
+
+    def _hour(self, width: int) -> Iterable[str]:
+        yield "The last hour"
+        end = time.monotonic()
+        for domain, title, divisor, unit in DOMAINS:
+            points = self._source.last_hour(self._uuid, domain, divisor)
+            if points:
+                values = [value for _, value in points]
+                line = sparkline(resample(points, end - HOUR_S, end, width), 0.0, max(values))
+                yield f"{title:{_LABEL}} {line}"
+                yield f"{'':{_LABEL}} {min(values):g} to {max(values):g} {unit}"
+
+    def _users(self) -> Iterable[str]:
+        report = self._source.report
+        leases = [lease for lease in report.leases if lease.uuid == self._uuid]
+        processes = [one for one in report.processes or () if one.uuid == self._uuid]
+        yield from lease_lines(leases) if leases else ["nobody holds anything"]
+        yield ""
+        yield from process_lines(processes)
+
+
+def _with(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:g} {unit}"

@@ -1,0 +1,89 @@
+"""Looks at the node for the live view, on a thread of its own: keys are never kept waiting."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from zeus_ipc.errors import ZeusIpcError
+from zeusctl.commands.status import read
+from zeusctl.top.model import SPAN_S
+
+if TYPE_CHECKING:
+    from zeusctl.reports import StatusReport
+    from zeusctl.session import Session
+
+HOUR_S = 3600
+DOMAINS = (
+    ("power", "power", 1000, "W"),
+    ("power_limit", "limit", 1000, "W"),
+    ("gpu_clock", "clock", 1, "MHz"),
+    ("temperature", "temperature", 1, "C"),
+)
+"""What the last hour is shown of: domain, title, divisor, unit."""
+
+Points = list[tuple[float, float]]
+
+
+class Source:
+    """The node, look by look.
+
+    Args:
+        session: The connection.
+        gpus: Which GPUs, as a person names them.
+
+    Attributes:
+        report: What was found last.
+        trouble: Why the last look failed; empty: it did not.
+        power: Power of the last minutes, watts by UUID.
+        asked_s: When what is under way was asked for, CLOCK_MONOTONIC; None: nothing is.
+    """
+
+    def __init__(self, session: Session, gpus: str) -> None:
+        self._session = session
+        self._gpus = gpus
+        self.trouble = ""
+        self.power: dict[str, Points] = {}
+        self.asked_s: float | None = None
+        self.report: StatusReport = read(session, gpus, processes=True)
+
+    def look(self, with_power: bool) -> None:
+        """Looks again. What fails is in `trouble`, and the last report stays."""
+        self.asked_s = time.monotonic()
+        try:
+            self.report = read(self._session, self._gpus, processes=True)
+            if with_power:
+                self._look_back()
+        except ZeusIpcError as error:
+            self.trouble = error.message
+        else:
+            self.trouble = ""
+        finally:
+            self.asked_s = None
+
+    def gone(self) -> bool:
+        """Whether the socket has gone since the last look: zeusd has stopped."""
+        return not os.path.exists(self._session.socket)
+
+    def last_hour(self, uuid: str, domain: str, divisor: int) -> Points:
+        """A reading of the last hour; empty: nothing is known of it."""
+        start_ns = max(0, time.monotonic_ns() - HOUR_S * 10**9)
+        try:
+            found = self._session.client.timeline(uuid, domain, start_ns)
+        except ZeusIpcError:
+            return []
+        return [(t_ns / 1e9, value / divisor) for t_ns, value in found]
+
+    def _look_back(self) -> None:
+        oldest_s = time.monotonic() - SPAN_S
+        for gpu in self.report.gpus:
+            known = self.power.get(gpu.uuid, [])
+            self.asked_s = time.monotonic()
+            start_ns = round(max(oldest_s, known[-1][0] if known else 0.0) * 1e9) + 1
+            try:
+                found = self._session.client.timeline(gpu.uuid, "power", start_ns)
+            except ZeusIpcError:
+                continue  # nothing sampled yet
+            known = [*known, *((t_ns / 1e9, milliwatts / 1000) for t_ns, milliwatts in found)]
+            self.power[gpu.uuid] = [point for point in known if point[0] >= oldest_s]
