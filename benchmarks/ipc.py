@@ -100,12 +100,20 @@ def _swallow(path: str) -> None:
 
 
 def _zmtp_pong(path: str) -> None:
+    _zmtp(path, frame(REPLY))
+
+
+def _zmtp_swallow(path: str) -> None:
+    _zmtp(path, b"")
+
+
+def _zmtp(path: str, reply: bytes) -> None:
     """Says what a ROUTER says in a handshake, and answers whatever follows."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listening:
         listening.bind(path)
         listening.listen()
         connection, _ = listening.accept()
-        router, reply = Engine(Role.ROUTER), frame(REPLY)
+        router = Engine(Role.ROUTER)
         connection.sendall(router.data_to_send())
         while router.state is not State.TRAFFIC:
             router.receive(connection.recv(4096))
@@ -192,9 +200,10 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
         sink = seqpacket(stack.enter_context(peer(_swallow, str(where / "sink"))))
         context = stack.enter_context(zmq.Context())
         dealer, sender = context.socket(zmq.DEALER), context.socket(zmq.DEALER)
-        for one, name in ((dealer, "dealer"), (sender, "sender")):
+        for one, target in ((dealer, _zmtp_pong), (sender, _zmtp_swallow)):
             one.setsockopt(zmq.LINGER, 0)
-            one.connect("ipc://" + stack.enter_context(peer(_zmtp_pong, str(where / name))))
+            path = str(where / target.__name__)
+            one.connect("ipc://" + stack.enter_context(peer(target, path)))
             stack.callback(one.close)
         http_path = stack.enter_context(peer(_http_pong, str(where / "http")))
         http = stack.enter_context(

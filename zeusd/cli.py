@@ -71,13 +71,14 @@ def serve(config_path: str | None, **options: str | None) -> None:
 
 @main.command("check-config")
 @click.argument("file")
-@click.option("--socket", metavar="PATH", help="A zeusd whose GPUs FILE is compared with.")
+@click.option("--node", is_flag=True, help="Compare FILE with the GPUs of the running zeusd, too.")
+@click.option("--socket", metavar="PATH", help="With --node: where that zeusd is.")
 @click.option("--strict", is_flag=True, help="Fail if a rule has no effect, too.")
-def check_config(file: str, socket: str | None, strict: bool) -> None:
+def check_config(file: str, node: bool, socket: str | None, strict: bool) -> None:
     """Check FILE: whether zeusd would take it, and which line is wrong if not.
 
-    Rules that match no GPU, values that a GPU does not take, and users and groups that do not exist
-    are warnings. For GPUs a running zeusd is asked, if there is one.
+    Users and groups that do not exist are warnings; with --node also rules that match no GPU of
+    this node, and values that its GPUs do not take.
     """
     from zeusd.config import ConfigError, load
     from zeusd.config_check import findings
@@ -86,29 +87,25 @@ def check_config(file: str, socket: str | None, strict: bool) -> None:
         config = load(file)
     except ConfigError as error:
         raise SystemExit(str(error)) from None
-    gpus = _gpus_of_node(socket)
-    found = findings(config, gpus)
+    found = findings(config, _gpus_of_node(socket) if node or socket else None)
     for sentence in found:
         click.echo(f"{file}: warning: {sentence}")
     if strict and found:
         sys.exit(1)
-    click.echo(f"{file}: ok" + ("" if gpus is not None else " (no zeusd runs: GPUs not compared)"))
+    click.echo(f"{file}: ok")
 
 
-def _gpus_of_node(socket: str | None) -> list[GpuInfo] | None:
-    """GPUs of a running zeusd; None: none answers, or it has let go of them."""
+def _gpus_of_node(socket: str | None) -> list[GpuInfo]:
+    """GPUs of the running zeusd."""
     from zeus_ipc.client import Client
     from zeus_ipc.errors import ZeusIpcError
     from zeus_ipc.paths import socket_path
 
     try:
         with Client(socket_path(socket), timeout_s=2.0) as client:
-            node = client.node()
+            return client.node().gpus
     except ZeusIpcError as error:
-        if socket is not None:
-            raise SystemExit(f"zeusd: {error}") from None
-        return None
-    return node.gpus or None
+        raise SystemExit(f"zeusd: {error}") from None
 
 
 @main.command(

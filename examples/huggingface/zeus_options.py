@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any
 
+from simulated import simulated_steps
 from transformers import Trainer, TrainingArguments
 
 from zeus.monitor import ZeusMonitor
@@ -87,6 +88,9 @@ def attach_optimizer(
     """
     own_gpu = [args.local_process_index] if args.world_size > 1 else None
     monitor = ZeusMonitor(gpu_indices=own_gpu, cpu_indices=[])
+    steps = simulated_steps(monitor)
+    if steps is not None:
+        trainer.add_callback(steps)
     given: dict[str, Any] = {
         "warmup_steps": options.zeus_warmup_steps,
         "profile_steps": options.zeus_profile_steps,

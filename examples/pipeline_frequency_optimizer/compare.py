@@ -60,11 +60,12 @@ def main() -> None:
         )  # the last one takes as long as none at all
         url = stack.enter_context(server(fastest, folder))
         torchrun = ("-m", "torch.distributed.run", "--nnodes", "1", "--rdzv-backend", "c10d")
+        torchrun += ("--local-addr", "127.0.0.1")
         training = ["--simulate", profile, "--server-url", url, "--plan", fastest, *shape]
         training += ["--device", "cpu", "--iterations", options.iterations]
         training += [] if options.output is None else ["--output", options.output]
         python(
-            *(*torchrun, "--rdzv-endpoint", "localhost:0", "--nproc_per_node", STAGES),
+            *(*torchrun, "--rdzv-endpoint", "127.0.0.1:0", "--nproc_per_node", STAGES),
             *(HERE / "train_pipeline.py", *training),
         )
 

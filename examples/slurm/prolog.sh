@@ -1,21 +1,58 @@
 #!/usr/bin/env bash
 # Slurm prolog (Prolog= in slurm.conf, runs as root on each node before a job's first task): the job's
-# GPUs begin at the site's maximum, whatever somebody set on them past zeusd, and what they draw from
-# now on is charged to the job.
+# GPUs begin at the site limit, whatever somebody set on them past zeusd, what they draw from now on is
+# charged to the job, and they get what it asked for with --gpu-power and --gpu-clocks (spank/).
 #
 # A prolog that fails drains the node; a power limit is no reason for that, so this never fails. What
-# went wrong is in slurmd's log, and `zeusctl doctor` says why.
+# went wrong is in the journal (journalctl -t zeusd-prolog): slurmd 22.05 drops what prologs print. What
+# zeusd refused the job is in /run/zeusd-slurm/JOBID, where the plugin finds it.
 set -u
 export PATH=${PATH:+$PATH:}/usr/local/bin:/usr/bin:/bin
 
-gpus=${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}}
+say() {
+    echo "zeusd prolog: $1" >&2
+    logger -t zeusd-prolog -- "$1" 2>/dev/null || true
+}
+gpus=${SLURM_JOB_GPUS:-${GPU_DEVICE_ORDINAL:-}} job=${SLURM_JOB_ID:-}
 [ -n "$gpus" ] || exit 0
 said=$(timeout 10 zeusctl allocate --slurm 2>&1)
 status=$?
 case $status in
 0 | 9) ;; # 9: this zeusd keeps no energy ledger
-*) echo "zeusd prolog: GPUs of job ${SLURM_JOB_ID:-?} are not charged to it ($status): $said" >&2 ;;
+*) say "GPUs of job ${job:-?} are not charged to it ($status): $said" ;;
 esac
 timeout 10 zeusctl reset "$gpus" >/dev/null ||
-    echo "zeusd prolog: GPUs $gpus of job ${SLURM_JOB_ID:-?} could not be reset (zeusctl: $?)" >&2
+    say "GPUs $gpus of job ${job:-?} could not be reset (zeusctl: $?)"
+
+refused() {
+    say "job $job: $1"
+    mkdir -p -m 0755 /run/zeusd-slurm && printf '%s\n' "$1" >"/run/zeusd-slurm/$job"
+}
+# From the user's own sbatch, so nothing of it is trusted.
+watts=${SPANK_GPU_POWER:-} clocks=${SPANK_GPU_CLOCKS:-} applied=
+if [ -n "$watts" ] && [ -n "$job" ]; then
+    if ! [[ $watts =~ ^[0-9]{1,4}$ ]]; then
+        refused "--gpu-power is not a number of watts"
+    # A bound for the job, not a lease: its own programs may still go lower.
+    elif said=$(timeout 10 zeusctl set "$gpus" -p "$watts" --ceiling "job:$job" 2>&1); then
+        applied="gpu_power_w=$watts"
+    else
+        refused "--gpu-power=$watts: ${said##*zeusctl: }"
+    fi
+fi
+if [ -n "$clocks" ] && [ -n "$job" ]; then
+    if ! [[ $clocks =~ ^[0-9]{1,5},[0-9]{1,5}$ ]]; then
+        refused "--gpu-clocks is not a range of MHz"
+    # Clocks have no ceilings, so a process of its own holds the lease until the epilog ends it.
+    elif said=$(timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type exec \
+        --setenv "ZEUSD_SOCK_PATH=${ZEUSD_SOCK_PATH:-}" "$(command -v zeusctl)" \
+        set "$gpus" -g "$clocks" 2>&1); then
+        applied="${applied:+$applied,}gpu_clocks_mhz=${clocks/,/-}"
+    else
+        refused "--gpu-clocks=$clocks: ${said##*zeusctl: }"
+    fi
+fi
+# What sacct and scontrol show of it.
+[ -z "$applied" ] || timeout 5 scontrol update "JobId=$job" "AdminComment=$applied" >/dev/null 2>&1 ||
+    say "job $job: AdminComment could not be set"
 exit 0

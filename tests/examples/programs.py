@@ -23,6 +23,11 @@ PRELOADED = (
 )
 """Also what PyTorch imports when it first trains: that takes as long as its own import."""
 
+TORCHRUN = (
+    *("torch.distributed.run", "--nnodes", "1", "--rdzv-backend", "c10d"),
+    *("--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1"),
+)
+
 
 def environment(socket: str, *modules: Path, **more: str) -> dict[str, str]:
     """For a program that finds its zeusd at `socket`, and modules in these folders first."""
@@ -52,11 +57,8 @@ def with_torch(*arguments: str | Path) -> list[str]:
 
 
 def torchrun(ranks: int, *arguments: str | Path) -> list[str]:
-    """`torchrun`, at a port that is free"""
-    options = ("--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:0")
-    return with_torch(
-        *("-m", "torch.distributed.run", *options, "--nproc_per_node", str(ranks)), *arguments
-    )
+    """`torchrun`, at a port that is free; no name must be known to /etc/hosts"""
+    return with_torch("-m", *TORCHRUN, "--nproc_per_node", str(ranks), *arguments)
 
 
 def run(

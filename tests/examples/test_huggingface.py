@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.examples.programs import TORCHRUN
 from tests.preloaded import Preloaded
 from tests.support import RunningDaemon, running_daemon
 
-HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples" / "huggingface"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "huggingface"
 SEARCH = ["--zeus_warmup_steps", "1", "--zeus_profile_steps", "4", "--zeus_pl_step", "50"]
 TRAINING = ["--per_device_train_batch_size", "2", "--use_cpu", "--disable_tqdm", "true"]
 LOGGING = ["--logging_steps", "5", "--report_to", "tensorboard", "--save_strategy", "no"]
@@ -61,6 +62,19 @@ def assert_given_back(daemon: RunningDaemon) -> None:
         assert client.leases() == []
 
 
+def printed_as_shown(out: str) -> None:
+    """The report has the shape of that on the page."""
+    page = (EXAMPLES / "README.md").read_text()
+    shown = page[page.index("limit (W)") : page.index("Times and energies are of")]
+    header, *_ = shown.splitlines()
+    assert header in out
+    number = r"\d+(\.\d+)?"
+    row = rf"^ +\d+ +{number} ± +{number} +{number} ± +{number} +\d+(  <- chosen)?$"
+    lines = [line for line in shown.splitlines()[1:] if "±" in line and line[0] == " "]
+    assert all(re.match(row, line) for line in lines)
+    assert len(re.findall(row, out, re.MULTILINE)) > 1, out
+
+
 def text(path: Path) -> Path:
     path.write_text(
         "A limit that is lower costs time, and one that is higher costs energy.\n" * 200
@@ -94,8 +108,7 @@ def test_causal_language_model_in_two_processes(
     profile = tmp_path / "profile.json"
     out = run(
         daemon,
-        *(python, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"),
-        str(HERE / "on_simulated_gpu.py"),
+        *(python, "-m", *TORCHRUN, "--nproc_per_node", "2"),
         str(EXAMPLES / "run_clm.py"),
         *("--train_file", str(text(tmp_path / "text.txt")), "--block_size", "32"),
         *("--output_dir", str(tmp_path / "out"), "--max_steps", "30"),
@@ -104,6 +117,7 @@ def test_causal_language_model_in_two_processes(
         ZEUS_MAX_SLOWDOWN="1.2",
     )
     assert out.count("<- chosen") == 1
+    printed_as_shown(out)
     assert len(json.loads(profile.read_text())["measurements"]) > 1
     assert (tmp_path / "out" / "model.safetensors").exists()
     assert_given_back(daemon)
@@ -123,7 +137,6 @@ def test_supervised_fine_tuning_in_4_bits(
     out = run(
         daemon,
         python,
-        str(HERE / "on_simulated_gpu.py"),
         str(EXAMPLES / "run_gemma_sft_qlora.py"),
         *("--model_name_or_path", str(model), "--train_file", str(chats), "--max_slowdown", "1.2"),
         *("--output_dir", str(tmp_path / "out"), "--max_steps", "30", "--max_length", "64"),

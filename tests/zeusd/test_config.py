@@ -152,7 +152,7 @@ def test_front_is_read_as_server_for_one_more_version(
 
 def test_check_config(tmp_path: Path) -> None:
     good, bad = write(tmp_path, GOOD), str(tmp_path / "none.toml")
-    assert f"{good}: ok" in CliRunner().invoke(main, ["check-config", good]).output
+    assert CliRunner().invoke(main, ["check-config", good]).output == f"{good}: ok\n"
     failed = CliRunner().invoke(main, ["check-config", bad])
     assert failed.exit_code == 1
     assert "none.toml: cannot be read (No such file or directory)" in failed.output

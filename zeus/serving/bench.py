@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -42,10 +44,17 @@ def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[in
     Raises:
         ZeusIpcError: The GPUs cannot be measured.
         OSError: The command cannot be run.
+        ValueError: There is no such command.
     """
     client.windows(list(gpus))  # is there something to measure?
     begin_ns = time.monotonic_ns()
-    status = subprocess.run(list(command), check=False).returncode
+    try:
+        status = subprocess.run(list(command), check=False).returncode
+    except OSError:
+        # Of a folder in the PATH that cannot be searched this says "Permission denied".
+        if os.path.dirname(command[0]) or shutil.which(command[0], os.F_OK) is not None:
+            raise
+        raise ValueError(f"{command[0]}: command not found; check the name and the PATH") from None
     end_ns = time.monotonic_ns()
     found = client.windows(list(gpus), [(begin_ns, end_ns, False)])
     energies = [found[gpu].energy_uj[0] for gpu in gpus]

@@ -86,6 +86,9 @@ audit = logging.getLogger("zeusd.audit")
 JOURNAL_RETRY_S = 1.0
 """Pause between attempts to write to the journal what could not be written."""
 
+NOTED_S = 0.01
+"""How long the newest of several values may wait for the journal that lists all of them already."""
+
 
 class Engine:
     """Carries out what the core decides, and tells it what happened.
@@ -132,7 +135,7 @@ class Engine:
         self._reactor = reactor
         self._nvml = MeteredBackend(nvml)
         self._journal = journal
-        self._journal_waits = False
+        self._journal_waits = self._noted = False
         self._reply = reply
         self._boot = boot
         self._orphan_directories = orphan_directories
@@ -341,7 +344,7 @@ class Engine:
             changes.append(Change(key, entry, intent=isinstance(effect, Write)))
         failures: dict[int, Failure] = {}
         try:
-            if changes or self._journal.late:
+            if changes:
                 self._journal.commit(changes)
         except OSError as error:
             log.error(
@@ -354,6 +357,9 @@ class Engine:
             failures = {write.ticket: self._not_recorded(write, error) for write in intents}
         for write in covered:
             self._journal.note(write.key, write.entry)
+            if not self._noted:
+                self._noted = True
+                self._reactor.call_later(NOTED_S, self._write_noted)
         return failures
 
     def _not_recorded(self, write: Write, error: OSError) -> Failure:
@@ -362,6 +368,13 @@ class Engine:
             f"{write.control.value} of {write.gpu} was not changed, because the intent could "
             f"not be written to {self._journal.path} ({error.strerror}); free space there",
         )
+
+    def _write_noted(self) -> None:
+        self._noted = False
+        try:
+            self._journal.write()
+        except OSError:
+            self._retry_journal_later()
 
     def _retry_journal_later(self) -> None:
         if not self._journal_waits:

@@ -146,21 +146,27 @@ class Journal:
         self._rewrite_if_grown()
 
     def note(self, key: str, entry: Entry) -> None:
-        """Keeps the newest of an entry whose durable record says enough, without waiting for it.
+        """Keeps the newest of an entry whose durable record says enough, see `records.covers`.
 
-        It is in the file at once, for a zeusd that follows this one, and synced with what comes
-        next. See `records.covers`.
+        `write` or the next commit puts it into the file, for a zeusd that follows this one.
         """
-        if self._entries.get(key) == entry:
-            return
-        change = Change(key, entry)
-        try:
-            (line,) = self._append([change])
-        except OSError:
-            line = record(self._boot, key, entry)
+        if self._entries.get(key) != entry:
+            self._durable.setdefault(key, self._entries.get(key))
+            self._entries[key] = entry
             self._late[key] = None
-        self._apply(change, line)
-        self._rewrite_if_grown()
+
+    def write(self) -> None:
+        """Puts what was noted into the file, without waiting for the disk.
+
+        Raises:
+            OSError: It is late, see `commit`.
+        """
+        batch = [Change(key, self._entries.get(key)) for key in self._late]
+        if batch:
+            for change, line in zip(batch, self._append(batch, sync=False), strict=True):
+                self._apply(change, line)
+            self._late.clear()
+            self._rewrite_if_grown()
 
     def durable(self, key: str) -> Entry | None:
         """What is certainly on disk under a key; None: nothing."""
@@ -230,7 +236,7 @@ class Journal:
         self._durable.clear()
         self._late.clear()
 
-    def _append(self, changes: Sequence[Change], sync: bool = False) -> list[bytes]:
+    def _append(self, changes: Sequence[Change], sync: bool) -> list[bytes]:
         """Writes records at the end of the file, and returns them; all of them or none."""
         if self._fd < 0:
             try:
@@ -277,6 +283,9 @@ class Journal:
         aside.unlink(missing_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(aside, flags, 0o600)
+        for key in self._late:
+            if key in self._entries:
+                self._lines[key] = record(self._boot, key, self._entries[key])
         try:
             whole = b"".join([header(self._boot), *self._lines.values()])
             with open(fd, "wb", closefd=False) as file:

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import math
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -135,6 +136,20 @@ def test_a_benchmark_gets_its_energy(tmp_path):
     path.write_text("[]")
     with pytest.raises(ValueError, match="no JSON object"):
         bench.add(path, energy)
+
+
+def test_a_command_that_is_not_there_is_not_found_whatever_folders_are_in_the_path(monkeypatch):
+    def denied(*_: object, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", "no-such-command")  # of a closed folder
+
+    for run in (subprocess.run, denied):
+        monkeypatch.setattr(bench.subprocess, "run", run)
+        with pytest.raises(
+            ValueError, match=r"^no-such-command: command not found; check the name"
+        ):
+            bench.run(["no-such-command"], FakeClient(), ["a"])  # type: ignore[arg-type]
+    with pytest.raises(PermissionError):
+        bench.run([__file__], FakeClient(), ["a"])  # type: ignore[arg-type]
 
 
 def test_the_result_is_where_the_benchmark_was_told():

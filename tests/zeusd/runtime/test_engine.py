@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import wait_for
 from zeus_ipc.client import Client
 from zeusd import embed
 from zeusd.nodes import open_node
@@ -57,8 +58,9 @@ def test_clocks_that_cannot_be_read_are_synced_once_for_each_lease(
     for mhz in range(601, 651):
         client.set_gpu_clocks(gpu, mhz, mhz)
     assert disk.syncs == before
-    entry = disk.entries()[f"debt/{gpu}/gpu_clocks"]
-    assert [650, 650] in entry["values"], "the newest is in the file all the same"
+    key = f"debt/{gpu}/gpu_clocks"
+    wait_for(lambda: [650, 650] in disk.entries()[key]["values"], "the newest in the file")
+    assert disk.syncs == before
     client.release()
     client.set_gpu_clocks(gpu, 700, 700)
     assert disk.syncs > before, "another lease"

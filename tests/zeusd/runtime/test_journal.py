@@ -306,7 +306,7 @@ def test_what_one_event_changes_is_written_and_synced_at_once(
     journal.close()
 
 
-def test_what_is_noted_is_in_the_file_and_not_synced(
+def test_what_is_noted_is_written_without_a_sync_or_with_what_comes_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = opened(tmp_path)
@@ -315,11 +315,20 @@ def test_what_is_noted_is_in_the_file_and_not_synced(
     monkeypatch.setattr(os, "fdatasync", synced.append)
     for number in range(10):
         journal.note("a", {"x": number})
-    assert synced == []
+    assert (synced, journal.late) == ([], True)
+    assert journal.durable("a") == {"x": 1}
+    assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 1}}
+    journal.write()
+    assert (synced, journal.late) == ([], False)
     assert journal.durable("a") == {"x": 1}
     assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 9}}
     journal.put("b", {})
-    assert journal.durable("a") == {"x": 9}, "synced with what came next"
+    assert (len(synced), journal.late) == (1, False)
+    assert journal.durable("a") == {"x": 9}
+    journal.note("a", {"x": 10})
+    journal._rewrite()
+    assert replay(journal.path.read_bytes(), BOOT).entries == {"a": {"x": 10}, "b": {}}
+    journal.note("a", {"x": 9})
     journal.close()
     assert reread(tmp_path) == {"a": {"x": 9}, "b": {}}
 

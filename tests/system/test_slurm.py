@@ -1,0 +1,223 @@
+"""`--gpu-power` and `--gpu-clocks` on a real slurmctld and slurmd, in a booted systemd."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support import wait_for
+from tests.system.machine import SOURCES, Machine
+from tests.system.test_systemd import LIMIT, Node, boot_node
+
+pytestmark = [
+    pytest.mark.needs("slurm", "gcc", "systemd-nspawn", "root"),
+    pytest.mark.xdist_group("slurm"),
+]
+
+SPANK = f"{SOURCES}/examples/slurm/spank"
+USER = "daemon"
+"""Whose jobs run: an ordinary user with a name."""
+
+CONFIGURATION = """
+ClusterName=test
+SlurmctldHost={host}
+SlurmctldPort={controller}
+SlurmdPort={daemon}
+SlurmUser=root
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SelectType=select/cons_tres
+GresTypes=gpu
+Prolog=/etc/slurm/prolog.sh
+Epilog=/etc/slurm/epilog.sh
+PrologFlags=Alloc
+ReturnToService=2
+KillWait=1
+NodeName={host} CPUs=2 Gres=gpu:2
+PartitionName=all Nodes=ALL Default=YES
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Cluster:
+    """One node that is controller and compute node at once."""
+
+    def __init__(self, node: Node) -> None:
+        self.node = node
+        self.machine: Machine = node.machine
+        self.root = Path(node.machine.root)
+        self.host = self.machine.run("hostname", "-s").stdout.strip()
+
+    def start(self) -> None:
+        run, etc = self.machine.run, self.root / "etc/slurm"
+        etc.mkdir(exist_ok=True)
+        ports = {"controller": free_port(), "daemon": free_port()}
+        (etc / "slurm.conf").write_text(CONFIGURATION.format(host=self.host, **ports))
+        (etc / "gres.conf").write_text("Name=gpu File=/dev/zfake[0-1]\n")
+        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
+        for name in ("prolog.sh", "epilog.sh"):
+            shutil.copy(f"{self.root}{SOURCES}/examples/slurm/{name}", etc / name)
+        self.refusals("fail")
+        run("make", "-C", SPANK, "install")
+        for minor in range(2):
+            run("mknod", f"/dev/zfake{minor}", "c", "1", "3")
+        (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.host}\n")
+        run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge")
+        run("chown", "munge:munge", "/run/munge")
+        for name in ("munge", "slurmctld", "slurmd"):
+            command = {
+                "munge": ("/usr/sbin/munged", "--foreground"),
+                "slurmctld": ("/usr/sbin/slurmctld", "-D"),
+                "slurmd": ("/usr/sbin/slurmd", "-D", "-N", self.host),
+            }[name]
+            user = ["--uid=munge"] if name == "munge" else []
+            run("systemd-run", "--quiet", f"--unit=test-{name}", *user, *command)
+            if name == "munge":
+                wait_for(lambda: run("munge", "-n", check=False).returncode == 0, "munge")
+        wait_for(lambda: "idle" in run("sinfo", "-h", "-o", "%T", check=False).stdout, "the node")
+
+    def refusals(self, what: str) -> None:
+        text = f"optional zeusd_spank.so min=50 max=700 on_refusal={what}\n"
+        (self.root / "etc/slurm/plugstack.conf").write_text(text)
+
+    def sbatch(self, *options: str, body: str = "sleep 60") -> subprocess.CompletedProcess[str]:
+        command = ["sbatch", "--parsable", "--gres=gpu:1", "-o", "/tmp/job-%j.out", *options]
+        text = shlex.join([*command, f"--wrap={body}"])
+        return self.machine.run(
+            "runuser", "-u", USER, "--", "sh", "-c", f"cd /tmp; {text}", check=False
+        )
+
+    def submit(self, *options: str, body: str = "sleep 60") -> str:
+        done = self.sbatch(*options, body=body)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def state(self, job: str) -> str:
+        return self.fact(job, "JobState")
+
+    def fact(self, job: str, name: str) -> str:
+        text = self.machine.run("scontrol", "show", "job", job, check=False).stdout
+        return next(
+            (one[len(name) + 1 :] for one in text.split() if one.startswith(name + "=")), ""
+        )
+
+    def wait_state(self, job: str, *states: str) -> None:
+        wait_for(lambda: self.state(job) in states, f"job {job} to be {states}")
+
+    def output(self, job: str) -> str:
+        path = self.root / f"tmp/job-{job}.out"
+        inside = self.machine.run("cat", f"/tmp/job-{job}.out", check=False).stdout
+        return inside or (path.read_text() if path.exists() else "")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    for node in boot_node(watchdog_s=None):
+        cluster = Cluster(node)
+        cluster.start()
+        yield cluster
+        for name in ("slurmd", "slurmctld", "munge"):
+            node.machine.systemctl("stop", f"test-{name}", check=False)
+
+
+def capped(cluster: Cluster, watts: int) -> bool:
+    return sorted(cluster.node.limits()) == sorted([watts * 1000, LIMIT])
+
+
+def restored(cluster: Cluster) -> None:
+    wait_for(lambda: cluster.node.limits() == [LIMIT, LIMIT], "the limits to be restored")
+
+
+ENDS = {
+    "ends": ("COMPLETED", ()),
+    "is cancelled": ("CANCELLED", ("scancel",)),
+    "is killed": ("FAILED", ("pkill", "-KILL", "-u", USER)),
+}
+"""By how a job ends: its state then, and what ends it."""
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_jobs_power_limit_is_set_and_restored_however_it_ends(cluster: Cluster, end: str) -> None:
+    state, command = ENDS[end]
+    body = "zeusctl status --columns power_limit_w --format csv; sleep "
+    job = cluster.submit("--gpu-power=150W", body=body + ("100" if command else "1"))
+    wait_for(lambda: "power_limit_w" in cluster.output(job), "the job to begin")
+    if command:
+        assert capped(cluster, 150)
+        cluster.machine.run(*command, *([job] if command[0] == "scancel" else []))
+    cluster.wait_state(job, state)
+    restored(cluster)
+    assert "150" in cluster.output(job).split()
+    assert cluster.fact(job, "AdminComment") == "gpu_power_w=150"
+
+
+def test_clocks_are_locked_for_the_job(cluster: Cluster) -> None:
+    body = "zeusctl leases; sleep 100"
+    job = cluster.submit("--gpu-clocks=600,900", body=body)
+    wait_for(lambda: "GPU" in cluster.output(job), "the job to begin")
+    assert "600-900 MHz" in cluster.output(job)
+    cluster.machine.run("scancel", job)
+    cluster.wait_state(job, "CANCELLED")
+    wait_for(
+        lambda: not cluster.machine.run("zeusctl", "leases", "--json").stdout.count("gpu_clocks"),
+        "the lease to end",
+    )
+
+
+@pytest.mark.parametrize(
+    ("option", "said"),
+    [
+        ("--gpu-power=much", "--gpu-power=much: write watts from 50 to 700"),
+        ("--gpu-power=900", "--gpu-power=900: write watts from 50 to 700"),
+        ("--gpu-power=200mW", "write watts"),
+        ("--gpu-clocks=900,600", "--gpu-clocks=900,600: write MHz"),
+    ],
+)
+def test_what_no_gpu_takes_is_refused_as_it_is_submitted(
+    cluster: Cluster, option: str, said: str
+) -> None:
+    done = cluster.sbatch(option)
+    assert done.returncode != 0
+    assert said in done.stderr
+
+
+def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> None:
+    """A V100 takes 100 to 250 W."""
+    job = cluster.submit("--gpu-power=600", body="echo ran")
+    cluster.wait_state(job, "FAILED", "CANCELLED")
+    restored(cluster)
+    log = cluster.machine.run("journalctl", "-q", "-t", "zeusd-prolog", "-o", "cat").stdout
+    assert f"job {job}: --gpu-power=600: " in log
+    assert "100 to 250 W" in log
+    assert "GPU limits not applied: --gpu-power=600" in cluster.output(job)
+    assert "ran" not in cluster.output(job)
+    cluster.refusals("warn")
+    job = cluster.submit("--gpu-power=600", body="echo ran")
+    cluster.wait_state(job, "COMPLETED")
+    assert "GPU limits not applied: --gpu-power=600" in cluster.output(job)
+    assert "ran" in cluster.output(job)
+    assert "idle" in cluster.machine.run("sinfo", "-h", "-o", "%T").stdout, "no node is drained"
+    cluster.refusals("fail")
+
+
+def test_a_step_cannot_ask_for_another_value(cluster: Cluster) -> None:
+    job = cluster.submit("--gpu-power=200", body="srun --gpu-power=150 true; srun true && echo ran")
+    cluster.wait_state(job, "COMPLETED")
+    assert "a job's GPUs are set when it begins" in cluster.output(job)
+    assert "ran" in cluster.output(job)
+    restored(cluster)
