@@ -128,7 +128,7 @@ def size() -> None:
                 settlements[f"GPU-{gpu}"] = Settlement(rows, {bucket: metered}, position)
             store.settle(settlements, 0)
             connection.execute(
-                "UPDATE account SET begin_s = ?, end_s = ? WHERE id > ? AND kind = 'job'",
+                "UPDATE account SET begin_s = ?, end_s = ? WHERE id > ? AND +kind = 'job'",
                 (bucket * 900, bucket * 900 + 900, accounts),
             )
             (accounts,) = connection.execute("SELECT max(id) FROM account").fetchone()

@@ -506,8 +506,8 @@ class GetUsage(_Request):
     ]
     """Ends of the intervals to sum over: UTC seconds, ascending, multiples of `BUCKET_S`."""
     by: Literal["user", "job", "pod", "namespace", "account", "gpu", "total"] = "user"
-    """What to sum by. What is of another kind is summed by user or namespace; `account`: nothing is
-    summed up, each job, pod, service and user is there by itself."""
+    """What to sum by. What is of another kind is summed by user or namespace; `account`: each job,
+    pod, service and user has a sum of its own."""
     uid: Uid | None = None
     """Only of this user."""
     name: Annotated[str, Field(max_length=320)] = ""

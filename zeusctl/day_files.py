@@ -1,8 +1,8 @@
 """Files of a day's energy, one for each node: written on the node, added up anywhere.
 
-A file has a row for each quarter of an hour and account, and one with what the meters say. Rows
-are told apart by node, time and account, so that adding a file twice, or an unfinished day and
-later the whole, changes nothing.
+A file has a row for each quarter of an hour and account, and one with what the meters say. A
+quarter of an hour of a node is taken from one file only, so that adding a file twice, or an
+unfinished day and later the whole, changes nothing.
 """
 
 from __future__ import annotations
@@ -47,11 +47,6 @@ class Row(NamedTuple):
     upper_uj: int
     ns: int
     methods: str
-
-    @property
-    def key(self) -> tuple[str, int, str, str, str, int]:
-        """What no other row of any file has."""
-        return self[:6]
 
 
 def export(client: Client, node: str, folder: Path, since: datetime, until: datetime) -> list[Path]:
@@ -117,25 +112,28 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
 
 
 def read(folder: Path) -> list[Row]:
-    """The rows of all files in a folder and below it, each once.
+    """The rows of all files in a folder and below it, each quarter of an hour of a node once.
 
     Raises:
         CommandError: There is no file, or one that is not such a file.
     """
-    found: dict[tuple[str, int, str, str, str, int], Row] = {}
-    paths = sorted(folder.rglob(f"{PREFIX}*.csv"))
+    paths = sorted(folder.rglob(f"{PREFIX}*.csv"), key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         raise CommandError(
             f"{folder} has no files {PREFIX}*.csv; `zeusctl energy --export` writes them",
             Exit.UNKNOWN,
         )
+    found: dict[tuple[str, int], tuple[int, list[Row]]] = {}
     for path in paths:
+        here: dict[tuple[str, int], list[Row]] = {}
         for row in _parse(path):
-            known = found.get(row.key)
-            # Of one that is there twice the later has more.
-            if known is None or row.ns + row.active_uj > known.ns + known.active_uj:
-                found[row.key] = row
-    return [*found.values()]
+            here.setdefault((row.node, row.begin_s), []).append(row)
+        for key, rows in here.items():
+            metered_uj = sum(row.active_uj for row in rows if row.kind == METERS)
+            # Of several files that have it the most complete one counts, or the newest.
+            if metered_uj >= found.get(key, (0, []))[0]:
+                found[key] = (metered_uj, rows)
+    return [row for _, rows in found.values() for row in rows]
 
 
 def _parse(path: Path) -> Iterator[Row]:

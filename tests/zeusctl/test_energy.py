@@ -299,6 +299,19 @@ def test_files_of_days_add_up_as_often_as_they_come(ctl: Ctl, tmp_path: Path) ->
     assert {one["name"] for one in named["sums"]} == {"77"}
 
 
+def test_a_page_is_written_from_the_node_and_from_files(ctl: Ctl, tmp_path: Path) -> None:
+    page, export = tmp_path / "energy.html", tmp_path / "files"
+    export.mkdir()
+    ctl("energy", "--export", str(export))
+    for source in ((), ("--from", str(export))):
+        said = ctl("energy", "--since", "2d", "--html", str(page), *source)
+        assert said.code == 0, said.err
+        assert "(idle)" in page.read_text()
+        assert "</svg>" in page.read_text()
+        page.unlink()
+    assert "leave --job and --pod out" in ctl("energy", "--html", str(page), "--job", "1").err
+
+
 def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:
     said = ctl("energy", "--from", str(tmp_path))
     assert (said.code, "has no files energy-*.csv" in said.err) == (Exit.UNKNOWN, True)

@@ -114,6 +114,8 @@ def energy(
     if target is not None:
         _export(session, target, begin, end)
         return
+    if folder is not None and by == "gpu":
+        raise click.UsageError("files do not say which GPU it was; leave --by gpu out")
     rows = None if folder is None else day_files.read(folder)
 
     def ask(edges: Sequence[int], kind: str) -> Usage:
@@ -121,8 +123,6 @@ def energy(
             return session.client.usage(edges, kind, uid=uid, name=name)
         return day_files.usage_of(rows, edges, kind, uid, name)
 
-    if rows is not None and by == "gpu":
-        raise click.UsageError("files do not say which GPU it was; leave --by gpu out")
     uid, name = _uid(user), job or pod or ""
     if web_page is not None:
         if name:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -161,35 +161,17 @@ class Books:
         """Charges all that was drawn until the newest ticks, in one transaction."""
         self._settled_ns = self._clocks.monotonic_ns()
         before: dict[str, tuple[Position, list[Span]]] = {}
-        settlements: dict[str, Settlement] = {}
-        for uuid in self._names():
-            source = self._find(uuid)
-            if source is None or uuid.startswith(NO_GPUS):
-                continue
-            history = source.history
-            if history.ticks.end < MIN_TICKS:
-                continue
-            accountant = self._accountant(uuid, source)
-            until_ns = history.ends_ns
-            if until_ns <= accountant.position.t_ns:
-                continue
-            before[uuid] = (accountant.position, accountant.spans)
-            settlements[uuid] = accountant.settle(
-                until_ns,
-                source.curve.energy_uj,
-                self._offset_ns,
-                observed(history, accountant.position.t_ns, until_ns, self._started_ns),
-            )
         offset_ns = self._offset()
-        if settlements:
-            try:
+        try:
+            settlements = dict(self._settlements(before))
+            if settlements:
                 self._store.settle(settlements, offset_ns)
-            except BaseException:
-                for uuid, (position, spans) in before.items():
-                    self._accountants[uuid].position = position
-                    self._accountants[uuid].spans = spans
-                raise
-            self.stored += 1
+                self.stored += 1
+        except BaseException:
+            for uuid, (position, spans) in before.items():
+                self._accountants[uuid].position = position
+                self._accountants[uuid].spans = spans
+            raise
         # A step of the clock names what comes later, never what was before it.
         self._offset_ns = offset_ns
 
@@ -295,6 +277,25 @@ class Books:
         return sorted(self._allocations.held())
 
     # --------------------------------------------------------------------------------- internals
+
+    def _settlements(
+        self, before: dict[str, tuple[Position, list[Span]]]
+    ) -> Iterator[tuple[str, Settlement]]:
+        """What each GPU has drawn since; `before` gets where its account was."""
+        for uuid in self._names():
+            source = self._find(uuid)
+            if source is None or uuid.startswith(NO_GPUS):
+                continue
+            history = source.history
+            if history.ticks.end < MIN_TICKS:
+                continue
+            accountant = self._accountant(uuid, source)
+            begin_ns, until_ns = accountant.position.t_ns, history.ends_ns
+            if until_ns > begin_ns:
+                before[uuid] = (accountant.position, accountant.spans)
+                found = observed(history, begin_ns, until_ns, self._started_ns)
+                energy_uj = source.curve.energy_uj
+                yield uuid, accountant.settle(until_ns, energy_uj, self._offset_ns, found)
 
     def _offset(self) -> int:
         return self._clocks.utc_ns() - self._clocks.monotonic_ns()
