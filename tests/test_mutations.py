@@ -286,7 +286,7 @@ MUTATIONS = (
     ),
     Mutation(
         "administration is for administrators",
-        "zeusd.core.administration.Administration._for_admins",
+        "zeusd.core.administration.Administration.for_admins",
         always("is_admin"),
         ("tests/zeusd/core/test_administration.py::test_only_administrators_may",),
     ),
