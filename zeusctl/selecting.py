@@ -11,7 +11,10 @@ from zeusctl.exits import CommandError, Exit
 if TYPE_CHECKING:
     from zeus_ipc.messages import GpuInfo
 
-HELP = "GPUS: indices as nvidia-smi counts (0,2 or 0-3), UUIDs, PCI addresses, or all."
+HELP = (
+    "GPUS: indices as nvidia-smi counts (0,2 or 0-3), UUIDs, PCI addresses, all, or slurm (in a "
+    "prolog or epilog: the job's)."
+)
 
 
 def select(text: str, gpus: Sequence[GpuInfo]) -> list[GpuInfo]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime, timezone
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -76,7 +78,23 @@ class Session:
                 raise CommandError(message, Exit.NOT_BACK, "quiesced")
             message = "zeusd sees no GPUs; `zeusctl doctor` says why"
             raise CommandError(message, Exit.UNKNOWN, "unknown_gpu")
+        if selection == "slurm":
+            return self._gpus_of_slurm_job(self.node.gpus)
         return select(selection, self.node.gpus)
+
+    @staticmethod
+    def _gpus_of_slurm_job(gpus: Sequence[GpuInfo]) -> list[GpuInfo]:
+        from zeusctl.slurm import gpus_of
+
+        chosen = gpus_of(os.environ, gpus, socket.gethostname())
+        if not chosen:
+            raise CommandError(
+                "SLURM_JOB_GPUS names no GPU; `slurm` is for Slurm's Prolog and Epilog of a job "
+                "that has some",
+                Exit.USAGE,
+                "usage",
+            )
+        return chosen
 
     def readable(self, text: str) -> str:
         """A sentence of zeusd's with names: of users, and of GPUs as far as they are known here."""

@@ -120,8 +120,8 @@ class LeaseSection(_Section):
     ttl_max_s: Annotated[float, Field(ge=0.1, le=86_400)] = 120.0
     """The most."""
     busy_ttl_s: Annotated[float, Field(ge=0, le=86_400)] = 120.0
-    """How long the lease of a holder lasts that sends no heartbeat but uses the CPU, as one does
-    whose Python waits for C code. 0: no longer than of one that sleeps."""
+    """How long the lease of a holder lasts that sends no heartbeat but uses the CPU, or waits for
+    one, as one does whose Python waits for C code. 0: no longer than of one that sleeps."""
 
 
 class RestoreSection(_Section):

@@ -21,7 +21,8 @@ case $status in
 0 | 9) ;; # 9: this zeusd keeps no energy ledger
 *) say "GPUs of job ${job:-?} are not charged to it ($status): $said" ;;
 esac
-timeout 10 zeusctl reset "$gpus" >/dev/null ||
+# "slurm": the job's GPUs. SLURM_JOB_GPUS has positions in gres.conf, not indices.
+timeout 10 zeusctl reset slurm >/dev/null ||
     say "GPUs $gpus of job ${job:-?} could not be reset (zeusctl: $?)"
 
 refused() {
@@ -34,7 +35,7 @@ if [ -n "$watts" ] && [ -n "$job" ]; then
     if ! [[ $watts =~ ^[0-9]{1,4}$ ]]; then
         refused "--gpu-power is not a number of watts"
     # A bound for the job, not a lease: its own programs may still go lower.
-    elif said=$(timeout 10 zeusctl set "$gpus" -p "$watts" --ceiling "job:$job" 2>&1); then
+    elif said=$(timeout 10 zeusctl set slurm -p "$watts" --ceiling "job:$job" 2>&1); then
         applied="gpu_power_w=$watts"
     else
         refused "--gpu-power=$watts: ${said##*zeusctl: }"

@@ -42,7 +42,7 @@ class Usage:
 
     Attributes:
         t_ns: When, CLOCK_MONOTONIC.
-        cpu_ns: CPU time that all its threads have used so far.
+        cpu_ns: CPU time that its threads have used so far, and that its first one waited for.
         stopped: Whether it is stopped, as by SIGSTOP or a debugger.
     """
 

@@ -149,7 +149,19 @@ def usage_of(process: Process) -> Usage | None:
     finally:
         os.close(pidfd)
     cpu_ns = (user + system) * (1_000_000_000 // os.sysconf("SC_CLK_TCK"))
+    cpu_ns += _waited_for_cpu_ns(process.pid)
     return Usage(time.monotonic_ns(), cpu_ns, state in _STOPPED)
+
+
+def _waited_for_cpu_ns(pid: int) -> int:
+    """How long its first thread could have run but had no CPU, as on an overloaded node.
+
+    See Documentation/scheduler/sched-stats.rst of the kernel.
+    """
+    try:
+        return int(Path(f"/proc/{pid}/schedstat").read_text().split()[1])
+    except (OSError, ValueError, IndexError):  # a kernel without it
+        return 0
 
 
 _STOPPED = ("T", "t")

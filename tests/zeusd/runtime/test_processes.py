@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from tests.support import NOBODY, as_nobody, public_directory
+from tests.support import NOBODY, as_nobody, public_directory, wait_for
 from zeusd.core.model import Peer, Process
 from zeusd.restore import pidfd_inodes_are_unique, process_cookie
 from zeusd.runtime.processes import (
@@ -22,6 +22,7 @@ from zeusd.runtime.processes import (
     identify_peer,
     open_process,
     own_process,
+    usage_of,
 )
 from zeusd.runtime.reactor import Reactor
 
@@ -174,3 +175,35 @@ def test_a_process_that_is_gone_before_it_is_watched_is_reported(
     reactor.run(lambda: None, lambda: None)
     assert gone == [process]
     reactor.close()
+
+
+STARVED = """
+import os
+os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+while True:
+    pass
+"""
+
+
+def test_who_waits_for_a_cpu_is_busy_like_who_has_one() -> None:
+    core = {min(os.sched_getaffinity(0))}
+    commands = ("while True: pass", STARVED)
+    rival, starved = (subprocess.Popen([sys.executable, "-c", command]) for command in commands)
+    try:
+        for process in (rival, starved):
+            os.sched_setaffinity(process.pid, core)
+        known = process_of(starved.pid)
+
+        def waited_ns() -> int:
+            return int(Path(f"/proc/{starved.pid}/schedstat").read_text().split()[1])
+
+        wait_for(lambda: waited_ns() > 300_000_000, "it to wait for the CPU")
+        waited = waited_ns()
+        usage = usage_of(known)
+        assert usage is not None
+        assert usage.cpu_ns >= waited
+        assert not usage.stopped
+    finally:
+        for process in (rival, starved):
+            process.kill()
+            process.wait()
