@@ -167,7 +167,6 @@ class Model(World):
     def compute(self, program: Program, busy: bool) -> None:
         """Its Python waits for C code: it computes, and sends no heartbeat."""
         program.computing = busy
-        program.silent_s = 0.0
         self.cpu_share[program.process] = 1.0 if busy else 0.0
 
     def pass_time(self, seconds: float) -> None:
@@ -188,6 +187,7 @@ class Model(World):
                     if program.silent_s > BUSY_S - TTL_S / 5:
                         program.blameless = False
                 else:
+                    program.silent_s = 0.0
                     self.request(program, "heartbeat")
             if self.up:
                 self._guarded(lambda: self.apply(self.core.tick(self.now_ns)))
