@@ -34,6 +34,11 @@ from zeus.optimizer.power_limit import LightningGlobalPowerLimitOptimizer
 
 assert issubclass(LightningGlobalPowerLimitOptimizer, Callback)
 """,
+    "carbon": """
+from zeus.monitor.carbon import CarbonEmissionMonitor
+from zeus.monitor.price import EnergyCostMonitor
+import httpx
+""",
     "pfo": """
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, torch_pipelining
 from zeus.optimizer.pipeline_frequency.planner import Planner

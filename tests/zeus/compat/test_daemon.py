@@ -84,7 +84,9 @@ def test_the_energy_of_cpus_only_grows(monkeypatch: pytest.MonkeyPatch) -> None:
     grown = second - first
     assert grown.cpu_mj > 0
     assert second.dram_mj is not None
-    assert second.dram_mj == pytest.approx(second.cpu_mj / 5, rel=0.01)
+    # The two counters are read one after the other, and both go on meanwhile.
+    later = cpus.get_total_energy_consumption(0)
+    assert second.cpu_mj / 5 - 0.01 <= second.dram_mj <= later.cpu_mj / 5 + 0.01
     assert cpus.get_total_energy_consumption(1).dram_mj is None
     assert CpuDramMeasurement(4.0, 2.0) / 2 == CpuDramMeasurement(2.0, 1.0)
     with pytest.raises(ValueError, match="no CPU 2 whose energy is measured; there are 2"):
