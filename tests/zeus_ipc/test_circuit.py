@@ -30,9 +30,11 @@ class Daemon:
     def __init__(self) -> None:
         self.silent = threading.Event()
         self.waits: list[tuple[str, float]] = []
+        self.threads: set[threading.Thread] = set()
 
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
         self.waits.append((threading.current_thread().name, timeout_s))
+        self.threads.add(threading.current_thread())
         if self.silent.is_set():
             raise RequestTimeout("zeusd did not answer")
         return {"result": {"leases": []}}
@@ -50,6 +52,11 @@ class Daemon:
         """How long this thread was ready to wait, each time."""
         here = threading.current_thread().name
         return [wait_s for name, wait_s in self.waits if name == here]
+
+
+def asking(daemon: Daemon) -> bool:
+    """Whether a thread still asks this daemon in the background."""
+    return any(one.is_alive() for one in daemon.threads - {threading.current_thread()})
 
 
 @pytest.fixture
@@ -86,10 +93,7 @@ def test_it_closes_when_the_daemon_answers_again(daemon: Daemon, client: Client)
     wait_for(lambda: client.answers, "the circuit to close")
     with bounded():
         assert client.leases() == []
-    wait_for(
-        lambda: not [one for one in threading.enumerate() if one.name == "zeus-circuit"],
-        "the thread to end",
-    )
+    wait_for(lambda: not asking(daemon), "the thread to end")
 
 
 def test_who_is_not_in_a_hurry_waits_as_ever(daemon: Daemon, client: Client) -> None:
@@ -109,7 +113,7 @@ def test_a_client_that_is_forgotten_ends_the_thread(daemon: Daemon) -> None:
 
     def ended() -> bool:
         gc.collect()  # the error's frames refer to it
-        return not [one for one in threading.enumerate() if one.name == "zeus-circuit"]
+        return not asking(daemon)
 
     wait_for(ended, "the thread to end")
 
