@@ -31,7 +31,9 @@ client = Client(timeout_s=30)
 for line in sys.stdin:
     name, *arguments = json.loads(line)
     try:
-        if name == "follow":
+        if name == "wait_at_most":
+            client, result = Client(timeout_s=arguments[0]), 0
+        elif name == "follow":
             with client.stream(*arguments) as stream:
                 result = sum(next(stream).power_mw > 0 for _ in range(20))
         elif name == "energy_mj":
@@ -350,6 +352,7 @@ def test_a_stop_restores_and_stays_one(node: Node, user: User) -> None:
     assert user.set(0, 200) == "ok"
     node.machine.systemctl("stop", "zeusd")
     assert node.limits() == [LIMIT, LIMIT]
+    assert user("wait_at_most", 2) == ("ok", 0)
     code, message = user("node")
     assert code == "unavailable"
     assert "start zeusd" in message

@@ -76,6 +76,10 @@ def fits(world: World) -> World:
     return world
 
 
+EVENTFUL = (1985, 2570, 727, 434, 622, 276, 170, 101, 64)
+"""Schedules that came to what others hardly ever do; if they no longer do, others follow."""
+
+
 def rare_stories() -> None:
     """What random schedules hardly ever come to."""
     world = fits(make_world())
@@ -107,12 +111,26 @@ def rare_stories() -> None:
     world.refused_values = {(300, 1200)}
     world.call(ALICE, "release")
     assert world.values[(GPU0, Control.GPU_CLOCKS)] == ()
+    world = fits(make_world())
+    world.faults[POWER], world.reads_fail = 999, True
+    world.run_held()
+    assert world.machine(GPU0).life.state is State.PENDING
+    for ends_first in (True, False):  # a call is under way as the driver is closed
+        world = make_world()
+        world.set_power(ALICE, 150)
+        world.hold = True
+        if ends_first:
+            world.ask(ALICE, "set_power_limit", gpus=[GPU0], power_limit_mw=160_000)
+        world.kill(Process(102, 77))
+        world.ask(ADMIN, "quiesce")
+        world.advance(6)
+        assert world.machine(GPU0).life.state is State.AWAY_BUSY
 
 
 def test_nothing_in_the_table_is_dead(taken: set[tuple[State, Event]]) -> None:
     rows = {(state, event) for state, events in TABLE.items() for event in events}
     rare_stories()
-    for seed in range(4000):
+    for seed in (*EVENTFUL, *range(4000)):
         if taken >= rows:
             return
         schedules.run_schedule(seed)
