@@ -426,7 +426,12 @@ def restore(
             *sorted(Path(directory).glob(EMBEDDED_PREFIX + "*")),
         ]
         for path in paths:
-            if path.suffix or not path.exists():
+            try:
+                if path.suffix or not path.exists():
+                    continue
+            except PermissionError:
+                say(f"{path}: cannot be read (permission denied); run this as root")
+                failed += 1
                 continue
             with _lock(path) as free:
                 if not free:

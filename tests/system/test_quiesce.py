@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml import fixtures
-from tests.fake_nvml.double import NvmlDouble
+from tests.fake_nvml.double import ALWAYS, NvmlDouble
 from tests.fake_nvml.fixtures import MakeDouble
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
 from zeus_ipc.errors import DeviceFailure, LeaseExpired, NodeQuiesced
@@ -39,7 +39,7 @@ def device_is_open(daemon: RunningDaemon, double: NvmlDouble) -> bool:
 
 
 def test_the_driver_is_closed_and_opened_again(nvml_double: MakeDouble) -> None:
-    double = nvml_double([{}, {}])
+    double = nvml_double([{}, {}], privilege=ALWAYS)
     with node(double, 2) as daemon, daemon.client() as client:
         gpus = [gpu.uuid for gpu in client.node().gpus]
         assert device_is_open(daemon, double)
@@ -72,7 +72,7 @@ def test_the_driver_is_closed_and_opened_again(nvml_double: MakeDouble) -> None:
 
 
 def test_a_gpu_that_is_gone_after_a_reset_is_told(nvml_double: MakeDouble) -> None:
-    double = nvml_double([{}, {}])
+    double = nvml_double([{}, {}], privilege=ALWAYS)
     with node(double, 2) as daemon, daemon.client() as client:
         gpus = [gpu.uuid for gpu in client.node().gpus]
         client.quiesce()

@@ -13,7 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.fake_nvml.double import NvmlDouble
-from tests.support import RunningDaemon, public_directory, running_daemon, script, wait_for
+from tests.support import (
+    RunningDaemon,
+    as_nobody,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
 from zeusd import restore
 from zeusd.records import Entry, header, record, replay
 from zeusd.restore import driver_id
@@ -276,3 +283,23 @@ def test_the_command_is_the_same_helper(wreck: Wreck) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert wreck.limits() == [LIMIT, LIMIT]
+
+
+@pytest.mark.needs("two users")
+def test_who_may_not_read_the_journal_is_told_so() -> None:
+    with public_directory() as folder:
+        private = folder / "state"
+        private.mkdir(mode=0o700)
+        (private / "journal").write_bytes(header("boot"))
+        subprocess.run([INSTALL, folder], check=True)
+        helper = folder / "zeusd-restore.py"
+        helper.chmod(0o644)
+        told = subprocess.run(
+            ["/usr/bin/python3", "-I", "-S", str(helper), "--dry-run", "--state-dir", str(private)],
+            capture_output=True,
+            text=True,
+            **as_nobody(),
+        )
+    assert told.returncode == 1
+    assert "permission denied); run this as root" in told.stdout + told.stderr
+    assert "Traceback" not in told.stderr
