@@ -7,6 +7,8 @@ import logging
 import os
 import pwd
 import socket
+import time
+from functools import lru_cache
 from typing import Any
 
 CLIENTS = "clients"
@@ -92,6 +94,19 @@ def logs_to_journal() -> bool:
     return stream == f"{found.st_dev}:{found.st_ino}"
 
 
+NAMES_S = 60
+"""How long the name of a user counts: a storm of records must not look it up for each."""
+
+
+@lru_cache(maxsize=1024)
+def _user_name(uid: int, minute: int) -> str | None:
+    del minute  # another one asks anew
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except (KeyError, OSError):
+        return None
+
+
 class JournalHandler(logging.Handler):
     """Sends records to journald with their fields, so that `journalctl GPU_UUID=...` finds them."""
 
@@ -110,8 +125,9 @@ class JournalHandler(logging.Handler):
             message += "\n" + logging.Formatter().formatException(record.exc_info)
         fields = {_FIELDS.get(name, name.upper()): str(value) for name, value in extra.items()}
         if isinstance(extra.get("uid"), int):  # looked up on the log's own thread: it may take long
-            with contextlib.suppress(KeyError, OSError):
-                fields["CLIENT_USER"] = pwd.getpwuid(extra["uid"]).pw_name
+            name = _user_name(extra["uid"], int(time.monotonic() // NAMES_S))
+            if name is not None:
+                fields["CLIENT_USER"] = name
         try:
             self._journal.send(
                 message,
