@@ -254,7 +254,9 @@ class ControlMachine(Leased):
     def release(self, reason: str, then: Callable[[], None] | None = None) -> None:
         """The lease ends. `then` is called after the first attempt to restore the control."""
         if self.phase is Phase.HELD:
-            self._end(reason, then=then)
+            # What an administrator persists is to be in force also if its write, in flight, fails.
+            doubtful = reason == PERSISTED and self.life.state in IN_FLIGHT
+            self._end(reason, ALL if doubtful else None, then)
         elif then is not None:
             restoration = self._restoration
             if restoration is None or self.life.state not in IN_FLIGHT:
