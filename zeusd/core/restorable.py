@@ -203,6 +203,7 @@ class Restorable:
             self._note_outside(self.target, current, "overridden")
             return
         self._note_outside(self.target, current, "adopted")
+        self.rest(None)  # what is in force is somebody else's
         self.aim_at(current)
 
     def rest(self, value: ControlValue | None) -> None:
