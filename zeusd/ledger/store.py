@@ -263,10 +263,17 @@ class Store:
             self._db.execute("DELETE FROM energy WHERE bucket < ?", (rows_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM meter WHERE bucket < ?", (sums_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM day WHERE day < ?", (sums_day,))
-            self._db.execute(
-                "DELETE FROM account WHERE id NOT IN (SELECT account FROM energy) AND id NOT IN "
-                "(SELECT account FROM total) AND id NOT IN (SELECT account FROM holding)"
-            )
+            # A parent is named by its children alone until the first of them is charged: so the
+            # children go first.
+            for ids in (
+                "id != parent",
+                "id NOT IN (SELECT parent FROM account WHERE id != parent)",
+            ):
+                self._db.execute(
+                    f"DELETE FROM account WHERE {ids} AND id NOT IN (SELECT account FROM energy) "
+                    "AND id NOT IN (SELECT account FROM total) "
+                    "AND id NOT IN (SELECT account FROM holding)"
+                )
             self._accounts.clear()
 
     def forget(self, uid: int) -> int:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.zeusd.ledger.world import START_S, World
-from zeus_ipc.messages import MAX_SUMS, Allocate, Deallocate, GetUsage
+from zeus_ipc.messages import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
 from zeusd.core.model import Failure
 from zeusd.energy.history import SECOND_NS
 from zeusd.runtime.books import Books
@@ -31,8 +31,8 @@ def allocate(books: Books, world: World, name: str, uid: int = 1000, **fields: A
     books.allocate(request, world.now_ns)
 
 
-def deallocate(books: Books, world: World, name: str, run: str | None = None) -> list[str]:
-    return books.deallocate(Deallocate(id=1, name=name, run=run), world.now_ns)
+def deallocate(books: Books, world: World, name: str, **fields: Any) -> list[str]:
+    return books.deallocate(Deallocate(id=1, name=name, **fields), world.now_ns)
 
 
 def usage(
@@ -95,7 +95,7 @@ def test_a_requeued_job_is_two_runs_and_asking_twice_is_one_holding(world: World
     allocate(books, world, "7", run="0")
     allocate(books, world, "7", run="0")
     world.tick(100, 10)
-    assert deallocate(books, world, "7", "1") == []
+    assert deallocate(books, world, "7", run="1") == []
     allocate(books, world, "7", run="1")
     world.tick(100, 20)
     assert usage(books) == {"7/0": 100, "7/1": 200}
@@ -364,6 +364,15 @@ def test_old_rows_are_deleted_and_days_stay_longer(world: World) -> None:
     assert usage(books, "user", ALL) == {}
 
 
+def test_an_account_that_was_never_charged_yet_is_not_deleted_as_old(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "ml/train", uid=NOBODY, kind="pod")
+    books._store.expire(START_S, 400, 760)
+    world.tick(100, 10)
+    assert usage(books, "namespace", [START_S, START_S + HOUR_S]) == {"ml": 100}
+    assert usage(books, "pod") == {"ml/train": 100}
+
+
 def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
     books = world.books()
     allocate(books, world, "7")
@@ -424,12 +433,18 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
     world = World(tmp_path, gpus=3)
     books = world.books()
     for _ in range(120):
-        name, gpu = f"job{rng.randrange(6)}", f"GPU-{rng.randrange(3)}"
+        kind, name = rng.choice(
+            (("job", f"job{rng.randrange(6)}"), ("pod", f"ml{rng.randrange(3)}/a"))
+        )
+        gpu = f"GPU-{rng.randrange(3)}"
         choice = rng.random()
         if choice < 0.4:
-            allocate(books, world, name, uid=rng.randrange(4), gpus=[gpu], weight=rng.randrange(3))
+            uid, weight = rng.randrange(-1, 4), rng.randrange(3)
+            allocate(books, world, name, uid=uid, kind=kind, gpus=[gpu], weight=weight)
+            if rng.random() < 0.2:
+                books._store.expire(START_S, 400, 760)
         elif choice < 0.6:
-            deallocate(books, world, name)
+            deallocate(books, world, name, kind=kind)
         elif choice < 0.7:
             books.close()
             books = world.books()
