@@ -296,7 +296,7 @@ def test_emissions_of_training_and_of_its_evaluation(
         "/carbon-intensity/history": (200, {"history": history}),
     }
     monkeypatch.setattr(
-        "zeus.monitor.carbon.ZeusMonitor",
+        "zeus.monitor.rates.ZeusMonitor",
         lambda gpus, cpus, **more: node.monitor(gpu_indices=gpus, cpu_indices=cpus, **more),
     )
     monkeypatch.setenv("ELECTRICITYMAPS_TOKEN", "key")
