@@ -25,6 +25,9 @@ LONGEST_WINDOW_MS = 2000.0
 _SHORTEST_WINDOW_MS = 1.0
 _GRID = 24
 _LONGEST_LAG_MS = 60.0
+_EARLIEST_MS = -5.0
+"""An update may be dated before it was, by the time between two readings."""
+
 _ROUNDS = 7
 
 
@@ -35,7 +38,8 @@ class VisibleWindow:
     Attributes:
         window_ms: Length of the window.
         window_uncertainty_ms: Two standard deviations of it.
-        lag_ms: Time from the end of the window to the update.
+        lag_ms: Time from the end of the window to the update; may be a little below 0, as updates
+            are dated only so well.
         low_w: Power without load.
         high_w: Power under load.
         unexplained_w: Standard deviation of what the window does not explain.
@@ -92,13 +96,16 @@ class Bursts:
 
 
 def find_window(
-    updates: Sequence[tuple[float, float]], bursts: Sequence[tuple[int, int]]
+    updates: Sequence[tuple[float, float]],
+    bursts: Sequence[tuple[int, int]],
+    stamp_ms: float = 0.0,
 ) -> VisibleWindow | None:
     """The window of a sensor, or None where the load does not show in its readings.
 
     Args:
         updates: Time (ns) of each update and power (W) that it shows.
         bursts: Start and end of each burst of load (ns).
+        stamp_ms: How far off the time of an update may be.
     """
     if len(updates) < FEWEST_UPDATES or not bursts:
         return None
@@ -116,7 +123,7 @@ def find_window(
     ratio, step_ms = math.exp((high - low) / _GRID), _LONGEST_LAG_MS / 6
     for _ in range(_ROUNDS):
         windows = [window * ratio ** (n / 2) for n in range(-2, 3)]
-        lags = [max(0.0, lag + step_ms * n / 2) for n in range(-2, 3)]
+        lags = [max(_EARLIEST_MS, lag + step_ms * n / 2) for n in range(-2, 3)]
         _, window, lag = min((fit(one, lag).squares, one, lag) for one in windows for lag in lags)
         ratio, step_ms = ratio**0.5, step_ms / 2
     best = fit(window, lag)
@@ -127,7 +134,9 @@ def find_window(
     limit = best.squares * (1 + 4 / freedom) + 1e-9
     return VisibleWindow(
         window_ms=window,
-        window_uncertainty_ms=_reach(lambda one: fit(one, lag).squares <= limit, window),
+        window_uncertainty_ms=math.hypot(
+            stamp_ms, _reach(lambda one: fit(one, lag).squares <= limit, window)
+        ),
         lag_ms=lag,
         low_w=best.low,
         high_w=best.high,
