@@ -90,6 +90,21 @@ def find_period(changes: Sequence[Change], begin_ns: int) -> UpdatePeriod | None
     return _drifting(times, widths, typical)
 
 
+def date(change: Change, period: UpdatePeriod | None, begin_ns: int) -> float:
+    """When an update was (ns): where the lattice has it, within the interval that it lies in.
+
+    Args:
+        change: The update.
+        period: Of its sensor, if that has one.
+        begin_ns: What the period's phase counts from.
+    """
+    if period is None or period.phase_ms is None:
+        return change.t_ns
+    spacing, origin = period.period_ms * MS, begin_ns + period.phase_ms * MS
+    nearest = origin + round((change.t_ns - origin) / spacing) * spacing
+    return min(max(nearest, change.after_ns), change.until_ns)
+
+
 def _candidates(times: Sequence[float]) -> list[float]:
     """Possible spacings, largest first."""
     gaps = sorted(later - earlier for earlier, later in itertools.pairwise(times))

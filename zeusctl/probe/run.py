@@ -18,7 +18,7 @@ from zeusctl.probe.doubts import find_doubts
 from zeusctl.probe.driver import IDENTITY, SENSORS, CallError, Driver, Gpu, NoDriverError
 from zeusctl.probe.latency import Latency
 from zeusctl.probe.load import Load, Wave
-from zeusctl.probe.period import find_period
+from zeusctl.probe.period import date, find_period
 from zeusctl.probe.sampling import sample, time_calls, time_together
 from zeusctl.probe.series import Series
 from zeusctl.probe.visible import VisibleWindow, find_window
@@ -236,11 +236,15 @@ def _load(
 def _powers(name: str, series: Series) -> list[tuple[float, float]]:
     """Power by update, W: of a counter, its mean since the update before."""
     changes = series.changes()
+    begin_ns = series.t_ns[0] if series.t_ns else 0
+    period = find_period(changes, begin_ns)
+    dated = [(date(change, period, begin_ns), change.value) for change in changes]
     if not name.startswith("energy"):
-        return [(one.t_ns, one.value / 1000) for one in changes]
+        return [(t_ns, value / 1000) for t_ns, value in dated]
     return [
-        (later.t_ns, (later.value - earlier.value) * 1e6 / (later.t_ns - earlier.t_ns))
-        for earlier, later in itertools.pairwise(changes)
+        (later_ns, (later - earlier) * 1e6 / (later_ns - earlier_ns))
+        for (earlier_ns, earlier), (later_ns, later) in itertools.pairwise(dated)
+        if later_ns > earlier_ns
     ]
 
 
