@@ -34,7 +34,7 @@ def lines(report: Report) -> Iterator[str]:
         yield f"GPU {unopened.index}: cannot be opened: {unopened.text} ({unopened.code})"
     for gpu in report.gpus:
         yield ""
-        yield from _gpu(gpu)
+        yield from _gpu(gpu, report.uptime_s)
     if report.sandbox is not None:
         yield ""
         differing = report.sandbox["differs"]
@@ -42,7 +42,7 @@ def lines(report: Report) -> Iterator[str]:
         yield from (f"  differs: {one}" for one in differing)
 
 
-def _gpu(gpu: Gpu) -> Iterator[str]:
+def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
     vbios = f", VBIOS {gpu.vbios_version}" if gpu.vbios_version else ""
     yield f"GPU {gpu.index}: {gpu.name or 'unnamed'}{vbios}"
     yield from _table(
@@ -64,6 +64,7 @@ def _gpu(gpu: Gpu) -> Iterator[str]:
             f"  energy counter over integrated power: {found.ratio:.4f} +- "
             f"{found.ratio_uncertainty:.4f} in {found.span_s:.0f} s"
         )
+    yield from _epoch(gpu, uptime_s)
     yield from _table(
         ("  CALL", "p50 us", "p99 us", "max us", "p50 us, all GPUs", "p99 us, all GPUs"),
         [
@@ -96,6 +97,20 @@ def _gpu(gpu: Gpu) -> Iterator[str]:
         yield from (f"    {doubt.subject}: {doubt.text}" for doubt in gpu.doubts)
     else:
         yield "  nothing that the driver said contradicts itself"
+
+
+def _epoch(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
+    """How long the counter may have counted."""
+    power = gpu.power_sensor
+    mean_w = 0.0 if power is None else (gpu.sensors[power].mean or 0.0) / 1000
+    if gpu.counter_total_j is None or mean_w <= 0:
+        return
+    days = gpu.counter_total_j / mean_w / 86_400
+    up = "" if uptime_s is None else f"; the machine is up {uptime_s / 86_400:.2f} days"
+    yield (
+        f"  energy counter: {gpu.counter_total_j / 1000:.1f} kJ since its epoch, as in {days:.2f} "
+        f"days of this power{up}"
+    )
 
 
 def _takes_time(gpu: Gpu, name: str) -> bool:
