@@ -36,7 +36,10 @@ _COSTS = (
     ("blocking_energy_j", "of it while blocked (J)"),
     ("bound_j", "no plan of this time takes less than (J)"),
 )
-_COMMENT = re.compile(r"^#\s*(?P<name>.*?):\s*(?P<value>\S+)\s*$")
+_REFERENCE = {"total cost": "effective_energy_j", "total cost with P2P": "energy_j"}
+"""What ml-energy/zeus writes after `# Iteration 324`; of its fitted curves, so a little off."""
+
+_COMMENT = re.compile(r"^#\s*(?:Iteration \d+ )?(?P<name>.*?):\s*(?P<value>\S+)\s*$")
 
 
 @dataclass(frozen=True)
@@ -265,7 +268,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
             f"the plan {os.fspath(path)} is no Python literal{where}; it must be a list of stages, "
             "each a list of ('forward', MHz) pairs"
         ) from None
-    labels = {label: name for name, label in _COSTS}
+    labels = {**{label: name for name, label in _COSTS}, **_REFERENCE}
     found: dict[str, float] = {}
     for line in text.splitlines():
         comment = _COMMENT.match(line)

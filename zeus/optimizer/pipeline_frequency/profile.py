@@ -21,6 +21,9 @@ IGNORED = ("load",)
 _LONGEST_S = 3600.0
 """More than this for one instruction is another unit: milliseconds."""
 
+_POWER_W = (3.0, 100_000.0)
+"""Mean power of an instruction on one GPU, or on all GPUs of a stage: outside, units are wrong."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -284,7 +287,22 @@ def _check_complete(measured: dict[tuple[int, str, int], dict[int, list[tuple[Ro
 
 
 def _check_units(measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]]) -> None:
-    """One instruction's values lie within a factor of each other; of 100, another unit is told."""
+    """Checks that times are seconds and energies joules.
+
+    One instruction's values lie within a factor of 100 of each other, and its power is a GPU's.
+    """
+    powers = sorted(
+        row.energy / row.time
+        for clocks in measured.values()
+        for pairs in clocks.values()
+        for row, _ in pairs
+    )
+    power_w = powers[len(powers) // 2]
+    if not _POWER_W[0] <= power_w <= _POWER_W[1]:
+        raise PipelineFrequencyError(
+            f"instructions draw {power_w:.3g} W, which no GPU does; times must be seconds and "
+            "energies joules: are the times milliseconds, or the energies millijoules?"
+        )
     for clocks in measured.values():
         found = [pair for pairs in clocks.values() for pair in pairs]
         for column in ("time", "energy"):

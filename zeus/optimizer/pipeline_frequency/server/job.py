@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from statistics import median_low
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
@@ -287,8 +288,11 @@ class Job:
         if self.frontier is not None and not max(paces) and self.frontier.plans[-1].time_s > 0:
             # No iteration has been seen to end yet: none is shorter than the fastest plan's.
             paces.append(1 / self.frontier.plans[-1].time_s)
-        pace = max(paces)
-        reached = max(one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard)
+        # Ranks wait for one another in every iteration. One that is far ahead of most of them is
+        # mistaken, and must not delay what all are to run.
+        pace = min(max(paces), 2 * median_low([one for one in paces if one] or [0.0]))
+        at = [one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard]
+        reached = min(max(at), median_low(at) + 1 + pace * REPORT_INTERVAL_S)
         # One more, as an iteration that is under way may be about to end.
         lead = 1 + math.ceil(LEAD_S * pace)
         return math.floor(reached) + lead, lead
