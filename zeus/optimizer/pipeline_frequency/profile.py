@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 
@@ -174,6 +175,36 @@ class InstructionProfile:
             },
             max(1, len(tensor_ranks)),
         )
+
+    def to_json(self) -> list[Any]:
+        """The profile as JSON can hold it; `from_json` reads it."""
+        return [
+            [*key, [[one.frequency, one.time_s, one.energy_j] for one in found]]
+            for key, found in self._options.items()
+        ]
+
+    @classmethod
+    def from_json(cls, data: Any, tensor_parallel: int = 1) -> InstructionProfile:
+        """What `to_json` made.
+
+        Raises:
+            PipelineFrequencyError: It is something else.
+        """
+        try:
+            return cls(
+                {
+                    (int(stage), str(name), int(chunk)): [
+                        Option(int(mhz), float(time_s), float(energy_j))
+                        for mhz, time_s, energy_j in found
+                    ]
+                    for stage, name, chunk, found in data
+                },
+                tensor_parallel,
+            )
+        except (ValueError, TypeError) as error:
+            raise PipelineFrequencyError(
+                f"this is no profile ({type(error).__name__}: {error})"
+            ) from None
 
     def pick(self, stages: Sequence[int]) -> InstructionProfile:
         """A profile of these stages alone, numbered anew from 0 in this order."""

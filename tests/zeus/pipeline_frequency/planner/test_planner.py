@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, random_profile
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner import Planner, plan_frontier
+from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, plan_frontier
 from zeus.optimizer.pipeline_frequency.planner import planner as planning
 from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
 from zeus.optimizer.pipeline_frequency.planner.polish import polish
@@ -260,6 +261,21 @@ def test_instructions_may_be_short() -> None:
     check(short, pipeline, frontier, 83.64)
     saved = [1 - one.plans[-1].energy_j / one.baseline_energy_j for one in (frontier, long)]
     assert saved[0] == pytest.approx(saved[1], abs=1e-3)
+
+
+def test_a_folder_of_plans_has_what_further_plans_need(tmp_path: Path) -> None:
+    pipeline = interleaved_1f1b(4, 4, 2)
+    planner = Planner(
+        measured("a100", 4), pipeline, p2p_power_w=83.64, gpus_per_stage=2, changes=Changes(0.001)
+    )
+    planner.frontier(3).write(tmp_path)
+    problem = Frontier.read(tmp_path).problem
+    again = Planner.of_json(problem)
+    assert again.problem == problem
+    assert again.fastest_time_s == planner.fastest_time_s
+    assert again.max_slowdown(1.03) == Planner.of_json(planner.problem).max_slowdown(1.03)
+    with pytest.raises(PipelineFrequencyError, match="no planning problem"):
+        Planner.of_json({"profile": []})
 
 
 def test_asking_for_one_plan_gives_the_fastest() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +90,43 @@ class Planner:
             np.abs(costs_j).sum() + self._problem.blocking_w * self._problem.max_time_s
         )
         self.fastest_time_s = self._problem.min_time_s
+
+    @classmethod
+    def of_json(cls, problem: Any) -> Planner:
+        """A planner for what a frontier was made for.
+
+        Args:
+            problem: `Frontier.problem`.
+
+        Raises:
+            PipelineFrequencyError: It is something else.
+        """
+        try:
+            return cls(
+                InstructionProfile.from_json(problem["profile"]),
+                Pipeline.from_json(problem["pipeline"]),
+                p2p_power_w=float(problem["p2p_power_w"]),
+                gpus_per_stage=int(problem["gpus_per_stage"]),
+                energy_per=problem["energy_per"],
+                changes=Changes(problem["change_time_s"], problem["max_changes"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise PipelineFrequencyError(
+                f"this is no planning problem ({type(error).__name__}: {error})"
+            ) from None
+
+    @cached_property
+    def problem(self) -> dict[str, Any]:
+        """What is planned, as JSON can hold it."""
+        return {
+            "profile": self._problem.profile.to_json(),
+            "pipeline": self._problem.pipeline.to_json(),
+            "p2p_power_w": self._problem.p2p_power_w,
+            "gpus_per_stage": self._problem.gpus_per_stage,
+            "energy_per": self._problem.energy_per,
+            "change_time_s": self._changes.time_s,
+            "max_changes": self._changes.most,
+        }
 
     # ------------------------------------------------------------------------------ questions
 
@@ -318,6 +357,7 @@ class Planner:
             problem.gpus_per_stage,
             baseline_s,
             baseline_j,
+            self.problem,
         )
 
 
