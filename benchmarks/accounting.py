@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support import configuration, running_daemon
 from tests.zeusd.ledger.world import START_S, World
-from zeus_ipc.messages import Allocate, Deallocate
+from zeus_ipc.requests import Allocate, Deallocate
 from zeusd.core.effects import Listed
 from zeusd.energy.accountant import Key, Position, Row, Settlement
 from zeusd.energy.split import IDLE, Account, Kind, Method

@@ -16,7 +16,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.core.model import Debt, Loss, Process
 from zeusd.runtime.journal import Change, Journal
 

@@ -36,7 +36,7 @@ from benchmarks.processes import Usage, usage, with_children, without_limits
 from zeus_ipc import Client
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import PROTOCOL_VERSION
+from zeus_ipc.wire import PROTOCOL_VERSION
 
 SETTLE_S = 4.0
 """How long a daemon finds its sensors' ticks before it is measured."""

@@ -17,20 +17,13 @@ from zeus_ipc import errors
 from zeus_ipc._version import __version__
 from zeus_ipc.circuit import Circuit
 from zeus_ipc.closing import Closing
+from zeus_ipc.controls import Control
 from zeus_ipc.heartbeat import Heartbeat
-from zeus_ipc.messages import (
-    MAX_JOB_NAME,
-    MAX_LOOKUPS,
-    MAX_RECORDS,
-    MAX_WINDOWS,
-    NO_END_NS,
-    NOBODY,
-    PROTOCOL_VERSION,
+from zeus_ipc.paths import socket_path
+from zeus_ipc.replies import (
     AuditRecord,
     AuditTrail,
     Back,
-    Control,
-    Domain,
     EnergyReading,
     GpuProcesses,
     GpuState,
@@ -45,17 +38,25 @@ from zeus_ipc.messages import (
     Timeline,
     Usage,
     UsageSum,
-    Whose,
     WindowEnergies,
-    _Message,
 )
-from zeus_ipc.paths import socket_path
+from zeus_ipc.requests import (
+    MAX_JOB_NAME,
+    MAX_LOOKUPS,
+    MAX_RECORDS,
+    MAX_WINDOWS,
+    NO_END_NS,
+    NOBODY,
+    Domain,
+    Whose,
+)
 from zeus_ipc.stream import SampleStream
 from zeus_ipc.transport import Transport, ZmqTransport
+from zeus_ipc.wire import PROTOCOL_VERSION, Message
 
 DEFAULT_TIMEOUT_S = 5.0
 
-M = TypeVar("M", bound=_Message)
+M = TypeVar("M", bound=Message)
 
 
 class Client(Closing):

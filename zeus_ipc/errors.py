@@ -317,7 +317,7 @@ _BY_CODE: dict[str, type[ZeusIpcError]] = {
 
 
 def to_wire(error: ZeusIpcError) -> dict[str, Any]:
-    """The error as the map that a reply carries under `error` (see `messages.ErrorBody`)."""
+    """The error as the map that a reply carries under `error` (see `replies.ErrorBody`)."""
     body: dict[str, Any] = {"code": error.code, "message": error.message}
     if error.gpu is not None:
         body["gpu"] = error.gpu

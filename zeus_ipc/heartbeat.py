@@ -27,7 +27,7 @@ class Heartbeat:
     """Sends heartbeats from the first lease on, five within each TTL.
 
     Args:
-        beat: Sends one and returns `messages.HeartbeatResult`; a bound method, kept weakly, so
+        beat: Sends one and returns `replies.HeartbeatResult`; a bound method, kept weakly, so
             that a forgotten client ends its thread.
         stall_timeout_s: Falls silent when `progress` was not called for this long; None: never.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from zeus_ipc.closing import Closing
-from zeus_ipc.messages import Sample
+from zeus_ipc.replies import Sample
 from zeus_ipc.transport import Subscription
 
 _POLL_S = 0.2

@@ -23,7 +23,7 @@ from zeusctl.session import Session, seconds_since
 from zeusctl.text import count, duration, energy, named, user_name, value_text
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo, NodeInfo
+    from zeus_ipc.replies import GpuInfo, NodeInfo
 
 LIBRARY = "libnvidia-ml.so.1"
 GROUP, ADMIN_GROUP = "zeus", "zeus-admin"

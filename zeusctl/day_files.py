@@ -18,7 +18,7 @@ from zeusctl.exits import CommandError, Exit
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import Usage
+    from zeus_ipc.replies import Usage
 
 PREFIX = "energy-"
 METERS = "meters"
@@ -55,7 +55,7 @@ def export(client: Client, node: str, folder: Path, since: datetime, until: date
     Raises:
         CommandError: This user may not see whose energy it is.
     """
-    from zeus_ipc.messages import BUCKET_S
+    from zeus_ipc.requests import BUCKET_S
 
     day = since.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
     written = []
@@ -159,7 +159,8 @@ def usage_of(
     rows: Sequence[Row], edges: Sequence[int], by: str, uid: int | None = None, name: str = ""
 ) -> Usage:
     """What `Client.usage` answers, from files."""
-    from zeus_ipc.messages import BUCKET_S, Usage, UsageSum
+    from zeus_ipc.replies import Usage, UsageSum
+    from zeus_ipc.requests import BUCKET_S
 
     amounts: dict[tuple[int, str, str, str, int], list[int]] = {}
     methods: dict[tuple[int, str, str, str, int], set[str]] = {}

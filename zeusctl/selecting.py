@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from zeusctl.exits import CommandError, Exit
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 HELP = (
     "GPUS: indices as nvidia-smi counts (0,2 or 0-3), UUIDs, PCI addresses, all, or slurm (in a "

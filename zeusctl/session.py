@@ -20,7 +20,7 @@ from zeusctl.text import named
 
 if TYPE_CHECKING:
     from zeus_ipc import Client
-    from zeus_ipc.messages import GpuInfo, NodeInfo
+    from zeus_ipc.replies import GpuInfo, NodeInfo
     from zeusctl.reports import Report
 
 TIMEOUT_S = 10.0

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from zeusctl.exits import CommandError, Exit
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 GRES_CONF = "/etc/slurm/gres.conf"
 DRIVER = "/proc/driver/nvidia/gpus"

@@ -12,7 +12,7 @@ from zeusctl.text import energy as energy_text
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import Usage, UsageSum
+    from zeus_ipc.replies import Usage, UsageSum
     from zeusctl.reports import UsedEnergy
 
 KWH_J = 3_600_000
@@ -69,7 +69,7 @@ def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -
     Raises:
         ValueError: The second is not after the first, or that is too many days.
     """
-    from zeus_ipc.messages import BUCKET_S, MAX_EDGES
+    from zeus_ipc.requests import BUCKET_S, MAX_EDGES
 
     first = int(since.timestamp()) // BUCKET_S * BUCKET_S
     last = -(-int(until.timestamp()) // BUCKET_S) * BUCKET_S
@@ -95,7 +95,7 @@ def edges(since: datetime, until: datetime, where: tzinfo | None, daily: bool) -
 
 def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[UsedEnergy]:
     """All that a job or pod has used so far, run by run."""
-    from zeus_ipc.messages import BUCKET_S
+    from zeus_ipc.requests import BUCKET_S
 
     end = (int(time.time()) // BUCKET_S + 1) * BUCKET_S
     usage = client.usage([0, end], kind, name=name)

@@ -8,14 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS, Control
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
-from zeus_ipc.messages import (
-    GpuInfo,
-    GpuState,
-    LeaseInfo,
-    NodeInfo,
-    Permission,
-    ProcessInfo,
-)
+from zeus_ipc.replies import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission, ProcessInfo
 from zeusctl.reports import (
     Gpu,
     Held,

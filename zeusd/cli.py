@@ -10,7 +10,7 @@ import click
 from zeus_ipc import __version__
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
     from zeusd.config import Config
 
 

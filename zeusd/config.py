@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH
 from zeusd.core.access import LOWERING, OPEN, Access, AllowRule, RootMay
 from zeusd.core.policy import (

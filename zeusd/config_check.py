@@ -7,7 +7,7 @@ import pwd
 from collections.abc import Callable, Iterable, Sequence
 from fnmatch import fnmatchcase
 
-from zeus_ipc.messages import GpuInfo
+from zeus_ipc.replies import GpuInfo
 from zeusd.config import Config
 
 

@@ -26,7 +26,7 @@ from pydantic import ValidationError
 from zeus_ipc import __version__
 from zeus_ipc.client import Client
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
-from zeus_ipc.messages import request_adapter
+from zeus_ipc.requests import request_adapter
 from zeus_ipc.transport import Subscription
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core

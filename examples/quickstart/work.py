@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from zeus_ipc.messages import NodeInfo
+from zeus_ipc.replies import NodeInfo
 from zeus_ipc.simulation import SimulatedWork
 
 SIMULATED_WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"

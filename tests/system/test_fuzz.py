@@ -19,7 +19,8 @@ from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zmtp_peer import shaken
 from zeus_ipc import Client, errors
 from zeus_ipc.codec import DecodeError, decode_reply, decode_request
-from zeus_ipc.messages import MAX_REQUEST_BYTES, OPERATIONS, PROTOCOL_VERSION
+from zeus_ipc.requests import OPERATIONS
+from zeus_ipc.wire import MAX_REQUEST_BYTES, PROTOCOL_VERSION
 from zeusd.records import header, replay
 from zeusd.server.decoding import Invalid, decode
 

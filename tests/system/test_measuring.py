@@ -35,7 +35,7 @@ from zeus_ipc.errors import (
     UnknownGpu,
     ZeusIpcError,
 )
-from zeus_ipc.messages import Sample
+from zeus_ipc.replies import Sample
 
 nvml_double = fixtures.nvml_double
 

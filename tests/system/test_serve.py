@@ -24,7 +24,7 @@ from tests.support import (
     wait_for,
 )
 from zeus_ipc import Client, errors
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode
 
 SPEC = "2xv100-pcie:setter_ms=0"

@@ -24,8 +24,8 @@ from zeus.show_env import cpus, gpus, lines, packages, rights
 from zeus.show_env import daemon as daemon_rows
 from zeus_ipc import __version__
 from zeus_ipc.installed import overlap
-from zeus_ipc.messages import Permission
 from zeus_ipc.paths import SOCKET_ENV
+from zeus_ipc.replies import Permission
 from zeusd.devices.nvml import backend as real
 from zeusd.devices.simulated import SimulatedBackend
 

@@ -11,13 +11,9 @@ from pydantic import ValidationError
 
 from zeus_ipc import errors
 from zeus_ipc.codec import DecodeError, decode_request, encode
-from zeus_ipc.messages import (
-    MAX_REQUEST_BYTES,
-    OPERATIONS,
-    SetPowerLimit,
-    request_adapter,
-)
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
+from zeus_ipc.requests import OPERATIONS, SetPowerLimit, request_adapter
+from zeus_ipc.wire import MAX_REQUEST_BYTES
 
 ARGUMENTS: dict[str, dict[str, object]] = {
     "state": {"gpus": ["GPU-1"]},

@@ -25,7 +25,8 @@ from tests.support import (
 )
 from tests.zeusctl.conftest import NODE, Ctl, with_ledger
 from zeus_ipc.errors import LedgerFailed
-from zeus_ipc.messages import BUCKET_S, UsageSum
+from zeus_ipc.replies import UsageSum
+from zeus_ipc.requests import BUCKET_S
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl import day_files
 from zeusctl.exits import Exit

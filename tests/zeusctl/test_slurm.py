@@ -11,7 +11,7 @@ from zeusctl.exits import CommandError
 from zeusctl.slurm import SlurmJob, gpus_of, job_of
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 
 class Gpu:

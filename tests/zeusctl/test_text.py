@@ -7,7 +7,7 @@ from datetime import datetime, timezone
 import pytest
 
 from tests.zeusd.core.world import facts
-from zeus_ipc.messages import GpuInfo
+from zeus_ipc.replies import GpuInfo
 from zeusctl import text
 from zeusctl.exits import CommandError, Exit
 from zeusctl.selecting import select

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.cli import main
 from zeusd.config import DEFAULT_GROUP, Config, ConfigError, load
 from zeusd.core.access import LOWERING, OPEN

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd import restore
 from zeusd.core.model import ControlValue, Debt, Process
 from zeusd.records import Entry, header, record

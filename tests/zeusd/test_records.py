@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.core.model import Debt, Loss, Process
 from zeusd.records import Entry, covers, header, record, replay
 

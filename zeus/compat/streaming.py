@@ -13,8 +13,8 @@ from zeus.compat.table import PAGE
 from zeus.exceptions import ZeusBaseError
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import Domain
 from zeus_ipc.paths import socket_path
+from zeus_ipc.requests import Domain
 from zeus_ipc.stream import SampleStream
 
 CPU_PERIOD_S = 0.1

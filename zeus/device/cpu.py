@@ -17,7 +17,7 @@ from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import CpuInfo
+    from zeus_ipc.replies import CpuInfo
 
 _PROCESSOR = 36
 """Field of /proc/PID/stat after the name: the CPU that last ran the process, proc(5)."""

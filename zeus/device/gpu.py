@@ -23,7 +23,7 @@ from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 _aliases_used: set[str] = set()
 

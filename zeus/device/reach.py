@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 DRIVER = Path("/proc/driver/nvidia/gpus")
 """The driver's own list: a folder for each GPU, by PCI address, that names its device file."""

@@ -17,7 +17,7 @@ from zeus.device.reach import within_reach
 from zeus.exceptions import ZeusGPUInitError
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 _warned = False
 

@@ -15,7 +15,7 @@ from zeus_ipc.errors import ZeusIpcError
 if TYPE_CHECKING:
     from zeus.device import GPUs
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import CpuInfo
+    from zeus_ipc.replies import CpuInfo
 
 _NO_DRIVER = {9, 12}
 """NVML_ERROR_DRIVER_NOT_LOADED, NVML_ERROR_LIBRARY_NOT_FOUND: there are no GPUs to reach."""

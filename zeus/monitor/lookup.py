@@ -26,7 +26,7 @@ from zeus_ipc.errors import DeadlineExceeded, SeveralGpusFailed, ZeusIpcError
 if TYPE_CHECKING:
     from zeus.monitor.log import MeasurementLog
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import WindowEnergies
+    from zeus_ipc.replies import WindowEnergies
 
 log = logging.getLogger(__name__)
 

@@ -55,7 +55,7 @@ class Timelines:
         start_time: float | None,
         end_time: float | None,
     ) -> dict[int, list[tuple[float, int]]]:
-        """Samples of a domain (see `zeus_ipc.messages.Domain`) of one GPU, or of all.
+        """Samples of a domain (see `zeus_ipc.requests.Domain`) of one GPU, or of all.
 
         Without a start they begin where the monitor was made; zeusd remembers what was before, too.
         """

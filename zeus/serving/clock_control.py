@@ -20,6 +20,7 @@ from zeus.serving.clock_rate import RateBound
 from zeus.serving.clock_status import ClockStatus
 from zeus.serving.clock_steps import Queue, Step
 from zeus_ipc.client import Client
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import (
     DaemonUnavailable,
     DeferredSetFailed,
@@ -28,7 +29,6 @@ from zeus_ipc.errors import (
     SeveralGpusFailed,
     ZeusIpcError,
 )
-from zeus_ipc.messages import Control
 from zeus_ipc.prepared import holds
 
 log = logging.getLogger(__name__)

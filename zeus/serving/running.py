@@ -16,7 +16,7 @@ from zeus_ipc import Client
 
 if TYPE_CHECKING:
     from zeus.serving.accountant import Accountant
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 
 @dataclass(frozen=True)

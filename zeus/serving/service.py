@@ -30,7 +30,7 @@ from zeus_ipc.errors import RequestRejected, ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import GpuInfo, Sample
+    from zeus_ipc.replies import GpuInfo, Sample
 
 log = logging.getLogger(__name__)
 

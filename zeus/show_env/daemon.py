@@ -15,7 +15,7 @@ from zeus_ipc.paths import DEFAULT_SOCKET_PATH, SOCKET_ENV, socket_path
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
-    from zeus_ipc.messages import LeaseInfo, NodeInfo, Policy
+    from zeus_ipc.replies import LeaseInfo, NodeInfo, Policy
 
 TIMEOUT_S = 0.5
 """How long zeusd may take for an answer."""

@@ -11,7 +11,7 @@ from zeus.show_env.daemon import Zeusd
 from zeus.show_env.lines import Row, unexpected
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 DRIVER_TIMEOUT_S = 5.0
 """How long the driver may take to list its GPUs; without persistence mode it starts each first."""

@@ -11,7 +11,7 @@ from zeus.show_env.daemon import Zeusd
 from zeus.show_env.lines import Row, group_name, user_name
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo, NodeInfo
+    from zeus_ipc.replies import GpuInfo, NodeInfo
 
 
 def rows(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
@@ -73,7 +73,7 @@ def answer(gpu: GpuInfo, zeusd: Zeusd) -> str:
 
 def controls(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
     """What each GPU lets be changed, and who holds it."""
-    from zeus_ipc.messages import Control
+    from zeus_ipc.controls import Control
 
     rows: list[Row] = []
     for gpu in gpus:

@@ -13,7 +13,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import style, table, user_name, wall_time
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import AuditRecord
+    from zeus_ipc.replies import AuditRecord
     from zeusctl.reports import AuditReport, Event
 
 HEADER = ("WHEN", "WHAT", "GPU", "CONTROL", "FROM", "TO", "WHO", "WHY AND RESULT")

@@ -17,7 +17,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import Usage
+    from zeus_ipc.replies import Usage
     from zeusctl.reports import EnergyReport
 
 BY = ("user", "job", "pod", "namespace", "gpu", "day")

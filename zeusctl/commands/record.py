@@ -16,7 +16,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, parse_duration
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import Sample
+    from zeus_ipc.replies import Sample
     from zeusctl.recording import Writer
 
 _FLUSH_S = 1.0

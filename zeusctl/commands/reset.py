@@ -15,7 +15,7 @@ from zeusctl.session import Session, ceiling_option, common_options, now, pass_s
 from zeusctl.text import count, style
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
     from zeusctl.reports import Lease, Outcome, ResetReport
 
 

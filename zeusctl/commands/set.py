@@ -17,7 +17,7 @@ from zeusctl.session import Session, ceiling_option, common_options, now, pass_s
 from zeusctl.text import parse_duration, value_text
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
     from zeusctl.reports import Setting, Value
 
     _Type = click.ParamType[Any]

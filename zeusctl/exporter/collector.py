@@ -19,7 +19,7 @@ from prometheus_client.registry import Collector
 from zeus_ipc.client import Client
 from zeus_ipc.controls import SPECS
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import (
+from zeus_ipc.replies import (
     CALL_BUCKETS_S,
     Count,
     GpuInfo,
@@ -32,7 +32,7 @@ from zeusctl.text import REASONS, user_name
 from zeusctl.views import read_states
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuState
+    from zeus_ipc.replies import GpuState
 
 log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from zeus_ipc.controls import SPECS, Control, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import GpuInfo
+from zeus_ipc.replies import GpuInfo
 from zeusd.core.model import Failure, Peer
 
 RootMay = Literal["host", "always", "never"]

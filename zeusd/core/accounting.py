@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
+from zeus_ipc.requests import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
 from zeusd.core.effects import Account
 from zeusd.core.model import Failure, Peer
 from zeusd.core.node import Node
@@ -37,7 +37,7 @@ def sees_all(settings: Settings, peer: Peer) -> bool:
 
 
 def for_reader(ledger: dict[str, Any], uid: int) -> dict[str, Any]:
-    """`messages.LedgerState` as a user may see it who does not see all: the others are one sum."""
+    """`replies.LedgerState` as a user may see it who does not see all: the others are one sum."""
     shown, others = [], {"kind": "others", "name": "", "uid": NOBODY, **dict.fromkeys(_AMOUNTS, 0)}
     for total in ledger["totals"]:
         if total["uid"] == uid or total["kind"] in _NOBODYS:

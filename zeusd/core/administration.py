@@ -9,7 +9,7 @@ from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import (
+from zeus_ipc.requests import (
     GetAudit,
     GetMetrics,
     GetPolicy,
@@ -46,7 +46,7 @@ class Administration:
         node: What they are about.
         outbox: Where effects go.
         track: Begins a request for several GPUs.
-        describe_node: `messages.NodeInfo` as a map.
+        describe_node: `replies.NodeInfo` as a map.
 
     Attributes:
         handlers: By request class.

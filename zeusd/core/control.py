@@ -315,7 +315,8 @@ class ControlMachine(Leased):
             restoration.waiting.append(then)
         self._restoration = restoration
         self._out.due_ns.pop(self._expiry)
-        self._out.due_ns.pop(self._brought_down)
+        if self._out.due_ns.pop(self._brought_down) is not None:
+            self._ceilings_moved = self._ceilings_moved or []  # still to be followed
         self._out.add(Unwatch(holder))
         in_flight = self.life.state in IN_FLIGHT
         if self._values or in_flight or overwrite is not None:
@@ -562,7 +563,9 @@ class ControlMachine(Leased):
                 then()
 
         if self.life.state not in (State.READING, State.LOOKING):
-            self._call_over()  # the restore that follows stays under the ceilings, too
+            # The lease has ended. A restore stays under the ceilings; but it may not be needed.
+            self._ceilings_moved = self._ceilings_moved or []
+            self._call_over()
             over()
         elif isinstance(result, Failure):
             self.life.on(Event.UNKNOWN)

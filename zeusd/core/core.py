@@ -13,7 +13,8 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
-from zeus_ipc.messages import CpuInfo, Request
+from zeus_ipc.replies import CpuInfo
+from zeus_ipc.requests import Request
 from zeusd.core.administration import LET_GO
 from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.control import ControlMachine

@@ -11,7 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from zeus_ipc.controls import Control, ControlValue
-from zeus_ipc.messages import AccountingRequest
+from zeus_ipc.requests import AccountingRequest
 from zeusd.core.model import Process
 
 
@@ -28,11 +28,11 @@ class Reading(Enum):
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
     PROCESSES = "processes"
-    """Processes with a context on the GPU, `messages.GpuProcesses` as a map."""
+    """Processes with a context on the GPU, `replies.GpuProcesses` as a map."""
     PIDS = "pids"
     """Processes with a context on the GPU, as `Listed`; for the ledger."""
     METRICS = "metrics"
-    """What the runtime counts, as fields of `messages.Metrics`; of no GPU."""
+    """What the runtime counts, as fields of `replies.Metrics`; of no GPU."""
 
 
 LISTING = 0

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Goodbye, Heartbeat, ListLeases, Release, Whose
+from zeus_ipc.requests import Goodbye, Heartbeat, ListLeases, Release, Whose
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Note
 from zeusd.core.lifecycle import Phase
@@ -18,7 +18,7 @@ from zeusd.core.pending import Connection
 
 
 def back_of(machine: ControlMachine) -> dict[str, Any]:
-    """`messages.Back` as a map."""
+    """`replies.Back` as a map."""
     return {"value": list(machine.target), "source": machine.target_source}
 
 
@@ -183,7 +183,7 @@ def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
 
 
 def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> dict[str, Any]:
-    """`messages.LeaseInfo` as a map. Which process it is concerns its own user only."""
+    """`replies.LeaseInfo` as a map. Which process it is concerns its own user only."""
     lease = machine.lease
     assert lease is not None
     restoring = machine.phase is Phase.RESTORING

@@ -8,7 +8,7 @@ from typing import Any
 
 from zeus_ipc.controls import SPECS, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import SetCeiling
+from zeus_ipc.requests import SetCeiling
 from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, Note, Put
@@ -225,7 +225,7 @@ class CeilingRequests:
 
 
 def describe_ceilings(machine: ControlMachine, boot_offset_ns: int) -> list[dict[str, Any]]:
-    """`messages.CeilingInfo` as maps."""
+    """`replies.CeilingInfo` as maps."""
     return [
         {
             "name": name,

@@ -13,7 +13,7 @@ from zeus_ipc.controls import (
     describe,
 )
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import GpuInfo
+from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import DeviceError, Outcome
 from zeusd.restore_rule import OURS
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import CpuInfo, GpuInfo
+from zeus_ipc.replies import CpuInfo, GpuInfo
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.model import Failure, GpuFacts, Process

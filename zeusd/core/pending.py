@@ -14,7 +14,7 @@ from zeusd.core.outbox import Outbox
 
 
 def failure_body(failure: Failure, gpu: str | None = None) -> dict[str, Any]:
-    """A failure as `messages.ErrorBody` has it."""
+    """A failure as `replies.ErrorBody` has it."""
     body: dict[str, Any] = {"code": failure.code, "message": failure.message}
     if gpu is not None:
         body["gpu"] = gpu

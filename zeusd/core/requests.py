@@ -12,10 +12,9 @@ from typing import Any
 
 from zeus_ipc.controls import BY_OPERATION, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import (
-    PROTOCOL_VERSION,
+from zeus_ipc.replies import GpuInfo
+from zeus_ipc.requests import (
     Acquire,
-    GpuInfo,
     Hello,
     Request,
     Reset,
@@ -26,6 +25,7 @@ from zeus_ipc.messages import (
     SetPowerLimit,
     SetRequest,
 )
+from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.core.access import Access
 from zeusd.core.accounting import AccountingRequests
 from zeusd.core.administration import Administration
@@ -156,7 +156,7 @@ class Requests:
         connection.reply(self._out, request.id, result=self.describe_node())
 
     def describe_node(self) -> dict[str, Any]:
-        """`messages.NodeInfo` as a map."""
+        """`replies.NodeInfo` as a map."""
         gpus = sorted((gpu.info for gpu in self._node.gpus.values()), key=lambda info: info.index)
         return {
             "protocol": PROTOCOL_VERSION,

@@ -140,7 +140,7 @@ class Restorable:
 
     @property
     def persisted(self) -> bool:
-        """Whether an administrator chose the target (see `messages.Persist`)."""
+        """Whether an administrator chose the target (see `requests.Persist`)."""
         return PERSISTED in self.ceilings
 
     @property
@@ -171,7 +171,7 @@ class Restorable:
 
     @property
     def target_source(self) -> str:
-        """Where the target is from, see `messages.Back`."""
+        """Where the target is from, see `replies.Back`."""
         for name, ceiling in self.ceilings:
             if ceiling.value == self.target:
                 return name

@@ -19,7 +19,7 @@ _FIELDS = (
 
 @dataclass(slots=True)
 class Record:
-    """See `messages.AuditRecord`."""
+    """See `replies.AuditRecord`."""
 
     number: int
     t_ns: int

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
-from zeus_ipc.messages import CALL_BUCKETS_S
+from zeus_ipc.replies import CALL_BUCKETS_S
 from zeusd.devices.port import Backend, DeviceError, Handle
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
@@ -78,7 +78,7 @@ class MeteredBackend:
         return timed
 
     def describe(self) -> list[dict[str, Any]]:
-        """What was called so far: `messages.CallTimes` as maps."""
+        """What was called so far: `replies.CallTimes` as maps."""
         found = []
         for name, calls in sorted(self._calls.items()):
             total, cumulated = 0, []

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Allocate, Deallocate, ForgetUser
+from zeus_ipc.requests import Allocate, Deallocate, ForgetUser
 from zeusd.core.effects import Account, Listed
 from zeusd.core.model import Failure
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
@@ -156,7 +156,7 @@ class Accounting:
             done(ticket, ENDING)
 
     def describe(self) -> dict[str, Any]:
-        """`messages.LedgerState` as a map."""
+        """`replies.LedgerState` as a map."""
         return {**self._state, "trouble": self._trouble, "dropped": self._dropped}
 
     # --------------------------------------------------------------------------------- internals

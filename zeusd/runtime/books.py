@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import MAX_SUMS, Allocate, Deallocate, GetUsage
+from zeus_ipc.requests import MAX_SUMS, Allocate, Deallocate, GetUsage
 from zeusd.core.effects import Listed
 from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
@@ -197,7 +197,7 @@ class Books:
     # --------------------------------------------------------------------------------- requests
 
     def allocate(self, request: Allocate, t_ns: int) -> dict[str, Any]:
-        """See `messages.Allocate`."""
+        """See `requests.Allocate`."""
         account = Account(Kind(request.kind), request.name, request.run, request.uid)
         uuids = list(dict.fromkeys(request.gpus))
         if self._presence is not None:
@@ -208,19 +208,19 @@ class Books:
         return {}
 
     def deallocate(self, request: Deallocate, t_ns: int) -> list[str]:
-        """See `messages.Deallocate`. Returns the GPUs that were held."""
+        """See `requests.Deallocate`. Returns the GPUs that were held."""
         return self._allocations.end(
             Kind(request.kind), request.name, request.run, request.gpus, t_ns
         )
 
     def forget(self, uid: int) -> dict[str, Any]:
-        """See `messages.ForgetUser`."""
+        """See `requests.ForgetUser`."""
         changed = self._store.forget(uid)
         self.stored += 1
         return {"accounts": changed}
 
     def usage(self, request: GetUsage, reader: int | None) -> dict[str, Any] | Failure:
-        """See `messages.GetUsage`."""
+        """See `requests.GetUsage`."""
         now_ns = self._clocks.monotonic_ns()
         asked = (reader, request.edges, request.by, request.uid, request.name)
         if request.offset and self._page is not None and self._page[0] == asked:
@@ -251,7 +251,7 @@ class Books:
         }
 
     def describe(self) -> dict[str, Any]:
-        """Counters since the ledger began, as last settled: fields of `messages.LedgerState`."""
+        """Counters since the ledger began, as last settled: fields of `replies.LedgerState`."""
         totals = self._store.totals()
         for account in self._allocations.accounts():
             totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0

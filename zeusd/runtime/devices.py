@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
-from zeus_ipc.messages import GpuInfo, GpuSupport
+from zeus_ipc.replies import GpuInfo, GpuSupport
 from zeusd.core.model import GpuFacts
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, PowerLimits
 

@@ -13,7 +13,8 @@ from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import PROTOCOL_VERSION, Request
+from zeus_ipc.requests import Request
+from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.core.accounting import ABSENT
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.core import Core
@@ -107,7 +108,7 @@ class Engine:
         driver_id: Names the present load of the driver.
         driver_entry: What the journal should say about how the driver is reached.
         sampling: Makes the sampler, given the library.
-        users: What the server refused whom: `messages.UserLoad` as maps.
+        users: What the server refused whom: `replies.UserLoad` as maps.
         accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
 
     Attributes:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from zeus_ipc.messages import CpuInfo
+from zeus_ipc.replies import CpuInfo
 from zeusd.devices.port import DeviceError
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
-from zeus_ipc.messages import (
+from zeus_ipc.requests import (
     GetClocks,
     GetEnergy,
     GetPower,

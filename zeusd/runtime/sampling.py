@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from zeus_ipc.messages import CpuInfo, GpuInfo
+from zeus_ipc.replies import CpuInfo, GpuInfo
 from zeusd.devices.port import Backend, Handle
 from zeusd.energy.history import LAYOUT, SIZE, History
 from zeusd.runtime.historian import Historian, LookUp
@@ -164,7 +164,7 @@ class Sampling:
         return self.sampler.pause(names, timeout_s)
 
     def describe(self) -> list[dict[str, object]]:
-        """What was last seen of each device: `messages.SourceState` as maps."""
+        """What was last seen of each device: `replies.SourceState` as maps."""
         found: list[dict[str, object]] = []
         for name in self.sampler.names():
             source = self.sampler.find(name)

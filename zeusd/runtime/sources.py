@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
-from zeus_ipc.messages import GpuInfo
+from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
 from zeusd.energy.channel import Channel
 from zeusd.energy.curve import Curve
@@ -23,7 +23,7 @@ DEFAULT_CEILING_MW = 1_000_000
 
 
 class Sample(NamedTuple):
-    """What a device showed at a tick; units as in `messages.Sample`."""
+    """What a device showed at a tick; units as in `replies.Sample`."""
 
     t_ns: int
     energy_uj: int
@@ -33,7 +33,7 @@ class Sample(NamedTuple):
 
 
 def describe_sample(name: str, sample: Sample) -> dict[str, object]:
-    """`messages.Sample` as a map."""
+    """`replies.Sample` as a map."""
     slow = sample.slow
     return {
         "gpu": name,

@@ -39,7 +39,7 @@ def _optional(call: Callable[[Handle], Any], gpu: Handle) -> Any:
 
 
 def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`messages.GpuState` as a map, without what only the core knows."""
+    """`replies.GpuState` as a map, without what only the core knows."""
     sensors = _optional(nvml.sensors, gpu)
     held: dict[str, list[int] | None] = {}
     for control, spec in SPECS.items():
@@ -73,7 +73,7 @@ def _read_control(nvml: Backend, control: Control, gpu: Handle) -> ControlValue:
 
 
 def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`messages.EnergyReading` as a map.
+    """`replies.EnergyReading` as a map.
 
     Raises:
         DeviceError: Not supported where the GPU has no energy counter.
@@ -85,7 +85,7 @@ def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
 
 
 def read_power(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`messages.PowerReading` as a map."""
+    """`replies.PowerReading` as a map."""
     sensors = nvml.sensors(gpu)
     return {
         "t_ns": sensors.t_ns,
@@ -96,7 +96,7 @@ def read_power(nvml: Backend, gpu: Handle) -> dict[str, Any]:
 
 
 def read_clocks(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`messages.SupportedClocks` as a map."""
+    """`replies.SupportedClocks` as a map."""
     memory = nvml.supported_memory_clocks(gpu)
     return {
         "memory_mhz": memory,
@@ -111,7 +111,7 @@ def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
 
 
 def read_processes(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`messages.GpuProcesses` as a map."""
+    """`replies.GpuProcesses` as a map."""
     t_ns = time.monotonic_ns()
     found = []
     for process in nvml.processes(gpu):

@@ -8,14 +8,8 @@ from pydantic import ValidationError
 
 from zeus_ipc.codec import DecodeError, decode_request
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import (
-    OPERATIONS,
-    PROTOCOL_VERSION,
-    GetTimeline,
-    GetWindows,
-    Request,
-    request_adapter,
-)
+from zeus_ipc.requests import OPERATIONS, GetTimeline, GetWindows, Request, request_adapter
+from zeus_ipc.wire import PROTOCOL_VERSION
 
 COSTS = {
     "hello": 2.0,

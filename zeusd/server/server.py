@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Request
+from zeus_ipc.requests import Request
 from zeusd.core.model import Peer
 from zeusd.runtime.processes import NoSuchPeer, identify_peer
 from zeusd.runtime.reactor import Reactor
@@ -154,7 +154,7 @@ class Server:
             self._topics.publish(topic, encode(describe_sample(name, sample)))
 
     def describe(self) -> list[dict[str, Any]]:
-        """Users who were refused something: `messages.UserLoad` as maps."""
+        """Users who were refused something: `replies.UserLoad` as maps."""
         return [
             {
                 "uid": user.uid,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeAlias
 
-from zeus_ipc.messages import MAX_REQUEST_BYTES
+from zeus_ipc.wire import MAX_REQUEST_BYTES
 
 
 class Role(Enum):

@@ -1,4 +1,4 @@
-"""Operations and fields of the protocol, from `zeus_ipc.messages`."""
+"""Operations and fields of the protocol, from `zeus_ipc.requests` and `zeus_ipc.replies`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from enum import Enum
 
 from pydantic import BaseModel
 
-from zeus_ipc import messages
+from zeus_ipc import replies as answers
+from zeus_ipc import requests as asked
+from zeus_ipc import wire
 
 from .markdown import code, heading, paragraphs, prose, table
 from .sources import attribute_docs, below, fields, meanings
@@ -34,21 +36,18 @@ _BY_HAND = {
 
 
 def requests() -> list[type[BaseModel]]:
-    """The class of each operation, in the order of `OPERATIONS`."""
-    found = {one.model_fields["op"].default: one for one in typing.get_args(messages.Request)}
-    return [found[operation] for operation in messages.OPERATIONS]
+    """The class of each operation."""
+    return [*typing.get_args(asked.Request)]
 
 
 def replies() -> list[type[BaseModel]]:
     """Every other message, in the order of the module."""
-    base, request = messages._Message, messages._Request
     return [
         one
-        for name, one in vars(messages).items()
+        for one in vars(answers).values()
         if isinstance(one, type)
-        and issubclass(one, base)
-        and not issubclass(one, request)
-        and not name.startswith("_")
+        and issubclass(one, wire.Message)
+        and one.__module__ == answers.__name__
     ]
 
 
@@ -56,21 +55,21 @@ def enums() -> list[type[Enum]]:
     """The sets of names that fields choose from."""
     return [
         one
-        for one in vars(messages).values()
-        if isinstance(one, type) and issubclass(one, Enum) and one.__module__ == messages.__name__
+        for one in vars(asked).values()
+        if isinstance(one, type) and issubclass(one, Enum) and one.__module__ == asked.__name__
     ]
 
 
 def page() -> str:
     """The page."""
-    common = set(messages._Request.model_fields)
+    common = set(asked._Request.model_fields)
     found = _LEAD + heading(2, "Operations")
     rows = [
         (f"[`{one.model_fields['op'].default}`](#{_anchor(one)})", prose(_first(one)))
         for one in requests()
     ]
     found += table(("operation", ""), rows)
-    found += heading(3, "In every request") + _COMMON + "\n\n" + _fields(messages._Request)
+    found += heading(3, "In every request") + _COMMON + "\n\n" + _fields(asked._Request)
     for one in requests():
         found += heading(3, one.model_fields["op"].default, _anchor(one))
         found += paragraphs(_doc(one)) + _see(one) + "\n"
@@ -91,23 +90,23 @@ def page() -> str:
 
 def constants() -> dict[str, tuple[object, str]]:
     """Numbers of the protocol: value and meaning."""
-    docs = below(ast.parse(inspect.getsource(messages)).body) | _BY_HAND
-    return {
-        name: (value, docs[name])
-        for name, value in vars(messages).items()
-        if name.isupper() and name != "OPERATIONS"
-    }
+    docs, values = dict(_BY_HAND), {}
+    for module in (wire, asked, answers):
+        docs = below(ast.parse(inspect.getsource(module)).body) | docs
+        values |= {name: value for name, value in vars(module).items() if name.isupper()}
+    del values["OPERATIONS"]
+    return {name: (value, docs[name]) for name, value in values.items()}
 
 
 def _anchor(one: type[object]) -> str:
-    return f"{messages.__name__}.{one.__name__}"
+    return f"{one.__module__}.{one.__name__}"
 
 
 def _doc(model: type[BaseModel]) -> str:
     """A set request says only what it sets; what holds for all of them is said by their base."""
     own = model.__doc__ or ""
-    if issubclass(model, messages._SetRequest) and "Result" not in own:
-        return f"{own}\n\n{(messages._SetRequest.__doc__ or '').partition(chr(10))[2]}"
+    if issubclass(model, asked._SetRequest) and "Result" not in own:
+        return f"{own}\n\n{(asked._SetRequest.__doc__ or '').partition(chr(10))[2]}"
     return own
 
 

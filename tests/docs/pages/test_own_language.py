@@ -17,7 +17,8 @@ from tests.docs.pages.following import DOCS
 from tests.snippets import ROOT, every
 from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus_ipc.codec import decode_reply, encode
-from zeus_ipc.messages import ErrorBody, HeartbeatResult, NodeInfo, request_adapter
+from zeus_ipc.replies import ErrorBody, HeartbeatResult, NodeInfo
+from zeus_ipc.requests import request_adapter
 
 PAGE = DOCS / "integrate" / "own_language.md"
 _TTL_S = 0.6

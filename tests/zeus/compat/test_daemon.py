@@ -28,7 +28,7 @@ from zeus.device.cpu import (
 )
 from zeus.exceptions import ZeusGPUNoPermissionError
 from zeus_ipc.client import Client
-from zeus_ipc.messages import CpuInfo, NodeInfo, WindowEnergies
+from zeus_ipc.replies import CpuInfo, NodeInfo, WindowEnergies
 from zeusd import embed
 from zeusd.devices.port import DeviceError, Outcome
 from zeusd.devices.simulated import SimulatedBackend

@@ -17,7 +17,7 @@ from tests.support import RunningDaemon, as_nobody, configuration, running_daemo
 from zeus.serving import ClockControl, Queue, Step
 from zeus.serving.clock_control import IDLE_S, SETTLED_S
 from zeus_ipc import Client
-from zeus_ipc.messages import GpuState
+from zeus_ipc.replies import GpuState
 
 ENGINE = Path(__file__).with_name("engine.py")
 

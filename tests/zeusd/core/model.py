@@ -389,11 +389,18 @@ class Model(World):
 
     @staticmethod
     def _made_of(debt: Debt, value: ControlValue) -> bool:
-        """Whether a driver may have made this of the value whose write was not confirmed."""
-        if debt.doubt is None:
-            return False
-        ends = {end for odd in ODD_DRIVERS if odd.clamp_mw is not None for end in odd.clamp_mw}
-        return near(debt.doubt, value, SPECS[debt.control].rounding) or value[0] in ends
+        """Whether a driver may have made this of a value that was written and never confirmed.
+
+        The target is listed without being in doubt: what is made of it is where it belongs.
+        """
+        rounding = SPECS[debt.control].rounding
+        clamps = [odd.clamp_mw for odd in ODD_DRIVERS if odd.clamp_mw is not None]
+        return any(
+            near(asked, value, rounding)
+            or value in [(min(max(asked[0], low), high),) for low, high in clamps]
+            for asked in (debt.doubt, debt.target)
+            if asked
+        )
 
     def settle(self) -> None:
         """Nothing fails any more, and enough time passes."""
@@ -405,10 +412,13 @@ class Model(World):
         self.start_zeusd()
         self._drain()
         for gpu, odd in self.odd.items():
-            entry = self.journal.get(debt_key(gpu, Control.POWER_LIMIT), {})
-            if odd.clamp_mw is not None and entry.get("doubt"):
+            limit = gpu, Control.POWER_LIMIT
+            entry = self.journal.get(debt_key(*limit))
+            if odd.clamp_mw is None or entry is None:
+                continue
+            if self._made_of(Debt.from_json(entry), self.values[limit]):
                 # Its range changes without a reload: what it made of the write is not to be known.
-                self.ours.discard((gpu, Control.POWER_LIMIT))
+                self.ours.discard(limit)
         self.odd.clear()
         self.look_again()
         self._drain()
@@ -449,8 +459,8 @@ class Model(World):
         machine, key = self.machine(gpu, control), (gpu, control)
         value = self.values[key]
         if machine.phase is Phase.FREE:
-            resting = (machine.target, machine._resting)
-            assert value in resting or key not in self.ours, (
+            rests = (machine.target, machine._resting)
+            assert value in rests or key not in self.ours, (
                 f"{control.value} of {gpu} is left at {value} instead of {machine.target}"
             )
             assert debt_key(gpu, control) not in self.journal
@@ -488,7 +498,10 @@ class Model(World):
         for gpu, control in list(self.ours):
             key = debt_key(gpu, control)
             entry = self.late.get(key) if key in self.late else self.journal.get(key)
-            if entry is None or not entry["values"]:
+            values, target = ([], []) if entry is None else (entry["values"], entry["target"])
+            # The first write of a lease may fail and change nothing: it rests as before then.
+            first = len(values) > 1 and values[0] == target == [*self.values[gpu, control]]
+            if not values or first:
                 self.ours.discard((gpu, control))
 
     def _check_losses(self) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.core.access import Access, AllowRule
 
 ZEUS, ADMINS = 500, 600

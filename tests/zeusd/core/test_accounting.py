@@ -10,7 +10,8 @@ import pytest
 from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, make_world
 from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import Allocate, Metrics
+from zeus_ipc.replies import Metrics
+from zeus_ipc.requests import Allocate
 from zeusd.core.accounting import ABSENT
 from zeusd.core.model import Failure
 from zeusd.core.policy import LedgerAccess

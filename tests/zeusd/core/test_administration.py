@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.messages import AuditTrail, Control, Metrics, NodeInfo, Policy, Quiesced
+from zeus_ipc.controls import Control
+from zeus_ipc.replies import AuditTrail, Metrics, NodeInfo, Policy, Quiesced
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.policy import GpuRule, SitePolicy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.core.access import OPEN
 from zeusd.core.policy import GpuRule, Settings, SitePolicy
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.zeusd.core.world import GPU0, World
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.core import RECONNECT_NS
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy

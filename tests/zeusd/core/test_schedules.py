@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, ODD_DRIVERS, POLICIES, Model, Program
 from tests.zeusd.core.schedules import run_schedule
 from tests.zeusd.core.world import Odd
-from zeus_ipc.messages import Control
+from zeus_ipc.controls import Control
 from zeusd.core.policy import SitePolicy
 
 SCHEDULES = int(os.environ.get("ZEUSD_TEST_SCHEDULES", "2500"))

@@ -9,7 +9,8 @@ from typing import Any
 
 from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import GpuInfo, GpuSupport, request_adapter
+from zeus_ipc.replies import GpuInfo, GpuSupport
+from zeus_ipc.requests import request_adapter
 from zeusd.core.access import OPEN, Access
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.control import ControlMachine

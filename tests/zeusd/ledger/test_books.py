@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.zeusd.ledger.world import START_S, World
-from zeus_ipc.messages import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
+from zeus_ipc.requests import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
 from zeusd.core.model import Failure
 from zeusd.energy.history import SECOND_NS
 from zeusd.runtime.books import Books

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.zeusd.ledger.world import World
-from zeus_ipc.messages import Allocate, Deallocate, GetUsage
+from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.runtime.books import Books
 

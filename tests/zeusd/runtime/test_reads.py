@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
-from zeus_ipc.messages import request_adapter
+from zeus_ipc.requests import request_adapter
 from zeusd.core.effects import Read
 from zeusd.runtime.historian import LookUp
 from zeusd.runtime.reads import PROCESSES_NS, Reads

@@ -12,7 +12,8 @@ import pytest
 
 from tests.support import wait_for
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.messages import OPERATIONS, PROTOCOL_VERSION
+from zeus_ipc.requests import OPERATIONS
+from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.server.decoding import Invalid, cost, decode
 from zeusd.server.reports import EVERY_NS, Reports
 from zeusd.server.subuids import LOOK_NS, SubordinateUids

@@ -19,7 +19,7 @@ import zmq
 
 from tests.support import wait_for
 from tests.zmtp_peer import command, exactly, frame, has_ended, hello, message, shaken
-from zeus_ipc.messages import Request
+from zeus_ipc.requests import Request
 from zeusd.core.model import Peer
 from zeusd.runtime.reactor import Reactor
 from zeusd.runtime.sources import Sample

@@ -20,7 +20,7 @@ from tests.zmtp_peer import (
     prop,
     ready,
 )
-from zeus_ipc.messages import MAX_REQUEST_BYTES
+from zeus_ipc.wire import MAX_REQUEST_BYTES
 from zeusd.server.zmtp import (
     MAX_COMMAND_BYTES,
     MAX_TOPIC_BYTES,

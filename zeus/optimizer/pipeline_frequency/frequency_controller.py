@@ -20,8 +20,8 @@ from zeus.device import get_gpus
 from zeus.exceptions import ZeusBaseError, from_ipc
 from zeus_ipc.client import Client
 from zeus_ipc.errors import DaemonUnavailable, DeferredSetFailed, LeaseExpired, ZeusIpcError
-from zeus_ipc.messages import Domain
 from zeus_ipc.prepared import PreparedClocks, holds, let_go, sibling
+from zeus_ipc.requests import Domain
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from zeus.exceptions import ZeusBaseError
 from zeus.optimizer.power_limit.profile import watts
 from zeus_ipc.circuit import bounded
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.messages import LeaseInfo
+from zeus_ipc.replies import LeaseInfo
 
 
 def describe(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:

@@ -1,0 +1,572 @@
+"""What a client may ask zeusd for: every request, every field, its unit and its meaning.
+
+How they travel: `wire`. What is answered: `replies`.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from itertools import pairwise
+from typing import Annotated, Literal, get_args
+
+from pydantic import (
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    field_validator,
+    model_validator,
+)
+
+from zeus_ipc import controls
+from zeus_ipc.controls import Control
+from zeus_ipc.wire import (
+    PROTOCOL_VERSION,
+    ControlName,
+    Gpus,
+    MegaHertz,
+    Message,
+    MilliWatts,
+    Uuid,
+)
+
+
+class _Request(Message):
+    """What every request carries."""
+
+    v: int = PROTOCOL_VERSION
+    """Protocol version."""
+    id: Annotated[int, Field(ge=0, le=2**63 - 1)]
+    """Chosen by the client; the reply repeats it."""
+    deadline_ns: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
+    """CLOCK_MONOTONIC time after which the request must not be applied any more; 0 for none."""
+    client: Annotated[str, Field(max_length=32)] = ""
+    """Names one client object within its process, so that `goodbye` gives back only its leases.
+    It is no identity: leases belong to the process."""
+
+
+class Hello(_Request):
+    """Asks what the daemon is and which GPUs the node has. Result: `NodeInfo`."""
+
+    op: Literal["hello"] = "hello"
+    client_version: Annotated[str, Field(max_length=64)] = ""
+    """Of what asks; nothing depends on it."""
+
+
+class GetState(_Request):
+    """Reads the present state of GPUs. Result: `{"gpus": {uuid: GpuState | {"error": ...}}}`."""
+
+    op: Literal["state"] = "state"
+    gpus: Gpus
+
+
+class GetEnergy(_Request):
+    """Reads the energy counters. Result: `{"gpus": {uuid: EnergyReading | {"error": ...}}}`."""
+
+    op: Literal["energy"] = "energy"
+    gpus: Gpus
+
+
+class GetPower(_Request):
+    """Reads the power sensors. Result: `{"gpus": {uuid: PowerReading | {"error": ...}}}`."""
+
+    op: Literal["power"] = "power"
+    gpus: Gpus
+
+
+class GetClocks(_Request):
+    """Reads the clocks a GPU can be locked to. Result: `{"gpus": {uuid: SupportedClocks}}`."""
+
+    op: Literal["clocks"] = "clocks"
+    gpus: Gpus
+
+
+class GetProcesses(_Request):
+    """Reads which processes use GPUs. Result: `{"gpus": {uuid: GpuProcesses | {"error": ...}}}`.
+
+    A driver is asked once a second at most, however many ask.
+    """
+
+    op: Literal["processes"] = "processes"
+    gpus: Gpus
+
+
+Source = Annotated[str, Field(min_length=1, max_length=96)]
+"""What draws power: a GPU's UUID, `cpu:0` (a CPU package) or `dram:0` (its memory)."""
+
+Sources = Annotated[list[Source], Field(min_length=1, max_length=64)]
+"""Devices that the request is for. Each gets a result of its own."""
+
+NO_END_NS = 2**62
+Nanoseconds = Annotated[int, Field(ge=0, le=NO_END_NS)]
+
+MAX_WINDOWS = 256
+"""Windows in one request."""
+
+MAX_SAMPLES = 4096
+"""Readings in one reply to `timeline`."""
+
+MAX_JOB_NAME = 64
+"""Characters of a job's name: the uid of a pod has 36."""
+
+MAX_RECORDS = 200
+"""Audit records in one reply: about 100 KB."""
+
+MAX_LOOKUPS = 4096
+"""Windows times sources in one request."""
+
+
+class Domain(str, Enum):
+    """What a timeline is of."""
+
+    POWER = "power"
+    """POWER_INSTANT, mW."""
+    AVERAGE_POWER = "average_power"
+    """POWER_AVERAGE: mean of the last second, mW."""
+    MEMORY_POWER = "memory_power"
+    """Of the GPU's memory, mean of the last second, mW."""
+    TEMPERATURE = "temperature"
+    """Degrees Celsius."""
+    GPU_CLOCK = "gpu_clock"
+    """MHz."""
+    MEMORY_CLOCK = "memory_clock"
+    """MHz."""
+    THROTTLE_REASONS = "throttle_reasons"
+    """Bits of nvmlClocksEventReasons."""
+    POWER_LIMIT = "power_limit"
+    """The limit in force, mW."""
+
+
+class GetWindows(_Request):
+    """Energy between pairs of instants. Result: `{"sources": {name: WindowEnergies | error}}`.
+
+    The reply comes when the tick after the last window's end has been seen: at most one tick later.
+    """
+
+    op: Literal["windows"] = "windows"
+    sources: Sources
+    windows: Annotated[list[Nanoseconds], Field(max_length=3 * MAX_WINDOWS)] = []
+    """Three numbers for each window: beginning and end (CLOCK_MONOTONIC), and 1 if the GPU had
+    nothing to do just before and after except what is measured, as after waiting for it, else 0.
+    None at all: asks only whether there is anything to look up."""
+
+    @field_validator("windows")
+    @classmethod
+    def _whole(cls, windows: list[int]) -> list[int]:
+        if len(windows) % 3:
+            raise ValueError("windows needs three numbers for each window")
+        if any(windows[n] > windows[n + 1] for n in range(0, len(windows), 3)):
+            raise ValueError("a window ends before it begins")
+        return windows
+
+    @model_validator(mode="after")
+    def _bounded(self) -> GetWindows:
+        if len(self.windows) // 3 * len(self.sources) > MAX_LOOKUPS:
+            raise ValueError(f"more than {MAX_LOOKUPS} windows times sources; ask in parts")
+        return self
+
+
+class GetTimeline(_Request):
+    """What a device's sensors have shown. Result: `{"sources": {name: Timeline | error}}`.
+
+    Power is kept at every tick for minutes, and each second for hours; everything else each
+    second; all of it every half minute for days.
+    """
+
+    op: Literal["timeline"] = "timeline"
+    sources: Annotated[list[Source], Field(min_length=1, max_length=1)]
+    """Exactly one."""
+    domain: Annotated[Domain, Field(strict=False)] = Domain.POWER
+    """Which of its readings."""
+    start_ns: Nanoseconds = 0
+    """Only from this time on."""
+    end_ns: Nanoseconds = NO_END_NS
+    """Only until this time."""
+    limit: Annotated[int, Field(ge=1, le=MAX_SAMPLES)] = MAX_SAMPLES
+    """At most so many, the oldest first."""
+
+
+class _SetRequest(_Request):
+    """Changes one control of each GPU, taking its lease first if nobody holds it.
+
+    Result: `{"gpus": {uuid: Applied | {"error": ...}}}`.
+
+    After a process has lost a lease (see `Heartbeat`), every set of that control answers
+    `lease_expired` until the process acquires or releases it: nothing is re-applied silently.
+    """
+
+    gpus: Gpus
+    block: bool = True
+    """Whether the reply waits for the change. Without, no reply is sent; of several queued for one
+    control only the newest is applied."""
+
+
+class SetControl(_SetRequest):
+    """Sets any control, by its name; the requests below are the same for one control each."""
+
+    op: Literal["set"] = "set"
+    control: ControlName
+    """Which."""
+    value: Annotated[list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=2)]
+    """As in the journal, see `Back.value`."""
+
+
+class SetPowerLimit(_SetRequest):
+    """Sets the power limit."""
+
+    op: Literal["set_power_limit"] = "set_power_limit"
+    power_limit_mw: MilliWatts
+    """Within the GPU's range, and at most the site's maximum."""
+
+
+class SetGpuClocks(_SetRequest):
+    """Locks the graphics (SM) clock to a range."""
+
+    op: Literal["set_gpu_clocks"] = "set_gpu_clocks"
+    min_mhz: MegaHertz
+    """The lowest it may run at."""
+    max_mhz: MegaHertz
+    """The highest."""
+
+
+class SetMemoryClocks(_SetRequest):
+    """Locks the memory clock to a range."""
+
+    op: Literal["set_memory_clocks"] = "set_memory_clocks"
+    min_mhz: MegaHertz
+    """The lowest it may run at."""
+    max_mhz: MegaHertz
+    """The highest."""
+
+
+class SetPersistenceMode(_SetRequest):
+    """Turns persistence mode on or off."""
+
+    op: Literal["set_persistence_mode"] = "set_persistence_mode"
+    enabled: bool
+    """Whether it is to be on."""
+
+
+class Reset(_SetRequest):
+    """Puts one control back to its restore target; the lease stays. Result as for a set."""
+
+    op: Literal["reset"] = "reset"
+    control: ControlName
+    """Which."""
+
+
+class Acquire(_Request):
+    """Takes leases without changing anything.
+
+    The holder is the process that the kernel says is at the other end of the connection.
+    Result: `{"gpus": {uuid: {"back": {control: Back}} | {"error": ...}}}`.
+    """
+
+    op: Literal["acquire"] = "acquire"
+    gpus: Gpus
+    controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
+    """Of each GPU. All of one GPU's are taken, or none."""
+    ttl_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
+    """How long the lease lasts without a heartbeat, within the site's bounds; 0: the site's
+    default."""
+
+
+class Whose(str, Enum):
+    """Whose leases a `release` is about."""
+
+    PROCESS = "process"
+    """The asking process's own."""
+    USER = "user"
+    """Those of the asking user's processes."""
+    ALL = "all"
+    """Anybody's: for administrators."""
+
+
+class Release(_Request):
+    """Puts controls back to their restore target and gives their leases back.
+
+    Result: `{"released": count}`, sent when the targets are written or their writing has failed
+    (a failed one is retried by the daemon). Releasing what is not held is no error.
+    """
+
+    op: Literal["release"] = "release"
+    gpus: Annotated[list[Uuid], Field(max_length=64)] = []
+    """Empty: all GPUs."""
+    controls: Annotated[list[ControlName], Field(max_length=8)] = []
+    """Empty: all controls."""
+    whose: Annotated[Whose, Field(strict=False)] = Whose.PROCESS
+    """Holders who lose a lease that way are told at their next set."""
+    pids: Annotated[list[Annotated[int, Field(ge=1, le=2**31 - 1)]], Field(max_length=64)] = []
+    """Only of these processes, as zeusd's pid namespace counts; empty: of all."""
+    job: Annotated[str, Field(max_length=MAX_JOB_NAME)] = ""
+    """Only of this job (see `LeaseInfo.job`); empty: of all."""
+
+
+class Restore(_Request):
+    """Puts controls back to the site's maximum, whoever holds or has set them: for administrators.
+
+    Holders lose their leases and are told so at their next set; what `persist` made the target is
+    one no longer, and what somebody set past zeusd is overwritten.
+    Result: `{"gpus": {uuid: {"controls": {control: "ok" | why not}} | {"error": ...}}}`.
+    """
+
+    op: Literal["restore"] = "restore"
+    gpus: Annotated[list[Uuid], Field(max_length=64)] = []
+    """Empty: all GPUs."""
+    controls: Annotated[list[ControlName], Field(max_length=8)] = []
+    """Empty: all controls."""
+
+
+class Persist(_Request):
+    """Makes what this process has set the restore target, until a `restore`: for administrators.
+
+    A power limit is then also the most that others may set. The leases end.
+    Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+    """
+
+    op: Literal["persist"] = "persist"
+    gpus: Gpus
+    controls: Annotated[list[ControlName], Field(min_length=1, max_length=8)]
+    """Of each GPU."""
+
+
+CeilingName = Annotated[str, Field(pattern=controls.CEILING_NAME)]
+"""`fleet`: of a power budget over many nodes. `persisted`: until a `restore`. `job:ID`: of a job,
+as `LeaseInfo.job` names it; it ends with the job's control group. `site` is in zeusd.toml."""
+
+
+class SetCeiling(_Request):
+    """Puts an upper bound on a control, or removes it: for administrators.
+
+    The least of a GPU's ceilings and the site's limit is the most that anybody may set, and what a
+    restore writes. Result: `{"gpus": {uuid: {"highest": [mW]} | {"error": ...}}}`, sent when the
+    GPU holds no more than that.
+    """
+
+    op: Literal["set_ceiling"] = "set_ceiling"
+    gpus: Gpus
+    name: CeilingName
+    """Which ceiling. Another one of the same name is replaced."""
+    control: ControlName = Control.POWER_LIMIT
+    """On which control; only a power limit takes ceilings."""
+    value: (
+        Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
+    ) = None
+    """The bound, [mW]; None removes the ceiling."""
+    ttl_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] = 0
+    """After this time `fallback` takes its place, unless it is set again before; 0: never. It is
+    counted while the machine sleeps, and over restarts of zeusd."""
+    fallback: (
+        Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
+    ) = None
+    """The bound from then on, at most `value`; None: then the ceiling ends."""
+
+
+class Quiesce(_Request):
+    """Puts everything back and lets go of the driver, for a reset: for administrators.
+
+    Until `resume`, requests for GPUs answer `quiesced`. Result: `Quiesced`.
+    """
+
+    op: Literal["quiesce"] = "quiesce"
+
+
+class Resume(_Request):
+    """Takes the driver up again and reads every GPU anew: for administrators. Result: `NodeInfo`.
+
+    Without a `quiesce` before, nothing happens.
+    """
+
+    op: Literal["resume"] = "resume"
+
+
+class GetPolicy(_Request):
+    """Asks what the asking user may do. Result: `Policy`."""
+
+    op: Literal["policy"] = "policy"
+
+
+class GetAudit(_Request):
+    """Reads the newest records of the audit trail. Result: `AuditTrail`."""
+
+    op: Literal["audit"] = "audit"
+    after: Annotated[int, Field(ge=0, le=2**62)] = 0
+    """Only records with a higher number."""
+    before: Annotated[int, Field(ge=1, le=2**62)] = 2**62
+    """Only records with a lower number."""
+    limit: Annotated[int, Field(ge=1, le=MAX_RECORDS)] = MAX_RECORDS
+    """The newest so many of these."""
+
+
+class GetMetrics(_Request):
+    """Reads what zeusd counts. Result: `Metrics`."""
+
+    op: Literal["metrics"] = "metrics"
+
+
+AccountName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_./+-]{0,319}$")]
+"""A job's id, or `namespace/pod`."""
+
+Uid = Annotated[int, Field(ge=-1, le=2**32 - 2)]
+"""A user's number; -1: no user."""
+
+NOBODY = -1
+"""The uid of what belongs to no user."""
+
+MAX_EDGES = 401
+"""Ends of intervals in one request: a year of days."""
+
+MAX_SUMS = 500
+"""Sums in one reply to `usage`."""
+
+BUCKET_S = 900
+"""Seconds in which energy is summed up in zeusd's ledger; every time zone's days are multiples."""
+
+
+class Allocate(_Request):
+    """Charges what GPUs draw from now on to a job or pod: for administrators.
+
+    A GPU is held whole by one, or in parts by several, who share by weight: an allocation of one
+    form ends those of the other, and a whole one ends every other. It also ends with `deallocate`,
+    and with the job's control group if it has had one. Asking twice is no error.
+    Result: `{"gpus": {uuid: {} | {"error": ...}}}`, sent when it is in the ledger.
+    """
+
+    op: Literal["allocate"] = "allocate"
+    gpus: Gpus
+    kind: Literal["job", "pod"] = "job"
+    """What holds them."""
+    name: AccountName
+    """Slurm's job id, or `namespace/pod`."""
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] = ""
+    """Tells runs of one job apart: a restart count, or the SLUID."""
+    uid: Uid = NOBODY
+    """The user who is charged; without one, only the job or pod is."""
+    weight: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """The part of each GPU beside other holders, such as the number of shards; 0: all of it."""
+    control_group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
+    """What control groups call the job or pod, where that is not its name: a SLUID, a pod's uid."""
+
+
+class Deallocate(_Request):
+    """Ends allocations: for administrators.
+
+    Result: `{"ended": count}`, sent when the energy until then is in the ledger. None is no error.
+    """
+
+    op: Literal["deallocate"] = "deallocate"
+    gpus: Annotated[list[Uuid], Field(max_length=64)] = []
+    """Empty: all that it holds."""
+    kind: Literal["job", "pod"] = "job"
+    """What holds them."""
+    name: AccountName
+    """As in `allocate`."""
+    run: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.:-]{0,64}$")] | None = None
+    """Only of this run; None: of every run."""
+
+
+class GetUsage(_Request):
+    """Asks who used how much energy. Result: `Usage`.
+
+    Ordinary users see their own sums, those of idle and unattributed energy, and the others as one,
+    unless the site lets everybody see everything.
+    """
+
+    op: Literal["usage"] = "usage"
+    edges: Annotated[
+        list[Annotated[int, Field(ge=0, le=2**40)]],
+        Field(min_length=2, max_length=MAX_EDGES),
+    ]
+    """Ends of the intervals to sum over: UTC seconds, ascending, multiples of `BUCKET_S`."""
+    by: Literal["user", "job", "pod", "namespace", "account", "gpu", "total"] = "user"
+    """What to sum by. What is of another kind is summed by user or namespace; `account`: each job,
+    pod, service and user has a sum of its own."""
+    uid: Uid | None = None
+    """Only of this user."""
+    name: Annotated[str, Field(max_length=320)] = ""
+    """Only of the job or pod of this name; `by` must ask for its kind."""
+    offset: Annotated[int, Field(ge=0, le=2**31)] = 0
+    """Leaves out so many sums: a reply has at most `MAX_SUMS`."""
+
+    @field_validator("edges")
+    @classmethod
+    def _ascending(cls, edges: list[int]) -> list[int]:
+        if any(edge % BUCKET_S for edge in edges):
+            raise ValueError(f"edges must be multiples of {BUCKET_S} s")
+        if any(first >= last for first, last in pairwise(edges)):
+            raise ValueError("edges must ascend")
+        return edges
+
+    @model_validator(mode="after")
+    def _of_its_kind(self) -> GetUsage:
+        if self.name and self.by not in ("job", "pod"):
+            raise ValueError("a name can be looked for by job or by pod only")
+        return self
+
+
+class ForgetUser(_Request):
+    """Puts a random number in a user's place in the ledger: for administrators.
+
+    Sums stay what they are. Result: `{"accounts": count}`.
+    """
+
+    op: Literal["forget_user"] = "forget_user"
+    uid: Annotated[int, Field(ge=0, le=2**32 - 2)]
+    """Who is forgotten."""
+
+
+class ListLeases(_Request):
+    """Lists the node's leases. Result: `{"leases": [LeaseInfo, ...]}`."""
+
+    op: Literal["leases"] = "leases"
+
+
+class Heartbeat(_Request):
+    """Says that the application is alive: all leases of its process begin their TTL anew.
+
+    It must come from the application, not from a library's thread that lives on while the
+    application hangs. Result: `HeartbeatResult`.
+    """
+
+    op: Literal["heartbeat"] = "heartbeat"
+
+
+class Goodbye(_Request):
+    """Releases what this client object took, as the last thing it does. Result as for `Release`."""
+
+    op: Literal["goodbye"] = "goodbye"
+
+
+SetRequest = (
+    SetControl | SetPowerLimit | SetGpuClocks | SetMemoryClocks | SetPersistenceMode | Reset
+)
+ReadRequest = GetState | GetEnergy | GetPower | GetClocks | GetProcesses
+PastRequest = GetWindows | GetTimeline
+AccountingRequest = Allocate | Deallocate | GetUsage | ForgetUser
+Request = (
+    Hello
+    | ReadRequest
+    | PastRequest
+    | SetRequest
+    | Acquire
+    | Release
+    | Restore
+    | Persist
+    | SetCeiling
+    | AccountingRequest
+    | Quiesce
+    | Resume
+    | GetPolicy
+    | GetAudit
+    | GetMetrics
+    | ListLeases
+    | Heartbeat
+    | Goodbye
+)
+
+request_adapter: TypeAdapter[Request] = TypeAdapter(
+    Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)
+)
+"""Validates a decoded map into the request class that its `op` names."""
+
+OPERATIONS: tuple[str, ...] = tuple(one.model_fields["op"].default for one in get_args(Request))
+"""What a client may ask for."""
