@@ -240,7 +240,8 @@ class Report:
     gpus: list[Gpu]
     unopened: list[Unopened]
     sandbox: dict[str, list[str]] | None = None
-    """With `--in-unit`: reads by what zeusd's unit makes of them, `same` or `differs`."""
+    """With `--in-unit`: `same` lists the reads that answer alike inside the sandbox of zeusd's
+    unit, `differs` says how the others do."""
 
     def to_json(self) -> str:
         """The report as text."""
