@@ -30,6 +30,11 @@ _SLOW = frozenset({"power_samples", "compute_processes", "graphics_processes"})
 """Calls of milliseconds: they are timed a tenth as often."""
 
 
+DATED_SHARE = 0.25
+"""An update that lies in an interval of a larger share of the period tells nothing of the window:
+the machine was busy."""
+
+
 @dataclass(frozen=True)
 class Plan:
     """How long a probe takes.
@@ -238,13 +243,17 @@ def _powers(name: str, series: Series) -> list[tuple[float, float]]:
     changes = series.changes()
     begin_ns = series.t_ns[0] if series.t_ns else 0
     period = find_period(changes, begin_ns)
-    dated = [(date(change, period, begin_ns), change.value) for change in changes]
+    period_ns = (period.period_ms if period else 100.0) * 1e6
+    dated = [
+        (date(change, period, begin_ns), change.value, change.width_ns <= DATED_SHARE * period_ns)
+        for change in changes
+    ]
     if not name.startswith("energy"):
-        return [(t_ns, value / 1000) for t_ns, value in dated]
+        return [(t_ns, value / 1000) for t_ns, value, good in dated if good]
     return [
         (later_ns, (later - earlier) * 1e6 / (later_ns - earlier_ns))
-        for (earlier_ns, earlier), (later_ns, later) in itertools.pairwise(dated)
-        if later_ns > earlier_ns
+        for (earlier_ns, earlier, first), (later_ns, later, second) in itertools.pairwise(dated)
+        if first and second and 0 < later_ns - earlier_ns < 1.5 * period_ns
     ]
 
 
