@@ -22,6 +22,7 @@ from zeusctl.probe.period import date, find_period
 from zeusctl.probe.sampling import sample, time_calls, time_together
 from zeusctl.probe.series import Series
 from zeusctl.probe.visible import VisibleWindow, find_window
+from zeusctl.probe.windows import window_errors
 
 Loads = Callable[[int], Load | None]
 """Makes a load on a GPU, by index; None: there is none."""
@@ -235,7 +236,10 @@ def _load(
         window = find_window(_powers(name, series), bursts, widths[len(widths) // 2] / 2e6)
         if window is not None:
             windows[name] = window
-    return reports.Loaded(load.name, len(bursts), windows)
+    power = next((windows[name] for name in reports.POWERS if name in windows), None)
+    counter = next((sampled[name] for name in reports.COUNTERS if name in sampled), None)
+    errors = [] if power is None or counter is None else window_errors(counter, bursts, power)
+    return reports.Loaded(load.name, len(bursts), windows, errors)
 
 
 def _powers(name: str, series: Series) -> list[tuple[float, float]]:

@@ -17,7 +17,8 @@ from zeusctl.probe.counter import compare_energy, find_resolution
 from zeusctl.probe.latency import summarize
 from zeusctl.probe.period import find_period
 from zeusctl.probe.series import Series
-from zeusctl.probe.visible import find_window
+from zeusctl.probe.visible import VisibleWindow, find_window
+from zeusctl.probe.windows import window_errors
 
 SEEDS = (101, 102, 103)
 
@@ -178,6 +179,22 @@ def test_the_resolution_of_readings_is_found_exactly(step: int) -> None:
 
 def test_too_few_different_readings_tell_no_resolution() -> None:
     assert find_resolution([70_000, 70_400] * 50) is None
+
+
+def test_the_error_of_counter_differences_over_bursts_is_stated_by_their_length() -> None:
+    counter = Series((n * MS, 100 * 50 * (n // 50)) for n in range(10_000))  # 100 W, each 50 ms
+    bursts = [(n * MS + 100, (n + 1000) * MS + 100) for n in range(200, 8000, 1009)]
+    bursts += [(n * MS + 100, (n + 20) * MS + 100) for n in range(8010, 9800, 31)]
+    plateau = VisibleWindow(50, 1, 0, 10, 100, unexplained_w=2, updates=100)
+
+    long, short = window_errors(counter, bursts, plateau)
+
+    assert (long.burst_ms, short.burst_ms) == pytest.approx((1000, 20))
+    assert (long.bursts, short.bursts) == (8, 58)
+    assert long.mean_error_percent < 3  # at most a tick at one end
+    assert short.mean_error_percent > 80  # 0 J, or 5 J for 2 J
+    assert abs(short.bias_percent) < 25
+    assert long.truth_uncertainty_percent == pytest.approx(0.4)
 
 
 def test_percentiles_are_those_of_the_nearest_rank() -> None:
