@@ -121,8 +121,8 @@ def _epoch(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
     hours = gpu.counter_total_j / mean_w / 3600
     up = "" if uptime_s is None else f"; the machine has been up for {uptime_s / 3600:.1f} h"
     yield (
-        f"  energy counter: {gpu.counter_total_j / 1000:.1f} kJ since its epoch, as in {hours:.1f} h "
-        f"of this power{up}"
+        f"  energy counter: {gpu.counter_total_j / 1000:.1f} kJ since its epoch, as in {hours:.1f} "
+        f"h of this power{up}"
     )
 
 
