@@ -17,6 +17,9 @@ _LATENCIES = (
 )
 """Calls whose latency the page has; the JSON has all."""
 
+STALLED_MS = 50.0
+"""Readings this far apart miss updates."""
+
 _MARKS = {"ok": "OK", "differs": "DIFFERS", "not supported": "not supported", "not known": "?"}
 
 
@@ -58,6 +61,12 @@ def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
             for name, sensor in gpu.sensors.items()
         ],
     )
+    stalled_ms = max((sensor.longest_gap_ms for sensor in gpu.sensors.values()), default=0.0)
+    if stalled_ms > STALLED_MS:
+        yield (
+            f"  readings stalled for up to {stalled_ms:.0f} ms: the machine was busy; probe again "
+            "when it is quiet"
+        )
     if gpu.counter is not None:
         found = gpu.counter
         yield (
