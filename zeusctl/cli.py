@@ -37,6 +37,7 @@ VERBS = {
     "audit": "audit",
     "doctor": "doctor",
     "probe": "probe",
+    "exercise": "exercise",
     "quiesce": "quiesce",
     "resume": "quiesce",
     "schema": "about",

@@ -529,7 +529,9 @@ REPORTS: dict[str, type[Report]] = {
 
 
 def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
-    """What makes each published JSON schema, that of a probe's report included."""
-    from zeusctl.probe.published import published
+    """What makes each published JSON schema, those of probe and exercise included."""
+    from zeusctl.exercise import published as exercise
+    from zeusctl.probe import published as probe
 
-    return {**{name: kind.published for name, kind in REPORTS.items()}, "probe": published}
+    found = {name: kind.published for name, kind in REPORTS.items()}
+    return {**found, "probe": probe.published, "exercise": exercise.published}

@@ -123,6 +123,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
         "nothing that the driver said contradicts itself",
         0,
     ),
+    "exercise": (("exercise", "0"), "n\n", "of GPU 0 (Tesla V100-PCIE-16GB) to many values?", 1),
     "quiesce": (("quiesce",), "", "has let go of the driver", 0),
     "resume": (("resume",), "", "taken up the driver again: 4 GPUs", 0),
     "schema": (("schema", "status"), "", '"title": "StatusReport"', 0),

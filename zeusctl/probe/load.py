@@ -8,6 +8,8 @@ would see the same part of a burst.
 
 from __future__ import annotations
 
+import queue
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
@@ -32,7 +34,7 @@ class Load(Protocol):
         """Queues a burst of about this length, which begins at once."""
 
     def bursts(self) -> list[tuple[int, int]]:
-        """Start and end of each burst so far, ns on the probe's clock; waits for the last."""
+        """Start and end of each burst, ns on the probe's clock; after the last one."""
 
     def close(self) -> None:
         """Frees the GPU."""
@@ -67,8 +69,11 @@ class Wave:
             return
         for end_ns, on_s, off_s in self._ends:
             if now_ns < end_ns:
+                if now_ns + on_s * 1e9 > end_ns:  # it would run into the next wave
+                    self._next_ns = end_ns
+                    return
                 self._load.burst(on_s)
-                self._next_ns = now_ns + round((on_s + off_s) * 1e9)
+                self._next_ns = min(end_ns, now_ns + round((on_s + off_s) * 1e9))
                 return
 
 
@@ -78,57 +83,70 @@ class _Queued(NamedTuple):
 
 
 class TorchLoad:
-    """Matrix products on one GPU, by PyTorch with CUDA or HIP. Never run on a GPU so far.
+    """Matrix products on one GPU, by PyTorch with CUDA or HIP. It has never run on a GPU.
 
-    Bursts are dated by stream events, against an event that was recorded when the device was idle
-    and the clock had just been read.
+    Bursts are dated by stream events, against an event that was recorded while the device was idle
+    and the clock had just been read. A thread queues them: a full queue must not delay readings.
 
     Args:
         index: The GPU, as PyTorch numbers it.
         torch: The module.
     """
 
-    _SIZE = 4096
-    _CALIBRATION = 50
+    _SIZES = (8192, 4096, 2048)
+    _LONGEST_S = 0.0025
+    """Of one product: bursts are made of whole ones."""
+    _CALIBRATION = 20
 
     def __init__(self, index: int, torch: Any) -> None:
         self._torch = torch
         self._device = torch.device("cuda", index)
-        self.name = f"PyTorch {torch.__version__}: products of matrices of {self._SIZE} squared"
-        self._a = torch.randn(self._SIZE, self._SIZE, device=self._device, dtype=torch.float16)
-        self._out = torch.empty_like(self._a)
         self._stream = torch.cuda.Stream(self._device)
-        self._queued: list[_Queued] = []
-        self._multiply(5)
-        self._stream.synchronize()
-        begin_ns = time.monotonic_ns()
-        self._multiply(self._CALIBRATION)
-        self._stream.synchronize()
-        self._each_s = (time.monotonic_ns() - begin_ns) / 1e9 / self._CALIBRATION
-        self._base = self._event()
+        self._each_s = 0.0
+        for size in self._SIZES:
+            self._a = torch.randn(size, size, device=self._device, dtype=torch.float16)
+            self._out = torch.empty_like(self._a)
+            self._multiply(5)
+            self._stream.synchronize()
+            begin_ns = time.monotonic_ns()
+            self._multiply(self._CALIBRATION)
+            self._stream.synchronize()
+            self._each_s = (time.monotonic_ns() - begin_ns) / 1e9 / self._CALIBRATION
+            self.name = f"PyTorch {torch.__version__}, products of {size} x {size} matrices"
+            if self._each_s <= self._LONGEST_S:
+                break
+        self._base = torch.cuda.Event(enable_timing=True)
         before_ns = time.monotonic_ns()
         self._base.record(self._stream)
         self._base.synchronize()
         self._base_ns = (before_ns + time.monotonic_ns()) // 2
-
-    def _event(self) -> Any:
-        return self._torch.cuda.Event(enable_timing=True)
+        self._wanted: queue.Queue[float | None] = queue.Queue()
+        self._queued: list[_Queued] = []
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
 
     def _multiply(self, times: int) -> None:
         with self._torch.cuda.stream(self._stream):
             for _ in range(times):
                 self._torch.mm(self._a, self._a, out=self._out)
 
+    def _work(self) -> None:
+        while (seconds := self._wanted.get()) is not None:
+            event = self._torch.cuda.Event
+            queued = _Queued(event(enable_timing=True), event(enable_timing=True))
+            queued.begin.record(self._stream)
+            self._multiply(max(1, round(seconds / self._each_s)))
+            queued.end.record(self._stream)
+            self._queued.append(queued)
+
     def burst(self, seconds: float) -> None:
         """See `Load`."""
-        queued = _Queued(self._event(), self._event())
-        queued.begin.record(self._stream)
-        self._multiply(max(1, round(seconds / self._each_s)))
-        queued.end.record(self._stream)
-        self._queued.append(queued)
+        self._wanted.put(seconds)
 
     def bursts(self) -> list[tuple[int, int]]:
         """See `Load`."""
+        self._wanted.put(None)
+        self._thread.join()
         self._stream.synchronize()
         return [(self._at_ns(queued.begin), self._at_ns(queued.end)) for queued in self._queued]
 
@@ -137,6 +155,7 @@ class TorchLoad:
 
     def close(self) -> None:
         """See `Load`."""
+        self._wanted.put(None)
         self._a = self._out = None
         self._torch.cuda.empty_cache()
 

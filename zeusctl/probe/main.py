@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
+from zeusctl.probe import sandbox
 from zeusctl.probe.driver import CallError, Driver, NoDriverError
 from zeusctl.probe.load import Load, TorchLoad, torch_loads
 from zeusctl.probe.report import Report
@@ -32,9 +34,11 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> Report:
         calls=options["calls"],
         identify=options["identify"],
     )
+    if options["in_unit"] and options["simulate"] is not None:
+        raise ValueError("--in-unit is for real GPUs: a simulated node has no sandbox")
     driver, load_on = _open(options)
     try:
-        return probe(
+        report = probe(
             driver,
             plan,
             only=only,
@@ -44,6 +48,12 @@ def run(options: Mapping[str, Any], say: Callable[[str], None]) -> Report:
         )
     finally:
         driver.close()
+    if options["in_unit"]:
+        say("all reads again inside zeusd's sandbox")
+        library = [] if options["library"] is None else ["--library", options["library"]]
+        body = sandbox.inside(sandbox.unit_file(), library)
+        report = replace(report, sandbox=sandbox.compare(report, body))
+    return report
 
 
 def _indices(text: str | None) -> list[int] | None:

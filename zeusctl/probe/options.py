@@ -30,6 +30,7 @@ OPTIONS = (
     Option("--no-load", None, None, None, "Run no bursts of load, even if PyTorch sees the GPU."),
     Option("--identify", None, None, None, "Include UUID, serial number and PCI address."),
     Option("--library", str, "PATH", None, "Load this libnvidia-ml."),
+    Option("--in-unit", None, None, None, "Read all again inside zeusd's sandbox (systemd, root)."),
     Option("--simulate", str, "SPEC", None, "Probe simulated GPUs instead, such as 2xh100."),
 )
 """All options, in the order of the help."""

@@ -17,6 +17,9 @@ _LATENCIES = (
 )
 """Calls whose latency the page has; the JSON has all."""
 
+STALLED_MS = 50.0
+"""Readings this far apart miss updates."""
+
 _MARKS = {"ok": "OK", "differs": "DIFFERS", "not supported": "not supported", "not known": "?"}
 
 
@@ -58,6 +61,12 @@ def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
             for name, sensor in gpu.sensors.items()
         ],
     )
+    stalled_ms = max((sensor.longest_gap_ms for sensor in gpu.sensors.values()), default=0.0)
+    if stalled_ms > STALLED_MS:
+        yield (
+            f"  readings stalled for up to {stalled_ms:.0f} ms: the machine was busy; probe again "
+            "when it is quiet"
+        )
     if gpu.counter is not None:
         found = gpu.counter
         yield (
@@ -65,6 +74,19 @@ def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
             f"{found.ratio_uncertainty:.4f} in {found.span_s:.0f} s"
         )
     yield from _epoch(gpu, uptime_s)
+    yield from _table(
+        ("  COUNTER OVER BURSTS OF ms", "BURSTS", "MEAN ERROR", "BIAS", "TRUTH +-"),
+        [
+            (
+                f"  {one.burst_ms:.0f}",
+                str(one.bursts),
+                f"{one.mean_error_percent:.1f} %",
+                f"{one.bias_percent:+.1f} %",
+                f"{one.truth_uncertainty_percent:.2f} %",
+            )
+            for one in (gpu.loaded.counter_windows if gpu.loaded else ())
+        ],
+    )
     yield from _table(
         ("  CALL", "p50 us", "p99 us", "max us", "p50 us, all GPUs", "p99 us, all GPUs"),
         [
@@ -105,11 +127,11 @@ def _epoch(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
     mean_w = 0.0 if power is None else (gpu.sensors[power].mean or 0.0) / 1000
     if gpu.counter_total_j is None or mean_w <= 0:
         return
-    days = gpu.counter_total_j / mean_w / 86_400
-    up = "" if uptime_s is None else f"; the machine is up {uptime_s / 86_400:.2f} days"
+    hours = gpu.counter_total_j / mean_w / 3600
+    up = "" if uptime_s is None else f"; the machine has been up for {uptime_s / 3600:.1f} h"
     yield (
-        f"  energy counter: {gpu.counter_total_j / 1000:.1f} kJ since its epoch, as in {days:.2f} "
-        f"days of this power{up}"
+        f"  energy counter: {gpu.counter_total_j / 1000:.1f} kJ since its epoch, as in {hours:.1f} "
+        f"h of this power{up}"
     )
 
 

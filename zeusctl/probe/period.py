@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -28,8 +29,15 @@ TOLERANCE = 0.15
 ON_LATTICE = 0.8
 """Share of the updates that must lie on the lattice; of random ones, twice `TOLERANCE` do."""
 
+ALIKE = 0.9
+"""Share of the updates on a lattice that must lie on a wider one for that to be the period."""
+
 SHARPNESS = 3
 """The period is at least so many times the time between two readings."""
+
+WIDE = 3
+"""An update that lies in an interval so many times as long as those of most readings is left out:
+the machine was busy."""
 
 _QUANTILES = (0.05, 0.15, 0.3, 0.5)
 _FRACTIONS = (1, 2, 3, 4, 5)
@@ -77,16 +85,17 @@ def find_period(changes: Sequence[Change], begin_ns: int) -> UpdatePeriod | None
     """
     if len(changes) < FEWEST_UPDATES:
         return None
-    times = [change.t_ns - begin_ns for change in changes]
-    widths = [float(change.width_ns) for change in changes]
-    typical = sorted(widths)[len(widths) // 2]
+    typical = float(sorted(change.width_ns for change in changes)[len(changes) // 4])
+    dated = [change for change in changes if change.width_ns <= WIDE * typical]
+    times = [change.t_ns - begin_ns for change in dated]
+    widths = [float(change.width_ns) for change in dated]
     weights = [1 / max(width, typical, 1.0) ** 2 for width in widths]
     for spacing in _candidates(times):
         if spacing < SHARPNESS * typical:
             continue
         lattice = _refine(times, weights, spacing)
         if lattice is not None and len(lattice.inliers) >= ON_LATTICE * len(times):
-            return _on_lattice(lattice, times, widths)
+            return _on_lattice(_widest(lattice, times, weights), times, widths)
     return _drifting(times, widths, typical)
 
 
@@ -103,6 +112,17 @@ def date(change: Change, period: UpdatePeriod | None, begin_ns: int) -> float:
     spacing, origin = period.period_ms * MS, begin_ns + period.phase_ms * MS
     nearest = origin + round((change.t_ns - origin) / spacing) * spacing
     return min(max(nearest, change.after_ns), change.until_ns)
+
+
+def _widest(lattice: _Lattice, times: Sequence[float], weights: Sequence[float]) -> _Lattice:
+    """The same lattice without points that next to no update lies on."""
+    for multiple in range(_FRACTIONS[-1], 1, -1):
+        _, most = Counter(number % multiple for number in lattice.numbers).most_common(1)[0]
+        if most >= ALIKE * len(lattice.numbers):
+            wider = _refine(times, weights, multiple * lattice.spacing)
+            if wider is not None and len(wider.inliers) >= ALIKE * len(lattice.inliers):
+                return wider
+    return lattice
 
 
 def _candidates(times: Sequence[float]) -> list[float]:

@@ -7,13 +7,12 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from zeusctl.probe.report import SCHEMA, Report
+from zeusctl.schemas import of_dataclass
 
 
 def published() -> dict[str, Any]:
     """The schema of `Report.to_json`, whose `$id` has the version."""
-    schema = TypeAdapter(Report).json_schema(mode="serialization")
-    own = {"schema": {"const": SCHEMA, "title": "Schema", "type": "string"}}
-    return {"$id": SCHEMA, **schema, "properties": own | schema["properties"]}
+    return of_dataclass(Report, SCHEMA)
 
 
 def read(text: str) -> Report:

@@ -15,8 +15,13 @@ from zeusctl.probe.counter import CounterEnergy
 from zeusctl.probe.latency import Latency
 from zeusctl.probe.period import UpdatePeriod
 from zeusctl.probe.visible import VisibleWindow
+from zeusctl.probe.windows import WindowError
 
 SCHEMA = "zeusctl.probe/1"
+
+POWERS = ("power_instant_mw", "module_power_instant_mw", "power_usage_mw")
+COUNTERS = ("energy_field_mj", "energy_counter_mj")
+"""Sensors that stand for power and the energy counter: the first that a GPU has."""
 
 
 @dataclass(frozen=True)
@@ -152,6 +157,8 @@ class Loaded:
     bursts: int
     windows: dict[str, VisibleWindow]
     """By sensor; for the energy counter, of its mean power between updates."""
+    counter_windows: list[WindowError] = field(default_factory=list)
+    """Energy read off the counter at both ends of a burst, against the plateau of power."""
 
 
 @dataclass(frozen=True)
@@ -194,18 +201,12 @@ class Gpu:
     @property
     def power_sensor(self) -> str | None:
         """The power sensor that the rest is compared with: the instant one where there is one."""
-        for name in ("power_instant_mw", "module_power_instant_mw", "power_usage_mw"):
-            if name in self.sensors:
-                return name
-        return None
+        return next((name for name in POWERS if name in self.sensors), None)
 
     @property
     def counter_sensor(self) -> str | None:
         """The energy counter's name among the sensors."""
-        for name in ("energy_field_mj", "energy_counter_mj"):
-            if name in self.sensors:
-                return name
-        return None
+        return next((name for name in COUNTERS if name in self.sensors), None)
 
 
 @dataclass(frozen=True)
@@ -240,7 +241,8 @@ class Report:
     gpus: list[Gpu]
     unopened: list[Unopened]
     sandbox: dict[str, list[str]] | None = None
-    """With `--in-unit`: reads by what zeusd's unit makes of them, `same` or `differs`."""
+    """With `--in-unit`: `same` lists the reads that answer alike inside the sandbox of zeusd's
+    unit, `differs` says how the others do."""
 
     def to_json(self) -> str:
         """The report as text."""

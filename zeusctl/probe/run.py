@@ -22,12 +22,18 @@ from zeusctl.probe.period import date, find_period
 from zeusctl.probe.sampling import sample, time_calls, time_together
 from zeusctl.probe.series import Series
 from zeusctl.probe.visible import VisibleWindow, find_window
+from zeusctl.probe.windows import window_errors
 
 Loads = Callable[[int], Load | None]
 """Makes a load on a GPU, by index; None: there is none."""
 
 _SLOW = frozenset({"power_samples", "compute_processes", "graphics_processes"})
 """Calls of milliseconds: they are timed a tenth as often."""
+
+
+DATED_SHARE = 0.25
+"""An update that lies in an interval of a larger share of the period tells nothing of the window:
+the machine was busy."""
 
 
 @dataclass(frozen=True)
@@ -230,7 +236,10 @@ def _load(
         window = find_window(_powers(name, series), bursts, widths[len(widths) // 2] / 2e6)
         if window is not None:
             windows[name] = window
-    return reports.Loaded(load.name, len(bursts), windows)
+    power = next((windows[name] for name in reports.POWERS if name in windows), None)
+    counter = next((sampled[name] for name in reports.COUNTERS if name in sampled), None)
+    errors = [] if power is None or counter is None else window_errors(counter, bursts, power)
+    return reports.Loaded(load.name, len(bursts), windows, errors)
 
 
 def _powers(name: str, series: Series) -> list[tuple[float, float]]:
@@ -238,13 +247,17 @@ def _powers(name: str, series: Series) -> list[tuple[float, float]]:
     changes = series.changes()
     begin_ns = series.t_ns[0] if series.t_ns else 0
     period = find_period(changes, begin_ns)
-    dated = [(date(change, period, begin_ns), change.value) for change in changes]
+    period_ns = (period.period_ms if period else 100.0) * 1e6
+    dated = [
+        (date(change, period, begin_ns), change.value, change.width_ns <= DATED_SHARE * period_ns)
+        for change in changes
+    ]
     if not name.startswith("energy"):
-        return [(t_ns, value / 1000) for t_ns, value in dated]
+        return [(t_ns, value / 1000) for t_ns, value, good in dated if good]
     return [
         (later_ns, (later - earlier) * 1e6 / (later_ns - earlier_ns))
-        for (earlier_ns, earlier), (later_ns, later) in itertools.pairwise(dated)
-        if later_ns > earlier_ns
+        for (earlier_ns, earlier, first), (later_ns, later, second) in itertools.pairwise(dated)
+        if first and second and 0 < later_ns - earlier_ns < 1.5 * period_ns
     ]
 
 

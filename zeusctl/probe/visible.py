@@ -17,7 +17,10 @@ MS = 1e6
 MOST_UPDATES = 240
 """Updates that are fitted; more are thinned out."""
 
-FEWEST_UPDATES = 12
+COARSE = 3
+"""The first, coarse search takes each third of them."""
+
+FEWEST_UPDATES = 36
 CONTRAST = 5.0
 """The load must move the reading by so many times what it leaves unexplained."""
 
@@ -119,7 +122,12 @@ def find_window(
     low, high = math.log(_SHORTEST_WINDOW_MS), math.log(LONGEST_WINDOW_MS)
     windows = [math.exp(low + (high - low) * n / _GRID) for n in range(_GRID + 1)]
     lags = [_LONGEST_LAG_MS * n / 6 for n in range(7)]
-    _, window, lag = min((fit(one, lag).squares, one, lag) for one in windows for lag in lags)
+    coarse = fitted[::COARSE]
+    _, window, lag = min(
+        (_fit(coarse, load, one * MS, lag * MS).squares, one, lag)
+        for one in windows
+        for lag in lags
+    )
     ratio, step_ms = math.exp((high - low) / _GRID), _LONGEST_LAG_MS / 6
     for _ in range(_ROUNDS):
         windows = [window * ratio ** (n / 2) for n in range(-2, 3)]

@@ -10,15 +10,21 @@ from zeusctl.probe.series import Series
 MS = 1_000_000
 
 
-def polls(chance: random.Random, seconds: float, every_ms: float = 1.0) -> list[int]:
-    """Times of readings (ns): late by up to a half, and now and then by up to 15 ms."""
+def polls(
+    chance: random.Random,
+    seconds: float,
+    every_ms: float = 1.0,
+    stalls: float = 0.005,
+    longest_ms: float = 15.0,
+) -> list[int]:
+    """Times of readings (ns): late by up to a half, and now and then by up to the longest stall."""
     found, t_ns = [], float(chance.randrange(10**9, 10**12))
     end_ns = t_ns + seconds * 1e9
     while t_ns < end_ns:
         found.append(int(t_ns))
         t_ns += every_ms * MS * chance.uniform(1.0, 1.5)
-        if chance.random() < 0.005:
-            t_ns += chance.uniform(1, 15) * MS
+        if chance.random() < stalls:
+            t_ns += chance.uniform(1, longest_ms) * MS
     return found
 
 

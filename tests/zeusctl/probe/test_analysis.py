@@ -17,7 +17,8 @@ from zeusctl.probe.counter import compare_energy, find_resolution
 from zeusctl.probe.latency import summarize
 from zeusctl.probe.period import find_period
 from zeusctl.probe.series import Series
-from zeusctl.probe.visible import find_window
+from zeusctl.probe.visible import VisibleWindow, find_window
+from zeusctl.probe.windows import window_errors
 
 SEEDS = (101, 102, 103)
 
@@ -55,6 +56,27 @@ def test_period_and_phase_of_a_sensor_are_found(seed: int, period_ms: float, sil
     assert found.jitter_ms == pytest.approx(0.01 * period_ms, abs=0.35 + 0.004 * period_ms)
     due = found.updates + found.silent_updates
     assert found.silent_updates == pytest.approx(silent * due, abs=0.15 * due + 1)
+
+
+@pytest.mark.parametrize("seed", range(101, 109))
+def test_a_period_is_found_where_readings_stall_and_updates_are_rare_at_first(seed: int) -> None:
+    """As of a rounded sensor under long bursts, then short ones, on a machine that is busy."""
+    chance = random.Random(seed)
+    period_ms = chance.uniform(16, 110)
+    times = polls(chance, 32.0, stalls=0.03, longest_ms=60)
+    updates = ticks(chance, times, period_ms, chance.uniform(0, period_ms), 0.3)
+    value, values = 0, []
+    for t_ns in updates:
+        since_s = (t_ns - times[0]) / 1e9
+        if chance.random() < (0.03 if since_s < 12 else 0.5 if since_s < 20 else 0.9):
+            value = chance.randint(1, 900)
+        values.append(value)
+
+    found = find_period(read(times, updates, values).changes(), times[0])
+
+    assert found is not None
+    assert found.period_ms == pytest.approx(period_ms, rel=0.002), f"seed {seed}"
+    assert found.phase_ms is not None
 
 
 def test_a_sensor_that_is_armed_anew_each_time_has_a_period_and_no_phase() -> None:
@@ -178,6 +200,22 @@ def test_the_resolution_of_readings_is_found_exactly(step: int) -> None:
 
 def test_too_few_different_readings_tell_no_resolution() -> None:
     assert find_resolution([70_000, 70_400] * 50) is None
+
+
+def test_the_error_of_counter_differences_over_bursts_is_stated_by_their_length() -> None:
+    counter = Series((n * MS, 100 * 50 * (n // 50)) for n in range(10_000))  # 100 W, each 50 ms
+    bursts = [(n * MS + 100, (n + 1000) * MS + 100) for n in range(200, 8000, 1009)]
+    bursts += [(n * MS + 100, (n + 20) * MS + 100) for n in range(8010, 9800, 31)]
+    plateau = VisibleWindow(50, 1, 0, 10, 100, unexplained_w=2, updates=100)
+
+    long, short = window_errors(counter, bursts, plateau)
+
+    assert (long.burst_ms, short.burst_ms) == pytest.approx((1000, 20))
+    assert (long.bursts, short.bursts) == (8, 58)
+    assert long.mean_error_percent < 3  # at most a tick at one end
+    assert short.mean_error_percent > 80  # 0 J, or 5 J for 2 J
+    assert abs(short.bias_percent) < 25
+    assert long.truth_uncertainty_percent == pytest.approx(0.4)
 
 
 def test_percentiles_are_those_of_the_nearest_rank() -> None:

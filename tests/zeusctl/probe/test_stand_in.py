@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
-from zeusctl.probe.driver import CallError
+from zeusctl.probe.driver import CallError, Clock
 from zeusctl.probe.page import lines
 from zeusctl.probe.published import read
 from zeusctl.probe.run import Plan, probe
@@ -124,6 +124,15 @@ def test_readings_that_fail_now_and_then_are_counted(
     sensor = report.gpus[0].sensors["power_instant_mw"]
     assert sensor.failures == {"3": 7}
     assert "7 of" in report.gpus[0].doubts[0].text
+
+
+def test_readings_that_stall_are_said_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with stand_in(tmp_path, monkeypatch, {}) as (driver, double):
+        quiet = probe(driver, Plan(seconds=1, calls=1))
+        driver.clock = Clock(double.now_ns, lambda seconds: double.pass_time(seconds + 0.07))
+        stalled = probe(driver, Plan(seconds=1, calls=1))
+    assert not any("stalled" in line for line in lines(quiet))
+    assert any("readings stalled for up to 71 ms" in line for line in lines(stalled))
 
 
 def test_a_gpu_that_cannot_be_opened_is_reported_beside_the_others(

@@ -1,0 +1,213 @@
+"""`zeusctl exercise` on simulated nodes, and through zeusd on the C stand-in."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble
+from tests.snippets import ROOT
+from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
+from tests.zeusctl.conftest import Ctl, spawn
+from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+from zeusctl.exercise import published, values
+from zeusctl.exercise.report import Rounding, Trial
+from zeusctl.exits import Exit
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def _exercised(ctl: Ctl, *arguments: str, code: int = Exit.OK) -> dict[str, Any]:
+    said = ctl("exercise", *arguments, "--yes", "--json")
+    assert said.code == code, said.err
+    report: dict[str, Any] = json.loads(Path("zeus-exercise.json").read_text())
+    assert json.loads(said.out) == report
+    return report
+
+
+def _trials(gpu: dict[str, Any], control: str) -> list[dict[str, Any]]:
+    return [trial for trial in gpu["trials"] if trial["control"] == control]
+
+
+# -------------------------------------------------------------------------------------- the values
+
+
+def _taken(pairs: list[tuple[int, int]]) -> Rounding | None:
+    return values.rounding([Trial("power_limit", [a], [b], 1.0) for a, b in pairs])
+
+
+@pytest.mark.parametrize("step", [1, 125, 500, 1000])
+@pytest.mark.parametrize("toward", ["down", "up", "nearest"])
+def test_rounding_is_found_exactly(step: int, toward: str) -> None:
+    add = {"down": 0, "up": step - 1, "nearest": step // 2}[toward]
+    asked = values.power_limits(100_000, 250_000)
+    found = _taken([(mw, (mw + add) // step * step) for mw in asked])
+    assert found == Rounding(step, "exact" if step == 1 else toward)
+
+
+def test_values_stay_within_the_range() -> None:
+    narrow = values.power_limits(60_000, 61_000)
+    assert narrow[:2] == [60_000, 61_000]
+    assert all(60_000 <= mw <= 61_000 for mw in narrow)
+    assert values.clock_ranges([877]) == [[877, 877]]
+
+
+# ---------------------------------------------------------------------------------- simulated nodes
+
+
+def test_every_control_of_a_gpu_is_exercised_and_all_is_as_it_was(
+    ctl: Ctl, daemon: RunningDaemon
+) -> None:
+    report = _exercised(ctl, "2")
+    (gpu,) = report["gpus"]
+    assert {trial["control"] for trial in gpu["trials"]} == {
+        *("power_limit", "gpu_clocks", "memory_clocks", "persistence_mode")
+    }
+    limits = _trials(gpu, "power_limit")
+    assert {100_000, 400_000} <= {trial["asked"][0] for trial in limits}
+    outside = [trial for trial in limits if trial["applied"] is None]
+    assert [trial["error"] for trial in outside] == ["out_of_range"] * 2
+    assert gpu["power_limit_rounding"]["toward"] == "exact"
+    assert [one["control"] for one in gpu["settling"]] == ["power_limit", "gpu_clocks"]
+    assert all(one["shown_ms"] is not None for one in gpu["settling"])
+    checks = gpu["checks"] + report["checks"]
+    assert [check["what"] for check in checks if not check["ok"]] == []
+    assert any("restored when its holder is killed" in check["what"] for check in checks)
+    assert gpu["found"] == gpu["left"]
+    with daemon.client() as client:
+        assert client.leases() == []
+
+
+def test_a_driver_that_rounds_is_found_out(ctl: Ctl, node: SimulatedNode) -> None:
+    node.misbehave(0, round_to_mw=500)
+    (gpu,) = _exercised(ctl, "0")["gpus"]
+    assert gpu["power_limit_rounding"] == {"step": 500, "toward": "down"}
+
+
+def test_a_driver_that_ignores_a_limit_fails_a_check(ctl: Ctl, node: SimulatedNode) -> None:
+    node.misbehave(3, ignored_sets=1)
+    report = _exercised(ctl, "3", code=Exit.FAILED)
+    (failed,) = [check for check in report["gpus"][0]["checks"] if not check["ok"]]
+    assert failed["what"] == "every value of power_limit within its range is taken"
+    assert failed["text"] == "125 W: unchanged"
+
+
+def test_a_gpu_that_somebody_computes_on_is_refused(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    with daemon.client() as client:
+        info = client.node()
+        uuid = info.gpus[0].uuid
+        assert info.simulated is not None
+        work = SimulatedWork(info.simulated, [uuid], "model/compute")
+        wait_for(lambda: client.processes(uuid)[uuid].processes, "the process to be listed")
+        said = ctl("exercise", "0", "--yes")
+        work.close()
+        wait_for(lambda: not client.processes(uuid)[uuid].processes, "the process to be gone")
+    assert said.code == Exit.HELD
+    assert "computes on GPU 0" in said.err
+
+
+def test_a_gpu_that_somebody_holds_is_refused(ctl: Ctl, daemon: RunningDaemon) -> None:
+    with spawn(daemon, "set", "1", "-p", "200") as holder, daemon.client() as client:
+        wait_for(client.leases, "the lease")
+        said = ctl("exercise", "1", "--yes")
+        assert said.code == Exit.HELD
+        assert f"is held by process {holder.pid}" in said.err
+
+
+def test_a_gpu_that_would_not_be_restored_to_what_it_holds_is_refused(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    node.set_outside(1, 180_000)
+    said = ctl("exercise", "1", "--yes")
+    assert "GPU 1 holds power_limit 180 W, and zeusd would restore 250 W" in said.err
+    assert "run `zeusctl reset 1` first" in said.err
+    with daemon.client() as client:
+        assert client.leases() == []
+    node.set_outside(1, 250_000)
+
+
+def test_nobody_is_asked_without_a_terminal(ctl: Ctl) -> None:
+    said = ctl("exercise", "0")
+    assert said.code == Exit.USAGE
+    assert "add --yes if they are yours" in said.err
+
+
+def test_an_exercise_that_is_killed_in_the_middle_leaves_all_as_it_was(
+    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
+) -> None:
+    node.inject(0, "set_power_limit", latency_s=0.2)  # there is a middle, however busy the machine
+    with daemon.client() as client:
+        uuid = client.node().gpus[0].uuid
+
+        def limit() -> int | None:
+            return client.state(uuid)[uuid].power_limit_mw
+
+        before = limit()
+        with spawn(daemon, "exercise", "0", "--yes") as process:
+            wait_for(lambda: limit() != before, "a limit to be tried")
+            process.kill()
+            process.wait()
+        wait_for(lambda: not client.leases() and limit() == before, "everything to be restored")
+
+
+# ------------------------------------------------------------------------------------- the stand-in
+
+
+@pytest.fixture
+def site() -> Iterator[tuple[RunningDaemon, NvmlDouble]]:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(public_directory())
+        privilege = BY_EUID if os.getuid() == 0 else ALWAYS
+        double = NvmlDouble(directory, [{}], privilege=privilege)
+        double.misbehave(0, round_mw=1000)
+        arguments = ("--nvml-library", double.library)
+        daemon = stack.enter_context(
+            running_daemon(*arguments, gpus=1, env=double.env, directory=directory)
+        )
+        yield daemon, double
+
+
+def test_zeusd_is_killed_and_the_stand_in_is_left_as_it_was(
+    site: tuple[RunningDaemon, NvmlDouble],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from zeusctl.cli import main
+
+    daemon, double = site
+    monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+    pid = daemon.process.pid
+
+    def restart() -> None:
+        daemon.process.wait()
+        daemon.start_again()
+
+    manager = threading.Thread(target=restart)
+    manager.start()
+    with pytest.raises(SystemExit) as ended:
+        main(["exercise", "0", "--yes", "--kill-zeusd", "--zeusd-pid", str(pid)])
+    manager.join()
+    page = capfd.readouterr().out
+    assert ended.value.code == Exit.OK, page
+    assert "rounded down to 1000 mW" in page
+    assert "a killed zeusd returns, and live holders keep their leases" in page
+    assert daemon.process.pid != pid
+    assert double.limit_mw(0) == 250_000
+    assert double.node.gpus[0].lock_max == 0
+
+
+def test_the_published_schema_is_that_of_the_exercise() -> None:
+    file = ROOT / "docs" / "reference" / "schema" / "exercise.json"
+    assert json.loads(file.read_text()) == published.published()

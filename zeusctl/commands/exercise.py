@@ -1,0 +1,131 @@
+"""`zeusctl exercise`: each control through its range, on GPUs that are one's own."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from zeusctl.completing import gpus_argument
+from zeusctl.exits import CommandError, Exit
+from zeusctl.session import Session, common_options, pass_session
+from zeusctl.text import count
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo
+
+
+@click.command()
+@gpus_argument()
+@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    default=Path("zeus-exercise.json"),
+    show_default=True,
+    help="Write the report (JSON) to this file.",
+)
+@click.option("--kill-zeusd", is_flag=True, help="Also SIGKILL zeusd once; systemd restarts it.")
+@click.option(
+    "--zeusd-pid",
+    type=int,
+    metavar="PID",
+    help="With --kill-zeusd: zeusd's process.  [default: as systemd says]",
+)
+@common_options
+@pass_session
+def exercise(
+    session: Session,
+    gpus: str,
+    yes: bool,
+    output: Path,
+    kill_zeusd: bool,
+    zeusd_pid: int | None,
+) -> None:
+    """Administrators: try every control through its range.
+
+    Sets power limit, clocks and persistence mode to many values, under leases, on GPUs that nobody
+    uses: rounding, refusals, latency, how long values take to show, and whether limit and clocks
+    disturb each other. Then it kills a process that holds a limit. Every GPU is left as it was
+    found, and the report proves it; if zeusctl dies, zeusd restores everything. The exit code is 8
+    if something is not as found, and 1 if another check fails.
+
+    \b
+    sudo zeusctl exercise 0
+    sudo zeusctl exercise all --yes --kill-zeusd -o report.json
+    """
+    from zeusctl.exercise.page import lines
+    from zeusctl.exercise.run import refuse_unless_free, run
+
+    chosen = session.gpus(gpus)
+    refuse_unless_free(session.client, chosen)
+    pid = (zeusd_pid or _main_pid()) if kill_zeusd else None
+    if not yes:
+        _ask(chosen, kill_zeusd)
+    report = run(
+        session.client,
+        session.socket,
+        chosen,
+        daemon_pid=pid,
+        say=lambda text: click.echo(text, err=True),
+    )
+    text = report.to_json()
+    output.write_text(text + "\n", encoding="utf-8")
+    if session.json:
+        click.echo(text)
+    else:
+        for line in lines(report):
+            click.echo(line)
+        click.echo(f"\nwrote {output}")
+    if not report.as_found:
+        raise CommandError(
+            "a GPU is not as it was found; see `zeusctl leases` and `zeusctl audit`", Exit.NOT_BACK
+        )
+    click.get_current_context().exit(Exit.OK if report.ok else Exit.FAILED)
+
+
+def _ask(gpus: Sequence[GpuInfo], kill_zeusd: bool) -> None:
+    """Asks on the terminal.
+
+    Raises:
+        CommandError: The answer is no, or nobody can answer.
+    """
+    which = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
+    if not sys.stdin.isatty():
+        raise CommandError(
+            f"this sets limits and clocks of {count(len(gpus), 'GPU')}, and nobody can be asked; "
+            "add --yes if they are yours",
+            Exit.USAGE,
+            "usage",
+        )
+    also = ", and kill zeusd once" if kill_zeusd else ""
+    question = f"Set limits, clocks and persistence mode of GPU {which} to many values{also}?"
+    if not click.confirm(question, err=True):
+        raise CommandError("nothing was set", Exit.FAILED)
+
+
+def _main_pid() -> int:
+    """The process that systemd runs as zeusd.
+
+    Raises:
+        CommandError: There is none: nothing would start zeusd again.
+    """
+    command = ["systemctl", "show", "--property=MainPID", "--value", "zeusd.service"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        pid = 0
+    else:
+        pid = int(done.stdout.strip() or 0) if done.stdout.strip().isdigit() else 0
+    if not pid:
+        raise CommandError(
+            "systemd runs no zeusd.service, so nothing would start it again; leave --kill-zeusd "
+            "away, or name its process with --zeusd-pid",
+            Exit.FAILED,
+        )
+    return pid

@@ -1,0 +1,249 @@
+"""The exercise of one GPU, under leases that this process holds."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from zeus_ipc.controls import Control
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.simulation import SimulatedWork
+from zeusctl.exercise import values
+from zeusctl.exercise.report import Check, Gpu, Held, Settling, Trial
+from zeusctl.text import value_text
+
+if TYPE_CHECKING:
+    from zeus_ipc import Client
+    from zeus_ipc.messages import GpuInfo, GpuState
+
+S = TypeVar("S")
+
+SETTLE_S = 5.0
+"""How long a value may take to show in a GPU under load."""
+
+_LOOK_S = 0.005
+_SLACK = 0.03
+"""Power within this share above a limit is under it."""
+
+
+def held(client: Client, gpu: GpuInfo) -> Held:
+    """What a GPU holds now."""
+    state = client.state(gpu.uuid)[gpu.uuid]
+    return Held(
+        power_limit_mw=state.power_limit_mw,
+        enforced_power_limit_mw=state.enforced_power_limit_mw,
+        persistence_mode=state.persistence_mode,
+        locked_gpu_clocks_mhz=state.locked_gpu_clocks_mhz,
+        locked_memory_clocks_mhz=state.locked_memory_clocks_mhz,
+    )
+
+
+def exercise(client: Client, gpu: GpuInfo, found: Held, simulated: str | None) -> Gpu:
+    """Exercises every control of a GPU, and releases them.
+
+    Args:
+        client: Holds the leases on all controls of the GPU.
+        gpu: Which.
+        found: What it held before.
+        simulated: Where work is put on it, if it is simulated.
+    """
+    trials: list[Trial] = []
+    settling: list[Settling] = []
+    checks: list[Check] = []
+    for control in map(Control, gpu.controls):
+        swept = [_trial(client, gpu, control, value) for value in _values(client, gpu, control)]
+        trials += swept
+        checks.append(_all_taken(control, swept))
+        checks += _refusals(client, gpu, control, trials)
+        _reset(client, gpu, control)
+    checks += _order(client, gpu)
+    checks += _persistence(client, gpu)
+    with _load(simulated, gpu) as loaded:
+        if loaded:
+            settling += _settling(client, gpu)
+    client.release(gpu.uuid)
+    of_limit = [trial for trial in trials if trial.control == Control.POWER_LIMIT.value]
+    return Gpu(
+        index=gpu.index,
+        name=gpu.name,
+        found=found,
+        left=_eventually(lambda: held(client, gpu), lambda now: now == found),
+        trials=trials,
+        power_limit_rounding=values.rounding(of_limit),
+        settling=settling,
+        checks=checks,
+    )
+
+
+def _trial(client: Client, gpu: GpuInfo, control: Control, value: Sequence[int]) -> Trial:
+    begin_s = time.monotonic()
+
+    def took_ms() -> float:
+        return round((time.monotonic() - begin_s) * 1000, 3)
+
+    try:
+        applied = client.set(gpu.uuid, control, value)[gpu.uuid]
+    except ZeusIpcError as error:
+        code = error.device_code
+        return Trial(control.value, list(value), None, took_ms(), str(error.code), code)
+    return Trial(control.value, list(value), applied, took_ms())
+
+
+def _reset(client: Client, gpu: GpuInfo, control: Control) -> None:
+    """Restores a control and keeps its lease; what cannot be restored shows at the end."""
+    with contextlib.suppress(ZeusIpcError):
+        client.reset(gpu.uuid, control)
+
+
+def _all_taken(control: Control, trials: Sequence[Trial]) -> Check:
+    """Every value within the range is taken, rounded or not."""
+    refused = [trial for trial in trials if trial.applied is None]
+    text = "; ".join(f"{value_text(control.value, one.asked)}: {one.error}" for one in refused)
+    what = f"every value of {control.value} within its range is taken"
+    return Check(what, not refused, text or f"{len(trials)} of {len(trials)}")
+
+
+def _values(client: Client, gpu: GpuInfo, control: Control) -> list[list[int]]:
+    if control is Control.POWER_LIMIT:
+        low, high = gpu.power_limit_min_mw, gpu.power_limit_max_mw
+        site = gpu.power_limit_site_mw
+        if low is None or high is None:
+            return []
+        return [[mw] for mw in values.power_limits(low, min(high, site or high))]
+    if control is Control.PERSISTENCE_MODE:
+        return [[1], [0], [1]]
+    clocks = client.clocks(gpu.uuid)
+    if control is Control.MEMORY_CLOCKS:
+        return [[mhz, mhz] for mhz in clocks.memory_mhz]
+    return values.clock_ranges(clocks.gpu_mhz[str(clocks.memory_mhz[0])])
+
+
+def _refusals(
+    client: Client, gpu: GpuInfo, control: Control, trials: list[Trial]
+) -> Iterator[Check]:
+    """Values outside the range are refused and change nothing."""
+    if control is not Control.POWER_LIMIT or gpu.power_limit_min_mw is None:
+        return
+    assert gpu.power_limit_max_mw is not None
+    for mw in (gpu.power_limit_min_mw - 1000, gpu.power_limit_max_mw + 1000):
+        before = _limit(client, gpu)
+        trial = _trial(client, gpu, control, [mw])
+        trials.append(trial)
+        unchanged = _limit(client, gpu) == before
+        refused = f"refused ({trial.error})" if trial.applied is None else "taken"
+        yield Check(
+            f"a power limit of {mw / 1000:g} W is refused and changes nothing",
+            trial.applied is None and unchanged,
+            refused + ("" if unchanged else ", and the limit changed"),
+        )
+
+
+def _order(client: Client, gpu: GpuInfo) -> Iterator[Check]:
+    """Neither of limit and clock moves the other, in whichever order they are set."""
+    names = set(gpu.controls)
+    if not {Control.POWER_LIMIT.value, Control.GPU_CLOCKS.value} <= names:
+        return
+    pairs = (
+        (Control.POWER_LIMIT, _values(client, gpu, Control.POWER_LIMIT)[0]),
+        (Control.GPU_CLOCKS, _values(client, gpu, Control.GPU_CLOCKS)[2]),
+    )
+    for order in (pairs, pairs[::-1]):
+        applied = {control: _trial(client, gpu, control, value).applied for control, value in order}
+        wanted = applied[Control.POWER_LIMIT]
+        shown = _limit(client, gpu)
+        first = order[0][0].value
+        yield Check(
+            f"limit and clocks hold together, {first} first",
+            None not in applied.values() and wanted == [shown],
+            f"the limit reads {shown} mW",
+        )
+        for control, _ in order:
+            _reset(client, gpu, control)
+
+
+def _persistence(client: Client, gpu: GpuInfo) -> Iterator[Check]:
+    """A limit survives persistence mode off, because zeusd keeps the driver open."""
+    names = set(gpu.controls)
+    if not {Control.POWER_LIMIT.value, Control.PERSISTENCE_MODE.value} <= names:
+        return
+    applied = _trial(
+        client, gpu, Control.POWER_LIMIT, _values(client, gpu, Control.POWER_LIMIT)[2]
+    ).applied
+    for on in (1, 0):
+        _trial(client, gpu, Control.PERSISTENCE_MODE, [on])
+    shown = _limit(client, gpu)
+    yield Check(
+        "a power limit survives persistence mode off", applied == [shown], f"it reads {shown} mW"
+    )
+    for control in (Control.PERSISTENCE_MODE, Control.POWER_LIMIT):
+        _reset(client, gpu, control)
+
+
+@contextlib.contextmanager
+def _load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
+    """Load on a simulated GPU; whether there is one."""
+    if simulated is None:
+        yield False
+        return
+    work = SimulatedWork(simulated, [gpu.uuid], "model/compute")
+    try:
+        work.launch(1e8)
+        yield True
+    finally:
+        work.close()
+
+
+def _settling(client: Client, gpu: GpuInfo) -> Iterator[Settling]:
+    """How long limit and clock take to show in power and clock."""
+    if Control.POWER_LIMIT.value in gpu.controls:
+        value = _values(client, gpu, Control.POWER_LIMIT)[0]
+
+        def under(state: GpuState) -> bool:
+            return state.power_mw is not None and state.power_mw <= value[0] * (1 + _SLACK)
+
+        yield from _settle(client, gpu, Control.POWER_LIMIT, value, under)
+    if Control.GPU_CLOCKS.value in gpu.controls:
+        clock = _values(client, gpu, Control.GPU_CLOCKS)[2]
+
+        def locked(state: GpuState) -> bool:
+            return state.gpu_clock_mhz == clock[0]
+
+        yield from _settle(client, gpu, Control.GPU_CLOCKS, clock, locked)
+
+
+def _settle(
+    client: Client,
+    gpu: GpuInfo,
+    control: Control,
+    value: list[int],
+    shows: Callable[[GpuState], bool],
+) -> Iterator[Settling]:
+    """Sets a value on a GPU whose load does not already look as if it were set."""
+
+    def read() -> GpuState:
+        return client.state(gpu.uuid)[gpu.uuid]
+
+    if shows(_eventually(read, lambda state: not shows(state))):
+        return
+    begin_s = time.monotonic()
+    _trial(client, gpu, control, value)
+    state = _eventually(read, shows)
+    took_ms = round((time.monotonic() - begin_s) * 1000, 3)
+    _reset(client, gpu, control)
+    yield Settling(control.value, value, took_ms if shows(state) else None)
+
+
+def _eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: float = SETTLE_S) -> S:
+    """Reads until it is good, or the time is over; what was read last."""
+    end_s = time.monotonic() + within_s
+    while True:
+        found = read()
+        if good(found) or time.monotonic() > end_s:
+            return found
+        time.sleep(_LOOK_S)
+
+
+def _limit(client: Client, gpu: GpuInfo) -> int | None:
+    return client.state(gpu.uuid)[gpu.uuid].power_limit_mw

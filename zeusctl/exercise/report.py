@@ -1,0 +1,118 @@
+"""What an exercise reports: one JSON object, published as `zeusctl.exercise/1`.
+
+Values of controls are as in the protocol: mW, MHz, 0 or 1.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+
+SCHEMA = "zeusctl.exercise/1"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One set of a control."""
+
+    control: str
+    asked: list[int]
+    applied: list[int] | None
+    """What the GPU holds, as read back; what was asked, where it cannot be read; None: refused."""
+    took_ms: float
+    """From the request to zeusd's reply, which comes after the value was read back."""
+    error: str | None = None
+    """Code of the refusal, see `zeus_ipc.errors`."""
+    device_code: int | None = None
+    """The driver's return code; None: the driver was not asked, or accepted the value."""
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a control's values are rounded.
+
+    Attributes:
+        step: What all values that the GPU took are a multiple of apart.
+        toward: `exact`, `down`, `up`, `nearest`, or `other`.
+    """
+
+    step: int
+    toward: str
+
+
+@dataclass(frozen=True)
+class Settling:
+    """How long a new value took to show in a GPU under load; None: it did not in five seconds."""
+
+    control: str
+    value: list[int]
+    shown_ms: float | None
+
+
+@dataclass(frozen=True)
+class Check:
+    """Something that must hold."""
+
+    what: str
+    ok: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class Held:
+    """What a GPU holds, as far as it can be read."""
+
+    power_limit_mw: int | None
+    enforced_power_limit_mw: int | None
+    persistence_mode: bool | None
+    locked_gpu_clocks_mhz: list[int] | None
+    locked_memory_clocks_mhz: list[int] | None
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU's exercise."""
+
+    index: int
+    name: str
+    found: Held
+    left: Held
+    trials: list[Trial]
+    power_limit_rounding: Rounding | None
+    settling: list[Settling]
+    checks: list[Check]
+
+    @property
+    def as_found(self) -> bool:
+        """Whether it was left as it was found."""
+        return self.found == self.left
+
+
+@dataclass(frozen=True)
+class Report:
+    """An exercise's report."""
+
+    at: str
+    zeusd: str
+    driver: str | None
+    simulated: bool
+    seconds: float
+    gpus: list[Gpu]
+    checks: list[Check] = field(default_factory=list)
+    """What concerns the node: kills of zeusd."""
+
+    @property
+    def as_found(self) -> bool:
+        """Whether every GPU was left as it was found."""
+        return all(gpu.as_found for gpu in self.gpus)
+
+    @property
+    def ok(self) -> bool:
+        """Whether everything held and every GPU was left as it was found."""
+        checks = [*self.checks, *(check for gpu in self.gpus for check in gpu.checks)]
+        return all(check.ok for check in checks) and self.as_found
+
+    def to_json(self) -> str:
+        """The report as text."""
+        return json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)}, indent=1)

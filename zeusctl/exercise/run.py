@@ -1,0 +1,139 @@
+"""Runs an exercise: what must be so before, each GPU, kills, and the proof that all is as found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from zeus_ipc import __version__
+from zeus_ipc.controls import Control
+from zeusctl.exercise.gpu import exercise, held
+from zeusctl.exercise.kills import kill_daemon, kill_holder
+from zeusctl.exercise.report import Check, Gpu, Held, Report
+from zeusctl.exits import CommandError, Exit
+from zeusctl.session import now
+from zeusctl.text import count, value_text
+
+if TYPE_CHECKING:
+    from zeus_ipc import Client
+    from zeus_ipc.messages import GpuInfo
+
+
+def refuse_unless_free(client: Client, gpus: Sequence[GpuInfo]) -> None:
+    """Only administrators exercise, and only GPUs that nobody uses.
+
+    Raises:
+        CommandError: One of them is not so.
+    """
+    if not client.policy().admin:
+        raise CommandError(
+            "only an administrator may exercise GPUs; run it with sudo, or ask for "
+            "[access] admin_users in zeusd.toml",
+            Exit.DENIED,
+            "permission_denied",
+        )
+    index = {gpu.uuid: gpu.index for gpu in gpus}
+    for uuid, listed in client.processes(list(index)).items():
+        computing = [one for one in listed.processes if one.compute]
+        if computing:
+            who = f"process {computing[0].pid} ({computing[0].command or 'unknown'})"
+            raise CommandError(
+                f"{who} computes on GPU {index[uuid]}; exercise GPUs that nobody uses",
+                Exit.HELD,
+                "in_use",
+            )
+    for lease in client.leases():
+        if lease.gpu in index:
+            raise CommandError(
+                f"{lease.control.value} of GPU {index[lease.gpu]} is held by process {lease.pid}; "
+                "wait for its end, or see `zeusctl leases`",
+                Exit.HELD,
+                "lease_held",
+            )
+
+
+def run(
+    client: Client,
+    socket: str,
+    gpus: Sequence[GpuInfo],
+    *,
+    daemon_pid: int | None = None,
+    say: Callable[[str], None] = lambda text: None,
+) -> Report:
+    """Exercises GPUs, one after another.
+
+    Args:
+        client: Of an administrator.
+        socket: The daemon's.
+        gpus: Which; none of them in use (`refuse_unless_free`).
+        daemon_pid: Zeusd's process, to be killed once; None: it is left alone.
+        say: Is told what comes next.
+
+    Raises:
+        CommandError: A GPU would not be left as it is.
+    """
+    begin_s = time.monotonic()
+    node = client.node()
+    found = {gpu.uuid: held(client, gpu) for gpu in gpus}
+    for gpu in gpus:
+        _acquire(client, gpu, found[gpu.uuid])
+    exercised: list[Gpu] = []
+    checks: list[Check] = []
+    try:
+        for gpu in gpus:
+            say(f"GPU {gpu.index}: {count(len(gpu.controls), 'control')} through the range")
+            exercised.append(exercise(client, gpu, found[gpu.uuid], node.simulated))
+        limited = [gpu for gpu in gpus if Control.POWER_LIMIT.value in gpu.controls]
+        for gpu in limited:
+            say(f"GPU {gpu.index}: SIGKILL to a process that holds the power limit")
+            checks.append(kill_holder(client, socket, gpu, found[gpu.uuid]))
+        if daemon_pid is not None and limited:
+            say(f"SIGKILL to zeusd (process {daemon_pid})")
+            checks.append(kill_daemon(client, limited[0], daemon_pid))
+    finally:
+        client.release([gpu.uuid for gpu in gpus])
+    left = {gpu.uuid: held(client, gpu) for gpu in gpus}
+    checks += [_as_found(gpu, found[gpu.uuid], left[gpu.uuid]) for gpu in gpus]
+    return Report(
+        at=now().isoformat(),
+        zeusd=__version__,
+        driver=node.driver_version,
+        simulated=node.simulated is not None,
+        seconds=round(time.monotonic() - begin_s, 3),
+        gpus=exercised,
+        checks=checks,
+    )
+
+
+def _acquire(client: Client, gpu: GpuInfo, found: Held) -> None:
+    """Takes all leases of a GPU, if what they restore is what was found.
+
+    Raises:
+        CommandError: It is not.
+    """
+    back = client.acquire(gpu.uuid, gpu.controls)[gpu.uuid]
+    readable = {
+        Control.POWER_LIMIT.value: found.power_limit_mw,
+        Control.PERSISTENCE_MODE.value: found.persistence_mode,
+    }
+    for name, target in back.items():
+        holds = readable.get(name)
+        if holds is not None and [int(holds)] != list(target.value):
+            client.release(gpu.uuid)
+            raise CommandError(
+                f"GPU {gpu.index} holds {name} {value_text(name, [int(holds)])}, and zeusd would "
+                f"restore {value_text(name, target.value)}; run `zeusctl reset {gpu.index}` first",
+                Exit.FAILED,
+                "not_at_target",
+            )
+
+
+def _as_found(gpu: GpuInfo, found: Held, left: Held) -> Check:
+    differing = [
+        f"{name} was {before}, and is {getattr(left, name)}"
+        for name, before in vars(found).items()
+        if getattr(left, name) != before
+    ]
+    text = "; ".join(differing) or "everything that can be read is as it was"
+    return Check(f"GPU {gpu.index} is left as it was found", not differing, text)

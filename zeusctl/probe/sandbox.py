@@ -1,0 +1,133 @@
+"""The same reads inside the sandbox of zeusd's unit: which of them it denies.
+
+A transient unit with the sandbox of zeusd.service runs a short probe. Its answers are held against
+those outside. This needs systemd and root, and has run on no GPU so far.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zeusctl.probe.driver import NoDriverError
+from zeusctl.probe.report import Report, from_json
+
+SHORT = ("--seconds", "1", "--alone", "0.2", "--calls", "3", "--no-load", "--json")
+
+_SANDBOX = (
+    *("CapabilityBoundingSet", "AmbientCapabilities", "NoNewPrivileges", "Device", "Protect"),
+    *("Private", "IPAddress", "Restrict", "LockPersonality", "MemoryDenyWriteExecute"),
+    *("KeyringMode", "RemoveIPC", "SystemCall", "UMask"),
+)
+"""Directives of a sandbox begin with one of these; `RestartSec` and its likes do not."""
+
+
+def properties(unit: str) -> list[str]:
+    """The sandbox of a unit, as `systemd-run -p` takes it.
+
+    Args:
+        unit: Text of the unit file.
+    """
+    section, found = "", []
+    for line in map(str.strip, unit.splitlines()):
+        if line.startswith("["):
+            section = line
+        elif section == "[Service]" and line.startswith(_SANDBOX) and "=" in line:
+            found.append(line)
+    return found
+
+
+def inside(unit: str, arguments: Sequence[str]) -> dict[str, Any]:
+    """The report of a short probe inside a unit's sandbox.
+
+    Args:
+        unit: Text of the unit file.
+        arguments: Further options of the probe.
+
+    Raises:
+        NoDriverError: It did not run; the message says why.
+    """
+    command = ["systemd-run", "--quiet", "--pipe", "--wait", "--collect"]
+    for one in properties(unit):
+        command += ["-p", one]
+    command += ["-E", f"PYTHONPATH={Path(__file__).resolve().parents[2]}"]
+    for name in sorted(set(os.environ) & {"LD_LIBRARY_PATH"}):
+        command += ["-E", f"{name}={os.environ[name]}"]
+    command += [sys.executable, "-m", "zeusctl.probe", *SHORT, "--output", "/dev/null", *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise NoDriverError(
+            f"--in-unit needs systemd: {error.filename}: {error.strerror}"
+        ) from None
+    try:
+        return from_json(done.stdout)
+    except ValueError:
+        said = (done.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        raise NoDriverError(
+            f"the probe failed inside the sandbox (exit code {done.returncode}): {said}; run as "
+            "root, with Python and the checkout outside /home and /tmp"
+        ) from None
+
+
+def unit_file() -> str:
+    """Text of zeusd.service: as installed, else the checkout's.
+
+    Raises:
+        NoDriverError: There is neither.
+    """
+    try:
+        done = subprocess.run(
+            ["systemctl", "cat", "zeusd.service"], capture_output=True, text=True, check=False
+        )
+    except OSError:
+        pass
+    else:
+        if done.returncode == 0:
+            return done.stdout
+    shipped = Path(__file__).resolve().parents[2] / "systemd" / "zeusd.service"
+    if not shipped.exists():
+        raise NoDriverError("there is no zeusd.service; install zeusd's units, or use a checkout")
+    return shipped.read_text(encoding="utf-8")
+
+
+def compare(outside: Report, body: Mapping[str, Any]) -> dict[str, list[str]]:
+    """Reads by what the sandbox makes of them.
+
+    Args:
+        outside: The report without it.
+        body: The report inside, as plain data.
+
+    Returns:
+        `same`: names of reads; `differs`: sentences.
+    """
+    found: dict[str, list[str]] = {"same": [], "differs": []}
+    gpus = {one["index"]: one for one in body["gpus"]}
+    for gpu in outside.gpus:
+        other = gpus.get(gpu.index)
+        if other is None:
+            why = next((o["text"] for o in body["unopened"] if o["index"] == gpu.index), "gone")
+            found["differs"].append(f"GPU {gpu.index} cannot be opened inside: {why}")
+            continue
+        answers = {name: (one.call, one.code, one.text) for name, one in gpu.answers.items()}
+        for name, text in _differing(answers, other["answers"]):
+            if text is None:
+                found["same"].append(f"GPU {gpu.index} {name}")
+            else:
+                found["differs"].append(f"GPU {gpu.index} {text}")
+    return found
+
+
+def _differing(
+    outside: Mapping[str, tuple[str, int, str]], within: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[str, str | None]]:
+    for name, (call, code, text) in outside.items():
+        other = within.get(name)
+        if other is None or other["code"] == code:
+            yield name, None
+        else:
+            yield name, f"{call}: {text} outside, {other['text']} ({other['code']}) inside"
