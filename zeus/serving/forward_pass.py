@@ -73,7 +73,9 @@ def decode(data: bytes) -> ForwardPass:
         RequestRejected: It is none.
     """
     try:
-        fields: list[Any] = msgpack.unpackb(data)
+        fields: Any = msgpack.unpackb(data)
+        if not isinstance(fields, list):
+            raise TypeError
         _, worker, rank, number, seconds, scheduled = fields[:6]
         prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
         found = ForwardPass(
