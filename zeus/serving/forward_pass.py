@@ -73,9 +73,7 @@ def decode(data: bytes) -> ForwardPass:
         RequestRejected: It is none.
     """
     try:
-        fields: Any = msgpack.unpackb(data)
-        if not isinstance(fields, list):
-            raise TypeError
+        fields: list[Any] = msgpack.unpackb(data)
         _, worker, rank, number, seconds, scheduled = fields[:6]
         prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
         found = ForwardPass(
@@ -94,7 +92,7 @@ def decode(data: bytes) -> ForwardPass:
             raise ValueError
         if found.prefill_requests + found.decode_requests > MOST_SEQUENCES:
             raise ValueError
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
         raise RequestRejected("this is no message of forward-pass metrics") from None
     return found
 
