@@ -81,23 +81,26 @@ def test_an_ordinary_user_without_tools_is_told_what_was_not_run(
     tools = ", ".join(sorted({*WITHOUT.values()} & needs.TOOLS.keys()))
     assert f"Install {tools}: {needs.TOOLS_COMMAND}" in told
 
-    for must, tests in (
-        ({"ZEUSD_TEST_ALL": "yes"}, [*WITHOUT, WITH]),
-        ({"CI": "true"}, [*WITHOUT][:1]),
-    ):
-        ran = subprocess.run(
-            [*command, *tests],
-            stdout=subprocess.PIPE,
-            text=True,
-            **{**how, "env": {**how["env"], **must}},
-        )
-        assert ran.returncode == 1, ran.stdout
-        *_, last = ran.stdout.splitlines()
-        counts = {word.strip("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last)}
-        failed = counts.get("failed", 0) + counts.get("error", 0)
-        assert (failed, counts.get("passed", 0)) == (len({*tests} - {WITH}), tests.count(WITH))
-        assert "skipped" not in counts
-        assert f"needs zsh. Install zsh: {needs.TOOLS_COMMAND}" in ran.stdout
+    how = {**how, "env": {**how["env"], "ZEUSD_TEST_ALL": "yes"}}
+    ran = subprocess.run([*command, *WITHOUT, WITH], stdout=subprocess.PIPE, text=True, **how)
+    assert ran.returncode == 1, ran.stdout
+    *_, last = ran.stdout.splitlines()
+    counts = {word.strip("s"): int(number) for number, word in re.findall(r"(\d+) (\w+)", last)}
+    failed = counts.get("failed", 0) + counts.get("error", 0)
+    assert (failed, counts.get("passed", 0)) == (len(WITHOUT), 1)
+    assert "skipped" not in counts
+    assert f"needs zsh. Install zsh: {needs.TOOLS_COMMAND}" in ran.stdout
+
+
+def test_everything_must_run_where_continuous_integration_does(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("ZEUSD_TEST_ALL", raising=False)
+    for text, must in (("true", True), ("false", False)):
+        monkeypatch.setenv("CI", text)
+        assert needs.must_run_all() is must
+    monkeypatch.setenv("ZEUSD_TEST_ALL", "yes")
+    assert needs.must_run_all()
 
 
 def test_the_command_that_installs_says_what_is_missing_where_it_cannot(

@@ -34,6 +34,7 @@ def environment(socket: str, *modules: Path, **more: str) -> dict[str, str]:
     env = {**os.environ, "ZEUSD_SOCK_PATH": socket, "OMP_NUM_THREADS": "1"}
     for name in ("CUDA_VISIBLE_DEVICES", "ZEUS_MAX_SLOWDOWN"):
         env.pop(name, None)
+    env["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # it warns of each connection where no DNS answers
     path = [*map(str, modules), os.environ.get("PYTHONPATH", "")]
     return {**env, "PYTHONPATH": os.pathsep.join(filter(None, path)), **more}
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import needs
 from tests.examples.programs import (
     EXAMPLES,
     environment,
@@ -123,7 +124,8 @@ def test_an_image_folder_is_read_by_torchvision(daemon: RunningDaemon, tmp_path:
     pip += ["--target", str(tmp_path / "site"), f"torchvision==0.{minor + 15}.*"]
     got = subprocess.run(pip, capture_output=True, text=True)
     if got.returncode:
-        pytest.fail(f"torchvision cannot be installed: {got.stderr.strip().splitlines()[-1]}")
+        print(got.stderr)
+        needs.not_run("needs torchvision, which pip cannot install")
     modules = [Path(__file__).parent / "torchvision_on_cpus", tmp_path / "site"]
     command = python("train_single.py", pictures(tmp_path / "data"), "--arch", "resnet18", *SMALL)
     epochs = [f"{number}/4" for number in range(1, 5)]

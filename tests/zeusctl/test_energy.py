@@ -70,8 +70,8 @@ def test_all_ways_to_sum_agree_with_the_meters(ctl: Ctl) -> None:
         assert said.code == 0, said.err
         report = json.loads(said.out)
         assert sum(one["energy_j"] for one in report["sums"]) == pytest.approx(report["metered_j"])
+    wait_for(lambda: "namespace ml" in ctl("energy").out, "energy of the pods to be known")
     table = ctl("energy").out
-    assert "namespace ml" in table
     assert "(idle)" in table.splitlines()[-1]
     assert rows(ctl, "--by", "pod")["pod ml/train-1"]["exact"] == "True"  # idle: shared by rule
     assert "pod ml/train-0" in rows(ctl, "--pod", "ml/train-0")

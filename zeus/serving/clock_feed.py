@@ -52,7 +52,7 @@ def decode(data: bytes) -> ForwardPass:
         found = ForwardPass(str(worker), int(rank), float(seconds), *map(int, numbers))
         if min(found[2:]) < 0 or not found.seconds < 3600 or found.waiting > MOST_WAITING:
             raise ValueError
-    except (ValueError, TypeError, IndexError, OverflowError, msgpack.UnpackException):
+    except (ValueError, TypeError, LookupError, OverflowError, msgpack.UnpackException):
         raise RequestRejected(
             "this is no message of forward-pass metrics; check the address of the feed"
         ) from None

@@ -92,7 +92,7 @@ def decode(data: bytes) -> ForwardPass:
             raise ValueError
         if found.prefill_requests + found.decode_requests > MOST_SEQUENCES:
             raise ValueError
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
         raise RequestRejected("this is no message of forward-pass metrics") from None
     return found
 

@@ -96,7 +96,7 @@ def unpack(data: bytes) -> Step | Finish:
             return Finish(*(_text(one) for one in rest[:3]))
         if kind == "s":
             return _step(rest)
-    except (ValueError, TypeError, IndexError, msgpack.UnpackException):
+    except (ValueError, TypeError, LookupError, msgpack.UnpackException):
         pass
     raise RequestRejected("this is no message about a step or the end of a request")
 

@@ -6,6 +6,7 @@ to the folder: what this process saw. Started by `test_distributed`, with torchr
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import signal
@@ -105,6 +106,7 @@ class Job:
             "steps": self.steps,
             "pieces": [one for one in self.pieces if "zeus/step_energy_j" in one],
             "measurements": [one.model_dump() for one in optimizer.measurements],
+            "estimates": [dataclasses.asdict(one) for one in optimizer.estimates],
             "told": self.told,
             **more,
         }

@@ -75,11 +75,20 @@ def chosen(all_seen: list[dict[str, Any]]) -> float:
 
 
 def of_least_energy(all_seen: list[dict[str, Any]]) -> None:
-    """All chose the limit that took least energy; which that is, a busy machine has its part in."""
-    first, second = (one["measurements"] for one in all_seen)
+    """All chose the limit of least energy among those that are sure to save some against the
+    highest; which that is, and how sure it is, a busy machine has its part in.
+    """
+    first, second = (one["estimates"] for one in all_seen)
     assert first == second
-    assert len({one["power_limit"] for one in first}) > 1
-    assert chosen(all_seen) == min(first, key=lambda one: one["energy"])["power_limit"]
+    assert len(first) > 1
+    highest = first[0]
+    sure = [
+        one
+        for one in first
+        if one is highest
+        or one["energy_j"] * (1 + one["energy_ratio_error"]) <= highest["energy_j"]
+    ]
+    assert chosen(all_seen) == min(sure, key=lambda one: one["energy_j"])["power_limit_mw"] / 1000
 
 
 def given_up(all_seen: list[dict[str, Any]]) -> list[str]:

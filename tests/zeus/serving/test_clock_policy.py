@@ -119,6 +119,7 @@ def test_it_recovers_from_strange_numbers(numbers: list[tuple[float, ...]]) -> N
     assert engine.steps(3500) < 1500
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=300), st.floats(0, 6000))
 def test_levels_are_offered_clocks(clocks: list[int], floor: float) -> None:
     policy = ClockPolicy(clocks, 0.5, 0.025, floor)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus.serving.clock_rate import RateBound
@@ -10,6 +10,7 @@ from zeus.serving.clock_rate import RateBound
 CLOCKS = [1980, 1500, 1200, 900]
 
 
+@settings(deadline=None)
 @given(
     st.integers(2, 20),
     st.lists(st.tuples(st.floats(0, 3), st.sampled_from(CLOCKS)), max_size=200),

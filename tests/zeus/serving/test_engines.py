@@ -239,6 +239,7 @@ def test_a_forward_pass_is_a_step_of_equal_rows():
         msgpack.packb([*PASS[:5], [-1, 0, 0, 0, 0, 0]]),
         msgpack.packb([*PASS[:5], [10**9, 0, 0, 0, 0, 0]]),
         msgpack.packb([*PASS[:4], "soon", PASS[5]]),
+        msgpack.packb([*PASS[:5], {"prefills": 1}]),
     ],
 )
 def test_what_is_no_forward_pass_is_rejected(data):

@@ -6,7 +6,7 @@ import random
 from collections import defaultdict
 from collections.abc import Callable
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeusd.energy.accountant import (
@@ -133,6 +133,7 @@ def test_a_list_without_processes_is_idleness_and_no_list_is_not() -> None:
     }
 
 
+@settings(deadline=None)
 @given(st.integers(0, 2**32))
 def test_every_schedule_adds_up_to_the_meter_whenever_it_is_settled(seed: int) -> None:
     """Holders, processes, idleness, lists, suspends and steps of the clock, in any order."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeusd.energy.split import (
@@ -27,6 +27,7 @@ amounts = st.integers(0, 2**62)
 weights = st.lists(st.integers(0, 2**40), min_size=1, max_size=12)
 
 
+@settings(deadline=None)
 @given(amounts, weights)
 def test_shares_add_up_and_are_within_one_unit_of_their_part(total: int, parts: list[int]) -> None:
     found = shares(total, parts)
@@ -117,6 +118,7 @@ situations = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(amounts, amounts, situations)
 def test_charges_add_up_and_lie_within_their_bounds(
     energy_uj: int, ns: int, situation: Situation
