@@ -23,6 +23,9 @@ REPORT_PROGRESS_URL = "/progress/{job_id}"
 REPORT_PROFILE_URL = "/profile/{job_id}"
 CHOOSE_PLAN_URL = "/choose/{job_id}"
 
+MOST_REPORTS = 4096
+"""Reports of a node's ranks in one request."""
+
 REPORT_INTERVAL_S = 1.0
 """How often a rank reports its progress; the server lets plans begin some of these ahead."""
 
