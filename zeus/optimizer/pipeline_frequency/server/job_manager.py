@@ -31,6 +31,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
     new_job_id,
 )
+from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.optimizer.pipeline_frequency.server import planning
@@ -154,11 +155,10 @@ class JobManager:
         """A new job. Returns its id."""
         if info.job_id:
             raise Refused(422, "job_id is given by the server; leave it empty")
-        if info.schedule is not None and info.schedule not in planning.SCHEDULES:
+        if info.schedule is not None and info.schedule not in BY_NAME:
             raise Refused(
                 422,
-                f"there is no schedule {info.schedule!r}; there are "
-                f"{', '.join(planning.SCHEDULES)}",
+                f"there is no schedule {info.schedule!r}; there are {', '.join(BY_NAME)}",
             )
         if len(self.jobs) >= self.settings.max_jobs:
             raise Refused(
