@@ -13,6 +13,13 @@ Disturbances: `start` makes the first 25 steps 15 % slower, `drift` lets a GPU g
 hungrier as it warms up, `noise` makes steps vary by 5 % rather than 2 %, `interruption` lets 2 s
 pass in one of the first 100 steps, `together` does all four.
 
+A job "costs more" where its 5,000 steps, with those of the search, take more energy than 5,000
+steps at the highest limit: at all (beyond the rounding of this program, a billionth), by more than
+0.02 % (one step's energy), and by more than 0.1 %. Some workloads draw less than three quarters of
+their lowest limit: their power is the same at each limit, and times that differ are the recording's
+own scatter. The search leaves those at the highest limit, and their regret is the size of that
+scatter; the column `within reach` is the mean regret of all others.
+
 The thresholds of the search were tuned on every tenth workload (`--part tuned`), by seeds of 1,000
 and more; figures are of the other workloads (`--part others`, the default), by seeds from 0.
 """
@@ -34,7 +41,7 @@ from rich.table import Table
 from zeus.optimizer.power_limit.choice import choose
 from zeus.optimizer.power_limit.estimates import Curve, Sample
 from zeus.optimizer.power_limit.planner import costs_of
-from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search
+from zeus.optimizer.power_limit.search import REACH, Adaptive, Exhaustive, Search
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,
@@ -52,6 +59,7 @@ FACTOR = 1.1
 CHECK_STEPS = 60
 TOLERATED = 0.02
 """A slowdown beyond the constraint by more than this counts as one that was not kept."""
+ROUNDING = 1e-9
 
 
 @dataclass(frozen=True)
@@ -92,6 +100,7 @@ class Run:
         regret: Cost of the choice over the least cost, less 1.
         costs_more: Energy of a step at the choice over that at the highest limit, less 1.
         saved: Share of the energy of 5,000 steps at the highest limit that the job saved.
+        reached: Whether the workload draws at least `REACH` of its lowest limit.
     """
 
     steps: int
@@ -100,6 +109,7 @@ class Run:
     regret: float
     costs_more: float
     saved: float
+    reached: bool
 
 
 class Training:
@@ -225,6 +235,7 @@ def run(name: str, kind: str, strategy: str, disturbance: Disturbance, seed: int
         costs[at] / min(costs) - 1,
         energy[at] / energy[0] - 1,
         1 - whole_j / nothing_j,
+        training.power_w[0] / table.gpus * 1000 >= REACH * limits[-1],
     )
 
 
@@ -260,8 +271,8 @@ def main() -> int:
     table = Table()
     for column in (
         "disturbance", "search", "steps", "at most", "check", "slowdown > 12 %", "mean regret",
-        "p95", "runs > 3 %", "choice costs more", "job costs more",
-        "by > 0.1 %", "saved, mean", "least",
+        "p95", "runs > 3 %", "within reach", "choice costs more",
+        "job costs more", "by > 0.02 %", "by > 0.1 %", "saved, mean", "least",
     ):  # fmt: skip
         table.add_column(column, justify="right")
     worst: list[tuple[float, str]] = []
@@ -288,8 +299,10 @@ def main() -> int:
                     f"{statistics.mean(regrets):.2%}",
                     f"{regrets[int(0.95 * len(regrets))]:.2%}",
                     share(regrets, 0.03),
+                    f"{statistics.mean(one.regret for one in every if one.reached):.2%}",
                     share([one.costs_more for one in every], 0.0),
-                    share(more, 0.0),
+                    share(more, ROUNDING),
+                    share(more, 0.0002),
                     share(more, 0.001),
                     f"{statistics.mean(one.saved for one in every):.2%}",
                     f"{min(one.saved for one in every):.2%}",

@@ -147,13 +147,11 @@ def measure(
         raise ValueError(
             f"warmup_settle_duration must not be negative, not {warmup_settle_duration} s"
         )
-    iteration_s = _calibrate(
-        target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
-    )
     warm_up = num_warmup_iterations
+    calibration = warm_up, num_calibration_iterations
+    trials = _Trials(target_function, zeus_monitor, calibration, None)
     if warmup_settle_duration is not None:
-        warm_up = max(1, math.ceil(warmup_settle_duration / iteration_s))
-    trials = _Trials(target_function, zeus_monitor, iteration_s)
+        warm_up = max(1, math.ceil(warmup_settle_duration / trials.iteration_s))
     return trials.run(measurement_duration, cooldown_duration, warm_up)
 
 
@@ -183,11 +181,8 @@ def profile_measurement_duration(
         num_calibration_iterations: Iterations that show how long one takes.
         iteration_duration: How long one takes, s; None: find out.
     """
-    if iteration_duration is None:
-        iteration_duration = _calibrate(
-            target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
-        )
-    return _Trials(target_function, zeus_monitor, iteration_duration).sweep(
+    calibration = num_warmup_iterations, num_calibration_iterations
+    return _Trials(target_function, zeus_monitor, calibration, iteration_duration).sweep(
         "measurement_duration",
         measurement_duration_search_range or DURATIONS_S,
         cooldown_duration,
@@ -214,18 +209,10 @@ def profile_cooldown_duration(
         zeus_monitor: The GPUs.
         cooldown_duration_search_range: Times to wait, s; None: 1 to 10.
         measurement_duration: Time to measure, s.
-        num_trials: Trials of each time.
-        num_warmup_trials: Trials before, which do not count and do not wait.
-        trial_stddev_threshold: Standard deviation, J, below which a time is valid.
-        num_warmup_iterations: Iterations before what is measured.
-        num_calibration_iterations: Iterations that show how long one takes.
-        iteration_duration: How long one takes, s; None: find out.
+        num_trials: This and all others: see `profile_measurement_duration`.
     """
-    if iteration_duration is None:
-        iteration_duration = _calibrate(
-            target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
-        )
-    return _Trials(target_function, zeus_monitor, iteration_duration).sweep(
+    calibration = num_warmup_iterations, num_calibration_iterations
+    return _Trials(target_function, zeus_monitor, calibration, iteration_duration).sweep(
         "cooldown_duration",
         cooldown_duration_search_range or DURATIONS_S,
         measurement_duration,
@@ -253,10 +240,8 @@ def profile_parameters(
     """
     measured_s = measurement_duration_search_range or DURATIONS_S
     waited_s = cooldown_duration_search_range or DURATIONS_S
-    iteration_s = _calibrate(
-        target_function, zeus_monitor, num_warmup_iterations, num_calibration_iterations
-    )
-    trials = _Trials(target_function, zeus_monitor, iteration_s)
+    calibration = num_warmup_iterations, num_calibration_iterations
+    trials = _Trials(target_function, zeus_monitor, calibration, None)
     first = _Counts(num_trials, num_warmup_trials, num_warmup_iterations, trial_stddev_threshold)
     second = _Counts(num_trials, 0, num_warmup_iterations, trial_stddev_threshold)
     return (
@@ -276,15 +261,33 @@ class _Counts:
 
 
 class _Trials:
-    """Runs trials of one function."""
+    """Runs trials of one function.
 
-    def __init__(self, target: Callable[[], Any], monitor: ZeusMonitor, iteration_s: float) -> None:
+    Args:
+        target: Runs one iteration.
+        monitor: The GPUs.
+        calibration: Iterations that warm up, and that show how long one takes.
+        iteration_s: How long one takes; None: find out.
+
+    Attributes:
+        iteration_s: How long one takes.
+    """
+
+    def __init__(
+        self,
+        target: Callable[[], Any],
+        monitor: ZeusMonitor,
+        calibration: tuple[int, int],
+        iteration_s: float | None,
+    ) -> None:
         self._target = target
         self._monitor = monitor
-        self._iteration_s = iteration_s
+        if iteration_s is None:
+            iteration_s = _calibrate(target, monitor, *calibration)
+        self.iteration_s = iteration_s
 
     def run(self, measure_s: float, cool_down_s: float, warm_up: int) -> TrialResult:
-        iterations = max(1, math.ceil(measure_s / self._iteration_s))
+        iterations = max(1, math.ceil(measure_s / self.iteration_s))
         if cool_down_s > 0:
             time.sleep(cool_down_s)
         for _ in range(warm_up):

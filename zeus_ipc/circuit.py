@@ -2,7 +2,8 @@
 
 Training may wait for its daemon a moment, once, and not at every step. A circuit opens when an
 answer stays away; from then on what is called within `bounded` fails at once, while a thread asks
-until the daemon answers again.
+until the daemon answers again. A daemon that answers, but late, as where a driver is stuck, is
+waited for as long in total: all bounded calls draw on one budget.
 
     with bounded():
         client.set_power_limit(...)   # at most WAIT_S, or at once while the circuit is open
@@ -30,8 +31,13 @@ from zeus_ipc.errors import (
 
 log = logging.getLogger(__name__)
 
-WAIT_S = 0.35
-"""How long a bounded call waits for an answer; a transport may take a tenth of a second more."""
+WAIT_S = 0.3
+"""How long bounded calls wait for answers, in total; a transport may take a tenth of a second more.
+"""
+PROMPT_S = 0.05
+"""A call that takes no longer than this draws nothing from the budget, and may always take it."""
+REFILL_S = 30.0
+"""The budget is whole again after this time, or when the circuit closes."""
 IN_PROCESS_WAIT_S = 5.0
 """The same where the engine runs in this process: there is no daemon that could be gone, and it
 shares the processor with who waits."""
@@ -44,7 +50,7 @@ _UNANSWERED = (ErrorCode.SHUTTING_DOWN, ErrorCode.QUIESCED, ErrorCode.OVERLOADED
 
 @contextlib.contextmanager
 def bounded(wait_s: float = WAIT_S) -> Iterator[None]:
-    """Within, calls of this thread wait this long at most for a daemon, all clients' alike.
+    """Within, calls of this thread wait this long at most for a daemon, all of a client together.
 
     Args:
         wait_s: Seconds.
@@ -81,6 +87,7 @@ class Circuit:
         self._probe = weakref.WeakMethod(probe)
         self._guard = threading.Lock()
         self._reason: str | None = None
+        self._waited_s, self._waited_at = 0.0, 0.0  # of the budget, and when that was drawn
 
     @property
     def open(self) -> bool:
@@ -95,8 +102,10 @@ class Circuit:
             ZeusIpcError: What `request` raises.
         """
         limit_s = _limit_s.get()
+        began = time.monotonic()
         if limit_s is not None:
-            timeout_s = min(timeout_s, max(limit_s, self._least_s))
+            left_s = limit_s - self._drawn_s(began)
+            timeout_s = min(timeout_s, max(left_s, PROMPT_S, self._least_s))
             if self._reason is not None:
                 raise DaemonUnavailable(self._reason)
         try:
@@ -104,8 +113,20 @@ class Circuit:
         except (DaemonUnavailable, RequestTimeout) as error:
             self._opened(error)
             raise
-        self._reason = None
+        if self.open:
+            self._reason, self._waited_s = None, 0.0
+        elif limit_s is not None:
+            self._draw(began, time.monotonic())
         return reply
+
+    def _drawn_s(self, now_s: float) -> float:
+        """How much of the budget is used up."""
+        return self._waited_s * max(0.0, 1 - (now_s - self._waited_at) / REFILL_S)
+
+    def _draw(self, began: float, ended: float) -> None:
+        if ended - began > PROMPT_S:
+            self._waited_s = self._drawn_s(ended) + ended - began
+            self._waited_at = ended
 
     def after_fork(self) -> None:
         """In a child: the thread stayed behind with its parent."""

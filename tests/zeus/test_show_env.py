@@ -16,9 +16,12 @@ from typing import Any
 
 import pytest
 
+import zeus
 from tests.support import RunningDaemon, running_daemon
 from zeus import show_env
 from zeus.compat import capabilities
+from zeus.show_env import cpus, gpus, lines, packages, rights
+from zeus.show_env import daemon as daemon_rows
 from zeus_ipc import __version__
 from zeus_ipc.installed import overlap
 from zeus_ipc.messages import Permission
@@ -41,8 +44,8 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A machine without zeusd, RAPL or NVIDIA driver."""
     for name in ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", SOCKET_ENV):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(show_env, "DEFAULT_SOCKET_PATH", str(tmp_path / "nothing.sock"))
-    monkeypatch.setattr(show_env, "POWERCAP", str(tmp_path / "powercap"))
+    monkeypatch.setattr(daemon_rows, "DEFAULT_SOCKET_PATH", str(tmp_path / "nothing.sock"))
+    monkeypatch.setattr(cpus, "POWERCAP", str(tmp_path / "powercap"))
     monkeypatch.setattr(real, "NvmlBackend", lambda: NvmlBackend("/nowhere/libnvidia-ml.so.1"))
 
 
@@ -105,7 +108,7 @@ def test_a_daemon_and_its_gpus_are_shown(
     ]
     assert gpus[2].uuid in shown["NVML 2 -> zeus 0"]
     assert gpus[2].name in shown["NVML 2 -> zeus 0"]
-    rights, me = found["Rights"], show_env._user_name(os.geteuid())
+    rights, me = found["Rights"], lines.user_name(os.geteuid())
     assert rights["NVML 2 offers"] == "power_limit, gpu_clocks, persistence_mode"
     assert rights["leased"] == f"power_limit of NVML 1 by user {me}, pid {os.getpid()}"
     assert show()["Rights"]["leased"] == "nothing at the moment"  # and it has taken none itself
@@ -115,7 +118,7 @@ def test_a_daemon_and_its_gpus_are_shown(
 def test_a_daemon_that_cannot_be_used_is_a_line_that_says_what_to_do(
     tmp_path: Path, show: Shower, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(show_env, "TIMEOUT_S", 0.1)
+    monkeypatch.setattr(daemon_rows, "TIMEOUT_S", 0.1)
     path = tmp_path / "z.sock"
     monkeypatch.setenv(SOCKET_ENV, str(path))
     with contextlib.ExitStack() as stack:
@@ -192,8 +195,8 @@ def test_without_a_driver_there_is_a_line_that_says_so(show: Shower) -> None:
 
 def test_a_driver_that_is_stuck_keeps_nobody(show: Shower, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
-    monkeypatch.setattr(show_env, "DRIVER_TIMEOUT_S", 0.05)
-    monkeypatch.setattr(show_env, "_look", lambda *_: go_on.wait(30))
+    monkeypatch.setattr(gpus, "DRIVER_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(gpus, "_look", lambda *_: go_on.wait(30))
     assert "the driver did not answer within 0.05 s" in show()["GPUs"]["GPU"]
     go_on.set()
 
@@ -301,8 +304,10 @@ def test_what_fails_unexpectedly_is_a_line_and_the_rest_is_shown(
     def fail(*args: object) -> None:
         raise RuntimeError("no idea")
 
-    for name in ("_system", "_cuda", "_zones", "_user"):
-        monkeypatch.setattr(show_env, name, fail)
+    for where, name in (
+        (packages, "system"), (gpus, "cuda"), (cpus, "zones"), (rights, "user")
+    ):  # fmt: skip
+        monkeypatch.setattr(where, name, fail)
     found = show(surprising=True)
     for title in ("System", "GPUs", "CPUs and memory", "Rights"):
         assert found[title] == {
@@ -335,7 +340,7 @@ def test_broken_packages_are_lines_too(tmp_path: Path) -> None:
     broken = "import sys; sys.modules.update(zmq=None, pydantic=None, pynvml=None)"
     ran = run(tmp_path, f"import os; os.environ['{SOCKET_ENV}'] = '/nowhere'; {broken}")
     assert (ran.returncode, ran.stderr) == (0, "")
-    assert "install zeusd anew" in sections(ran.stdout)["zeusd"]["reachable"]
+    assert "install zeusd again" in sections(ran.stdout)["zeusd"]["reachable"]
 
 
 def test_a_wrong_option_is_the_only_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,18 +368,18 @@ def test_whether_limits_may_be_set_is_answered_through_zeusd(
     daemon: RunningDaemon, show: Shower, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SOCKET_ENV, daemon.socket)
-    rights = show()["Rights"]
+    shown = show()["Rights"]
     for index in range(3):
-        assert rights[f"may I set limits on NVML {index}"].startswith("yes, because zeusd lets you")
-    asked = show_env.ask_zeusd()
+        assert shown[f"may I set limits on NVML {index}"].startswith("yes, because zeusd lets you")
+    asked = daemon_rows.ask_zeusd()
     assert asked.policy is not None
     assert asked.info is not None
     gpu = asked.info.gpus[0]
     refused = Permission(allowed=False, why="you are in no group that may", ranges=[])
     policy = asked.policy.model_copy(update={"gpus": {gpu.uuid: {"power_limit": refused}}})
-    said = show_env._answer(gpu, replace(asked, policy=policy))
+    said = rights.answer(gpu, replace(asked, policy=policy))
     assert said == "no, because you are in no group that may"
-    assert "update it" in show_env._answer(gpu, replace(asked, policy=None))
+    assert "update it" in rights.answer(gpu, replace(asked, policy=None))
 
 
 @pytest.mark.parametrize(
@@ -388,22 +393,20 @@ def test_whether_limits_may_be_set_is_answered_without_a_daemon(
     daemon: RunningDaemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bits: str, said: str
 ) -> None:
     monkeypatch.setenv(SOCKET_ENV, daemon.socket)
-    found = show_env.ask_zeusd()
+    found = daemon_rows.ask_zeusd()
     assert found.info is not None
     gpu = found.info.gpus[0]
     monkeypatch.delenv(SOCKET_ENV)
     status = tmp_path / "status"
     status.write_text(f"CapEff:\t{bits}\n")
     monkeypatch.setattr(capabilities, "STATUS", str(status))
-    assert show_env._answer(gpu, show_env.ask_zeusd()).startswith(said)
+    assert rights.answer(gpu, daemon_rows.ask_zeusd()).startswith(said)
 
 
 def test_another_zeus_over_this_one_is_noticed(tmp_path: Path) -> None:
     package = tmp_path / "zeus"
     (package / "utils").mkdir(parents=True)
-    (package / "__init__.py").write_text(
-        Path(show_env.__file__).with_name("__init__.py").read_text()
-    )
+    (package / "__init__.py").write_text((Path(zeus.__file__)).read_text())
     assert overlap(str(package)) is None
     (package / "utils" / "pydantic_v1.py").touch()
     said = overlap(str(package))
@@ -417,7 +420,7 @@ def test_another_zeus_over_this_one_is_noticed(tmp_path: Path) -> None:
 
 
 def test_importing_zeus_warns_of_another_over_it(tmp_path: Path) -> None:
-    here = Path(show_env.__file__).parent
+    here = Path(zeus.__file__).parent
     shutil.copytree(
         here, tmp_path / "zeus", ignore=shutil.ignore_patterns("__pycache__", "serving", "simulate")
     )

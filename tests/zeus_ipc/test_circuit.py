@@ -11,7 +11,7 @@ import pytest
 
 from tests.support import wait_for
 from zeus_ipc import Client, circuit
-from zeus_ipc.circuit import WAIT_S, bounded, unanswered
+from zeus_ipc.circuit import PROMPT_S, REFILL_S, WAIT_S, bounded, unanswered
 from zeus_ipc.errors import (
     DaemonUnavailable,
     DeadlineExceeded,
@@ -81,6 +81,29 @@ def test_only_the_first_of_all_bounded_calls_waits(daemon: Daemon, client: Clien
             client.set_power_limit("GPU-0", 100_000, block=False)
     assert daemon.waited_here() == [WAIT_S]
     assert not client.answers
+
+
+def test_answers_that_come_late_draw_on_one_budget(
+    daemon: Daemon, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a driver is stuck: zeusd says so at each request's deadline."""
+    clock_s = [1000.0]
+    monkeypatch.setattr(circuit.time, "monotonic", lambda: clock_s[0])
+    prompt = daemon.request
+
+    def late(message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+        clock_s[0] += timeout_s
+        return prompt(message, timeout_s)
+
+    monkeypatch.setattr(daemon, "request", late)
+    for _ in range(3):
+        with bounded():
+            client.leases()
+    assert daemon.waited_here() == [WAIT_S, PROMPT_S, PROMPT_S]
+    clock_s[0] += REFILL_S
+    with bounded():
+        client.leases()
+    assert daemon.waited_here()[-1] == pytest.approx(WAIT_S)
 
 
 def test_it_closes_when_the_daemon_answers_again(daemon: Daemon, client: Client) -> None:

@@ -9,8 +9,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
-from zeus.monitor.energy import ZeusMonitor
-from zeus.monitor.rates import Rate, RatedWindows
+from zeus.monitor.rates import Rate, RatedMonitor
 from zeus.monitor.service import Service, ServiceError
 from zeus.utils.framework import Framework
 
@@ -192,7 +191,7 @@ class CarbonEmissionMeasurement:
     dram_carbon_emission: dict[int, float] | None = None
 
 
-class CarbonEmissionMonitor:
+class CarbonEmissionMonitor(RatedMonitor[CarbonEmissionMeasurement]):
     """Measures the energy and the emissions of named windows.
 
     Each hour's energy counts with that hour's intensity. Where the provider does not answer, one
@@ -215,32 +214,12 @@ class CarbonEmissionMonitor:
         cpu_indices: list[int] | None = None,
         sync_execution_with: Framework = "torch",
     ) -> None:
-        self.zeus_monitor = ZeusMonitor(
-            gpu_indices, cpu_indices, sync_execution_with=sync_execution_with
+        super().__init__(
+            Intensity(carbon_intensity_provider),
+            "The carbon intensity",
+            CarbonEmissionMeasurement,
+            gpu_indices,
+            cpu_indices,
+            sync_execution_with,
         )
         self.carbon_intensity_provider = carbon_intensity_provider
-        self._windows = RatedWindows(
-            self.zeus_monitor, Intensity(carbon_intensity_provider), "The carbon intensity"
-        )
-
-    @property
-    def current_keys(self) -> set[str]:
-        """Names of the open windows."""
-        return self._windows.keys
-
-    def begin_window(self, key: str, sync_execution: bool = True) -> None:
-        """Open a window. See `ZeusMonitor.begin_window`."""
-        self._windows.begin(key, sync_execution)
-
-    def end_window(self, key: str, sync_execution: bool = True) -> CarbonEmissionMeasurement:
-        """Close a window. See `ZeusMonitor.end_window`."""
-        measurement, grams = self._windows.end(key, sync_execution)
-        return CarbonEmissionMeasurement(
-            measurement.time,
-            measurement.gpu_energy,
-            grams.gpu,
-            measurement.cpu_energy,
-            grams.cpu,
-            measurement.dram_energy,
-            grams.dram,
-        )

@@ -10,8 +10,7 @@ from datetime import datetime
 from typing import Any, Literal
 
 from zeus.exceptions import ZeusBaseError
-from zeus.monitor.energy import ZeusMonitor
-from zeus.monitor.rates import Rate, RatedWindows
+from zeus.monitor.rates import Rate, RatedMonitor
 from zeus.monitor.service import Service, ServiceError
 from zeus.utils.framework import Framework
 
@@ -170,7 +169,7 @@ class EnergyCostMeasurement:
     dram_energy_cost: dict[int, float] | None = None
 
 
-class EnergyCostMonitor:
+class EnergyCostMonitor(RatedMonitor[EnergyCostMeasurement]):
     """Measures the energy and the cost of named windows.
 
     Each hour's energy counts with that hour's price. Where the provider does not answer, one
@@ -193,32 +192,12 @@ class EnergyCostMonitor:
         cpu_indices: list[int] | None = None,
         sync_execution_with: Framework = "torch",
     ) -> None:
-        self.zeus_monitor = ZeusMonitor(
-            gpu_indices, cpu_indices, sync_execution_with=sync_execution_with
+        super().__init__(
+            Price(electricity_price_provider),
+            "The price of electricity",
+            EnergyCostMeasurement,
+            gpu_indices,
+            cpu_indices,
+            sync_execution_with,
         )
         self.electricity_price_provider = electricity_price_provider
-        self._windows = RatedWindows(
-            self.zeus_monitor, Price(electricity_price_provider), "The price of electricity"
-        )
-
-    @property
-    def current_keys(self) -> set[str]:
-        """Names of the open windows."""
-        return self._windows.keys
-
-    def begin_window(self, key: str, sync_execution: bool = True) -> None:
-        """Open a window. See `ZeusMonitor.begin_window`."""
-        self._windows.begin(key, sync_execution)
-
-    def end_window(self, key: str, sync_execution: bool = True) -> EnergyCostMeasurement:
-        """Close a window. See `ZeusMonitor.end_window`."""
-        measurement, cost = self._windows.end(key, sync_execution)
-        return EnergyCostMeasurement(
-            measurement.time,
-            measurement.gpu_energy,
-            cost.gpu,
-            measurement.cpu_energy,
-            cost.cpu,
-            measurement.dram_energy,
-            cost.dram,
-        )

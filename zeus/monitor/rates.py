@@ -14,11 +14,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
+from typing import Generic, Protocol, TypeVar
 
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor.energy import ZeusMonitor
 from zeus.monitor.measurement import Measurement
 from zeus.monitor.timeline import offset_ns
+from zeus.utils.framework import Framework
 from zeus_ipc.circuit import bounded
 
 JOULES_PER_KWH = 3.6e6
@@ -45,6 +47,75 @@ class Rate(ABC):
     @abstractmethod
     def at(self, hour: datetime) -> float | None:
         """The rate per kWh in the hour that begins then; None: not known."""
+
+
+M_co = TypeVar("M_co", covariant=True)
+
+
+class MakeMeasurement(Protocol[M_co]):
+    """Makes the measurement of a window: energies in J and amounts, by index."""
+
+    def __call__(
+        self,
+        time: float,
+        gpu_energy: dict[int, float],
+        gpu_amount: dict[int, float],
+        cpu_energy: dict[int, float] | None,
+        cpu_amount: dict[int, float] | None,
+        dram_energy: dict[int, float] | None,
+        dram_amount: dict[int, float] | None,
+        /,
+    ) -> M_co:
+        """Make it."""
+
+
+class RatedMonitor(Generic[M_co]):
+    """Measures the energy of named windows and what it stands for.
+
+    Each hour's energy counts with that hour's rate. Where the rate is not known, one warning says
+    so, amounts are `nan`, and energy is measured as ever.
+
+    Args:
+        rate: What a kWh stands for.
+        what: Name of the rate, for the warning.
+        make: Makes the measurement of a window.
+        gpu_indices: See `ZeusMonitor`.
+        cpu_indices: See `ZeusMonitor`.
+        sync_execution_with: See `ZeusMonitor`.
+
+    Attributes:
+        zeus_monitor: What measures the energy.
+    """
+
+    def __init__(
+        self,
+        rate: Rate,
+        what: str,
+        make: MakeMeasurement[M_co],
+        gpu_indices: list[int] | None,
+        cpu_indices: list[int] | None,
+        sync_execution_with: Framework,
+    ) -> None:
+        self.zeus_monitor = ZeusMonitor(
+            gpu_indices, cpu_indices, sync_execution_with=sync_execution_with
+        )
+        self._windows = RatedWindows(self.zeus_monitor, rate, what)
+        self._make = make
+
+    @property
+    def current_keys(self) -> set[str]:
+        """Names of the open windows."""
+        return self._windows.keys
+
+    def begin_window(self, key: str, sync_execution: bool = True) -> None:
+        """Open a window. See `ZeusMonitor.begin_window`."""
+        self._windows.begin(key, sync_execution)
+
+    def end_window(self, key: str, sync_execution: bool = True) -> M_co:
+        """Close a window. See `ZeusMonitor.end_window`."""
+        took, amounts = self._windows.end(key, sync_execution)
+        gpu, cpu, dram = took.gpu_energy, took.cpu_energy, took.dram_energy
+        return self._make(took.time, gpu, amounts.gpu, cpu, amounts.cpu, dram, amounts.dram)
 
 
 @dataclass

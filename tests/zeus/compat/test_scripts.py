@@ -8,15 +8,27 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
+import warnings
 from collections.abc import Iterator
-from typing import Any
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from tests.support import RunningDaemon, running_daemon
+from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus.batch_size.server.running import RunningServer, running_server
+from tests.zeus.gateway import Double, Series
+from tests.zeus.measure.service import recorded_service
 from tests.zeus.node import VirtualNode
-from zeusd.devices.simulated import Work
+from zeus import _node
+from zeusd import embed
+from zeusd.devices.simulated import SimulatedBackend, Work
+from zeusd.nodes import Node
+
+if TYPE_CHECKING:
+    from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
 
 STEPS = 400
 EPOCHS = 4
@@ -172,7 +184,209 @@ def test_mnist_on_several_ranks(node: VirtualNode, work: Work, server: RunningSe
     first[0].on_train_end()
 
 
+def test_capriccio_is_told_by_hand(
+    node: VirtualNode, work: Work, server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch size optimizer hears of the beginning and of evaluations only."""
+    monkeypatch.setenv("ZEUS_SERVER_URL", server.url)
+    from zeus.utils.lr_scaler import SquareRootScaler
+
+    from zeus.monitor import ZeusMonitor
+    from zeus.optimizer.batch_size import BatchSizeOptimizer, JobSpec
+    from zeus.optimizer.power_limit import GlobalPowerLimitOptimizer
+
+    monitor = ZeusMonitor(gpu_indices=[0])
+    plo = GlobalPowerLimitOptimizer(monitor)
+    bso = BatchSizeOptimizer(
+        monitor=monitor,
+        server_url=os.environ["ZEUS_SERVER_URL"],
+        job=JobSpec(
+            job_id=os.environ.get("ZEUS_JOB_ID"),
+            job_id_prefix="capriccio",
+            default_batch_size=128,
+            batch_sizes=[8, 16, 32, 64, 128],
+            max_epochs=10,
+            target_metric=0.84,
+        ),
+    )
+    batch_size = bso.get_batch_size()
+    assert SquareRootScaler(bs=128, lr=4e-7).compute_lr(batch_size) == pytest.approx(4e-7)
+    bso.on_train_begin()
+    for epoch in range(10):
+        plo.on_epoch_begin()
+        for _ in range(30):
+            plo.on_step_begin()
+            work.run(1)
+            plo.on_step_end()
+        plo.on_epoch_end()
+        node.clock.sleep(5)  # evaluate
+        bso.on_evaluate(0.3 * (epoch + 1))
+        if bso.training_finished:
+            break
+    assert epoch == 2
+    assert bso.converged
+    plo.close()
+
+
+# --------------------------------------------------------------------------- recurring jobs
+
+
+def test_recurring_jobs_are_started_with_the_published_command_lines() -> None:
+    """ImageNet and Capriccio of 0.8.2: what ZeusMaster fills into their templates."""
+    from zeus.job import Job
+
+    imagenet = Job(
+        dataset="imagenet",
+        network="resnet18",
+        optimizer="sgd",
+        target_metric=0.50,
+        max_epochs=100,
+        default_bs=256,
+        default_lr=0.1,
+        workdir="/workspace/zeus/examples/imagenet",
+        command=[
+            *("torchrun", "--nnodes", "1", "--nproc_per_node", "gpu", "train.py", "/data"),
+            *("--zeus", "--arch", "resnet18", "--batch_size", "{batch_size}"),
+            *("--learning_rate", "{learning_rate}", "--epochs", "{epochs}", "--seed", "{seed}"),
+            "--torchrun",
+        ],
+    )
+    assert imagenet.scale_lr(1024) == pytest.approx(0.4)
+    assert " ".join(imagenet.gen_command(1024, 0.4, 3, 2)) == (
+        "torchrun --nnodes 1 --nproc_per_node gpu train.py /data --zeus --arch resnet18 "
+        "--batch_size 1024 --learning_rate 0.4 --epochs 100 --seed 3 --torchrun"
+    )
+    capriccio = Job(
+        dataset="capriccio",
+        network="bert_base_uncased",
+        optimizer="adamw",
+        target_metric=0.84,
+        max_epochs=10,
+        default_bs=128,
+        default_lr=4.00e-7,
+        workdir="/workspace/zeus/examples/capriccio",
+        command=[
+            *("python", "train.py", "--zeus", "--slice_number", "{slice_number}"),
+            *("--batch_size", "{batch_size}", "--learning_rate", "{learning_rate}"),
+            *("--num_train_epochs", "{epochs}", "--seed", "{seed}"),
+        ],
+    )
+    assert capriccio.scale_lr(32) == pytest.approx(2e-7)
+    assert " ".join(capriccio.gen_command(32, 2e-7, 124, 9)) == (
+        "python train.py --zeus --slice_number 9 --batch_size 32 --learning_rate 2e-07 "
+        "--num_train_epochs 10 --seed 124"
+    )
+
+
 # -------------------------------------------------------------------------------- measuring
+
+
+def test_emissions_of_training_and_of_its_evaluation(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus.utils.lat_lon import get_ip_lat_long
+
+    from zeus.monitor.carbon import CarbonEmissionMonitor, ElectrictyMapsClient
+
+    hour = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
+    hours = [hour - timedelta(hours=1), hour, hour + timedelta(hours=1)]
+    history = [{"datetime": one.isoformat(), "carbonIntensity": 500} for one in hours]
+    answers: dict[str, tuple[int, Any]] = {
+        "/json": (200, {"loc": "42.28,-83.74"}),
+        "/carbon-intensity/history": (200, {"history": history}),
+    }
+    monkeypatch.setattr(
+        "zeus.monitor.rates.ZeusMonitor",
+        lambda gpus, cpus, **more: node.monitor(gpu_indices=gpus, cpu_indices=cpus, **more),
+    )
+    monkeypatch.setenv("ELECTRICITYMAPS_TOKEN", "key")
+    with recorded_service(answers) as service:
+        monkeypatch.setattr(get_ip_lat_long, "__defaults__", (f"{service.url}/json", 5.0))
+        monkeypatch.setitem(ElectrictyMapsClient.__init__.__kwdefaults__, "url", service.url)
+
+        ip_latlong = get_ip_lat_long()
+        provider = ElectrictyMapsClient(ip_latlong, estimate=True)
+        monitor = CarbonEmissionMonitor(provider)
+        monitor._windows._offset_ns = lambda: int(hour.timestamp() * 1e9) - node.clock()
+        taken = []
+        for name, steps in (("train", 40), ("eval", 10)):
+            monitor.begin_window(name)
+            work.run(steps)
+            taken.append(monitor.end_window(name))
+    for one in taken:
+        assert one.gpu_carbon_emission[0] == pytest.approx(one.gpu_energy[0] / 3.6e6 * 500)
+        assert str(one).startswith("CarbonEmissionMeasurement(time=")
+    assert taken[0].gpu_energy[0] > 2 * taken[1].gpu_energy[0] > 0
+    asked = [query for path, query, _ in service.asked if path.endswith("history")]
+    assert asked[0]["disableEstimations"] == "false"
+    assert (asked[0]["lat"], asked[0]["lon"]) == ("42.28", "-83.74")
+
+
+def test_metrics_of_training_for_prometheus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In real time: power is there only where there is a new reading."""
+    from zeus import metric
+    from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
+
+    monkeypatch.setattr(metric, "PUSH_EVERY_S", 0.03)
+    node = Node(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
+    with embed.connect(node, state_dir=str(tmp_path)) as client, _node.use(client):
+        train_for_prometheus(EnergyHistogram, PowerGauge, EnergyCumulativeCounter)
+
+
+def train_for_prometheus(
+    histograms: type[EnergyHistogram],
+    gauges: type[PowerGauge],
+    counters: type[EnergyCumulativeCounter],
+) -> None:
+    gateway = Double()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # this machine may have no CPUs 0 and 1 to measure
+        histogram = histograms(
+            cpu_indices=[0, 1],
+            gpu_indices=[0],
+            pushgateway_url=gateway.address,
+            job="training_energy_histogram",
+        )
+        power = gauges(
+            gpu_indices=[0],
+            update_period=0.03,  # there 2
+            pushgateway_url=gateway.address,
+            job="training_power_gauge",
+        )
+        counter = counters(
+            cpu_indices=[0, 1],
+            gpu_indices=[0],
+            update_period=0.03,
+            pushgateway_url=gateway.address,
+            job="training_energy_counter",
+        )
+    power.begin_window("epoch_power")
+    counter.begin_window("epoch_energy")
+    for _ in range(3):
+        time.sleep(0.03)  # validate
+        histogram.begin_window("training_energy")
+        time.sleep(0.03)  # train
+        histogram.end_window("training_energy")
+
+    def powers() -> list[float]:
+        pushed = [Series(body) for path, body in gateway.pushes if "training_power_gauge" in path]
+        return [watts for one in pushed for watts in one.of("power_monitor_gpu_power_watts")]
+
+    wait_for(powers, "power")
+    counter.end_window("epoch_energy")
+    power.end_window("epoch_power")
+    for one in (histogram, power, counter):
+        one.close()
+    newest = {path.split("/")[3]: Series(body) for path, body in gateway.pushes}
+    gateway.close()
+    energy = "energy_monitor_gpu_energy_joules"
+    assert newest["training_energy_histogram"].of(f"{energy}_count", index="0") == [3]
+    (of_epochs,) = newest["training_energy_histogram"].of(f"{energy}_sum", index="0")
+    (of_all,) = newest["training_energy_counter"].of(f"{energy}_total", index="0")
+    assert 0 < of_epochs < of_all
+    assert all(20 < watts < 260 for watts in powers())
 
 
 def _measure_in_a_child(socket: str, queue: Any) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from zeus.optimizer.power_limit import actions as do
 from zeus.optimizer.power_limit.actions import Action, Actions
-from zeus.optimizer.power_limit.core import SILENT_S, Core
+from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import Choose, Hello, Leader
 from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search
+from zeus.optimizer.power_limit.silence import SILENT_S
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
 
 LIMITS = [300_000, 250_000, 200_000, 150_000]

@@ -18,27 +18,35 @@ from zeus.optimizer.power_limit.search import (
     Search,
     expected_steps,
 )
-from zeus.optimizer.power_limit.selectors import MaxSlowdownConstraint, OptimumSelector, ZeusCost
+from zeus.optimizer.power_limit.selectors import (
+    Energy,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+    ZeusCost,
+)
 
 LIMITS = [300_000, 275_000, 250_000, 225_000, 200_000, 175_000, 150_000, 125_000, 100_000]
 
 
 class Job:
-    """A job that draws 260 W unless it is capped; its steps vary."""
+    """A job that draws 260 W, or what is given, unless it is capped; its steps vary."""
 
-    def __init__(self, seed: int, noise: float = 0.02, unit_s: float = 0.3) -> None:
+    def __init__(
+        self, seed: int, noise: float = 0.02, unit_s: float = 0.3, draws_w: float = 260.0
+    ) -> None:
         self.random = random.Random(seed)
         self.noise = noise
         self.unit_s = unit_s
+        self.draws_w = draws_w
         self.position = 0
         self.slower = 1.0
 
     def time_s(self, limit_mw: int) -> float:
-        below = max(0.0, math.log(260_000 / limit_mw))
+        below = max(0.0, math.log(1000 * self.draws_w / limit_mw))
         return self.unit_s * self.slower * math.exp(0.25 * below + 0.8 * below**2)
 
     def power_w(self, limit_mw: int) -> float:
-        return min(260.0, 0.97 * limit_mw / 1000)
+        return min(self.draws_w, 0.97 * limit_mw / 1000)
 
     def energy_j(self, limit_mw: int) -> float:
         return self.time_s(limit_mw) * self.power_w(limit_mw)
@@ -240,6 +248,36 @@ def test_limits_that_cannot_win_are_not_measured() -> None:
     held = search(adaptive(ZeusCost(0.5)), Job(1, noise=0.01))
     assert held[0] == 300_000
     assert len(set(held)) < len(LIMITS)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_that_draws_far_less_than_any_limit_is_left_at_the_highest(seed: int) -> None:
+    job = Job(seed, noise=0.05, draws_w=60.0)
+    assert search(adaptive(Energy()), job) == [LIMITS[0]]
+    assert job.position <= 40
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_job_whose_power_the_lowest_limit_does_not_lower_is_tried_there_and_nowhere_else(
+    seed: int,
+) -> None:
+    job = Job(seed, draws_w=85.0)
+    assert set(search(adaptive(Energy()), job)) == {LIMITS[0], LIMITS[-1]}
+    assert job.position <= 100
+
+
+class _Bursts(Job):
+    """Draws 90 W on average, and more for moments: limits above the average lower its power."""
+
+    def power_w(self, limit_mw: int) -> float:
+        return 90.0 * min(1.0, (limit_mw / 200_000) ** 0.3)
+
+
+def test_a_job_whose_power_the_lowest_limit_lowers_is_searched_also_if_it_draws_less() -> None:
+    job = _Bursts(0, noise=0.01, draws_w=90.0)
+    searching = adaptive(Energy())
+    search(searching, job)
+    assert choice(Energy())(searching.estimates(job.position), True) == LIMITS[-1]
 
 
 def test_the_same_samples_lead_to_the_same_search() -> None:

@@ -5,9 +5,12 @@ What an action brings about is told to the core by the method that is named with
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from zeus.optimizer.power_limit.leader import Message, Try
+from typing_extensions import override
+
+from zeus.optimizer.power_limit.leader import Leader, Message, Try
 
 
 @dataclass(frozen=True)
@@ -20,34 +23,45 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Join:
-    """Find out who trains together, and say hello. -> `joined`, or `cut_off`"""
+class _Plain:
+    """An action that needs no more to be said."""
 
 
 @dataclass(frozen=True)
-class SetLimit:
+class _AtLimit:
+    """An action at a limit, mW."""
+
+    power_limit_mw: int
+
+
+class ForLeader(ABC):
+    """Something for the leader, if it is in this process."""
+
+    @abstractmethod
+    def reach(self, leader: Leader, now_s: float, step: int) -> None:
+        """Tell it, at a time (monotonic, s) and a step of this process."""
+
+
+class Join(_Plain):
+    """Find out who trains together, and say hello. -> `joined`, or `cut_off`"""
+
+
+class SetLimit(_AtLimit):
     """Set the limit on all GPUs, mW. -> `limit_set`, `limit_refused`, `limit_denied`,
     `limit_failed`, or `unanswered`
     """
 
-    power_limit_mw: int
 
-
-@dataclass(frozen=True)
-class AskForLimit:
+class AskForLimit(_Plain):
     """See what became of the limit that was not answered. -> as `SetLimit`, or nothing yet"""
 
 
-@dataclass(frozen=True)
-class ReleaseLimits:
+class ReleaseLimits(_Plain):
     """Give the limits back."""
 
 
-@dataclass(frozen=True)
-class OpenWindow:
+class OpenWindow(_AtLimit):
     """Begin to measure at a limit, mW. -> `window_failed` where that fails"""
-
-    power_limit_mw: int
 
 
 @dataclass(frozen=True)
@@ -60,28 +74,27 @@ class CloseWindow:
     part: Part | None
 
 
-@dataclass(frozen=True)
-class DropWindow:
+class DropWindow(_AtLimit):
     """End the window at a limit, mW, if it is open: it is worth nothing."""
 
-    power_limit_mw: int
 
-
-@dataclass(frozen=True)
-class Collect:
+class Collect(_Plain):
     """Read the energies that have come. -> `measured` or `unknown`, for each window in order"""
 
 
-@dataclass(frozen=True)
-class Forget:
+class Forget(_Plain):
     """The windows whose energy was not read are worth nothing. -> `unknown` for each part"""
 
 
 @dataclass(frozen=True)
-class Ran:
-    """Tell the leader, if it is here, that a piece was run."""
+class Ran(ForLeader):
+    """A piece was run."""
 
     part: Part
+
+    @override
+    def reach(self, leader: Leader, now_s: float, step: int) -> None:
+        leader.ran(self.part.trial, self.part.index, self.part.steps)
 
 
 @dataclass(frozen=True)
@@ -91,8 +104,7 @@ class Tell:
     message: Message
 
 
-@dataclass(frozen=True)
-class Listen:
+class Listen(_Plain):
     """See what the leader commands. -> `heard`, or `cut_off`"""
 
 
@@ -109,20 +121,30 @@ class Leave:
 
 
 @dataclass(frozen=True)
-class Waited:
-    """Tell the leader, if it is here, that in so many steps nothing could be measured."""
+class Waited(ForLeader):
+    """In so many steps nothing could be measured."""
 
     steps: int
 
+    @override
+    def reach(self, leader: Leader, now_s: float, step: int) -> None:
+        leader.waited(self.steps)
 
-@dataclass(frozen=True)
-class SearchAgain:
-    """Have the leader, which is here, begin its search anew."""
+
+class SearchAgain(_Plain, ForLeader):
+    """Search again from the beginning."""
+
+    @override
+    def reach(self, leader: Leader, now_s: float, step: int) -> None:
+        leader.again(now_s, step)
 
 
-@dataclass(frozen=True)
-class CheckChoice:
-    """Have the leader, which is here, measure once more what its choice depends on."""
+class CheckChoice(_Plain, ForLeader):
+    """Measure once more what the choice depends on."""
+
+    @override
+    def reach(self, leader: Leader, now_s: float, step: int) -> None:
+        leader.check(now_s, step)
 
 
 @dataclass(frozen=True)
@@ -150,7 +172,6 @@ class Show:
 
 Action = (
     Join | SetLimit | AskForLimit | ReleaseLimits | OpenWindow | CloseWindow | DropWindow | Collect
-    | Forget | Ran | Tell | Listen | Leave | Waited | SearchAgain | CheckChoice | GiveUp | Say
-    | Show
+    | Forget | Tell | Listen | Leave | ForLeader | GiveUp | Say | Show
 )  # fmt: skip
 Actions = list[Action]

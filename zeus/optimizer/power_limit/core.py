@@ -21,11 +21,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from zeus.optimizer.power_limit import leader
+from zeus.optimizer.power_limit import parts
 from zeus.optimizer.power_limit.actions import (
     Actions,
     AskForLimit,
-    CheckChoice,
     CloseWindow,
     Collect,
     DropWindow,
@@ -39,15 +38,15 @@ from zeus.optimizer.power_limit.actions import (
     Ran,
     ReleaseLimits,
     Say,
-    SearchAgain,
     SetLimit,
     Show,
     Tell,
-    Waited,
 )
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import Choose, Command, Hello, Missing, Stop, Trouble, Try
+from zeus.optimizer.power_limit.parts import Parts
 from zeus.optimizer.power_limit.profile import watts
+from zeus.optimizer.power_limit.silence import Silence
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
 from zeus.optimizer.power_limit.stretches import Stretches
 from zeus.optimizer.power_limit.watch import Watch
@@ -56,8 +55,6 @@ LISTEN_STEPS = 20
 """After the choice, commands are looked for this often."""
 PATIENCE_STEPS = 3
 """A command that is for a later step is obeyed after this many steps at the latest."""
-SILENT_S = 3.0
-"""A zeusd that does not answer for this long is reported."""
 
 
 class Core:
@@ -97,21 +94,15 @@ class Core:
         self.searched = 0
         self._leads = True
         self._joined = False
-        self._trial: Try | None = None
-        self._index = 0  # of the part that is measured, ...
-        self._target = 0  # ... how many steps it has, ...
-        self._left = 0  # ... or will have: fewer, once an interruption has cut one
+        self._parts = Parts()
         self._command: Command | None = None
         self._heard_at = 0
         self._due = self._obeyed = False
         self._stretches = Stretches(warmup_steps, profile_steps, adaptive)
         self._watch: Watch | None = None
-        self._checked = False
         self._then: Callable[[], Actions] | None = None  # once the limit that is set is set
         self._waiting = False  # for zeusd to answer whether it is
-        self._silent_s: float | None = None  # since when zeusd does not answer, ...
-        self._silent_step = 0
-        self._said_silent = False  # ... and whether that was reported
+        self._silence = Silence()
         self._leases_lost: int | None = None
 
     # ----------------------------------------------------------------------- training's events
@@ -160,14 +151,14 @@ class Core:
         before, self._leases_lost = self._leases_lost, leases_lost
         if not answers or self._waiting:
             actions += self._silent(now_s)
-        elif self._silent_s is not None or before not in (None, leases_lost):
+        elif self._silence.lasts or before not in (None, leases_lost):
             actions += self._hold_again()
         return actions
 
     def advance(self) -> Actions:
         """The step's work begins: measured steps are counted, windows end, commands are heard."""
         state = self.state
-        if self.over or self._silent_s is not None:
+        if self.over or self._silence.lasts:
             return []
         if isinstance(state, Done):
             if self._watch is None:
@@ -180,24 +171,25 @@ class Core:
             self.searched += 1
         actions: Actions = []
         if self._due and isinstance(state, Profiling):
-            actions = self._end_part(state.current_power_limit, self._target)
+            actions = self._end_part(state.current_power_limit, self._parts.target)
         return [*actions, Collect(), Listen()]
 
     def proceed(self) -> Actions:
         """The step's work ends: unless a command has changed it, what comes next begins."""
-        if self.over or self._obeyed or self._silent_s is not None or self._then is not None:
+        if self.over or self._obeyed or self._silence.lasts or self._then is not None:
             return []
         state = self.state
         if isinstance(state, Done):
-            return self._look_after()
+            watch = self._watch if self._leads else None
+            return [] if watch is None else watch.look(self._highest)
         if not self._due:
             return []
         if isinstance(state, Ready):
-            if self._trial is not None:
-                return self._begin_trial(self._trial)
+            if self._parts.trial is not None:
+                return self._begin_trial(self._parts.trial)
             state.steps = 1  # the leader has not decided yet
-        elif self._trial is not None:
-            return self._begin_part(self._trial)
+        elif self._parts.trial is not None:
+            return self._begin_part(self._parts.trial.power_limit_mw)
         return []
 
     def end_epoch(self) -> Actions:
@@ -225,7 +217,8 @@ class Core:
                 self.state = Done(optimal_power_limit=self._highest, chosen=False, reason=reason)
         self.over = True
         self.current_mw = 0
-        self._then, self._waiting, self._silent_s = None, False, None
+        self._then, self._waiting = None, False
+        self._silence.forget()
         return [*actions, ReleaseLimits()]
 
     def give_up(self, reason: str, *, leave: bool = True, warn: bool = True) -> Actions:
@@ -248,7 +241,7 @@ class Core:
         if self.world and not self.disabled and isinstance(self.state, Done):
             self.state = Ready(next_power_limit=self._highest, steps=1)
         self.world = world
-        self._trial = self._command = None
+        self._parts.trial = self._command = None
 
     def joined(self, leads: bool) -> Actions:
         """The leader can be reached.
@@ -269,7 +262,7 @@ class Core:
     def limit_set(self, power_limit_mw: int) -> Actions:
         """The limit is set."""
         self.current_mw, self._waiting = power_limit_mw, False
-        back = self._answered()
+        back = self._silence.end(self.step)
         then, self._then = self._then, None
         return back if then is None else [*back, *then()]
 
@@ -277,7 +270,7 @@ class Core:
         """The GPUs do not take this limit: the search leaves it out."""
         if power_limit_mw == self._highest or isinstance(self.state, Done):
             return self.limit_failed(reason)
-        self._trial = None
+        self._parts.trial = None
         self.current_mw, self._waiting = 0, False  # some of several GPUs may have taken it
         self.state = Ready(next_power_limit=self._highest, steps=1)
         trouble = Tell(Trouble(reason=reason, power_limit_mw=power_limit_mw))
@@ -308,35 +301,14 @@ class Core:
     def measured(self, part: Part | None, joules: float, error_j: float, seconds: float) -> Actions:
         """What a window took."""
         if part is None:
-            if self._watch is None or not self._watch.changed(joules, seconds):
-                return []
-            what = self._watch.what
-            self._checked = False
-            return [
-                Say(f"training has changed ({what}): power limits are measured anew"),
-                SearchAgain(),
-                Listen(),
-            ]
+            return [] if self._watch is None else self._watch.measured(joules, seconds)
         limit = part.trial.power_limit_mw
         if joules <= 0:
             return self.give_up(
                 f"{part.steps} steps at {watts(limit)} W were measured as 0 J; look at the GPU's "
                 "sensors with `nvidia-smi -q -d POWER`"
             )
-        message = leader.Piece(
-            trial=part.trial.trial,
-            index=part.index,
-            steps=part.steps,
-            energy_j=joules,
-            energy_error_j=error_j,
-            time_s=seconds,
-        )
-        figures = {
-            "power_limit_w": limit / 1000,
-            "step_time_s": seconds / part.steps,
-            "step_energy_j": joules / part.steps,
-            "power_w": joules / seconds,
-        }
+        message, figures = parts.told(part, joules, error_j, seconds)
         return [Tell(message), Show(figures), Collect()]
 
     def unknown(self, part: Part | None, reason: str, lasting: bool) -> Actions:
@@ -349,7 +321,7 @@ class Core:
         """
         if part is None:
             if self._watch is not None:
-                self._watch.dropped()
+                self._watch.drop()
             return [Say(f"training is not checked this time: {reason}")]
         if lasting:
             return self.give_up(f"energy cannot be measured: {reason}")
@@ -372,7 +344,7 @@ class Core:
         was_done = isinstance(self.state, Done)
         if was_done and not new.check:  # training has changed: what was known is of before
             self.chosen = None
-        self._trial, self._index, self._left = new, 0, new.steps
+        self._parts.begin(new)
         if isinstance(self.state, Ready):
             self.state.next_power_limit = new.power_limit_mw
             self._obeyed = False
@@ -383,13 +355,9 @@ class Core:
     # ------------------------------------------------------------------- the steps of a trial
 
     @property
-    def _steps(self) -> int | None:
-        return None if self._trial is None else self._trial.steps
-
-    @property
     def _keeps_parts(self) -> bool:
         """Whether what an interruption leaves of a window counts; else the limit is retried."""
-        return self._adaptive or self._stretches.short(self._steps)
+        return self._adaptive or self._stretches.short(self._parts.steps)
 
     def _begin_trial(self, trial: Try) -> Actions:
         limit = trial.power_limit_mw
@@ -397,7 +365,7 @@ class Core:
         def begin() -> Actions:
             steps = min(trial.warmup_steps, self._stretches.longest_warmup)
             if not steps:
-                return self._begin_part(trial)
+                return self._begin_part(limit)
             self.state = Warmup(current_power_limit=limit, steps=steps)
             return []
 
@@ -405,28 +373,22 @@ class Core:
             self.state = Ready(next_power_limit=limit, steps=1)
         return self._set(limit, begin)
 
-    def _begin_part(self, trial: Try) -> Actions:
-        limit = trial.power_limit_mw
-        self._target = self._left
-        self.state = Profiling(current_power_limit=limit, steps=self._target)
+    def _begin_part(self, limit: int) -> Actions:
+        self.state = Profiling(current_power_limit=limit, steps=self._parts.open())
         return [OpenWindow(limit)]
 
     def _end_part(self, limit: int, steps: int) -> Actions:
         """Closes the window of some steps of the trial."""
         self._stretches.measured()
-        if self._trial is None:
-            return [DropWindow(limit)]
-        part = Part(self._trial, self._index, steps)
-        self._left = self._trial.steps if steps >= self._left else self._left - steps
-        self._index += 1
-        return [CloseWindow(limit, part), Ran(part)]
+        part = self._parts.close(steps)
+        return [DropWindow(limit)] if part is None else [CloseWindow(limit, part), Ran(part)]
 
     def _cut(self, state: Profiling) -> Actions:
         """Another command ends a part: alone, its whole steps count; in company, whose parts would
         end elsewhere, they do not.
         """
-        steps = self._target - state.steps
-        if self.world == 1 and 0 < steps < self._target:
+        steps = self._parts.target - state.steps
+        if self.world == 1 and 0 < steps < self._parts.target:
             return self._end_part(state.current_power_limit, steps)
         return [DropWindow(state.current_power_limit)]
 
@@ -436,12 +398,12 @@ class Core:
         dropped = self._drop_check()
         if not isinstance(state, (Warmup, Profiling)):
             return dropped
-        said = stretch.cut(isinstance(state, Warmup), self._steps)
+        said = stretch.cut(isinstance(state, Warmup), self._parts.steps)
         actions: Actions = [] if said is None else [Say(said, warn=True)]
         if isinstance(state, Profiling):
             # The window covers the step it was opened at and those that began since.
-            steps = self._target - state.steps + 1
-            if keep or (self._adaptive and steps >= self._target):
+            steps = self._parts.target - state.steps + 1
+            if keep or (self._adaptive and steps >= self._parts.target):
                 actions += self._end_part(state.current_power_limit, steps)
             else:
                 actions.append(DropWindow(state.current_power_limit))
@@ -459,30 +421,17 @@ class Core:
 
     def _silent(self, now_s: float) -> Actions:
         """zeusd does not answer: what was being measured may not be what it seems."""
-        actions: Actions = []
-        if self._silent_s is None:
-            self._silent_s, self._said_silent = now_s, False
-            self._silent_step = self.step
+        if not self._silence.lasts:
+            self._silence.begin(now_s, self.step)
             actions = self._set_aside()
-        elif not self._said_silent and now_s - self._silent_s >= SILENT_S:
-            self._said_silent = True
-            limit = f" at {watts(self.current_mw)} W, as last set" if self.current_mw else ""
+        else:
             what = "check" if isinstance(self.state, Done) else "search"
-            text = f"zeusd has not answered for {SILENT_S:g} s: training goes on{limit}, and the "
-            actions = [Say(f"{text}{what} of power limits when it answers again", warn=True)]
+            actions = self._silence.go_on(now_s, self.current_mw, what)
         return [*actions, AskForLimit()] if self._waiting else actions
-
-    def _answered(self) -> Actions:
-        """zeusd answers again, if it did not."""
-        if self._silent_s is None:
-            return []
-        said: Actions = [Say("zeusd answers again")] if self._said_silent else []
-        self._silent_s, self._said_silent = None, False
-        return [*said, Waited(self.step - self._silent_step)]
 
     def _hold_again(self) -> Actions:
         """zeusd answers again, or a lease was lost: the limit may not be the one that was set."""
-        aside = [*self._set_aside(), *self._answered()]
+        aside = [*self._set_aside(), *self._silence.end(self.step)]
         self.current_mw = 0
         limit = self._highest
         if isinstance(self.state, Done):
@@ -529,32 +478,13 @@ class Core:
         return [said, *self._set(chosen.power_limit_mw, go_on)]
 
     def _watch_over(self, chosen: Estimate, anew: bool) -> None:
-        every = None if self._watch is None else self._watch.next_every(anew)
-        self._watch = Watch(chosen, every, loaded=self.searched == 0, power=self.world == 1)
-
-    def _look_after(self) -> Actions:
-        """After the choice: looks whether it holds, and whether training is what was measured."""
-        watch = self._watch
-        if watch is None or not self._leads:
-            return []
-        if watch.due_to_verify and not self._checked:
-            self._checked = True
-            if not watch.measuring and (watch.loaded or watch.limit_mw != self._highest):
-                return [CheckChoice(), Listen()]
-        if watch.due_to_begin:
-            watch.began()
-            return [OpenWindow(watch.limit_mw)]
-        if watch.due_to_end:
-            watch.ended()
-            return [CloseWindow(watch.limit_mw, None)]
-        return [Collect()] if watch.waiting else []
+        before = self._watch
+        self._watch = Watch(chosen, loaded=self.searched == 0, power=self.world == 1)
+        if before is not None:
+            self._watch.follow(before, anew)
 
     def _drop_check(self) -> Actions:
-        watch = self._watch
-        if watch is None or not (watch.measuring or watch.waiting):
-            return []
-        watch.dropped()
-        return [DropWindow(watch.limit_mw), Forget()]
+        return [] if self._watch is None else self._watch.drop()
 
     def _stop(self, reason: str) -> Actions:
         """The leader stops all. It says why; the others would only repeat it."""

@@ -255,6 +255,36 @@ class Estimates:
         """See the function of this name."""
         return step_noise(self.samples)
 
+    def draw_mw(self) -> float:
+        """What a GPU draws on average at the highest limit that was measured.
+
+        Raises:
+            ValueError: There is no sample.
+        """
+        if not self.samples:
+            raise ValueError("nothing was measured yet")
+        energy_j, time_s, _ = self._total(max(one.power_limit_mw for one in self.samples))
+        return energy_j / time_s / self.gpus * 1000
+
+    def fall_at(self, power_limit_mw: int) -> tuple[float, float]:
+        """By which share power is below that at the highest limit, and its standard deviation.
+
+        Args:
+            power_limit_mw: A limit that was measured.
+        """
+        highest = self._total(max(one.power_limit_mw for one in self.samples))
+        energy_j, time_s, error = self._total(power_limit_mw)
+        ratio = energy_j / time_s * highest[1] / highest[0]
+        return 1 - ratio, ratio * math.hypot(error, highest[2])
+
+    def _total(self, power_limit_mw: int) -> tuple[float, float, float]:
+        """Energy and time of all samples at a limit, and the standard deviation of the power."""
+        own = [one for one in self.samples if one.power_limit_mw == power_limit_mw]
+        energy_j = sum(one.energy_j for one in own)
+        sensor = math.hypot(*(one.energy_error_j / 2 for one in own)) / energy_j
+        noise = self.step_noise() / 3 / math.sqrt(sum(one.steps for one in own))
+        return energy_j, sum(one.time_s for one in own), math.hypot(sensor, noise)
+
     def posterior(self, position: float) -> Posterior:
         """What is known, as of a position in the search.
 

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 from typing import TYPE_CHECKING, Any
 
 from zeus.optimizer.power_limit.driven import Driven, guarded, same_arguments
 from zeus.optimizer.power_limit.optimizer import GlobalPowerLimitOptimizer
+from zeus.utils.lightning import INSTALLED, Callback
 
 if TYPE_CHECKING:
-    from lightning.pytorch import Callback, LightningModule, Trainer
-
-    INSTALLED = True
-else:
-
-    def _find() -> type | None:
-        """The callback of the package that the program has imported, else of what is there."""
-        names = ["lightning.pytorch", "pytorch_lightning"]
-        for name in sorted(names, key=lambda name: name not in sys.modules):
-            try:
-                return __import__(name, fromlist=["Callback"]).Callback
-            except ImportError:
-                continue
-        return None
-
-    INSTALLED = _find() is not None
-    Callback = _find() or object
+    from lightning.pytorch import LightningModule, Trainer
 
 
 class LightningGlobalPowerLimitOptimizer(Driven, Callback):

@@ -115,6 +115,11 @@ class Report:
             )
         limit, highest = self.chosen.power_limit_mw / 1000, self._highest.power_limit_mw / 1000
         searched = f"{self.steps} steps were searched."
+        if self.chosen is self._highest and len(self.estimates) == 1:
+            return (
+                f"The highest limit, {limit:g} W, stays: the job draws too little for a lower "
+                f"limit to save energy; {searched} {self._ending}"
+            )
         if self.chosen is self._highest:
             return f"The highest limit, {limit:g} W, is the best; {searched} {self._ending}"
         return (

@@ -39,6 +39,12 @@ MEASURED = 0.6
 """Of steps, so many are measured; the others warm up."""
 RESTARTS = 1
 """So often a search that finds out that training has changed gets its steps once more."""
+REACH = 0.75
+"""A job that draws less than this share of the lowest limit is reached by none, ..."""
+NEAR = 1.05
+"""... and one that draws less than this much is tried at the lowest limit first."""
+FALL = 0.03
+"""A job whose power falls by less than this share at the lowest limit is reached by none."""
 SETTLE_S = 0.5
 """Clocks and power have followed a new limit after this: max(3 sensor ticks, 300 ms) and more."""
 
@@ -154,6 +160,10 @@ class Adaptive(Search):
     drawn from it show how much the present choice may cost too much, and which limit would be the
     better one; that limit or the present choice, whichever is known less, is measured next.
     (Top-two sampling: Russo, "Simple Bayesian Algorithms for Best-Arm Identification", 2020.)
+
+    A limit saves energy only where it lowers power. A job that draws far less than the lowest limit
+    stays at the highest. One that draws about as much is tried at the lowest limit first, and stays
+    at the highest unless that lowers its power (`_unreached`).
 
     What contradicts itself (`Review`) is measured again before anything else. Before a limit is
     chosen, the highest is measured again beside it; and both once more by `check`.
@@ -358,6 +368,20 @@ class Adaptive(Search):
                 warmup = min(warmup, max(2, math.ceil(SETTLE_S / fastest)))
         return Trial(limit, warmup, self.piece)
 
+    def _unreached(self) -> bool | None:
+        """Whether no limit lowers the job's power; None: the lowest limit must be tried to know."""
+        draw, lowest = self._estimates.draw_mw(), self.limits_mw[-1]
+        if draw < REACH * lowest:
+            return True
+        if draw > NEAR * lowest:
+            return False
+        if not self._estimates.steps_at(lowest):
+            return None
+        fall, error = self._estimates.fall_at(lowest)
+        if abs(fall - FALL) < error and self._run[lowest] < self.profile_steps:
+            return None
+        return fall < FALL
+
     def _most_telling(self, current_mw: int, position: int) -> int | None:
         posterior = self._estimates.posterior(position)
         curves = posterior.curves(self._normals)
@@ -366,6 +390,11 @@ class Adaptive(Search):
         self._named = bool(costs)
         if not costs:
             return self._least_known(posterior.estimates())
+        unreached = self._unreached()
+        if unreached is not False:
+            self._excess = 0.0
+            ends = self.limits_mw[-1], self.limits_mw[0]
+            return None if unreached else min(ends, key=self._estimates.steps_at)
         lowest = [min(cost) for cost in costs]
         excess = {
             i: sum(cost[i] / low - 1 for cost, low in zip(costs, lowest, strict=True))

@@ -166,10 +166,9 @@ class Shell:
         ]
 
     @_do.register
-    def _ran(self, action: actions.Ran) -> Actions:
+    def _for_leader(self, action: actions.ForLeader) -> Actions:
         if self.link is not None and self.link.leader is not None:
-            part = action.part
-            self.link.leader.ran(part.trial, part.index, part.steps)
+            action.reach(self.link.leader, time.monotonic(), self.core.step)
         return []
 
     @_do.register
@@ -197,24 +196,6 @@ class Shell:
         link, self.link = self.link, None
         if link is not None and action.reason is not None and self.core.world > 1:
             link.leave(action.reason, time.monotonic(), self.core.step)
-        return []
-
-    @_do.register
-    def _waited(self, action: actions.Waited) -> Actions:
-        if self.link is not None and self.link.leader is not None:
-            self.link.leader.waited(action.steps)
-        return []
-
-    @_do.register
-    def _search_again(self, action: actions.SearchAgain) -> Actions:
-        if self.link is not None and self.link.leader is not None:
-            self.link.leader.again(time.monotonic(), self.core.step)
-        return []
-
-    @_do.register
-    def _check_choice(self, action: actions.CheckChoice) -> Actions:
-        if self.link is not None and self.link.leader is not None:
-            self.link.leader.check(time.monotonic(), self.core.step)
         return []
 
     @_do.register

@@ -5,6 +5,18 @@ from __future__ import annotations
 import math
 from enum import Enum
 
+from zeus.optimizer.power_limit.actions import (
+    Actions,
+    CheckChoice,
+    CloseWindow,
+    Collect,
+    DropWindow,
+    Forget,
+    Listen,
+    OpenWindow,
+    Say,
+    SearchAgain,
+)
 from zeus.optimizer.power_limit.estimates import STEP_NOISE, Estimate
 
 VERIFY_STEPS = 60
@@ -31,98 +43,97 @@ class Watch:
 
     Args:
         chosen: What the choice costs.
-        every: Steps from check to check; None: `CHECK_STEPS`.
         loaded: Whether the choice came from a file.
         power: Whether power can be compared: it is of the same GPUs.
 
     Attributes:
         steps: Steps since the choice.
-        loaded: As given.
-        what: What has changed, once something has.
     """
 
-    def __init__(self, chosen: Estimate, every: int | None, loaded: bool, power: bool) -> None:
+    def __init__(self, chosen: Estimate, loaded: bool, power: bool) -> None:
         self.steps = 0
-        self.loaded = loaded
-        self.what = ""
         self._chosen = chosen
+        self._loaded = loaded
         self._power = power
-        self._every = CHECK_STEPS if every is None else every
-        self._next = FIRST_STEPS if loaded else self._every
+        self._every = CHECK_STEPS
+        self._next = FIRST_STEPS if loaded else CHECK_STEPS
+        self._verified = False  # whether what the choice depends on was measured once more
         self._check = _Check.NONE
         self._opened = 0
         self._off = False
+
+    def follow(self, before: Watch, anew: bool) -> None:
+        """Goes on where another has watched.
+
+        Args:
+            before: The other.
+            anew: Whether there was another search meanwhile: then checks are half as often.
+        """
+        self._every = 2 * before._every if anew else before._every
+        self._next = FIRST_STEPS if self._loaded else self._every
+        self._verified = before._verified
 
     @property
     def limit_mw(self) -> int:
         """The chosen limit."""
         return self._chosen.power_limit_mw
 
-    def next_every(self, anew: bool) -> int:
-        """From check to check, after another search or after none."""
-        return 2 * self._every if anew else self._every
-
     def step(self) -> None:
         """A step begins."""
         self.steps += 1
 
-    @property
-    def due_to_verify(self) -> bool:
-        """Whether what the choice depends on is to be measured once more."""
-        return self.steps >= (FIRST_STEPS if self.loaded else VERIFY_STEPS)
-
-    @property
-    def due_to_begin(self) -> bool:
-        """Whether a check's window is to be opened."""
-        return self._check is _Check.NONE and self.steps >= self._next
-
-    @property
-    def due_to_end(self) -> bool:
-        """Whether it is to be closed."""
-        return self.measuring and self.steps - self._opened >= WINDOW_STEPS
-
-    @property
-    def measuring(self) -> bool:
-        """Whether a check's window is open."""
-        return self._check is _Check.MEASURING
-
-    @property
-    def waiting(self) -> bool:
-        """Whether a check's energy is still to be read."""
-        return self._check is _Check.WAITING
-
-    def began(self) -> None:
-        """The window was opened."""
-        self._check, self._opened = _Check.MEASURING, self.steps
-
-    def ended(self) -> None:
-        """The window was closed; its energy is not read yet."""
-        self._check = _Check.WAITING
-
-    def dropped(self) -> None:
-        """The window is worth nothing."""
-        self._check = _Check.NONE
-
-    def changed(self, energy_j: float, seconds: float) -> bool:
-        """Judges the check that was measured.
+    def look(self, highest_mw: int) -> Actions:
+        """Whether the choice is to be verified, or a check to begin or to end, as of this step.
 
         Args:
-            energy_j: Energy of its steps.
-            seconds: Their time.
+            highest_mw: The highest limit: a choice of it depends on nothing, unless it is of a
+                file.
         """
-        self.dropped()
+        if not self._verified and self.steps >= (FIRST_STEPS if self._loaded else VERIFY_STEPS):
+            self._verified = True
+            depends = self._loaded or self.limit_mw != highest_mw
+            if self._check is not _Check.MEASURING and depends:
+                return [CheckChoice(), Listen()]
+        if self._check is _Check.NONE and self.steps >= self._next:
+            self._check, self._opened = _Check.MEASURING, self.steps
+            return [OpenWindow(self.limit_mw)]
+        if self._check is _Check.MEASURING and self.steps - self._opened >= WINDOW_STEPS:
+            self._check = _Check.WAITING
+            return [CloseWindow(self.limit_mw, None)]
+        return [Collect()] if self._check is _Check.WAITING else []
+
+    def drop(self) -> Actions:
+        """The check that is under way, if one is, is worth nothing."""
+        before, self._check = self._check, _Check.NONE
+        return [] if before is _Check.NONE else [DropWindow(self.limit_mw), Forget()]
+
+    def measured(self, energy_j: float, seconds: float) -> Actions:
+        """A check has taken this: if training is not what it was, the search begins anew."""
+        what = self._changed(energy_j, seconds)
+        if what is None:
+            return []
+        self._verified = False
+        return [
+            Say(f"training has changed ({what}): power limits are measured again"),
+            SearchAgain(),
+            Listen(),
+        ]
+
+    def _changed(self, energy_j: float, seconds: float) -> str | None:
+        """What has changed; None: nothing, or it may be chance."""
+        self._check = _Check.NONE
         if energy_j <= 0 or seconds <= 0:
-            return False
+            return None
         noise = STEP_NOISE**2 / WINDOW_STEPS
         time = math.log(seconds / WINDOW_STEPS / self._chosen.time_s)
         bound = max(math.log(1 + CHANGED), 4 * math.sqrt(self._chosen.time_error**2 + noise))
         off = abs(time) > bound
-        self.what = f"a step takes {math.exp(time) - 1:+.0%} against what was measured"
+        what = f"a step takes {math.exp(time) - 1:+.0%} against what was measured"
         if self._power and not off:
             expected_w = self._chosen.energy_j / self._chosen.time_s
             power = math.log(energy_j / seconds / expected_w)
             off = abs(power) > math.log(1 + CHANGED)
-            self.what = f"power is {math.exp(power) - 1:+.0%} against what was measured"
+            what = f"power is {math.exp(power) - 1:+.0%} against what was measured"
         self._next = self.steps + (0 if off else self._every)
         twice, self._off = off and self._off, off
-        return twice
+        return what if twice else None

@@ -1,0 +1,72 @@
+"""The parts in which one process measures a trial: several where interruptions cut it."""
+
+from __future__ import annotations
+
+from zeus.optimizer.power_limit.actions import Part
+from zeus.optimizer.power_limit.leader import Piece, Try
+
+
+class Parts:
+    """Counts the steps of a trial.
+
+    Attributes:
+        trial: What is commanded; None: nothing.
+        target: Steps of the part that is measured.
+    """
+
+    def __init__(self) -> None:
+        self.trial: Try | None = None
+        self.target = 0
+        self._index = 0
+        self._left = 0  # steps of the next part: fewer, once an interruption has cut one
+
+    @property
+    def steps(self) -> int | None:
+        """Measured steps of the whole trial; None: there is none."""
+        return None if self.trial is None else self.trial.steps
+
+    def begin(self, trial: Try) -> None:
+        """Another trial is commanded."""
+        self.trial, self._index, self._left = trial, 0, trial.steps
+
+    def open(self) -> int:
+        """A part begins. Returns how many steps it has."""
+        self.target = self._left
+        return self.target
+
+    def close(self, steps: int) -> Part | None:
+        """A part ends after some steps. None: no trial is commanded that it could be of."""
+        if self.trial is None:
+            return None
+        part = Part(self.trial, self._index, steps)
+        self._left = self.trial.steps if steps >= self._left else self._left - steps
+        self._index += 1
+        return part
+
+
+def told(
+    part: Part, joules: float, error_j: float, seconds: float
+) -> tuple[Piece, dict[str, float]]:
+    """What a part took: for the leader, and as figures by name.
+
+    Args:
+        part: What was measured.
+        joules: Its energy.
+        error_j: How far off that may be, two standard deviations.
+        seconds: Its time.
+    """
+    message = Piece(
+        trial=part.trial.trial,
+        index=part.index,
+        steps=part.steps,
+        energy_j=joules,
+        energy_error_j=error_j,
+        time_s=seconds,
+    )
+    figures = {
+        "power_limit_w": part.trial.power_limit_mw / 1000,
+        "step_time_s": seconds / part.steps,
+        "step_energy_j": joules / part.steps,
+        "power_w": joules / seconds,
+    }
+    return message, figures

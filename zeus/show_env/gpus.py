@@ -1,0 +1,111 @@
+"""What `zeus.show_env` shows of GPUs."""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from zeus.show_env.daemon import Zeusd
+from zeus.show_env.lines import Row, unexpected
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo
+
+DRIVER_TIMEOUT_S = 5.0
+"""How long the driver may take to list its GPUs; without persistence mode it starts each first."""
+
+
+def find(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
+    """The node's GPUs by their NVML index, and what is to be said of others. Never raises."""
+    if zeusd.info is not None:
+        if zeusd.info.gpus:
+            return zeusd.info.gpus, []
+        hint = "load its NVIDIA driver" if zeusd.info.driver_version is None else "see nvidia-smi"
+        return [], [("GPU", f"none: zeusd finds none on this node; {hint}")]
+    if zeusd.wanted:
+        return [], [("GPU", "not known while zeusd does not answer: zeus would raise that error")]
+    found: list[GpuInfo] = []
+    notes: list[Row] = []
+
+    def look() -> None:
+        try:
+            _look(found, notes)
+        except Exception as error:  # noqa: BLE001 - told as a line
+            notes.append(("GPU", f"not known: {unexpected(error)}"))
+
+    # A driver that is stuck keeps whoever asks it.
+    thread = threading.Thread(target=look, name="nvml", daemon=True)
+    thread.start()
+    thread.join(DRIVER_TIMEOUT_S)
+    if thread.is_alive():
+        late = f"the driver did not answer within {DRIVER_TIMEOUT_S:g} s; see dmesg and nvidia-smi"
+        return list(found), [*notes, ("GPU", late)]
+    if not found and not notes:
+        notes.append(("GPU", "none: the driver finds none on this node; see nvidia-smi"))
+    return found, notes
+
+
+def _look(found: list[GpuInfo], notes: list[Row]) -> None:
+    """Asks the driver, as a program without a zeusd would."""
+    from zeusd.devices.nvml.backend import NvmlBackend
+    from zeusd.devices.port import DeviceError
+    from zeusd.runtime.devices import inspect_gpu
+
+    nvml = NvmlBackend()
+    try:
+        nvml.init()
+    except DeviceError as error:
+        notes.append(("GPU", f"none: {error}; install or load the NVIDIA driver, see nvidia-smi"))
+        return
+    try:
+        for index in range(nvml.device_count()):
+            try:
+                found.append(inspect_gpu(nvml, index)[0].info)
+            except DeviceError as error:
+                notes.append((f"NVML {index}", f"cannot be used: {error}; see dmesg, or reset it"))
+    finally:
+        nvml.shutdown()
+
+
+def cuda() -> list[Row]:
+    """What decides which GPUs a framework sees."""
+
+    def value(name: str, absent: str) -> Row:
+        text = os.environ.get(name)
+        return name, f"not set: {absent}" if text is None else repr(text)
+
+    return [
+        value("CUDA_VISIBLE_DEVICES", "all GPUs are seen"),
+        value("CUDA_DEVICE_ORDER", "CUDA counts fastest first, which is NVML's order if all match"),
+    ]
+
+
+def mapping(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
+    """NVML's index and that of `zeus`, which is the framework's, of each GPU."""
+    from zeus.device.visible import visible_gpus
+    from zeus.exceptions import ZeusBaseError
+
+    if not gpus:
+        return []
+    simulated = zeusd.info is not None and zeusd.info.simulated is not None
+    rows: list[Row] = []
+    unseen = "hidden"
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        try:
+            seen = visible_gpus(gpus, os.environ, simulated=simulated)
+            if not seen:
+                rows.append(("zeus", "sees none; change or unset CUDA_VISIBLE_DEVICES"))
+        except ZeusBaseError as error:
+            seen, unseen = [], "?"
+            rows.append(("zeus", f"cannot tell GPUs apart: {error.message}"))
+    rows += [("note", str(one.message)) for one in told]
+    order = {gpu.uuid: index for index, gpu in enumerate(seen)}
+    for gpu in gpus:
+        index = order.get(gpu.uuid)
+        name = f"NVML {gpu.index} -> " + (unseen if index is None else f"zeus {index}")
+        mig = "  MIG is on: its instances cannot be measured apart" if gpu.mig_enabled else ""
+        rows.append((name, f"{gpu.name}  {gpu.uuid}  {gpu.pci_address}{mig}"))
+    return rows

@@ -1,0 +1,58 @@
+"""What `zeus.show_env` shows of packages and of the system."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from importlib import metadata
+from pathlib import Path
+
+from zeus.show_env.lines import REINSTALL, Row
+from zeus_ipc._version import __version__
+from zeus_ipc.installed import overlap
+
+PACKAGES = {
+    "zeusd": f"not installed as a package; what runs is {__version__} from a checkout",
+    "pyzmq": f"missing; {REINSTALL}",
+    "msgpack": f"missing; {REINSTALL}",
+    "pydantic": f"missing; {REINSTALL}",
+    "nvidia-ml-py": f"missing; {REINSTALL}",
+    "torch": "not installed; nothing here needs it",
+    "prometheus-client": 'not installed; only zeus.metric needs it: pip install "zeusd[metrics]"',
+}
+"""What to say of each that is not there."""
+
+
+def packages() -> list[Row]:
+    """Versions, and what is missing."""
+    rows = [(name, _version(name) or missing) for name, missing in PACKAGES.items()]
+    other = _version("pynvml")
+    if other is not None and other.split(".")[0].isdigit() and int(other.split(".")[0]) < 12:
+        rows.append(
+            (
+                "pynvml",
+                f"{other}, which takes the place of nvidia-ml-py; remove it: pip uninstall pynvml "
+                "&& pip install --force-reinstall nvidia-ml-py",
+            )
+        )
+    mixed = overlap(str(Path(__file__).parent.parent))
+    return rows if mixed is None else [*rows, ("zeus", mixed)]
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def system() -> list[Row]:
+    """Python and the operating system."""
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        name = platform.system()
+    return [
+        ("Python", f"{platform.python_version()} ({sys.executable})"),
+        ("OS", f"{name}, {platform.system()} {platform.release()} {platform.machine()}"),
+    ]

@@ -1,0 +1,103 @@
+"""What this user may change, as `zeus.show_env` shows it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+from zeus.compat.capabilities import has_sys_admin
+from zeus.show_env.daemon import Zeusd
+from zeus.show_env.lines import Row, group_name, user_name
+
+if TYPE_CHECKING:
+    from zeus_ipc.messages import GpuInfo, NodeInfo
+
+
+def rows(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
+    """The whole section."""
+    return [*user(), capability(zeusd), *may_set(gpus, zeusd), *controls(gpus, zeusd)]
+
+
+def user() -> list[Row]:
+    """Who asks, and their groups."""
+    groups = [f"{group_name(gid)} ({gid})" for gid in sorted({os.getegid(), *os.getgroups()})]
+    return [
+        ("user", f"{user_name(os.geteuid())} (uid {os.geteuid()})"),
+        ("groups", ", ".join(groups)),
+    ]
+
+
+def capability(zeusd: Zeusd) -> Row:
+    """Whether the driver lets this process set anything."""
+    name = "CAP_SYS_ADMIN"
+    try:
+        effective = has_sys_admin()
+    except OSError:
+        return name, "not known: /proc is not mounted here"
+    if effective:
+        return name, "effective: the driver lets this process set limits and clocks"
+    hint = "zeusd does it for you" if zeusd.info is not None else "have a zeusd do it for you"
+    return name, f"not effective: the driver refuses to set limits and clocks; {hint}"
+
+
+def may_set(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
+    """Whether this user may set each GPU's power limit, and why."""
+    return [(f"may I set limits on NVML {gpu.index}", answer(gpu, zeusd)) for gpu in gpus]
+
+
+def answer(gpu: GpuInfo, zeusd: Zeusd) -> str:
+    """Whether, and why."""
+    if not gpu.supports.power_limit:
+        return f"no, because {gpu.name} offers none"
+    if zeusd.info is None:
+        privileged = False
+        if zeusd.wanted:
+            return f"no, because zeusd does not answer: {zeusd.problem}"
+        with contextlib.suppress(OSError):
+            privileged = has_sys_admin()
+        if privileged:
+            return "yes, because this process has CAP_SYS_ADMIN and no zeusd runs"
+        return (
+            "no, because no zeusd runs, and setting limits in this process needs root or "
+            "CAP_SYS_ADMIN"
+        )
+    found = None if zeusd.policy is None else zeusd.policy.gpus.get(gpu.uuid, {}).get("power_limit")
+    if found is None:
+        return "not known: this zeusd cannot say; update it"
+    if not found.allowed:
+        return f"no, because {found.why}"
+    ranges = " or ".join(f"{low / 1000:g} to {high / 1000:g} W" for low, high in found.ranges)
+    return f"yes, because zeusd lets you{f' set {ranges}' if ranges else ''}"
+
+
+def controls(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
+    """What each GPU lets be changed, and who holds it."""
+    from zeus_ipc.messages import Control
+
+    rows: list[Row] = []
+    for gpu in gpus:
+        offered = [one.value for one in Control if getattr(gpu.supports, one.value)]
+        rows.append((f"NVML {gpu.index} offers", ", ".join(offered) or "nothing to set"))
+    if zeusd.info is None:
+        return rows
+    rows.append(("leasable", _leasable(zeusd.info)))
+    if zeusd.leases_problem:
+        return [*rows, ("leases", f"not known: {zeusd.leases_problem}")]
+    number = {gpu.uuid: gpu.index for gpu in gpus}
+    for one in zeusd.leases:
+        holder = f"user {user_name(one.uid)}" + (f", pid {one.pid}" if one.pid else "")
+        where = f"NVML {number.get(one.gpu, one.gpu)}"
+        rows.append(("leased", f"{one.control.value} of {where} by {holder}"))
+    return rows if zeusd.leases else [*rows, ("leased", "nothing at the moment")]
+
+
+def _leasable(info: NodeInfo) -> str:
+    if info.simulated is not None:
+        return "all of it by anybody, as the GPUs are simulated, unless zeusd.toml has rules"
+    if os.geteuid() == 0:
+        return "all of it, as root, unless zeusd.toml says otherwise or this is a container"
+    return (
+        "what the [[allow]] rules of zeusd.toml let you, or else what lowers power if you are in "
+        "the group zeus; zeusd says so when it is asked for"
+    )
