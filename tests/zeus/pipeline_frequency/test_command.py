@@ -117,6 +117,34 @@ def test_other_schedules(tmp_path: Path, schedule: str) -> None:
     assert len(stages[0]) == (16 if schedule == "interleaved" else 8)
 
 
+def test_a_zero_bubble_schedule_with_the_whole_iteration(tmp_path: Path) -> None:
+    whole = InstructionProfile.read(PROFILE).pick([0, 7])
+    rows = []
+    for stage in range(2):
+        for name, parts in (("forward", ["forward"]), ("backward", ["_input", "_weight"])):
+            for part in parts:
+                rows += [
+                    Row(
+                        stage,
+                        name + part.removeprefix("forward"),
+                        one.frequency,
+                        one.time_s / len(parts),
+                        one.energy_j / len(parts),
+                    )
+                    for one in whole.options(stage, name)
+                ]
+        rows.append(Row(stage, "all_reduce", 0, 0.05, 6.0))
+    write_profile(rows, tmp_path / "split.csv")
+    asked = ["--inst-profile", str(tmp_path / "split.csv"), "--output-dir", str(tmp_path / "plans")]
+    asked += ["--schedule", "zb-h1", "--num-stages", "2", "--num-mbs", "4", "--points", "5"]
+    found = CliRunner().invoke(main, [*asked, "--after", "all_reduce", "--plot-interval", "0"])
+    assert found.exit_code == 0, found.output
+    frontier = Frontier.read(tmp_path / "plans")
+    for stage in frontier.plans[-1].stages:
+        assert stage[-1] == ("all_reduce", 0)
+        assert [name for name, _ in stage].count("backward_weight") == 4
+
+
 def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
     path = tmp_path / "mine.json"
     order = [["forward", 0], ["backward", 0]]

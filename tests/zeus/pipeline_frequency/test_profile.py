@@ -19,9 +19,10 @@ def profile_of(tmp_path: Path, text: str) -> InstructionProfile:
     return InstructionProfile.read(path)
 
 
-def test_reads_five_columns_and_passes_over_loading(tmp_path: Path) -> None:
+def test_reads_five_columns_and_instructions_of_any_name(tmp_path: Path) -> None:
     profile = profile_of(tmp_path, HEADER + GOOD + "0,load,1410,0.2,3\n\n")
     assert profile.num_stages == 1
+    assert profile.names == ("forward", "backward", "load")
     clocks = [option.frequency for option in profile.options(0, "forward")]
     assert clocks == [1410, 1395]
     assert profile.options(0, "backward")[0].energy_j == 40
@@ -79,14 +80,15 @@ def test_chunks_have_rows_of_their_own(tmp_path: Path) -> None:
         (HEADER + GOOD + "1,forward,1410,0.05,\n", "row 5, column energy"),
         (HEADER + GOOD + "1,forward,1410,0.05,nan\n", "row 5, column energy"),
         (HEADER + GOOD + "1,forward,14.5,0.05,1\n", "row 5, column frequency: must be a whole"),
-        (HEADER + GOOD + "1,forward,0,0.05,1\n", "row 5, column frequency: must be MHz"),
+        (HEADER + GOOD + "0,forward,0,0.05,1\n", "has a row for frequency 0, which stands for any"),
+        (HEADER + GOOD + "1,forward,,0.05,1\n", "row 5, column frequency: must be MHz"),
+        (HEADER + GOOD + "1,forward,200000,0.05,1\n", "row 5, column frequency: must be MHz"),
         (HEADER + GOOD + "x,forward,1410,0.05,1\n", "row 5, column stage"),
-        (HEADER + GOOD + "0,forwards,1410,0.05,1\n", "row 5, column instruction"),
+        (HEADER + GOOD + "0,,1410,0.05,1\n", "row 5, column instruction"),
         (HEADER + GOOD + "0,forward,1380,52,18\n", "row 5, column time: 52.0 is far from"),
         (HEADER + GOOD + "0,forward,1380,0.052,18000\n", "row 5, column energy: 18000.0 is far"),
         (HEADER + GOOD.replace("0.05,", "5000,").replace("0.051", "5100"), "milliseconds"),
-        (HEADER + GOOD + "2,forward,1410,0.05,20\n", "stage 1 has no row for forward"),
-        (HEADER + "0,forward,1410,0.05,20\n", "stage 0 has no row for backward"),
+        (HEADER + GOOD + "2,forward,1410,0.05,20\n", "stage 1 has no row"),
     ],
 )
 def test_bad_input_is_told_with_its_place(tmp_path: Path, text: str, says: str) -> None:
@@ -109,7 +111,7 @@ def test_picking_stages_numbers_them_anew() -> None:
     picked = whole.pick([7, 0])
     assert picked.num_stages == 2
     assert picked.options(0, "forward") == whole.options(7, "forward")
-    with pytest.raises(PipelineFrequencyError, match="no forward of stage 8"):
+    with pytest.raises(PipelineFrequencyError, match="no stage 8"):
         whole.pick([8])
 
 

@@ -6,6 +6,11 @@ from pathlib import Path
 import pytest
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.placed_schedules import (
+    BY_NAME,
+    from_actions,
+    read_schedule,
+)
 from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import (
     Instruction,
@@ -13,7 +18,7 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     gpipe,
     interleaved_1f1b,
     one_f_one_b,
-    read_schedule,
+    whole_iteration,
 )
 from zeus.optimizer.pipeline_frequency.timeline import timeline
 
@@ -142,3 +147,93 @@ def test_a_bad_schedule_is_told(tmp_path: Path, data: str, says: str) -> None:
     with pytest.raises(PipelineFrequencyError, match=says) as error:
         read_schedule(path)
     assert "bad.json" in error.value.message
+
+
+UNITS = {"forward": 1.0, "backward": 2.0, "backward_input": 1.0, "backward_weight": 1.0}
+
+
+def span(pipeline: Pipeline, parts: int) -> float:
+    """Iteration time where a microbatch's forward takes a stage 1 s, and its backward 2 s."""
+    options = {
+        (stage, name, 0): [Option(1000, time_s / parts, 100.0)]
+        for stage in range(pipeline.num_stages)
+        for name, time_s in UNITS.items()
+    }
+    return max(run.end_s for run in timeline(InstructionProfile(options), pipeline))
+
+
+@pytest.mark.parametrize("name", BY_NAME)
+@pytest.mark.parametrize(("stages", "microbatches"), [(1, 2), (2, 2), (4, 8), (3, 12), (8, 8)])
+def test_every_microbatch_goes_there_and_back(name: str, stages: int, microbatches: int) -> None:
+    pipeline = BY_NAME[name](stages, microbatches)
+    assert pipeline.num_stages == stages
+    assert Pipeline.from_json(json.loads(json.dumps(pipeline.to_json()))).arcs == pipeline.arcs
+    work = {(one.name, one.microbatch, one.chunk) for one in pipeline.instructions}
+    chunks = 1 + max(one.chunk for one in pipeline.instructions)
+    split = any(one.name == "backward_weight" for one in pipeline.instructions)
+    names = ["forward", "backward_input", "backward_weight"] if split else ["forward", "backward"]
+    if name == "dualpipe":
+        half = microbatches // 2
+        each = {(n, int(n >= half)) for n in range(microbatches)}
+    else:
+        each = {(n, chunk) for n in range(microbatches) for chunk in range(chunks)}
+    assert work == {(what, n, chunk) for what in names for n, chunk in each}
+    for order in pipeline.stages:
+        assert len(order) == len(names) * len(each)
+
+
+@pytest.mark.parametrize(("stages", "microbatches"), [(4, 8), (8, 16), (4, 32)])
+def test_zero_bubble_schedules_wait_less_than_1f1b(stages: int, microbatches: int) -> None:
+    busy = 3.0 * microbatches
+    bubble = span(one_f_one_b(stages, microbatches), 1) - busy
+    assert span(BY_NAME["zb-h1"](stages, microbatches), 1) - busy <= 0.6 * bubble
+    assert span(BY_NAME["zbv"](stages, microbatches), 2) - busy <= 0.3 * bubble
+    assert span(BY_NAME["dualpipe"](stages, microbatches), 1) - busy <= 0.6 * bubble
+
+
+def test_no_stage_holds_more_than_it_may() -> None:
+    """ZB-H1 keeps to the memory of 1F1B's first stage, ZBV to as many chunks of half the size."""
+    for name, most in (("zb-h1", 4), ("zbv", 8)):
+        pipeline = BY_NAME[name](4, 12)
+        for order in pipeline.stages:
+            held, peak = 0, 0
+            for place in order:
+                what = pipeline.instructions[place].name
+                held += (what == "forward") - (what == "backward_weight")
+                peak = max(peak, held)
+            assert peak <= most
+
+
+def test_the_whole_iteration_has_what_comes_once() -> None:
+    pipeline = whole_iteration(one_f_one_b(2, 2), ["all_reduce", "optimizer_step"], ["load"])
+    assert order(pipeline, 1) == "l0 f0 b0 f1 b1 a0 o0"
+    assert pipeline.num_microbatches == 2
+
+
+def test_an_action_table_is_read_from_csv(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text("0F0,0F1,0SEND_F1,,0I0,0W0,0B1\n,1F0,1I0,(1F1;1W0)OVERLAP_F_B,1B1\n")
+    pipeline = read_schedule(path)
+    assert pipeline.name == "mine"
+    assert order(pipeline, 0) == "f0 f1 b0 b0 b1"
+    places = {one: place for place, one in enumerate(pipeline.instructions)}
+    for before, after in (
+        (Instruction(0, "forward", 1), Instruction(1, "forward", 1)),
+        (Instruction(1, "backward_input", 0), Instruction(0, "backward_input", 0)),
+        (Instruction(1, "backward", 1), Instruction(0, "backward", 1)),
+    ):
+        assert (places[before], places[after]) in pipeline.arcs
+
+
+@pytest.mark.parametrize(
+    ("table", "says"),
+    [
+        ([["0F0"], ["0F1"]], "runs on ranks 0 and 1"),
+        ([["0F0"], ["2F0"]], "needs 0 to the last"),
+        ([["UNSHARD"]], "needs 0 to the last"),
+        ([["0F0", "0B0"], ["1B0", "1F0"]], "in a circle"),
+    ],
+)
+def test_a_bad_action_table_is_told(table: list[list[str]], says: str) -> None:
+    with pytest.raises(PipelineFrequencyError, match=says):
+        from_actions("bad", table)

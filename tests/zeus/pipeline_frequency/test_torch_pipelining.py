@@ -17,13 +17,41 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleInterleavedZeroBubble,
+    schedules,
 )
 
 from zeus.callback import Callback
+from zeus.optimizer.pipeline_frequency.placed_schedules import from_actions
 from zeus.optimizer.pipeline_frequency.schedules import interleaved_1f1b
 from zeus.optimizer.pipeline_frequency.torch_pipelining import instrument
 
 MICROBATCHES = 4
+
+
+@pytest.mark.parametrize(
+    ("name", "parts"),
+    [("ZBVZeroBubble", 2), ("InterleavedZeroBubble", 2), ("InterleavedZeroBubble", 1)]
+    + [("LoopedBFS", 2), ("Interleaved1F1B", 2), ("DualPipeV", 2)],
+)
+def test_torchs_own_action_tables_are_schedules(name: str, parts: int) -> None:
+    ranks, microbatches = 4, 8
+    kind = getattr(schedules, f"Schedule{name}")
+    # The table of all ranks without their processes.
+    schedule = object.__new__(kind)
+    values = {"pp_group_size": ranks, "n_local_stages": parts, "_n_microbatches": microbatches}
+    values |= {"_num_stages": ranks * parts, "num_stages": ranks * parts, "_stages": [None] * parts}
+    values |= {"number_of_rounds": 2, "microbatches_per_round": 4, "enable_zero_bubble": True}
+    vars(schedule).update(rank=0, **values)
+    table = {rank: schedule._calculate_single_rank_operations(rank) for rank in range(ranks)}
+    pipeline = from_actions(name, table)
+    assert (pipeline.num_stages, pipeline.num_microbatches) == (ranks, microbatches)
+    forwards = [one for one in pipeline.instructions if one.name == "forward"]
+    assert len(forwards) == ranks * parts * microbatches
+    # All that waits for another rank: forwards and backwards of all parts but the first.
+    stage = [one.stage for one in pipeline.instructions]
+    crossing = sum(stage[a] != stage[b] for a, b in pipeline.arcs)
+    same = 1 if name in ("ZBVZeroBubble", "DualPipeV") else 0
+    assert crossing == 2 * microbatches * (ranks * parts - 1 - same)
 
 
 class Heard(Callback):

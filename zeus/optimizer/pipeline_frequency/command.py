@@ -9,14 +9,10 @@ from typing import Any
 import click
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME, CHUNKED, read_schedule
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
-from zeus.optimizer.pipeline_frequency.schedules import (
-    BY_NAME,
-    Pipeline,
-    interleaved_1f1b,
-    read_schedule,
-)
+from zeus.optimizer.pipeline_frequency.schedules import Pipeline, whole_iteration
 from zeus.utils.progress import progress_bar
 
 DEFAULT_P2P_POWER_W = 70.0
@@ -69,10 +65,16 @@ def _both(name: str) -> tuple[str, str]:
     "--schedule",
     default="1f1b",
     show_default=True,
-    metavar="NAME|JSON",
-    help="1f1b, gpipe, interleaved, or a file with a schedule of your own.",
+    metavar="NAME|FILE",
+    help=f"{', '.join(BY_NAME)}; or a file: your own as JSON, or torch's action table as CSV.",
 )
-@click.option(*_both("num-chunks"), type=int, default=2, show_default=True, help="If interleaved.")
+@click.option(
+    *_both("num-chunks"), type=int, default=2, show_default=True, help="Of each stage, if looped."
+)
+@click.option(
+    "--after", help="What each stage does at an iteration's end: all_reduce,optimizer_step."
+)
+@click.option("--before", help="What each stage does at its beginning: load.")
 @click.option("--stages", help="Plan for these of the profile's stages only, such as 0,1,2,7.")
 @click.option(
     *_both("gpus-per-stage"), type=int, help="By default what the profile's tp_rank column tells."
@@ -119,6 +121,8 @@ def _run(
     p2p_power: float,
     schedule: str,
     num_chunks: int,
+    after: str | None,
+    before: str | None,
     stages: str | None,
     gpus_per_stage: int | None,
     energy_per: Any,
@@ -151,6 +155,14 @@ def _run(
     if stages is not None:
         profile = profile.pick(_numbers(stages))
     pipeline = _pipeline(schedule, num_stages, num_mbs, num_chunks)
+    if after or before:
+        pipeline = whole_iteration(pipeline, _names(after), _names(before))
+    unused = set(profile.names) - {one.name for one in pipeline.instructions}
+    if unused:
+        click.echo(
+            f"note: the schedule has no {', '.join(sorted(unused))}, which the profile has",
+            err=True,
+        )
     # Only now: it takes longer to import than all that may be wrong takes to be found.
     from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
 
@@ -211,15 +223,18 @@ def summary(frontier: Frontier, fastest_time_s: float) -> str:
 def _pipeline(
     schedule: str, num_stages: int | None, num_mbs: int | None, num_chunks: int
 ) -> Pipeline:
-    if schedule not in (*BY_NAME, "interleaved"):
+    if schedule not in BY_NAME:
         return read_schedule(schedule)
     if num_stages is None or num_mbs is None:
         raise PipelineFrequencyError(
             f"the schedule {schedule} needs --num-stages and --num-mbs, the microbatches"
         )
-    if schedule == "interleaved":
-        return interleaved_1f1b(num_stages, num_mbs, num_chunks)
-    return BY_NAME[schedule](num_stages, num_mbs)
+    chunks = (num_chunks,) if schedule in CHUNKED else ()
+    return BY_NAME[schedule](num_stages, num_mbs, *chunks)
+
+
+def _names(text: str | None) -> list[str]:
+    return [part.strip() for part in (text or "").split(",") if part.strip()]
 
 
 def _numbers(text: str) -> list[int]:

@@ -23,6 +23,9 @@ REPORT_PROGRESS_URL = "/progress/{job_id}"
 REPORT_PROFILE_URL = "/profile/{job_id}"
 CHOOSE_PLAN_URL = "/choose/{job_id}"
 
+MOST_REPORTS = 4096
+"""Reports of a node's ranks in one request."""
+
 REPORT_INTERVAL_S = 1.0
 """How often a rank reports its progress; the server lets plans begin some of these ahead."""
 
@@ -32,6 +35,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Joules = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 MHz = Annotated[int, Field(ge=0, le=100_000)]
+SettingName = Annotated[str, Field(min_length=1, max_length=200)]
 Iteration = Annotated[int, Field(ge=0, le=10**12)]
 
 
@@ -116,12 +120,13 @@ class FrequencySchedule(_Message):
 
     Attributes:
         rank: Whose.
-        frequencies: Pairs of instruction and MHz. Empty while there is no plan: leave clocks alone.
+        frequencies: Pairs of instruction and MHz, or another setting's name. Empty while there is
+            no plan: leave clocks alone.
         version: Of the plan in force; what `Progress.version` refers to. 0 while there is none.
     """
 
     rank: int = Field(ge=0)
-    frequencies: list[tuple[str, int]]
+    frequencies: list[tuple[str, MHz | SettingName]]
     version: int = 0
 
 
@@ -239,7 +244,7 @@ class PlanUpdate(_Message):
 
     version: int
     at_iteration: int
-    frequencies: list[tuple[str, int]] | None = None
+    frequencies: list[tuple[str, MHz | SettingName]] | None = None
     note: str | None = None
 
 

@@ -6,6 +6,7 @@ goes on with the plan it has, and the thread tries again.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import random
@@ -32,6 +33,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
 )
 from zeus.optimizer.pipeline_frequency.follower import Schedule
+from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 from zeus.utils import framework
 from zeus.utils.http import detail
 
@@ -53,6 +55,9 @@ POLL_S = 0.1
 """How often the other ranks look whether rank 0 has registered the job."""
 
 STORE_TIMEOUT = timedelta(seconds=10)
+SILENT_S = 3 * REPORT_INTERVAL_S
+"""A rank that is not asked for a report for so long sends its own."""
+
 MOST_TIMES = 10_000
 """Iteration times that wait for a server that is away; beyond, the oldest are forgotten."""
 
@@ -156,6 +161,7 @@ class ServerLink:
         self._state = state
         self._times: deque[tuple[int, float]] = deque(maxlen=MOST_TIMES)
         self._profile: RankProfile | None = None
+        self._node: NodeReports | None = None
         self._generation = 0
         self._told: set[str] = set()
         self._away = False
@@ -210,13 +216,13 @@ class ServerLink:
                     if not scheduled:
                         scheduled = self._get_schedule(http)
                         continue
+                    self._send_profile(http)
                     self._report(http)
                     pause_s = BACKOFF_S[0]
                     self._back()
-                    self._wake.wait(REPORT_INTERVAL_S)
-                    self._wake.clear()
                 except _JobGone:
                     self.job_id = ""
+                    self._leave()
                     self._generation += 1
                     self._say(
                         "gone",
@@ -230,7 +236,8 @@ class ServerLink:
                 except Exception:  # a thread that nobody watches must not end in silence
                     log.exception("the pipeline frequency optimizer no longer talks to its server")
                     self._settled.set()
-                    return
+                    break
+        self._leave()
 
     def _meet(self, http: httpx.Client) -> bool:
         """Gets the job's id: rank 0 from the server, the others from rank 0."""
@@ -281,22 +288,54 @@ class ServerLink:
         self._settled.set()
         return True
 
-    def _report(self, http: httpx.Client) -> None:
+    def _send_profile(self, http: httpx.Client) -> None:
         profile = self._profile
         if profile is not None:
             self._ask(http, "POST", REPORT_PROFILE_URL, profile)
             if self._profile is profile:
                 self._profile = None
-        if "no progress" in self._told:
+
+    def _report(self, http: httpx.Client) -> None:
+        """Reports once, through the rank that leads on this node or for the others, and pauses."""
+        node = self._join()
+        if node is not None and not node.leads:
+            try:
+                if node.asked(SILENT_S):
+                    progress = self._progress()
+                    said = json.loads(node.report(progress.model_dump_json().encode(), READ_S))
+                    if said is not None:
+                        self._take(progress, said)
+                    return
+                # A process that the leader forked may hold its socket open after its end.
+                self._told.add("no batch")
+            except (OSError, ValueError) as error:
+                log.debug("another rank reports for this node, or this one itself: %s", error)
+            self._leave()
             return
-        iteration, version = self._state()
-        times = list(self._times)
-        progress = Progress(
-            rank=self._rank.rank, iteration=max(0, iteration), iter_times=times, version=version
-        )
+        if "no progress" not in self._told:
+            self._report_for_all(http, node)
+        self._wake.wait(REPORT_INTERVAL_S)
+        self._wake.clear()
+
+    def _report_for_all(self, http: httpx.Client, node: NodeReports | None) -> None:
+        others = [] if node is None else node.gather()
+        progress = self._progress()
+        content = progress.model_dump_json()
+        if others:
+            content = f"[{','.join([content, *(report.decode() for _, report in others)])}]"
+        answers: list[Any] = [None] * (1 + len(others))
         try:
-            answer = self._ask(http, "POST", REPORT_PROGRESS_URL, progress)
+            found = self._ask(http, "POST", REPORT_PROGRESS_URL, content)
+            answers = found if others else [found]
         except ServerError as error:
+            if others and error.status == 422:
+                self._say(
+                    "no batch",
+                    f"the server at {self._url} takes one report at a time; every rank sends its "
+                    "own",
+                )
+                self._leave()
+                return
             if error.status == 405 or (error.status == 404 and str(error).endswith("Not Found")):
                 self._say(
                     "no progress",
@@ -305,7 +344,25 @@ class ServerLink:
                 )
                 return
             raise
-        for _ in times:
+        finally:
+            # Also when the server is away: they wait for an answer.
+            if node is not None:
+                for (other, _), answer in zip(others, answers[1:], strict=True):
+                    node.give(other, json.dumps(answer).encode())
+        self._take(progress, answers[0])
+
+    def _progress(self) -> Progress:
+        iteration, version = self._state()
+        return Progress(
+            rank=self._rank.rank,
+            iteration=max(0, iteration),
+            iter_times=list(self._times),
+            version=version,
+        )
+
+    def _take(self, progress: Progress, answer: Any) -> None:
+        """What the server answered to a report."""
+        for _ in progress.iter_times:
             self._times.popleft()
         update = PlanUpdate.model_validate(answer)
         if update.note:
@@ -320,13 +377,13 @@ class ServerLink:
         http: httpx.Client,
         method: str,
         path: str,
-        body: BaseModel | None = None,
+        body: BaseModel | str | None = None,
         params: dict[str, int] | None = None,
         timeout: float | None = None,
     ) -> Any:
         import httpx
 
-        content = None if body is None else body.model_dump_json()
+        content = body.model_dump_json() if isinstance(body, BaseModel) else body
         try:
             answer = http.request(
                 method,
@@ -358,6 +415,22 @@ class ServerLink:
             f"{answer.status_code}: {said}",
             answer.status_code,
         )
+
+    def _join(self) -> NodeReports | None:
+        """This rank's place among the node's ranks; None where it reports by itself."""
+        if self._node is None and "no batch" not in self._told:
+            try:
+                self._node = NodeReports(f"{self._url}/{self.job_id}")
+                self._node.join()
+            except OSError as error:
+                log.debug("this rank reports by itself: %s", error)
+                self._leave()
+        return self._node
+
+    def _leave(self) -> None:
+        if self._node is not None:
+            self._node.close()
+            self._node = None
 
     # ------------------------------------------------------------------------------ what it says
 

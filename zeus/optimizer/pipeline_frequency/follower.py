@@ -15,12 +15,12 @@ class Schedule:
 
     Attributes:
         version: Of the plan; 0 for none.
-        steps: Instruction and MHz, in order; MHz 0 leaves the clock as it is.
+        steps: Instruction and MHz, or another setting's name, in order; 0 leaves it as it is.
         at_iteration: The first iteration to run under it.
     """
 
     version: int = 0
-    steps: tuple[tuple[str, int], ...] = ()
+    steps: tuple[tuple[str, int | str], ...] = ()
     at_iteration: int = 0
 
 
@@ -89,8 +89,8 @@ class Follower:
         """What comes until the next step begins is no training."""
         self.training = False
 
-    def instruction(self, name: str) -> int:
-        """The clock for an instruction, MHz; 0: as it is; `FREE`: the default."""
+    def instruction(self, name: str) -> int | str:
+        """An instruction's clock, MHz, or other setting; 0: as it is; `FREE`: the default."""
         if not self.training:
             return FREE
         if self.iteration < 0:
@@ -130,7 +130,7 @@ class Follower:
     def _adopt(self, schedule: Schedule) -> None:
         self.schedule = schedule
         self._length = len(schedule.steps)
-        self._steps: Sequence[tuple[str | None, int]] = (*schedule.steps, (None, FREE))
+        self._steps: Sequence[tuple[str | None, int | str]] = (*schedule.steps, (None, FREE))
 
     def _misfit(self, name: str, expected: str | None) -> int:
         if not self._length:

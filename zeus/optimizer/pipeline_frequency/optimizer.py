@@ -62,6 +62,8 @@ class PipelineFrequencyOptimizer(Callback):
         profile: First measure instructions at each clock: True, or how.
         wait_s: How long to wait here for the first plan, seconds, so that training begins with it;
             without, it begins at default clocks.
+        apply: Called with the name of a setting that is no clock, in the training thread, before
+            each instruction that has another than the last one.
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
@@ -87,6 +89,7 @@ class PipelineFrequencyOptimizer(Callback):
         num_microbatches: int | None = None,
         profile: bool | ProfilerSettings = False,
         wait_s: float = 10.0,
+        apply: Callable[[str], None] | None = None,
     ) -> None:
         _check_arguments(
             {"rank": rank, "dp_rank": dp_rank, "pp_rank": pp_rank, "tp_rank": tp_rank},
@@ -117,6 +120,8 @@ class PipelineFrequencyOptimizer(Callback):
         self._place = RankInfo(
             rank=rank, dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank, available_frequencies=[]
         )
+        self._apply = apply
+        self._applied: str | None = None
         self._world_size = world_size
         self._device_id = device_id
         self._pid = os.getpid()
@@ -208,11 +213,13 @@ class PipelineFrequencyOptimizer(Callback):
             if self._settings is not None:
                 self._begin_profiled(name)
                 return
-            mhz = follower.instruction(name)
-            if mhz == FREE:
+            setting = follower.instruction(name)
+            if isinstance(setting, str):
+                self._apply_setting(setting)
+            elif setting == FREE:
                 self._controller.reset()
             else:
-                self._controller.set_frequency(mhz)
+                self._controller.set_frequency(setting)
             if follower.count == 1:
                 self._times.begin(follower.iteration)
         except Exception as error:  # noqa: BLE001 - training must go on
@@ -261,7 +268,16 @@ class PipelineFrequencyOptimizer(Callback):
 
     def _take(self, schedule: Schedule) -> None:
         """A plan has come; called by the link's thread."""
-        self._controller.prepare({mhz for _, mhz in schedule.steps})
+        settings = {setting for _, setting in schedule.steps}
+        names = sorted(setting for setting in settings if isinstance(setting, str))
+        if names and self._apply is None:
+            log.warning(
+                "the plan has settings that are no clocks (%s), so training goes on at default "
+                "clocks; pass PipelineFrequencyOptimizer(apply=...), which sets them",
+                ", ".join(names[:5]),
+            )
+            return
+        self._controller.prepare({mhz for mhz in settings if isinstance(mhz, int)})
         self._follower.offer(schedule)
         log.info(
             "plan %d with %d instructions begins with iteration %d",
@@ -287,6 +303,11 @@ class PipelineFrequencyOptimizer(Callback):
             if follower.count == (follower.expected or follower.count):
                 self._times.close()
             self._count = follower.count
+
+    def _apply_setting(self, name: str) -> None:
+        if name != self._applied and self._apply is not None:
+            self._apply(name)
+            self._applied = name
 
     def _failed(self, error: Exception) -> None:
         log.info("the pipeline frequency optimizer failed", exc_info=True)

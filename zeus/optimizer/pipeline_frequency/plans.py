@@ -22,14 +22,20 @@ from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 
-Step = tuple[str, int]
-"""An instruction's name and the clock to run it at, MHz; 0 leaves the clock as it is."""
+Setting = int | str
+"""A clock, MHz, or the name of anything else that a GPU or a kernel can be set to."""
+
+Step = tuple[str, Setting]
+"""An instruction's name and its setting; 0 leaves the setting as it is."""
 
 FORMAT = 1
 INDEX = "frontier.json"
 TABLE = "frontier.csv"
 PROBLEM = "problem.json"
 PLAN = "freqs_pipeline_{:05d}.py"
+
+MOST_CHARACTERS = 200
+"""Of a setting's name."""
 
 NEAR = 0.001
 """A plan so little faster than asked for is as good as one that was made for that time."""
@@ -101,11 +107,11 @@ class Plan:
 
 
 def count_changes(stages: Iterable[Sequence[Step]]) -> int:
-    """How often a stage's clock changes in one iteration; 0 MHz is no change."""
+    """How often a stage's setting changes in one iteration; 0 is no change."""
     count = 0
     for stage in stages:
-        clocks = [mhz for _, mhz in stage if mhz]
-        count += sum(a != b for a, b in itertools.pairwise(clocks))
+        settings = [setting for _, setting in stage if setting]
+        count += sum(a != b for a, b in itertools.pairwise(settings))
     return count
 
 
@@ -362,6 +368,8 @@ def _stage(number: int, stage: object) -> tuple[Step, ...]:
         match step:
             case [str(name), int(mhz)] if not isinstance(mhz, bool) and 0 <= mhz <= 100_000:
                 steps.append(_step(name, mhz))
+            case [str(name), str(setting)] if 0 < len(setting) <= MOST_CHARACTERS:
+                steps.append(_step(name, setting))
             case _:
                 raise PipelineFrequencyError(
                     f"instruction {place} of stage {number} must be a pair such as "
@@ -371,9 +379,9 @@ def _stage(number: int, stage: object) -> tuple[Step, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _step(name: str, mhz: int) -> Step:
+def _step(name: str, setting: Setting) -> Step:
     """One object for each, as a frontier has hundreds of thousands of them."""
-    return name, mhz
+    return name, setting
 
 
 def _why(error: Exception) -> str:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Frontier
-from zeus.optimizer.pipeline_frequency.profile import INSTRUCTIONS, InstructionProfile
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Setting
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 from zeus.optimizer.pipeline_frequency.timeline import Run, timeline
 
@@ -91,8 +91,9 @@ def plot_timeline(
     before = timeline(profile, pipeline)
     after = timeline(profile, pipeline, plan.stages)
     figure, axes = _figure(12, 1.6 + 0.75 * pipeline.num_stages, rows=2)
-    low = min(run.frequency for run in (*before, *after))
-    high = max(run.frequency for run in (*before, *after))
+    colour = _colours([*before, *after])
+    shown = [colour[run.frequency] for run in (*before, *after) if run.frequency]
+    low, high = min(shown, default=0), max(shown, default=0)
     captions = (
         f"highest clocks: {frontier.baseline_time_s:.3f} s, {frontier.baseline_energy_j:.0f} J",
         f"plan {index}: {plan.time_s:.3f} s, {plan.energy_j:.0f} J "
@@ -101,19 +102,26 @@ def plot_timeline(
     end = max(run.end_s for run in (*before, *after))
     colours = None
     for one, runs, caption in zip(axes, (before, after), captions, strict=True):
-        colours = _draw(one, runs, pipeline.num_stages, low, high)
+        colours = _draw(one, runs, pipeline.num_stages, colour, low, high)
         one.set_title(caption, loc="left", fontsize=10)
         one.set_xlim(0, end)
     axes[1].set_xlabel("time (s)")
-    figure.colorbar(colours, ax=list(axes), label="clock (MHz)", pad=0.01)
+    bar = figure.colorbar(colours, ax=list(axes), label="clock (MHz)", pad=0.01)
+    names = {place: name for name, place in colour.items() if isinstance(name, str)}
+    if names:
+        bar.set_label("setting")
+        bar.set_ticks(list(names), labels=list(names.values()))
     return _save(figure, path, tight=False)
 
 
 def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> list[Path]:
     """Draws time against energy of each instruction at each clock."""
-    figure, axes = _figure(11, 4.5, columns=2)
-    for one, name in zip(axes, INSTRUCTIONS, strict=True):
+    names = profile.names
+    figure, axes = _figure(5.5 * max(2, len(names)), 4.5, columns=max(2, len(names)))
+    for one, name in zip(axes, names, strict=False):
         for stage in range(profile.num_stages):
+            if not profile.has(stage, name):
+                continue
             options = profile.options(stage, name)
             one.plot(
                 [1000 * option.time_s for option in options],
@@ -126,11 +134,21 @@ def plot_profile(profile: InstructionProfile, path: str | os.PathLike[str]) -> l
         one.set_xlabel("time (ms)")
         one.set_ylabel("energy (J)")
         one.grid(alpha=0.3)
-    axes[1].legend(frameon=False, fontsize=8)
+    axes[0].legend(frameon=False, fontsize=8)
     return _save(figure, path)
 
 
-def _draw(axes: Any, runs: Sequence[Run], stages: int, low: int, high: int) -> Any:
+def _colours(runs: Sequence[Run]) -> dict[Setting, int]:
+    """Where each setting lies on the scale of colours: clocks at their MHz."""
+    names = sorted({run.frequency for run in runs if isinstance(run.frequency, str)})
+    found: dict[Setting, int] = {name: place for place, name in enumerate(names)}
+    found.update({run.frequency: run.frequency for run in runs if isinstance(run.frequency, int)})
+    return found
+
+
+def _draw(
+    axes: Any, runs: Sequence[Run], stages: int, colour: dict[Setting, int], low: int, high: int
+) -> Any:
     from matplotlib.collections import PolyCollection
 
     corners, clocks, edges = [], [], []
@@ -140,7 +158,7 @@ def _draw(axes: Any, runs: Sequence[Run], stages: int, low: int, high: int) -> A
         corners.append(
             [(run.start_s, top), (run.end_s, top), (run.end_s, bottom), (run.start_s, bottom)]
         )
-        clocks.append(run.frequency)
+        clocks.append(colour[run.frequency])
         edges.append("white" if run.instruction.name == "forward" else "black")
     crowded = len(runs) > 600
     bars = PolyCollection(
@@ -161,7 +179,7 @@ def _draw(axes: Any, runs: Sequence[Run], stages: int, low: int, high: int) -> A
                 ha="center",
                 va="center",
                 fontsize=6,
-                color="white" if run.frequency < (low + high) / 2 else "black",
+                color="white" if colour[run.frequency] < (low + high) / 2 else "black",
             )
     axes.set_ylim(stages - 0.5, -0.5)
     axes.set_yticks(range(stages), [f"stage {number}" for number in range(stages)])

@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.plans import MOST_CHARACTERS, Setting
 
 NEEDED = ("stage", "instruction", "frequency", "time", "energy")
+SETTING = "setting"
+"""A profile may have this column in place of `frequency`: settings by their names."""
+
 RANKS = ("rank", "dp_rank", "pp_rank", "tp_rank")
 INSTRUCTIONS = ("forward", "backward")
-
-IGNORED = ("load",)
-"""Published profiles hold this too; loading a batch is no part of a plan."""
 
 _LONGEST_S = 3600.0
 """More than this for one instruction is another unit: milliseconds."""
@@ -32,8 +33,9 @@ class Row:
 
     Attributes:
         stage: From 0.
-        instruction: `forward` or `backward`.
-        frequency: SM clock, MHz.
+        instruction: Its name, such as `forward`, `backward_input`, `all_reduce`.
+        frequency: SM clock, MHz, or another setting's name; 0 for an instruction that takes the
+            same under any.
         time: Of one instruction on one microbatch, s.
         energy: Of the same, J.
         rank, dp_rank, pp_rank, tp_rank: Who measured it; None where that is not told.
@@ -42,7 +44,7 @@ class Row:
 
     stage: int
     instruction: str
-    frequency: int
+    frequency: Setting
     time: float
     energy: float
     rank: int | None = None
@@ -54,9 +56,9 @@ class Row:
 
 @dataclass(frozen=True)
 class Option:
-    """A clock an instruction can run at: MHz, s, J of one GPU."""
+    """A setting an instruction can run at: MHz or a name, s, J of one GPU."""
 
-    frequency: int
+    frequency: Setting
     time_s: float
     energy_j: float
 
@@ -68,7 +70,8 @@ class InstructionProfile:
     wait for it, and the energy the ranks' mean. So energies stay those of one GPU.
 
     Args:
-        options: By stage, instruction and chunk; sorted here from the highest clock down.
+        options: By stage, instruction and chunk; sorted here from the highest clock down, and other
+            settings from the fastest.
         tensor_parallel: GPUs of one pipeline that share a stage, as far as the ranks tell.
     """
 
@@ -78,8 +81,7 @@ class InstructionProfile:
         tensor_parallel: int = 1,
     ) -> None:
         self._options = {
-            key: tuple(sorted(found, key=lambda option: -option.frequency))
-            for key, found in options.items()
+            key: tuple(sorted(found, key=_from_the_top)) for key, found in options.items()
         }
         self.tensor_parallel = tensor_parallel
         self.num_stages = 1 + max((stage for stage, _, _ in options), default=-1)
@@ -106,6 +108,7 @@ class InstructionProfile:
     @classmethod
     def _of_lines(cls, name: str, lines: Iterator[list[str]]) -> InstructionProfile:
         header = [column.strip().lower() for column in next(lines, [])]
+        header = ["frequency" if column == SETTING else column for column in header]
         missing = [column for column in NEEDED if column not in header]
         if missing:
             raise PipelineFrequencyError(
@@ -122,9 +125,8 @@ class InstructionProfile:
                 row = _row(cells)
             except PipelineFrequencyError as error:
                 raise PipelineFrequencyError(f"{name}, row {number}, {error.message}") from None
-            if row is not None:
-                rows.append(row)
-                places.append(number)
+            rows.append(row)
+            places.append(number)
         if not rows:
             raise PipelineFrequencyError(
                 f"the profile {name} has no measurement; it needs one row for each stage, "
@@ -149,7 +151,7 @@ class InstructionProfile:
             PipelineFrequencyError: A stage is missing, or one value is of another unit than its
                 like.
         """
-        measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]] = {}
+        measured: _Measured = {}
         tensor_ranks: set[int] = set()
         for number, row in enumerate(rows):
             place = f"row {number + 1 if places is None else places[number]}"
@@ -194,8 +196,12 @@ class InstructionProfile:
             return cls(
                 {
                     (int(stage), str(name), int(chunk)): [
-                        Option(int(mhz), float(time_s), float(energy_j))
-                        for mhz, time_s, energy_j in found
+                        Option(
+                            setting if isinstance(setting, str) else int(setting),
+                            float(time_s),
+                            float(energy_j),
+                        )
+                        for setting, time_s, energy_j in found
                     ]
                     for stage, name, chunk, found in data
                 },
@@ -206,10 +212,22 @@ class InstructionProfile:
                 f"this is no profile ({type(error).__name__}: {error})"
             ) from None
 
+    def has(self, stage: int, instruction: str) -> bool:
+        """Whether a stage has such an instruction."""
+        return (stage, instruction, 0) in self._options
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the instructions, in the order of the profile."""
+        return tuple(dict.fromkeys(name for _, name, _ in self._options))
+
     def pick(self, stages: Sequence[int]) -> InstructionProfile:
-        """A profile of these stages alone, numbered anew from 0 in this order."""
+        """A profile of these stages alone, numbered from 0 in this order."""
         for stage in stages:
-            self.options(stage, INSTRUCTIONS[0])
+            if not 0 <= stage < self.num_stages:
+                raise PipelineFrequencyError(
+                    f"the profile has no stage {stage}; it has stages 0 to {self.num_stages - 1}"
+                )
         return InstructionProfile(
             {
                 (number, name, chunk): found
@@ -256,23 +274,17 @@ def write_profile(rows: Iterable[Row], path: str | os.PathLike[str]) -> None:
         part.unlink(missing_ok=True)
 
 
-def _row(cells: dict[str, str]) -> Row | None:
+def _row(cells: dict[str, str]) -> Row:
     """Errors begin with `column`."""
     instruction = cells.get("instruction", "").lower()
-    if instruction in IGNORED:
-        return None
-    if instruction not in INSTRUCTIONS:
+    if not instruction:
         raise PipelineFrequencyError(
-            f"column instruction: must be forward or backward, not {instruction!r}"
+            "column instruction: must be a name, such as forward or backward"
         )
     ranks = {
         column: None if not cells.get(column) else _whole(column, cells[column]) for column in RANKS
     }
-    frequency = _whole("frequency", cells.get("frequency", ""))
-    if not 1 <= frequency <= 100_000:
-        raise PipelineFrequencyError(
-            f"column frequency: must be MHz, such as 1410, not {frequency}"
-        )
+    frequency = _setting(cells.get("frequency", ""))
     return Row(
         stage=_whole("stage", cells.get("stage", "")),
         instruction=instruction,
@@ -294,6 +306,24 @@ def _whole(column: str, text: str) -> int:
     return int(value)
 
 
+def _setting(text: str) -> Setting:
+    """MHz, or the name of something else."""
+    try:
+        float(text)
+    except ValueError:
+        if 0 < len(text) <= MOST_CHARACTERS:
+            return text
+        raise PipelineFrequencyError(
+            f"column frequency: must be MHz, such as 1410, or a setting's name, not {text!r}"
+        ) from None
+    frequency = _whole("frequency", text)
+    if frequency > 100_000:
+        raise PipelineFrequencyError(
+            f"column frequency: must be MHz, such as 1410, not {frequency}"
+        )
+    return frequency
+
+
 def _positive(column: str, text: str, unit: str) -> float:
     try:
         value = float(text)
@@ -306,18 +336,31 @@ def _positive(column: str, text: str, unit: str) -> float:
     return value
 
 
-def _check_complete(measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]]) -> None:
+_Measured = dict[tuple[int, str, int], dict[Setting, list[tuple[Row, str]]]]
+
+
+def _from_the_top(option: Option) -> tuple[float, float]:
+    if isinstance(option.frequency, str):
+        return -math.inf, option.time_s
+    return -option.frequency, 0.0
+
+
+def _check_complete(measured: _Measured) -> None:
     stages = {stage for stage, _, _ in measured}
     for stage in range(max(stages) + 1):
-        for instruction in INSTRUCTIONS:
-            if (stage, instruction, 0) not in measured:
-                raise PipelineFrequencyError(
-                    f"stage {stage} has no row for {instruction}; measure it, or number the "
-                    "stages from 0 without a gap"
-                )
+        if stage not in stages:
+            raise PipelineFrequencyError(
+                f"stage {stage} has no row; measure it, or number the stages from 0 without a gap"
+            )
+    for (stage, instruction, _), settings in measured.items():
+        if 0 in settings and len(settings) > 1:
+            raise PipelineFrequencyError(
+                f"{instruction} of stage {stage} has a row for frequency 0, which stands for any, "
+                "and others; leave out one or the other"
+            )
 
 
-def _check_units(measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]]) -> None:
+def _check_units(measured: _Measured) -> None:
     """Checks that times are seconds and energies joules.
 
     One instruction's values lie within a factor of 100 of each other, and its power is a GPU's.

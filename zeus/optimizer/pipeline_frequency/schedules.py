@@ -7,11 +7,8 @@ waits for the stage before, a backward for the stage after.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
@@ -157,7 +154,7 @@ def one_f_one_b(num_stages: int, num_microbatches: int) -> Pipeline:
 
     Source: D. Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN Training", ICML 2021.
     """
-    _check(num_stages, num_microbatches)
+    check_size(num_stages, num_microbatches)
     stages = []
     for stage in range(num_stages):
         warm = min(num_microbatches, num_stages - stage)
@@ -175,7 +172,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Pipeline:
 
     Source: Y. Huang et al., "GPipe", NeurIPS 2019.
     """
-    _check(num_stages, num_microbatches)
+    check_size(num_stages, num_microbatches)
     stages = [
         [
             Instruction(stage, name, n)
@@ -187,7 +184,7 @@ def gpipe(num_stages: int, num_microbatches: int) -> Pipeline:
     return Pipeline("gpipe", stages, _between(num_stages, num_microbatches), num_microbatches)
 
 
-def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) -> Pipeline:
+def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int = 2) -> Pipeline:
     """Interleaved 1F1B: each stage holds several chunks of the model, and takes them in turn.
 
     Source: D. Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters
@@ -201,7 +198,7 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) ->
     Raises:
         PipelineFrequencyError: The numbers do not fit each other.
     """
-    _check(num_stages, num_microbatches)
+    check_size(num_stages, num_microbatches)
     if num_chunks < 1:
         raise PipelineFrequencyError(f"a stage has at least one chunk, not {num_chunks}")
     if num_chunks > 1 and num_microbatches % num_stages:
@@ -210,7 +207,7 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) ->
             f"divide, not {num_microbatches}"
         )
     total = num_microbatches * num_chunks
-    _check(num_stages, total)
+    check_size(num_stages, total)
 
     def work(stage: int, name: str, k: int) -> Instruction:
         turn, place = divmod(k, num_stages * num_chunks)
@@ -247,31 +244,23 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) ->
     return Pipeline("interleaved-1f1b", stages, arcs, num_microbatches)
 
 
-def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
-    """Reads a schedule of your own from JSON, in the form of `Pipeline.from_json`.
+def whole_iteration(
+    pipeline: Pipeline, after: Sequence[str], before: Sequence[str] = ()
+) -> Pipeline:
+    """Adds what every stage does once in an iteration.
 
-    Raises:
-        PipelineFrequencyError: The message says what is wrong with it.
+    Args:
+        pipeline: A schedule of microbatches.
+        after: Names of what each stage does at its end, such as `all_reduce`, `optimizer_step`.
+        before: Names of what each stage does at its beginning, such as `load`.
     """
-    name = os.fspath(path)
-    try:
-        data = json.loads(Path(path).read_text(encoding="utf-8"))
-    except OSError as error:
-        raise PipelineFrequencyError(
-            f"the schedule {name} cannot be read ({error.strerror}); give 1f1b, gpipe, interleaved "
-            "or a JSON file"
-        ) from None
-    except ValueError as error:
-        raise PipelineFrequencyError(
-            f"the schedule {name} is not as expected: no JSON ({error})"
-        ) from None
-    try:
-        return Pipeline.from_json(data, Path(path).stem)
-    except PipelineFrequencyError as error:
-        raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
-
-
-BY_NAME: dict[str, Callable[[int, int], Pipeline]] = {"1f1b": one_f_one_b, "gpipe": gpipe}
+    stages = []
+    for number, places in enumerate(pipeline.stages):
+        first = [Instruction(number, name) for name in before]
+        last = [Instruction(number, name) for name in after]
+        stages.append([*first, *(pipeline.instructions[place] for place in places), *last])
+    arcs = [(pipeline.instructions[a], pipeline.instructions[b]) for a, b in pipeline.arcs]
+    return Pipeline(pipeline.name, stages, arcs, pipeline.num_microbatches)
 
 
 def _parts(item: Sequence[object]) -> tuple[str, int, int]:
@@ -279,7 +268,8 @@ def _parts(item: Sequence[object]) -> tuple[str, int, int]:
     return str(name), int(str(microbatch)), int(str(chunk[0])) if chunk else 0
 
 
-def _check(num_stages: int, num_microbatches: int) -> None:
+def check_size(num_stages: int, num_microbatches: int) -> None:
+    """Raises PipelineFrequencyError where these make no pipeline, or one too large to be meant."""
     for count, what in ((num_stages, "stages"), (num_microbatches, "microbatches")):
         if count < 1:
             raise PipelineFrequencyError(f"a pipeline has at least one of its {what}, not {count}")

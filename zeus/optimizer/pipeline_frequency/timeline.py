@@ -7,17 +7,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Step
+from zeus.optimizer.pipeline_frequency.plans import Setting, Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Instruction, Pipeline
 
 
 @dataclass(frozen=True)
 class Run:
-    """One instruction: its clock, MHz, from when to when, s, and the energy of one GPU, J."""
+    """One instruction: its setting, from when to when, s, and the energy of one GPU, J."""
 
     instruction: Instruction
-    frequency: int
+    frequency: Setting
     start_s: float
     end_s: float
     energy_j: float
@@ -47,15 +47,17 @@ def timeline(
     waits: list[list[int]] = [[] for _ in pipeline.instructions]
     for tail, head in pipeline.arcs:
         waits[head].append(tail)
-    clocks: dict[int, int] = {}
+    clocks: dict[int, Setting] = {}
     delayed: set[int] = set()
     runs: dict[int, Run] = {}
     for number, places in enumerate(pipeline.stages):
-        before = None
+        before: Setting | None = None
         for step, place in enumerate(places):
             one = pipeline.instructions[place]
             highest = profile.options(one.stage, one.name, one.chunk)[0].frequency
             clocks[place] = highest if stages is None else stages[number][step][1] or highest
+            if not clocks[place]:
+                continue
             if before is not None and clocks[place] != before:
                 delayed.add(place)
             before = clocks[place]
@@ -72,7 +74,7 @@ def timeline(
             )
             if option is None:
                 raise PipelineFrequencyError(
-                    f"the plan runs {one.name} of stage {one.stage} at {clocks[place]} MHz, which "
+                    f"the plan runs {one.name} of stage {one.stage} at {clocks[place]}, which "
                     "the profile does not have; use the profile that the plan was made from"
                 )
             start = max((runs[tail].end_s for tail in waits[place]), default=0.0)

@@ -148,14 +148,19 @@ class FakeServer:
                 rank = int(target.partition("rank=")[2].partition("&")[0])
                 return 200, {"rank": rank, "frequencies": self.schedule, "version": self.version}
             if name == "progress":
-                newest = body["version"] >= self.version
-                return 200, {
-                    "version": self.version,
-                    "at_iteration": self.at_iteration,
-                    "frequencies": None if newest else self.update or self.schedule,
-                    "note": self.note,
-                }
+                if isinstance(body, list):
+                    return 200, [self._update(one) for one in body]
+                return 200, self._update(body)
             return 200, None
+
+    def _update(self, report: Any) -> Any:
+        newest = report["version"] >= self.version
+        return {
+            "version": self.version,
+            "at_iteration": self.at_iteration,
+            "frequencies": None if newest else self.update or self.schedule,
+            "note": self.note,
+        }
 
     def of(self, name: str) -> list[Any]:
         """Bodies of the requests of a path."""

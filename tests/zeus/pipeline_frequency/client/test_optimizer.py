@@ -128,6 +128,26 @@ def test_training_runs_under_the_plan_from_its_first_step(
     assert warnings(caplog) == []
 
 
+def test_a_setting_that_is_no_clock_is_set_by_the_caller(
+    rank: Callable[..., Rank], server: FakeServer
+) -> None:
+    server.schedule = [("forward", "overlap"), ("forward", "overlap"), ("backward", 900)]
+    applied: list[str] = []
+    one = rank(server.url, apply=applied.append)
+    assert one.step(["forward", "forward", "backward"]) == [900]
+    assert applied == ["overlap"]
+
+
+def test_a_plan_with_settings_that_nobody_sets_is_not_run(
+    rank: Callable[..., Rank], server: FakeServer, caplog: pytest.LogCaptureFixture
+) -> None:
+    server.schedule = [("forward", "overlap"), ("backward", 900)]
+    one = rank(server.url)
+    one.step(["forward", "backward"])
+    assert one.optimizer.plan_version == 0
+    assert any("settings that are no clocks (overlap)" in line for line in warnings(caplog))
+
+
 def test_progress_and_times_are_reported_once_each(
     rank: Callable[..., Rank], server: FakeServer
 ) -> None:

@@ -15,7 +15,7 @@ from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, plan_fro
 from zeus.optimizer.pipeline_frequency.planner import planner as planning
 from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
 from zeus.optimizer.pipeline_frequency.planner.polish import polish
-from zeus.optimizer.pipeline_frequency.planner.problem import Problem, curve_of
+from zeus.optimizer.pipeline_frequency.planner.problem import Choice, Problem, curve_of
 from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation
 from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
@@ -25,6 +25,7 @@ from zeus.optimizer.pipeline_frequency.schedules import (
     gpipe,
     interleaved_1f1b,
     one_f_one_b,
+    whole_iteration,
 )
 from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
@@ -337,10 +338,10 @@ def test_a_piece_is_solved_with_the_rest_as_it_is() -> None:
 def test_curves_keep_what_another_does_not_beat() -> None:
     """On effective energy, not on energy: the option at 1000 MHz takes less, but 5 s longer."""
     options = [
-        Option(1400, 1.0, 300.0),
-        Option(1300, 1.1, 310.0),
-        Option(1200, 1.2, 250.0),
-        Option(1000, 6.2, 249.0),
+        Choice(1400, 1.0, 300.0),
+        Choice(1300, 1.1, 310.0),
+        Choice(1200, 1.2, 250.0),
+        Choice(1000, 6.2, 249.0),
     ]
     assert curve_of(options, 0.0, 1, "gpu").mhz == (1400, 1200, 1000)
     curve = curve_of(options, -10.0, 1, "gpu")
@@ -454,3 +455,57 @@ def test_the_price_of_time_is_the_bounds_slope() -> None:
         assert later.bound_j >= here.bound_j - here.price_w * step - 1e-6
         assert earlier.bound_j >= here.bound_j + here.price_w * step - 1e-6
         assert here.price_w > 0
+
+
+def test_settings_that_are_no_clocks_are_planned_like_clocks(tmp_path: Path) -> None:
+    """The same figures under other names give the same frontier."""
+    clocks = measured("a100", 4)
+    names = {
+        option.frequency: f"power_limit={option.frequency - 1010}"
+        for option in clocks.options(0, "forward")
+    }
+    lines = ["stage,instruction,setting,time,energy"]
+    for stage in range(4):
+        for name in INSTRUCTIONS:
+            lines += [
+                f"{stage},{name},{names[one.frequency]},{one.time_s},{one.energy_j}"
+                for one in clocks.options(stage, name)
+                if one.frequency in names
+            ]
+    path = tmp_path / "profile.csv"
+    path.write_text("\n".join(lines))
+    named = InstructionProfile.read(path)
+    pipeline = one_f_one_b(4, 6)
+    frontier = plan_frontier(named, pipeline, p2p_power_w=83.64, points=20)
+    check(named, pipeline, frontier, 83.64)
+    expected = plan_frontier(clocks, pipeline, p2p_power_w=83.64, points=20)
+    assert [plan.energy_j for plan in frontier.plans] == pytest.approx(
+        [plan.energy_j for plan in expected.plans], rel=1e-9
+    )
+    frontier.write(tmp_path / "plans")
+    again = Frontier.read(tmp_path / "plans")
+    assert again == frontier
+    assert again.plans[0].stages[0][0][1] in names.values()
+    assert Planner.of_json(again.problem).fastest_time_s == frontier.plans[-1].time_s
+
+
+@pytest.mark.parametrize("exact", [None, True])
+def test_an_instruction_without_a_setting_takes_the_same_in_every_plan(exact: bool | None) -> None:
+    options = {
+        (0, "forward", 0): [Option(1400, 1.0, 300.0), Option(1300, 1.2, 250.0)],
+        (0, "backward", 0): [Option(1400, 2.0, 600.0), Option(1300, 2.4, 500.0)],
+        (0, "all_reduce", 0): [Option(0, 0.5, 60.0)],
+        (0, "optimizer_step", 0): [Option(1400, 0.25, 40.0), Option(1300, 0.25, 30.0)],
+    }
+    profile = InstructionProfile(options)
+    pipeline = whole_iteration(one_f_one_b(1, 2), ["all_reduce", "optimizer_step"])
+    planner = Planner(
+        profile, pipeline, p2p_power_w=80.0, changes=Changes(time_s=0.1, most=1), exact=exact
+    )
+    frontier = planner.frontier(10)
+    for plan in frontier.plans:
+        assert plan.stages[0][-2] == ("all_reduce", 0)
+        assert plan.clock_changes <= 1
+        runs = timeline(profile, pipeline, plan.stages, change_time_s=0.1)
+        assert totals(runs, 1, 80.0) == pytest.approx((plan.time_s, plan.energy_j))
+    assert frontier.plans[-1].time_s == pytest.approx(2 * 3.0 + 0.75)

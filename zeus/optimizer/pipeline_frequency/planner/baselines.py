@@ -39,10 +39,10 @@ def one_clock(problem: Problem) -> Policies:
 
     An instruction that was not measured at a clock takes its next higher one.
     """
-    clocks = np.unique([option.frequency for options in problem.offered for option in options])
+    clocks = np.unique([option.setting for options in problem.offered for option in options])
     chosen = []
     for options in problem.offered:
-        own = np.array([option.frequency for option in options])
+        own = np.array([option.setting for option in options])
         chosen.append(np.maximum((own[:, None] >= clocks).sum(axis=0) - 1, 0))
     return _policies(problem, np.array(chosen))
 

@@ -59,8 +59,10 @@ class Steady:
         self._changes = changes
         self._tables = problem.by_clock()
         self._before = np.full(problem.count, -1, dtype=np.intp)
-        stages = problem.pipeline.stages
-        self._places = np.full((len(stages), max(map(len, stages))), problem.count, dtype=np.intp)
+        stages = self._stages = problem.adjustable
+        self._places = np.full(
+            (len(stages), max(1, *map(len, stages))), problem.count, dtype=np.intp
+        )
         for row, stage in enumerate(stages):
             self._before[stage[1:]] = stage[:-1]
             self._places[row, : len(stage)] = stage
@@ -132,7 +134,7 @@ class Steady:
     def _ties(self, clocks: Ints) -> Ints:
         """Runs take a neighbour's clock where that costs nothing."""
         clocks = clocks.copy()
-        for stage in self._problem.pipeline.stages:
+        for stage in self._stages:
             for runs in (_runs(stage, clocks), _runs(stage, clocks)[::-1]):
                 for one, neighbour in itertools.pairwise(runs):
                     mhz = int(clocks[neighbour[0]])
@@ -150,7 +152,7 @@ class Steady:
     def _one_clock_each(self, clocks: Ints, deadline_s: float) -> Ints | None:
         """Every stage at the clock that makes it fastest."""
         clocks = clocks.copy()
-        for stage in self._problem.pipeline.stages:
+        for stage in filter(None, self._stages):
             tables = [self._tables[self._problem.kind[place]] for place in stage]
             common = set.intersection(*(set(table) for table in tables))
             if not common:
@@ -191,8 +193,9 @@ class Steady:
         return best
 
     def _few_changes(self, prices: Floats, rarer: int) -> Ints | None:
-        values = self._cost + prices[:, None] * self._time
-        values[np.isnan(values)] = np.inf
+        # Where there is no such setting the cost is infinite, and so must be the sum.
+        times = np.where(np.isinf(self._time), 0.0, self._time)
+        values = self._cost + prices[:, None] * times
         taking = prices * self._changes.time_s * rarer
         most = self._changes.most if rarer else 0
         if most is None:
@@ -241,10 +244,9 @@ class Steady:
 
     def _slow_down(self, clocks: Ints, deadline_s: float) -> Ints:
         """Whole runs get slower while that saves energy and the deadline allows it."""
-        problem = self._problem
         while True:
             trials = []
-            for stage in problem.pipeline.stages:
+            for stage in self._stages:
                 for run in _runs(stage, clocks):
                     step = self._slower(run, clocks)
                     if step is not None:

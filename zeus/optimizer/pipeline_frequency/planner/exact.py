@@ -116,7 +116,7 @@ class Program:
         changes: dict[int, int] = {}
         following = count + self._binaries
         if self._changing:
-            for stage in problem.pipeline.stages:
+            for stage in problem.adjustable:
                 for before, after in itertools.pairwise(stage):
                     changes[after] = following + len(changes)
                     self._link(row, before, after, changes[after], choices)
@@ -207,9 +207,12 @@ class Program:
             options[self._owner] == self._option
         )
         if self._changes:
-            stages = problem.stages(problem.clocks(options))
-            flags = [float(a[1] != b[1]) for stage in stages for a, b in itertools.pairwise(stage)]
-            values[self._changes] = flags
+            clocks = problem.clocks(options)
+            values[self._changes] = [
+                float(clocks[a] != clocks[b])
+                for stage in problem.adjustable
+                for a, b in itertools.pairwise(stage)
+            ]
         values[self._end] = ends.max()
         return values
 

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.plans import Step
+from zeus.optimizer.pipeline_frequency.plans import Setting, Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline, levels_of
 
@@ -25,6 +25,9 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.intp]
 
 EnergyPer = Literal["gpu", "stage"]
+
+_NAMED = 1_000_000
+"""Numbers of settings with names begin here, above all clocks."""
 
 _CELLS = 4096
 """Of a table that finds the slowest option within a time in a few steps."""
@@ -35,7 +38,7 @@ class Curve:
     """The options of one kind of instruction that another does not beat.
 
     Attributes:
-        mhz: Clocks.
+        mhz: Numbers of the settings; clocks, MHz.
         time_s: Rising.
         cost_j: Effective energies of all the stage's GPUs, falling.
         hull: Places of those on the lower convex hull.
@@ -47,7 +50,16 @@ class Curve:
     hull: Ints
 
 
-def curve_of(options: Sequence[Option], power_w: float, gpus: int, per: EnergyPer) -> Curve:
+@dataclass(frozen=True)
+class Choice:
+    """An option of a profile, with a number for its setting: a clock is its MHz."""
+
+    setting: int
+    time_s: float
+    energy_j: float
+
+
+def curve_of(options: Sequence[Choice], power_w: float, gpus: int, per: EnergyPer) -> Curve:
     """Options for one instruction, without those that take more time and more energy.
 
     Args:
@@ -58,7 +70,7 @@ def curve_of(options: Sequence[Option], power_w: float, gpus: int, per: EnergyPe
     """
     factor = gpus if per == "gpu" else 1
     points = sorted(
-        (option.time_s, factor * option.energy_j - gpus * power_w * option.time_s, option.frequency)
+        (option.time_s, factor * option.energy_j - gpus * power_w * option.time_s, option.setting)
         for option in options
     )
     kept: list[tuple[float, float, int]] = []
@@ -107,7 +119,9 @@ class Problem:
 
     Attributes:
         kind: The curve of each instruction.
-        offered: What the profile has for each curve, from the highest clock down.
+        offered: What the profile has for each curve, from the highest clock down. Settings with
+            names are numbers here, too: above all clocks, and higher where they are faster.
+        adjustable: For each stage those of its instructions that have a setting.
         times, costs: Of each curve's options: s, J; filled up with inf.
         hull_below: For each option, the nearest on the hull that is not slower.
         forward, reverse: The graph in both directions.
@@ -146,7 +160,16 @@ class Problem:
         names = [(one.stage, one.name, one.chunk) for one in pipeline.instructions]
         self.kinds = list(dict.fromkeys(names))
         number = {name: place for place, name in enumerate(self.kinds)}
-        self.offered = [profile.options(*name) for name in self.kinds]
+        offered = [profile.options(*name) for name in self.kinds]
+        self._codes = _codes(offered)
+        self._settings = {code: setting for setting, code in self._codes.items()}
+        self.offered = [
+            sorted(
+                (Choice(self._codes[one.frequency], one.time_s, one.energy_j) for one in options),
+                key=lambda choice: -choice.setting,
+            )
+            for options in offered
+        ]
         self.curves = [
             curve_of(options, p2p_power_w, gpus_per_stage, energy_per) for options in self.offered
         ]
@@ -162,6 +185,10 @@ class Problem:
             self.costs[place, :size] = curve.cost_j
             below = np.searchsorted(curve.hull, np.arange(size), side="right") - 1
             self.hull_below[place, :size] = curve.hull[below]
+        fixed = np.array([options[0].setting == 0 for options in self.offered])[self.kind]
+        self.adjustable = [
+            [place for place in stage if not fixed[place]] for stage in pipeline.stages
+        ]
         self.arcs = _without_implied(pipeline)
         self.forward = _order(self.count, self.arcs)
         self.reverse = _order(self.count, [(head, tail) for tail, head in self.arcs])
@@ -242,10 +269,10 @@ class Problem:
 
     def stages(self, clocks: Ints) -> tuple[tuple[Step, ...], ...]:
         """A plan as it is written, of one clock for each instruction."""
-        mhz = clocks.tolist()
+        settings = [self._settings[code] for code in clocks.tolist()]
         instructions = self.pipeline.instructions
         return tuple(
-            tuple((instructions[place].name, mhz[place]) for place in stage)
+            tuple((instructions[place].name, settings[place]) for place in stage)
             for stage in self.pipeline.stages
         )
 
@@ -269,7 +296,7 @@ class Problem:
         found = []
         for kind, options in enumerate(self.offered):
             time_s, cost_j = self.offered_figures(kind)
-            mhz = [option.frequency for option in options]
+            mhz = [option.setting for option in options]
             pairs = zip(time_s.tolist(), cost_j.tolist(), strict=True)
             found.append(dict(zip(mhz, pairs, strict=True)))
         return found
@@ -281,6 +308,19 @@ class Problem:
         cost_j = np.array([cost_j[0] for _, cost_j in figures])[self.kind].sum()
         time_s = float(self.longest(durations[:, None])[0])
         return time_s, float(self.energy(cost_j, time_s))
+
+
+def _codes(offered: Sequence[Sequence[Option]]) -> dict[Setting, int]:
+    """A number for each setting: clocks are their MHz."""
+    times: dict[Setting, list[float]] = {}
+    for options in offered:
+        for option in options:
+            # Relative, so that a short instruction has as much of a say as a long one.
+            times.setdefault(option.frequency, []).append(option.time_s / options[0].time_s)
+    named = [setting for setting in times if isinstance(setting, str)]
+    named.sort(key=lambda setting: -math.fsum(times[setting]) / len(times[setting]))
+    codes: dict[Setting, int] = {one: one for one in times if not isinstance(one, str)}
+    return {**codes, **{setting: _NAMED + place for place, setting in enumerate(named)}}
 
 
 def _without_implied(pipeline: Pipeline) -> list[tuple[int, int]]:

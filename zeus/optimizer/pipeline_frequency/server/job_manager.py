@@ -14,7 +14,6 @@ import logging
 import sqlite3
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -32,6 +31,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
     new_job_id,
 )
+from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.optimizer.pipeline_frequency.server import planning
@@ -74,7 +74,7 @@ class JobManager:
         self._events: dict[str, asyncio.Event] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._plan_again: set[str] = set()
-        self._dirty: set[tuple[str, int]] = set()
+        self._reported: set[str] = set()
         self._heard: set[str] = set()
         self._planner = planning.PlannerProcesses()
         self._closing = False
@@ -155,11 +155,10 @@ class JobManager:
         """A new job. Returns its id."""
         if info.job_id:
             raise Refused(422, "job_id is given by the server; leave it empty")
-        if info.schedule is not None and info.schedule not in planning.SCHEDULES:
+        if info.schedule is not None and info.schedule not in BY_NAME:
             raise Refused(
                 422,
-                f"there is no schedule {info.schedule!r}; there are "
-                f"{', '.join(planning.SCHEDULES)}",
+                f"there is no schedule {info.schedule!r}; there are {', '.join(BY_NAME)}",
             )
         if len(self.jobs) >= self.settings.max_jobs:
             raise Refused(
@@ -239,12 +238,19 @@ class JobManager:
         if len(job.results) == job.info.world_size:
             self._spawn(self._advance(job_id))
 
-    def progress(self, job_id: str, report: Progress) -> PlanUpdate:
-        """How far a rank is; the answer is what it is to run."""
+    def progress(self, job_id: str, reports: list[Progress]) -> list[PlanUpdate]:
+        """How far ranks are; the answers are what they are to run.
+
+        Raises:
+            Refused: One of the ranks is not known; then no report counts.
+        """
         job = self._hear(job_id)
-        update, changed = job.report(report, self._clock())
-        self._dirty.add((job_id, report.rank))
-        if changed:
+        for report in reports:
+            job.known_rank(report.rank)
+        now_s = self._clock()
+        found = [job.report(report, now_s) for report in reports]
+        self._reported.add(job_id)
+        if any(changed for _, changed in found):
             self._put_state(job)
             plans = [one.plan for one in job.in_force]
             slowdowns = [round(one, 3) for one in job.watch.slowdowns]
@@ -252,7 +258,7 @@ class JobManager:
                 "job %s: pipelines are late by %s, and get plans %s", job_id, slowdowns, plans
             )
             self._make_what_lacks(job_id)
-        return update
+        return [update for update, _ in found]
 
     async def choose(self, job_id: str, choice: Choice) -> Chosen:
         """Somebody wants another plan; one that has to be made is waited for, but not for long."""
@@ -440,8 +446,8 @@ class JobManager:
         job = Job.restored(kinds["job"][0])
         for body in kinds.get("rank", {}).values():
             job.ranks[body["rank"]] = RankInfo.model_validate(body)
-        for rank, body in kinds.get("progress", {}).items():
-            job.progress[rank] = RankProgress(**body)
+        for rank, values in kinds.get("progress", {}).get(0, []):
+            job.progress[rank] = RankProgress(*values)
         for rank, body in kinds.get("profile", {}).items():
             job.profiles[rank] = RankProfile.model_validate(body)
         if "frontier" in kinds:
@@ -464,15 +470,17 @@ class JobManager:
 
     def _flush(self) -> None:
         records: list[Record] = []
-        for job_id, rank in self._dirty:
-            if job_id in self.jobs:
-                records.append((job_id, "progress", rank, asdict(self.jobs[job_id].progress[rank])))
+        for job_id in self._reported & self.jobs.keys():
+            # One record for a job: a row for each rank would be most of the server's work.
+            progress = self.jobs[job_id].progress
+            values = [[rank, [*vars(one).values()]] for rank, one in progress.items()]
+            records.append((job_id, "progress", 0, values))
         records += [
             (job_id, "job", 0, self.jobs[job_id].state())
             for job_id in self._heard
             if job_id in self.jobs
         ]
-        self._dirty.clear()
+        self._reported.clear()
         self._heard.clear()
         if records:
             self._put(records)

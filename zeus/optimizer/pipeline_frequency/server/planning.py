@@ -17,15 +17,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency import schedules
 from zeus.optimizer.pipeline_frequency.common import JobInfo, RankProfile
+from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME, CHUNKED
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Row
 
 LIMIT_S = 3600.0
 """A planner that takes longer is stopped."""
-
-SCHEDULES = ("1f1b", "gpipe", "interleaved", "interleaved-1f1b")
 
 KEPT = 32
 """Frontiers that are kept for further jobs with the same profile."""
@@ -60,15 +58,15 @@ def problem_of(
         )
     profile = InstructionProfile.from_rows(rows_of(profiles))
     name = info.schedule or "1f1b"
-    if name in ("interleaved", "interleaved-1f1b"):
+    if name in CHUNKED:
         chunks = 1 + max(row.chunk for one in profiles for row in one.rows)
         if orders:
             chunks = max(1, next(iter(orders.values())).count("forward") // microbatches)
-        pipeline = schedules.interleaved_1f1b(info.pp_degree, microbatches, chunks)
-    elif name in schedules.BY_NAME:
-        pipeline = schedules.BY_NAME[name](info.pp_degree, microbatches)
+        pipeline = BY_NAME[name](info.pp_degree, microbatches, chunks)
+    elif name in BY_NAME:
+        pipeline = BY_NAME[name](info.pp_degree, microbatches)
     else:
-        raise PipelineFrequencyError(f"there is no schedule {name}; take {', '.join(SCHEDULES)}")
+        raise PipelineFrequencyError(f"there is no schedule {name}; take {', '.join(BY_NAME)}")
     for stage, steps in orders.items():
         planned = [pipeline.instructions[place].name for place in pipeline.stages[stage]]
         if planned != steps:

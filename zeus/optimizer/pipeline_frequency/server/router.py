@@ -13,6 +13,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Query, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
+from pydantic import Field, TypeAdapter
 
 from zeus import __version__
 from zeus.exceptions import PipelineFrequencyError
@@ -116,10 +117,6 @@ def create_app(settings: ServerSettings) -> PFOServer:
     async def result(job_id: str, profiling_result: ProfilingResult) -> None:
         app.manager.result(job_id, profiling_result)
 
-    @app.post(common.REPORT_PROGRESS_URL, dependencies=changing)
-    async def progress(job_id: str, report: Progress) -> PlanUpdate:
-        return app.manager.progress(job_id, report)
-
     @app.post(common.REPORT_PROFILE_URL, dependencies=changing)
     async def profile(job_id: str, measured: RankProfile | OfflineProfilingResult) -> None:
         if isinstance(measured, OfflineProfilingResult):
@@ -130,11 +127,37 @@ def create_app(settings: ServerSettings) -> PFOServer:
     async def choose(job_id: str, choice: Choice) -> Chosen:
         return await app.manager.choose(job_id, choice)
 
+    _add_progress(app)
     _add_reading(app)
     _add_errors(app)
     if settings.log_level == "DEBUG":
         _add_log(app)
     return app
+
+
+_REPORTS = TypeAdapter(Annotated[list[Progress], Field(max_length=common.MOST_REPORTS)])
+_UPDATES = TypeAdapter(list[PlanUpdate])
+
+
+def _add_progress(app: PFOServer) -> None:
+    """One rank's report, or those of a node; every rank sends one a second.
+
+    A plain route: what FastAPI does around a function costs more than the function.
+    """
+
+    async def progress(request: Request) -> Response:
+        web.needs_json(request)
+        _authorized(request)
+        body, job_id = await request.body(), request.path_params["job_id"]
+        if body.lstrip()[:1] == b"[":
+            updates = app.manager.progress(job_id, _REPORTS.validate_json(body))
+            answer = _UPDATES.dump_json(updates)
+        else:
+            (update,) = app.manager.progress(job_id, [Progress.model_validate_json(body)])
+            answer = update.model_dump_json().encode()
+        return Response(answer, media_type="application/json")
+
+    app.add_route(common.REPORT_PROGRESS_URL, progress, methods=["POST"])
 
 
 def _add_reading(app: PFOServer) -> None:

@@ -1,0 +1,358 @@
+"""Schedules over a placement of the model's parts on stages: zero-bubble, V-shaped, bidirectional.
+
+The model is cut into parts, and a stage holds several of them: every n-th (looped), its own and the
+mirrored one (V), or, with two directions, one of each direction. A schedule of
+`torch.distributed.pipelining` is such a placement with an order for each rank, its action table.
+
+Sources: P. Qi et al., "Zero Bubble Pipeline Parallelism", ICLR 2024, and "Pipeline Parallelism with
+Controllable Memory", NeurIPS 2024; DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024 (DualPipe);
+J. Lamy-Poirier, "Breadth-First Pipeline Parallelism", MLSys 2023 (looped BFS).
+"""
+
+from __future__ import annotations
+
+import csv
+import heapq
+import itertools
+import json
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.schedules import (
+    Instruction,
+    Pipeline,
+    check_size,
+    gpipe,
+    interleaved_1f1b,
+    one_f_one_b,
+)
+
+FORWARD, BACKWARD = "forward", "backward"
+BACKWARD_INPUT, BACKWARD_WEIGHT = "backward_input", "backward_weight"
+
+_ACTION = re.compile(r"(\d+)(F|B|I|W)(\d+)")
+_NAMES = {"F": FORWARD, "B": BACKWARD, "I": BACKWARD_INPUT, "W": BACKWARD_WEIGHT}
+
+_DURATION = {FORWARD: 1, BACKWARD: 2, BACKWARD_INPUT: 1, BACKWARD_WEIGHT: 1}
+"""What an order is made for; times differ, but orders are fixed before they are known."""
+
+
+@dataclass(frozen=True)
+class Way:
+    """The way of some microbatches through the stages.
+
+    Attributes:
+        stages: The stage that holds each part of the model, from the first to the last.
+        chunks: Which of its stage's chunks each part is.
+        microbatches: Those that take this way.
+        in_flight: For each stage, of how many of these it may hold the activations.
+    """
+
+    stages: tuple[int, ...]
+    chunks: tuple[int, ...]
+    microbatches: range
+    in_flight: tuple[int, ...] = ()
+
+
+def arcs_of(ways: Iterable[Way], backward: str) -> list[tuple[Instruction, Instruction]]:
+    """What waits for what on these ways.
+
+    Args:
+        ways: The ways.
+        backward: Name of the part of the backward that the part before waits for.
+    """
+    arcs: list[tuple[Instruction, Instruction]] = []
+    for path in ways:
+        for n in path.microbatches:
+            there = [
+                Instruction(stage, FORWARD, n, chunk)
+                for stage, chunk in zip(path.stages, path.chunks, strict=True)
+            ]
+            back = [Instruction(one.stage, backward, n, one.chunk) for one in reversed(there)]
+            whole = [*there, *back]
+            arcs += itertools.pairwise(whole)
+    return arcs
+
+
+def ordered(name: str, num_stages: int, ways: Sequence[Way], *, split: bool) -> Pipeline:
+    """A schedule in which every stage takes at any time the most urgent work that is ready.
+
+    That is a backward before a forward, and the weights' part of a backward when nothing else is
+    ready or too many microbatches are in flight.
+
+    Args:
+        name: The schedule's name.
+        num_stages: Stages.
+        ways: Ways of the microbatches.
+        split: Whether a backward is two instructions, for the input and for the weights.
+    """
+    backward = BACKWARD_INPUT if split else BACKWARD
+    last = BACKWARD_WEIGHT if split else BACKWARD
+    arcs = arcs_of(ways, backward)
+    every = {one for arc in arcs for one in arc}
+    after: dict[Instruction, list[Instruction]] = {one: [] for one in every}
+    waits = dict.fromkeys(every, 0)
+    for tail, head in arcs:
+        after[tail].append(head)
+        waits[head] += 1
+    if split:
+        for one in [one for one in every if one.name == BACKWARD_INPUT]:
+            weights = Instruction(one.stage, BACKWARD_WEIGHT, one.microbatch, one.chunk)
+            after[one].append(weights)
+            after[weights], waits[weights] = [], 1
+    way_of = {n: way for way in ways for n in way.microbatches}
+    held = {(id(way), stage): 0 for way in ways for stage in range(num_stages)}
+    admitted: set[tuple[int, int]] = set()
+    ready: list[set[Instruction]] = [set() for _ in range(num_stages)]
+    for one in every:
+        if not waits[one]:
+            ready[one.stage].add(one)
+    orders: list[list[Instruction]] = [[] for _ in range(num_stages)]
+    busy = [False] * num_stages
+    running: list[tuple[int, int, Instruction]] = []
+    number = itertools.count()
+    now = 0
+
+    def may_begin(one: Instruction) -> bool:
+        # A microbatch that comes by twice has its place from the first time on, or two of them
+        # could wait for each other.
+        if one.name != FORWARD or (one.stage, one.microbatch) in admitted:
+            return True
+        way = way_of[one.microbatch]
+        visits = way.stages.count(one.stage)
+        return held[id(way), one.stage] + visits <= way.in_flight[one.stage]
+
+    def urgency(one: Instruction) -> tuple[int, int, int]:
+        kind = {backward: 0, FORWARD: 1, BACKWARD_WEIGHT: 2}[one.name]
+        return kind, one.microbatch, -one.chunk
+
+    while True:
+        for stage in range(num_stages):
+            if busy[stage]:
+                continue
+            able = [one for one in ready[stage] if may_begin(one)]
+            if not able:
+                continue
+            one = min(able, key=urgency)
+            ready[stage].remove(one)
+            orders[stage].append(one)
+            busy[stage] = True
+            way = way_of[one.microbatch]
+            if one.name == FORWARD and (stage, one.microbatch) not in admitted:
+                admitted.add((stage, one.microbatch))
+                held[id(way), stage] += way.stages.count(stage)
+            heapq.heappush(running, (now + _DURATION[one.name], next(number), one))
+        if not running:
+            break
+        now = running[0][0]
+        while running and running[0][0] == now:
+            _, _, one = heapq.heappop(running)
+            busy[one.stage] = False
+            if one.name == last:
+                held[id(way_of[one.microbatch]), one.stage] -= 1
+            for head in after[one]:
+                waits[head] -= 1
+                if not waits[head]:
+                    ready[head.stage].add(head)
+    return Pipeline(name, orders, arcs, len(way_of))
+
+
+def zb_h1(num_stages: int, num_microbatches: int) -> Pipeline:
+    """ZB-H1: 1F1B's memory, with the weights' part of the backward where a stage would wait."""
+    check_size(num_stages, 2 * num_microbatches)
+    there = tuple(range(num_stages))
+    way = Way(there, (0,) * num_stages, range(num_microbatches), (num_stages,) * num_stages)
+    return ordered("zb-h1", num_stages, [way], split=True)
+
+
+def zbv(num_stages: int, num_microbatches: int) -> Pipeline:
+    """ZBV: two chunks on each stage, there and back again, with split backwards."""
+    return ordered("zbv", num_stages, _v(num_stages, num_microbatches), split=True)
+
+
+def v_shape(num_stages: int, num_microbatches: int) -> Pipeline:
+    """Two chunks on each stage, there and back again, with whole backwards."""
+    return ordered("v-shape", num_stages, _v(num_stages, num_microbatches, 4), split=False)
+
+
+def dualpipe(num_stages: int, num_microbatches: int) -> Pipeline:
+    """DualPipe: half of the microbatches in either direction; each stage holds a part for both.
+
+    A forward and a backward that DualPipe overlaps are two instructions here.
+    """
+    check_size(num_stages, 2 * num_microbatches)
+    if num_microbatches % 2:
+        raise PipelineFrequencyError(
+            f"DualPipe needs an even number of microbatches, not {num_microbatches}"
+        )
+    half = num_microbatches // 2
+    there, room = tuple(range(num_stages)), tuple(range(num_stages, 0, -1))
+    ways = [
+        Way(there, (0,) * num_stages, range(half), room),
+        Way(there[::-1], (1,) * num_stages, range(half, num_microbatches), room[::-1]),
+    ]
+    return ordered("dualpipe", num_stages, ways, split=True)
+
+
+def looped_bfs(num_stages: int, num_microbatches: int, num_chunks: int = 2) -> Pipeline:
+    """Looped BFS: every chunk runs all its forwards before the next one, and so backwards."""
+    check_size(num_stages, num_microbatches * num_chunks)
+    stages = [
+        [
+            *(
+                Instruction(stage, FORWARD, n, chunk)
+                for chunk in range(num_chunks)
+                for n in range(num_microbatches)
+            ),
+            *(
+                Instruction(stage, BACKWARD, n, chunk)
+                for chunk in reversed(range(num_chunks))
+                for n in reversed(range(num_microbatches))
+            ),
+        ]
+        for stage in range(num_stages)
+    ]
+    parts = tuple(range(num_stages)) * num_chunks
+    chunks = tuple(chunk for chunk in range(num_chunks) for _ in range(num_stages))
+    arcs = arcs_of([Way(parts, chunks, range(num_microbatches))], BACKWARD)
+    return Pipeline("looped-bfs", stages, arcs, num_microbatches)
+
+
+def from_actions(
+    name: str, table: Mapping[int, Sequence[Any]] | Sequence[Sequence[Any]]
+) -> Pipeline:
+    """The schedule of an action table of `torch.distributed.pipelining`.
+
+    Args:
+        name: The schedule's name.
+        table: For each rank its actions in order: `schedule.pipeline_order`, or rows of a CSV file.
+            An action is, or prints as, a part of the model, a letter and a microbatch: `0F3` (or
+            `B` backward, `I` backward for the input, `W` for the weights). Of two that overlap,
+            `(0F3;1B2)OVERLAP_F_B`, the first runs first. Others (communication, sharding) and gaps
+            are left out.
+
+    Raises:
+        PipelineFrequencyError: It is no such table, or an action is missing.
+    """
+    rows = [table[rank] for rank in sorted(table)] if isinstance(table, Mapping) else list(table)
+    found = [
+        [
+            (int(part), _NAMES[letter], int(microbatch))
+            for action in row
+            if action is not None
+            for part, letter, microbatch in _ACTION.findall(str(action))
+        ]
+        for row in rows
+    ]
+    holder: dict[int, int] = {}
+    for stage, actions in enumerate(found):
+        for part, _, _ in actions:
+            if holder.setdefault(part, stage) != stage:
+                raise PipelineFrequencyError(
+                    f"part {part} of the model runs on ranks {holder[part]} and {stage}; a "
+                    "table in which ranks share a part cannot be planned"
+                )
+    parts = sorted(holder)
+    if not parts or parts != list(range(len(parts))):
+        raise PipelineFrequencyError(
+            f"the table has actions of the parts {parts} of the model; it needs 0 to the last, in "
+            "actions such as 0F3"
+        )
+    chunk: dict[int, int] = {}
+    for part in parts:
+        chunk[part] = sum(holder[other] == holder[part] for other in range(part))
+    orders = [
+        [Instruction(stage, what, n, chunk[part]) for part, what, n in actions]
+        for stage, actions in enumerate(found)
+    ]
+    names = {one.name for order in orders for one in order}
+    count = 1 + max(one.microbatch for order in orders for one in order)
+    path = Way(
+        tuple(holder[part] for part in parts), tuple(chunk[part] for part in parts), range(count)
+    )
+    there = set[Instruction]().union(*orders)
+    arcs = []
+    for backward in sorted(names & {BACKWARD, BACKWARD_INPUT}):
+        # A table may split some backwards and leave others whole.
+        arcs += [pair for pair in arcs_of([path], backward) if there.issuperset(pair)]
+    if BACKWARD in names and BACKWARD_INPUT in names:
+        arcs += _mixed(path, there)
+    return Pipeline(name, orders, dict.fromkeys(arcs), count)
+
+
+def _mixed(path: Way, there: set[Instruction]) -> list[tuple[Instruction, Instruction]]:
+    """Arcs from a whole backward to a split one, and the other way round."""
+    ends = list(zip(path.stages, path.chunks, strict=True))
+    arcs = []
+    for n in path.microbatches:
+        for (stage, chunk), (after, after_chunk) in itertools.pairwise(ends):
+            for one, other in ((BACKWARD, BACKWARD_INPUT), (BACKWARD_INPUT, BACKWARD)):
+                pair = (
+                    Instruction(after, one, n, after_chunk),
+                    Instruction(stage, other, n, chunk),
+                )
+                if there.issuperset(pair):
+                    arcs.append(pair)
+    return arcs
+
+
+def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
+    """Reads a schedule of your own.
+
+    A file that ends with `.csv` is an action table, as `torch.distributed.pipelining` writes it;
+    any other is JSON in the form of `Pipeline.from_json`.
+
+    Raises:
+        PipelineFrequencyError: The message says what is wrong with it.
+    """
+    name = os.fspath(path)
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+        if name.endswith(".csv"):
+            rows = [line for line in csv.reader(text.splitlines()) if any(line)]
+            return from_actions(Path(path).stem, rows)
+        data = json.loads(text)
+    except PipelineFrequencyError as error:
+        raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
+    except OSError as error:
+        raise PipelineFrequencyError(
+            f"the schedule {name} cannot be read ({error.strerror}); give 1f1b, gpipe, interleaved "
+            "or a JSON file"
+        ) from None
+    except ValueError as error:
+        raise PipelineFrequencyError(
+            f"the schedule {name} is not as expected: no JSON ({error})"
+        ) from None
+    try:
+        return Pipeline.from_json(data, Path(path).stem)
+    except PipelineFrequencyError as error:
+        raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
+
+
+def _v(num_stages: int, num_microbatches: int, room: int = 2) -> list[Way]:
+    check_size(num_stages, 4 * num_microbatches)
+    there = tuple(range(num_stages))
+    chunks = (0,) * num_stages + (1,) * num_stages
+    in_flight = (room * num_stages,) * num_stages
+    return [Way(there + there[::-1], chunks, range(num_microbatches), in_flight)]
+
+
+BY_NAME: dict[str, Callable[..., Pipeline]] = {
+    "1f1b": one_f_one_b,
+    "gpipe": gpipe,
+    "interleaved": interleaved_1f1b,
+    "interleaved-1f1b": interleaved_1f1b,
+    "looped-bfs": looped_bfs,
+    "v-shape": v_shape,
+    "zb-h1": zb_h1,
+    "zbv": zbv,
+    "dualpipe": dualpipe,
+}
+"""Builders by name: of stages and microbatches, and those in `CHUNKED` of chunks, too."""
+
+CHUNKED = ("interleaved", "interleaved-1f1b", "looped-bfs")
