@@ -96,6 +96,11 @@ class Search(ABC):
         self.settled = True
 
     @property
+    def reason(self) -> str:
+        """Why it has ended, where that is not that enough is known."""
+        return ""
+
+    @property
     def pending(self) -> bool:
         """Whether samples of what was run are still to come."""
         return sum(self._run.values()) > sum(one.steps for one in self.samples)
@@ -269,6 +274,13 @@ class Adaptive(Search):
             self._at, self._stay, self._seen = limit, 0, False
         return trial
 
+    @property
+    @override
+    def reason(self) -> str:
+        if self._named and self._estimates.samples and self._unreached():
+            return "no limit lowers the power that this job draws"
+        return ""
+
     @override
     def estimates(self, position: int) -> list[Estimate]:
         if not self._estimates.samples:
@@ -309,7 +321,7 @@ class Adaptive(Search):
             likely = self.choose(estimates, False)
             sure = self.choose(estimates, True)
         except ValueError:
-            return None  # whoever makes the choice will say so
+            return None  # the choice fails in the same way, and says so
         if likely == highest:
             return None
         met = [stay[0].power_limit_mw for stay in stays].index(likely)
