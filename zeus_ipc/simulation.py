@@ -145,6 +145,7 @@ class SimulatedWork(Closing):
             profile["instructions"] = {
                 name: [number for row in rows for number in row] for name, rows in stages.items()
             }
+        self._launched = 0.0
         self._devices = _DeviceSocket(path)
         self._devices.ask("open", gpus=list(gpus), workload=workload, **profile)
 
@@ -157,14 +158,23 @@ class SimulatedWork(Closing):
         """
         named = {} if instruction is None else {"instruction": instruction}
         self._devices.ask("launch", units=units, **named)
+        self._launched += units
 
-    def synchronize(self) -> None:
-        """Waits until all that was launched is done."""
+    def synchronize(self, queued: float = 0.0) -> None:
+        """Waits until what was launched is done.
+
+        Args:
+            queued: Units of it that may be left. A job that keeps some queued trains at the
+                GPU's speed, also where this process gets no CPU for a moment.
+        """
         while True:
-            ends_ns = self._devices.ask("status")["ends_ns"]
+            status = self._devices.ask("status")
+            left, ends_ns = self._launched - status["done"], status["ends_ns"]
+            if left <= queued:
+                return
             left_s = _LONGEST_SLEEP_S
             if ends_ns is not None:
-                left_s = (int(ends_ns) - time.monotonic_ns()) / 1e9
+                left_s = (int(ends_ns) - time.monotonic_ns()) / 1e9 * (1 - queued / left)
                 if left_s <= 0:
                     return
             time.sleep(min(left_s, _LONGEST_SLEEP_S))

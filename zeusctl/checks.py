@@ -186,9 +186,11 @@ def _systemd(simulated: bool) -> Iterator[Check]:
     if simulated or not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
         return
     for unit in UNITS:
-        command = ["systemctl", "show", unit, "--property=LoadState,ActiveState,UnitFileState"]
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-        state = dict(line.split("=", 1) for line in shown.stdout.splitlines() if "=" in line)
+        shown = _output("systemctl", "show", unit, "--property=LoadState,ActiveState,UnitFileState")
+        if shown is None:
+            yield _note("systemd", "systemctl does not answer", "see what `systemctl status` says")
+            return
+        state = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
         if state.get("LoadState") != "loaded":
             remedy = "run scripts/install, or go on if zeusd is run by other means"
             yield _note("systemd", f"{unit} is not installed", remedy)
@@ -204,12 +206,18 @@ def _systemd(simulated: bool) -> Iterator[Check]:
 
 def _last_error(unit: str) -> str:
     """The newest error in a unit's log, as far as this user may read it; empty: there is none."""
-    command = ["journalctl", "-u", unit, "-p", "err", "-n", "1", "-o", "cat", "--no-pager", "-q"]
+    options = ("-p", "err", "-n", "1", "-o", "cat", "--no-pager", "-q")
+    return " ".join((_output("journalctl", "-u", unit, *options) or "").split())
+
+
+def _output(*command: str) -> str | None:
+    """What a program says, None if it cannot be run or does not end."""
     try:
-        shown = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
+        return subprocess.run(
+            command, capture_output=True, text=True, errors="replace", timeout=10, check=False
+        ).stdout
     except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return " ".join(shown.stdout.split())
+        return None
 
 
 def _configuration(node: NodeInfo | None) -> Iterator[Check]:

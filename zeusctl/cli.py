@@ -36,6 +36,7 @@ VERBS = {
     "forget": "energy",
     "audit": "audit",
     "doctor": "doctor",
+    "probe": "probe",
     "quiesce": "quiesce",
     "resume": "quiesce",
     "schema": "about",

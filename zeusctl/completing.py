@@ -68,9 +68,9 @@ def complete_command(
 
 def complete_schema(context: click.Context, _: click.Parameter, begun: str) -> list[str]:
     """Names of the reports."""
-    from zeusctl.reports import REPORTS
+    from zeusctl.reports import schemas
 
-    return [name for name in REPORTS if name.startswith(begun)]
+    return [name for name in schemas() if name.startswith(begun)]
 
 
 def _programs(begun: str) -> set[str]:

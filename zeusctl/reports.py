@@ -6,6 +6,7 @@ their zone. None: the GPU does not offer it, or the reader may not know it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import datetime
 from typing import Any, ClassVar
 
@@ -525,3 +526,10 @@ REPORTS: dict[str, type[Report]] = {
     )
 }
 """By the name in their schema."""
+
+
+def schemas() -> dict[str, Callable[[], dict[str, Any]]]:
+    """What makes each published JSON schema, that of a probe's report included."""
+    from zeusctl.probe.published import published
+
+    return {**{name: kind.published for name, kind in REPORTS.items()}, "probe": published}

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 import signal
 import subprocess
 import threading
@@ -12,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
 
+from zeus_ipc.programs import is_missing
 from zeusctl.exits import CommandError, Exit
 
 LOOK_S = 1.0
@@ -38,7 +37,7 @@ def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) ->
         try:
             process = subprocess.Popen(command)
         except OSError as error:
-            if _is_missing(command[0], error):
+            if is_missing(command[0], error):
                 message = f"{command[0]}: command not found; check the name and the PATH"
                 raise CommandError(message, Exit.NOT_FOUND, "failed") from None
             message = f"{command[0]}: cannot be executed ({error.strerror})"
@@ -51,17 +50,6 @@ def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) ->
                 meanwhile()
             else:
                 return code if code >= 0 else 128 - code
-
-
-def _is_missing(program: str, error: OSError) -> bool:
-    """Whether there is no such program.
-
-    A folder of the PATH that cannot be searched is "Permission denied" to `subprocess`, whatever
-    the other folders have; to a shell it has no such program.
-    """
-    if isinstance(error, PermissionError) and not os.path.dirname(program):
-        return shutil.which(program, os.F_OK) is None
-    return isinstance(error, FileNotFoundError)
 
 
 @contextlib.contextmanager

@@ -28,7 +28,11 @@ def main() -> None:
 @click.option("--socket-mode", metavar="OCTAL", help="Permissions of the socket.  [default: 0660]")
 @click.option("--socket-group", metavar="GROUP", help="Group that owns the socket.")
 @click.option("--state-dir", metavar="DIR", help="Journal.  [default: /run/zeusd/state]")
-@click.option("--simulate", metavar="SPEC", help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40.")
+@click.option(
+    "--simulate",
+    metavar="SPEC",
+    help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40, or report:FILE of `zeusctl probe`.",
+)
 @click.option("--nvml-library", metavar="PATH", help="The libnvidia-ml to load.")
 @click.option(
     "--log-level",

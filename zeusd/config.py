@@ -103,7 +103,7 @@ class NvmlSection(_Section):
     library: str | None = None
     """The libnvidia-ml to load; unset: libnvidia-ml.so.1 as the system finds it."""
     simulate: str | None = None
-    """A simulated node instead, such as `4xv100-pcie`."""
+    """A simulated node instead: `4xv100-pcie`, or `report:FILE` of `zeusctl probe`."""
     retry_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
     """Pause between looks for a driver while there is none."""
     module: str = DRIVER_MODULE

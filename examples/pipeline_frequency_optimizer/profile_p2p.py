@@ -25,7 +25,7 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NoReturn
 
-from simulated import Instructions, SimulationError, measured_on, node_is_simulated
+from simulated import Instructions, node_is_simulated, replayed_on
 
 from zeus.device import get_gpus
 from zeus.exceptions import ZeusBaseError
@@ -61,7 +61,7 @@ def main() -> None:
     options = parse()
     try:
         result = measure(options)
-    except (Failed, SimulationError, ZeusBaseError, ZeusIpcError, ValueError) as error:
+    except (Failed, ZeusBaseError, ZeusIpcError, ValueError) as error:
         fail(str(error))
     print(f"Time (s): {result.time_s}")
     print(f"Energy (J): {result.energy_j}")
@@ -136,7 +136,9 @@ def check(options: argparse.Namespace) -> str:
     if node_is_simulated():
         if options.backend == "nccl":
             raise Failed("this node is simulated, and NCCL needs real GPUs; use --backend gloo")
-        measured_on(name)
+        _, note = replayed_on(name)
+        if note is not None:
+            print(f"note: {note}", file=sys.stderr)
     elif options.backend == "gloo":
         raise Failed(
             "with gloo a real GPU does not wait but idles, which draws less; use --backend nccl"
@@ -221,7 +223,7 @@ def run_rank(rank: int, port: int, options: argparse.Namespace, pipe: Connection
     gpu = options.gpus[rank]
     try:
         pipe.send(exchange(rank, port, gpu, options))
-    except (SimulationError, ZeusBaseError, ZeusIpcError) as error:
+    except (ZeusBaseError, ZeusIpcError) as error:
         pipe.send(str(error))
     except Exception as error:  # noqa: BLE001 - of torch and its libraries, which have many
         pipe.send(Broken(f"GPU {gpu} could not take part: {first_line(error)}"))
@@ -252,7 +254,7 @@ def exchange(rank: int, port: int, gpu: int, options: argparse.Namespace) -> tup
     dist.init_process_group(options.backend, store=store, rank=rank, world_size=2, timeout=timeout)
     monitor = ZeusMonitor(gpu_indices=[gpu], cpu_indices=[])
     tensor = torch.ones(SIZE if on_gpu else 8, 8, device=device)
-    workload = "" if on_gpu else measured_on(monitor.gpus[gpu].get_name())
+    workload = "" if on_gpu else replayed_on(monitor.gpus[gpu].get_name())[0]
     with Instructions(monitor.gpus[gpu], workload) as work:
         compute(0.5, device, work)
         for _ in range(RECEIVES):

@@ -5,6 +5,8 @@ A real node needs nothing of this.
 
 from __future__ import annotations
 
+from importlib.resources import files
+
 from zeus.callback import Callback
 from zeus.device import GPU
 from zeus_ipc import Client
@@ -14,27 +16,20 @@ from zeus_ipc.simulation import SimulatedWork
 MEASURED = {"A100": "perseus/a100/gpt3-175b/stage0", "A40": "perseus/a40/gpt3-175b/stage0"}
 
 
-class SimulationError(Exception):
-    """There is nothing that this simulated GPU could replay; the message says what has."""
-
-
 def node_is_simulated() -> bool:
     """Whether the GPUs here are simulated."""
     return _devices() is not None
 
 
-def measured_on(gpu_name: str) -> str:
-    """Instructions that were measured on a GPU of this name.
-
-    Raises:
-        SimulationError: There are none.
-    """
+def replayed_on(gpu_name: str) -> tuple[str, str | None]:
+    """Instructions that a simulated GPU of this name replays, and a note if another's are taken."""
     for model, workload in MEASURED.items():
         if model in gpu_name:
-            return workload
-    raise SimulationError(
-        f"no pipeline was measured on {gpu_name}; simulate A100s or A40s (zeusd serve --simulate "
-        "4xa100)"
+            return workload, None
+    path = files("zeusd.devices.simulated") / "data" / "perseus" / "gpt3-175b+a100.csv"
+    return f"profile:{path}#stage=0", (
+        f"no pipeline was measured on a {gpu_name}; it replays an A100's instructions, and its "
+        "power while blocked is the simulation's guess"
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import report
@@ -28,16 +29,34 @@ from zeus.optimizer.power_limit import (
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
+MOST_SEARCHES = 3
+"""The search may take this many times the steps it has planned."""
+CHOSEN_STEPS = 30
+"""Steps at the chosen limit."""
 
-def train(optimizer: GlobalPowerLimitOptimizer, work: TrainingWork, steps: int) -> None:
+
+def train(optimizer: GlobalPowerLimitOptimizer, work: TrainingWork, steps: Iterable[int]) -> None:
     """An ordinary training loop with the optimizer's callbacks in it."""
     optimizer.on_epoch_begin()
-    for _ in range(steps):
+    for _ in steps:
         optimizer.on_step_begin()
         work.step()
         optimizer.on_step_end()
     work.finish()
     optimizer.on_epoch_end()
+
+
+def steps_to_choose(optimizer: GlobalPowerLimitOptimizer) -> Iterator[int]:
+    """Steps until a limit is chosen, and some at that limit.
+
+    Usually as many as the search has planned; more where zeusd was slow to answer meanwhile, and
+    what was being measured then is measured again.
+    """
+    for step in range(MOST_SEARCHES * optimizer.progress[1]):
+        yield step
+        if isinstance(optimizer.state, Done):
+            break
+    yield from range(CHOSEN_STEPS)
 
 
 def show_progress(progress: Progress, optimizer: GlobalPowerLimitOptimizer) -> None:
@@ -105,7 +124,7 @@ def main() -> int:
     )
     with Progress(*bar, TimeElapsedColumn(), console=console) as progress:
         show_progress(progress, optimizer)
-        steps = options.steps or optimizer.progress[1] + 30
+        steps = range(options.steps) if options.steps else steps_to_choose(optimizer)
         with monitor.window("training") as window:
             train(optimizer, work, steps)
     state = optimizer.state

@@ -8,6 +8,7 @@ from zeus_ipc.messages import NodeInfo
 from zeus_ipc.simulation import SimulatedWork
 
 SIMULATED_WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
+QUEUED_STEPS = 3
 
 
 class TrainingWork(Protocol):
@@ -32,8 +33,9 @@ class ReplayedResNet50:
         self._work = SimulatedWork(node.simulated, [gpu], SIMULATED_WORKLOAD)
 
     def step(self) -> None:
-        """See `TrainingWork`."""
-        self._work.run(1)
+        """See `TrainingWork`. Some steps stay queued, as with PyTorch on a real GPU."""
+        self._work.launch(1)
+        self._work.synchronize(queued=QUEUED_STEPS)
 
     def finish(self) -> None:
         """See `TrainingWork`."""

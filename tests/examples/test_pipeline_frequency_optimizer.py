@@ -123,10 +123,17 @@ def test_what_is_wrong_is_told_in_a_sentence(
     refused(run(python("profile_p2p.py", *arguments), FOLDER, env), message)
 
 
-def test_a_gpu_without_measurements_to_replay_is_told() -> None:
+def test_a_simulated_gpu_without_measurements_replays_another(tmp_path: Path) -> None:
+    """The quickstart's node has V100s."""
+    output = tmp_path / "p2p.json"
     with running_daemon("--simulate", "2xv100-pcie", gpus=2) as other:
-        ran = run(python("profile_p2p.py", *SHORT), FOLDER, environment(other.socket))
-    refused(ran, "no pipeline was measured on ")
+        command = python("profile_p2p.py", *SHORT, "--output", str(output))
+        ran = run(command, FOLDER, environment(other.socket))
+    assert ran.returncode == 0, ran.stderr
+    assert "no pipeline was measured on a Tesla V100" in ran.stderr
+    written = json.loads(output.read_text())
+    assert 20 < written["power_w"] < 100
+    assert "V100" in written["gpu"]
 
 
 def test_a_node_without_zeusd_is_told() -> None:

@@ -26,18 +26,22 @@ SOURCE = Path(__file__).with_name("nvml_double.c")
 BY_EUID, ALWAYS, NEVER = 0, 1, 2
 
 _I64 = ctypes.c_int64
+_MAX_BURSTS = 512
 
 
 _GPU_NUMBERS = (
     *("limit_mw", "limit_min_mw", "limit_max_mw", "limit_default_mw", "board_limit_mw"),
     *("lock_min", "lock_max", "memory_lock_min", "memory_lock_max", "persistence"),
-    *("architecture", "memory_mib", "load_mw", "tick_ms"),
+    *("architecture", "memory_mib", "load_mw", "tick_us"),
     *("clock_top", "clock_step", "clock_count", "memory_clock"),
     *("has_energy", "has_average", "module_only", "memory_power_mw", "mig", "capability"),
     *("compute_pid", "graphics_pid", "instance", "memory_used_mib", "utilization"),
     *("start_ns", "updated_ns", "energy_nj", "shown_tick", "shown_nj"),
     *("round_mw", "clamp_min_mw", "clamp_max_mw", "ignored_sets", "delay_ms", "stale_after_set"),
     *("next_mw", "due_ns", "before_mw", "stale_reads"),
+    *("idle_mw", "burst_count"),
+    *("window_us", "average_us", "jitter_us", "quantum_mw", "counter_quantum_mj"),
+    *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw"),
 )
 
 
@@ -47,6 +51,7 @@ class _Gpu(ctypes.Structure):
         ("name", ctypes.c_char * 96),
         ("uuid", ctypes.c_char * 96),
         ("pci", ctypes.c_char * 32),
+        ("bursts", _I64 * 2 * _MAX_BURSTS),
     ]
 
 
@@ -63,8 +68,7 @@ class _Fault(ctypes.Structure):
 class _Node(ctypes.Structure):
     _fields_ = [
         *((name, _I64) for name in ("count", "privilege", "latency_us", "init_code")),
-        *((name, _I64) for name in ("fault_count", "fault_epoch")),
-        ("reserved", _I64 * 2),
+        *((name, _I64) for name in ("fault_count", "fault_epoch", "clock_ns", "read_us")),
         ("gpus", _Gpu * 16),
         ("faults", _Fault * 32),
     ]
@@ -111,9 +115,12 @@ class NvmlDouble:
 
     Args:
         directory: Where state and record go; other users must be able to enter it.
-        gpus: Overrides of the defaults (those of a V100) for each GPU.
+        gpus: Overrides of the defaults (those of a V100) for each GPU; `tick_ms` is also taken.
         privilege: Who may set: BY_EUID (root only), ALWAYS, NEVER.
         latency_ms: Time a setter takes.
+        clock_ns: The time, which then passes only when a call takes some, or the test says so
+            (`pass_time`); None: CLOCK_MONOTONIC.
+        read_us: Time that every call on a GPU takes.
     """
 
     def __init__(
@@ -123,6 +130,8 @@ class NvmlDouble:
         *,
         privilege: int = BY_EUID,
         latency_ms: float = 0.0,
+        clock_ns: int | None = None,
+        read_us: int = 0,
     ) -> None:
         self.library = str(build())
         self.state_path = directory / "nvml-state"
@@ -137,12 +146,16 @@ class NvmlDouble:
         self.node.count = len(gpus)
         self.node.privilege = privilege
         self.node.latency_us = int(latency_ms * 1000)
+        self.node.clock_ns = clock_ns or 0
+        self.node.read_us = read_us
         for index, changes in enumerate(gpus):
             self._describe(self.node.gpus[index], index, changes)
 
-    @staticmethod
-    def _describe(gpu: Any, index: int, changes: dict[str, Any]) -> None:
-        now_ns = time.monotonic_ns()
+    def _describe(self, gpu: Any, index: int, changes: dict[str, Any]) -> None:
+        now_ns = self.now_ns()
+        if "tick_ms" in changes:
+            changes = {"tick_us": changes["tick_ms"] * 1000} | changes
+            del changes["tick_ms"]
         values: dict[str, Any] = {
             "name": b"Tesla V100-PCIE-16GB",
             "uuid": f"GPU-{index:08d}-0000-0000-0000-000000000000".encode(),
@@ -154,7 +167,7 @@ class NvmlDouble:
             "architecture": 5,
             "memory_mib": 16384,
             "load_mw": 220_000,
-            "tick_ms": 20,
+            "tick_us": 20_000,
             "clock_top": 1380,
             "clock_step": 15,
             "clock_count": 84,
@@ -168,6 +181,15 @@ class NvmlDouble:
         }
         for name, value in values.items():
             setattr(gpu, name, value.encode() if isinstance(value, str) else value)
+
+    def now_ns(self) -> int:
+        """The time on the stand-in's clock."""
+        return int(self.node.clock_ns) or time.monotonic_ns()
+
+    def pass_time(self, seconds: float) -> None:
+        """Lets time pass on a clock that stands still otherwise."""
+        assert self.node.clock_ns, "this stand-in follows CLOCK_MONOTONIC"
+        self.node.clock_ns += round(seconds * 1e9)
 
     @property
     def env(self) -> dict[str, str]:
@@ -233,6 +255,13 @@ class NvmlDouble:
     def set_load(self, gpu: int, load_mw: int) -> None:
         """What the GPU draws from now on, as far as its limits let it: work begins or ends."""
         self._set(gpu, "load_mw", load_mw)
+
+    def burst(self, gpu: int, begin_ns: int, end_ns: int) -> None:
+        """A GPU with `idle_mw` draws its load from one instant to another, after all so far."""
+        with self.locked():
+            state = self.node.gpus[gpu]
+            state.bursts[state.burst_count % _MAX_BURSTS][:] = begin_ns, end_ns
+            state.burst_count += 1
 
     def inject(
         self, gpu: int, symbol: str, code: int = 0, *, count: int = -1, delay_ms: int = 0

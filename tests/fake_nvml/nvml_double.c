@@ -27,18 +27,23 @@ enum { BY_EUID = 0, ALWAYS = 1, NEVER = 2 };
 
 #define MAX_GPUS 16
 #define MAX_FAULTS 32
+#define MAX_BURSTS 512
 
 typedef struct {
     int64_t limit_mw, limit_min_mw, limit_max_mw, limit_default_mw, board_limit_mw;
     int64_t lock_min, lock_max, memory_lock_min, memory_lock_max, persistence;
-    int64_t architecture, memory_mib, load_mw, tick_ms;
+    int64_t architecture, memory_mib, load_mw, tick_us;
     int64_t clock_top, clock_step, clock_count, memory_clock;
     int64_t has_energy, has_average, module_only, memory_power_mw, mig, capability, compute_pid;
     int64_t graphics_pid, instance, memory_used_mib, utilization;
     int64_t start_ns, updated_ns, energy_nj, shown_tick, shown_nj;
     int64_t round_mw, clamp_min_mw, clamp_max_mw, ignored_sets, delay_ms, stale_after_set;
     int64_t next_mw, due_ns, before_mw, stale_reads;
+    int64_t idle_mw, burst_count; /* of load: outside bursts it idles, if idle_mw is set */
+    int64_t window_us, average_us, jitter_us, quantum_mw, counter_quantum_mj, counter_windowed;
+    int64_t counter_permille, counter_stuck_mj, power_stuck_mw; /* a driver that lies */
     char name[96], uuid[96], pci[32];
+    struct { int64_t begin_ns, end_ns; } bursts[MAX_BURSTS]; /* a ring, ascending and apart */
 } gpu_t;
 
 typedef struct {
@@ -47,7 +52,7 @@ typedef struct {
 } fault_t;
 
 typedef struct {
-    int64_t count, privilege, latency_us, init_code, fault_count, fault_epoch, reserved[2];
+    int64_t count, privilege, latency_us, init_code, fault_count, fault_epoch, clock_ns, read_us;
     gpu_t gpus[MAX_GPUS];
     fault_t faults[MAX_FAULTS];
 } node_t;
@@ -96,15 +101,19 @@ static void release(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* CLOCK_MONOTONIC, or the time that the state file has, where a test sets it. */
 static int64_t now_ns(void) {
     struct timespec t;
+    if (node && node->clock_ns) return *(volatile int64_t *)&node->clock_ns;
     clock_gettime(CLOCK_MONOTONIC, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static void sleep_us(int64_t us) {
     struct timespec t = {us / 1000000, (us % 1000000) * 1000};
-    if (us > 0) nanosleep(&t, NULL);
+    if (us <= 0) return;
+    if (node && node->clock_ns) __atomic_add_fetch(&node->clock_ns, us * 1000, __ATOMIC_SEQ_CST);
+    else nanosleep(&t, NULL);
 }
 
 /* The GPU a handle stands for, or -1: handles are the addresses of the GPUs in the mapping. */
@@ -118,24 +127,74 @@ static int64_t enforced_mw(const gpu_t *g) {
     return g->board_limit_mw && g->board_limit_mw < g->limit_mw ? g->board_limit_mw : g->limit_mw;
 }
 
-static int64_t power_mw(const gpu_t *g) {
+static int64_t under_limit_mw(const gpu_t *g, int64_t mw) {
     int64_t limit_mw = enforced_mw(g);
-    return g->load_mw < limit_mw ? g->load_mw : limit_mw;
+    return mw < limit_mw ? mw : limit_mw;
+}
+
+/* Time under load between two instants, of the newest bursts. */
+static int64_t loaded_us(const gpu_t *g, int64_t from_ns, int64_t until_ns) {
+    int64_t loaded_ns = 0, n;
+    for (n = g->burst_count; n > 0 && n > g->burst_count - MAX_BURSTS; n--) {
+        int64_t begin = g->bursts[(n - 1) % MAX_BURSTS].begin_ns;
+        int64_t end = g->bursts[(n - 1) % MAX_BURSTS].end_ns;
+        if (end <= from_ns) break;
+        if (begin < from_ns) begin = from_ns;
+        if (end > until_ns) end = until_ns;
+        if (end > begin) loaded_ns += end - begin;
+    }
+    return loaded_ns / 1000;
+}
+
+/* Energy between two instants, nJ (us * mW), at the present settings. */
+static int64_t drawn_nj(const gpu_t *g, int64_t from_ns, int64_t until_ns) {
+    int64_t span_us = (until_ns - from_ns) / 1000, loaded;
+    if (!g->idle_mw) return span_us * under_limit_mw(g, g->load_mw);
+    loaded = loaded_us(g, from_ns, until_ns);
+    return loaded * under_limit_mw(g, g->load_mw)
+         + (span_us - loaded) * under_limit_mw(g, g->idle_mw);
+}
+
+static int64_t power_mw(const gpu_t *g) {
+    int64_t now = now_ns();
+    int loaded = !g->idle_mw || loaded_us(g, now - 1000, now);
+    return under_limit_mw(g, loaded ? g->load_mw : g->idle_mw);
+}
+
+/* When a tick is: late by up to the jitter, each by its own. */
+static int64_t tick_at(const gpu_t *g, int64_t tick) {
+    uint64_t mixed = (uint64_t)tick * 0x9E3779B97F4A7C15u;
+    int64_t late_us = g->jitter_us ? (int64_t)((mixed >> 33) % (uint64_t)(g->jitter_us + 1)) : 0;
+    return g->start_ns + (tick * g->tick_us + late_us) * 1000;
+}
+
+static int64_t tick_until(const gpu_t *g, int64_t t_ns) {
+    int64_t tick = (t_ns - g->start_ns) / (g->tick_us * 1000);
+    return tick > 0 && tick_at(g, tick) > t_ns ? tick - 1 : tick;
+}
+
+static int64_t mean_mw(const gpu_t *g, int64_t tick, int64_t window_us) {
+    int64_t until = tick_at(g, tick);
+    return drawn_nj(g, until - window_us * 1000, until) / window_us;
 }
 
 /* Integrates true power until now, in whole microseconds (us * mW = nJ), and keeps the rest for the
  * next time: whoever reads often must not see less. The counter shows what the last tick saw. */
 static void integrate(gpu_t *g) {
     int64_t now = now_ns();
-    int64_t tick = (now - g->start_ns) / (g->tick_ms * 1000000);
-    int64_t until = g->start_ns + tick * g->tick_ms * 1000000;
+    int64_t tick = tick_until(g, now);
+    int64_t until = tick_at(g, tick);
     int64_t elapsed_us = (now - g->updated_ns) / 1000;
     if (tick > g->shown_tick) {
         if (until < g->updated_ns) until = g->updated_ns;
-        g->shown_nj = g->energy_nj + (until - g->updated_ns) / 1000 * power_mw(g);
+        if (g->counter_windowed && g->window_us)
+            for (; g->shown_tick < tick; g->shown_tick++)
+                g->shown_nj += mean_mw(g, g->shown_tick + 1, g->window_us) * g->tick_us;
+        else
+            g->shown_nj = g->energy_nj + drawn_nj(g, g->updated_ns, until);
         g->shown_tick = tick;
     }
-    g->energy_nj += elapsed_us * power_mw(g);
+    g->energy_nj += drawn_nj(g, g->updated_ns, g->updated_ns + elapsed_us * 1000);
     g->updated_ns += elapsed_us * 1000;
 }
 
@@ -201,6 +260,7 @@ static int enter(gpu_t *g, const char *symbol) {
     code = fault_of(g, symbol, &delay_ms);
     epoch = node->fault_epoch;
     release();
+    sleep_us(node->read_us);
     end = now_ns() + delay_ms * 1000000;
     while (now_ns() < end && *(volatile int64_t *)&node->fault_epoch == epoch) sleep_us(1000);
     return code;
@@ -388,14 +448,28 @@ int nvmlDeviceGetEnforcedPowerLimit(gpu_t *g, unsigned *mw) {
 }
 int nvmlDeviceGetPowerManagementMode(gpu_t *g, unsigned *on) { ENTER(g); *on = 1; return OK; }
 
-static int64_t shown_mw(gpu_t *g) {
+/* A power reading: of the window before the last tick, or of this moment where no window is set. No
+ * two ticks read the same, unless the readings are rounded. */
+static int64_t shown_mw(gpu_t *g, int64_t window_us) {
+    int64_t mw;
     integrate(g);
-    return power_mw(g) + (g->shown_tick % 5) + 1; /* no two ticks read the same */
+    if (g->power_stuck_mw) return g->power_stuck_mw;
+    mw = window_us ? mean_mw(g, g->shown_tick, window_us) : power_mw(g);
+    mw += g->shown_tick % 5 + 1;
+    return g->quantum_mw ? (mw + g->quantum_mw / 2) / g->quantum_mw * g->quantum_mw : mw;
+}
+static uint64_t shown_mj(gpu_t *g) {
+    int64_t mj;
+    if (g->counter_stuck_mj) return (uint64_t)g->counter_stuck_mj;
+    integrate(g);
+    mj = g->shown_nj / 1000000;
+    if (g->counter_permille) mj = mj * g->counter_permille / 1000;
+    return (uint64_t)(g->counter_quantum_mj ? mj - mj % g->counter_quantum_mj : mj);
 }
 int nvmlDeviceGetPowerUsage(gpu_t *g, unsigned *mw) {
     ENTER(g);
     hold();
-    *mw = (unsigned)shown_mw(g);
+    *mw = (unsigned)shown_mw(g, g->average_us ? g->average_us : g->window_us);
     release();
     return OK;
 }
@@ -403,8 +477,7 @@ int nvmlDeviceGetTotalEnergyConsumption(gpu_t *g, unsigned long long *mj) {
     ENTER(g);
     if (!g->has_energy) return UNSUPPORTED;
     hold();
-    integrate(g);
-    *mj = (unsigned long long)(g->shown_nj / 1000000);
+    *mj = shown_mj(g);
     release();
     return OK;
 }
@@ -424,15 +497,14 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
         if (f->result != OK) continue;
         f->result = UNSUPPORTED;
         if (f->field == 83 && f->scope == 0 && g->has_energy) {
-            integrate(g);
             f->type = 3;
-            f->value.ull = (uint64_t)(g->shown_nj / 1000000);
+            f->value.ull = shown_mj(g);
             f->result = OK;
         } else if (f->field == 186 && f->scope == scope) {
-            f->value.u = (uint32_t)shown_mw(g);
+            f->value.u = (uint32_t)shown_mw(g, g->window_us);
             f->result = OK;
         } else if (f->field == 185 && f->scope == scope && g->has_average) {
-            f->value.u = (uint32_t)shown_mw(g);
+            f->value.u = (uint32_t)shown_mw(g, g->average_us ? g->average_us : g->window_us);
             f->result = OK;
         } else if (f->field == 185 && f->scope == 2) {
             f->value.u = (uint32_t)g->memory_power_mw;

@@ -65,7 +65,8 @@ class Secluded(RunningDaemon):
         self, *command: str, env: Mapping[str, str] | None = None, **options: Any
     ) -> subprocess.Popen[str]:
         """A process in its container."""
-        enter = ("nsenter", "--target", str(self.pid), "--mount", "--pid")
+        # The root, too: this may be a chroot, which is no root of a mount namespace.
+        enter = ("nsenter", "--target", str(self.pid), "--mount", "--pid", "--root")
         return subprocess.Popen(
             [*enter, *command],
             stdin=subprocess.PIPE,

@@ -17,7 +17,7 @@ import pytest
 
 from tests.support import RunningDaemon, wait_for
 from tests.zeusctl.conftest import Ctl
-from zeusctl.reports import REPORTS
+from zeusctl.reports import REPORTS, schemas
 
 GOLDEN = Path(__file__).with_name("golden")
 SCHEMAS = Path(__file__).resolve().parents[2] / "docs" / "reference" / "schema"
@@ -144,8 +144,8 @@ def write() -> None:
     from zeusctl.cli import main
 
     SCHEMAS.mkdir(exist_ok=True)
-    for name, kind in REPORTS.items():
-        text = json.dumps(kind.published(), indent=2)
+    for name, published in schemas().items():
+        text = json.dumps(published(), indent=2)
         (SCHEMAS / f"{name}.json").write_text(text + "\n")
     ledger = with_ledger(Path(tempfile.mkdtemp()))
     with running_daemon(*NODE, *ledger, gpus=4) as daemon:

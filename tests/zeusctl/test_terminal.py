@@ -117,6 +117,12 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "deallocate": (("deallocate", "--job", "7"), "", "1 GPU released", 0),
     "forget": (("forget", "--user", "7654321"), "", "in 0 accounts", 0),
     "doctor": (("doctor",), "", "everything that ended is back", 0),
+    "probe": (
+        ("probe", "--simulate", "v100", "--seconds", "1", "--calls", "1", "--no-load"),
+        "",
+        "nothing that the driver said contradicts itself",
+        0,
+    ),
     "quiesce": (("quiesce",), "", "has let go of the driver", 0),
     "resume": (("resume",), "", "taken up the driver again: 4 GPUs", 0),
     "schema": (("schema", "status"), "", '"title": "StatusReport"', 0),

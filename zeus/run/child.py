@@ -5,11 +5,12 @@ from __future__ import annotations
 import codecs
 import contextlib
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+from zeus_ipc.programs import is_missing
 
 POLL_S = 0.2
 """How often its output is looked at."""
@@ -52,10 +53,10 @@ def run_script(
             )
         except OSError as error:
             reason = error.strerror
-            # "Permission denied" may also be said of a folder in the PATH.
             path = os.pathsep.join(os.get_exec_path(env))
+            # The folder it is to run in may be what is missing.
             by_name = error.filename == command[0] and not os.path.dirname(command[0])
-            if by_name and shutil.which(command[0], os.F_OK, path) is None:
+            if by_name and is_missing(command[0], error, path):
                 reason = "command not found"
             raise RuntimeError(
                 f"the command {' '.join(command)!r} cannot be started in {workdir or Path.cwd()} "

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import time
 from collections.abc import Sequence
@@ -12,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeus.utils.atomic import write_text
+from zeus_ipc.programs import is_missing
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -50,9 +49,8 @@ def run(command: Sequence[str], client: Client, gpus: Sequence[str]) -> tuple[in
     begin_ns = time.monotonic_ns()
     try:
         status = subprocess.run(list(command), check=False).returncode
-    except OSError:
-        # Of a folder in the PATH that cannot be searched this says "Permission denied".
-        if os.path.dirname(command[0]) or shutil.which(command[0], os.F_OK) is not None:
+    except OSError as error:
+        if not is_missing(command[0], error):
             raise
         raise ValueError(f"{command[0]}: command not found; check the name and the PATH") from None
     end_ns = time.monotonic_ns()

@@ -19,12 +19,12 @@ def schema(name: str | None) -> None:
     Every answer has a field `schema`, such as zeusctl.status/1. Within one number fields are added
     and never changed or taken away.
     """
-    from zeusctl.reports import REPORTS
+    from zeusctl.reports import schemas as published
 
-    if name is not None and name not in REPORTS:
-        raise click.UsageError(f"there is no schema {name}; there are: {', '.join(REPORTS)}")
-    kinds = REPORTS if name is None else {name: REPORTS[name]}
-    schemas = {key: kind.published() for key, kind in kinds.items()}
+    kinds = published()
+    if name is not None and name not in kinds:
+        raise click.UsageError(f"there is no schema {name}; there are: {', '.join(kinds)}")
+    schemas = {key: kind() for key, kind in kinds.items() if name in (None, key)}
     click.echo(json.dumps(schemas if name is None else schemas[name], indent=2))
 
 

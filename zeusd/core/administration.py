@@ -294,7 +294,7 @@ class Administration:
         gpus = {
             uuid: {
                 machine.control.value: self._permission(peer, gpu, machine)
-                for machine in _offered(gpu, Control)
+                for machine in gpu.listed()
             }
             for uuid, gpu in self._node.gpus.items()
         }
@@ -367,7 +367,8 @@ class Administration:
 
 def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
     """The controls that this GPU has, out of these."""
-    return [machine for control, machine in gpu.machines.items() if control in [*controls]]
+    wanted = {*controls}
+    return [machine for machine in gpu.machines.values() if machine.control in wanted]
 
 
 def _outcome(machine: ControlMachine) -> str:

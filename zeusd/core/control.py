@@ -21,7 +21,6 @@ Rules, kept here and in `restorable`:
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 
@@ -45,10 +44,8 @@ from zeusd.core.model import (
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import LeaseTerms, Target
 from zeusd.core.restorable import RETRY_FIRST_NS, Restoration
+from zeusd.core.set_queue import MAX_WAITING, SetQueue
 from zeusd.restore_rule import ALL, HIGHER, took_effect
-
-MAX_WAITING = 32
-"""Sets that may wait for one control."""
 
 
 class ControlMachine(Leased):
@@ -74,12 +71,11 @@ class ControlMachine(Leased):
         closed: Callable[[], Failure | None] = lambda: None,
         terms: Callable[[], LeaseTerms] = LeaseTerms,
     ) -> None:
-        super().__init__(gpu, control, site, outbox, override, terms)
-        self._closed = closed
+        super().__init__(gpu, control, site, outbox, override, closed, terms)
         self._found: ControlValue | None = None
         self._seen: ControlValue | None = None
         self._brought_down = object()
-        self._waiting: deque[Set] = deque()
+        self._waiting = SetQueue()
 
     # ---------------------------------------------------------------------------------- queries
 
@@ -237,7 +233,7 @@ class ControlMachine(Leased):
     def submit(self, request: Set) -> None:
         """A set or an acquire. `request.done` is called once, now or later."""
         refusal = self._refusal(request.peer, request.value is None)
-        if refusal is None and len(self._waiting) >= MAX_WAITING:
+        if refusal is None and self._waiting.full:
             refusal = Failure(
                 ErrorCode.OVERLOADED,
                 f"{MAX_WAITING} sets already wait for {self.control.value} on {self.gpu}; "
@@ -246,9 +242,8 @@ class ControlMachine(Leased):
         if refusal is not None:
             request.done(refusal)
             return
-        if not request.block:
-            self._drop_superseded(request.peer.process)
-        self._waiting.append(request)
+        for superseded in self._waiting.add(request):
+            superseded.done(None)
         self._pump()
 
     def release(self, reason: str, then: Callable[[], None] | None = None) -> None:
@@ -266,13 +261,12 @@ class ControlMachine(Leased):
 
     def withdraw(self, process: Process, client: str | None = None) -> None:
         """What this process (or this client object in it) has asked for is not wanted any more."""
-        for item in self._take_out(process, client):
+        for item in self._waiting.take(process, client):
             item.done(self._given_back(item.peer))
 
     def close(self, why: Failure) -> None:
         """Nothing that waits has its turn any more."""
-        waiting, self._waiting = self._waiting, deque()
-        for item in waiting:
+        for item in self._waiting.clear():
             item.done(why)
 
     def tick(self, now_ns: int) -> None:
@@ -327,7 +321,7 @@ class ControlMachine(Leased):
         if self._values or in_flight or overwrite is not None:
             # A zeusd that is killed before the value is restored must not take the lease for alive.
             self._out.add(Put(self.key, self._debt().to_json()))
-        withdrawn = self._take_out(holder)
+        withdrawn = self._waiting.take(holder)
         if in_flight:
             self.life.on(Event.END)
         else:
@@ -366,77 +360,19 @@ class ControlMachine(Leased):
 
     # ----------------------------------------------------------------------------- what waits
 
-    def _take_out(self, process: Process, client: str | None = None) -> list[Set]:
-        mine = [
-            item
-            for item in self._waiting
-            if item.peer.process == process and client in (None, item.client)
-        ]
-        if mine:
-            self._waiting = deque(item for item in self._waiting if item not in mine)
-        return mine
-
     def _refuse_waiting(self) -> None:
-        waiting, self._waiting = self._waiting, deque()
-        for item in waiting:
+        for item in self._waiting.clear():
             refusal = self._refusal(item.peer, item.value is None)
             item.done(refusal or self._given_back(item.peer))
-
-    def _refusal(self, peer: Peer, acquires: bool = False) -> Failure | None:
-        closed = self._closed()
-        if closed is not None:
-            return closed
-        loss = self._lost.get(peer.process)
-        if loss is not None and not acquires:
-            return Failure(
-                ErrorCode.LEASE_EXPIRED,
-                f"this process lost its lease on {self.control.value} of {self.gpu}, because "
-                f"{loss.reason}, and the old value is back; acquire it again if you still want it",
-            )
-        if self.phase is Phase.HELD and self.lease is not None:
-            if self.lease.holder == peer.process:
-                return None
-            held_s = max(0, self._out.now_ns - self.lease.since_ns) // 1_000_000_000
-            # Which process it is concerns its own user only.
-            process = f"process {self.lease.holder.pid} of " if peer.uid == self.lease.uid else ""
-            return Failure(
-                ErrorCode.LEASE_HELD,
-                f"{self.control.value} of {self.gpu} is held by {process}user {self.lease.uid} "
-                f"for {held_s} s; wait until it ends, or let it release",
-            )
-        if self.life.state is State.PENDING:
-            attempts = 0 if self._restoration is None else self._restoration.attempts
-            return Failure(
-                ErrorCode.RESTORE_PENDING,
-                f"{self.control.value} of {self.gpu} could not be restored after its last holder "
-                f"({attempts} attempts); zeusd keeps trying, see its log",
-            )
-        return None
-
-    def _given_back(self, peer: Peer) -> Failure:
-        return self._refusal(peer) or Failure(
-            ErrorCode.LEASE_EXPIRED,
-            f"the lease on {self.control.value} of {self.gpu} was given back before this set was "
-            "applied; set again to take a new one",
-        )
-
-    def _drop_superseded(self, process: Process) -> None:
-        kept: deque[Set] = deque()
-        for item in self._waiting:
-            if item.block or item.value is None or item.peer.process != process:
-                kept.append(item)
-            else:
-                item.done(None)
-        self._waiting = kept
 
     def _pump(self) -> None:
         while self._idle:
             if self._ceilings_moved is not None:
                 self._follow_ceilings()
                 continue
-            if not self._waiting:
+            item = self._waiting.next()
+            if item is None:
                 return
-            item = self._waiting.popleft()
             refusal = self._refusal(item.peer, item.value is None)
             if refusal is None and item.deadline_ns and self._out.now_ns > item.deadline_ns:
                 refusal = Failure(

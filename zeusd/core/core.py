@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from zeus_ipc.controls import SPECS, Control, ControlValue
+from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
 from zeus_ipc.messages import CpuInfo, Request
 from zeusd.core.administration import LET_GO
 from zeusd.core.ceilings import PERSISTED, Ceiling
@@ -160,7 +160,7 @@ class Core:
             for machine in [*known.machines.values()]:
                 machine.retry_now()
             self._add_controls(known)
-        self._requests.administration.ceilings.tick()
+        self._requests.administration.ceilings.recovered()
         if self._was_stopping:
             self._was_stopping = False
             for debt in self._debts.values():  # of GPUs that have not been found yet
@@ -223,7 +223,7 @@ class Core:
         """A process that was watched has died."""
         self._out.now_ns = now_ns
         self._alive.discard(process)
-        for machine in self.node.to_restore():
+        for machine in self.node.machines():
             machine.process_gone(process)
         return self._out.take()
 
@@ -273,7 +273,7 @@ class Core:
         self._requests.administration.tick(now_ns)
         self._forgive_own_stall(now_ns)
         if self._out.due_ns:
-            for machine in [*self.node.to_restore()]:
+            for machine in self.node.machines():
                 machine.tick(now_ns)
         return self._out.take()
 
@@ -293,7 +293,7 @@ class Core:
             if self.owed:
                 self._out.add(Put(STOPPING_KEY, {}))
             self.node.closed = SHUTTING_DOWN
-            for machine in self.node.to_restore():
+            for machine in self.node.machines():
                 machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")
                 machine.retry_now()  # a stop does not wait out the pause after a failure
@@ -422,7 +422,7 @@ class Core:
         """
         uuid, facts, values = gpu.info.uuid, gpu.facts, self._values
         added: list[ControlMachine] = []
-        for control in Control:
+        for control in RESTORE_ORDER:
             debt = self._debts.get((uuid, control))
             offered = control.value in facts.info.controls
             if control in gpu.machines or not (offered or debt):
@@ -444,8 +444,8 @@ class Core:
                 gpu.machines[loss.control].recover_loss(loss)
             else:
                 self._out.add(Forget(loss.key))
-        gpu.machines = {one: gpu.machines[one] for one in Control if one in gpu.machines}
-        for machine in sorted(added, key=lambda machine: machine.spec.restore_order):
+        gpu.machines = {one: gpu.machines[one] for one in RESTORE_ORDER if one in gpu.machines}
+        for machine in added:
             self._reconcile(machine)
 
     def _add_control(

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from functools import partial
 
 from zeus_ipc.controls import Control
+from zeus_ipc.errors import ErrorCode
 from zeusd.core.effects import Forget, Look, Note, Put, Unwatch, Watch
 from zeusd.core.leasing import Lease
-from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Loss, Process, Usage
+from zeusd.core.lifecycle import Phase, State
+from zeusd.core.model import Failure, Loss, Peer, Process, Usage
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import LeaseTerms, Target
 from zeusd.core.restorable import Restorable
@@ -30,6 +31,7 @@ class Leased(Restorable):
         site: What the site wants it restored to.
         outbox: Where effects go.
         override: Whether a restore overwrites what somebody else set.
+        closed: Why nothing new is taken now; None: it is.
         terms: How long leases last.
     """
 
@@ -40,9 +42,11 @@ class Leased(Restorable):
         site: Target,
         outbox: Outbox,
         override: bool = False,
+        closed: Callable[[], Failure | None] = lambda: None,
         terms: Callable[[], LeaseTerms] = LeaseTerms,
     ) -> None:
         super().__init__(gpu, control, site, outbox, override)
+        self._closed = closed
         self._terms = terms
         self._lost: dict[Process, Loss] = {}
         self._expiry = object()
@@ -163,6 +167,46 @@ class Leased(Restorable):
         fields = {**self._who(lease), "ttl_s": lease.ttl_ns / 1e9}
         self._out.add(Note("lease_expired", fields, warning=True))
         self.revoke("expired", f"its heartbeat stopped for {lease.ttl_ns / 1e9:g} s")
+
+    def _refusal(self, peer: Peer, acquires: bool = False) -> Failure | None:
+        """Why this process may not write now, or not take the lease; None: it may."""
+        closed = self._closed()
+        if closed is not None:
+            return closed
+        loss = self._lost.get(peer.process)
+        if loss is not None and not acquires:
+            return Failure(
+                ErrorCode.LEASE_EXPIRED,
+                f"this process lost its lease on {self.control.value} of {self.gpu}, because "
+                f"{loss.reason}, and the old value is back; acquire it again if you still want it",
+            )
+        if self.phase is Phase.HELD and self.lease is not None:
+            if self.lease.holder == peer.process:
+                return None
+            held_s = max(0, self._out.now_ns - self.lease.since_ns) // 1_000_000_000
+            # Which process it is concerns its own user only.
+            process = f"process {self.lease.holder.pid} of " if peer.uid == self.lease.uid else ""
+            return Failure(
+                ErrorCode.LEASE_HELD,
+                f"{self.control.value} of {self.gpu} is held by {process}user {self.lease.uid} "
+                f"for {held_s} s; wait until it ends, or let it release",
+            )
+        if self.life.state is State.PENDING:
+            attempts = 0 if self._restoration is None else self._restoration.attempts
+            return Failure(
+                ErrorCode.RESTORE_PENDING,
+                f"{self.control.value} of {self.gpu} could not be restored after its last holder "
+                f"({attempts} attempts); zeusd keeps trying, see its log",
+            )
+        return None
+
+    def _given_back(self, peer: Peer) -> Failure:
+        """Why a set that waited, or was under way, is not made any more."""
+        return self._refusal(peer) or Failure(
+            ErrorCode.LEASE_EXPIRED,
+            f"the lease on {self.control.value} of {self.gpu} was given back before this set was "
+            "applied; set again to take a new one",
+        )
 
 
 def _computes(before: Usage | None, now: Usage) -> bool:

@@ -69,7 +69,7 @@ class LeaseRequests:
             return
         named = [
             machine
-            for machine in self._node.to_restore()
+            for machine in self._node.machines()
             if (not request.gpus or machine.gpu in request.gpus)
             and (not request.controls or machine.control in request.controls)
         ]
@@ -147,30 +147,25 @@ class LeaseRequests:
         admin = self._node.settings.access.is_admin(peer)
         leases = [
             _describe_lease(machine, admin or peer.uid == machine.lease.uid)
-            for machine in self._node.machines()
+            for gpu in self._node.gpus.values()
+            for machine in gpu.listed()
             if machine.lease is not None
         ]
         connection.reply(self._out, request.id, result={"leases": leases})
 
     def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
-        process = connection.peer.process
-        held = self._node.held_by(process)
-        for machine in held:
-            machine.heartbeat()
-        ttls = [machine.lease.ttl_ns for machine in held if machine.lease is not None]
-        connection.reply(
-            self._out,
-            request.id,
-            result={
-                "leases": len(held),
-                "ttl_ms": min(ttls, default=self._node.settings.terms.ttl_ns) // 1_000_000,
-                "lost": [
-                    [machine.gpu, machine.control.value]
-                    for machine in self._node.machines()
-                    if machine.lost_by(process)
-                ],
-            },
-        )
+        process, held = connection.peer.process, 0
+        ttl_ns = self._node.settings.terms.ttl_ns
+        lost: list[list[str]] = []
+        for machine in self._node.machines():
+            if machine.lease is not None and machine.held_by(process):
+                machine.heartbeat()
+                ttl_ns = min(ttl_ns, machine.lease.ttl_ns) if held else machine.lease.ttl_ns
+                held += 1
+            if machine.lost_by(process):
+                lost.append([machine.gpu, machine.control.value])
+        result = {"leases": held, "ttl_ms": ttl_ns // 1_000_000, "lost": lost}
+        connection.reply(self._out, request.id, result=result)
 
 
 def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:

@@ -80,9 +80,16 @@ class CeilingRequests:
 
     # ------------------------------------------------------------------------------------- time
 
+    def recovered(self) -> None:
+        """GPUs were found, with the ceilings that the journal had of them."""
+        self._schedule()
+        self.tick()
+
     def tick(self) -> None:
         """Time has passed: ceilings fall back, or end."""
         boot_ns = self._out.now_ns + self._out.boot_offset_ns
+        if self._due_boot_ns is None or boot_ns < self._due_boot_ns:
+            return
         for machine in self._node.machines():
             before = machine.highest() if machine.spec.ceilings else ()
             for name in machine.ceilings.expire(boot_ns):
@@ -99,7 +106,7 @@ class CeilingRequests:
         return None if due_ns is None else due_ns - self._out.boot_offset_ns
 
     def _schedule(self) -> None:
-        deadlines = [machine.ceilings.next_deadline_ns() for machine in self._node.machines()]
+        deadlines = (machine.ceilings.next_deadline_ns() for machine in self._node.machines())
         self._due_boot_ns = min((one for one in deadlines if one is not None), default=None)
 
     # ------------------------------------------------------------------------------------- jobs

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from zeus_ipc.controls import RESTORE_ORDER, Control
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.messages import CpuInfo, GpuInfo
 from zeusd.core.ceilings import PERSISTED
@@ -14,7 +12,7 @@ from zeusd.core.policy import Settings, Target
 
 
 class Gpu:
-    """A GPU that the core knows, and its controls."""
+    """A GPU that the core knows, and its controls in the order in which they are restored."""
 
     def __init__(self, facts: GpuFacts, machines: dict[Control, ControlMachine]) -> None:
         self.facts = facts
@@ -24,6 +22,10 @@ class Gpu:
     def info(self) -> GpuInfo:
         """What does not change about it."""
         return self.facts.info
+
+    def listed(self) -> list[ControlMachine]:
+        """Its controls in the order in which people see them."""
+        return [self.machines[control] for control in Control if control in self.machines]
 
 
 class Node:
@@ -60,22 +62,13 @@ class Node:
         names = {f"cpu:{cpu.index}" for cpu in self.cpus}
         return names | {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
 
-    def machines(self) -> Iterator[ControlMachine]:
-        """Every control of every GPU."""
-        for gpu in self.gpus.values():
-            yield from gpu.machines.values()
-
-    def to_restore(self) -> Iterator[ControlMachine]:
-        """The same, in the order in which they are restored."""
-        for gpu in self.gpus.values():
-            for control in RESTORE_ORDER:
-                machine = gpu.machines.get(control)
-                if machine is not None:
-                    yield machine
+    def machines(self) -> list[ControlMachine]:
+        """Every control of every GPU, in the order in which they are restored."""
+        return [machine for gpu in self.gpus.values() for machine in gpu.machines.values()]
 
     def held_by(self, process: Process) -> list[ControlMachine]:
         """The controls whose lease this process has."""
-        return [machine for machine in self.to_restore() if machine.held_by(process)]
+        return [machine for machine in self.machines() if machine.held_by(process)]
 
     def machine(self, uuid: str, control: Control) -> ControlMachine | Failure:
         """One control, or why there is none."""

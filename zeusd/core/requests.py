@@ -174,14 +174,15 @@ class Requests:
 
     def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
         described = info.model_dump(mode="json")
-        machines = self._node.gpus[info.uuid].machines
-        described["persisted"] = [one.value for one, m in machines.items() if m.persisted]
+        gpu = self._node.gpus[info.uuid]
+        machines = gpu.listed()
+        described["persisted"] = [one.control.value for one in machines if one.persisted]
         described["ceilings"] = [
-            one
-            for machine in machines.values()
-            for one in describe_ceilings(machine, self._out.boot_offset_ns)
+            ceiling
+            for one in machines
+            for ceiling in describe_ceilings(one, self._out.boot_offset_ns)
         ]
-        machine = self._node.gpus[info.uuid].machines.get(Control.POWER_LIMIT)
+        machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
             described["power_limit_site_mw"] = self._node.highest_mw(machine)
         return described

@@ -157,6 +157,18 @@ class Engine:
             retry_s,
         )
         self._reads = Reads(core, reactor, self.sampling, self._driver.submit, self._send)
+        self._carry_out: dict[type, Callable[[Any], None]] = {
+            Reply: lambda reply: self._send(reply.conn, reply.body),
+            Read: self._call,
+            Write: self._driver.submit,
+            LetGo: lambda effect: self._driver.let_go(effect.ticket),
+            TakeUp: lambda effect: self._driver.take_up(effect.ticket),
+            Watch: lambda effect: self._processes.watch(effect.process),
+            Unwatch: lambda effect: self._processes.unwatch(effect.process),
+            Account: self._account,
+            Look: lambda effect: self._done_on_thread(effect.ticket, usage_of(effect.process)),
+            Note: self._audit,
+        }
 
     @property
     def finder(self) -> DeviceFinder:
@@ -278,62 +290,40 @@ class Engine:
 
     def apply(self, effects: Iterable[Effect]) -> None:
         """Carries out the effects of one event, in order, after all that it journals."""
-        effects = [*effects]
-        refusal = self._record(effects)
-        for effect in effects:
-            match effect:
-                case Reply():
-                    self._send(effect.conn, effect.body)
-                case Read():
-                    self._call(effect)
-                case Write():
-                    failure = refusal.get(effect.ticket)
-                    if failure is None:
-                        self._call(effect)
-                    else:
-                        self._done_on_thread(effect.ticket, failure)
-                case LetGo():
-                    self._driver.let_go(effect.ticket)
-                case TakeUp():
-                    self._driver.take_up(effect.ticket)
-                case Put() | Forget():
-                    pass  # recorded
-                case Watch():
-                    self._processes.watch(effect.process)
-                case Unwatch():
-                    self._processes.unwatch(effect.process)
-                case Account():
-                    self._account(effect)
-                case Look():
-                    self._done_on_thread(effect.ticket, usage_of(effect.process))
-                case Note():
-                    level = logging.WARNING if effect.warning else logging.INFO
-                    if audit.isEnabledFor(level):
-                        fields = {"event": effect.event, **effect.fields}
-                        gpu = self.core.node.gpus.get(fields.get("gpu", ""))
-                        if gpu is not None:
-                            fields["gpu_index"] = gpu.info.index
-                        audit.log(level, effect.event, extra=fields)
+        for effect in self._record(effects):
+            self._carry_out[type(effect)](effect)
+
+    def _audit(self, note: Note) -> None:
+        level = logging.WARNING if note.warning else logging.INFO
+        if audit.isEnabledFor(level):
+            fields = {"event": note.event, **note.fields}
+            gpu = self.core.node.gpus.get(fields.get("gpu", ""))
+            if gpu is not None:
+                fields["gpu_index"] = gpu.info.index
+            audit.log(level, note.event, extra=fields)
 
     def _send(self, conn: int, body: dict[str, Any]) -> None:
         self._reply(conn, {"v": PROTOCOL_VERSION, **body})
 
-    def _record(self, effects: Iterable[Effect]) -> dict[int, Failure]:
-        """Makes durable what the effects of one event journal, and returns failures by ticket.
+    def _record(self, effects: Iterable[Effect]) -> Iterable[Effect]:
+        """Makes durable what the effects of one event journal. Returns what is to be done then.
 
         A write waits for no disk where a restore from what is durable already would be right.
         """
+        rest: list[Effect] = []
         changes: list[Change] = []
         intents: list[Write] = []
         covered: list[Write] = []
         states: dict[str, list[Entry | None]] = {}  # what may be durable under a key afterwards
         for effect in effects:
             if not isinstance(effect, (Put, Forget, Write)):
+                rest.append(effect)
                 continue
             key = effect.key
             entry = None if isinstance(effect, Forget) else effect.entry
             known = states.setdefault(key, [self._journal.durable(key)])
             if isinstance(effect, Write):
+                rest.append(effect)
                 self._reads.written(effect.gpu)
                 readable = effect.control in READABLE
                 if all(covers(state, effect.entry, readable) for state in known):
@@ -342,7 +332,6 @@ class Engine:
                 intents.append(effect)
             known.append(entry)
             changes.append(Change(key, entry, intent=isinstance(effect, Write)))
-        failures: dict[int, Failure] = {}
         try:
             if changes:
                 self._journal.commit(changes)
@@ -354,13 +343,15 @@ class Engine:
                 extra={"event": "journal_failed"},
             )
             self._retry_journal_later()
-            failures = {write.ticket: self._not_recorded(write, error) for write in intents}
+            for write in intents:
+                rest.remove(write)
+                self._done_on_thread(write.ticket, self._not_recorded(write, error))
         for write in covered:
             self._journal.note(write.key, write.entry)
             if not self._noted:
                 self._noted = True
                 self._reactor.call_later(NOTED_S, self._write_noted)
-        return failures
+        return rest
 
     def _not_recorded(self, write: Write, error: OSError) -> Failure:
         return Failure(
@@ -388,8 +379,8 @@ class Engine:
         except OSError:
             self._retry_journal_later()
 
-    def _call(self, call: Read | Write) -> None:
-        if isinstance(call, Read) and call.reading is Reading.METRICS:
+    def _call(self, call: Read) -> None:
+        if call.reading is Reading.METRICS:
             metrics = {
                 "calls": self._nvml.describe(),
                 "sources": self.sampling.describe(),

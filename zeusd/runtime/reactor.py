@@ -8,11 +8,12 @@ import itertools
 import logging
 import os
 import select
-import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import TypeAlias
+
+from zeusd.runtime.wake import Wake
 
 log = logging.getLogger(__name__)
 
@@ -33,9 +34,8 @@ class Reactor:
         self._posted: deque[Callback] = deque()
         self._timers: list[tuple[int, int, Callback]] = []
         self._timer_numbers = itertools.count()
-        self._open = threading.RLock()  # a signal handler may post while its thread does
-        self._wake_fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._wake = Wake(os.EFD_NONBLOCK)
+        self.add_reader(self._wake.fd, self._wake.wait)
         self._running = False
 
     def add(self, fd: int, events: int, callback: Callable[[int], None]) -> None:
@@ -72,11 +72,7 @@ class Reactor:
     def post(self, callback: Callback) -> None:
         """Has the loop call `callback`. Safe from any thread and from signal handlers."""
         self._posted.append(callback)
-        # A device call may return after `close`: its number must not be another file's by then.
-        with self._open:
-            if self._wake_fd >= 0:
-                with contextlib.suppress(BlockingIOError):
-                    os.eventfd_write(self._wake_fd, 1)
+        self._wake.signal()
 
     def call_later(self, delay_s: float, callback: Callback) -> None:
         """Calls `callback` once, after `delay_s`. Only from the loop's thread."""
@@ -98,8 +94,7 @@ class Reactor:
             on_time: Called when that time has come.
         """
         self._running = True
-        handlers, posted, wake_fd = self._handlers, self._posted, self._wake_fd
-        timers = self._timers
+        handlers, posted, timers = self._handlers, self._posted, self._timers
         while self._running:
             deadline_ns = next_deadline_ns()
             if timers and (deadline_ns is None or timers[0][0] < deadline_ns):
@@ -110,10 +105,6 @@ class Reactor:
             elif deadline_ns is not None:
                 timeout_s = max(0.0, (deadline_ns - self._clock_ns()) / 1e9)
             for fd, mask in self._epoll.poll(timeout_s):
-                if fd == wake_fd:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(wake_fd)
-                    continue
                 handler = handlers.get(fd)
                 if handler is not None:
                     _guarded(handler, mask)
@@ -127,9 +118,7 @@ class Reactor:
     def close(self) -> None:
         """Frees the loop's own descriptors."""
         self._epoll.close()
-        with self._open:
-            wake_fd, self._wake_fd = self._wake_fd, -1
-        os.close(wake_fd)
+        self._wake.close()
 
 
 def _guarded(callback: Callable[..., None], *args: int) -> None:

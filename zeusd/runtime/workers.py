@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
-from queue import SimpleQueue
 from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
@@ -19,6 +19,7 @@ from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import read_settled, write_verified
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.processes import job_of_process, owner_of
+from zeusd.runtime.wake import Wake
 
 log = logging.getLogger(__name__)
 
@@ -157,7 +158,7 @@ class GpuWorker:
         self._done = done
         self._clocks: dict[str, Any] | None = None
         self._guard = threading.Lock()
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # one for each call, and one for the end
+        self._wake = Wake(os.EFD_SEMAPHORE)  # once for each call, and once for the end
         self._urgent: deque[Read | Write] = deque()
         self._reads: dict[Reading, list[int]] = {}
         self._waiting = 0
@@ -181,7 +182,7 @@ class GpuWorker:
                     self._reads.setdefault(call.reading, []).append(call.ticket)
                     self._waiting += 1
         if not full:
-            self._wakes.put(None)
+            self._wake.signal()
         else:
             self._done(
                 call.ticket,
@@ -195,7 +196,7 @@ class GpuWorker:
     def stop(self) -> None:
         """Ends the thread when the calls queued before are done. Does not wait."""
         self._stopped = True
-        self._wakes.put(None)
+        self._wake.signal()
 
     def join(self, timeout_s: float | None) -> bool:
         """Waits for the end after `stop`, None: for however long. Returns whether it has come."""
@@ -208,11 +209,12 @@ class GpuWorker:
             result = self._carry_out(call)
             for ticket in tickets:
                 self._done(ticket, result)
+        self._wake.close()
 
     def _take(self) -> tuple[Read | Write, list[int]] | None:
         """The next call, and who waits for it; None: the end."""
         while True:
-            self._wakes.get()
+            self._wake.wait()
             if self._urgent:
                 call = self._urgent.popleft()
                 return call, [call.ticket]

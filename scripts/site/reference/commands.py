@@ -29,6 +29,7 @@ ARGPARSE = {
     "zeusd restore": "zeusd.restore",
     "python -m zeus.monitor": "zeus.monitor.__main__",
     "python -m zeus.show_env": "zeus.show_env",
+    "python -m zeusctl.probe": "zeusctl.probe.__main__",
 }
 """The modules whose `command_line` makes the parser."""
 
@@ -43,6 +44,7 @@ PAGES = {
         "python -m zeus.optimizer.pipeline_frequency",
         "python -m zeus.simulate",
         "python -m zeus.serving",
+        "python -m zeusctl.probe",
     ),
 }
 """The commands on each page."""
@@ -50,7 +52,7 @@ PAGES = {
 _TITLES = {
     "reference/commands/python-m-zeus.md": (
         "python -m zeus…",
-        "Modules of the library that are commands.",
+        "Modules that are commands.",
     )
 }
 

@@ -133,6 +133,7 @@ def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         ((*USUAL, "--deadline", "0.1"), "the fastest takes"),
+        ((*USUAL, "--deadline", "nan"), "must be a number of seconds"),
         ((*USUAL, "--deadline", "1", "--straggler", "2"), "give one of --deadline, --straggler"),
         (("--num-stages", "4", "--num-mbs", "4"), "8 stages and the pipeline 4"),
         (("--num-stages", "8"), "needs --num-stages and --num-mbs"),

@@ -122,3 +122,30 @@ def test_a_folder_without_a_frontier_is_told(tmp_path: Path) -> None:
 def test_changes_are_counted_within_a_stage_and_0_mhz_is_none() -> None:
     assert count_changes([[("forward", 900), ("backward", 0), ("forward", 900)]]) == 0
     assert count_changes([[("forward", 900), ("backward", 915)], [("forward", 1000)]]) == 1
+
+
+def test_figures_of_the_references_plans_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "freqs_pipeline_00324.py"
+    path.write_text(
+        "[\n[('forward', 930), ('backward', 900)],\n]\n"
+        "# Iteration 324 cost change: 0.0227579757019285\n"
+        "# Iteration 324 total cost: 1224.8441048803174\n"
+        "# Iteration 324 total cost with P2P: 2333.9241048803174\n"
+    )
+    found = read_plan(path)
+    assert found.energy_j == 2333.9241048803174
+    assert found.effective_energy_j == 1224.8441048803174
+    assert math.isnan(found.time_s)
+
+
+def test_a_time_between_two_plans_is_worth_a_plan_of_its_own() -> None:
+    found = frontier()
+    assert found.lacks(1.2, found.by_straggler(1.2))
+    assert not found.lacks(1.0005, found.by_straggler(1.0005))
+    # More time than the slowest plan takes saves nothing.
+    assert not found.lacks(9.0, found.by_deadline(9.0))
+    assert not found.lacks(9.0, found.by_straggler(9.0))
+    more, places = found.with_plans([plan(1.2, 110.0, 50.0)])
+    assert [one.time_s for one in more.plans] == [2.0, 1.5, 1.2, 1.0]
+    assert places == [0, 1, 3]
+    assert not more.lacks(1.2, more.by_straggler(1.2))

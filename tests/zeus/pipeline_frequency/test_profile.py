@@ -111,3 +111,16 @@ def test_picking_stages_numbers_them_anew() -> None:
     assert picked.options(0, "forward") == whole.options(7, "forward")
     with pytest.raises(PipelineFrequencyError, match="no forward of stage 8"):
         whole.pick([8])
+
+
+def test_a_profile_in_milliseconds_is_told(tmp_path: Path) -> None:
+    """Nothing in it contradicts anything else, except that no GPU draws so little."""
+    path = tmp_path / "profile.csv"
+    lines = [
+        f"0,{name},{mhz},{50 + 1400 - mhz},{12.5}"
+        for name in ("forward", "backward")
+        for mhz in (1400, 1300)
+    ]
+    path.write_text("\n".join(["stage,instruction,frequency,time,energy", *lines]))
+    with pytest.raises(PipelineFrequencyError, match="are the times milliseconds"):
+        InstructionProfile.read(path)

@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import pytest
 
-from tests.support import RunningDaemon, as_nobody, running_daemon, wait_for
+from tests.support import RunningDaemon, as_nobody, configuration, running_daemon, wait_for
 from zeus.serving import ClockControl, Queue, Step
 from zeus.serving.clock_control import IDLE_S, SETTLED_S
 from zeus_ipc import Client
@@ -206,9 +206,14 @@ def test_without_zeusd_it_says_why(tmp_path: Path) -> None:
         control.close()
 
 
-def test_a_control_thread_that_hangs_loses_the_lease(daemon: RunningDaemon) -> None:
+def test_a_control_thread_that_hangs_loses_the_lease(tmp_path: Path) -> None:
     """Heartbeats come from the thread that sets clocks, from no other."""
-    with daemon.client() as client:  # one for all: a new connection is a sign of life, too
+    # This process computes meanwhile, or waits for a CPU: that is not to count as a sign of life.
+    strict = configuration(tmp_path, "[lease]\nbusy_ttl_s = 0\n")
+    with (
+        running_daemon("--simulate", "2xv100-pcie", *strict, gpus=2) as daemon,
+        daemon.client() as client,  # one for all: a new connection is a sign of life, too
+    ):
         gpus = [gpu.uuid for gpu in client.node().gpus]
 
         def clocks() -> list[list[int] | None]:
@@ -231,7 +236,7 @@ def test_a_control_thread_that_hangs_loses_the_lease(daemon: RunningDaemon) -> N
             wait_for(lambda: control.status().working, "the control to begin again")
         finally:
             control.close()
-    assert restored(daemon)
+        assert restored(daemon)
 
 
 class States:

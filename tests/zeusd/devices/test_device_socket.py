@@ -49,6 +49,26 @@ def test_work_draws_power_and_takes_the_time_of_the_table(
     wait_for(lambda: nvml.gpu_clock_mhz(0) == 135, "the GPU to fall idle")
 
 
+def test_some_work_may_stay_queued(node: tuple[SimulatedBackend, str]) -> None:
+    nvml, path = node
+    with SimulatedWork(path, [nvml.uuid(0)], "model/compute") as work:
+        work.launch(1000)
+        work.launch(1)
+        work.synchronize(queued=1001)
+        assert nvml.throttle_reasons(0) != 0x1
+        work.synchronize(queued=1000.9)
+    with SimulatedWork(path, [nvml.uuid(0)], FAST) as work:
+        for _ in range(3):
+            work.launch(1)
+            start = time.monotonic()
+            work.synchronize(queued=1)
+        work.synchronize()
+        two_s = time.monotonic() - start
+    from zeusd.devices.simulated.workloads import catalog
+
+    assert two_s >= 0.99 * catalog()[FAST].unit_s[-1]  # what was queued was still to be done
+
+
 def test_the_work_of_a_killed_process_ends(node: tuple[SimulatedBackend, str]) -> None:
     nvml, path = node
     worker = script(

@@ -84,7 +84,7 @@ def _both(name: str) -> tuple[str, str]:
     show_default=True,
     help="Whose energies the profile holds.",
 )
-@click.option("--points", type=int, help="So many plans over the whole frontier.  [default: 100]")
+@click.option("--points", type=int, help="At most so many plans over the whole frontier.")
 @click.option("--deadline", type=float, help="One plan: least energy within so many seconds.")
 @click.option(*_both("max-slowdown"), type=float, help="One plan: within this times the fastest.")
 @click.option(
@@ -172,7 +172,7 @@ def _run(
         frontier = planner.straggler(straggler)
     else:
         with progress_bar("planning") as tell:
-            frontier = planner.frontier(100 if points is None else points, tell)
+            frontier = planner.frontier(points, tell)
     frontier.write(output_dir)
     text = summary(frontier, planner.fastest_time_s)
     (output_dir / "job.log").write_text(f"{text}\n", encoding="utf-8")

@@ -32,6 +32,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Joules = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 Name = Annotated[str, Field(min_length=1, max_length=64)]
 MHz = Annotated[int, Field(ge=0, le=100_000)]
+Iteration = Annotated[int, Field(ge=0, le=10**12)]
 
 
 class _Message(BaseModel):
@@ -221,10 +222,8 @@ class Progress(_Message):
     """
 
     rank: int = Field(ge=0)
-    iteration: int = Field(ge=0)
-    iter_times: list[tuple[Annotated[int, Field(ge=0)], Seconds]] = Field(
-        default=[], max_length=100_000
-    )
+    iteration: Iteration
+    iter_times: list[tuple[Iteration, Seconds]] = Field(default=[], max_length=100_000)
     version: int = Field(default=0, ge=0)
 
 

@@ -15,7 +15,8 @@ import math
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,11 @@ Step = tuple[str, int]
 FORMAT = 1
 INDEX = "frontier.json"
 TABLE = "frontier.csv"
+PROBLEM = "problem.json"
 PLAN = "freqs_pipeline_{:05d}.py"
+
+NEAR = 0.001
+"""A plan so little faster than asked for is as good as one that was made for that time."""
 
 _COSTS = (
     ("time_s", "iteration time (s)"),
@@ -36,7 +41,10 @@ _COSTS = (
     ("blocking_energy_j", "of it while blocked (J)"),
     ("bound_j", "no plan of this time takes less than (J)"),
 )
-_COMMENT = re.compile(r"^#\s*(?P<name>.*?):\s*(?P<value>\S+)\s*$")
+_REFERENCE = {"total cost": "effective_energy_j", "total cost with P2P": "energy_j"}
+"""What ml-energy/zeus writes after `# Iteration 324`; of its fitted curves, so a little off."""
+
+_COMMENT = re.compile(r"^#\s*(?:Iteration \d+ )?(?P<name>.*?):\s*(?P<value>\S+)\s*$")
 
 
 @dataclass(frozen=True)
@@ -74,6 +82,17 @@ class Plan:
         """Share by which the plan's energy is above the bound."""
         return self.energy_j / self.bound_j - 1.0
 
+    def to_json(self) -> dict[str, Any]:
+        """The plan as JSON can hold it."""
+        return {**_costs(self), "stages": [[list(step) for step in stage] for stage in self.stages]}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Plan:
+        """What `to_json` made."""
+        costs = {name: float(data[name]) for name, _ in _COSTS}
+        changes = int(data["clock_changes"])
+        return cls(parse_stages(data["stages"]), clock_changes=changes, **costs)
+
     def text(self) -> str:
         """The plan as a file's text."""
         lines = ["[", *(f"{list(stage)!r}," for stage in self.stages), "]"]
@@ -103,6 +122,8 @@ class Frontier:
         gpus_per_stage: GPUs that share a stage's work.
         baseline_time_s: Of an iteration with every instruction at its highest clock, s.
         baseline_energy_j: Its energy, J.
+        problem: What the plans were made for, as JSON can hold it (`planner.Planner.of_json` reads
+            it), so that further plans can be made; None where that is not known.
     """
 
     plans: tuple[Plan, ...]
@@ -113,6 +134,7 @@ class Frontier:
     gpus_per_stage: int
     baseline_time_s: float
     baseline_energy_j: float
+    problem: dict[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if not self.plans:
@@ -151,11 +173,39 @@ class Frontier:
         fitting = [index for index, plan in enumerate(self.plans) if plan.time_s <= limit]
         return min(fitting, key=lambda index: cost(self.plans[index]), default=self.fastest())
 
+    def lacks(self, time_s: float, index: int) -> bool:
+        """Whether a plan for this time may take less than the one that was found in the list.
+
+        Args:
+            time_s: The time that was asked for.
+            index: What `by_deadline` or `by_straggler` found for it.
+        """
+        slower = self.plans[index - 1].time_s if index else 0.0
+        return self.plans[index].time_s < time_s * (1 - NEAR) and slower > time_s
+
+    def with_plans(self, plans: Iterable[Plan]) -> tuple[Frontier, list[int]]:
+        """Adds plans in the order of their times.
+
+        Returns:
+            The frontier, and for each plan that it had before the index that it has now.
+        """
+        merged = sorted(
+            [
+                *((plan, number) for number, plan in enumerate(self.plans)),
+                *((p, -1) for p in plans),
+            ],
+            key=lambda one: -one[0].time_s,
+        )
+        places = {number: place for place, (_, number) in enumerate(merged) if number >= 0}
+        found = replace(self, plans=tuple(plan for plan, _ in merged))
+        return found, [places[number] for number in range(len(self.plans))]
+
     # ---------------------------------------------------------------------------------- files
 
     def to_json(self) -> dict[str, Any]:
         """All of it, in what JSON can hold."""
-        return {**self._header(), "plans": [_plan_to_json(plan) for plan in self.plans]}
+        plans = [plan.to_json() for plan in self.plans]
+        return {**self._header(), "problem": self.problem, "plans": plans}
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Frontier:
@@ -170,7 +220,7 @@ class Frontier:
                     f"a frontier of format {data['version']} cannot be read; this release reads "
                     f"format {FORMAT}: make it anew"
                 )
-            plans = tuple(_plan_from_json(plan) for plan in data["plans"])
+            plans = tuple(Plan.from_json(plan) for plan in data["plans"])
             return cls(
                 plans,
                 str(data["schedule"]),
@@ -180,6 +230,7 @@ class Frontier:
                 int(data["gpus_per_stage"]),
                 float(data["baseline"]["time_s"]),
                 float(data["baseline"]["energy_j"]),
+                data.get("problem"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             if isinstance(error, PipelineFrequencyError):
@@ -198,6 +249,8 @@ class Frontier:
             (path / name).write_text(plan.text(), encoding="utf-8")
             listed.append({"file": name, **_costs(plan)})
         index = {**self._header(), "plans": listed}
+        if self.problem is not None:
+            (path / PROBLEM).write_text(json.dumps(self.problem) + "\n", encoding="utf-8")
         with (path / TABLE).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             names = [*(name for name, _ in _COSTS), "gap", "clock_changes"]
@@ -230,6 +283,14 @@ class Frontier:
             raise PipelineFrequencyError(
                 f"{path} is no index of a frontier; give the folder that run_optimization.py wrote"
             ) from None
+        problem = path.with_name(PROBLEM)
+        if problem.is_file():
+            try:
+                data["problem"] = json.loads(problem.read_text(encoding="utf-8"))
+            except (OSError, ValueError) as error:
+                raise PipelineFrequencyError(
+                    f"{problem} cannot be read ({_why(error)}); make the plans again"
+                ) from None
         return cls.from_json(data)
 
     def _header(self) -> dict[str, Any]:
@@ -265,7 +326,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
             f"the plan {os.fspath(path)} is no Python literal{where}; it must be a list of stages, "
             "each a list of ('forward', MHz) pairs"
         ) from None
-    labels = {label: name for name, label in _COSTS}
+    labels = {**{label: name for name, label in _COSTS}, **_REFERENCE}
     found: dict[str, float] = {}
     for line in text.splitlines():
         comment = _COMMENT.match(line)
@@ -300,13 +361,19 @@ def _stage(number: int, stage: object) -> tuple[Step, ...]:
     for place, step in enumerate(stage):
         match step:
             case [str(name), int(mhz)] if not isinstance(mhz, bool) and 0 <= mhz <= 100_000:
-                steps.append((name, mhz))
+                steps.append(_step(name, mhz))
             case _:
                 raise PipelineFrequencyError(
                     f"instruction {place} of stage {number} must be a pair such as "
                     f"('forward', 1410), not {step!r}"
                 )
     return tuple(steps)
+
+
+@lru_cache(maxsize=4096)
+def _step(name: str, mhz: int) -> Step:
+    """One object for each, as a frontier has hundreds of thousands of them."""
+    return name, mhz
 
 
 def _why(error: Exception) -> str:
@@ -318,13 +385,3 @@ def _costs(plan: Plan) -> dict[str, Any]:
         **{name: getattr(plan, name) for name, _ in _COSTS},
         "clock_changes": plan.clock_changes,
     }
-
-
-def _plan_to_json(plan: Plan) -> dict[str, Any]:
-    return {**_costs(plan), "stages": [[list(step) for step in stage] for stage in plan.stages]}
-
-
-def _plan_from_json(data: dict[str, Any]) -> Plan:
-    costs = {name: float(data[name]) for name, _ in _COSTS}
-    changes = int(data["clock_changes"])
-    return Plan(parse_stages(data["stages"]), clock_changes=changes, **costs)

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 
@@ -20,6 +21,9 @@ IGNORED = ("load",)
 
 _LONGEST_S = 3600.0
 """More than this for one instruction is another unit: milliseconds."""
+
+_POWER_W = (3.0, 100_000.0)
+"""Mean power of an instruction on one GPU, or on all GPUs of a stage: outside, units are wrong."""
 
 
 @dataclass(frozen=True)
@@ -172,6 +176,36 @@ class InstructionProfile:
             max(1, len(tensor_ranks)),
         )
 
+    def to_json(self) -> list[Any]:
+        """The profile as JSON can hold it; `from_json` reads it."""
+        return [
+            [*key, [[one.frequency, one.time_s, one.energy_j] for one in found]]
+            for key, found in self._options.items()
+        ]
+
+    @classmethod
+    def from_json(cls, data: Any, tensor_parallel: int = 1) -> InstructionProfile:
+        """What `to_json` made.
+
+        Raises:
+            PipelineFrequencyError: It is something else.
+        """
+        try:
+            return cls(
+                {
+                    (int(stage), str(name), int(chunk)): [
+                        Option(int(mhz), float(time_s), float(energy_j))
+                        for mhz, time_s, energy_j in found
+                    ]
+                    for stage, name, chunk, found in data
+                },
+                tensor_parallel,
+            )
+        except (ValueError, TypeError) as error:
+            raise PipelineFrequencyError(
+                f"this is no profile ({type(error).__name__}: {error})"
+            ) from None
+
     def pick(self, stages: Sequence[int]) -> InstructionProfile:
         """A profile of these stages alone, numbered anew from 0 in this order."""
         for stage in stages:
@@ -284,7 +318,22 @@ def _check_complete(measured: dict[tuple[int, str, int], dict[int, list[tuple[Ro
 
 
 def _check_units(measured: dict[tuple[int, str, int], dict[int, list[tuple[Row, str]]]]) -> None:
-    """One instruction's values lie within a factor of each other; of 100, another unit is told."""
+    """Checks that times are seconds and energies joules.
+
+    One instruction's values lie within a factor of 100 of each other, and its power is a GPU's.
+    """
+    powers = sorted(
+        row.energy / row.time
+        for clocks in measured.values()
+        for pairs in clocks.values()
+        for row, _ in pairs
+    )
+    power_w = powers[len(powers) // 2]
+    if not _POWER_W[0] <= power_w <= _POWER_W[1]:
+        raise PipelineFrequencyError(
+            f"instructions draw {power_w:.3g} W, which no GPU does; times must be seconds and "
+            "energies joules: are the times milliseconds, or the energies millijoules?"
+        )
     for clocks in measured.values():
         found = [pair for pairs in clocks.values() for pair in pairs]
         for column in ("time", "energy"):

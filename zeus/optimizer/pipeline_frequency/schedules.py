@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
 
@@ -95,6 +96,60 @@ class Pipeline:
     def num_stages(self) -> int:
         """Stages of the pipeline."""
         return len(self.stages)
+
+    def to_json(self) -> dict[str, Any]:
+        """The graph as JSON can hold it; `from_json` reads it."""
+        named = [[one.name, one.microbatch, one.chunk] for one in self.instructions]
+        stage = [one.stage for one in self.instructions]
+        own = {pair for places in self.stages for pair in itertools.pairwise(places)}
+        return {
+            "name": self.name,
+            "num_microbatches": self.num_microbatches,
+            "stages": [[named[place] for place in places] for places in self.stages],
+            "arcs": [
+                [[stage[place], *named[place]] for place in arc]
+                for arc in self.arcs
+                if arc not in own
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, data: Any, name: str = "own") -> Pipeline:
+        """Reads a graph.
+
+        `{"stages": [[["forward", 0], ["backward", 0]], ...], "arcs": [[[0, "forward", 0],
+        [1, "forward", 0]], ...]}` has an order for each stage and pairs of instructions, each with
+        its stage, of which the second waits for the first. An instruction may end with its chunk.
+        `name` and `num_microbatches` are optional.
+
+        Args:
+            data: The parsed JSON.
+            name: The schedule's name where the data has none.
+
+        Raises:
+            PipelineFrequencyError: The message says what is wrong.
+        """
+        try:
+            stages = [
+                [Instruction(stage, *_parts(item)) for item in order]
+                for stage, order in enumerate(data["stages"])
+            ]
+            arcs = [
+                (Instruction(int(a[0]), *_parts(a[1:])), Instruction(int(b[0]), *_parts(b[1:])))
+                for a, b in data["arcs"]
+            ]
+            microbatches = data.get("num_microbatches")
+            if microbatches is None:
+                microbatches = len({item.microbatch for order in stages for item in order})
+            return cls(str(data.get("name", name)), stages, arcs, int(microbatches))
+        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+            if isinstance(error, PipelineFrequencyError):
+                raise
+            raise PipelineFrequencyError(
+                f"it is not as expected ({type(error).__name__}: {error}); it needs "
+                '{"stages": [[["forward", 0], ...], ...], "arcs": [[[0, "forward", 0], [1, '
+                '"forward", 0]], ...]}'
+            ) from None
 
 
 def one_f_one_b(num_stages: int, num_microbatches: int) -> Pipeline:
@@ -193,11 +248,7 @@ def interleaved_1f1b(num_stages: int, num_microbatches: int, num_chunks: int) ->
 
 
 def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
-    """Reads a schedule of one's own from JSON.
-
-    `{"name": "mine", "stages": [[["forward", 0], ["backward", 0]], ...], "arcs": [[[0, "forward",
-    0], [1, "forward", 0]], ...]}`: an order for each stage, and pairs of instructions of which the
-    second, named with its stage, waits for the first. An instruction may end with its chunk.
+    """Reads a schedule of your own from JSON, in the form of `Pipeline.from_json`.
 
     Raises:
         PipelineFrequencyError: The message says what is wrong with it.
@@ -205,29 +256,17 @@ def read_schedule(path: str | os.PathLike[str]) -> Pipeline:
     name = os.fspath(path)
     try:
         data = json.loads(Path(path).read_text(encoding="utf-8"))
-        stages = [
-            [Instruction(stage, *_parts(item)) for item in order]
-            for stage, order in enumerate(data["stages"])
-        ]
-        arcs = [
-            (Instruction(int(a[0]), *_parts(a[1:])), Instruction(int(b[0]), *_parts(b[1:])))
-            for a, b in data["arcs"]
-        ]
-        label = str(data.get("name", Path(path).stem))
     except OSError as error:
         raise PipelineFrequencyError(
             f"the schedule {name} cannot be read ({error.strerror}); give 1f1b, gpipe, interleaved "
             "or a JSON file"
         ) from None
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+    except ValueError as error:
         raise PipelineFrequencyError(
-            f"the schedule {name} is not as expected ({type(error).__name__}: {error}); it needs "
-            '{"stages": [[["forward", 0], ...], ...], "arcs": [[[0, "forward", 0], [1, "forward", '
-            "0]], ...]}"
+            f"the schedule {name} is not as expected: no JSON ({error})"
         ) from None
-    microbatches = len({item.microbatch for order in stages for item in order})
     try:
-        return Pipeline(label, stages, arcs, microbatches)
+        return Pipeline.from_json(data, Path(path).stem)
     except PipelineFrequencyError as error:
         raise PipelineFrequencyError(f"the schedule {name}: {error.message}") from None
 

@@ -22,12 +22,14 @@ class Sensor:
         window_ms: How much of the time before a tick the reading is the mean of.
         quantum_mw: Resolution of the reading.
         average: Whether a mean over one second is offered too (POWER_AVERAGE).
+        dither: Whether no two readings in a row are the same.
     """
 
-    tick_ms: int
-    window_ms: int
+    tick_ms: float
+    window_ms: float
     quantum_mw: int = 1
     average: bool = False
+    dither: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class DeviceModel:
         static_w: Power model: what a busy GPU draws at no dynamic power.
         vmin: Power model: relative voltage below the knee.
         knee: Power model: relative clock of the knee.
+        clock_table: Graphics clocks by memory clock, where they are known one by one.
+        has_counter: Whether there is an energy counter; None: as on other GPUs of its architecture.
     """
 
     key: str
@@ -72,11 +76,13 @@ class DeviceModel:
     low_clock_min_mhz: int | None = None
     compute_load: tuple[float, float] = (0.8, 300.0)
     memory_load: tuple[float, float] = (0.2, 180.0)
+    clock_table: tuple[tuple[int, tuple[int, ...]], ...] = ()
+    has_counter: bool | None = None
 
     @property
     def energy_counter(self) -> bool:
         """Whether nvmlDeviceGetTotalEnergyConsumption works."""
-        return self.architecture >= VOLTA
+        return self.architecture >= VOLTA if self.has_counter is None else self.has_counter
 
     @property
     def gpu_clocks(self) -> bool:
@@ -90,6 +96,9 @@ class DeviceModel:
 
     def clocks_at(self, memory_mhz: int) -> tuple[int, ...]:
         """Graphics clocks at a memory clock, descending."""
+        for mhz, clocks in self.clock_table:
+            if mhz == memory_mhz:
+                return clocks
         if memory_mhz == 405 and self.low_clock_max_mhz is not None:
             return _grid(self.low_clock_min_mhz or self.clocks_mhz[-1], self.low_clock_max_mhz, 15)
         return self.clocks_mhz

@@ -21,7 +21,6 @@ from zeusd.devices.simulated.spec import GpuSpec, parse_spec
 from zeusd.devices.simulated.work import Work
 from zeusd.devices.simulated.workloads import Workload, find_workload
 
-DRIVER_VERSION = "595.58.03"
 _LATENCY_SPREAD = 1 / 3
 """Standard deviation of a setter's time over its mean: 12 ms give or take 4."""
 
@@ -142,7 +141,7 @@ class SimulatedBackend(TabledControls):
         """See `Backend`."""
         self._check_initialised("nvmlSystemGetDriverVersion")
         self._meet_fault(None, "driver_version", "nvmlSystemGetDriverVersion")
-        return DRIVER_VERSION
+        return self._specs[0].driver_version
 
     def device_count(self) -> int:
         """See `Backend`."""

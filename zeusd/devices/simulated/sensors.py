@@ -1,9 +1,9 @@
 """What NVML's power sensor and energy counter show of a GPU's true power.
 
 True power is averaged over a window that ends at each tick, scaled by the board's gain, quantised,
-and moved by a milliwatt or more so that no two ticks read the same; the counter adds the window's
-mean times the tick, or, if it sees all, the true energy (which of the two hardware does is not
-known). Ticks are worked out when somebody reads, however long ago they were.
+and, where the sensor dithers, moved by a milliwatt or more so that no two ticks read the same. The
+counter adds the window's mean times the tick, or, if it sees all, the true energy (which of the two
+hardware does is not known). Ticks are worked out when somebody reads, however long ago they were.
 """
 
 from __future__ import annotations
@@ -103,8 +103,10 @@ class PowerSensor:
             self._counter_mj += mean_mw * self._tick_s
         self._counted_j = until_j
         quantum = self._sensor.quantum_mw
-        reading = round(mean_mw / quantum) * quantum + self._chance.choice((-2, -1, 1, 2))
-        if reading == self._instant_mw:
-            reading += 1
+        reading = round(mean_mw / quantum) * quantum
+        if self._sensor.dither:
+            reading += self._chance.choice((-2, -1, 1, 2))
+            if reading == self._instant_mw:
+                reading += 1
         self._instant_mw = max(0, reading)
         self._ticks_mw.append(self._instant_mw)

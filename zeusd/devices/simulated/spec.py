@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import re
 import uuid
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from zeusd.devices.simulated.models import ALIASES, DEVICES, DeviceModel
+from zeusd.devices.simulated.reported import read_report
+
+DRIVER_VERSION = "595.58.03"
+REPORT = "report:"
 
 _NAMESPACE = uuid.UUID("5a455553-4400-4000-8000-73696d756c61")
 
@@ -23,6 +28,7 @@ class GpuSpec:
         gain_sigma: Spread of the power sensor's gain between boards; real boards have about 0.03.
         unprivileged: Setters answer NO_PERMISSION.
         counts_all: The energy counter sees all of a tick, also where the power reading does not.
+        driver_version: What the driver says of itself.
     """
 
     model: DeviceModel
@@ -32,6 +38,7 @@ class GpuSpec:
     gain_sigma: float = 0.0
     unprivileged: bool = False
     counts_all: bool = False
+    driver_version: str = DRIVER_VERSION
 
     @property
     def uuid(self) -> str:
@@ -49,28 +56,42 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
     """The GPUs that a spec names.
 
     `[Nx]KIND[:option=value...]`, several of them separated by commas. Options: seed, setter_ms,
-    gain_sigma, unprivileged, counts_all.
+    gain_sigma, unprivileged, counts_all. `report:FILE` is the GPUs of a report of `zeusctl probe`.
 
     Raises:
         ValueError: It is not a spec; the message says what is.
     """
     gpus: list[GpuSpec] = []
     for group in text.split(","):
+        if group.strip().startswith(REPORT):
+            _add(gpus, text, _reported(group.strip()[len(REPORT) :]))
+            continue
         kind, *options = group.strip().split(":")
         match = re.fullmatch(r"(?:(\d+)x)?([a-z0-9-]+)", kind.strip().lower())
         key = ALIASES.get(match.group(2), match.group(2)) if match else ""
         if match is None or key not in DEVICES:
             raise ValueError(
                 f"cannot simulate {kind.strip()!r}: a node is given as 4xv100-pcie or "
-                f"a100-sxm-80,a40, of: {', '.join(sorted(DEVICES))}"
+                f"a100-sxm-80,a40, of: {', '.join(sorted(DEVICES))}; or as report:FILE"
             )
         count = int(match.group(1) or 1)
         first = _apply_options(GpuSpec(DEVICES[key], index=0), group, options)
-        if not 1 <= count <= 64 - len(gpus):
-            raise ValueError(f"cannot simulate {text!r}: a node has 1 to 64 GPUs")
-        for _ in range(count):
-            gpus.append(replace(first, index=len(gpus)))
+        _add(gpus, text, [first] * count)
     return tuple(gpus)
+
+
+def _add(gpus: list[GpuSpec], text: str, more: Sequence[GpuSpec]) -> None:
+    if not 1 <= len(more) <= 64 - len(gpus):
+        raise ValueError(f"cannot simulate {text!r}: a node has 1 to 64 GPUs")
+    for spec in more:
+        gpus.append(replace(spec, index=len(gpus)))
+
+
+def _reported(path: str) -> list[GpuSpec]:
+    return [
+        GpuSpec(one.model, 0, counts_all=one.counts_all, driver_version=one.driver_version)
+        for one in read_report(path)
+    ]
 
 
 def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:

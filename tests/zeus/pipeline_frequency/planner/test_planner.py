@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import itertools
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,7 +11,7 @@ import pytest
 
 from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, random_profile
 from zeus.exceptions import PipelineFrequencyError
-from zeus.optimizer.pipeline_frequency.planner import Planner, plan_frontier
+from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, plan_frontier
 from zeus.optimizer.pipeline_frequency.planner import planner as planning
 from zeus.optimizer.pipeline_frequency.planner import relaxation as relaxing
 from zeus.optimizer.pipeline_frequency.planner.polish import polish
@@ -92,11 +94,20 @@ def test_a_frontier_of_any_schedule(gpu: str, make: Any, stages: int, microbatch
 def test_plans_are_close_to_the_bound(
     gpu: str, stages: int, microbatches: int, mean: float, most: float
 ) -> None:
-    """In percent of the energy. Timing and larger ones: benchmarks/pipeline_frequency.py."""
+    """In percent of the energy, the closest plan of each hundredth of the frontier's width.
+
+    Timing and larger ones: benchmarks/pipeline_frequency.py.
+    """
     frontier = plan_frontier(
         measured(gpu, stages), one_f_one_b(stages, microbatches), p2p_power_w=P2P_W[gpu]
     )
-    gaps = [100 * plan.gap for plan in frontier.plans]
+    gaps = []
+    edges = np.linspace(frontier.plans[-1].time_s, frontier.plans[0].time_s, 100)
+    for low, high in itertools.pairwise(edges):
+        inside = [plan for plan in frontier.plans if low <= plan.time_s <= high]
+        # Where energies hardly differ plans are rare, and the next faster one is run.
+        inside = inside or [frontier.plans[frontier.by_straggler(high)]]
+        gaps.append(100 * min(plan.gap for plan in inside))
     assert sum(gaps) / len(gaps) <= mean
     assert max(gaps) <= most
 
@@ -111,7 +122,7 @@ def test_the_published_savings_without_slowdown(gpu: str, percent: float) -> Non
     assert 100 * (1 - plan.energy_j / found.baseline_energy_j) >= percent
 
 
-@pytest.mark.parametrize("turn", range(12))
+@pytest.mark.parametrize("turn", range(4))
 def test_small_pipelines_are_solved_exactly(turn: int) -> None:
     """Against every plan that there is; energies and times of any scale."""
     rnd = fresh(turn)
@@ -148,7 +159,7 @@ def test_small_pipelines_are_solved_exactly(turn: int) -> None:
             assert plan.effective_energy_j == pytest.approx(least(plan.time_s, 1), abs=precision)
 
 
-@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize("turn", range(3))
 def test_without_exactness_plans_keep_deadlines_and_never_beat_the_best(turn: int) -> None:
     rnd = fresh(turn)
     profile = random_profile(rnd, 2, 2)
@@ -250,6 +261,21 @@ def test_instructions_may_be_short() -> None:
     check(short, pipeline, frontier, 83.64)
     saved = [1 - one.plans[-1].energy_j / one.baseline_energy_j for one in (frontier, long)]
     assert saved[0] == pytest.approx(saved[1], abs=1e-3)
+
+
+def test_a_folder_of_plans_has_what_further_plans_need(tmp_path: Path) -> None:
+    pipeline = interleaved_1f1b(4, 4, 2)
+    planner = Planner(
+        measured("a100", 4), pipeline, p2p_power_w=83.64, gpus_per_stage=2, changes=Changes(0.001)
+    )
+    planner.frontier(3).write(tmp_path)
+    problem = Frontier.read(tmp_path).problem
+    again = Planner.of_json(problem)
+    assert again.problem == problem
+    assert again.fastest_time_s == planner.fastest_time_s
+    assert again.max_slowdown(1.03) == Planner.of_json(planner.problem).max_slowdown(1.03)
+    with pytest.raises(PipelineFrequencyError, match="no planning problem"):
+        Planner.of_json({"profile": []})
 
 
 def test_asking_for_one_plan_gives_the_fastest() -> None:

@@ -288,3 +288,32 @@ def test_iterations_under_the_plan_before_are_not_held_against_the_new_one(
         report["iter_times"] = [[n, time_s] for n in range(1, 50)]
         ok(http.post(f"/progress/{job_id}", json=report))
     assert ok(http.get(f"/jobs/{job_id}"))["stragglers"] == []
+
+
+def test_one_ranks_mistake_does_not_move_everybodys_switch() -> None:
+    clock = Clock()
+    job = job_module.Job(common.JobInfo(**job_body(2, 2)), clock())
+    for body in rank_bodies(2, 2):
+        job.register(common.RankInfo(**body))
+    job.take_frontier(frontier(), common.Choice(automatic=True), clock())
+    for rank in range(4):
+        wrong = rank == 2
+        report = common.Progress(
+            rank=rank,
+            iteration=10**12 if wrong else 7,
+            iter_times=[(6, 1e-300 if wrong else 2.0)],
+            version=1,
+        )
+        job.report(report, clock())
+    assert 7 < job.choose(common.Choice(plan=3), clock()).at_iteration < 20
+
+
+@pytest.mark.parametrize("iteration", ["1e320", "1" + 320 * "0", "1e18", "-1"])
+def test_an_iteration_that_cannot_be_is_refused(serve: Serve, folder: str, iteration: str) -> None:
+    http = serve({"solution_path": folder})
+    job_id = register(http)
+    headers = {"content-type": "application/json"}
+    body = f'{{"rank": 0, "iteration": {iteration}}}'
+    assert "iteration" in refused(
+        http.post(f"/progress/{job_id}", content=body, headers=headers), 422
+    )

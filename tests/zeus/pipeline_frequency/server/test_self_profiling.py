@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from tests.zeus.pipeline_frequency.server.conftest import Serve
 from tests.zeus.pipeline_frequency.server.running import (
@@ -16,6 +19,7 @@ from tests.zeus.pipeline_frequency.server.running import (
     register,
 )
 from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.server import planning
 
 
 def order_of(rank: dict[str, Any]) -> list[str]:
@@ -68,6 +72,45 @@ def test_a_job_that_profiles_itself_gets_a_frontier(serve: Serve, tmp_path: Path
     assert len(written.plans) == len(made["plans"])
     header = (tmp_path / "dump" / job_id / "profile.csv").read_text().splitlines()[0]
     assert header.startswith("rank,dp_rank,pp_rank,tp_rank,stage,instruction,frequency,time,energy")
+
+
+def test_a_time_that_no_plan_is_near_is_planned_and_jobs_share_what_was_found(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[dict[str, Any]] = []
+    run = planning._run
+
+    async def counted(text: str, read: Any) -> Any:
+        ran.append(json.loads(text))
+        return await run(text, read)
+
+    monkeypatch.setattr(planning, "_run", counted)
+    http = serve({"points": 6})
+    jobs = [register(http), register(http)]
+    for job_id in jobs:
+        for body in rank_bodies():
+            profile = profile_body(body, instructions=order_of(body))
+            ok(http.post(f"/profile/{job_id}", json=profile))
+        planned(http, job_id)
+        before = ok(http.get(f"/jobs/{job_id}"))["frontier"]["plans"]
+        # Between the two plans that are furthest apart.
+        gap, wanted_s = max(
+            (slow["time_s"] - fast["time_s"], 0.4 * slow["time_s"] + 0.6 * fast["time_s"])
+            for slow, fast in itertools.pairwise(before)
+        )
+        assert gap > 0.01
+        chosen = ok(http.post(f"/choose/{job_id}", json={"straggler_s": wanted_s}))
+        shown = ok(http.get(f"/jobs/{job_id}"))
+        assert len(shown["frontier"]["plans"]) == len(before) + 1
+        times = [plan["time_s"] for plan in shown["frontier"]["plans"]]
+        assert times == sorted(times, reverse=True)
+        made = shown["frontier"]["plans"][chosen["plan"]]
+        assert made not in before
+        assert made["time_s"] <= wanted_s
+        assert shown["pipelines"][0]["plan"] == chosen["plan"]
+        # It is kept: nothing is planned for the same time again.
+        ok(http.post(f"/choose/{job_id}", json={"straggler_s": wanted_s}))
+    assert [sorted(one) for one in ran] == [["points", "problem"], ["asks", "problem"]]
 
 
 def test_a_profile_that_cannot_be_planned_is_told(serve: Serve) -> None:

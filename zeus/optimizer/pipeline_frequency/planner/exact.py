@@ -19,6 +19,9 @@ _USUAL = 50.0
 
 _GAP = 1e-9
 
+_TOLERANCE = 1e-9
+"""Of a choice that should be whole: times a long instruction it must not hide a short one."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -184,6 +187,8 @@ class Program:
         if found is None:
             return None
         values, bound, proven = found
+        if self._late(values, deadline_s):
+            return None
         if fewest_changes and proven and self._changes:
             best = float(cost @ values)
             tied = np.zeros(len(cost))
@@ -207,6 +212,12 @@ class Program:
             values[self._changes] = flags
         values[self._end] = ends.max()
         return values
+
+    def _late(self, values: Floats, deadline_s: float) -> bool:
+        """Whether the choices, without the solver's tolerance, miss the deadline."""
+        problem = self._problem
+        durations = problem.durations(self._options(values)[:, None])
+        return bool(problem.longest(durations)[0] > deadline_s * (1 + 1e-9))
 
     def _options(self, values: Floats) -> Ints:
         problem = self._problem
@@ -255,6 +266,8 @@ def _by_highs(
         ("time_limit", limit_s),
         ("mip_rel_gap", _GAP),
         ("mip_abs_gap", _GAP),
+        ("mip_feasibility_tolerance", _TOLERANCE),
+        ("primal_feasibility_tolerance", _TOLERANCE),
     ):
         highs.setOptionValue(name, value)
     values, places, starts = rows.by_column(len(cost))

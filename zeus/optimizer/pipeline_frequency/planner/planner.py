@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -10,8 +13,8 @@ from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
 from zeus.optimizer.pipeline_frequency.planner.exact import Program
 from zeus.optimizer.pipeline_frequency.planner.polish import polish as polished
-from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Ints, Problem
-from zeus.optimizer.pipeline_frequency.planner.search import Search, fitting
+from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Floats, Ints, Problem
+from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, Search, wanted_times
 from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
@@ -22,7 +25,11 @@ Progress = Callable[[int, int], None]
 SMALL = 48
 """Choices, summed over instructions, up to which plans are exact unless told otherwise."""
 
+_WHOLE = 200
+"""Instructions up to which the whole frontier is looked at for one plan."""
+
 _SMALL_LIMIT_S = 0.5
+_SMALL_POINTS = 100
 _POLISH_LIMIT_S = 6.0
 _EXACT_LIMIT_S = 600.0
 
@@ -75,51 +82,107 @@ class Planner:
         self._small = exact is None and choices <= SMALL
         self._exact = exact or self._small
         self._polish = polish
+        self._known: list[Plan] = []
+        self._surveyed: dict[int | None, Floats] = {}
+        # Effective energies are differences of large numbers: less than this is rounding.
+        costs_j = self._problem.costs[self._problem.kind, 0]
+        self._equal_j = 1e-12 * float(
+            np.abs(costs_j).sum() + self._problem.blocking_w * self._problem.max_time_s
+        )
         self.fastest_time_s = self._problem.min_time_s
+
+    @classmethod
+    def of_json(cls, problem: Any) -> Planner:
+        """A planner for what a frontier was made for.
+
+        Args:
+            problem: `Frontier.problem`.
+
+        Raises:
+            PipelineFrequencyError: It is something else.
+        """
+        try:
+            return cls(
+                InstructionProfile.from_json(problem["profile"]),
+                Pipeline.from_json(problem["pipeline"]),
+                p2p_power_w=float(problem["p2p_power_w"]),
+                gpus_per_stage=int(problem["gpus_per_stage"]),
+                energy_per=problem["energy_per"],
+                changes=Changes(problem["change_time_s"], problem["max_changes"]),
+            )
+        except (KeyError, TypeError) as error:
+            raise PipelineFrequencyError(
+                f"this is no planning problem ({type(error).__name__}: {error})"
+            ) from None
+
+    @cached_property
+    def problem(self) -> dict[str, Any]:
+        """What is planned, as JSON can hold it."""
+        return {
+            "profile": self._problem.profile.to_json(),
+            "pipeline": self._problem.pipeline.to_json(),
+            "p2p_power_w": self._problem.p2p_power_w,
+            "gpus_per_stage": self._problem.gpus_per_stage,
+            "energy_per": self._problem.energy_per,
+            "change_time_s": self._changes.time_s,
+            "max_changes": self._changes.most,
+        }
 
     # ------------------------------------------------------------------------------ questions
 
-    def frontier(self, points: int = 100, progress: Progress | None = None) -> Frontier:
+    def frontier(self, points: int | None = None, progress: Progress | None = None) -> Frontier:
         """Plans from the fastest to the one with the least effective energy.
 
         Args:
-            points: How many at most; fewer where the pipeline has not so many that differ.
+            points: Plans at most. None: as many as it takes for neighbours to differ by at most
+                0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the fastest;
+                with `exact=True` every plan that no other plan beats.
             progress: Is told how far it is.
         """
-        if points < 1:
+        if points is not None and points < 1:
             raise PipelineFrequencyError(f"a frontier has at least one plan, not {points}")
         tell = progress or (lambda done, total: None)
-        problem = self._problem
-        intervals = max(1, points - 1)
-        pool = self._search.frontier(intervals, lambda done, total: tell(done, total + points))
-        steps = self._search.steps
-        fast = fitting(pool, problem.min_time_s)
-        chosen = [int(fast[pool.cost_j[fast].argmin()])]
-        if points > 1:
-            chosen += [int(one) for one in pool.best_of_each() if one not in chosen]
-        edges = np.linspace(problem.min_time_s, problem.max_time_s, intervals + 1)[1:]
-        edges = edges[pool.interval(pool.time_s)]
+        if self._exact and points != 1:
+            return self._of(self._exact_frontier(points, tell))
+        problem, search = self._problem, self._search
+        most = MOST if points is None else points
+        total = search.steps + most
+        edges_s = self._survey(points, lambda done, steps: tell(done, total))
+        pool = search.pool
+        chosen = np.array([pool.best(problem.min_time_s)])
+        if points != 1:
+            chosen = np.union1d(chosen, pool.nearest(edges_s, search.bound(pool.time_s)))
+        if points is None:
+            chosen = pool.between(chosen, STEP * abs(self._least_energy_j()))
+        options, times = pool.options(chosen), pool.time_s[chosen]
         plans = []
-        for number, one in enumerate(chosen):
-            # Exact plans may use all of their interval; the others are as good as their own time.
-            until_s = float(edges[one] if self._exact and number else pool.time_s[one])
-            plans.append(self._finished(pool.options[:, one], until_s))
-            tell(steps + number + 1, steps + points)
-        tell(steps + points, steps + points)
+        for number in range(len(chosen)):
+            plans.append(self._finish(options[:, number], float(times[number])))
+            tell(search.steps + most * (number + 1) // len(chosen), total)
         return self._of([plan for plan in plans if plan is not None])
 
     def deadline(self, time_s: float) -> Frontier:
         """The plan that takes the least energy of those that take at most so long.
 
+        Args:
+            time_s: The deadline, s; infinity for the least energy of all.
+
         Raises:
             PipelineFrequencyError: No plan is that fast.
         """
-        blocking_w = self._problem.blocking_w
+        self._check_time(time_s)
+        problem = self._problem
+        if time_s < problem.min_time_s * (1 - 1e-9):
+            raise PipelineFrequencyError(
+                f"no plan takes {time_s:.6g} s or less; the fastest takes "
+                f"{problem.min_time_s:.6g} s: ask for at least that"
+            )
+        time_s = min(max(time_s, problem.min_time_s), problem.max_time_s)
         target_s = time_s
         # Where more time would save more than blocking takes, the deadline is what counts.
-        if self._search.solve(time_s).price_w < blocking_w:
-            target_s = self._search.solve_cheapest().deadline_s
-        return self._one(time_s, target_s, blocking_w)
+        if self._search.solve(time_s).price_w < problem.blocking_w:
+            target_s = min(time_s, self._search.solve_cheapest().deadline_s)
+        return self._one(time_s, target_s, problem.blocking_w)
 
     def max_slowdown(self, factor: float) -> Frontier:
         """`deadline`, as a multiple of the fastest time."""
@@ -130,34 +193,63 @@ class Planner:
     def straggler(self, time_s: float) -> Frontier:
         """The plan to run while another pipeline needs `time_s` for an iteration.
 
-        GPUs wait for it anyway, so what is least is the effective energy within that time. The
-        fastest plan where the other pipeline is no straggler.
+        GPUs wait for it anyway, so the plan has the least effective energy within that time. It is
+        the fastest plan where the other pipeline is no straggler.
         """
-        time_s = max(time_s, self.fastest_time_s)
+        self._check_time(time_s)
+        time_s = min(max(time_s, self.fastest_time_s), self._problem.max_time_s)
         return self._one(time_s, time_s, 0.0)
 
     # ------------------------------------------------------------------------------ internals
 
+    def _survey(self, points: int | None, tell: Progress) -> Floats:
+        """Looks for plans of all times, once. Returns the times between which one is wanted."""
+        search = self._search
+        if points not in self._surveyed:
+            search.survey(tell)
+            self._surveyed[points] = wanted_times(self._problem, search.bound, points)
+            search.frontier(self._surveyed[points], tell)
+            if points is None:
+                for _ in range(2):
+                    search.fill(STEP * abs(self._least_energy_j()))
+        return self._surveyed[points]
+
+    def _least_energy_j(self) -> float:
+        pool = self._search.pool
+        return float(self._problem.energy(pool.cost_j, pool.time_s).min())
+
+    @staticmethod
+    def _check_time(time_s: float) -> None:
+        if math.isnan(time_s):
+            raise PipelineFrequencyError("a time to keep within must be a number of seconds")
+
     def _one(self, limit_s: float, target_s: float, price_w: float) -> Frontier:
-        problem = self._problem
-        pool = self._search.near(target_s)
-        fit = fitting(pool, limit_s)
-        cost = pool.cost_j[fit] + price_w * pool.time_s[fit]
-        options = pool.options[:, fit[int(cost.argmin())]]
-        plan = self._finished(options, min(limit_s, problem.max_time_s), price_w)
-        if plan is None:
+        search = self._search
+        if not self._exact and self._problem.count <= _WHOLE:
+            # Takes a fraction of a second, and then no plan of the frontier is better.
+            self._survey(None, lambda done, total: None)
+        search.near(target_s)
+        options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
+        self._finish(options, limit_s, price_w)
+        fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
+        if not fit:
             raise PipelineFrequencyError(
                 f"no plan that takes {limit_s:.6g} s with that few clock changes was found; allow "
                 "more changes, or a longer time"
             )
-        return self._of([plan])
+        return self._of([min(fit, key=lambda one: one.effective_energy_j + price_w * one.time_s)])
 
-    def _finished(self, options: Ints, until_s: float, price_w: float = 0.0) -> Plan | None:
-        """A plan, improved as asked for, with its figures."""
+    def _finish(self, options: Ints, until_s: float, price_w: float = 0.0) -> Plan | None:
+        """Improves a plan as asked for, and adds it to those that are known.
+
+        Returns:
+            None where no plan has so few changes of clocks.
+        """
         problem = self._problem
         proven_j = -np.inf
         if self._polish and not self._exact:
             options = polished(problem, options, until_s, _POLISH_LIMIT_S)
+            self._search.pool.add(options[:, None])
         if self._exact:
             program = Program(
                 problem,
@@ -174,12 +266,57 @@ class Planner:
             )
             if found is not None:
                 options = found.options
+                self._search.pool.add(options[:, None])
                 if not price_w and self._changes == Changes():
                     proven_j = found.bound_j
         clocks = self._steady.settle(problem.clocks(options), until_s)
         if clocks is None:
             return None
-        return self._plan(clocks, proven_j)
+        plan = self._plan(clocks, proven_j)
+        self._known.append(plan)
+        return plan
+
+    def _exact_frontier(self, points: int | None, tell: Progress) -> list[Plan]:
+        """Solves for one deadline after the other, the widest step in energy first.
+
+        Between two plans it asks for the middle of their times, and if that finds nothing, for all
+        times below the slower plan's: then that step is known to be one.
+        """
+        search, problem = self._search, self._problem
+        # What a solver tells apart: its tolerance is absolute, and times are scaled.
+        apart_s = 1e-6 * float(np.median(problem.fastest))
+        most = points or (MOST if not self._small else _SMALL_POINTS)
+        search.survey(lambda done, steps: None)
+
+        def solve(limit_s: float) -> Plan | None:
+            options = search.pool.options(np.array([search.pool.best(limit_s)]))[:, 0]
+            return self._finish(options, limit_s)
+
+        slow = solve(problem.max_time_s)
+        if slow is None:
+            return []
+        fast = solve(problem.min_time_s) or slow
+        found = [slow, fast]
+        # (fast, slow, whether the middle was asked for)
+        steps = [(fast, slow, False)] if fast.time_s < slow.time_s - apart_s else []
+        while steps and len(found) < most:
+            tell(len(found), most)
+            steps.sort(key=lambda step: step[0].effective_energy_j - step[1].effective_energy_j)
+            fast, slow, asked = steps.pop()
+            last_s = slow.time_s - apart_s
+            at_s = last_s if asked else min(last_s, (fast.time_s + slow.time_s) / 2)
+            plan = solve(at_s)
+            if plan is None or plan.effective_energy_j >= fast.effective_energy_j - self._equal_j:
+                if at_s < last_s:
+                    steps.append((fast, slow, True))
+                continue
+            found.append(plan)
+            if plan.time_s - fast.time_s > apart_s:
+                steps.append((fast, plan, False))
+            if at_s < last_s:
+                steps.append((plan, slow, False))
+        tell(most, most)
+        return found
 
     def _plan(self, clocks: Ints, proven_j: float) -> Plan:
         problem = self._problem
@@ -206,7 +343,8 @@ class Planner:
         """Without plans that another beats."""
         kept: list[Plan] = []
         for plan in sorted(plans, key=lambda one: (one.time_s, one.effective_energy_j)):
-            if not kept or plan.effective_energy_j < kept[-1].effective_energy_j:
+            least_j = plan.effective_energy_j + self._equal_j
+            if not kept or least_j < kept[-1].effective_energy_j:
                 kept.append(plan)
         problem = self._problem
         baseline_s, baseline_j = problem.at_highest_clock()
@@ -219,6 +357,7 @@ class Planner:
             problem.gpus_per_stage,
             baseline_s,
             baseline_j,
+            self.problem,
         )
 
 
@@ -229,7 +368,7 @@ def plan_frontier(
     p2p_power_w: float,
     gpus_per_stage: int = 1,
     energy_per: EnergyPer = "gpu",
-    points: int = 100,
+    points: int | None = None,
     exact: bool | None = None,
     polish: bool = False,
     progress: Progress | None = None,

@@ -1,94 +1,112 @@
-"""Plans found so far, of one problem: the better ones of every time."""
+"""Plans found so far for one problem: each is the cheapest of those that are not slower."""
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import numpy as np
 
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 
-Bound = Callable[[Floats], Floats]
-"""Least effective energy for iteration times."""
+_SAME = 1e-11
+"""Relative difference of times that is rounding."""
 
 
 class Pool:
-    """Keeps, of what it is given, the best plans of each interval of time and the lower hull.
+    """Keeps every plan that no other plan beats, the fastest first.
 
     Args:
-        problem: Whose plans.
-        bound: What plans are held against.
-        shortest_s, longest_s: Times of interest.
-        intervals: Into so many the times are divided.
+        problem: The problem that the plans solve.
 
     Attributes:
-        options: (instructions, plans).
-        time_s, cost_j: Of each plan.
-        number: Names each plan for good.
+        time_s: Iteration times, rising, s.
+        cost_j: Effective energies, falling, J.
+        number: A number for each plan that it keeps while other plans come and go.
     """
 
-    def __init__(
-        self, problem: Problem, bound: Bound, shortest_s: float, longest_s: float, intervals: int
-    ) -> None:
+    def __init__(self, problem: Problem) -> None:
         self._problem = problem
-        self._bound = bound
-        self._shortest_s = shortest_s
-        self._per_s = intervals / max(longest_s - shortest_s, 1e-300)
-        self._intervals = intervals
-        self.options: Ints = np.zeros((problem.count, 0), dtype=np.intp)
+        self._options = np.zeros((problem.count, 0), dtype=np.int16)
         self.time_s: Floats = np.zeros(0)
         self.cost_j: Floats = np.zeros(0)
         self.number: Ints = np.zeros(0, dtype=np.intp)
         self._added = 0
 
     def add(self, options: Ints) -> None:
-        """Evaluates plans, and keeps the good ones."""
+        """Evaluates plans (instructions, plans) and drops those that another plan beats."""
         problem = self._problem
-        everything = np.concatenate([self.options, options], axis=1)
+        count = options.shape[1]
         time_s = np.concatenate([self.time_s, problem.longest(problem.durations(options))])
         cost_j = np.concatenate([self.cost_j, problem.cost(options)])
-        numbers = np.arange(self._added, self._added + options.shape[1])
-        self._added += options.shape[1]
-        number = np.concatenate([self.number, numbers])
-        keep = set(_hull(time_s, cost_j))
-        excess = cost_j - self._bound(time_s)
-        rank = np.lexsort((excess, self.interval(time_s)))
-        interval = self.interval(time_s)[rank]
-        first = np.flatnonzero(np.diff(interval, prepend=-1))
-        second = first[np.isin(first + 1, np.arange(len(rank))) & ~np.isin(first + 1, first)] + 1
-        keep.update(rank[first].tolist(), rank[second].tolist())
-        chosen = np.array(sorted(keep), dtype=np.intp)
-        self.options = everything[:, chosen]
-        self.time_s, self.cost_j, self.number = time_s[chosen], cost_j[chosen], number[chosen]
+        number = np.concatenate([self.number, np.arange(self._added, self._added + count)])
+        self._added += count
+        rank = np.lexsort((cost_j, time_s))
+        cheapest = np.minimum.accumulate(cost_j[rank])
+        kept = rank[np.concatenate([[True], cheapest[1:] < cheapest[:-1]])]
+        new = kept >= len(self.time_s)
+        found = np.empty((problem.count, len(kept)), dtype=np.int16)
+        found[:, ~new] = self._options[:, kept[~new]]
+        found[:, new] = options[:, kept[new] - len(self.time_s)]
+        self._options = found
+        self.time_s, self.cost_j, self.number = time_s[kept], cost_j[kept], number[kept]
 
-    def interval(self, time_s: Floats) -> Ints:
-        """The intervals that times lie in."""
-        place = np.floor((time_s - self._shortest_s) * self._per_s)
-        return np.clip(place, 0, self._intervals - 1).astype(np.intp)
+    def options(self, places: Ints) -> Ints:
+        """The options of plans (instructions, plans)."""
+        return self._options[:, places].astype(np.intp)
 
-    def hull(self) -> list[int]:
-        """Plans on the lower hull of times and costs, the fastest first."""
-        return _hull(self.time_s, self.cost_j)
+    def best(self, limit_s: float, price_w: float = 0.0) -> int:
+        """The plan within a time that costs least.
 
-    def best_of_each(self) -> Ints:
-        """For each interval that has plans, the one nearest to the bound."""
-        excess = self.cost_j - self._bound(self.time_s)
-        interval = self.interval(self.time_s)
-        rank = np.lexsort((excess, interval))
-        first = np.flatnonzero(np.diff(interval[rank], prepend=-1))
-        return np.asarray(rank[first])
+        Args:
+            limit_s: At least `Problem.min_time_s`.
+            price_w: Cost of a second of the iteration beside the effective energy.
+        """
+        fit = int(np.searchsorted(self.time_s, limit_s * (1 + _SAME), side="right"))
+        return int((self.cost_j[:fit] + price_w * self.time_s[:fit]).argmin())
 
+    def hull(self, low_s: float, high_s: float) -> list[int]:
+        """Plans between two times that are on the lower hull of times and costs."""
+        hull: list[int] = []
+        time_s, cost_j = self.time_s.tolist(), self.cost_j.tolist()
+        first, last = np.searchsorted(self.time_s, [low_s * (1 - _SAME), high_s * (1 + _SAME)])
+        for place in range(int(first), int(last)):
+            while len(hull) > 1:
+                a, b = hull[-2], hull[-1]
+                steeper = (cost_j[b] - cost_j[a]) * (time_s[place] - time_s[a])
+                if steeper < (cost_j[place] - cost_j[a]) * (time_s[b] - time_s[a]):
+                    break
+                hull.pop()
+            hull.append(place)
+        return hull
 
-def _hull(time_s: Floats, cost_j: Floats) -> list[int]:
-    hull: list[int] = []
-    for place in np.lexsort((cost_j, time_s)).tolist():
-        if hull and cost_j[place] >= cost_j[hull[-1]]:
-            continue
-        while len(hull) > 1:
-            a, b = hull[-2], hull[-1]
-            steeper = (cost_j[b] - cost_j[a]) * (time_s[place] - time_s[a])
-            if steeper < (cost_j[place] - cost_j[a]) * (time_s[b] - time_s[a]):
-                break
-            hull.pop()
-        hull.append(place)
-    return hull
+    def nearest(self, edges_s: Floats, bound_j: Floats) -> Ints:
+        """The plan of each interval of time that is nearest to the bound.
+
+        Args:
+            edges_s: Where the intervals begin and end, rising.
+            bound_j: The least cost for each plan's time.
+        """
+        inside = (self.time_s >= edges_s[0] * (1 - _SAME)) & (
+            self.time_s <= edges_s[-1] * (1 + _SAME)
+        )
+        places = np.flatnonzero(inside)
+        interval = np.searchsorted(edges_s[1:-1], self.time_s[places], side="right")
+        rank = np.lexsort(((self.cost_j - bound_j)[places], interval))
+        return places[rank[np.diff(interval[rank], prepend=-1) > 0]]
+
+    def between(self, chosen: Ints, step_j: float) -> Ints:
+        """Adds plans until neighbours are at most a step apart, as far as there are plans.
+
+        Args:
+            chosen: Plans, the fastest first.
+            step_j: Difference of effective energies.
+        """
+        found = [int(chosen[0])]
+        for slower in chosen[1:].tolist():
+            while self.cost_j[found[-1]] - self.cost_j[slower] > step_j:
+                # The slowest plan within a step, or the next one if none is.
+                after = np.searchsorted(-self.cost_j, step_j - self.cost_j[found[-1]], side="right")
+                found.append(max(int(after) - 1, found[-1] + 1))
+                if found[-1] >= slower:
+                    found.pop()
+                    break
+            found.append(slower)
+        return np.array(found, dtype=np.intp)

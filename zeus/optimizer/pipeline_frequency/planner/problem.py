@@ -75,8 +75,8 @@ def curve_of(options: Sequence[Option], power_w: float, gpus: int, per: EnergyPe
         hull.append(place)
     return Curve(
         tuple(mhz for _, _, mhz in kept),
-        np.array([time_s for time_s, _, _ in kept]),
-        np.array([cost_j for _, cost_j, _ in kept]),
+        np.array([time_s for time_s, _, _ in kept], dtype=np.float64),
+        np.array([cost_j for _, cost_j, _ in kept], dtype=np.float64),
         np.array(hull, dtype=np.intp),
     )
 
@@ -107,6 +107,7 @@ class Problem:
 
     Attributes:
         kind: The curve of each instruction.
+        offered: What the profile has for each curve, from the highest clock down.
         times, costs: Of each curve's options: s, J; filled up with inf.
         hull_below: For each option, the nearest on the hull that is not slower.
         forward, reverse: The graph in both directions.
@@ -145,9 +146,9 @@ class Problem:
         names = [(one.stage, one.name, one.chunk) for one in pipeline.instructions]
         self.kinds = list(dict.fromkeys(names))
         number = {name: place for place, name in enumerate(self.kinds)}
+        self.offered = [profile.options(*name) for name in self.kinds]
         self.curves = [
-            curve_of(profile.options(*name), p2p_power_w, gpus_per_stage, energy_per)
-            for name in self.kinds
+            curve_of(options, p2p_power_w, gpus_per_stage, energy_per) for options in self.offered
         ]
         self.kind = np.array([number[name] for name in names], dtype=np.intp)
         self.num_options = np.array([len(curve.mhz) for curve in self.curves], dtype=np.intp)
@@ -254,34 +255,32 @@ class Problem:
             [self.curves[kind].mhz[option] for kind, option in zip(self.kind, options, strict=True)]
         )
 
-    def by_clock(self) -> list[dict[int, tuple[float, float]]]:
-        """For each curve, what every clock of the profile takes: s, and effective energy, J."""
+    def offered_figures(self, kind: int) -> tuple[Floats, Floats]:
+        """Times, s, and effective energies, J, of all that the profile has for a curve."""
         factor = self.gpus_per_stage if self.energy_per == "gpu" else 1
         blocking_w = self.p2p_power_w * self.gpus_per_stage
-        return [
-            {
-                option.frequency: (
-                    option.time_s,
-                    factor * option.energy_j - blocking_w * option.time_s,
-                )
-                for option in self.profile.options(*kind)
-            }
-            for kind in self.kinds
-        ]
+        options = self.offered[kind]
+        time_s = np.array([option.time_s for option in options], dtype=np.float64)
+        energy_j = np.array([option.energy_j for option in options], dtype=np.float64)
+        return time_s, factor * energy_j - blocking_w * time_s
+
+    def by_clock(self) -> list[dict[int, tuple[float, float]]]:
+        """For each curve, what every clock of the profile takes: s, and effective energy, J."""
+        found = []
+        for kind, options in enumerate(self.offered):
+            time_s, cost_j = self.offered_figures(kind)
+            mhz = [option.frequency for option in options]
+            pairs = zip(time_s.tolist(), cost_j.tolist(), strict=True)
+            found.append(dict(zip(mhz, pairs, strict=True)))
+        return found
 
     def at_highest_clock(self) -> tuple[float, float]:
         """Time, s, and energy, J, of an iteration with every instruction at its highest clock."""
-        times, energies = [], []
-        factor = self.gpus_per_stage if self.energy_per == "gpu" else 1
-        for kind in self.kinds:
-            option = self.profile.options(*kind)[0]
-            times.append(option.time_s)
-            energies.append(factor * option.energy_j)
-        durations = np.array(times)[self.kind]
-        stages = np.array(energies)[self.kind].sum()
+        figures = [self.offered_figures(kind) for kind in range(len(self.kinds))]
+        durations = np.array([time_s[0] for time_s, _ in figures])[self.kind]
+        cost_j = np.array([cost_j[0] for _, cost_j in figures])[self.kind].sum()
         time_s = float(self.longest(durations[:, None])[0])
-        busy = self.p2p_power_w * self.gpus_per_stage * durations.sum()
-        return time_s, float(stages + self.blocking_w * time_s - busy)
+        return time_s, float(self.energy(cost_j, time_s))
 
 
 def _without_implied(pipeline: Pipeline) -> list[tuple[int, int]]:

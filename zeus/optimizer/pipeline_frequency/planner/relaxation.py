@@ -112,43 +112,42 @@ class Relaxation:
                 out[place].append(len(row_low))
                 end_rows.append(len(row_low))
                 row_low.append(0.0)
-        starts = [0]
-        rows: list[int] = []
-        values: list[float] = []
-        cost: list[float] = []
-        high: list[float] = []
-
-        def column(price: float, most: float, entries: list[tuple[int, float]]) -> None:
-            cost.append(price)
-            high.append(most)
-            rows.extend(row for row, _ in entries)
-            values.extend(value for _, value in entries)
-            starts.append(len(rows))
-
-        for place in range(count):
-            entries = [(row, 1.0) for row in into[place]] + [(row, -1.0) for row in out[place]]
-            column(0.0, np.inf, entries)
+        ends = [[*into[place], *out[place]] for place in range(count)]
+        signs = [[1.0] * len(into[place]) + [-1.0] * len(out[place]) for place in range(count)]
         # Column by column what one hull segment adds to an instruction's time.
-        segments = []
-        for place in range(count):
-            curve = problem.curves[problem.kind[place]]
-            time_s, cost_j = curve.time_s[curve.hull], curve.cost_j[curve.hull]
-            widths, steps = np.diff(time_s), np.diff(cost_j)
-            segments.append(len(widths))
-            for width, step in zip(widths.tolist(), steps.tolist(), strict=True):
-                column(step / width / self._unit, width * scale, [(r, -1.0) for r in into[place]])
-        column(0.0, np.inf, [(row, 1.0) for row in end_rows])
+        prices, widths = self._segments_of_curves()
+        segments = np.array([len(found) for found in prices])[problem.kind]
+        added = [into[place] * number for place, number in enumerate(segments.tolist())]
+        sizes = [len(found) for found in ends]
+        sizes += np.repeat([len(found) for found in into], segments).tolist()
+        rows = [row for found in (*ends, *added, end_rows) for row in found]
+        lengths = (sum(map(len, signs)), sum(map(len, added)), len(end_rows))
+        values = np.concatenate([np.ones(lengths[0]), -np.ones(lengths[1]), np.ones(lengths[2])])
+        values[: lengths[0]] = [sign for found in signs for sign in found]
+        none = np.zeros(count)
+        cost = np.concatenate([none, *(prices[kind] for kind in problem.kind), [0.0]])
+        high = np.concatenate([none + np.inf, *(widths[kind] for kind in problem.kind), [np.inf]])
+        starts = np.concatenate([[0], np.cumsum([*sizes, len(end_rows)])])
         self._segments = np.repeat(np.arange(count), segments)
         self._matrix = Matrix(
-            np.array(cost),
+            cost,
             np.zeros(len(cost)),
-            np.array(high),
+            high,
             np.array(row_low),
-            np.array(starts, dtype=np.intp),
+            starts.astype(np.intp),
             np.array(rows, dtype=np.intp),
-            np.array(values),
+            values,
             len(cost) - 1,
         )
+
+    def _segments_of_curves(self) -> tuple[list[Floats], list[Floats]]:
+        """For each curve the prices of its hull's segments, falling, and their widths; scaled."""
+        prices, widths = [], []
+        for curve in self._problem.curves:
+            width, step = np.diff(curve.time_s[curve.hull]), np.diff(curve.cost_j[curve.hull])
+            prices.append(step / width / self._unit)
+            widths.append(width * self._scale)
+        return prices, widths
 
     def solve(self, deadline_s: float, time_price_w: float = 0.0) -> Relaxed:
         """The optimum for a deadline.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
+from statistics import median_low
 from typing import Any
 
 from zeus.exceptions import PipelineFrequencyError
@@ -23,9 +24,15 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankInfo,
     RankProfile,
 )
-from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.server.planning import Ask
 from zeus.optimizer.pipeline_frequency.server.scheduler import choose
-from zeus.optimizer.pipeline_frequency.server.stragglers import Rules, StragglerWatch, plans_for
+from zeus.optimizer.pipeline_frequency.server.stragglers import (
+    Rules,
+    StragglerWatch,
+    plans_for,
+    straggler_times,
+)
 
 LEAD_S = 2.5 * REPORT_INTERVAL_S
 """A plan begins so far ahead that every rank has reported, and been told, until then."""
@@ -118,6 +125,7 @@ class Job:
         self.results: dict[int, ProfilingResult] = {}
         self._rules = rules
         self._slowdowns: list[float] = []
+        self._asked: set[Ask] = set()
         self._watch: StragglerWatch | None = None
 
     # ------------------------------------------------------------------------------- who takes part
@@ -226,8 +234,60 @@ class Job:
             InForce(self.version, index, at_iteration, lead) for _ in range(self.info.dp_degree)
         ]
         self._slowdowns = []
+        self._asked = set()
         self._watch = None
         self.watch.restart(at_iteration)
+
+    def lacks(self, choice: Choice | None = None) -> list[Ask]:
+        """Times for which a plan is wanted and the frontier has none that is near.
+
+        Args:
+            choice: What is about to be asked for; None: what is wanted now.
+        """
+        frontier = self.frontier
+        if frontier is None or frontier.problem is None:
+            return []
+        wanted = self.initial if choice is not None and choice.automatic else choice
+        wanted = self.effective_choice if wanted is None else wanted
+        asks: list[Ask] = []
+        fastest_s = frontier.plans[frontier.fastest()].time_s
+        if wanted.deadline_s is not None:
+            asks.append(("deadline", wanted.deadline_s))
+        elif wanted.max_slowdown is not None:
+            asks.append(("deadline", wanted.max_slowdown * fastest_s))
+        elif wanted.straggler_s is not None:
+            asks.append(("straggler", wanted.straggler_s))
+        if wanted.watches_stragglers:
+            base = choose(frontier, wanted)[0]
+            times = straggler_times(frontier, base, self.watch.slowdowns)
+            asks += [("straggler", time_s) for time_s in times if time_s is not None]
+        found = []
+        for kind, time_s in dict.fromkeys(asks):
+            by = frontier.by_deadline if kind == "deadline" else frontier.by_straggler
+            if frontier.lacks(time_s, by(time_s)) and (kind, time_s) not in self._asked:
+                found.append((kind, time_s))
+        return found
+
+    def take_plans(self, asks: Iterable[Ask], plans: Iterable[Plan], now_s: float) -> bool:
+        """Plans that were made for `lacks`.
+
+        Returns:
+            Whether a pipeline changes its plan.
+        """
+        assert self.frontier is not None
+        self._asked.update(asks)
+        self.frontier, places = self.frontier.with_plans(plans)
+        self.base = places[self.base]
+        for one in self.in_force:
+            one.plan = places[one.plan]
+        for name in ("initial", "choice"):
+            wanted: Choice = getattr(self, name)
+            if wanted.plan is not None:
+                setattr(self, name, wanted.model_copy(update={"plan": places[wanted.plan]}))
+        self.base, _ = choose(self.frontier, self.effective_choice)
+        if not self.effective_choice.watches_stragglers:
+            return False  # they stay until the next choice
+        return self._switch(self._wanted(), now_s)
 
     def choose(self, choice: Choice, now_s: float) -> Chosen:
         """Somebody asks for another plan.
@@ -287,8 +347,11 @@ class Job:
         if self.frontier is not None and not max(paces) and self.frontier.plans[-1].time_s > 0:
             # No iteration has been seen to end yet: none is shorter than the fastest plan's.
             paces.append(1 / self.frontier.plans[-1].time_s)
-        pace = max(paces)
-        reached = max(one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard)
+        # Ranks wait for one another in every iteration. One that is far ahead of most of them is
+        # mistaken, and must not delay what all are to run.
+        pace = min(max(paces), 2 * median_low([one for one in paces if one] or [0.0]))
+        at = [one.iteration + pace * max(0.0, now_s - one.heard_s) for one in heard]
+        reached = min(max(at), median_low(at) + 1 + pace * REPORT_INTERVAL_S)
         # One more, as an iteration that is under way may be about to end.
         lead = 1 + math.ceil(LEAD_S * pace)
         return math.floor(reached) + lead, lead

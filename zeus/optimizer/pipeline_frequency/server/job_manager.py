@@ -33,6 +33,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     new_job_id,
 )
 from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.optimizer.pipeline_frequency.server import planning
 from zeus.optimizer.pipeline_frequency.server.job import Job, RankProgress, Refused, ranks_in_words
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
@@ -44,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 FLUSH_S = 1.0
 CLEANUP_S = 60.0
+MAKE_S = 5.0
+"""How long somebody who asks for a plan waits while it is made; then the nearest is run."""
 
 
 class JobManager:
@@ -73,6 +76,7 @@ class JobManager:
         self._plan_again: set[str] = set()
         self._dirty: set[tuple[str, int]] = set()
         self._heard: set[str] = set()
+        self._planner = planning.PlannerProcesses()
         self._closing = False
         self.waiting = 0
         """Requests for a schedule that are open."""
@@ -99,13 +103,15 @@ class JobManager:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._planner.close()
         self._flush()
         self._storage.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
@@ -245,11 +251,16 @@ class JobManager:
             logger.info(
                 "job %s: pipelines are late by %s, and get plans %s", job_id, slowdowns, plans
             )
+            self._make_what_lacks(job_id)
         return update
 
-    def choose(self, job_id: str, choice: Choice) -> Chosen:
-        """Somebody wants another plan."""
+    async def choose(self, job_id: str, choice: Choice) -> Chosen:
+        """Somebody wants another plan; one that has to be made is waited for, but not for long."""
         job = self._hear(job_id)
+        asks = job.lacks(choice)
+        if asks:
+            await asyncio.wait({self._spawn(self._plan_more(job_id, asks))}, timeout=MAKE_S)
+            job = self.job(job_id)
         chosen = job.choose(choice, self._clock())
         self._put_state(job)
         logger.info("job %s: %s asked for", job_id, choice.model_dump(exclude_none=True))
@@ -369,10 +380,41 @@ class JobManager:
                 raise _told(self.settings.scheduler.__name__, error) from None
         assert isinstance(scheduler, OnlineSolution)
         profiles = [job.profiles[rank] for rank in sorted(job.profiles)]
-        folder = self.settings.dump_dir / job_id
-        what = planning.order(job.info, profiles, folder, scheduler.points, scheduler.p2p_power_w)
-        frontier = await planning.plan(what)
+        problem = planning.problem_of(job.info, profiles, scheduler.p2p_power_w)
+        frontier = await self._planner.frontier(problem, scheduler.points)
         self._take_frontier(job, frontier, scheduler.choice)
+        folder = self.settings.dump_dir / job_id
+        await asyncio.to_thread(_write_plans, folder, planning.rows_of(profiles), frontier)
+
+    def _make_what_lacks(self, job_id: str) -> None:
+        asks = self.jobs[job_id].lacks()
+        if asks:
+            self._spawn(self._plan_more(job_id, asks))
+
+    async def _plan_more(self, job_id: str, asks: list[planning.Ask]) -> None:
+        """Has plans made for times that were asked for, and adds them to the job's."""
+        job = self.jobs[job_id]
+        before = job.frontier
+        assert before is not None
+        assert before.problem is not None
+        try:
+            plans = await self._planner.plans(before.problem, asks)
+        except PipelineFrequencyError as error:
+            logger.warning("job %s: the nearest plan is run: %s", job_id, error.message)
+            return
+        # Planned anew meanwhile, or forgotten: these are of no use.
+        if self.jobs.get(job_id) is not job or job.frontier is None:
+            return
+        if job.frontier.problem is not before.problem:
+            return
+        job.take_plans(asks, plans, self._clock())
+        self._put(
+            [
+                (job_id, "frontier", 0, job.frontier.to_json()),
+                (job_id, "job", 0, job.state()),
+            ]
+        )
+        logger.info("job %s: made plans for %s", job_id, asks)
 
     def _take_frontier(self, job: Job, frontier: Frontier, initial: Choice) -> None:
         job_id = job.info.job_id
@@ -380,6 +422,7 @@ class JobManager:
             return  # forgotten meanwhile
         job.take_frontier(frontier, initial, self._clock())
         self._put([(job_id, "frontier", 0, frontier.to_json()), (job_id, "job", 0, job.state())])
+        self._make_what_lacks(job_id)
 
     # -------------------------------------------------------------------------------------- storing
 
@@ -512,6 +555,16 @@ def _what_is_missing(job: Job, waited_s: float) -> str:
         if missing:
             return f"{waited} {ranks_in_words(missing)} had not sent results of the last schedule"
     return f"{waited} the scheduler had not given a schedule; ask again"
+
+
+def _write_plans(folder: Path, rows: list[Row], frontier: Frontier) -> None:
+    """Files for people to look at, and to start another server with."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_profile(rows, folder / "profile.csv")
+        frontier.write(folder)
+    except OSError as error:
+        logger.warning("the plans cannot be written to %s: %s", folder, error)
 
 
 def _write_json(path: Path, bodies: list[dict[str, Any]]) -> None:

@@ -1,79 +1,172 @@
-"""Plans a frontier in a process of its own: the planner computes for seconds, and uses scipy.
+"""Plans in a process of its own: the planner computes for seconds, and uses scipy.
 
-`python -m zeus.optimizer.pipeline_frequency.server.planning` reads an order as JSON, writes profile
-and plans to the order's folder, and prints the frontier as JSON; or one sentence to stderr and
-exit code 2.
+`python -m zeus.optimizer.pipeline_frequency.server.planning` reads a problem as JSON, and how many
+plans or which ones are wanted, and prints the frontier or the plans as JSON; or one sentence to
+stderr, and ends with exit code 2.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import sys
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency import schedules
 from zeus.optimizer.pipeline_frequency.common import JobInfo, RankProfile
-from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Row
 
 LIMIT_S = 3600.0
 """A planner that takes longer is stopped."""
 
 SCHEDULES = ("1f1b", "gpipe", "interleaved", "interleaved-1f1b")
 
+KEPT = 32
+"""Frontiers that are kept for further jobs with the same profile."""
+
 _REFUSED = 2
 
+Ask = tuple[Literal["deadline", "straggler"], float]
+"""What a single plan is for, and within which time, s."""
 
-def order(
-    info: JobInfo, profiles: Sequence[RankProfile], folder: Path, points: int, p2p_power_w: float
+
+def problem_of(
+    info: JobInfo, profiles: Sequence[RankProfile], p2p_power_w: float
 ) -> dict[str, Any]:
-    """What the process is told.
+    """What is to be planned for a job, as JSON can hold it.
 
     Args:
         info: The job.
         profiles: Of all its ranks.
-        folder: Where the profile and the plans are written.
-        points: How many plans.
-        p2p_power_w: Where no rank has measured it, W.
+        p2p_power_w: Power of a blocked GPU where no rank has measured it, W.
 
     Raises:
-        PipelineFrequencyError: Something is missing.
+        PipelineFrequencyError: Something is missing, or the profiles contradict the schedule.
     """
     measured = [one.p2p_power_w for one in profiles if one.p2p_power_w is not None]
-    order_of = {one.pp_rank: one.instructions for one in profiles if one.instructions}
-    forwards = {steps.count("forward") for steps in order_of.values()}
+    orders = {one.pp_rank: one.instructions for one in profiles if one.instructions}
+    forwards = {steps.count("forward") for steps in orders.values()}
     microbatches = info.num_microbatches or (forwards.pop() if len(forwards) == 1 else None)
     if not microbatches:
         raise PipelineFrequencyError(
             "the number of microbatches is not known; give num_microbatches with the job, or "
             "instructions with each profile"
         )
+    profile = InstructionProfile.from_rows(rows_of(profiles))
+    name = info.schedule or "1f1b"
+    if name in ("interleaved", "interleaved-1f1b"):
+        chunks = 1 + max(row.chunk for one in profiles for row in one.rows)
+        if orders:
+            chunks = max(1, next(iter(orders.values())).count("forward") // microbatches)
+        pipeline = schedules.interleaved_1f1b(info.pp_degree, microbatches, chunks)
+    elif name in schedules.BY_NAME:
+        pipeline = schedules.BY_NAME[name](info.pp_degree, microbatches)
+    else:
+        raise PipelineFrequencyError(f"there is no schedule {name}; take {', '.join(SCHEDULES)}")
+    for stage, steps in orders.items():
+        planned = [pipeline.instructions[place].name for place in pipeline.stages[stage]]
+        if planned != steps:
+            differ = next(
+                (n for n, (a, b) in enumerate(zip(planned, steps, strict=False)) if a != b),
+                min(len(planned), len(steps)),
+            )
+            raise PipelineFrequencyError(
+                f"stage {stage} runs {len(steps)} instructions in another order than {name} with "
+                f"{microbatches} microbatches has it ({len(planned)}; they differ from number "
+                f"{differ} on); give schedule and num_microbatches with the job"
+            )
     return {
-        "folder": str(folder),
-        "schedule": info.schedule or "1f1b",
-        "num_stages": info.pp_degree,
-        "num_microbatches": microbatches,
-        "gpus_per_stage": info.tp_degree,
-        "points": points,
+        "profile": profile.to_json(),
+        "pipeline": pipeline.to_json(),
         "p2p_power_w": sum(measured) / len(measured) if measured else p2p_power_w,
-        "instructions": {str(stage): steps for stage, steps in order_of.items()},
-        "rows": [
-            [one.rank, one.dp_rank, one.pp_rank, one.tp_rank, *row.model_dump().values()]
-            for one in sorted(profiles, key=lambda one: one.rank)
-            for row in one.rows
-        ],
+        "gpus_per_stage": info.tp_degree,
+        "energy_per": "gpu",
+        "change_time_s": 0.0,
+        "max_changes": None,
     }
 
 
-async def plan(what: dict[str, Any]) -> Frontier:
-    """Carries out an order.
+def rows_of(profiles: Sequence[RankProfile]) -> list[Row]:
+    """What all ranks measured, as a profile's rows."""
+    return [
+        Row(
+            stage=one.pp_rank,
+            instruction=row.instruction,
+            frequency=row.frequency,
+            time=row.time,
+            energy=row.energy,
+            rank=one.rank,
+            dp_rank=one.dp_rank,
+            pp_rank=one.pp_rank,
+            tp_rank=one.tp_rank,
+            chunk=row.chunk,
+        )
+        for one in sorted(profiles, key=lambda one: one.rank)
+        for row in one.rows
+    ]
 
-    Raises:
-        PipelineFrequencyError: There is no plan for it, and why.
-    """
+
+class PlannerProcesses:
+    """Plans in processes, each problem once: jobs with the same profile share what was found."""
+
+    def __init__(self) -> None:
+        self._tasks: OrderedDict[bytes, asyncio.Task[Any]] = OrderedDict()
+
+    async def frontier(self, problem: dict[str, Any], points: int) -> Frontier:
+        """The frontier of a problem.
+
+        Raises:
+            PipelineFrequencyError: There is none, and why.
+        """
+        found: Frontier = await self._shared(
+            {"problem": problem, "points": points}, Frontier.from_json
+        )
+        return found
+
+    async def plans(self, problem: dict[str, Any], asks: Sequence[Ask]) -> list[Plan]:
+        """A plan for each time.
+
+        Raises:
+            PipelineFrequencyError: There is none, and why.
+        """
+        found: list[Plan] = await self._shared(
+            {"problem": problem, "asks": list(asks)},
+            lambda data: [Plan.from_json(one) for one in data],
+        )
+        return found
+
+    async def close(self) -> None:
+        """Ends what is running."""
+        for task in self._tasks.values():
+            task.cancel()
+        await asyncio.gather(*self._tasks.values(), return_exceptions=True)
+        self._tasks.clear()
+
+    async def _shared(self, what: dict[str, Any], read: Callable[[Any], Any]) -> Any:
+        text = json.dumps(what)
+        key = hashlib.sha256(text.encode()).digest()
+        task = self._tasks.get(key)
+        if task is None:
+            task = self._tasks[key] = asyncio.create_task(_run(text, read))
+            while len(self._tasks) > KEPT and next(iter(self._tasks.values())).done():
+                self._tasks.popitem(last=False)
+        self._tasks.move_to_end(key)
+        try:
+            # A job that is forgotten meanwhile must not take it from another.
+            return await asyncio.shield(task)
+        except PipelineFrequencyError:
+            if self._tasks.get(key) is task:
+                del self._tasks[key]
+            raise
+
+
+async def _run(text: str, read: Callable[[Any], Any]) -> Any:
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
@@ -84,9 +177,7 @@ async def plan(what: dict[str, Any]) -> Frontier:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     try:
-        out, err = await asyncio.wait_for(
-            process.communicate(json.dumps(what).encode()), timeout=LIMIT_S
-        )
+        out, err = await asyncio.wait_for(process.communicate(text.encode()), timeout=LIMIT_S)
     except asyncio.TimeoutError:
         raise PipelineFrequencyError(
             f"the planner took longer than {LIMIT_S:g} s; ask for fewer points"
@@ -96,7 +187,7 @@ async def plan(what: dict[str, Any]) -> Frontier:
             process.kill()
             await process.wait()
     if process.returncode == 0:
-        return Frontier.from_json(json.loads(out))
+        return read(json.loads(out))
     lines = err.decode(errors="replace").strip().splitlines() or ["no message"]
     if process.returncode == _REFUSED:
         raise PipelineFrequencyError(lines[-1])
@@ -105,67 +196,33 @@ async def plan(what: dict[str, Any]) -> Frontier:
     )
 
 
-def _carry_out(what: dict[str, Any]) -> Frontier:
+def _carry_out(what: dict[str, Any]) -> Any:
     try:
-        from zeus.optimizer.pipeline_frequency import schedules
-        from zeus.optimizer.pipeline_frequency.planner import plan_frontier
-        from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Row, write_profile
+        from zeus.optimizer.pipeline_frequency.planner import Planner
     except ImportError as error:
         raise PipelineFrequencyError(
             f"the planner cannot be imported ({error}); install it beside the server: "
             'pip install "zeusd[pfo-server]"'
         ) from None
-    rows = [
-        Row(pp, instruction, mhz, time_s, energy_j, rank, dp, pp, tp, chunk)
-        for rank, dp, pp, tp, instruction, chunk, mhz, time_s, energy_j in what["rows"]
-    ]
-    folder = Path(what["folder"])
-    folder.mkdir(parents=True, exist_ok=True)
-    write_profile(rows, folder / "profile.csv")
-    name, stages, count = what["schedule"], what["num_stages"], what["num_microbatches"]
-    orders = {int(stage): steps for stage, steps in what["instructions"].items()}
-    if name in ("interleaved", "interleaved-1f1b"):
-        chunks = 1 + max(row.chunk for row in rows)
-        if orders:
-            chunks = max(1, next(iter(orders.values())).count("forward") // count)
-        pipeline = schedules.interleaved_1f1b(stages, count, chunks)
-    elif name in schedules.BY_NAME:
-        pipeline = schedules.BY_NAME[name](stages, count)
-    else:
-        raise PipelineFrequencyError(f"there is no schedule {name}; take {', '.join(SCHEDULES)}")
-    frontier = plan_frontier(
-        InstructionProfile.from_rows(rows),
-        pipeline,
-        p2p_power_w=what["p2p_power_w"],
-        gpus_per_stage=what["gpus_per_stage"],
-        energy_per="gpu",
-        points=what["points"],
-    )
-    for stage, steps in orders.items():
-        planned = [instruction for instruction, _ in frontier.plans[0].stages[stage]]
-        if planned != steps:
-            differ = next(
-                (n for n, (a, b) in enumerate(zip(planned, steps, strict=False)) if a != b),
-                min(len(planned), len(steps)),
-            )
-            raise PipelineFrequencyError(
-                f"stage {stage} runs {len(steps)} instructions in another order than {name} with "
-                f"{count} microbatches has it ({len(planned)}; they differ from number {differ} "
-                "on); give schedule and num_microbatches with the job"
-            )
-    frontier.write(folder)
-    return frontier
+    planner = Planner.of_json(what["problem"])
+    if "asks" not in what:
+        return planner.frontier(what["points"]).to_json()
+    found = []
+    for kind, time_s in what["asks"]:
+        ask = planner.straggler if kind == "straggler" else planner.deadline
+        found.append(ask(time_s).plans[0].to_json())
+    return found
 
 
 def main() -> int:
     """The process."""
     os.nice(10)  # the server and its clients come first
     try:
-        frontier = _carry_out(json.load(sys.stdin))
+        found = _carry_out(json.load(sys.stdin))
     except PipelineFrequencyError as error:
         sys.stderr.write(f"{error.message}\n")
         return _REFUSED
-    json.dump(frontier.to_json(), sys.stdout)
+    json.dump(found, sys.stdout)
     return 0
 
 

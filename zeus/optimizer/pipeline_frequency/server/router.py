@@ -128,7 +128,7 @@ def create_app(settings: ServerSettings) -> PFOServer:
 
     @app.post(common.CHOOSE_PLAN_URL, dependencies=changing)
     async def choose(job_id: str, choice: Choice) -> Chosen:
-        return app.manager.choose(job_id, choice)
+        return await app.manager.choose(job_id, choice)
 
     _add_reading(app)
     _add_errors(app)

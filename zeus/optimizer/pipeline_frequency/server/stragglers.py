@@ -156,13 +156,18 @@ def plans_for(frontier: Frontier, base: int, slowdowns: Sequence[float]) -> list
     that was asked for. Each pipeline gets the plan that takes the least within that time, a
     straggler with its own slowdown taken into account: often the fastest there is.
     """
+    times = straggler_times(frontier, base, slowdowns)
+    return [base if time_s is None else frontier.by_straggler(time_s) for time_s in times]
+
+
+def straggler_times(
+    frontier: Frontier, base: int, slowdowns: Sequence[float]
+) -> list[float | None]:
+    """The time within which each pipeline's plan takes the least, s; None: it runs `base`."""
     if all(slowdown == 1.0 for slowdown in slowdowns):
-        return [base] * len(slowdowns)
+        return [None] * len(slowdowns)
     wanted_s = frontier.plans[base].time_s
     latest_s = max(slowdowns) * frontier.plans[frontier.fastest()].time_s
     if latest_s <= wanted_s:
-        return [
-            base if slowdown == 1.0 else frontier.by_straggler(wanted_s / slowdown)
-            for slowdown in slowdowns
-        ]
-    return [frontier.by_straggler(latest_s / slowdown) for slowdown in slowdowns]
+        return [None if slowdown == 1.0 else wanted_s / slowdown for slowdown in slowdowns]
+    return [latest_s / slowdown for slowdown in slowdowns]

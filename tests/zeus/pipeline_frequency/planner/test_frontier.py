@@ -1,0 +1,170 @@
+"""What every frontier and every single plan must be, on random problems and on measured ones."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.zeus.pipeline_frequency.instances import (
+    KINDS,
+    ask,
+    check_frontier,
+    every_plan,
+    pareto,
+    random_instance,
+    uniform_policies,
+)
+from tests.zeus.pipeline_frequency.toys import P2P_W, measured
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner import Planner
+from zeus.optimizer.pipeline_frequency.planner.rounding import Rounding
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
+
+
+def fresh(what: str) -> random.Random:
+    """Another one each time; what it was is printed where a test fails."""
+    seed = random.randrange(10**9)
+    print(f"{what}: seed {seed}")
+    return random.Random(seed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_plan_is_late_or_above_what_is_simpler(kind: str) -> None:
+    """Simpler are one clock for all, one power limit for all, and the frontier's own plans.
+
+    A thousand more: benchmarks/pipeline_instances.py.
+    """
+    rnd = fresh(kind)
+    for _ in range(3):
+        instance = random_instance(rnd, kind)
+        planner = instance.planner(exact=False)
+        frontier = planner.frontier(30)
+        check_frontier(instance, frontier)
+        policies = uniform_policies(instance)
+        fastest_s, slowest_s = frontier.plans[-1].time_s, frontier.plans[0].time_s
+        for time_s in (
+            rnd.uniform(fastest_s, 1.1 * slowest_s),
+            rnd.choice(frontier.plans).time_s,
+            rnd.choice(policies)[0],
+        ):
+            for straggler in (False, True):
+                found = ask(instance, planner, frontier, policies, time_s, straggler)
+                assert found.late <= 1e-9
+                assert found.above_policy <= 1e-9
+                assert found.above_frontier <= 1e-9
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_exact_frontier_has_every_pareto_point(kind: str) -> None:
+    rnd = fresh(kind)
+    for _ in range(2):
+        instance = random_instance(rnd, kind, small=True)
+        plans = every_plan(instance)
+        span_s, scale_j = max(one[0] for one in plans), max(abs(one[1]) for one in plans)
+        frontier = instance.planner(exact=True).frontier()
+        check_frontier(instance, frontier)
+        found = np.array([(plan.time_s, plan.effective_energy_j) for plan in frontier.plans])
+        for point in pareto(plans, 1e-6 * span_s, 1e-9 * scale_j):
+            off = np.abs(found - point) / (span_s, scale_j)
+            assert (off < (2e-6, 1e-8)).all(axis=1).any(), point
+
+
+def test_a_long_instruction_does_not_hide_what_a_short_one_does() -> None:
+    """A solver's tolerance of a choice, times a second, is more than a millisecond's options."""
+    instance = random_instance(random.Random(12), "other scales", small=True)
+    frontier = instance.planner(exact=True).frontier()
+    points = pareto(every_plan(instance), 1e-9, 1e-9)
+    assert len(frontier.plans) == len(points) == 93
+
+
+@pytest.mark.parametrize("seed", [4, 7, 15])
+def test_a_deadline_where_time_is_worth_what_blocking_takes(seed: int) -> None:
+    """Figures as people round them: the price of time is then that of blocking, up to rounding."""
+    rnd = random.Random(seed)
+    stages, power_w = rnd.choice([1, 2, 3]), rnd.choice([70.0, 83.64, 100.0])
+    options = {}
+    for stage in range(stages):
+        for name in ("forward", "backward"):
+            time_s, energy_j = round(rnd.uniform(0.05, 0.2), 2), 30.0
+            rows = []
+            for step in range(5):
+                rows.append(Option(1400 - 15 * step, time_s, energy_j))
+                slower = rnd.choice([0.01, 0.02])
+                time_s = round(time_s + slower, 2)
+                energy_j -= (stages - 1) * power_w * slower * rnd.choice([1, 1, 1, 2, 0.5])
+            options[stage, name, 0] = rows
+    planner = Planner(
+        InstructionProfile(options), one_f_one_b(stages, 4), p2p_power_w=power_w, exact=False
+    )
+    for factor in (1.0, 1.02, 1.05, 1.1, 1.2):
+        (plan,) = planner.max_slowdown(factor).plans
+        assert plan.time_s <= factor * planner.fastest_time_s * (1 + 1e-9)
+
+
+def test_times_may_be_whole_numbers() -> None:
+    options = {
+        (0, name, 0): [Option(1400, 1, 100), Option(1300, 2, 80)]
+        for name in ("forward", "backward")
+    }
+    planner = Planner(InstructionProfile(options), one_f_one_b(1, 2), p2p_power_w=0, exact=False)
+    assert planner.straggler(8).plans[0].energy_j == 320
+
+
+@pytest.mark.parametrize("ask_for", ["deadline", "straggler", "max_slowdown"])
+def test_a_time_that_is_no_number_is_told(ask_for: str) -> None:
+    planner = Planner(measured("a100", 4), one_f_one_b(4, 2), p2p_power_w=80.0)
+    with pytest.raises(PipelineFrequencyError, match=r"number of seconds|at least 1"):
+        getattr(planner, ask_for)(float("nan"))
+    assert getattr(planner, ask_for)(float("inf")).plans
+
+
+@pytest.mark.parametrize(("gpu", "stages", "microbatches"), [("a100", 4, 16), ("a40", 8, 8)])
+def test_a_frontier_is_dense_where_pipelines_are_run(
+    gpu: str, stages: int, microbatches: int
+) -> None:
+    pipeline = one_f_one_b(stages, microbatches)
+    planner = Planner(measured(gpu, stages), pipeline, p2p_power_w=P2P_W[gpu])
+    frontier = planner.frontier()
+    close = [one for one in frontier.plans if one.time_s <= 1.05 * planner.fastest_time_s]
+    assert len(close) >= 30
+    costs = np.array([plan.effective_energy_j for plan in frontier.plans])
+    energies = np.array([plan.energy_j for plan in frontier.plans])
+    steps = np.diff(costs) / energies[1:]
+    # Where a clock just fits there is nothing in between.
+    assert np.median(steps) <= 0.001
+    assert (steps <= 0.001).mean() >= 0.9
+    assert steps.max() <= 0.004
+    for factor in (1.005, 1.02, 1.04):
+        listed = frontier.plans[frontier.by_max_slowdown(factor)]
+        asked = planner.max_slowdown(factor).plans[0]
+        assert asked.energy_j <= listed.energy_j * (1 + 1e-12)
+        assert listed.energy_j <= 1.002 * asked.energy_j
+
+
+@pytest.mark.parametrize(("points", "close"), [(100, 30), (40, 18)])
+def test_a_short_frontier_keeps_plans_for_small_slowdowns(points: int, close: int) -> None:
+    planner = Planner(measured("a100", 8), one_f_one_b(8, 12), p2p_power_w=83.64)
+    plans = planner.frontier(points).plans
+    assert 0.8 * points <= len(plans) <= points
+    assert sum(one.time_s <= 1.05 * planner.fastest_time_s for one in plans) >= close
+
+
+def test_a_long_graph_is_walked_through_for_many_plans_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each level of a graph takes a call, and two stages have two levels for each microbatch."""
+    widths = []
+    round_ = Rounding.round
+
+    def counted(self: Rounding, durations: Any, deadlines: Any) -> Any:
+        widths.append(len(deadlines))
+        return round_(self, durations, deadlines)
+
+    monkeypatch.setattr(Rounding, "round", counted)
+    Planner(measured("a100", 2), one_f_one_b(2, 200), p2p_power_w=83.64).frontier(20)
+    assert sum(widths) > 120
+    assert len(widths) <= 12

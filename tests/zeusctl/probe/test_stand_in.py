@@ -1,0 +1,161 @@
+"""The probe finds what the C stand-in was set to, and notices a driver that lies.
+
+Nothing was tuned on these stand-ins: thresholds come from test_analysis.py.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.zeusctl.probe.stand_in import START_NS, probed, stand_in
+from zeusctl.probe.driver import CallError
+from zeusctl.probe.page import lines
+from zeusctl.probe.published import read
+from zeusctl.probe.run import Plan, probe
+
+SHORT = Plan(seconds=8, alone_seconds=2, calls=20, load_scale=0.4)
+
+ODD: dict[str, Any] = {
+    "tick_us": 83_400,
+    "window_us": 21_000,
+    "start_ns": START_NS + 37_000_000,
+    "counter_windowed": 1,
+    "jitter_us": 600,
+    "quantum_mw": 125,
+    "average_us": 1_000_000,
+}
+FAST: dict[str, Any] = {
+    "tick_us": 17_300,
+    "window_us": 9_000,
+    "start_ns": START_NS + 4_200_000,
+    "counter_quantum_mj": 50,
+}
+
+
+def test_what_two_stand_ins_were_set_to_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = probed(tmp_path, monkeypatch, ODD, FAST, plan=SHORT, load=True)
+
+    for gpu, truth in zip(report.gpus, (ODD, FAST), strict=True):
+        tick_ms, late_ms = truth["tick_us"] / 1000, truth.get("jitter_us", 0) / 1000
+        for name in ("power_instant_mw", "energy_field_mj", "energy_counter_mj"):
+            period = gpu.sensors[name].period
+            assert period is not None, name
+            assert period.period_ms == pytest.approx(tick_ms, rel=0.02)
+        counter = gpu.sensors["energy_field_mj"].together
+        assert counter is not None
+        assert counter.phase_ms is not None
+        apart_ms = (truth["start_ns"] - report.phases_from_ns) / 1e6 + late_ms / 2
+        apart_ms = (apart_ms - counter.phase_ms) % tick_ms
+        assert min(apart_ms, tick_ms - apart_ms) < 2
+        assert counter.jitter_ms == pytest.approx(late_ms / 12**0.5, abs=0.3)
+        assert gpu.loaded is not None
+        window = gpu.loaded.windows["power_instant_mw"]
+        assert window.share(tick_ms) == pytest.approx(
+            truth["window_us"] / truth["tick_us"], rel=0.1
+        )
+        assert gpu.doubts == []
+    odd, fast = report.gpus
+    assert odd.sensors["power_instant_mw"].resolution == ODD["quantum_mw"]
+    assert fast.sensors["energy_field_mj"].resolution == FAST["counter_quantum_mj"]
+    assert odd.loaded is not None
+    assert odd.loaded.windows["power_usage_mw"].window_ms == pytest.approx(1000, rel=0.1)
+
+
+@pytest.mark.parametrize(("windowed", "share"), [(1, 0.3), (0, 1.0)])
+def test_what_a_counter_sees_is_told_from_what_its_power_reading_sees(
+    windowed: int, share: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    truth = {"tick_us": 60_000, "window_us": 18_000, "counter_windowed": windowed}
+    report = probed(tmp_path, monkeypatch, truth, plan=SHORT, load=True)
+    loaded = report.gpus[0].loaded
+    assert loaded is not None
+    assert loaded.windows["energy_field_mj"].share(60) == pytest.approx(share, rel=0.1)
+    assert loaded.windows["power_instant_mw"].share(60) == pytest.approx(0.3, rel=0.1)
+
+
+def test_calls_are_timed_with_what_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = probed(tmp_path, monkeypatch, {}, plan=SHORT, read_us=730)
+    latency = report.gpus[0].latency["power_usage_mw"].alone
+    assert latency is not None
+    assert (latency.p50_us, latency.p99_us, latency.max_us) == (730, 730, 730)
+    assert latency.calls == SHORT.calls
+
+
+LIES: dict[str, tuple[dict[str, Any], str]] = {
+    "a counter that counts too much": ({"counter_permille": 1400}, "different parts"),
+    "a counter that stands still": ({"counter_stuck_mj": 7_000_000}, "stood still"),
+    "a power reading that stands still": ({"power_stuck_mw": 91_000}, "while the GPU worked"),
+    "a power reading of next to nothing": ({"power_stuck_mw": 5}, "never exceeded"),
+    "a power reading that no board draws": ({"power_stuck_mw": 990_000}, "at most 250 W"),
+    "a limit outside its own range": ({"limit_mw": 300_000}, "requested limit (300 W) is outside"),
+    "a default outside the range": ({"limit_default_mw": 50_000}, "default limit (50 W)"),
+    "a clock above the highest": ({"lock_max": 2000}, "1380 MHz is the highest"),
+    "more memory in use than there is": ({"memory_used_mib": 20_000}, "20000 of 16384 MiB"),
+}
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_driver_that_lies_is_noticed(
+    lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings, said = LIES[lie]
+    plan = Plan(seconds=4, calls=1, load_scale=0.1)
+    report = probed(tmp_path, monkeypatch, {"tick_ms": 50, **settings}, plan=plan, load=True)
+    doubts = [doubt.text for doubt in report.gpus[0].doubts]
+    assert any(said in doubt for doubt in doubts), doubts
+    assert any(said in line for line in lines(report))
+
+
+def test_readings_that_fail_now_and_then_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stand_in(tmp_path, monkeypatch, {}) as (driver, double):
+        double.inject(0, "field.186.0", code=0, count=10)  # asked, and answered
+        double.inject(0, "field.186.0", code=3, count=7)
+        report = probe(driver, Plan(seconds=2, calls=1))
+    sensor = report.gpus[0].sensors["power_instant_mw"]
+    assert sensor.failures == {"3": 7}
+    assert "7 of" in report.gpus[0].doubts[0].text
+
+
+def test_a_gpu_that_cannot_be_opened_is_reported_beside_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stand_in(tmp_path, monkeypatch, {}, {}) as (driver, double):
+        double.inject(1, "nvmlDeviceGetHandleByIndex_v2", code=4)
+        assert isinstance(driver.gpus()[1], CallError)
+        report = probe(driver, Plan(seconds=1, calls=1))
+    assert [(one.index, one.code) for one in report.unopened] == [(1, 4)]
+    assert [gpu.index for gpu in report.gpus] == [0]
+
+
+def test_no_setter_is_called_and_nothing_tells_the_board(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with stand_in(tmp_path, monkeypatch, {}, {}) as (driver, double):
+        report = probe(driver, Plan(seconds=1, alone_seconds=1, calls=2))
+        assert double.calls() == []
+        text = report.to_json()
+        for secret in (double.uuid(0), "00000000:07", "hostname", str(Path.home())):
+            assert secret not in text
+        named = probe(driver, Plan(seconds=1, alone_seconds=1, calls=2, identify=True))
+    identity = named.gpus[0].identity
+    assert identity is not None
+    assert identity.uuid == double.uuid(0)
+
+
+def test_a_report_reads_back_as_what_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = probed(tmp_path, monkeypatch, ODD, plan=SHORT, load=True)
+    again = read(report.to_json())
+    assert json.loads(again.to_json()) == json.loads(report.to_json())
+    assert list(lines(again))[2:] == list(lines(report))[2:]

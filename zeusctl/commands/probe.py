@@ -1,0 +1,56 @@
+"""`zeusctl probe`: what this node's GPUs and their driver really do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from zeusctl.exits import CommandError, Exit
+from zeusctl.probe.options import ABOUT, OPTIONS
+from zeusctl.session import Session, common_options, pass_session
+
+
+def _declared(command: Any) -> Any:
+    for option in reversed(OPTIONS):
+        short = ("-o",) if option.name == "--output" else ()
+        if option.kind is None:
+            command = click.option(option.name, is_flag=True, help=option.help)(command)
+        else:
+            command = click.option(
+                *short,
+                option.name,
+                type=option.kind,
+                metavar=option.metavar,
+                default=option.default,
+                show_default=option.default is not None,
+                help=option.help,
+            )(command)
+    return command
+
+
+@click.command(help=ABOUT)
+@_declared
+@common_options
+@pass_session
+def probe(session: Session, /, **options: Any) -> None:
+    """See `ABOUT`."""
+    from zeusctl.probe.driver import NoDriverError
+    from zeusctl.probe.main import run
+    from zeusctl.probe.page import lines
+
+    try:
+        report = run(options, lambda text: click.echo(text, err=True))
+    except NoDriverError as error:
+        raise CommandError(str(error), Exit.NOT_SUPPORTED, "no_driver") from None
+    except ValueError as error:
+        raise click.UsageError(str(error)) from None
+    text = report.to_json()
+    Path(options["output"]).write_text(text + "\n", encoding="utf-8")
+    if session.json:
+        click.echo(text)
+        return
+    for line in lines(report):
+        click.echo(line)
+    click.echo(f"\nwrote {options['output']}; send it with what you know of the machine")

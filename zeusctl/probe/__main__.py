@@ -1,0 +1,62 @@
+"""`python -m zeusctl.probe`: the probe where nothing but the vendor's binding is installed."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from zeusctl.probe.driver import NoDriverError
+from zeusctl.probe.main import run
+from zeusctl.probe.options import ABOUT, OPTIONS
+from zeusctl.probe.page import lines
+
+
+def command_line() -> argparse.ArgumentParser:
+    """The parser."""
+    parser = argparse.ArgumentParser(
+        prog="python -m zeusctl.probe",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    for option in OPTIONS:
+        if option.kind is None:
+            parser.add_argument(option.name, action="store_true", help=option.help)
+        else:
+            shown = "" if option.default is None else f"  [default: {option.default}]"
+            parser.add_argument(
+                option.name,
+                type=option.kind,
+                metavar=option.metavar,
+                default=option.default,
+                help=option.help + shown,
+            )
+    parser.add_argument("--json", action="store_true", help="Print the report as JSON.")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Probes, prints the page or the JSON, and writes the report."""
+    options = vars(command_line().parse_args(arguments))
+    try:
+        report = run(options, lambda text: print(text, file=sys.stderr, flush=True))
+        text = report.to_json()
+        Path(options["output"]).write_text(text + "\n", encoding="utf-8")
+    except (NoDriverError, ValueError) as error:
+        print(f"zeusctl.probe: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"zeusctl.probe: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
+    if options["json"]:
+        print(text)
+    else:
+        for line in lines(report):
+            print(line)
+        print(f"\nwrote {options['output']}; send it with what you know of the machine")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

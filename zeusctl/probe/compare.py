@@ -1,0 +1,148 @@
+"""A probed GPU beside the simulator's table of products."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from zeusd.devices.simulated.models import DEVICES, DeviceModel
+
+if TYPE_CHECKING:
+    from zeusctl.probe.report import Gpu
+
+Verdict = Literal["ok", "differs", "not supported", "not known"]
+
+PERIOD_SHARE = 0.02
+"""An update period that is off by less agrees."""
+
+WINDOW_SHARE = 0.1
+"""A visible window that is off by less, or by its uncertainty, agrees."""
+
+IDLE_SHARE, IDLE_W = 0.3, 10.0
+"""Idle power that is off by less than either agrees: boards differ."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One quantity: what the table has, what was found, and whether they agree.
+
+    `not supported`: the GPU has no answer. `not known`: the probe could not find it.
+    """
+
+    quantity: str
+    table: str
+    found: str
+    verdict: Verdict
+
+
+def model_of(name: str | None) -> DeviceModel | None:
+    """The table's product of this name."""
+    return next((model for model in DEVICES.values() if model.name == name), None)
+
+
+def compare(gpu: Gpu, model: DeviceModel) -> list[Row]:
+    """Each quantity that the table has."""
+    return [*_fixed(gpu, model), *_sensors(gpu, model)]
+
+
+def _fixed(gpu: Gpu, model: DeviceModel) -> Iterator[Row]:
+    yield _exact("architecture", model.architecture, gpu.architecture)
+    yield _exact("memory", model.memory_mib, gpu.memory_mib, "MiB")
+    limits = gpu.power_limits
+    names = ("smallest power limit", "default power limit", "largest power limit")
+    found = (
+        (None, None, None)
+        if limits is None
+        else (limits.smallest_w, limits.default_w, limits.largest_w)
+    )
+    for name, table, value in zip(names, model.power_limits_w, found, strict=True):
+        yield _exact(name, float(table), value, "W")
+    memory = [clocks.memory_mhz for clocks in gpu.clocks]
+    yield _exact("memory clocks", _clocks(model.memory_clocks_mhz), _clocks(memory))
+    for clocks in gpu.clocks:
+        if clocks.memory_mhz in model.memory_clocks_mhz:
+            expected = model.clocks_at(clocks.memory_mhz)
+            yield _exact(
+                f"graphics clocks at {clocks.memory_mhz} MHz",
+                _range(expected),
+                _range(clocks.gpu_mhz),
+                same=list(expected) == clocks.gpu_mhz,
+            )
+
+
+def _sensors(gpu: Gpu, model: DeviceModel) -> Iterator[Row]:
+    expected = model.sensor
+    power, counter = gpu.power_sensor, gpu.counter_sensor
+    yield _exact("average power", _yes(expected.average), _yes("power_average_mw" in gpu.sensors))
+    yield _exact("energy counter", _yes(model.energy_counter), _yes(counter is not None))
+    for label, name in (("power", power), ("energy counter", counter)):
+        if name is None:
+            if label == "power" or model.energy_counter:
+                yield Row(
+                    f"update period of {label}", f"{expected.tick_ms:g} ms", "none", "not supported"
+                )
+            continue
+        period = gpu.sensors[name].period
+        table = f"{expected.tick_ms:g} ms"
+        quantity = f"update period of {label}"
+        if period is None:
+            yield Row(quantity, table, "no period", "not known")
+            continue
+        off = abs(period.period_ms - expected.tick_ms)
+        agrees = off <= max(PERIOD_SHARE * expected.tick_ms, period.period_uncertainty_ms)
+        found = f"{period.period_ms:.4g} ms"
+        yield Row(quantity, table, found, "ok" if agrees else "differs")
+    yield _window(gpu, model, power)
+    if power is not None:
+        yield _idle(gpu, model, power)
+
+
+def _window(gpu: Gpu, model: DeviceModel, power: str | None) -> Row:
+    quantity, table = "window that power sees", f"{model.sensor.window_ms:g} ms"
+    window = None if gpu.loaded is None or power is None else gpu.loaded.windows.get(power)
+    if window is None:
+        return Row(quantity, table, "needs a load", "not known")
+    allowed = max(WINDOW_SHARE * model.sensor.window_ms, window.window_uncertainty_ms)
+    agrees = abs(window.window_ms - model.sensor.window_ms) <= allowed
+    return Row(quantity, table, f"{window.window_ms:.3g} ms", "ok" if agrees else "differs")
+
+
+def _idle(gpu: Gpu, model: DeviceModel, power: str) -> Row:
+    unused_w, context_w = model.idle_w
+    table = f"{unused_w:g} to {context_w:g} W"
+    mean_w = (gpu.sensors[power].mean or 0.0) / 1000
+    busy = bool(gpu.processes.compute or gpu.processes.graphics or gpu.state.utilization_percent)
+    if busy:
+        return Row("idle power", table, "in use", "not known")
+    slack = max(IDLE_W, IDLE_SHARE * context_w)
+    agrees = unused_w - slack <= mean_w <= context_w + slack
+    return Row("idle power", table, f"{mean_w:.3g} W", "ok" if agrees else "differs")
+
+
+def _exact(
+    quantity: str,
+    table: float | str,
+    found: float | str | None,
+    unit: str = "",
+    same: bool | None = None,
+) -> Row:
+    def text(value: float | str) -> str:
+        return f"{value:g} {unit}".strip() if isinstance(value, int | float) else value
+
+    if found is None or found == "":
+        return Row(quantity, text(table), "none", "not supported")
+    agrees = table == found if same is None else same
+    return Row(quantity, text(table), text(found), "ok" if agrees else "differs")
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+def _clocks(clocks: list[int] | tuple[int, ...]) -> str:
+    return ", ".join(str(mhz) for mhz in clocks) + (" MHz" if clocks else "")
+
+
+def _range(clocks: list[int] | tuple[int, ...]) -> str:
+    return f"{clocks[-1]} to {clocks[0]} MHz ({len(clocks)})" if clocks else ""

@@ -1,0 +1,108 @@
+"""An energy counter beside the power readings of the same time, and the resolution of either."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zeusctl.probe.series import Series
+
+SAME_SCOPE = 0.1
+"""Counter and power that differ by a larger share are not of the same part of the board."""
+
+FEWEST_DIFFERENCES = 6
+"""Distinct differences that a resolution is found from."""
+
+
+@dataclass(frozen=True)
+class CounterEnergy:
+    """Energy by the counter, and by power readings, of the same time.
+
+    Attributes:
+        counter_j: What the counter grew by.
+        integrated_j: Mean of the power readings, times the time.
+        span_s: The time, from the counter's first update to its last.
+        ratio: Counter over integrated power.
+        ratio_uncertainty: Two standard deviations, from the ends and the scatter of power.
+        restarts: How often the counter fell: it began anew.
+    """
+
+    counter_j: float
+    integrated_j: float
+    span_s: float
+    ratio: float
+    ratio_uncertainty: float
+    restarts: int
+
+    @property
+    def same_scope(self) -> bool:
+        """Whether counter and power agree."""
+        return abs(self.ratio - 1) <= max(SAME_SCOPE, self.ratio_uncertainty)
+
+
+def compare_energy(
+    counter_mj: Series, power_mw: Series, period_ms: float | None
+) -> CounterEnergy | None:
+    """The counter beside integrated power, or None where either did not move or was not read.
+
+    Args:
+        counter_mj: Readings of the energy counter, mJ.
+        power_mw: Readings of power, mW: each says what was drawn before it.
+        period_ms: The counter's update period; None: as far as is known, none.
+    """
+    changes = counter_mj.changes()
+    restarts = sum(later < earlier for earlier, later in itertools.pairwise(counter_mj.values))
+    if len(changes) < 2 or not power_mw.values:
+        return None
+    first, last = changes[0], changes[-1]
+    span_ns = last.t_ns - first.t_ns
+    grown_mj = sum(
+        max(0, later.value - earlier.value) for earlier, later in itertools.pairwise(changes)
+    )
+    # A reading that appears at an update is of the time before it.
+    shift_ns = (period_ms or 0.0) * 1e6
+    integrated_mj = _integral(power_mw, first.t_ns + shift_ns, last.t_ns + shift_ns) / 1e9
+    if integrated_mj <= 0:
+        return None
+    steps_s = span_ns / 1e9 / max(1, len(changes) - 1)
+    ends_s = 2 * (max(steps_s, (period_ms or 0) / 1000) / math.sqrt(12))
+    mean_mw = integrated_mj / (span_ns / 1e9)
+    scatter_mw = math.sqrt(sum((v - mean_mw) ** 2 for v in power_mw.values) / len(power_mw.values))
+    stamp_s = (first.width_ns + last.width_ns) / 2e9
+    doubt = (stamp_s + ends_s * min(1.0, scatter_mw / mean_mw)) / (span_ns / 1e9)
+    ratio = grown_mj / integrated_mj
+    return CounterEnergy(
+        counter_j=grown_mj / 1000,
+        integrated_j=integrated_mj / 1000,
+        span_s=span_ns / 1e9,
+        ratio=ratio,
+        ratio_uncertainty=ratio * doubt,
+        restarts=restarts,
+    )
+
+
+def _integral(series: Series, begin_ns: float, end_ns: float) -> float:
+    """Integral of a step function: each reading holds from the one before it."""
+    total = 0.0
+    times, values = series.t_ns, series.values
+    for number in range(1, len(times)):
+        low, high = max(begin_ns, times[number - 1]), min(end_ns, times[number])
+        if high > low:
+            total += values[number] * (high - low)
+    if times[-1] < end_ns:
+        total += values[-1] * (end_ns - max(begin_ns, times[-1]))
+    if times[0] > begin_ns:
+        total += values[0] * (min(end_ns, times[0]) - begin_ns)
+    return total
+
+
+def find_resolution(values: Sequence[int]) -> int | None:
+    """The step that all values are a multiple of apart, or None where too few differ to tell."""
+    distinct = sorted(set(values))
+    differences = {later - earlier for earlier, later in itertools.pairwise(distinct)}
+    pairs = {abs(later - earlier) for earlier, later in itertools.pairwise(values)} - {0}
+    if len(pairs | differences) < FEWEST_DIFFERENCES:
+        return None
+    return math.gcd(*differences)

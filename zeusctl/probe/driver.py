@@ -1,0 +1,103 @@
+"""What a probe asks of a node: the smallest interface that NVML and a simulated node share.
+
+A question is a read, under a name of its own (`Question`), that a GPU answers or refuses. Which
+questions there are depends on the driver; those below have a meaning for the report.
+
+| question | answer |
+|---|---|
+| `name`, `vbios_version`, `architecture`, `compute_capability`, `pci_device_id` | the product |
+| `memory_mib` | device memory |
+| `uuid`, `serial`, `pci_address` | the board: asked only with `--identify` |
+| `persistence_mode`, `mig_mode`, `ecc_mode`, `compute_mode`, `power_management_mode` | modes |
+| `power_limit_range_mw`, `default_power_limit_mw` | (smallest, largest); the default |
+| `power_limit_mw`, `enforced_power_limit_mw` | requested by software; in force |
+| `supported_clocks_mhz` | memory clock to graphics clocks |
+| `gpu_clock_mhz`, `memory_clock_mhz`, `temperature_c`, `throttle_reasons` | now |
+| `utilization_percent`, `memory_used_mib` | now |
+| `compute_processes`, `graphics_processes` | (pid, memory in bytes or None) of each |
+| `power_usage_mw`, `power_instant_mw`, `power_average_mw`, `module_power_instant_mw`, |  |
+| `module_power_average_mw`, `memory_power_average_mw` | power sensors |
+| `energy_counter_mj`, `energy_field_mj` | the energy counter, by its call and by its field |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
+
+SENSORS = (
+    *("power_instant_mw", "power_average_mw", "power_usage_mw"),
+    *("module_power_instant_mw", "module_power_average_mw", "memory_power_average_mw"),
+    *("energy_counter_mj", "energy_field_mj"),
+)
+"""Questions whose answers are readings of a sensor."""
+
+IDENTITY = ("uuid", "serial", "pci_address")
+"""Questions whose answers tell one board from all others."""
+
+
+class CallError(Exception):
+    """A call failed: the driver's code, and what it means."""
+
+    def __init__(self, code: int, text: str) -> None:
+        super().__init__(f"{text} ({code})")
+        self.code = code
+        self.text = text
+
+
+class NoDriverError(Exception):
+    """There is nothing to probe; the message says why and what to do."""
+
+
+class Question(NamedTuple):
+    """A read that a GPU may answer: the driver's name for it, and the call."""
+
+    call: str
+    ask: Callable[[], Any]
+
+
+class Readings(NamedTuple):
+    """Sensors read at one time.
+
+    Attributes:
+        t_ns: Midway through the calls, on the probe's clock.
+        values: By question; a `CallError` where it failed.
+    """
+
+    t_ns: int
+    values: Mapping[str, int | CallError]
+
+
+class Gpu(Protocol):
+    """One GPU."""
+
+    @property
+    def questions(self) -> Mapping[str, Question]:
+        """What it may be asked, by name."""
+
+    def read(self, sensors: Sequence[str]) -> Readings:
+        """Reads several of `SENSORS`, in as few calls as the driver allows."""
+
+
+class Clock(NamedTuple):
+    """The probe's time: `time.monotonic_ns` and `time.sleep`, or a simulated node's."""
+
+    now_ns: Callable[[], int]
+    sleep: Callable[[float], None]
+
+
+class Driver(Protocol):
+    """A node."""
+
+    clock: Clock
+    simulated: str | None
+    """What is simulated; None: nothing."""
+
+    def versions(self) -> dict[str, str]:
+        """Versions of driver, library and binding."""
+
+    def gpus(self) -> dict[int, Gpu | CallError]:
+        """Each GPU by index, or why it cannot be opened."""
+
+    def close(self) -> None:
+        """Frees what was opened."""

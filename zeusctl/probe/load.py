@@ -1,0 +1,200 @@
+"""Known bursts of load: what shows how much of the time a sensor sees.
+
+A load is asynchronous, as work on a GPU is: `drive` is called between readings and queues the next
+burst when its time has come; `bursts` tells afterwards when each began and ended. The lengths of
+bursts and pauses share no common measure with any update period that is known, or every update
+would see the same part of a burst.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+WAVES: tuple[tuple[float, float, float], ...] = (
+    (2.0, 1.7, 7.5),
+    (0.47, 0.39, 5.0),
+    (0.11, 0.097, 5.0),
+    (0.053, 0.044, 5.0),
+    (0.031, 0.042, 5.0),
+    (0.020, 0.023, 4.0),
+)
+"""Seconds of load and of pause, and how long each square wave lasts."""
+
+
+class Load(Protocol):
+    """Something that draws power on one GPU when it is told to."""
+
+    name: str
+
+    def burst(self, seconds: float) -> None:
+        """Queues a burst of about this length, which begins at once."""
+
+    def bursts(self) -> list[tuple[int, int]]:
+        """Start and end of each burst so far, ns on the probe's clock; waits for the last."""
+
+    def close(self) -> None:
+        """Frees the GPU."""
+
+
+class Wave:
+    """Drives a load through `WAVES`, one after another.
+
+    Args:
+        load: What draws the power.
+        begin_ns: When the first begins.
+        scale: Of how long each wave lasts.
+    """
+
+    def __init__(self, load: Load, begin_ns: int, scale: float = 1.0) -> None:
+        self._load = load
+        self._next_ns = begin_ns
+        self._ends: list[tuple[int, float, float]] = []
+        end_ns = begin_ns
+        for on_s, off_s, lasts_s in WAVES:
+            end_ns += round(lasts_s * scale * 1e9)
+            self._ends.append((end_ns, on_s, off_s))
+
+    @staticmethod
+    def seconds(scale: float = 1.0) -> float:
+        """How long all of them last."""
+        return sum(lasts_s for _, _, lasts_s in WAVES) * scale
+
+    def drive(self, now_ns: int) -> None:
+        """Queues the next burst if it is due."""
+        if now_ns < self._next_ns:
+            return
+        for end_ns, on_s, off_s in self._ends:
+            if now_ns < end_ns:
+                self._load.burst(on_s)
+                self._next_ns = now_ns + round((on_s + off_s) * 1e9)
+                return
+
+
+class _Queued(NamedTuple):
+    begin: Any
+    end: Any
+
+
+class TorchLoad:
+    """Matrix products on one GPU, by PyTorch with CUDA or HIP. Never run on a GPU so far.
+
+    Bursts are dated by stream events, against an event that was recorded when the device was idle
+    and the clock had just been read.
+
+    Args:
+        index: The GPU, as PyTorch numbers it.
+        torch: The module.
+    """
+
+    _SIZE = 4096
+    _CALIBRATION = 50
+
+    def __init__(self, index: int, torch: Any) -> None:
+        self._torch = torch
+        self._device = torch.device("cuda", index)
+        self.name = f"PyTorch {torch.__version__}: products of matrices of {self._SIZE} squared"
+        self._a = torch.randn(self._SIZE, self._SIZE, device=self._device, dtype=torch.float16)
+        self._out = torch.empty_like(self._a)
+        self._stream = torch.cuda.Stream(self._device)
+        self._queued: list[_Queued] = []
+        self._multiply(5)
+        self._stream.synchronize()
+        begin_ns = time.monotonic_ns()
+        self._multiply(self._CALIBRATION)
+        self._stream.synchronize()
+        self._each_s = (time.monotonic_ns() - begin_ns) / 1e9 / self._CALIBRATION
+        self._base = self._event()
+        before_ns = time.monotonic_ns()
+        self._base.record(self._stream)
+        self._base.synchronize()
+        self._base_ns = (before_ns + time.monotonic_ns()) // 2
+
+    def _event(self) -> Any:
+        return self._torch.cuda.Event(enable_timing=True)
+
+    def _multiply(self, times: int) -> None:
+        with self._torch.cuda.stream(self._stream):
+            for _ in range(times):
+                self._torch.mm(self._a, self._a, out=self._out)
+
+    def burst(self, seconds: float) -> None:
+        """See `Load`."""
+        queued = _Queued(self._event(), self._event())
+        queued.begin.record(self._stream)
+        self._multiply(max(1, round(seconds / self._each_s)))
+        queued.end.record(self._stream)
+        self._queued.append(queued)
+
+    def bursts(self) -> list[tuple[int, int]]:
+        """See `Load`."""
+        self._stream.synchronize()
+        return [(self._at_ns(queued.begin), self._at_ns(queued.end)) for queued in self._queued]
+
+    def _at_ns(self, event: Any) -> int:
+        return self._base_ns + int(self._base.elapsed_time(event) * 1e6)
+
+    def close(self) -> None:
+        """See `Load`."""
+        self._a = self._out = None
+        self._torch.cuda.empty_cache()
+
+
+class SimulatedLoad:
+    """Work on one GPU of a simulated node.
+
+    Args:
+        work: Of one GPU, as `SimulatedBackend.open_work` opens it.
+        rate: Units of it per second at full clock.
+    """
+
+    name = "simulated work"
+
+    def __init__(self, work: Any, rate: float, now_ns: Any) -> None:
+        self._work = work
+        self._rate = rate
+        self._now_ns = now_ns
+        self._bursts: list[tuple[int, int]] = []
+
+    def burst(self, seconds: float) -> None:
+        """See `Load`."""
+        begin_ns = self._now_ns()
+        self._work.launch(seconds * self._rate)
+        _, end_ns = self._work.progress()
+        self._bursts.append((begin_ns, end_ns))
+
+    def bursts(self) -> list[tuple[int, int]]:
+        """See `Load`."""
+        return self._bursts
+
+    def close(self) -> None:
+        """See `Load`."""
+        self._work.close()
+
+
+def torch_loads(bus_ids: Sequence[str | None]) -> dict[int, int]:
+    """PyTorch's number of each GPU that it sees, by NVML index; empty without CUDA or HIP.
+
+    Args:
+        bus_ids: PCI address of each GPU, by NVML index: PyTorch may number and hide them otherwise.
+    """
+    try:
+        import torch
+    except ImportError:
+        return {}
+    if not torch.cuda.is_available():
+        return {}
+    found = {}
+    for number in range(torch.cuda.device_count()):
+        properties: Any = torch.cuda.get_device_properties(number)
+        bus = getattr(properties, "pci_bus_id", None)
+        domain = getattr(properties, "pci_domain_id", 0)
+        device = getattr(properties, "pci_device_id", 0)
+        if bus is None:
+            continue
+        address = f"{domain:08X}:{bus:02X}:{device:02X}.0"
+        for index, known in enumerate(bus_ids):
+            if known is not None and known.upper() == address:
+                found[index] = number
+    return found

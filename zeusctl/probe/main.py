@@ -1,0 +1,101 @@
+"""Runs a probe as its options say."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from zeusctl.probe.driver import CallError, Driver, NoDriverError
+from zeusctl.probe.load import Load, TorchLoad, torch_loads
+from zeusctl.probe.report import Report
+from zeusctl.probe.run import Loads, Plan, probe
+
+
+def run(options: Mapping[str, Any], say: Callable[[str], None]) -> Report:
+    """Probes as the options say.
+
+    Args:
+        options: By the names of `options.OPTIONS`, with underscores and without the dashes.
+        say: Is told what comes next.
+
+    Raises:
+        NoDriverError: There is nothing to probe.
+        ValueError: An option is wrong.
+    """
+    only = _indices(options["gpus"])
+    if options["seconds"] <= 0 or options["alone"] <= 0 or options["calls"] < 1:
+        raise ValueError("--seconds and --alone are above 0, and --calls at least 1")
+    plan = Plan(
+        seconds=options["seconds"],
+        alone_seconds=options["alone"],
+        calls=options["calls"],
+        identify=options["identify"],
+    )
+    driver, load_on = _open(options)
+    try:
+        return probe(
+            driver,
+            plan,
+            only=only,
+            load_on=None if options["no_load"] else load_on,
+            stand_in=options["library"] is not None,
+            say=say,
+        )
+    finally:
+        driver.close()
+
+
+def _indices(text: str | None) -> list[int] | None:
+    if text is None:
+        return None
+    try:
+        return sorted({int(part) for part in text.split(",")})
+    except ValueError:
+        raise ValueError(f"--gpus takes indices such as 0,2, not {text!r}") from None
+
+
+def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
+    if options["simulate"] is not None:
+        try:
+            from zeusctl.probe.simulated import SimulatedDriver
+        except ImportError as error:
+            raise NoDriverError(
+                f"simulated GPUs need zeusd's packages ({error}); run `pip install zeusd`"
+            ) from None
+        simulated = SimulatedDriver(options["simulate"])
+        return simulated, simulated.load_on
+    from zeusctl.probe.nvml import NvmlDriver
+
+    driver = NvmlDriver(options["library"])
+    return driver, None if options["no_load"] else _torch_on(driver)
+
+
+def _torch_on(driver: Driver) -> Loads | None:
+    """Bursts by PyTorch, on GPUs where no other process computes."""
+    found = driver.gpus()
+    addresses: list[str | None] = []
+    busy = set()
+    for index, gpu in found.items():
+        addresses.append(None)
+        if isinstance(gpu, CallError):
+            continue
+        try:
+            addresses[index] = gpu.questions["pci_address"].ask()
+            pids = {pid for pid, _ in gpu.questions["compute_processes"].ask()}
+        except CallError:
+            continue
+        if pids - {os.getpid()}:
+            busy.add(index)
+    numbers = torch_loads(addresses)
+    if not numbers:
+        return None
+
+    def load_on(index: int) -> Load | None:
+        import torch
+
+        if index in busy or index not in numbers:
+            return None
+        return TorchLoad(numbers[index], torch)
+
+    return load_on

@@ -1,0 +1,44 @@
+"""The options of a probe, for both command lines: `zeusctl probe`, and `python -m zeusctl.probe`,
+which needs no package but the vendor's binding.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DEFAULT_OUTPUT = "zeus-probe.json"
+
+
+class Option(NamedTuple):
+    """One option: a switch where `kind` is None."""
+
+    name: str
+    kind: type | None
+    metavar: str | None
+    default: str | float | None
+    help: str
+
+
+OPTIONS = (
+    Option("--output", str, "FILE", DEFAULT_OUTPUT, "Write the report (JSON) to this file."),
+    Option("--gpus", str, "INDICES", None, "Probe only these GPUs: 0,2."),
+    Option("--seconds", float, "S", 30.0, "Sample all GPUs at once for this time."),
+    Option(
+        "--alone", float, "S", 8.0, "Sample each GPU alone for this time, if there are several."
+    ),
+    Option("--calls", int, "N", 200, "Time each call this often."),
+    Option("--no-load", None, None, None, "Run no bursts of load, even if PyTorch sees the GPU."),
+    Option("--identify", None, None, None, "Include UUID, serial number and PCI address."),
+    Option("--library", str, "PATH", None, "Load this libnvidia-ml."),
+    Option("--simulate", str, "SPEC", None, "Probe simulated GPUs instead, such as 2xh100."),
+)
+"""All options, in the order of the help."""
+
+ABOUT = """Measure what GPUs and driver really do; set nothing.
+
+Read every getter, time it, find update period, phase and jitter of each sensor, compare the energy
+counter with integrated power, and compare the GPU with the simulator's table. With PyTorch (CUDA or
+HIP) on a GPU that nobody uses, bursts of load show how much of each update the sensor sees. This
+takes half a minute, and a little over half a minute more for each GPU under load. It needs no
+daemon, no network and no root. The report has no host name, serial number or UUID.
+"""

@@ -1,0 +1,161 @@
+"""A report as a page of text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from zeusctl.probe.compare import compare, model_of
+
+if TYPE_CHECKING:
+    from zeusctl.probe.period import UpdatePeriod
+    from zeusctl.probe.report import Gpu, Report
+
+_LATENCIES = (
+    *("power_usage_mw", "power_instant_mw", "energy_counter_mj", "temperature_c"),
+    *("gpu_clock_mhz", "power_limit_mw", "compute_processes", "utilization_percent"),
+)
+"""Calls whose latency the page has; the JSON has all."""
+
+_MARKS = {"ok": "OK", "differs": "DIFFERS", "not supported": "not supported", "not known": "?"}
+
+
+def lines(report: Report) -> Iterator[str]:
+    """The page, line by line."""
+    software = report.software
+    what = f"simulated node {report.simulated}" if report.simulated else "GPUs of this machine"
+    if report.stand_in:
+        what = "a library given with --library, which may be a stand-in"
+    yield f"Probe of {what}: {report.at}, {report.seconds:.0f} s; nothing was set"
+    user = "root" if software.root else "an ordinary user"
+    yield f"driver {software.driver}, {software.binding}, Python {software.python}, as {user}"
+    for unopened in report.unopened:
+        yield ""
+        yield f"GPU {unopened.index}: cannot be opened: {unopened.text} ({unopened.code})"
+    for gpu in report.gpus:
+        yield ""
+        yield from _gpu(gpu, report.uptime_s)
+    if report.sandbox is not None:
+        yield ""
+        differing = report.sandbox["differs"]
+        yield f"inside zeusd's unit: {len(report.sandbox['same'])} answers are the same"
+        yield from (f"  differs: {one}" for one in differing)
+
+
+def _gpu(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
+    vbios = f", VBIOS {gpu.vbios_version}" if gpu.vbios_version else ""
+    yield f"GPU {gpu.index}: {gpu.name or 'unnamed'}{vbios}"
+    yield from _table(
+        ("  SENSOR", "PERIOD ms", "PHASE ms", "JITTER ms", "SEES ms", "RESOLUTION", "MEAN"),
+        [
+            (
+                f"  {name}",
+                *_period(sensor.period),
+                _sees(gpu, name),
+                "" if sensor.resolution is None else f"{sensor.resolution} {_unit(name)}",
+                "" if name.startswith("energy") else f"{(sensor.mean or 0) / 1000:.2f} W",
+            )
+            for name, sensor in gpu.sensors.items()
+        ],
+    )
+    if gpu.counter is not None:
+        found = gpu.counter
+        yield (
+            f"  energy counter over integrated power: {found.ratio:.4f} +- "
+            f"{found.ratio_uncertainty:.4f} in {found.span_s:.0f} s"
+        )
+    yield from _epoch(gpu, uptime_s)
+    yield from _table(
+        ("  CALL", "p50 us", "p99 us", "max us", "p50 us, all GPUs", "p99 us, all GPUs"),
+        [
+            (
+                f"  {gpu.latency[name].call}",
+                *_latency(gpu, name),
+            )
+            for name in _LATENCIES
+            if _takes_time(gpu, name)
+        ],
+    )
+    refused = [answer for answer in gpu.answers.values() if answer.code]
+    if refused:
+        yield f"  not answered ({len(refused)} of {len(gpu.answers)} reads):"
+        yield from (f"    {one.call}: {one.text} ({one.code})" for one in refused)
+    model = model_of(gpu.name)
+    if model is None:
+        yield "  this product is not in the simulator's table"
+    else:
+        yield f"  beside the simulator's {model.key}:"
+        yield from _table(
+            ("  QUANTITY", "TABLE", "FOUND", ""),
+            [
+                (f"  {row.quantity}", row.table, row.found, _MARKS[row.verdict])
+                for row in compare(gpu, model)
+            ],
+        )
+    if gpu.doubts:
+        yield "  what cannot be right:"
+        yield from (f"    {doubt.subject}: {doubt.text}" for doubt in gpu.doubts)
+    else:
+        yield "  nothing that the driver said contradicts itself"
+
+
+def _epoch(gpu: Gpu, uptime_s: float | None) -> Iterator[str]:
+    """How long the counter may have counted."""
+    power = gpu.power_sensor
+    mean_w = 0.0 if power is None else (gpu.sensors[power].mean or 0.0) / 1000
+    if gpu.counter_total_j is None or mean_w <= 0:
+        return
+    days = gpu.counter_total_j / mean_w / 86_400
+    up = "" if uptime_s is None else f"; the machine is up {uptime_s / 86_400:.2f} days"
+    yield (
+        f"  energy counter: {gpu.counter_total_j / 1000:.1f} kJ since its epoch, as in {days:.2f} "
+        f"days of this power{up}"
+    )
+
+
+def _takes_time(gpu: Gpu, name: str) -> bool:
+    """Whether a call was timed and takes time; a simulated one takes none."""
+    latency = gpu.latency[name].alone if name in gpu.latency else None
+    return latency is not None and latency.max_us > 0
+
+
+def _unit(name: str) -> str:
+    return name.rpartition("_")[2].replace("mw", "mW").replace("mj", "mJ")
+
+
+def _period(period: UpdatePeriod | None) -> tuple[str, str, str]:
+    if period is None:
+        return "none", "", ""
+    phase = "drifts" if period.phase_ms is None else f"{period.phase_ms:.1f}"
+    return f"{period.period_ms:.3f}", phase, f"{period.jitter_ms:.2f}"
+
+
+def _sees(gpu: Gpu, name: str) -> str:
+    window = None if gpu.loaded is None else gpu.loaded.windows.get(name)
+    if window is None:
+        return ""
+    return f"{window.window_ms:.1f} +- {window.window_uncertainty_ms:.1f}"
+
+
+def _latency(gpu: Gpu, name: str) -> tuple[str, ...]:
+    found = gpu.latency[name]
+    assert found.alone is not None
+    together = found.together
+    return (
+        f"{found.alone.p50_us:.0f}",
+        f"{found.alone.p99_us:.0f}",
+        f"{found.alone.max_us:.0f}",
+        "" if together is None else f"{together.p50_us:.0f}",
+        "" if together is None else f"{together.p99_us:.0f}",
+    )
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[str]:
+    """Columns as wide as they must be; a column that is empty everywhere is left out."""
+    if not rows:
+        return
+    kept = [n for n in range(len(head)) if not head[n] or any(row[n] for row in rows)]
+    widths = [max(len(head[n]), *(len(row[n]) for row in rows)) for n in kept]
+    for row in (head, *rows):
+        cells = (row[n].ljust(width) for n, width in zip(kept, widths, strict=True))
+        yield "  ".join(cells).rstrip()

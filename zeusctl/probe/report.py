@@ -1,0 +1,279 @@
+"""What a probe reports: one JSON object, with units in its names. Published as `zeusctl.probe/1`.
+
+Host name, user, and what tells one board from another are not in it, unless asked for.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any
+
+from zeusctl.probe.counter import CounterEnergy
+from zeusctl.probe.latency import Latency
+from zeusctl.probe.period import UpdatePeriod
+from zeusctl.probe.visible import VisibleWindow
+
+SCHEMA = "zeusctl.probe/1"
+
+
+@dataclass(frozen=True)
+class Software:
+    """What the probe ran on."""
+
+    zeusd: str
+    binding: str
+    driver: str
+    nvml: str | None
+    cuda_driver: str | None
+    python: str
+    kernel: str
+    machine: str
+    root: bool
+    """Whether the probe ran as root."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What came of one read."""
+
+    call: str
+    code: int
+    """The driver's return code; 0: it answered."""
+    text: str
+    """`ok`, or what the code means."""
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Graphics clocks at one memory clock, descending."""
+
+    memory_mhz: int
+    gpu_mhz: list[int]
+
+
+@dataclass(frozen=True)
+class PowerLimits:
+    """Power limits, watts."""
+
+    smallest_w: float
+    largest_w: float
+    default_w: float | None
+    requested_w: float | None
+    enforced_w: float | None
+
+
+@dataclass(frozen=True)
+class Identity:
+    """What tells one board from all others: only with `--identify`."""
+
+    uuid: str | None
+    serial: str | None
+    pci_address: str | None
+
+
+@dataclass(frozen=True)
+class Processes:
+    """What the driver tells of the processes on a GPU."""
+
+    compute: int | None
+    graphics: int | None
+    pids_visible: int
+    """How many of them exist under the listed pid in this pid namespace."""
+    memory_known: int
+    """How many of them have their memory listed."""
+
+
+@dataclass(frozen=True)
+class State:
+    """What the GPU did when the probe began."""
+
+    gpu_clock_mhz: int | None
+    memory_clock_mhz: int | None
+    temperature_c: int | None
+    throttle_reasons: int | None
+    utilization_percent: int | None
+    memory_used_mib: int | None
+
+
+@dataclass(frozen=True)
+class CallLatency:
+    """Latency of one call: with no other GPU being asked, and with all asked at once."""
+
+    call: str
+    alone: Latency | None
+    together: Latency | None
+
+
+@dataclass(frozen=True)
+class Sensor:
+    """What one sensor showed.
+
+    Powers are in mW and energies in mJ, as NVML has them. `alone` is its updates while only this
+    GPU was read, `together` while all GPUs were, `under_load` during bursts of load. Phases of
+    `together` count from one instant, `Report.phases_from_ns`.
+    """
+
+    readings: int
+    failures: dict[str, int]
+    """Failed readings by return code."""
+    reading_gap_ms: float
+    """Median time between two readings."""
+    longest_gap_ms: float
+    first: int | None
+    last: int | None
+    smallest: int | None
+    largest: int | None
+    mean: float | None
+    resolution: int | None
+    """What all readings are a multiple of apart; None: too few differ to tell."""
+    alone: UpdatePeriod | None
+    together: UpdatePeriod | None
+    under_load: UpdatePeriod | None
+
+    @property
+    def period(self) -> UpdatePeriod | None:
+        """Its updates, where they showed: rounded readings of an idle GPU never change."""
+        return self.together or self.alone or self.under_load
+
+    @property
+    def moved(self) -> bool:
+        """Whether two of its readings ever differed."""
+        return self.smallest != self.largest
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What known bursts of load showed of the sensors."""
+
+    load: str
+    bursts: int
+    windows: dict[str, VisibleWindow]
+    """By sensor; for the energy counter, of its mean power between updates."""
+
+
+@dataclass(frozen=True)
+class Doubt:
+    """Something that the driver says and that cannot be, or that contradicts what else it says."""
+
+    subject: str
+    text: str
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU."""
+
+    index: int
+    name: str | None
+    vbios_version: str | None
+    architecture: int | None
+    """NVML's number."""
+    compute_capability: list[int] | None
+    pci_device_id: str | None
+    """Device and vendor, hexadecimal."""
+    memory_mib: int | None
+    modes: dict[str, int | list[int]]
+    power_limits: PowerLimits | None
+    clocks: list[Clocks]
+    state: State
+    processes: Processes
+    answers: dict[str, Answer]
+    latency: dict[str, CallLatency]
+    sensors: dict[str, Sensor]
+    counter: CounterEnergy | None
+    """The energy counter beside integrated power, while all GPUs were read."""
+    counter_total_j: float | None
+    """What the counter showed at the end, from its own epoch on."""
+    loaded: Loaded | None
+    doubts: list[Doubt] = field(default_factory=list)
+    identity: Identity | None = None
+
+    @property
+    def power_sensor(self) -> str | None:
+        """The power sensor that the rest is compared with: the instant one where there is one."""
+        for name in ("power_instant_mw", "module_power_instant_mw", "power_usage_mw"):
+            if name in self.sensors:
+                return name
+        return None
+
+    @property
+    def counter_sensor(self) -> str | None:
+        """The energy counter's name among the sensors."""
+        for name in ("energy_field_mj", "energy_counter_mj"):
+            if name in self.sensors:
+                return name
+        return None
+
+
+@dataclass(frozen=True)
+class Unopened:
+    """A GPU that this process cannot open."""
+
+    index: int
+    code: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """A probe's report.
+
+    Attributes:
+        at: When the probe ended, ISO 8601.
+        simulated: The node that was simulated; None: GPUs of this machine, or a stand-in for them.
+        stand_in: Whether the library was given with `--library`: it may be anybody's.
+        seconds: Time that the probe took.
+        phases_from_ns: Instant that phases count from, ns of CLOCK_MONOTONIC.
+        uptime_s: Time since the machine was started, as far as it says.
+    """
+
+    at: str
+    simulated: str | None
+    stand_in: bool
+    seconds: float
+    phases_from_ns: int
+    uptime_s: float | None
+    software: Software
+    gpus: list[Gpu]
+    unopened: list[Unopened]
+    sandbox: dict[str, list[str]] | None = None
+    """With `--in-unit`: reads by what zeusd's unit makes of them, `same` or `differs`."""
+
+    def to_json(self) -> str:
+        """The report as text."""
+        body = {"schema": SCHEMA, **dataclasses.asdict(self)}
+        return json.dumps(_rounded(body), indent=1)
+
+
+def now() -> str:
+    """This moment in UTC, without the microseconds."""
+    return datetime.now(timezone.utc).replace(microsecond=0).isoformat()
+
+
+def from_json(text: str) -> dict[str, Any]:
+    """A report that somebody sent, as plain data.
+
+    Raises:
+        ValueError: It is none; the message says so.
+    """
+    try:
+        body = json.loads(text)
+    except ValueError:
+        raise ValueError("this is no JSON") from None
+    if not isinstance(body, dict) or body.get("schema") != SCHEMA:
+        raise ValueError(f"this is no report of `zeusctl probe`: its schema is not {SCHEMA}")
+    return body
+
+
+def _rounded(value: Any) -> Any:
+    """Floats to six significant digits below the integers: no figure is better than that."""
+    if isinstance(value, float):
+        return float(f"{value:.7g}")
+    if isinstance(value, dict):
+        return {key: _rounded(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_rounded(one) for one in value]
+    return value

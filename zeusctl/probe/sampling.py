@@ -1,0 +1,84 @@
+"""Reads sensors one after another as fast as it should, and times calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+
+from zeusctl.probe.driver import CallError, Clock, Gpu, Question
+from zeusctl.probe.latency import Latency, summarize
+from zeusctl.probe.series import Series
+
+PAUSE_S = 0.001
+"""Pause after each reading: without, some drivers fail, and the GPU's work is slowed down."""
+
+
+def sample(
+    gpus: Mapping[int, Gpu],
+    sensors: Mapping[int, Sequence[str]],
+    clock: Clock,
+    seconds: float,
+    meanwhile: Callable[[int], None] = lambda now_ns: None,
+) -> dict[int, dict[str, Series]]:
+    """Reads each GPU in turn.
+
+    Args:
+        gpus: By index.
+        sensors: What to read of each.
+        clock: The time.
+        seconds: How long.
+        meanwhile: Called before each round with the time.
+
+    Returns:
+        The readings by index and sensor.
+    """
+    found = {index: {name: Series() for name in sensors[index]} for index in gpus}
+    begin_ns = clock.now_ns()
+    while (now_ns := clock.now_ns()) - begin_ns < seconds * 1e9:
+        meanwhile(now_ns)
+        for index, gpu in gpus.items():
+            t_ns, values = gpu.read(sensors[index])
+            for name, value in values.items():
+                if isinstance(value, CallError):
+                    found[index][name].failed(value.code)
+                else:
+                    found[index][name].add(t_ns, value)
+        clock.sleep(PAUSE_S)
+    return found
+
+
+def time_calls(
+    questions: Mapping[str, Question], clock: Clock, calls: int
+) -> dict[str, Latency | None]:
+    """How long each call takes."""
+    found = {}
+    for name, question in questions.items():
+        durations = []
+        for _ in range(calls):
+            begin_ns = clock.now_ns()
+            try:
+                question.ask()
+            except CallError:
+                continue
+            finally:
+                durations.append(clock.now_ns() - begin_ns)
+                clock.sleep(PAUSE_S / 2)
+        found[name] = summarize(durations)
+    return found
+
+
+def time_together(
+    questions: Mapping[int, Mapping[str, Question]], clock: Clock, calls: int
+) -> dict[int, dict[str, Latency | None]]:
+    """How long each call takes while every GPU is asked by a thread of its own."""
+    found: dict[int, dict[str, Latency | None]] = {}
+
+    def work(index: int) -> None:
+        found[index] = time_calls(questions[index], clock, calls)
+
+    threads = [threading.Thread(target=work, args=(index,), daemon=True) for index in questions]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
