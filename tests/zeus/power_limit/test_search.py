@@ -7,17 +7,11 @@ import random
 
 import pytest
 
+from zeus.optimizer.power_limit.adaptive import RESTARTS, Adaptive, Choice
 from zeus.optimizer.power_limit.choice import choose
 from zeus.optimizer.power_limit.estimates import Curve, Estimates, Sample
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
-from zeus.optimizer.power_limit.search import (
-    RESTARTS,
-    Adaptive,
-    Choice,
-    Exhaustive,
-    Search,
-    expected_steps,
-)
+from zeus.optimizer.power_limit.search import Exhaustive, Search, expected_steps
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zeus.optimizer.power_limit import profile
+from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import choose, measurements
 from zeus.optimizer.power_limit.estimates import Curve, Estimate
 from zeus.optimizer.power_limit.leader import Party
@@ -19,7 +20,7 @@ from zeus.optimizer.power_limit.profile import (
     SampleRow,
     watts,
 )
-from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search, SearchName
+from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
 from zeus.utils import framework
 
