@@ -274,9 +274,9 @@ class Adaptive(Search):
         if not self._estimates.steps_at(lowest):
             return None
         fall, error = self._estimates.fall_at(lowest)
-        if abs(fall - FALL) < error and self._run[lowest] < self.profile_steps:
+        if abs(fall - FALL) < error and self._run[lowest] < self.profile_steps // 2:
             return None
-        return fall < FALL
+        return fall < FALL + error
 
     def _most_telling(self, current_mw: int, position: int) -> int | None:
         posterior = self._estimates.posterior(position)
