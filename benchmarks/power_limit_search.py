@@ -6,7 +6,7 @@ Every measured workload that is shipped with the simulated node (218 of the tabl
 NSDI 2023, and 12 recorded profiles, all from ml-energy/zeus, Apache-2.0) is trained for 5,000
 steps. After a change of the limit, time and power follow with a time constant of 150 ms; a window's
 energy is known 100 ms after its end and is off by some millijoules per watt. What is compared is
-the search that a job runs (`zeus.optimizer.power_limit.search`), on the same tables; the tables are
+the search that a job runs (`adaptive.py`), on the same tables; the tables are
 the truth that slowdown, regret and energy are taken against.
 
 Disturbances: `start` makes the first 25 steps 15 % slower, `drift` lets a GPU get 3 % slower and
@@ -38,10 +38,11 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.table import Table
 
+from zeus.optimizer.power_limit.adaptive import REACH, Adaptive
 from zeus.optimizer.power_limit.choice import choose
 from zeus.optimizer.power_limit.estimates import Curve, Sample
 from zeus.optimizer.power_limit.planner import costs_of
-from zeus.optimizer.power_limit.search import REACH, Adaptive, Exhaustive, Search
+from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,

@@ -53,6 +53,10 @@ class ZeusGPUInitError(ZeusBaseGPUError):
     """The GPUs cannot be reached, or not be told apart."""
 
 
+class ZeusGPUHeterogeneousError(ZeusBaseGPUError, ValueError):
+    """The visible GPUs are of several models."""
+
+
 class ZeusGPUInvalidArgError(ZeusBaseGPUError):
     """An argument lies outside what the GPU takes (NVML 2)."""
 

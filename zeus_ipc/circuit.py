@@ -40,7 +40,7 @@ REFILL_S = 30.0
 """The budget is whole again after this time, or when the circuit closes."""
 IN_PROCESS_WAIT_S = 5.0
 """The same where the engine runs in this process: there is no daemon that could be gone, and it
-shares the processor with who waits."""
+shares the processor with the caller."""
 PROBE_S = 0.25
 """Pause between two attempts to reach a daemon that does not answer."""
 
@@ -148,5 +148,7 @@ class Circuit:
                 probe()
             except ZeusIpcError as error:
                 log.debug("zeusd does not answer: %s", error)
-            del probe  # nor may its error be held while this sleeps: who forgets the client ends it
+            del (
+                probe
+            )  # nor may its error be held while this sleeps: a client that is forgotten ends it
             time.sleep(PROBE_S)

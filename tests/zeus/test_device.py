@@ -10,6 +10,7 @@ from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeus.device import get_gpus, gpu
 from zeus.exceptions import (
+    ZeusGPUHeterogeneousError,
     ZeusGPUInitError,
     ZeusGPUInvalidArgError,
     ZeusGPULeaseHeldError,
@@ -93,8 +94,9 @@ def test_the_site_maximum_is_the_upper_end(virtual_node: OpenNode) -> None:
 def test_homogeneity_is_checked_at_every_call(virtual_node: OpenNode) -> None:
     virtual_node("v100,a40")
     assert len(get_gpus()) == 2
-    with pytest.raises(ValueError, match="several models"):
-        get_gpus(ensure_homogeneous=True)
+    for kind in (ValueError, ZeusGPUHeterogeneousError):
+        with pytest.raises(kind, match="several models"):
+            get_gpus(ensure_homogeneous=True)
 
 
 def test_hidden_gpus_are_explained(virtual_node: OpenNode, monkeypatch: pytest.MonkeyPatch) -> None:

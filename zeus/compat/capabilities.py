@@ -11,7 +11,7 @@ _SYS_ADMIN = 21
 
 
 def has_sys_admin() -> bool:
-    """Whether this process has CAP_SYS_ADMIN, which a driver wants of those who set limits.
+    """Whether this process has CAP_SYS_ADMIN, which a driver requires to set limits.
 
     With zeusd no process needs it.
 

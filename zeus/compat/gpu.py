@@ -10,10 +10,6 @@ ZeusdNVIDIAGPU = GPU
 NVIDIAGPUs = GPUs
 
 
-class ZeusGPUHeterogeneousError(ValueError):
-    """GPUs of several models; `get_gpus(ensure_homogeneous=True)` raises a ValueError."""
-
-
 def nvml_is_available() -> bool:
     """Whether this process can reach NVIDIA GPUs, through zeusd or NVML."""
     try:

@@ -40,7 +40,7 @@ class ZeusdConfig:
     Attributes:
         host_port: Not supported: zeusd opens no port.
         socket_path: Its socket.
-        token: Has no effect: the kernel says who a client is.
+        token: Has no effect: the kernel identifies clients.
         gpu_indices: GPUs, by zeusd's index; None: all; []: none.
         cpu_indices: CPU packages; None: all whose energy is measured; []: none.
     """

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from zeus import _node
 from zeus.compat import old_names
 from zeus.device.visible import visible_gpus
-from zeus.exceptions import ZeusGPUNotSupportedError, from_ipc
+from zeus.exceptions import ZeusGPUHeterogeneousError, ZeusGPUNotSupportedError, from_ipc
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -286,7 +286,7 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
 
     Raises:
         ZeusGPUInitError: They cannot be reached, or not be told apart.
-        ValueError: They are of several models.
+        ZeusGPUHeterogeneousError: They are of several models; it is a ValueError, too.
     """
     global _gpus
     client = _node.get_client()
@@ -303,7 +303,10 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
     if ensure_homogeneous:
         models = sorted({gpu.info.name for gpu in found.gpus})
         if len(models) > 1:
-            raise ValueError(f"GPUs of several models are visible: {', '.join(models)}")
+            raise ZeusGPUHeterogeneousError(
+                f"GPUs of several models are visible: {', '.join(models)}; choose those of one "
+                "with CUDA_VISIBLE_DEVICES"
+            )
     return found
 
 

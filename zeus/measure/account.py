@@ -30,7 +30,8 @@ class EnergySummary:
             `nan` where it is not known.
         gpus: Number of GPUs.
         steps: Number of steps.
-        step_energy: Joules of one step on average, without evaluations and checkpoints.
+        step_energy: Joules of one step on average, without evaluations and checkpoints, and
+            without steps whose energy is not known.
         epochs: Number of epochs.
         cost: What the energy costs; None where no price was given.
         currency: Of the cost.
@@ -86,9 +87,10 @@ class EnergyAccount:
 
     Args:
         monitor: The GPUs.
-        price: Cost of a kWh, or who knows it; None: cost is not counted.
+        price: Cost of a kWh, or an `ElectricityPriceProvider`; None: cost is not counted.
         currency: Of the price.
-        carbon_intensity: gCO2eq/kWh, or who knows it; None: emissions are not counted.
+        carbon_intensity: gCO2eq/kWh, or a `CarbonIntensityProvider`; None: emissions are not
+            counted.
         sync_execution: Wait for the GPUs at both ends of each step.
     """
 
@@ -163,6 +165,8 @@ class EnergyAccount:
         while self._unread and (wait or self._monitor.ripe(self._unread[0])):
             step = self._unread.popleft()
             energy_j = _joules(step)
+            if math.isnan(energy_j):
+                continue
             self._energy_j += energy_j
             self._time_s += step.time
             self._shown += 1

@@ -88,6 +88,11 @@ class _Measured(AbstractContextManager[Window]):
             name = self._name or function.__qualname__
             return _Measured(name, self._monitor, self._report, self._sync)
 
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise TypeError(
+                f"measure_energy measures calls, and {function.__qualname__} is a generator, whose "
+                "work is done after the call; use `with measure_energy(...)` in it"
+            )
         if inspect.iscoroutinefunction(function):
 
             @functools.wraps(function)
@@ -141,6 +146,9 @@ def measure_energy(
         report: Called with the name and the window after each; None: nothing is. Prints to
             standard error where it is left out.
         sync_execution: See `ZeusMonitor.begin_window`.
+
+    Raises:
+        TypeError: The function is a generator, whose work is done after the call.
     """
     if callable(name):
         return _Measured(None, monitor, report, sync_execution)(name)

@@ -166,7 +166,7 @@ class ZeusMonitor(MonitorAttributes):
         Args:
             key: Its name.
             sync_execution: First wait for the GPU work that the framework has launched.
-            restart: Open it anew if it is open.
+            restart: Close and reopen it if it is open.
 
         Raises:
             ValueError: A window of this name is open.

@@ -43,7 +43,7 @@ RIPE_NS = 1_000_000_000
 """A window that ended this long ago is looked up without waiting for a tick."""
 
 STUCK_S = 30.0
-"""Energies that a driver keeps back are not asked for by who reads them for this long, unless the
+"""Energies that a driver keeps back are not asked for by a reader for this long, unless the
 thread has got them before."""
 
 MAX_PENDING = 100_000
@@ -147,7 +147,7 @@ class Book:
                 other = self._unread.popleft()()
                 if other is not None and other is not wanted and other._pending is not None:
                     batch.append(other)
-        # Not under the lock: whoever reads an energy while the thread waits for zeusd need not.
+        # Not under the lock: a reader must not wait while the thread waits for zeusd.
         try:
             self._look_up(batch)
         except ZeusBaseError:
@@ -315,7 +315,7 @@ class Book:
             raise self._stuck[1]
 
     def _see_whether_it_is_stuck(self) -> None:
-        """Asks for what was drawn of late, and waits for it; not for who trains."""
+        """Asks for the latest energies, and waits for them, which training must not."""
         if self._stuck is not None:
             end_ns = self.clock_ns() - TICK_NS
             self._ask([(end_ns - TICK_NS, end_ns, False)])

@@ -35,7 +35,7 @@ def find(zeusd: Zeusd) -> tuple[list[GpuInfo], list[Row]]:
         except Exception as error:  # noqa: BLE001 - told as a line
             notes.append(("GPU", f"not known: {unexpected(error)}"))
 
-    # A driver that is stuck keeps whoever asks it.
+    # A driver that is stuck blocks its caller.
     thread = threading.Thread(target=look, name="nvml", daemon=True)
     thread.start()
     thread.join(DRIVER_TIMEOUT_S)

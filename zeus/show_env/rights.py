@@ -72,7 +72,7 @@ def answer(gpu: GpuInfo, zeusd: Zeusd) -> str:
 
 
 def controls(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
-    """What each GPU lets be changed, and who holds it."""
+    """What can be changed on each GPU, and the holders of leases."""
     from zeus_ipc.controls import Control
 
     rows: list[Row] = []

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import math
 import re
 import types
 import warnings
+from collections.abc import AsyncIterator
 from datetime import datetime, timedelta, timezone
 from typing import Any
 
@@ -85,6 +88,17 @@ def test_a_coroutine_is_measured_to_its_end(node: VirtualNode) -> None:
 
     assert asyncio.run(wait()) == 1
     assert found[0].time == pytest.approx(3)
+
+
+def test_a_generator_is_refused() -> None:
+    """Its work is done after the call that would be measured."""
+
+    async def asynchronous() -> AsyncIterator[int]:
+        yield 1
+
+    for function in (lambda: (yield 1), asynchronous):
+        with pytest.raises(TypeError, match=r"is a generator.*use `with measure_energy\(\.\.\.\)`"):
+            measure_energy(function)
 
 
 class Figures:
@@ -189,6 +203,20 @@ def test_what_cannot_be_logged_or_measured_never_ends_training(
     with pytest.warns(UserWarning, match="training goes on") as seen:
         train(callback, node, work)
     assert len(seen) == 1
+
+
+def test_steps_whose_energy_is_not_known_are_left_out_of_the_mean(
+    node: VirtualNode, work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    joules = itertools.chain([math.nan, 4.0, 6.0], itertools.repeat(5.0))
+    figures = Figures()
+    monkeypatch.setattr("zeus.measure.account._joules", lambda measurement: next(joules))
+    callback = EnergyCallback(node.monitor(), log=figures, print_summary=False)
+    train(callback, node, work, epochs=1)
+    assert callback.summary is not None
+    assert callback.summary.steps == 10
+    assert callback.summary.step_energy == pytest.approx(5)
+    assert all(one == pytest.approx(5) for one in figures.of("energy/step_J"))
 
 
 def test_arguments_are_checked(node: VirtualNode) -> None:

@@ -10,10 +10,11 @@ import pytest
 
 from zeus.optimizer.power_limit import actions as do
 from zeus.optimizer.power_limit.actions import Action, Actions
+from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.leader import Choose, Hello, Leader
-from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search
+from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.optimizer.power_limit.silence import SILENT_S
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup
 

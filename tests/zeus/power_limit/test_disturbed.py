@@ -9,11 +9,11 @@ from dataclasses import dataclass
 
 import pytest
 
+from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import ALLOWANCE, choose
 from zeus.optimizer.power_limit.estimates import Curve, Estimate, Sample
 from zeus.optimizer.power_limit.planner import costs_of
 from zeus.optimizer.power_limit.review import Review
-from zeus.optimizer.power_limit.search import Adaptive
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,

@@ -34,3 +34,13 @@ def test_without_a_choice_it_says_why() -> None:
     html = report._repr_html_()
     assert "&lt;lost&gt;" in html
     assert "<lost>" not in html
+
+
+def test_the_highest_limit_is_the_best_or_stays_for_a_reason() -> None:
+    reason = "no limit lowers the power that this job draws"
+    stays = Report((HIGHEST,), HIGHEST, 20, reason, 300.0)
+    assert stays.sentence == (
+        f"The highest limit, 300 W, stays, because {reason}; 20 steps were searched. "
+        "In force: 300 W."
+    )
+    assert "300 W, is the best; 20 steps" in Report((HIGHEST,), HIGHEST, 20, "", 300.0).sentence

@@ -7,17 +7,11 @@ import random
 
 import pytest
 
+from zeus.optimizer.power_limit.adaptive import RESTARTS, Adaptive, Choice
 from zeus.optimizer.power_limit.choice import choose
 from zeus.optimizer.power_limit.estimates import Curve, Estimates, Sample
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
-from zeus.optimizer.power_limit.search import (
-    RESTARTS,
-    Adaptive,
-    Choice,
-    Exhaustive,
-    Search,
-    expected_steps,
-)
+from zeus.optimizer.power_limit.search import Exhaustive, Search, expected_steps
 from zeus.optimizer.power_limit.selectors import (
     Energy,
     MaxSlowdownConstraint,
@@ -253,8 +247,10 @@ def test_limits_that_cannot_win_are_not_measured() -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_a_job_that_draws_far_less_than_any_limit_is_left_at_the_highest(seed: int) -> None:
     job = Job(seed, noise=0.05, draws_w=60.0)
-    assert search(adaptive(Energy()), job) == [LIMITS[0]]
+    searching = adaptive(Energy())
+    assert search(searching, job) == [LIMITS[0]]
     assert job.position <= 40
+    assert searching.reason == "no limit lowers the power that this job draws"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -278,6 +274,7 @@ def test_a_job_whose_power_the_lowest_limit_lowers_is_searched_also_if_it_draws_
     searching = adaptive(Energy())
     search(searching, job)
     assert choice(Energy())(searching.estimates(job.position), True) == LIMITS[-1]
+    assert not searching.reason
 
 
 def test_the_same_samples_lead_to_the_same_search() -> None:

@@ -43,7 +43,7 @@ class ForLeader(ABC):
 
 
 class Join(_Plain):
-    """Find out who trains together, and say hello. -> `joined`, or `cut_off`"""
+    """Find the processes that train together, and say hello. -> `joined`, or `cut_off`"""
 
 
 class SetLimit(_AtLimit):
@@ -57,7 +57,7 @@ class AskForLimit(_Plain):
 
 
 class ReleaseLimits(_Plain):
-    """Give the limits back."""
+    """Restore the limits."""
 
 
 class OpenWindow(_AtLimit):

@@ -112,11 +112,11 @@ class Core:
         return self._set(self._highest) if isinstance(self.state, Ready) else []
 
     def begin_training(self) -> Actions:
-        """Training begins. After one that has ended: its choice is set again, or searched anew."""
+        """Training begins. After one that has ended: its choice is set again, or searched again."""
         if not self.over:
             return []
         if self.disabled:
-            # Those that search anew are told so.
+            # Those that search again are told so.
             self._joined = self._joined and self.chosen is not None
             return []
         self.over = False
@@ -205,7 +205,7 @@ class Core:
         return self._interrupted(keep=False)
 
     def close(self, reason: str = "its training has ended") -> Actions:
-        """Training has ended: the limits go back."""
+        """Training has ended: restore the limits."""
         actions = self._drop_check()
         if isinstance(self.state, Profiling):
             actions.append(DropWindow(self.state.current_power_limit))
@@ -222,7 +222,7 @@ class Core:
         return [*actions, ReleaseLimits()]
 
     def give_up(self, reason: str, *, leave: bool = True, warn: bool = True) -> Actions:
-        """Nothing can be done here any more: the limits go back, and the others are told."""
+        """Nothing more can be done here: restore the limits, and tell the others."""
         if self.disabled or self.over:
             return []
         self.disabled, self.reason = True, reason
@@ -280,8 +280,8 @@ class Core:
         """This process may not set the limit."""
         if self.step:
             return self.limit_failed(reason)
-        # A site may let only those set limits who compute on the GPU. The model may be put there
-        # between now and the first step, which tries again.
+        # A site may let only processes that compute on the GPU set limits. The model may be put
+        # there between now and the first step, which tries again.
         self._then = None
         return []
 
@@ -477,11 +477,11 @@ class Core:
         said = Say(f"optimal power limit: {chosen.power_limit_mw / 1000:g} W")
         return [said, *self._set(chosen.power_limit_mw, go_on)]
 
-    def _watch_over(self, chosen: Estimate, anew: bool) -> None:
+    def _watch_over(self, chosen: Estimate, again: bool) -> None:
         before = self._watch
         self._watch = Watch(chosen, loaded=self.searched == 0, power=self.world == 1)
         if before is not None:
-            self._watch.follow(before, anew)
+            self._watch.follow(before, again)
 
     def _drop_check(self) -> Actions:
         return [] if self._watch is None else self._watch.drop()

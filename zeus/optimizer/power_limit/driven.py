@@ -1,7 +1,7 @@
 """What the callbacks for other people's trainers have in common.
 
 They hold a `GlobalPowerLimitOptimizer` and translate. Training must not end because of them: an
-error in a callback is said once, and the limits go back.
+error in a callback is reported once, and the limits are restored.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def guarded(event: Event) -> Event:
             return
         try:
             event(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+        except Exception as error:  # noqa: BLE001 - training goes on
             self._fail(error)
 
     return cast("Event", call)
@@ -92,7 +92,7 @@ class Driven:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """The limits go back."""
+        """Restore the limits."""
         self.close()
 
     @property
@@ -133,7 +133,7 @@ class Driven:
     # ------------------------------------------------------------------------ for the subclasses
 
     def _begin_training(self) -> None:
-        """Training begins, perhaps anew: after an error the last one was never said to end."""
+        """Training begins, perhaps again: after an error nothing said that the last one ended."""
         self._drop_window()
         self._in_step = self._in_epoch = False
         self.optimizer.on_train_begin()

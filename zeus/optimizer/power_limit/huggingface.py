@@ -35,8 +35,8 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
 
     A step is an optimizer step, with all batches that it accumulates. Evaluation and checkpoints
     are kept out of what is measured, and run at the highest limit while the search goes on. The
-    limits go back when training ends. `Trainer` tells no callback that training failed: use this as
-    a context manager where the process lives on, as in a notebook.
+    limits are restored when training ends. `Trainer` tells no callback that training failed: use
+    this as a context manager where the process lives on, as in a notebook.
 
     Raises:
         ImportError: transformers is not installed.
@@ -169,7 +169,7 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
 
     @guarded
     def on_train_end(self, *event: Any, **objects: Any) -> None:
-        """Training has ended: the limits go back."""
+        """Training has ended: restore the limits."""
         self._end_training()
 
     # ------------------------------------------------------------------------------- internals

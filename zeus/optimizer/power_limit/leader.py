@@ -3,7 +3,7 @@
 Every process tells the leader what it can and what it measured; the leader, in the process of rank
 0, owns the search and the choice, and commands the same to all. A process alone is its own leader.
 Nobody ever waits for an answer: until a command comes, a process trains on under the limit it has,
-and one that hears nothing for long goes back to the highest limit and says so.
+and one that hears nothing for long returns to the highest limit and says so.
 
 Pure: no clock of its own, no device, no network. Time is told with each call.
 
@@ -96,16 +96,20 @@ class Try(BaseModel):
 
 
 class Choose(BaseModel):
-    """Hold a limit (mW) from a step on; that is the choice, made of these estimates."""
+    """Hold a limit (mW) from a step on; that is the choice, made of these estimates.
+
+    `reason`: why no more was measured, where that is not that enough is known.
+    """
 
     kind: Literal["choose"] = "choose"
     power_limit_mw: int
     estimates: list[Estimate]
+    reason: str = ""
     from_step: int = 0
 
 
 class Stop(BaseModel):
-    """Go back to the highest limit."""
+    """Return to the highest limit."""
 
     kind: Literal["stop"] = "stop"
     reason: str
@@ -258,7 +262,7 @@ class Leader:
         return new
 
     def again(self, now_s: float, step: int) -> None:
-        """Training is no longer what was measured: the search begins anew."""
+        """Training is no longer what was measured: the search begins again."""
         self._now_s, self._step = now_s, step
         self.over = False
         self._start()
@@ -436,7 +440,9 @@ class Leader:
             return
         self.over, self._chosen_mw = True, chosen
         self._save(search, party, self.position, True)
-        self._commands.append(Choose(power_limit_mw=chosen, estimates=estimates))
+        self._commands.append(
+            Choose(power_limit_mw=chosen, estimates=estimates, reason=search.reason)
+        )
 
     def _stop(self, reason: str) -> None:
         self.over = True

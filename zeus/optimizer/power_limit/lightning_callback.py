@@ -18,8 +18,8 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
 
     A step is an optimizer step, with all batches that it accumulates; where the module optimizes by
     hand, it is a batch. Validation and checkpoints are kept out of what is measured, and run at the
-    highest limit while the search goes on. Figures go to the trainer's loggers. The limits go back
-    when `fit` ends, also by an error.
+    highest limit while the search goes on. Figures go to the trainer's loggers. The limits are
+    restored when `fit` ends, also by an error.
 
     Raises:
         ImportError: Lightning is not installed.
@@ -111,7 +111,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
 
     @guarded
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Training has ended: the limits go back."""
+        """Training has ended: restore the limits."""
         self._end_training()
         self._send(trainer)
 
@@ -119,12 +119,12 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
     def on_exception(
         self, trainer: Trainer, pl_module: LightningModule, exception: BaseException
     ) -> None:
-        """Training has failed or was interrupted: the limits go back."""
+        """Training has failed or was interrupted: restore the limits."""
         self.close()
 
     @guarded
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        """Whatever has ended: the limits go back."""
+        """A stage has ended: restore the limits."""
         if stage == "fit":
             self._end_training()
 

@@ -59,7 +59,7 @@ class GlobalPowerLimitOptimizer(Callback):
         profile_path: JSON file of the measurements: used if it fits these GPUs and this selector,
             else written when the choice is made. Until then `<profile_path>.partial` is kept, and
             gone on from by the next run. With several processes only rank 0's counts.
-        search: `adaptive` measures only what helps the choice, and measures anew when training
+        search: `adaptive` measures only what helps the choice, and measures again when training
             changes; `exhaustive` every limit once, from the highest down.
 
     Raises:
@@ -129,7 +129,7 @@ class GlobalPowerLimitOptimizer(Callback):
     @override
     @guarded
     def on_train_begin(self) -> None:
-        """Training begins. After one that has ended: its choice is set again, or searched anew."""
+        """Training begins. After one that has ended: its choice is set again, or searched again."""
         core = self._core
         self._inside = True
         self._claim()
@@ -182,11 +182,11 @@ class GlobalPowerLimitOptimizer(Callback):
 
     @override
     def on_train_end(self) -> None:
-        """Training has ended: the limits go back."""
+        """Training has ended: restore the limits."""
         self.close()
 
     def close(self) -> None:
-        """Gives the limits back. Never raises; the daemon does it too when this process ends."""
+        """Restore the limits. Never raises; the daemon does it too when this process ends."""
         self._inside = self._claimed = False
         self._perform(self._core.close())
         claims.release(self)
@@ -199,7 +199,7 @@ class GlobalPowerLimitOptimizer(Callback):
         try:
             self._perform(self._core.give_up(f"{type(error).__name__}: {error}"))
             self.close()
-        except Exception:  # whatever it is, training goes on
+        except Exception:  # training goes on
             log.warning("limits are restored when this process ends", exc_info=True)
 
     # --------------------------------------------------------------------------------- results
@@ -269,6 +269,8 @@ class GlobalPowerLimitOptimizer(Callback):
             chosen = next((one for one in known if one.power_limit_mw == limit), None)
         state = core.state
         reason = state.reason if isinstance(state, Done) else ""
+        if chosen is not None and core.chosen is not None:
+            reason = core.chosen.reason
         force = core.current_mw / 1000 if core.current_mw else None
         report = Report(known, chosen, core.searched, reason, force)
         if path is not None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from zeus.optimizer.power_limit import profile
+from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import choose, measurements
 from zeus.optimizer.power_limit.estimates import Curve, Estimate
 from zeus.optimizer.power_limit.leader import Party
@@ -19,7 +20,7 @@ from zeus.optimizer.power_limit.profile import (
     SampleRow,
     watts,
 )
-from zeus.optimizer.power_limit.search import Adaptive, Exhaustive, Search, SearchName
+from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
 from zeus.utils import framework
 
@@ -63,7 +64,7 @@ class Planner:
             try:
                 self._profile = profile.find(self.path)
             except ProfileError as error:
-                warnings.warn(f"{error}. It is measured anew and replaced.", stacklevel=5)
+                warnings.warn(f"{error}. It is measured again and replaced.", stacklevel=5)
         return self._profile is not None
 
     def read_for_rank(self) -> bool:
@@ -73,12 +74,12 @@ class Planner:
     def begin(self, party: Party) -> Search:
         """The search for these GPUs, with what is known of them."""
         self.limits_mw = scan(party.min_mw, party.max_mw, self.step_mw)
-        loaded, self._profile = self._profile, None  # what is measured anew is not read again
+        loaded, self._profile = self._profile, None  # what is measured again is not read again
         if loaded is None:
             return self._make(self.limits_mw, party)
         reason = loaded.check(party.gpus, party.min_mw, party.max_mw)
         if reason is not None:
-            warnings.warn(f"{self.path} {reason}. It is measured anew and replaced.", stacklevel=6)
+            warnings.warn(f"{self.path} {reason}. It is measured again and replaced.", stacklevel=6)
             return self._make(self.limits_mw, party)
         samples = loaded.as_samples(self.profile_steps)
         if loaded.selector not in (None, _describe(self._for(party))):

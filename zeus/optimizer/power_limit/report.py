@@ -22,7 +22,8 @@ class Report:
         estimates: One a limit that was measured, descending; errors are one standard deviation.
         chosen: The choice; None: the search is not over, or was given up.
         steps: Training steps that the search took.
-        reason: Why there is no choice, if the search has ended without.
+        reason: Why there is no choice, if the search has ended without, or why it is the highest
+            limit, where that is not the best of those that were measured.
         in_force_w: The limit that is set, W; None: none is.
     """
 
@@ -115,27 +116,27 @@ class Report:
             )
         limit, highest = self.chosen.power_limit_mw / 1000, self._highest.power_limit_mw / 1000
         searched = f"{self.steps} steps were searched."
-        if self.chosen is self._highest and len(self.estimates) == 1:
-            return (
-                f"The highest limit, {limit:g} W, stays: the job draws too little for a lower "
-                f"limit to save energy; {searched} {self._ending}"
-            )
         if self.chosen is self._highest:
-            return f"The highest limit, {limit:g} W, is the best; {searched} {self._ending}"
+            why = f"stays, because {self.reason}" if self.reason else "is the best"
+            return f"The highest limit, {limit:g} W, {why}; {searched} {self._in_force}"
         return (
             f"At {limit:g} W instead of {highest:g} W a step takes "
             f"{_change(-self.saving)} energy (±{self.saving_error:.1%}) and "
             f"{_change(self.slowdown)} time (±{self.slowdown_error:.1%}); {searched} "
-            f"{self._ending}"
+            f"{self._in_force}"
         )
 
     @property
     def _ending(self) -> str:
         """Why the search has ended without a choice, and what is in force."""
         ended = f"The search ended: {self.reason}. " if self.reason else ""
+        return f"{ended}{self._in_force}"
+
+    @property
+    def _in_force(self) -> str:
         if self.in_force_w is None:
-            return f"{ended}This optimizer holds no limit now."
-        return f"{ended}In force: {self.in_force_w:g} W."
+            return "This optimizer holds no limit now."
+        return f"In force: {self.in_force_w:g} W."
 
     def draw(self, path: str | Path | IO[str]) -> None:
         """Draws the trade-off; the suffix of the path says what: `.png`, `.svg`, `.pdf`. An open

@@ -6,47 +6,15 @@ monitor, no clock and no other process.
 
 from __future__ import annotations
 
-import math
-import random
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal
 
-from typing_extensions import override
-
-from zeus.optimizer.power_limit.estimates import Curve, Estimate, Estimates, Sample, visits
-from zeus.optimizer.power_limit.review import Review
+from zeus.optimizer.power_limit.estimates import Estimate, Sample
 
 SearchName = Literal["adaptive", "exhaustive"]
-Costs = Callable[[Curve], "list[float] | None"]
-"""The cost of each limit under a curve, in the limits' order; None: it cannot be said."""
-Choice = Callable[[Sequence[Estimate], bool], int]
-"""The choice of estimates, mW; whether it is to be cautious."""
-
-TOLERANCE = 0.002
-"""The adaptive search ends when its choice is expected to cost at most this share too much, ..."""
-EXTEND = 0.007
-"""... and may take twice its steps while it is expected to cost more than this."""
-STRIDE = 0.6
-"""The next limit is at least this share of the lowest that was tried: low ones may cost much."""
-GOOD_ENOUGH = 0.005
-"""A limit's time is known well enough, as a fraction, where the selector names no costs."""
-CURVES = 64
-"""Random curves that a decision is made of."""
-MEASURED = 0.6
-"""Of steps, so many are measured; the others warm up."""
-RESTARTS = 1
-"""So often a search that finds out that training has changed gets its steps once more."""
-REACH = 0.75
-"""A job that draws less than this share of the lowest limit is reached by none, ..."""
-NEAR = 1.05
-"""... and one that draws less than this much is tried at the lowest limit first."""
-FALL = 0.03
-"""A job whose power falls by less than this share at the lowest limit is reached by none."""
-SETTLE_S = 0.5
-"""Clocks and power have followed a new limit after this: max(3 sensor ticks, 300 ms) and more."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +62,11 @@ class Search(ABC):
     def settle(self) -> None:
         """What is known is enough."""
         self.settled = True
+
+    @property
+    def reason(self) -> str:
+        """Why it has ended, where that is not that enough is known."""
+        return ""
 
     @property
     def pending(self) -> bool:
@@ -153,302 +126,23 @@ class Exhaustive(Search):
         return _averages(self.limits_mw, self.samples)
 
 
-class Adaptive(Search):
-    """Measures where it helps the choice most, a few steps at a time, and then no further.
-
-    After each piece every limit has an estimate, measured or not (`Estimates`). Random curves
-    drawn from it show how much the present choice may cost too much, and which limit would be the
-    better one; that limit or the present choice, whichever is known less, is measured next.
-    (Top-two sampling: Russo, "Simple Bayesian Algorithms for Best-Arm Identification", 2020.)
-
-    A limit saves energy only where it lowers power. A job that draws far less than the lowest limit
-    stays at the highest. One that draws about as much is tried at the lowest limit first, and stays
-    at the highest unless that lowers its power (`_unreached`).
-
-    What contradicts itself (`Review`) is measured again before anything else. Before a limit is
-    chosen, the highest is measured again beside it; and both once more by `check`.
-
-    It ends when the expected excess is below `TOLERANCE`, or below what the steps that remain could
-    tell apart; else after a third of the exhaustive search's steps, but not before four limits
-    could be tried; after twice as many where the choice is still expected to cost `EXTEND` too much
-    or is not certain.
-
-    Args:
-        costs: What the selector makes of a curve.
-        choose: The choice, mW, of estimates; cautious or not. Raises ValueError if there is none.
-        gpus: How many GPUs train together.
-    """
-
-    cautious = True
-
-    def __init__(
-        self,
-        limits_mw: Sequence[int],
-        warmup_steps: int,
-        profile_steps: int,
-        costs: Costs,
-        choose: Choice,
-        gpus: int,
-    ) -> None:
-        super().__init__(limits_mw, warmup_steps, profile_steps)
-        self.costs = costs
-        self.choose = choose
-        self.piece = _piece(profile_steps)
-        self.budget = _budget(len(self.limits_mw), warmup_steps, profile_steps)
-        self._most = expected_steps("adaptive", len(limits_mw), warmup_steps, profile_steps)
-        self._begun_at: int | None = 0  # position from which the budgets count; None: the next
-        self._restarts = 0
-        self._estimates = Estimates(self.limits_mw, gpus, horizon=self.budget)
-        self._review = Review([])
-        self._to_check: list[int] = []
-        self._only_checks = False  # nothing else is measured, unless something has changed
-        self._named = True  # whether the selector says what limits cost
-        self._excess = math.inf
-        self._rivals = 2  # limits that may be the best
-        self._at = 0  # the limit that is measured, ...
-        self._stay = 0  # ... how many steps of this stay were run, ...
-        self._seen = False  # ... and whether a sample of it has come
-        randomness = random.Random(0)
-        size = range(len(self.limits_mw))
-        self._normals = [
-            ([randomness.gauss(0, 1) for _ in size], [randomness.gauss(0, 1) for _ in size])
-            for _ in range(CURVES)
-        ]
-
-    @override
-    def ran(self, power_limit_mw: int, steps: int) -> None:
-        super().ran(power_limit_mw, steps)
-        if power_limit_mw == self._at:
-            self._stay += steps
-
-    @override
-    def add(self, sample: Sample) -> None:
-        super().add(sample)
-        self._seen = self._seen or sample.power_limit_mw == self._at
-        self._review = Review(self.samples)
-        for one in self.samples:
-            if one not in self._review.trusted:
-                self._run[one.power_limit_mw] -= one.steps
-        self.samples = self._estimates.samples = self._review.trusted
-        if self._review.changed:
-            self._only_checks = False
-            if self._restarts < RESTARTS:
-                self._restarts += 1
-                self._begun_at = None
-
-    @override
-    def without(self, power_limit_mw: int) -> None:
-        super().without(power_limit_mw)
-        self._estimates.limits_mw = self.limits_mw
-        self._to_check = [one for one in self._to_check if one != power_limit_mw]
-
-    def check(self, chosen_mw: int, position: int) -> None:
-        """Some steps after the choice: measures the highest limit and the choice once more."""
-        self._to_check = [self.limits_mw[0], chosen_mw]
-        self._begun_at = None
-        self._restarts = 0
-        self._only_checks = True
-        self.settled = False
-
-    @override
-    def next(self, current_mw: int, position: int) -> Trial | None:
-        if self.settled:
-            return None
-        # A piece's energy comes a little later; until the first one's is there, measuring goes on.
-        if current_mw and current_mw == self._at and not self._seen:
-            return Trial(current_mw, 0, self.piece)
-        if self._begun_at is None and not (self._to_check and current_mw != self._to_check[0]):
-            self._begun_at = position
-        limit = self._wanted(current_mw, position)
-        if limit is None:
-            return None
-        trial = self._trial(limit, current_mw)
-        if self._spent(trial, position) > self._most:
-            return None
-        if limit != current_mw or limit != self._at:
-            self._at, self._stay, self._seen = limit, 0, False
-        return trial
-
-    @override
-    def estimates(self, position: int) -> list[Estimate]:
-        if not self._estimates.samples:
-            return []
-        everywhere = self._estimates.posterior(position).estimates()
-        return [one for one in everywhere if one.steps]
-
-    def _wanted(self, current_mw: int, position: int) -> int | None:
-        if self._to_check:
-            if current_mw == self._to_check[0] == self._at and self._stay >= self._beside:
-                self._to_check.pop(0)
-            if self._to_check:
-                return self._to_check[0]
-        highest = self.limits_mw[0]
-        if not self._estimates.steps_at(highest):
-            return highest
-        if self._review.doubt in self.limits_mw:
-            return self._review.doubt
-        if self._only_checks:
-            return None
-        limit = self._most_telling(current_mw, position)
-        if limit is not None:
-            trial = self._trial(limit, current_mw)
-            if self._spent(trial, position) <= self._allowed(position):
-                return limit
-        return self._to_be_sure(current_mw, position)
-
-    def _to_be_sure(self, current_mw: int, position: int) -> int | None:
-        """What to measure before the choice is made: the highest limit, or the choice itself."""
-        highest = self.limits_mw[0]
-        stays = visits(self._estimates.samples)
-        last = {stay[0].power_limit_mw: at for at, stay in enumerate(stays)}
-        if not self._named:
-            alone = sum(stay[0].power_limit_mw == highest for stay in stays) < 2
-            return highest if alone and len(last) > 1 else None
-        estimates = self.estimates(position)
-        try:
-            likely = self.choose(estimates, False)
-            sure = self.choose(estimates, True)
-        except ValueError:
-            return None  # whoever makes the choice will say so
-        if likely == highest:
-            return None
-        met = [stay[0].power_limit_mw for stay in stays].index(likely)
-        here = stays[last[highest]]
-        if last[highest] < met or (
-            current_mw == highest == self._at and sum(one.steps for one in here) < self._beside
-        ):
-            return highest
-        if sure == likely or self._in_vain(estimates, likely, position):
-            return None
-        return min((likely, highest), key=self._estimates.steps_at)
-
-    def _in_vain(self, estimates: list[Estimate], likely: int, position: int) -> bool:
-        """Whether the likely choice would not be certain either after all steps that remain."""
-        left = (self._most - self._spent(Trial(likely, 0, 0), position)) * MEASURED / 2
-        steps = [self._estimates.steps_at(one) + left for one in (likely, self.limits_mw[0])]
-        error = self._estimates.step_noise() * math.sqrt(sum(1 / max(1.0, one) for one in steps))
-        then = [
-            replace(
-                one,
-                time_ratio_error=min(error, one.time_ratio_error),
-                energy_ratio_error=min(error, one.energy_ratio_error),
-            )
-            for one in estimates
-        ]
-        return self.choose(then, True) != likely
-
-    def _spent(self, trial: Trial, position: int) -> int:
-        """Steps of the search, with those of a trial."""
-        begun_at = position if self._begun_at is None else self._begun_at
-        return position - begun_at + trial.warmup_steps + trial.steps
-
-    def _allowed(self, position: int) -> int:
-        """How many steps the search may take as far as its choice is concerned."""
-        left = (self._most - self._spent(Trial(0, 0, 0), position)) * MEASURED
-        # Limits that differ by less than this the steps that remain, shared by all that may be the
-        # best, could not tell apart.
-        each = max(1.0, left / self._rivals)
-        apart = self._estimates.step_noise() * math.sqrt(2 / each)
-        if self._excess >= max(EXTEND, apart):
-            return self._most
-        # The highest limit is still to be measured beside the choice.
-        return self.budget - self._beside - self._trial(self.limits_mw[0], 0).warmup_steps
-
-    @property
-    def _beside(self) -> int:
-        """Steps at the highest limit beside the choice."""
-        return 2 * self.piece
-
-    def _trial(self, limit: int, current_mw: int) -> Trial:
-        warmup = 0
-        if limit != current_mw or not self._run[limit]:
-            warmup = self.warmup_steps
-            if self.samples:
-                fastest = min(one.time_s / one.steps for one in self.samples)
-                warmup = min(warmup, max(2, math.ceil(SETTLE_S / fastest)))
-        return Trial(limit, warmup, self.piece)
-
-    def _unreached(self) -> bool | None:
-        """Whether no limit lowers the job's power; None: the lowest limit must be tried to know."""
-        draw, lowest = self._estimates.draw_mw(), self.limits_mw[-1]
-        if draw < REACH * lowest:
-            return True
-        if draw > NEAR * lowest:
-            return False
-        if not self._estimates.steps_at(lowest):
-            return None
-        fall, error = self._estimates.fall_at(lowest)
-        if abs(fall - FALL) < error and self._run[lowest] < self.profile_steps:
-            return None
-        return fall < FALL
-
-    def _most_telling(self, current_mw: int, position: int) -> int | None:
-        posterior = self._estimates.posterior(position)
-        curves = posterior.curves(self._normals)
-        costs = [cost for curve in curves if (cost := self.costs(curve)) is not None]
-        measured = [i for i, one in enumerate(self.limits_mw) if self._estimates.steps_at(one)]
-        self._named = bool(costs)
-        if not costs:
-            return self._least_known(posterior.estimates())
-        unreached = self._unreached()
-        if unreached is not False:
-            self._excess = 0.0
-            ends = self.limits_mw[-1], self.limits_mw[0]
-            return None if unreached else min(ends, key=self._estimates.steps_at)
-        lowest = [min(cost) for cost in costs]
-        excess = {
-            i: sum(cost[i] / low - 1 for cost, low in zip(costs, lowest, strict=True))
-            for i in measured
-        }
-        best = min(measured, key=lambda i: excess[i])
-        self._excess = excess[best] / len(costs)
-        if self._excess < TOLERANCE and len(measured) > 1:
-            return None
-        blame = [0.0] * len(self.limits_mw)
-        for cost, low in zip(costs, lowest, strict=True):
-            blame[cost.index(low)] += cost[best] / low - 1
-        blame[best] = 0.0
-        self._rivals = max(2, sum(one > 0 for one in blame))
-
-        reach = STRIDE * min(self.limits_mw[i] for i in measured)
-        near = [i for i, limit in enumerate(self.limits_mw) if limit >= reach]
-
-        def worth(i: int) -> float:
-            trial = self._trial(self.limits_mw[i], current_mw)
-            return blame[i] / (trial.warmup_steps + trial.steps)
-
-        rival = max(near, key=worth)
-        if blame[rival] <= 0:
-            if not any(blame):
-                return None
-            rival = min(max(near[-1], max(measured) + 1), len(blame) - 1)  # on the way there
-        known_less = min((rival, best), key=lambda i: self._run[self.limits_mw[i]])
-        return self.limits_mw[known_less]
-
-    def _least_known(self, estimates: list[Estimate]) -> int | None:
-        """For a selector that names no costs: every limit until its estimate is good enough."""
-        for one in estimates:
-            enough = one.steps >= self.profile_steps or one.time_error < GOOD_ENOUGH
-            if not one.steps or not enough:
-                return one.power_limit_mw
-        return None
-
-
 def expected_steps(name: SearchName, limits: int, warmup_steps: int, profile_steps: int) -> int:
     """How many steps a search takes at most."""
     every = limits * (warmup_steps + profile_steps)
     if name == "exhaustive":
         return every
-    return min(every, 2 * _budget(limits, warmup_steps, profile_steps))
+    return min(every, 2 * budget(limits, warmup_steps, profile_steps))
 
 
-def _budget(limits: int, warmup_steps: int, profile_steps: int) -> int:
+def budget(limits: int, warmup_steps: int, profile_steps: int) -> int:
+    """How many steps the adaptive search takes where it is certain of its choice."""
     every = limits * (warmup_steps + profile_steps)
-    four = min(4, limits) * (warmup_steps + 2 * _piece(profile_steps))
+    four = min(4, limits) * (warmup_steps + 2 * piece(profile_steps))
     return min(every, max(every // 3, four))
 
 
-def _piece(profile_steps: int) -> int:
+def piece(profile_steps: int) -> int:
+    """How many steps the adaptive search measures at a time."""
     return max(1, profile_steps // 8)
 
 

@@ -1,4 +1,4 @@
-"""Which of the measured power limits is best, in whose eyes."""
+"""Criteria that choose one of the measured power limits."""
 
 from __future__ import annotations
 

@@ -62,14 +62,14 @@ class Watch:
         self._opened = 0
         self._off = False
 
-    def follow(self, before: Watch, anew: bool) -> None:
+    def follow(self, before: Watch, again: bool) -> None:
         """Goes on where another has watched.
 
         Args:
             before: The other.
-            anew: Whether there was another search meanwhile: then checks are half as often.
+            again: Whether there was another search meanwhile: then checks are half as often.
         """
-        self._every = 2 * before._every if anew else before._every
+        self._every = 2 * before._every if again else before._every
         self._next = FIRST_STEPS if self._loaded else self._every
         self._verified = before._verified
 
@@ -108,7 +108,7 @@ class Watch:
         return [] if before is _Check.NONE else [DropWindow(self.limit_mw), Forget()]
 
     def measured(self, energy_j: float, seconds: float) -> Actions:
-        """A check has taken this: if training is not what it was, the search begins anew."""
+        """A check has taken this: if training is not what it was, the search begins again."""
         what = self._changed(energy_j, seconds)
         if what is None:
             return []
