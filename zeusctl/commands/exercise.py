@@ -16,7 +16,7 @@ from zeusctl.session import Session, common_options, pass_session
 from zeusctl.text import count
 
 if TYPE_CHECKING:
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 
 @click.command()

@@ -16,7 +16,7 @@ from zeusctl.text import value_text
 
 if TYPE_CHECKING:
     from zeus_ipc import Client
-    from zeus_ipc.messages import GpuInfo, GpuState
+    from zeus_ipc.replies import GpuInfo, GpuState
 
 S = TypeVar("S")
 

@@ -16,7 +16,7 @@ from zeusctl.exercise.report import Check, Held
 
 if TYPE_CHECKING:
     from zeus_ipc import Client
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 WITHIN_S = 30.0
 """How long a restore, or zeusd's return, may take."""

@@ -17,7 +17,7 @@ from zeusctl.text import count, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc import Client
-    from zeus_ipc.messages import GpuInfo
+    from zeus_ipc.replies import GpuInfo
 
 
 def refuse_unless_free(client: Client, gpus: Sequence[GpuInfo]) -> None:
