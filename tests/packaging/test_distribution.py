@@ -140,4 +140,4 @@ def test_the_base_is_small(built: Built) -> None:
         own = sum(item.file_size for item in archive.infolist())
     size = own + size_bytes(distributions_of(None))
     assert size < 15 * MIB, f"{size / MIB:.1f} MiB"
-    assert built.wheel.stat().st_size < MIB
+    assert built.wheel.stat().st_size < 1.25 * MIB

@@ -535,6 +535,29 @@ def test_what_the_sandbox_of_each_unit_denies(node: Node, unit: str) -> None:
     assert "own state" in allowed
 
 
+def test_the_probe_reads_the_same_inside_the_sandbox(node: Node) -> None:
+    """And it says so where a unit denies something: here, all devices and the network."""
+    said = _probe_in_unit(node)
+    assert said["differs"] == []
+    assert {f"GPU {gpu} power_average" for gpu in range(2)} <= set(said["same"])
+    drop_in = node.machine.root / "etc/systemd/system/zeusd.service.d/narrow.conf"
+    drop_in.write_text(f"[Service]\nInaccessiblePaths={LIBRARY}\n")
+    try:
+        node.machine.systemctl("daemon-reload")
+        assert "inside the sandbox" in _probe_in_unit(node)["said"]
+    finally:
+        drop_in.unlink()
+        node.machine.systemctl("daemon-reload")
+
+
+def _probe_in_unit(node: Node) -> dict[str, Any]:
+    short = ("--seconds", "1", "--alone", "0.2", "--calls", "3", "--no-load")
+    command = ("zeusctl", "probe", "--library", LIBRARY, "--in-unit", *short)
+    done = node.machine.run(*command, "--output", "/dev/null", "--json", check=False)
+    found = json.loads(done.stdout) if done.returncode == 0 else {}
+    return {"said": done.stderr, **found.get("sandbox", {})}
+
+
 # ----------------------------------------------------------------------------------- the very last
 
 

@@ -21,7 +21,9 @@ SHORT = ("--seconds", "1", "--alone", "0.2", "--calls", "3", "--no-load", "--jso
 _SANDBOX = (
     *("CapabilityBoundingSet", "AmbientCapabilities", "NoNewPrivileges", "Device", "Protect"),
     *("Private", "IPAddress", "Restrict", "LockPersonality", "MemoryDenyWriteExecute"),
-    *("KeyringMode", "RemoveIPC", "SystemCall", "UMask"),
+    *("KeyringMode", "RemoveIPC", "SystemCall", "UMask", "ProcSubset", "TemporaryFileSystem"),
+    *("InaccessiblePaths", "ReadOnlyPaths", "ReadWritePaths", "ExecPaths", "NoExecPaths"),
+    *("BindPaths", "BindReadOnlyPaths"),
 )
 """Directives of a sandbox begin with one of these; `RestartSec` and its likes do not."""
 
