@@ -23,7 +23,7 @@ _SANDBOX = (
     *("Private", "IPAddress", "Restrict", "LockPersonality", "MemoryDenyWriteExecute"),
     *("KeyringMode", "RemoveIPC", "SystemCall", "UMask", "ProcSubset", "TemporaryFileSystem"),
     *("InaccessiblePaths", "ReadOnlyPaths", "ReadWritePaths", "ExecPaths", "NoExecPaths"),
-    *("BindPaths", "BindReadOnlyPaths"),
+    *("BindPaths", "BindReadOnlyPaths", "Environment"),
 )
 """Directives of a sandbox begin with one of these; `RestartSec` and its likes do not."""
 
