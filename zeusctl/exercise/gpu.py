@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from zeus_ipc.controls import Control
-from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.errors import ErrorCode, ZeusIpcError
 from zeus_ipc.simulation import SimulatedWork
 from zeusctl.exercise import values
 from zeusctl.exercise.report import Check, Gpu, Held, Settling, Trial
@@ -98,9 +98,12 @@ def _reset(client: Client, gpu: GpuInfo, control: Control) -> None:
 
 
 def _all_taken(control: Control, trials: Sequence[Trial]) -> Check:
-    """Every value within the range is taken, rounded or not."""
+    """Every value within the range is taken, rounded or not; or none is, where the driver says that
+    it does not offer the control after all."""
     refused = [trial for trial in trials if trial.applied is None]
     text = "; ".join(f"{value_text(control.value, one.asked)}: {one.error}" for one in refused)
+    if all(one.error == ErrorCode.NOT_SUPPORTED for one in trials):
+        return Check(f"{control.value} is not offered by this GPU or its driver", True, text)
     what = f"every value of {control.value} within its range is taken"
     return Check(what, not refused, text or f"{len(trials)} of {len(trials)}")
 

@@ -16,8 +16,10 @@ from tests.fake_nvml.double import ALWAYS, BY_EUID, NvmlDouble
 from tests.snippets import ROOT
 from tests.support import RunningDaemon, public_directory, running_daemon, wait_for
 from tests.zeusctl.conftest import Ctl, spawn
+from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exercise import published, values
+from zeusctl.exercise.gpu import _all_taken
 from zeusctl.exercise.report import Rounding, Trial
 from zeusctl.exits import Exit
 
@@ -60,6 +62,19 @@ def test_values_stay_within_the_range() -> None:
     assert narrow[:2] == [60_000, 61_000]
     assert all(60_000 <= mw <= 61_000 for mw in narrow)
     assert values.clock_ranges([877]) == [[877, 877]]
+
+
+def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> None:
+    def trial(error: str | None) -> Trial:
+        applied = None if error else [2619, 2619]
+        return Trial("memory_clocks", [2619, 2619], applied, 1.0, error)
+
+    checks = [
+        _all_taken(Control.MEMORY_CLOCKS, [trial(one) for one in errors])
+        for errors in (("not_supported",), ("not_supported", "no_permission"), (None, None))
+    ]
+    assert [one.ok for one in checks] == [True, False, True]
+    assert "not offered" in checks[0].what
 
 
 # ---------------------------------------------------------------------------------- simulated nodes

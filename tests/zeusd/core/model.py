@@ -393,14 +393,7 @@ class Model(World):
 
         The target is listed without being in doubt: what is made of it is where it belongs.
         """
-        rounding = SPECS[debt.control].rounding
-        clamps = [odd.clamp_mw for odd in ODD_DRIVERS if odd.clamp_mw is not None]
-        return any(
-            near(asked, value, rounding)
-            or value in [(min(max(asked[0], low), high),) for low, high in clamps]
-            for asked in (debt.doubt, debt.target)
-            if asked
-        )
+        return any(_may_become(asked, value, debt.control) for asked in (debt.doubt, debt.target))
 
     def settle(self) -> None:
         """Nothing fails any more, and enough time passes."""
@@ -459,8 +452,9 @@ class Model(World):
         machine, key = self.machine(gpu, control), (gpu, control)
         value = self.values[key]
         if machine.phase is Phase.FREE:
-            rests = (machine.target, machine._resting)
-            assert value in rests or key not in self.ours, (
+            rests = value in (machine.target, machine._resting)
+            rests = rests or _may_become(machine.target, value, control)
+            assert rests or key not in self.ours, (
                 f"{control.value} of {gpu} is left at {value} instead of {machine.target}"
             )
             assert debt_key(gpu, control) not in self.journal
@@ -622,3 +616,12 @@ class Model(World):
                 return
             self.device_step(0)
         raise AssertionError("device calls never end")
+
+
+def _may_become(asked: ControlValue | None, value: ControlValue, control: Control) -> bool:
+    """Whether some driver makes this of what it is asked for."""
+    if not asked or control is not Control.POWER_LIMIT:
+        return asked == value
+    clamps = [odd.clamp_mw for odd in ODD_DRIVERS if odd.clamp_mw is not None]
+    clamped = [(min(max(asked[0], low), high),) for low, high in clamps]
+    return near(asked, value, SPECS[control].rounding) or value in clamped
