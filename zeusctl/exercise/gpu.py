@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
-from zeus_ipc.simulation import SimulatedWork
 from zeusctl.exercise import values
+from zeusctl.exercise.load import load
 from zeusctl.exercise.report import Check, Gpu, Held, Settling, Trial
 from zeusctl.text import value_text
 
@@ -60,7 +60,7 @@ def exercise(client: Client, gpu: GpuInfo, found: Held, simulated: str | None) -
         _reset(client, gpu, control)
     checks += _order(client, gpu)
     checks += _persistence(client, gpu)
-    with _load(simulated, gpu) as loaded:
+    with load(simulated, gpu) as loaded:
         if loaded:
             settling += _settling(client, gpu)
     client.release(gpu.uuid)
@@ -182,20 +182,6 @@ def _persistence(client: Client, gpu: GpuInfo) -> Iterator[Check]:
     )
     for control in (Control.PERSISTENCE_MODE, Control.POWER_LIMIT):
         _reset(client, gpu, control)
-
-
-@contextlib.contextmanager
-def _load(simulated: str | None, gpu: GpuInfo) -> Iterator[bool]:
-    """Load on a simulated GPU; whether there is one."""
-    if simulated is None:
-        yield False
-        return
-    work = SimulatedWork(simulated, [gpu.uuid], "model/compute")
-    try:
-        work.launch(1e8)
-        yield True
-    finally:
-        work.close()
 
 
 def _settling(client: Client, gpu: GpuInfo) -> Iterator[Settling]:

@@ -40,7 +40,7 @@ def _gpu(gpu: Gpu) -> Iterator[str]:
         took = "not at all" if one.shown_ms is None else f"after {one.shown_ms:.0f} ms"
         yield f"  {one.control} {value_text(one.control, one.value)} shows under load {took}"
     if not gpu.settling:
-        yield "  settling was not measured: there is no load on this GPU"
+        yield "  settling was not measured: that needs load, by PyTorch that sees this GPU"
     yield from _checks(gpu.checks)
 
 

@@ -20,6 +20,7 @@ from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl.exercise import published, values
 from zeusctl.exercise.gpu import _all_taken
+from zeusctl.exercise.load import BURST_S, kept_up
 from zeusctl.exercise.report import Rounding, Trial
 from zeusctl.exits import Exit
 
@@ -75,6 +76,34 @@ def test_a_control_that_the_driver_does_not_offer_after_all_fails_nothing() -> N
     ]
     assert [one.ok for one in checks] == [True, False, True]
     assert "not offered" in checks[0].what
+
+
+class _Noted:
+    """A load that only notes what is asked of it."""
+
+    name = "noted"
+
+    def __init__(self) -> None:
+        self.asked: list[float | str] = []
+
+    def burst(self, seconds: float) -> None:
+        self.asked.append(seconds)
+
+    def bursts(self) -> list[tuple[int, int]]:
+        self.asked.append("waited")
+        return []
+
+    def close(self) -> None:
+        self.asked.append("closed")
+
+
+def test_a_load_is_kept_up_and_has_ended_afterwards() -> None:
+    noted = _Noted()
+    with kept_up(noted):
+        wait_for(lambda: len(noted.asked) > 2, "a third burst")
+    assert noted.asked[0] == 2 * BURST_S
+    assert set(noted.asked[1:-2]) == {BURST_S}
+    assert noted.asked[-2:] == ["waited", "closed"]
 
 
 # ---------------------------------------------------------------------------------- simulated nodes
