@@ -269,11 +269,15 @@ class Model(World):
         if restore:
             for program in self.programs:
                 program.blameless = False
-        if self.up:
-            for _ in range(40):
-                if not self.held or not self.up:
-                    break
+        for _ in range(40):
+            if not self.up:
+                break
+            if self.held:
                 self.device_step(0)
+            elif self.core.putting_back:
+                self.pass_time(1)  # what failed before the faults were over is tried again
+            else:
+                break
         broken = self.faults or self.odd or self.journal_broken or self.hidden
         if self.up and not (self.held or broken):
             assert not self.core.putting_back, "zeusd stops, and something is not back"
