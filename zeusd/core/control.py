@@ -151,6 +151,9 @@ class ControlMachine(Leased):
             recoveries=debt.recoveries + 1,
         )
         self._values, self._doubt = debt.values, debt.doubt
+        if self.spec.readable and debt.values and debt.target not in (*debt.values, self.target):
+            # The site's target was another then, and writing it needed no record of its own.
+            self._values = (debt.target, *debt.values)
         self.life.on(Event.RECOVER)
         self._out.add(Watch(debt.holder))
         self._lasts_until(now_ns + (debt.ttl_ns >> debt.recoveries))
