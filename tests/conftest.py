@@ -8,9 +8,10 @@ import signal
 from collections.abc import Iterator
 from typing import Any
 
+import hypothesis
 import pytest
 
-from tests import needs
+from tests import needs, seeds
 
 FIRST = (
     "tests/system/test_systemd.py",
@@ -36,6 +37,9 @@ def pytest_configure(config: pytest.Config) -> None:
     """What `--strict-markers` allows, and how tests are interrupted."""
     # A shell's background job ignores Ctrl-C, and what it starts would, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    hypothesis.settings.register_profile("begun", derandomize=True, database=None)
+    if seeds.VARIABLE in os.environ:
+        hypothesis.settings.load_profile("begun")
     config.addinivalue_line("markers", "needs(*names): what the test needs: see tests/needs.py")
 
 

@@ -15,6 +15,7 @@ import zmq
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests import seeds
 from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zmtp_peer import shaken
 from zeus_ipc import Client, errors
@@ -141,8 +142,7 @@ def settle(client: Client) -> None:
 
 
 def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemon) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     sizes = []
     for _ in range(4):
@@ -168,8 +168,7 @@ def test_a_live_daemon_takes_anything_and_stays_what_it_was(daemon: RunningDaemo
 @pytest.mark.parametrize("suffix", ["", ".stream"])
 def test_broken_streams_leave_nothing_behind(daemon: RunningDaemon, suffix: str) -> None:
     """Handshakes cut short or scrambled, frames too long, connections opened and dropped."""
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
 
     def descriptors() -> int:
@@ -196,8 +195,7 @@ def test_broken_streams_leave_nothing_behind(daemon: RunningDaemon, suffix: str)
 
 
 def test_a_flood_of_subscriptions_is_closed_and_leaves_no_memory(daemon: RunningDaemon) -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     before = rss_kib(daemon.process.pid)
     with zmq.Context() as context, context.socket(zmq.SUB) as flooder:

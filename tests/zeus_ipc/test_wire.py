@@ -9,6 +9,7 @@ import msgpack
 import pytest
 from pydantic import ValidationError
 
+from tests import seeds
 from zeus_ipc import errors
 from zeus_ipc.codec import DecodeError, decode_request, encode
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
@@ -152,8 +153,7 @@ def test_what_is_no_bounded_map_is_refused(data: bytes) -> None:
 
 
 def test_random_bytes_only_ever_give_a_map_or_a_decode_error() -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     chance = random.Random(seed)
     good = encode({"v": 1, "id": 3, "op": "state", "gpus": ["GPU-1"]})
     for _ in range(20_000):

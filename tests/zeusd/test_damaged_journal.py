@@ -10,12 +10,12 @@ import errno
 import logging
 import os
 import random
-import secrets
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests import seeds
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.controls import Control
 from zeusd import restore
@@ -62,8 +62,7 @@ TARGETS: dict[tuple[str, Control], ControlValue] = {
 
 def write_journal(directory: Path, damaged: int | None) -> None:
     """A journal of which one part is damaged at a random byte; part 0 is the first line."""
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     parts = [header(boot_id()), *(record(boot_id(), key, entry) for key, entry in CHANGES)]
     if damaged is not None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 import random
-import secrets
 from typing import Any
 
 import pytest
 
+from tests import seeds
 from zeus_ipc.controls import Control
 from zeusd.core.model import Debt, Loss, Process
 from zeusd.records import Entry, covers, header, record, replay
@@ -81,8 +81,7 @@ def garbled(byte: int, rng: random.Random) -> list[int]:
 
 
 def test_any_damaged_byte_loses_at_most_its_record() -> None:
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     data, where = journal()
     assert 2500 < len(data) < 4000
@@ -120,8 +119,7 @@ def test_any_cut_leaves_the_records_before_it() -> None:
 
 @pytest.mark.parametrize("size", [2, 5, 40, 400])
 def test_a_damaged_stretch_loses_what_it_touches(size: int) -> None:
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     data, where = journal()
     for _ in range(300):

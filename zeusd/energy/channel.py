@@ -5,10 +5,8 @@ from __future__ import annotations
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
-from zeusd.energy.meter import Edge, Meter, sensor_window_ns
+from zeusd.energy.meter import Edge, Meter, expected_period_ns, sensor_window_ns
 from zeusd.energy.ticks import TickTracker
-
-DEFAULT_PERIOD_NS = 100_000_000
 
 POWER_RESOLUTION_MW = 400
 """Of Pascal's readings, which have no counter beside them."""
@@ -37,8 +35,7 @@ class Channel:
         self._tracker = TickTracker(now_ns)
         self._meter = Meter(sensor_window_ns(architecture, name), history.last())
         self._ceiling_mw = ceiling_mw
-        window_ns = self._meter.window_ns
-        self._period_ns = DEFAULT_PERIOD_NS if window_ns is None else 4 * window_ns
+        self._period_ns = expected_period_ns(self._meter.window_ns)
         self._key: tuple[int | None, int | None] | None = None
 
     @property
@@ -72,9 +69,12 @@ class Channel:
         if not self._meter.plausible(sensors):
             self._tracker.failed(sensors.t_ns)
             return None
-        key = self._meter.key(sensors)
-        changed = self._key is not None and key != self._key
-        self._key = key
+        changed = self._key is not None and self._meter.key(sensors) != self._key
+        edge = self._seen(sensors, changed)
+        self._key = self._meter.key(sensors)  # what changes may be another reading from now on
+        return edge
+
+    def _seen(self, sensors: Sensors, changed: bool) -> Edge | None:
         tick = self._tracker.observe(sensors.t_ns, changed)
         if tick is None or (tick.silent and not self._meter.stands_still(sensors)):
             return None
@@ -89,6 +89,7 @@ class Channel:
             passed_ns = count * self._period_ns
         else:
             passed_ns = t_ns - last_ns if last_ns else self._period_ns
+            self._period_ns = min(self._period_ns, passed_ns)
         edge = self._meter.advance(t_ns, self._period_ns, passed_ns, sensors)
         self.history.add(edge, self._meter.raw_mj, self._meter.window_ns, self.slow)
         return edge

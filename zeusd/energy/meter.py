@@ -46,6 +46,11 @@ def sensor_window_ns(architecture: int, name: str) -> int | None:
     return None
 
 
+def expected_period_ns(window_ns: int | None) -> int:
+    """The tick of a sensor that sees so much of each, until it is known (same source)."""
+    return 20 * MS if window_ns == 10 * MS else 100 * MS
+
+
 class Edge(NamedTuple):
     """A tick of a GPU's sensors.
 
@@ -145,7 +150,8 @@ class Meter:
         if last is None:
             self.raw_mj = sensors.energy_mj
             level_mw = power_mw or 0
-            self._last = Edge(t_ns, 0, level_mw, level_mw, 0)
+            # Its unseen part lies before it, like that of every tick that follows.
+            self._last = Edge(t_ns, 0, level_mw, level_mw, self._unseen_uj(level_mw, period_ns))
             return self._last
         elapsed_ns = max(0, t_ns - last.t_ns)
         shown_mw = last.power_mw if power_mw is None else power_mw
@@ -156,14 +162,18 @@ class Meter:
             self._compare(mean_mw, power_mw, last.power_mw)
         level_mw = shown_mw if boxcar and power_mw is not None else mean_mw
         counted_uj = last.counted_uj + grown_uj
-        energy_uj = counted_uj
-        if boxcar and self.window_ns is not None:
-            energy_uj -= level_mw * (period_ns - self.window_ns) // (2 * MS)
+        energy_uj = counted_uj - self._unseen_uj(level_mw, period_ns)
         edge = Edge(t_ns, max(last.energy_uj, energy_uj), level_mw, shown_mw, counted_uj)
         self._last = edge
         return edge
 
     # --------------------------------------------------------------------------------- internals
+
+    def _unseen_uj(self, level_mw: int, period_ns: int) -> int:
+        """Half of what a tick takes in the part that no sensor sees."""
+        if self.window_ns is None:
+            return 0
+        return level_mw * max(0, period_ns - self.window_ns) // (2 * MS)
 
     def _grown_uj(self, sensors: Sensors, power_mw: int, elapsed_ns: int) -> int:
         integrated_uj = power_mw * elapsed_ns // MS

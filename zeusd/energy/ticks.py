@@ -20,6 +20,9 @@ SEARCH_CHANGES = 6
 SLOW_AFTER_NS = 3_000 * MS
 """A sensor that shows fewer changes than `SEARCH_CHANGES` in this time is looked at less often."""
 
+AWAY_NS = 10 * SEARCH_POLL_NS
+"""A look this late: nobody looked, and when the sensor changed meanwhile cannot be told."""
+
 AFRESH_NS = 5_000 * MS
 """Changes on both sides of such a pause say nothing of a period together."""
 
@@ -168,6 +171,7 @@ class TickTracker:
 
     def _search(self, t_ns: int, changed: bool) -> Tick | None:
         slow = t_ns - self._began_ns > SLOW_AFTER_NS
+        away = t_ns - self.next_read_ns > AWAY_NS
         poll_ns = SLOW_POLL_NS if slow and len(self._changes) < 2 else SEARCH_POLL_NS
         self._look_at(t_ns + poll_ns)
         if not changed or self._read_ns is None:
@@ -178,8 +182,11 @@ class TickTracker:
         if t_ns - self._changed_ns > AFRESH_NS:
             self._began_ns, self._changes = t_ns, []  # it stood still until now
         self._moved_ns = self._changed_ns = t_ns
-        at_ns = (self._read_ns + t_ns) // 2
         slop_ns = (t_ns - self._read_ns) // 2
+        if away:
+            self._changes = []
+            return Tick(t_ns, slop_ns)
+        at_ns = t_ns - slop_ns
         self._changes.append(at_ns)
         if len(self._changes) >= SEARCH_CHANGES:
             if t_ns - self._began_ns > GIVE_UP_NS:
@@ -237,17 +244,18 @@ class TickTracker:
             return self._found(t_ns)
         late = t_ns - self._due
         if self._looks >= MAX_LOOKS or late > self._period / 2:
-            return self._quiet()
+            return self._quiet(max(1, round(late / self._period)))
         step = self._step
         if late > self._spread:
             step *= 2.0 ** min(self._looks, 6)
         self._look_at(max(t_ns + step, self._due - self._spread))
         return None
 
-    def _quiet(self) -> Tick:
-        tick = Tick(round(self._due), round(self._period / 2), silent=True)
-        self._due += self._period
-        self._silent += 1
+    def _quiet(self, ticks: int) -> Tick:
+        """So many changes were due, and none came."""
+        self._due += ticks * self._period
+        tick = Tick(round(self._due - self._period), round(self._period / 2), ticks, silent=True)
+        self._silent += ticks
         if self._silent > MAX_SILENT:
             self._restart(tick.t_ns)
             self._look_at(tick.t_ns)

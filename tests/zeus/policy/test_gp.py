@@ -9,6 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests import seeds
 from zeus.job import Job
 from zeus.policy import GPBatchSizeOptimizer as Gp
 from zeus.policy import Run, make_policy
@@ -206,8 +207,7 @@ def test_estimates_bracket_the_truth_and_add_up() -> None:
 
 
 def test_random_histories_never_break_it() -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = seeds.fresh()
     rng = random.Random(seed)
     for _ in range(25):
         sizes = sorted(rng.sample(range(1, 5000), rng.randint(1, 12)))

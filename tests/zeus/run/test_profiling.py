@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-import secrets
 
 import pytest
 
+from tests import seeds
 from zeus.run.profiling import (
     NOT_PROFILING,
     PROFILING,
@@ -142,8 +142,7 @@ def test_epochs_that_are_too_short_are_told() -> None:
 
 
 def test_random_jobs_measure_every_limit_in_whole_windows_of_training_only() -> None:
-    seed = secrets.randbits(32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     draw = random.Random(seed)
     for _ in range(300):
         limits = [1000 * (9 - number) for number in range(draw.randint(1, 8))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,13 +24,6 @@ class Served:
     @property
     def measured_j(self) -> float:
         return float(self.updates.joules.sum())
-
-
-def new_seed() -> int:
-    """A seed, printed so that a failure can be repeated."""
-    seed = random.SystemRandom().randrange(10**6)
-    print(f"seed {seed}")
-    return seed
 
 
 def serve(

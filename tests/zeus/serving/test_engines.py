@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 import zmq
 
-from tests.zeus.serving.server import Served, new_seed, serve
+from tests import seeds
+from tests.zeus.serving.server import Served, serve
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
 from zeus.serving.forward_pass import Subscriber, decode
@@ -352,7 +353,7 @@ def _played(served: Served) -> list[Row]:
 
 
 def test_the_front_end_puts_steps_together():
-    served = serve(new_seed(), seconds=40)
+    served = serve(seeds.fresh(), seconds=40)
     found = _played(served)
 
     assert [one[1] for one in found] == served.steps.end_ns.tolist()

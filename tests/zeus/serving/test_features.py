@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from tests.zeus.serving.server import new_seed, serve
+from tests import seeds
+from tests.zeus.serving.server import serve
 from zeus.serving.columns import Steps, by_end, clipped
 from zeus.serving.features import NAMES, TAUS, saturating, shares
 
@@ -45,7 +46,7 @@ def test_shares_of_saturating_features_are_shapley_values(own):
 
 
 def test_shares_add_up_to_the_feature():
-    served = serve(new_seed(), seconds=10)
+    served = serve(seeds.fresh(), seconds=10)
     found = np.add.reduceat(shares(served.steps), served.steps.first_row[:-1], axis=0)
     tokens = np.add.reduceat(served.steps.tokens, served.steps.first_row[:-1])
 

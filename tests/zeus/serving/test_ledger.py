@@ -6,7 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.zeus.serving.server import STEP_NS, Served, new_seed, serve
+from tests import seeds
+from tests.zeus.serving.server import STEP_NS, Served, serve
 from zeus.serving import Ledger, RequestEnergy, Settlement
 from zeus.serving import digest as digest_module
 from zeus.serving import requests as requests_module
@@ -51,7 +52,7 @@ def _part(served: Served, kept: np.ndarray) -> Updates:
 
 @pytest.mark.parametrize("seen", [1.0, 0.3])
 def test_every_request_gets_what_it_caused(seen):
-    served = serve(new_seed(), seen=seen)
+    served = serve(seeds.fresh(), seen=seen)
 
     done = _settled(served)
 
@@ -66,7 +67,7 @@ def test_every_request_gets_what_it_caused(seen):
 
 
 def test_tokens_spread_each_step_by_tokens():
-    served = serve(new_seed(), noise=0.0)
+    served = serve(seeds.fresh(), noise=0.0)
     step = served.steps.step_of_row
     step_j = np.bincount(step, served.row_j)
     share = served.steps.tokens / np.bincount(step, served.steps.tokens)[step]
@@ -82,7 +83,7 @@ def test_tokens_spread_each_step_by_tokens():
 
 
 def test_roofline_spreads_by_work_and_needs_it():
-    served = serve(new_seed(), seconds=10, rate=6)
+    served = serve(seeds.fresh(), seconds=10, rate=6)
     with pytest.raises(ValueError, match="FLOPs and bytes"):
         _settled(served, "roofline")
 
@@ -100,7 +101,7 @@ def test_an_unknown_method_is_refused():
 
 
 def test_a_changed_price_gets_weights_of_its_own():
-    served = serve(new_seed(), seconds=90, dearer_at_s=45)
+    served = serve(seeds.fresh(), seconds=90, dearer_at_s=45)
 
     done = _settled(served)
 
@@ -110,7 +111,7 @@ def test_a_changed_price_gets_weights_of_its_own():
 
 
 def test_each_clock_level_has_weights_of_its_own():
-    served = serve(new_seed(), seconds=90, clocks=(1.0, 0.6))
+    served = serve(seeds.fresh(), seconds=90, clocks=(1.0, 0.6))
 
     done = _settled(served)
 
@@ -123,7 +124,7 @@ def test_each_clock_level_has_weights_of_its_own():
 
 
 def test_energy_of_missing_updates_is_nobodys():
-    served = serve(new_seed())
+    served = serve(seeds.fresh())
     kept = np.ones(served.updates.count, bool)
     kept[200:260] = False
     served.updates = _part(served, kept)
@@ -150,7 +151,7 @@ def test_energy_of_missing_updates_is_nobodys():
 
 
 def test_steps_one_by_one_give_the_same_as_all_at_once():
-    served = serve(new_seed(), seconds=50)
+    served = serve(seeds.fresh(), seconds=50)
     ledger = Ledger()
     steps, updates = served.steps, served.updates
     early: list[RequestEnergy] = []
@@ -203,7 +204,7 @@ def _tell(ledger: Ledger, updates: Updates, n: int) -> None:
 
 
 def test_a_request_may_span_two_periods():
-    served = serve(new_seed(), seconds=90)
+    served = serve(seeds.fresh(), seconds=90)
     ledger = Ledger()
     half = served.steps.count // 2
     border_ns = int(served.steps.end_ns[half - 1])
@@ -244,7 +245,7 @@ def test_dummy_steps_and_start_up_are_idle_and_shown():
 
 
 def test_too_few_updates_are_refused():
-    served = serve(new_seed(), seconds=20)
+    served = serve(seeds.fresh(), seconds=20)
 
     done = _settled(served)
 
@@ -255,7 +256,7 @@ def test_too_few_updates_are_refused():
 
 
 def test_a_large_residual_is_refused():
-    served = serve(new_seed(), noise=0.5)
+    served = serve(seeds.fresh(), noise=0.5)
 
     done = _settled(served)
 
@@ -264,7 +265,7 @@ def test_a_large_residual_is_refused():
 
 
 def test_requests_beside_another_process_are_refused():
-    served = serve(new_seed(), seconds=90, rate=0.5)
+    served = serve(seeds.fresh(), seconds=90, rate=0.5)
     served.updates.joules[300:600] += 15.0
 
     done = _settled(served)
@@ -280,7 +281,7 @@ def test_requests_beside_another_process_are_refused():
 
 
 def test_the_caller_may_say_that_a_time_cannot_be_attributed():
-    served = serve(new_seed())
+    served = serve(seeds.fresh())
     ledger = Ledger()
     ledger.add_steps(served.steps, served.names)
     ledger.add_updates(served.updates)
@@ -320,7 +321,7 @@ def test_a_hundred_thousand_lost_requests_are_bounded(monkeypatch):
 
 def test_blocks_grow_when_there_are_too_many_rows(monkeypatch):
     monkeypatch.setattr(digest_module, "MOST_ROWS", 500)
-    served = serve(new_seed())
+    served = serve(seeds.fresh())
     ledger = Ledger()
     ledger.add_updates(served.updates)
     for begin in range(0, served.steps.count, 100):

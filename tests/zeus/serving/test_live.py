@@ -19,8 +19,9 @@ import numpy as np
 import prometheus_client as prometheus
 import pytest
 
+from tests import seeds
 from tests.support import wait_for
-from tests.zeus.serving.server import new_seed, serve
+from tests.zeus.serving.server import serve
 from zeus.serving import digest as digest_module
 from zeus.serving import recorder as recorder_module
 from zeus.serving import service as service_module
@@ -65,7 +66,7 @@ def test_what_is_no_message_is_rejected(data):
 
 
 def test_random_bytes_are_rejected():
-    generator = random.Random(new_seed())
+    generator = random.Random(seeds.fresh())
     for _ in range(500):
         data = generator.randbytes(generator.randrange(60))
         try:
@@ -169,7 +170,7 @@ def _tell(accountant: Accountant, served, *, lose: range = range(0), gap: range 
 
 
 def test_an_accountant_answers_provisionally_and_then_finally():
-    served = serve(new_seed(), seconds=50)
+    served = serve(seeds.fresh(), seconds=50)
     accountant = Accountant(["x"])
     _tell(accountant, served)
     early = [accountant.energy(name) for name in served.names]
@@ -190,7 +191,7 @@ def test_an_accountant_answers_provisionally_and_then_finally():
 
 
 def test_lost_steps_refuse_the_requests_beside_them():
-    served = serve(new_seed(), seconds=120, rate=1)
+    served = serve(seeds.fresh(), seconds=120, rate=1)
     middle = served.steps.count // 2
     accountant = Accountant(["x"])
     _tell(accountant, served, lose=range(middle, middle + 3))
@@ -205,7 +206,7 @@ def test_lost_steps_refuse_the_requests_beside_them():
 
 def test_an_accountant_without_zeusd_goes_on_in_bounded_memory(monkeypatch):
     monkeypatch.setattr(digest_module, "KEPT_NS", 120 * 10**9)
-    served = serve(new_seed(), seconds=200, rate=0.5)
+    served = serve(seeds.fresh(), seconds=200, rate=0.5)
     accountant = Accountant(["x"])
     _tell(accountant, served, gap=range(10**9))
 
@@ -221,7 +222,7 @@ def test_weights_survive_and_shorten_the_start(tmp_path):
     store = WeightStore(tmp_path / "state" / "weights.json")
     assert store.get("H100", "1", "m") is None
     accountant = Accountant(["x"])
-    _tell(accountant, serve(new_seed(), seconds=50))
+    _tell(accountant, serve(seeds.fresh(), seconds=50))
     accountant.close()
     assert accountant.weights is not None
     store.put(accountant.weights, "H100", "1", "m")
@@ -229,7 +230,7 @@ def test_weights_survive_and_shorten_the_start(tmp_path):
 
     prior = store.get("H100", "1", "m")
     assert prior == accountant.weights
-    served = serve(new_seed(), seconds=10)
+    served = serve(seeds.fresh(), seconds=10)
     late = Accountant(["x"], prior=prior)
     _tell(late, served)
     rows = {row.request: row for row in late.close()}
@@ -266,7 +267,7 @@ class FakeSensors:
 
 def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
     monkeypatch.setattr(service_module, "POLL_S", 0.05)
-    served = serve(new_seed(), seconds=30, begin_ns=time.monotonic_ns() - 40 * 10**9)
+    served = serve(seeds.fresh(), seconds=30, begin_ns=time.monotonic_ns() - 40 * 10**9)
     path = str(tmp_path / "steps.sock")
     sensors = FakeSensors()
     accountants = {"0": Accountant(["x"], method="tokens")}
@@ -331,7 +332,7 @@ def _sent(recorder: Recorder, name: str) -> bool:
 
 
 def test_metrics_are_by_engine_and_never_by_request():
-    served = serve(new_seed(), seconds=50)
+    served = serve(seeds.fresh(), seconds=50)
     accountant = Accountant(["x"])
     _tell(accountant, served)
     registry = prometheus.CollectorRegistry()

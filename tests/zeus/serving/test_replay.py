@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 
-from tests.zeus.serving.server import Served, new_seed, serve
+from tests import seeds
+from tests.zeus.serving.server import Served, serve
 from zeus.serving.command import main
 
 STEPS = "step,begin_ns,end_ns,request,phase,tokens,context"
@@ -76,7 +77,7 @@ def _adds_up(rows: list[dict[str, str]], totals: dict[str, float], measured_j: f
 
 
 def test_a_run_is_attributed(tmp_path):
-    served = serve(new_seed(), seen=0.3)
+    served = serve(seeds.fresh(), seen=0.3)
     _save(served, tmp_path)
 
     assert _run(tmp_path) == (0, "")
@@ -96,7 +97,7 @@ def test_a_run_is_attributed(tmp_path):
 
 @pytest.mark.parametrize("idle", ["exclude", "proportional", "owner"])
 def test_idle_energy_goes_where_the_bill_says(tmp_path, idle):
-    served = serve(new_seed(), seconds=180, rate=0.6)
+    served = serve(seeds.fresh(), seconds=180, rate=0.6)
     _save(served, tmp_path)
     tenants = [f"{name},{'even' if n % 2 == 0 else 'odd'}" for n, name in enumerate(served.names)]
     (tmp_path / "tenants.csv").write_text("\n".join(["request,tenant", *tenants]))
@@ -262,7 +263,7 @@ def test_parquet_gives_the_same(tmp_path):
     from pyarrow import parquet
     from pyarrow.csv import read_csv as read
 
-    served = serve(new_seed(), seconds=40)
+    served = serve(seeds.fresh(), seconds=40)
     _save(served, tmp_path)
     assert _run(tmp_path)[0] == 0
     expected, _ = _results(tmp_path)

@@ -6,6 +6,7 @@ from collections import defaultdict
 
 import pytest
 
+from tests import seeds
 from zeus.simulate.clusters import kmeans_1d
 
 
@@ -28,8 +29,7 @@ def least_spread(values: list[float], k: int) -> float:
 
 
 def test_no_split_is_better() -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     for _ in range(150):
         kind = rng.choice((lambda: rng.randint(0, 5), lambda: rng.lognormvariate(0, 3)))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import random
 
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from tests import seeds
 from tests.zeusd.core.model import CONTROLS, FAULTS, GPUS, ODD_DRIVERS, POLICIES, Model, Program
 from tests.zeusd.core.schedules import run_schedule
 from tests.zeusd.core.world import Odd
@@ -180,7 +180,7 @@ test_whatever_hypothesis_thinks_of = Node.TestCase
 
 
 def test_random_schedules() -> None:
-    first = random.SystemRandom().randrange(10**9)
+    first = seeds.fresh()
     print(f"schedules {first} to {first + SCHEDULES - 1}; see benchmarks/chaos.py --seed")
     for seed in range(first, first + SCHEDULES):
         try:

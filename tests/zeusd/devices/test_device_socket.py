@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import seeds
 from tests.support import script, wait_for
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
@@ -100,8 +101,7 @@ def test_refusals_are_errors_and_the_connection_goes_on(node: tuple[SimulatedBac
 
 
 def test_garbage_harms_nobody(node: tuple[SimulatedBackend, str]) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     chance = random.Random(seed)
     nvml, path = node
     for _ in range(100):

@@ -7,6 +7,7 @@ import random
 
 import pytest
 
+from tests import seeds
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
@@ -222,8 +223,7 @@ def test_power_and_counter_move_together_at_the_tick_and_never_stand_still(
 
 
 def test_the_counter_is_unbiased_whatever_the_reading_pattern() -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     chance = random.Random(seed)
     nvml, clock = node(f"a100-sxm-80:seed={seed}:setter_ms=0")
     gpu = nvml.device_handle(0)

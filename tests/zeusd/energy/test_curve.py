@@ -1,13 +1,13 @@
 from __future__ import annotations
 
 import itertools
-import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.accuracy import BURSTS, LOADS, sweep
+from tests import seeds
 from zeusd.devices.port import Sensors
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import SIZE, History, Slow
@@ -160,8 +160,7 @@ def test_windows_before_the_kept_ticks_are_taken_from_coarser_rows() -> None:
 
 @pytest.mark.parametrize("device", ["v100-pcie", "a100-sxm-80", "a40", "p100"])
 def test_training_is_measured_as_well_as_promised(device: str) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     errors: dict[int, list[float]] = {}
     covered = []
     # A sensor that sees a quarter of each tick goes wrong by more, and says so less often, where
@@ -179,8 +178,7 @@ def test_training_is_measured_as_well_as_promised(device: str) -> None:
 
 
 def test_truth_lies_within_the_uncertainty_under_every_load() -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     covered = [
         window.covered
         for device in ("v100-pcie", "a100-sxm-80", "a40")
@@ -195,8 +193,7 @@ def test_truth_lies_within_the_uncertainty_under_every_load() -> None:
 
 def test_a_counter_that_sees_all_is_made_use_of() -> None:
     """Whether hardware's counter sees more than its power reading is not known: both are met."""
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     errors: dict[str, list[float]] = {}
     for device in ("a100-sxm-80", "a100-sxm-80:counts_all"):
         for part in range(24):  # of means that scatter by 0.24 % around 0.8 %

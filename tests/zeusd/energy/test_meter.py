@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
 
+from tests import seeds
 from zeusd.devices.port import Sensors
+from zeusd.energy.channel import Channel
+from zeusd.energy.history import SIZE, History
 from zeusd.energy.meter import MS, Meter, sensor_window_ns
 
 TICK = 100 * MS
@@ -57,8 +61,7 @@ def test_the_counter_is_followed_and_power_where_there_is_none() -> None:
 
 @pytest.mark.parametrize("window_ns", [None, 25 * MS, 10 * MS])
 def test_over_long_it_is_the_counters_whatever_the_load(window_ns: int | None) -> None:
-    seed = random.randrange(10**6)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     chance = random.Random(seed)
     gpu = Ticking(window_ns)
     gpu.tick(60_000)
@@ -75,6 +78,56 @@ def test_over_long_it_is_the_counters_whatever_the_load(window_ns: int | None) -
     assert gpu.counter_mj is not None
     counted_uj = (gpu.counter_mj - first_mj) * 1000
     assert abs(gpu.energy_uj - first_uj - counted_uj) <= 2000
+
+
+@pytest.mark.parametrize(("window_ms", "period_ms"), [(10, 20), (25, 100)])
+@pytest.mark.parametrize("phase", [0.05, 0.5, 0.95])
+def test_a_steady_load_is_steady_from_the_first_tick_on(
+    window_ms: int, period_ms: int, phase: float
+) -> None:
+    """Also while the sensor's period is not known yet: no window has too much or too little."""
+    name, architecture = ("Tesla V100", 5) if window_ms == 10 else ("NVIDIA H100", 9)
+    channel = Channel(0, History(memoryview(bytearray(SIZE))), architecture, name, 700_000)
+    first_ns = None
+    while channel.period_ns is None or channel.next_read_ns < 40 * period_ms * MS:
+        t_ns = channel.next_read_ns
+        ticks = int(t_ns / (period_ms * MS) + phase)
+        edge = channel.observe(reading(t_ns, 1_000 + ticks * period_ms * 200, 200_000))
+        if edge is not None and first_ns is None:
+            first_ns = edge.t_ns
+    assert first_ns is not None
+    for begin_ns in range(first_ns, 30 * period_ms * MS, 7 * MS):
+        energy_uj = channel.curve.window(begin_ns, begin_ns + 8 * MS, False).energy_uj
+        assert energy_uj == pytest.approx(200_000 * 8, rel=0.3)
+
+
+@pytest.mark.parametrize("after_ticks", range(1, 12))
+@pytest.mark.parametrize("counts", [True, False])
+def test_nothing_is_counted_twice_when_nobody_looked_for_a_while(
+    after_ticks: int, counts: bool
+) -> None:
+    """The reader was stopped for ten ticks, at any moment of its search and after it."""
+    tick_ns = 20 * MS
+    channel = Channel(0, History(memoryview(bytearray(SIZE))), 5, "Tesla V100", 300_000)
+
+    def shown(t_ns: int) -> Sensors:
+        return reading(t_ns, 1_000 + t_ns // tick_ns * 520 if counts else None, 26_000)
+
+    edges = []
+    stopped = False
+    t_ns = 0
+    while t_ns < 2_000 * MS:
+        t_ns = max(channel.next_read_ns, t_ns + MS // 10)
+        if t_ns > after_ticks * tick_ns and not stopped:
+            stopped, t_ns = True, t_ns + 10 * tick_ns
+        edge = channel.observe(shown(t_ns))
+        if edge is not None:
+            edges.append(edge)
+    first, last = edges[0], edges[-1]
+    drawn_uj = 26_000 * (last.t_ns - first.t_ns) / MS
+    assert last.energy_uj - first.energy_uj == pytest.approx(drawn_uj, abs=2.5 * 520_000)
+    for edge, following in itertools.pairwise(edges):
+        assert following.energy_uj > edge.energy_uj
 
 
 def test_a_counter_that_starts_anew_costs_nothing() -> None:

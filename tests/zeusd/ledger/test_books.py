@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import seeds
 from tests.zeusd.ledger.world import START_S, World
 from zeus_ipc.requests import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
 from zeusd.core.model import Failure
@@ -427,8 +428,7 @@ def test_long_answers_come_in_pages(tmp_path: Path) -> None:
 
 
 def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     world = World(tmp_path, gpus=3)
     books = world.books()

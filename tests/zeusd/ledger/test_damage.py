@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import seeds
 from tests.zeusd.ledger.world import World
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
@@ -53,8 +54,7 @@ def check(world: World) -> int:
 
 
 def test_a_kill_at_any_instant_charges_nothing_twice_and_loses_nothing(tmp_path: Path) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     world = World(tmp_path, gpus=2)
     for number in range(KILLS):
@@ -80,8 +80,7 @@ def test_a_kill_at_any_instant_charges_nothing_twice_and_loses_nothing(tmp_path:
 def test_a_power_failure_at_any_byte_of_the_log_leaves_a_ledger_that_agrees(
     tmp_path: Path,
 ) -> None:
-    seed = random.randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     world = World(tmp_path, gpus=2)
     books = world.books()

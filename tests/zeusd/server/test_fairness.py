@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from tests import seeds
 from zeusd.server.fairness import PENALTY_NS, Cost, Limits, Turns, User
 
 SECOND_NS = 1_000_000_000
@@ -72,8 +73,7 @@ def test_an_expensive_request_takes_the_turns_of_cheap_ones() -> None:
 
 
 def test_the_rate_is_kept_over_any_schedule() -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     rng = random.Random(seed)
     turns: Turns[Peer] = Turns(Limits(requests_per_second=500.0))
     peer = added(turns, 1, "x", float("inf"))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests import seeds
 from tests.zeusd.server.fuzzing import fuzz
 from tests.zmtp_peer import (
     GREETING,
@@ -248,7 +248,6 @@ def test_no_bytes_do_anything_but_events_and_refusals(
 
 
 def test_damaged_conversations_mean_the_same_however_they_are_cut() -> None:
-    seed = random.SystemRandom().randrange(2**32)
-    print(f"seed {seed}")
+    seed = seeds.fresh()
     refused = fuzz(seed, 4_000)
     assert 400 < refused < 3_900, "some are taken, and some are not"

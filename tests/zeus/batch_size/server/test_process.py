@@ -14,6 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests import seeds
 from tests.postgresql import PostgreSQL
 from tests.support import wait_for
 from tests.zeus.batch_size.server.running import RunningServer, running_server
@@ -106,8 +107,7 @@ def test_forty_requests_at_once_get_forty_trials(served: tuple[RunningServer, st
 
 def test_workers_that_are_killed_lose_nothing(served: tuple[RunningServer, str]) -> None:
     """Six jobs train again and again, and between their requests workers are killed -9."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = seeds.fresh()
     draw = random.Random(seed)
     lock = threading.Lock()
     kills = 0

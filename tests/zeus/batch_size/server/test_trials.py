@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests import seeds
 from tests.zeus.batch_size.server.training import EPOCHS, MAX_POWER, convex, spec
 from zeus.optimizer.batch_size import choosing
 from zeus.optimizer.batch_size.choosing import analyze, choose, excluded
@@ -170,8 +171,7 @@ def test_a_trial_is_lost_after_its_lease() -> None:
 
 @pytest.mark.parametrize("policy", ["gp", "pruning-gts", "gts"])
 def test_each_policy_finds_the_best_size(policy: Any) -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = seeds.fresh()
     record = dataclasses.replace(job(policy=policy), seed=seed)
     noise = random.Random(seed)
     log: list[Trial] = []

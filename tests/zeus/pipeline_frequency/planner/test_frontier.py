@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import seeds
 from tests.zeus.pipeline_frequency.instances import (
     KINDS,
     ask,
@@ -27,8 +28,7 @@ from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 
 def fresh(what: str) -> random.Random:
     """Another one each time; what it was is printed where a test fails."""
-    seed = random.randrange(10**9)
-    print(f"{what}: seed {seed}")
+    seed = seeds.fresh(what)
     return random.Random(seed)
 
 
@@ -68,7 +68,8 @@ def test_an_exact_frontier_has_every_pareto_point(kind: str) -> None:
         frontier = instance.planner(exact=True).frontier()
         check_frontier(instance, frontier)
         found = np.array([(plan.time_s, plan.effective_energy_j) for plan in frontier.plans])
-        for point in pareto(plans, 1e-6 * span_s, 1e-9 * scale_j):
+        # A solver ends when it is within 1e-9 of the optimum: what differs by little more is equal.
+        for point in pareto(plans, 1e-6 * span_s, 5e-9 * scale_j):
             off = np.abs(found - point) / (span_s, scale_j)
             assert (off < (2e-6, 1e-8)).all(axis=1).any(), point
 

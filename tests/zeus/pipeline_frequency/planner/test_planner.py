@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import seeds
 from tests.zeus.pipeline_frequency.toys import P2P_W, every_plan, measured, random_profile
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, plan_frontier
@@ -32,8 +33,7 @@ from zeus.optimizer.pipeline_frequency.timeline import timeline, totals
 
 def fresh(turn: int) -> random.Random:
     """Another one each time; what it was is printed where a test fails."""
-    seed = random.randrange(10**9)
-    print(f"turn {turn}: seed {seed}")
+    seed = seeds.fresh(f"turn {turn}")
     return random.Random(seed)
 
 

@@ -6,6 +6,7 @@ import random
 
 import pytest
 
+from tests import seeds
 from tests.zeus.pipeline_frequency.server.running import frontier
 from zeus.optimizer.pipeline_frequency.server.stragglers import (
     PENDING,
@@ -130,8 +131,7 @@ def test_ranks_that_are_no_part_of_the_job_are_not_listened_to() -> None:
 
 def test_batches_make_no_difference() -> None:
     """Ranks report about once a second, several iterations at a time, in any order."""
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = seeds.fresh()
     chance = random.Random(seed)
     for _ in range(30):
         pipelines = [[0, 1], [2, 3], [4, 5]]
@@ -157,8 +157,7 @@ def test_batches_make_no_difference() -> None:
 
 
 def test_random_stragglers_are_found_and_plans_do_not_go_to_and_fro() -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = seeds.fresh()
     chance = random.Random(seed)
     made = frontier(60)
     for _ in range(40):
@@ -232,8 +231,7 @@ def test_of_two_stragglers_the_one_that_is_less_late_is_slowed_down_to_the_other
 
 
 def test_no_plan_makes_training_slower_than_the_straggler_or_the_wish_does() -> None:
-    seed = random.randrange(2**32)
-    print("seed", seed)
+    seed = seeds.fresh()
     chance = random.Random(seed)
     for _ in range(300):
         made = frontier(chance.randrange(1, 40))

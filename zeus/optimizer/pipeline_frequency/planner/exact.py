@@ -22,6 +22,10 @@ _GAP = 1e-9
 _TOLERANCE = 1e-9
 """Of a choice that should be whole: times a long instruction it must not hide a short one."""
 
+_SECOND_TOLERANCE = 1e-7
+"""Of a second look. HiGHS 1.15 now and then proves a plan that is not the best where instructions
+lie on scales far apart: another plan at another tolerance."""
+
 
 @dataclass(frozen=True)
 class Found:
@@ -166,6 +170,7 @@ class Program:
         start: Ints | None = None,
         time_limit_s: float = 60.0,
         fewest_changes: bool = False,
+        twice: bool = False,
     ) -> Found | None:
         """The best plan within a deadline.
 
@@ -175,6 +180,7 @@ class Program:
             start: A plan to begin with.
             time_limit_s: The best found so far after this.
             fewest_changes: Of plans that cost the same, the one that changes clocks the least.
+            twice: Whether to look a second time, with another tolerance.
 
         Returns:
             None where no plan was found.
@@ -183,12 +189,16 @@ class Program:
         cost[self._end] = time_price_w / self._unit / self._scale
         high[self._end] = deadline_s * self._scale * (1 + 1e-10)
         first = self._values(start) if start is not None else None
-        found = _solve(self._rows, cost, high, self._integer, first, time_limit_s)
-        if found is None:
+        looks = []
+        for tolerance in (_TOLERANCE, _SECOND_TOLERANCE)[: 1 + twice]:
+            found = _solve(
+                self._rows, cost, high, self._integer, first, time_limit_s, tolerance=tolerance
+            )
+            if found is not None and not self._late(found[0], deadline_s):
+                looks.append(found)
+        if not looks:
             return None
-        values, bound, proven = found
-        if self._late(values, deadline_s):
-            return None
+        values, bound, proven = min(looks, key=lambda one: float(cost @ one[0]))
         if fewest_changes and proven and self._changes:
             best = float(cost @ values)
             tied = np.zeros(len(cost))
@@ -237,12 +247,13 @@ def _solve(
     integer: NDArray[np.bool_],
     start: Floats | None,
     limit_s: float,
+    tolerance: float = _TOLERANCE,
 ) -> tuple[Floats, float, bool] | None:
     """Values of the columns, a bound on the optimum, and whether it is the optimum."""
     # Their libraries clash in one process; whoever has OR-Tools loaded gets SciPy's HiGHS.
     if "ortools" not in sys.modules:
         try:
-            return _by_highs(rows, cost, high, integer, start, limit_s)
+            return _by_highs(rows, cost, high, integer, start, limit_s, tolerance)
         except ImportError:
             pass
     try:
@@ -260,6 +271,7 @@ def _by_highs(
     integer: NDArray[np.bool_],
     start: Floats | None,
     limit_s: float,
+    tolerance: float,
 ) -> tuple[Floats, float, bool] | None:
     highspy: Any = importlib.import_module("highspy")
     highs: Any = highspy.Highs()
@@ -269,8 +281,8 @@ def _by_highs(
         ("time_limit", limit_s),
         ("mip_rel_gap", _GAP),
         ("mip_abs_gap", _GAP),
-        ("mip_feasibility_tolerance", _TOLERANCE),
-        ("primal_feasibility_tolerance", _TOLERANCE),
+        ("mip_feasibility_tolerance", tolerance),
+        ("primal_feasibility_tolerance", tolerance),
     ):
         highs.setOptionValue(name, value)
     values, places, starts = rows.by_column(len(cost))

@@ -136,7 +136,8 @@ class Planner:
         Args:
             points: Plans at most. None: as many as it takes for neighbours to differ by at most
                 0.1 % in energy, and for a plan every 0.1 % of the time up to 5 % above the fastest;
-                with `exact=True` every plan that no other plan beats.
+                with `exact=True` every plan that no other plan beats, but for those
+                within half a millionth of the longest time of a slower one.
             progress: Is told how far it is.
         """
         if points is not None and points < 1:
@@ -239,7 +240,9 @@ class Planner:
             )
         return self._of([min(fit, key=lambda one: one.effective_energy_j + price_w * one.time_s)])
 
-    def _finish(self, options: Ints, until_s: float, price_w: float = 0.0) -> Plan | None:
+    def _finish(
+        self, options: Ints, until_s: float, price_w: float = 0.0, *, twice: bool = False
+    ) -> Plan | None:
         """Improves a plan as asked for, and adds it to those that are known.
 
         Returns:
@@ -263,6 +266,7 @@ class Planner:
                 start=options,
                 time_limit_s=_SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S,
                 fewest_changes=self._small,
+                twice=twice,
             )
             if found is not None:
                 options = found.options
@@ -283,14 +287,14 @@ class Planner:
         times below the slower plan's: then that step is known to be one.
         """
         search, problem = self._search, self._problem
-        # What a solver tells apart: its tolerance is absolute, and times are scaled.
-        apart_s = 1e-6 * float(np.median(problem.fastest))
+        # What a solver tells apart: of a deadline closer to a plan's time it may lose that plan.
+        apart_s = 5e-7 * problem.max_time_s
         most = points or (MOST if not self._small else _SMALL_POINTS)
         search.survey(lambda done, steps: None)
 
-        def solve(limit_s: float) -> Plan | None:
+        def solve(limit_s: float, *, twice: bool = False) -> Plan | None:
             options = search.pool.options(np.array([search.pool.best(limit_s)]))[:, 0]
-            return self._finish(options, limit_s)
+            return self._finish(options, limit_s, twice=twice)
 
         slow = solve(problem.max_time_s)
         if slow is None:
@@ -305,7 +309,7 @@ class Planner:
             fast, slow, asked = steps.pop()
             last_s = slow.time_s - apart_s
             at_s = last_s if asked else min(last_s, (fast.time_s + slow.time_s) / 2)
-            plan = solve(at_s)
+            plan = solve(at_s, twice=at_s == last_s)
             if plan is None or plan.effective_energy_j >= fast.effective_energy_j - self._equal_j:
                 if at_s < last_s:
                     steps.append((fast, slow, True))

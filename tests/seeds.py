@@ -1,0 +1,26 @@
+"""Where randomised tests begin: anew in each run, or, with ZEUSD_TEST_SEED, where a run began."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+
+VARIABLE = "ZEUSD_TEST_SEED"
+
+
+def fresh(what: str = "this test") -> int:
+    """A seed below 1e9. It is printed, so that a failure tells it.
+
+    Args:
+        what: What it is for, where a test has several.
+    """
+    given = os.environ.get(VARIABLE)
+    if given is None:
+        seed = random.SystemRandom().randrange(10**9)
+    else:
+        # Another for each test, and the same whatever ran before it.
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").partition(" (")[0]
+        seed = zlib.crc32(f"{given} {test} {what}".encode()) % 10**9
+    print(f"{what}: seed {seed}")
+    return seed
