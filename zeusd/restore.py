@@ -366,14 +366,14 @@ def _step(step: Step, plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Any:
     if not isinstance(step, Put):
         return nvml.range(gpu, control)
 
-    def write() -> None:
-        nvml.write(gpu, control, step.value)
+    def write(value: Value) -> None:
+        nvml.write(gpu, control, value)
 
     if not plan.readable:
-        write()
+        write(step.value)
         return step.value
     before = read() if step.found is None else step.found
-    return write_verified(write, read, step.value, before, time.sleep)
+    return write_verified(write, read, step.value, before, time.sleep, plan.rounding)
 
 
 def _each_gpu(debts: Iterable[_Debt], put_back: Callable[[_Debt], bool]) -> int:

@@ -135,32 +135,62 @@ def read_settled(read: Callable[[], Value]) -> Value:
 
 
 def write_verified(
-    write: Callable[[], object],
+    write: Callable[[Value], object],
     read: Callable[[], Value],
     asked: Value,
     before: Value,
     sleep: Callable[[float], object],
+    rounding: int = 0,
 ) -> Value:
     """Writes a value and reads it back until it is clear what the device made of it.
 
+    A driver that rounds up is asked for less until what it holds is not above what was asked: that
+    may be a ceiling.
+
     Args:
-        write: Writes it.
+        write: Writes a value.
         read: Reads the control.
-        asked: What is written.
+        asked: What is wanted.
         before: What the control held.
         sleep: Lets seconds pass.
+        rounding: The driver may round by less than this.
 
     Returns:
         What the control holds: `before`, if the driver has ignored the write for a second.
     """
-    write()
+    write(asked)
+    holds = _settled_at(read, asked, before, sleep)
+    if holds <= asked or holds == before or not near(asked, holds, rounding):
+        return holds
+    above = holds
+    for steps in range(1, ROUNDED_UP_TRIES + 1):
+        less = tuple(part - steps * rounding // ROUNDED_UP_TRIES for part in above)
+        if less < asked:
+            try:
+                write(less)
+            except Exception:  # noqa: BLE001 - too little for it: what it holds is known
+                break
+            holds = _settled_at(read, less, holds, sleep)
+            if holds <= asked:
+                break
+    return holds
+
+
+ROUNDED_UP_TRIES = 5
+"""Into so many steps the driver's rounding is parted: whole watts of 5 W."""
+
+
+def _settled_at(
+    read: Callable[[], Value], asked: Value, before: Value, sleep: Callable[[float], object]
+) -> Value:
+    """What the control holds after a write, as soon as that is clear."""
     last = None
     for pause_s in PAUSES_S:
         if pause_s:
             sleep(pause_s)
         holds = read()
         if holds == asked or (holds == last and holds != before):
-            return holds
+            break
         last = holds
     return holds
 

@@ -244,9 +244,10 @@ class GpuWorker:
     def _write(self, call: Write) -> Applied | Changed:
         """Compares, writes and reads back, as far as the control can be read."""
         nvml, gpu, control = self._nvml, self._handle, call.control
-        write = partial(nvml.write_control, gpu, control, call.value)
-        if not SPECS[control].readable:
-            write()
+        spec = SPECS[control]
+        write = partial(nvml.write_control, gpu, control)
+        if not spec.readable:
+            write(call.value)
             return Applied(call.value)
         read = partial(nvml.read_control, gpu, control)
         before = call.before
@@ -256,7 +257,7 @@ class GpuWorker:
                 before = read_settled(read)
                 if before not in call.expected:
                     return Changed(before)
-        return Applied(write_verified(write, read, call.value, before, time.sleep))
+        return Applied(write_verified(write, read, call.value, before, time.sleep, spec.rounding))
 
     def _carry_out(self, call: Read | Write) -> object:
         try:

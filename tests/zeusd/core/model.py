@@ -23,7 +23,7 @@ from zeus_ipc.errors import ErrorCode
 from zeusd.core.access import Access, AllowRule
 from zeusd.core.effects import Effect, Read, Reading, Watch, Write
 from zeusd.core.lifecycle import Phase
-from zeusd.core.model import Debt, Process, debt_key
+from zeusd.core.model import Applied, Debt, Process, debt_key
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
 from zeusd.restore_rule import near
 
@@ -56,6 +56,7 @@ FAULTS = (15, 10, 4, 999, 2, 3, 16)
 ODD_DRIVERS = (
     Odd(round_to_mw=1000),
     Odd(round_to_mw=4000),
+    Odd(round_to_mw=4000, round_up=True),
     Odd(clamp_mw=(130_000, 250_000)),
     Odd(ignores=True),
     Odd(stale_reads=1),
@@ -581,11 +582,22 @@ class Model(World):
 
     def _check_not_raised(self, write: Write) -> None:
         """No event raises a limit above the least of the ceilings."""
-        highest = self._allowed.pop(write.ticket, None)
+        highest = self._allowed.get(write.ticket)
         if highest is not None:
             assert write.value <= highest, (
                 f"{write.gpu} is set to {write.value}, above its ceiling {highest}"
             )
+
+    def _carry_out(self, call: Write, code: int | None) -> object:
+        """Nor does a driver that rounds; one that clamps or ignores can only be reported."""
+        result = super()._carry_out(call, code)
+        highest = self._allowed.pop(call.ticket, None)
+        odd = self.odd.get(call.gpu)
+        obeys = odd is None or (odd.clamp_mw is None and not odd.ignores)
+        if isinstance(result, Applied) and highest is not None and obeys:
+            holds = self.values[(call.gpu, call.control)]
+            assert holds <= highest, f"{call.gpu} holds {holds}, above its ceiling {highest}"
+        return result
 
     def _write_device(self, write: Write) -> None:
         """The device's side of a write whose caller is gone."""

@@ -21,6 +21,8 @@ def world() -> World:
     [
         (Odd(round_to_mw=1000), 150_500, 150_000),
         (Odd(round_to_mw=5000), 153_000, 150_000),
+        (Odd(round_to_mw=1000, round_up=True), 150_500, 150_000),
+        (Odd(round_to_mw=5000, round_up=True), 153_000, 150_000),
         (Odd(clamp_mw=(180_000, 300_000)), 120_000, 180_000),
         (Odd(stale_reads=1), 150_000, 150_000),
         (Odd(stale_reads=1, round_to_mw=1000), 150_500, 150_000),

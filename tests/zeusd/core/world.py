@@ -92,6 +92,7 @@ class Odd:
     """A driver that does not do quite what it is told with the power limit of one GPU."""
 
     round_to_mw: int = 1
+    round_up: bool = False
     clamp_mw: tuple[int, int] | None = None
     ignores: bool = False
     stale_reads: int = 0
@@ -437,16 +438,21 @@ class World:
         if code is not None:
             return device_failure("setting", call.gpu, nvml_error(code, "set"))
 
-        def write() -> None:
-            self._apply(call)
-            self.writes.append((call.gpu, call.control, call.value))
-            self.wrote(call)
+        def write(value: ControlValue) -> None:
+            made = replace(call, value=value)
+            if not self._takes(made):
+                raise ValueError(value)
+            self._apply(made)
+            self.writes.append((call.gpu, call.control, value))
+            self.wrote(made)
 
         if call.control not in READABLE:
-            write()
+            write(call.value)
             return Applied(call.value)
         read = partial(self._read, call.gpu, call.control)
-        return Applied(write_verified(write, read, call.value, before, lambda seconds: None))
+        rounding = SPECS[call.control].rounding
+        holds = write_verified(write, read, call.value, before, lambda seconds: None, rounding)
+        return Applied(holds)
 
     def _apply(self, call: Write) -> None:
         """What the driver makes of a write."""
@@ -466,7 +472,8 @@ class World:
                 limit_mw = min(max(limit_mw, odd.clamp_mw[0]), odd.clamp_mw[1])
                 if limit_mw == odd.clamp_mw[0]:
                     self.lowest_mw[call.gpu] = limit_mw
-            self.values[key] = (limit_mw - limit_mw % odd.round_to_mw,)
+            off = -limit_mw if odd.round_up else limit_mw
+            self.values[key] = (limit_mw - (off % odd.round_to_mw) * (-1 if odd.round_up else 1),)
 
     def wrote(self, write: Write) -> None:
         """A write has reached its device."""

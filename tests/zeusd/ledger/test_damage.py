@@ -21,8 +21,9 @@ from zeusd.runtime.books import Books
 KILLS = 200
 
 
-def keep_books(world: World, rng: random.Random, books: Books) -> None:
-    """Goes on until it is killed: what a zeusd does, much faster."""
+def keep_books(world: World, rng: random.Random, books: Books, begun: int) -> None:
+    """Goes on until it is killed: what a zeusd does, much faster. Says when it has begun."""
+    os.write(begun, b"!")
     while True:
         name, gpu = f"job{rng.randrange(4)}", f"GPU-{rng.randrange(2)}"
         if rng.random() < 0.4:
@@ -59,15 +60,19 @@ def test_a_kill_at_any_instant_charges_nothing_twice_and_loses_nothing(tmp_path:
     world = World(tmp_path, gpus=2)
     for number in range(KILLS):
         books = world.books()
+        heard, begun = os.pipe()
         child = os.fork()
         if child == 0:
             try:
-                keep_books(world, random.Random(seed + number), books)
+                keep_books(world, random.Random(seed + number), books, begun)
             finally:
                 os._exit(1)
+        os.read(heard, 1)  # a busy machine takes its time
         time.sleep(rng.uniform(0, 0.008))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
+        os.close(heard)
+        os.close(begun)
         check(world)
     books = world.books()
     books.settle()

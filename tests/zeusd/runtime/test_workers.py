@@ -81,6 +81,8 @@ def test_limits_and_failures(worker: Worker) -> None:
     [
         (Quirks(round_to_mw=1000), 150.5, 150_000),
         (Quirks(round_to_mw=5000), 153.2, 150_000),
+        (Quirks(round_to_mw=1000, round_up=True), 150.5, 150_000),
+        (Quirks(round_to_mw=4000, round_up=True), 100.5, 100_000),
         (Quirks(clamp_mw=(180_000, 220_000)), 120, 180_000),
         (Quirks(clamp_mw=(180_000, 220_000)), 240, 220_000),
         (Quirks(ignored_sets=-1), 150, 250_000),

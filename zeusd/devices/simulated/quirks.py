@@ -11,6 +11,7 @@ class Quirks:
 
     Attributes:
         round_to_mw: The limit is truncated to a multiple of this, as AMD's is to whole watts.
+        round_up: The limit is raised to a multiple of `round_to_mw` instead.
         clamp_mw: A limit outside this range is moved into it without an error; None: it is an
             error outside the GPU's own range, and nothing is moved within.
         ignored_sets: So many further sets, of any control, are answered with success and have no
@@ -20,6 +21,7 @@ class Quirks:
     """
 
     round_to_mw: int = 1
+    round_up: bool = False
     clamp_mw: tuple[int, int] | None = None
     ignored_sets: int = 0
     delay_s: float = 0.0
@@ -42,4 +44,6 @@ class Quirks:
         """The limit that the device takes when it is asked for this one."""
         if self.clamp_mw is not None:
             limit_mw = min(max(limit_mw, self.clamp_mw[0]), self.clamp_mw[1])
+        if self.round_up:
+            return limit_mw + -limit_mw % self.round_to_mw
         return limit_mw - limit_mw % self.round_to_mw

@@ -95,7 +95,8 @@ def test_a_frontier_of_any_schedule(gpu: str, make: Any, stages: int, microbatch
 def test_plans_are_close_to_the_bound(
     gpu: str, stages: int, microbatches: int, mean: float, most: float
 ) -> None:
-    """In percent of the energy, the closest plan of each hundredth of the frontier's width.
+    """In percent of the energy: the closest plan of each hundredth of the frontier's width, which a
+    frontier of 100 plans consists of, and, hardly further, the plans between them.
 
     Timing and larger ones: benchmarks/pipeline_frequency.py.
     """
@@ -111,6 +112,7 @@ def test_plans_are_close_to_the_bound(
         gaps.append(100 * min(plan.gap for plan in inside))
     assert sum(gaps) / len(gaps) <= mean
     assert max(gaps) <= most
+    assert max(100 * plan.gap for plan in frontier.plans) <= 1.05 * most
 
 
 @pytest.mark.parametrize(("gpu", "percent"), [("a100", 15.9), ("a40", 12.0)])
