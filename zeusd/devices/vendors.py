@@ -16,8 +16,8 @@ log = logging.getLogger(__name__)
 
 SYSFS = "/sys"
 
-_NVIDIA = ("0x10de", ("0x03",))
-_AMD = ("0x1002", ("0x0380", "0x1200"))
+NVIDIA = ("0x10de", ("0x03",))
+AMD = ("0x1002", ("0x0380", "0x1200"))
 """PCI vendor, and how the class of its GPUs begins. AMD's chips that drive displays are not ours:
 many servers have one."""
 
@@ -93,7 +93,7 @@ class FoundBackend:
         options = self._options
         if options.nvidia_library is not None or options.amd_library is not None:
             return False
-        return not (has_gpu(options.sysfs, _NVIDIA) or has_gpu(options.sysfs, _AMD))
+        return not (has_gpu(options.sysfs, NVIDIA) or has_gpu(options.sysfs, AMD))
 
     def _vendor(self) -> str:
         options = self._options
@@ -101,9 +101,9 @@ class FoundBackend:
             return "nvidia"
         if options.amd_library is not None:
             return "amd"
-        if not has_gpu(options.sysfs, _AMD):
+        if not has_gpu(options.sysfs, AMD):
             return "nvidia"
-        if not has_gpu(options.sysfs, _NVIDIA):
+        if not has_gpu(options.sysfs, NVIDIA):
             return "amd"
         if not self._warned:
             self._warned = True
