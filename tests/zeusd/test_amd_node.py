@@ -75,7 +75,7 @@ def state(double: AmdSmiDouble) -> list[tuple[int, int, int, int]]:
 UNTOUCHED = [(750_000_000, 132, 2100, 1300)] * 2
 
 
-def test_a_killed_job_leaves_exactly_the_writes_that_put_it_back(
+def test_a_killed_job_causes_exactly_the_writes_that_restore_its_gpus(
     node: tuple[RunningDaemon, AmdSmiDouble],
 ) -> None:
     daemon, double = node
@@ -85,12 +85,12 @@ def test_a_killed_job_leaves_exactly_the_writes_that_put_it_back(
         assert double.written() == SET
         holder.kill()
         holder.wait()
-    wait_for(lambda: state(double) == UNTOUCHED, "everything to be put back")
+    wait_for(lambda: state(double) == UNTOUCHED, "everything to be restored")
     daemon.wait_for_records("restore", 4)
     assert sorted(double.written()[len(SET) :]) == sorted(BACK)
 
 
-def test_the_helper_puts_back_what_a_killed_zeusd_left(
+def test_the_helper_restores_what_a_killed_zeusd_left(
     node: tuple[RunningDaemon, AmdSmiDouble], tmp_path: Path
 ) -> None:
     daemon, double = node

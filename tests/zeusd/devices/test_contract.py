@@ -198,7 +198,7 @@ def offered(case: Case) -> list[Control]:
     return [control for control in Control if case.backend.offers(case.gpu, control)]
 
 
-def test_every_control_that_is_offered_can_be_set_and_put_back(case: Case) -> None:
+def test_every_control_that_is_offered_can_be_set_and_reset(case: Case) -> None:
     backend, gpu = case.backend, case.gpu
     memory_mhz = backend.supported_memory_clocks(gpu)[0]
     gpu_mhz = backend.supported_gpu_clocks(gpu, memory_mhz)

@@ -401,7 +401,7 @@ class AmdBackend(TabledControls):
     def _memory(self, gpu: Handle, which: str) -> int:
         found = self._socket(gpu).card.memory_bytes(which)
         if found is None:
-            raise amd_error(Status.FILE, f"mem_info_vram_{which}", "sysfs does not tell")
+            raise amd_error(Status.FILE, f"mem_info_vram_{which}", "sysfs does not have it")
         return found // (1024 * 1024)
 
     def _error(self, socket: Socket, code: int, name: str) -> DeviceError:
@@ -415,7 +415,7 @@ class AmdBackend(TabledControls):
 
 
 class _Calls:
-    """Several calls on one socket; a GPU that has left the bus is told as lost."""
+    """Several calls on one socket; a GPU that has left the bus is reported as lost."""
 
     def __init__(self, library: Library, socket: Socket, exclusive: bool) -> None:
         self._library = library

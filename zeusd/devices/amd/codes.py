@@ -53,8 +53,10 @@ _OUTCOMES = {
 }
 """Every other code is `TRANSIENT`."""
 
-GONE = frozenset({Status.DRM_ERROR, Status.IO, Status.FILE, Status.NOT_FOUND})
-"""What a GPU answers that has left the bus: whether it has, its sysfs folder tells."""
+GONE = frozenset(
+    {Status.NOT_SUPPORTED, Status.DRM_ERROR, Status.IO, Status.FILE, Status.NOT_FOUND}
+)
+"""What a GPU that has left the bus may answer. Its folder in sysfs is gone as well then."""
 
 _TEXTS = {
     1: "an argument is invalid",

@@ -37,7 +37,7 @@ class Card:
         return self._folder.exists()
 
     def unique_id(self) -> str | None:
-        """16 hexadecimal digits that belong to the chip; None: the driver does not tell."""
+        """16 hexadecimal digits that belong to the chip; None: the driver has none."""
         text = self._read("unique_id")
         if text is None:
             return None
