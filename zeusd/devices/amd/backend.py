@@ -7,23 +7,19 @@ and energy belong to it whole, so all calls go through its first partition.
 from __future__ import annotations
 
 import ctypes
-import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
 from statistics import median
 
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.devices.amd import clocks, layouts, sysfs
-from zeusd.devices.amd.codes import GONE, Status, amd_error
-from zeusd.devices.amd.energy import EnergyCounter
+from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import INIT_S, Buffer, Library, Opener
 from zeusd.devices.amd.power_cap import Cap, write_cap
+from zeusd.devices.amd.sockets import Calls, Socket, lost, report_counter
 from zeusd.devices.control_calls import ControlCalls, TabledControls
-from zeusd.devices.port import DeviceError, GpuProcess, Handle, Outcome, PowerLimits, Sensors
-
-log = logging.getLogger(__name__)
+from zeusd.devices.port import DeviceError, GpuProcess, Handle, PowerLimits, Sensors
 
 _HOTSPOT, _CURRENT = 1, 0
 _MILLIDEGREES_ABOVE = 1000
@@ -39,35 +35,6 @@ _CLOCK_STEP_MHZ = 25
 
 _PROCESSES = 128
 """Entries of the first list of processes; a longer one is asked for again."""
-
-
-@dataclass
-class Socket:
-    """One GPU of this load of the driver.
-
-    Attributes:
-        partitions: Handles; the first is the one whose settings are the socket's.
-        address: PCI address without the function.
-        uuid: Its name; see `AmdBackend.uuid`.
-        card: Its folder in sysfs.
-        guard: Held while several calls make one change.
-        counter: Its energy.
-        celsius: How many of the library's units are a degree; None: not known yet.
-    """
-
-    partitions: list[int]
-    address: str
-    card: sysfs.Card
-    uuid: str
-    guard: threading.Lock = field(default_factory=threading.Lock)
-    counter: EnergyCounter = field(default_factory=EnergyCounter)
-    sensor_guard: threading.Lock = field(default_factory=threading.Lock)
-    celsius: int | None = None
-
-    @property
-    def first(self) -> int:
-        """The partition that stands for the socket."""
-        return self.partitions[0]
 
 
 class AmdBackend(TabledControls):
@@ -279,7 +246,7 @@ class AmdBackend(TabledControls):
             with socket.sensor_guard:
                 energy_uj = socket.counter.energy_uj(t_ns, count.value, instant_w)
                 if socket.counter.changed:
-                    _report(socket)
+                    report_counter(socket)
         return Sensors(
             t_ns,
             None if energy_uj is None else energy_uj // 1000,
@@ -405,51 +372,13 @@ class AmdBackend(TabledControls):
         return found // (1024 * 1024)
 
     def _error(self, socket: Socket, code: int, name: str) -> DeviceError:
-        return _lost(socket, amd_error(code, f"amdsmi_{name}"))
+        return lost(socket, amd_error(code, f"amdsmi_{name}"))
 
-    def _reading(self, gpu: Handle, name: str) -> _Calls:
-        return _Calls(self._lib(name), self._socket(gpu), exclusive=False)
+    def _reading(self, gpu: Handle, name: str) -> Calls:
+        return Calls(self._lib(name), self._socket(gpu), exclusive=False)
 
-    def _changing(self, gpu: Handle, name: str) -> _Calls:
-        return _Calls(self._lib(name), self._socket(gpu), exclusive=True)
-
-
-class _Calls:
-    """Several calls on one socket; a GPU that has left the bus is reported as lost."""
-
-    def __init__(self, library: Library, socket: Socket, exclusive: bool) -> None:
-        self._library = library
-        self._socket = socket
-        self._exclusive = exclusive
-
-    def __enter__(self) -> tuple[Library, Socket]:
-        if self._exclusive:
-            self._socket.guard.acquire()
-        return self._library, self._socket
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if self._exclusive:
-            self._socket.guard.release()
-        if isinstance(error, DeviceError):
-            lost = _lost(self._socket, error)
-            if lost is not error:
-                raise lost from None
-
-
-def _lost(socket: Socket, error: DeviceError) -> DeviceError:
-    """AMD has no code for a GPU that is gone; its folder in sysfs is gone with it."""
-    if error.code in GONE and not socket.card.there:
-        text = f"{error.text}; the GPU has left the PCI bus"
-        return DeviceError(Outcome.LOST, error.call, text, error.code)
-    return error
-
-
-def _report(socket: Socket) -> None:
-    if socket.counter.believed:
-        text = "the energy counter of %s agrees with its power again, and is used"
-    else:
-        text = "the energy counter of %s does not agree with its power; power is integrated instead"
-    log.warning(text, socket.uuid, extra={"event": "energy_counter", "gpu": socket.uuid})
+    def _changing(self, gpu: Handle, name: str) -> Calls:
+        return Calls(self._lib(name), self._socket(gpu), exclusive=True)
 
 
 def _watts(number: int) -> int | None:

@@ -53,9 +53,7 @@ _OUTCOMES = {
 }
 """Every other code is `TRANSIENT`."""
 
-GONE = frozenset(
-    {Status.NOT_SUPPORTED, Status.DRM_ERROR, Status.IO, Status.FILE, Status.NOT_FOUND}
-)
+GONE = frozenset({Status.NOT_SUPPORTED, Status.DRM_ERROR, Status.IO, Status.FILE, Status.NOT_FOUND})
 """What a GPU that has left the bus may answer. Its folder in sysfs is gone as well then."""
 
 _TEXTS = {

@@ -1,4 +1,4 @@
-"""libamd_smi.so through ctypes: loading, locking, and the thirty calls that zeusd makes.
+"""libamd_smi.so through ctypes: loading, locking, and the calls that zeusd makes.
 
 AMD's Python package is not used: each of its releases needs the library of its own ROCm, and fails
 on import with any other.
