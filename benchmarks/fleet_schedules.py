@@ -5,10 +5,10 @@
     python benchmarks/fleet_schedules.py --mutants             each rule taken out in turn
     python benchmarks/fleet_schedules.py --seed 8524           one schedule, to look at
 
-A schedule is a minute of four nodes, two allocators and a store (tests/zeus_fleet/world.py), with a
-fault every three seconds: partitions up to 60 s, messages delayed up to 7 s, dead and stopped agents,
-restarts of zeusd, suspends, a stuck GPU, deposed and partitioned allocators, budget cuts; clocks drift
-by up to 1e-3. Every change of a limit in hardware is checked in each domain.
+A schedule is a minute of four nodes, two allocators and a store (tests/zeus_fleet/world.py), with
+a fault every three seconds: partitions up to 60 s, messages delayed up to 7 s, dead and stopped
+agents, restarts of zeusd, suspends, a stuck GPU, deposed and partitioned allocators, budget cuts;
+clocks drift by up to 1e-3. Every change of a limit in hardware is checked in each domain.
 """
 
 from __future__ import annotations

@@ -3,24 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import mul, neg
 
 
-def level(total: int, lows: Sequence[int], highs: Sequence[int]) -> list[int]:
+def level(
+    total: int,
+    lows: Sequence[int],
+    highs: Sequence[int],
+    counts: Sequence[int] | None = None,
+) -> list[int]:
     """Gives each the same level, clipped to its own range, so that all is handed out.
 
     Args:
         total: What there is. The lows are given even if they exceed it.
         lows: The least for each.
         highs: The most for each, at least its low.
+        counts: How many there are of each, which all get the same; one if not given.
 
     Returns:
-        Shares. They sum up to `total` less rounding, unless all lows exceed it or all highs do not
-        reach it.
+        The share of each. All sum up to `total` less rounding, unless the lows exceed it or the
+        highs do not reach it.
     """
-    spare = total - sum(lows)
+    if counts is None:
+        counts = [1] * len(lows)
+    if total >= sum(map(mul, highs, counts)):
+        return list(highs)
+    spare = total - sum(map(mul, lows, counts))
     if spare <= 0 or not lows:
         return list(lows)
-    rises = sorted([(low, 1) for low in lows] + [(high, -1) for high in highs])
+    rises = [*zip(lows, counts, strict=True), *zip(highs, map(neg, counts), strict=True)]
+    rises.sort()
     height, rising = rises[0][0], 0
     for bound, change in rises:
         if rising * (bound - height) > spare:
@@ -35,7 +47,8 @@ def level_by_want(
     total: int, lows: Sequence[int], wants: Sequence[int], highs: Sequence[int]
 ) -> list[int]:
     """As `level`, up to what each wants; what is left then raises all towards their highs."""
-    wanted = [min(max(low, want), high) for low, want, high in zip(lows, wants, highs, strict=True)]
+    rows = zip(lows, wants, highs, strict=True)
+    wanted = [min(max(low, want), high) for low, want, high in rows]
     if total < sum(wanted):
         return level(total, lows, wanted)
     return level(total, wanted, highs)
