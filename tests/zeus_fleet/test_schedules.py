@@ -8,7 +8,7 @@ from tests.seeds import fresh
 from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.world import Violation, World
 
-SCHEDULES = 150
+SCHEDULES = 120
 MOST = 400
 """The rarest of the mutants below is noticed by one schedule of fifteen."""
 
