@@ -86,8 +86,10 @@ class Store:
             None if the store has a newer heartbeat of this node.
         """
         key = self._key(f"node/{node}")
+        missing = False
 
         async def ask(client: Any) -> tuple[Plan | None, Budget | None] | None:
+            nonlocal missing
             make = client.transactions
             stored, replies = await client.transaction(
                 compare=[make.value(key) < wire.number_key(beat.number)],
@@ -96,9 +98,10 @@ class Store:
                     make.get(self._key("plan")),
                     make.get(self._key("budget")),
                 ],
-                failure=[],
+                failure=[make.get(key)],
             )
             if not stored:
+                missing = not replies[0]
                 return None
             plan, budget = replies[1], replies[2]
             return (
@@ -106,6 +109,10 @@ class Store:
                 wire.budget_from(budget[0][0]) if budget else None,
             )
 
+        answer = await self._ask(ask)
+        if not missing:
+            return answer
+        await self.newest_number(node)  # somebody began with an empty store
         return await self._ask(ask)
 
     # --------------------------------------------------------------------------------- allocators

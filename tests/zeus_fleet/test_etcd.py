@@ -100,6 +100,15 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     asyncio.run(play())
 
 
+def test_an_agent_goes_on_with_an_empty_store(etcd: str, prefix: str) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            assert await store.beat("a", beat(40)) == (None, None)
+            assert await store.newest_number("a") == 40
+
+    asyncio.run(play())
+
+
 def test_a_plan_is_written_only_over_what_it_was_made_from(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:

@@ -147,7 +147,7 @@ def test_somebody_holds_it(scene: Scene) -> None:
     holder = scene.hold("set_power_limit([gpus[0]], 125_000)")
     _clock_is(scene, 0, lambda mhz: mhz < 900)
     scene.follow("First look")
-    scene.follow("Somebody holds it", holder.pid)
+    scene.follow("A job holds a lease", holder.pid)
     assert not scene.client.leases()
     scene.kill(holder)
 
@@ -159,7 +159,7 @@ def test_set_past_zeusd(scene: Scene) -> None:
     scene.kill(holder)
     wait_for(lambda: scene.events("outside_change"), "the record of it")
     wait_for(lambda: not scene.client.leases(), "the lease's end")
-    scene.follow("Set past zeusd")
+    scene.follow("Set outside zeusd")
 
 
 def test_locked_clocks(scene: Scene) -> None:
@@ -175,7 +175,7 @@ def test_not_back_yet(scene: Scene) -> None:
     scene.devices.inject(3, "set_power_limit", _UNKNOWN)
     scene.kill(holder)
     wait_for(lambda: scene.events("restore_failed"), "the driver to refuse")
-    look, doctor, *after = COMMANDS["Not back yet"]
+    look, doctor, *after = COMMANDS["Pending restore"]
     scene.run(look)
     scene.run(doctor)
     scene.devices.clear_faults()
