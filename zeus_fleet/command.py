@@ -111,7 +111,7 @@ def allocate(endpoints: tuple[str, ...], prefix: str, name: str) -> None:
 @click.option(
     "--file",
     "file",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    type=click.Path(path_type=Path, dir_okay=False),
     help="TOML with the nodes, their floors and the limits.",
 )
 @click.argument("watts", type=float, required=False)
@@ -157,8 +157,8 @@ def _toml(file: Path) -> dict[str, Any]:
     try:
         table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
         return table
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{file}: {error}") from None
+    except (OSError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"{file} cannot be read as TOML: {error}") from None
 
 
 @main.command()

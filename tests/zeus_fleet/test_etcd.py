@@ -288,7 +288,7 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     [
         ("limit_w = 700", "the budget has no nodes"),
         ("limit_w = 'x'\n[nodes]\na = 1", "wrong type"),
-        ("limit_w = ", "budget.toml: "),
+        ("limit_w = ", "budget.toml cannot be read as TOML"),
     ],
 )
 def test_a_file_that_is_no_budget_is_refused(
