@@ -89,16 +89,13 @@ class ZeusdGpus:
         holds = []
         for index, (uuid, gpu) in enumerate(zip(self._uuids, self.ranges, strict=True)):
             limit = command.limits_mw[index]
-            left_s = (command.deadline_ns - clock_ns()) / S
-            if left_s <= 0.001:
-                limit = gpu.min_mw
             bounded = limit > gpu.min_mw
             try:
                 highest = self._client.set_ceiling(
                     uuid,
                     CEILING,
                     limit,
-                    ttl_s=left_s if bounded else None,
+                    until_boot_ns=command.deadline_ns if bounded else None,
                     fallback_mw=gpu.min_mw if bounded else None,
                 )
                 holds.append(highest[uuid])
