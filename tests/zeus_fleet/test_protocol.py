@@ -3,145 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import pytest
 
+from tests.zeus_fleet.bench import DRIFT, FLOOR, MOST, NAMES, Bench, all_to, budget
 from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.world import Rules
-from zeus_fleet.allocator import Allocator, Claim, Commit, Policy, Snapshot, by_want
+from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timing
-from zeus_fleet.node import Ceilings, Gpu, Node
-
-GPUS = (Gpu(100_000, 300_000), Gpu(100_000, 300_000))
-FLOOR, MOST = 200_000, 600_000
-DRIFT = Timing().drift
-NAMES = ("a", "b")
-
-Answer = tuple[int, Plan | None, Budget]
-
-
-def budget(limit_w: int, names: tuple[str, ...] = NAMES, reserve_w: int = 0) -> Budget:
-    site = Domain("site", limit_w * 1000, frozenset(names), reserve_w * 1000)
-    return Budget((site,), dict.fromkeys(names, FLOOR))
-
-
-def all_to(name: str) -> Policy:
-    """A policy with one favourite."""
-
-    def share(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
-        others = sum(claim.floor_mw for one, claim in claims.items() if one != name)
-        return {
-            one: total_mw - others if one == name else claim.floor_mw
-            for one, claim in claims.items()
-        }
-
-    return share
 
 
 @pytest.fixture
 def rules() -> Rules:
     """What is shipped; mutants take its place further down."""
     return Rules()
-
-
-class Bench:
-    """Two nodes whose zeusd obeys at once, a store, and a clock that is moved by hand.
-
-    Args:
-        rules: What runs.
-        limit_w: The budget.
-    """
-
-    def __init__(self, rules: Rules, limit_w: int) -> None:
-        self.rules = rules
-        self.now = 0.0
-        self.budget, self.budget_revision = budget(limit_w), 1
-        self.plan: Plan | None = None
-        self.plan_revision = 0
-        self.token = 0
-        self.heartbeats: dict[str, Heartbeat] = {}
-        self.hardware = {name: [100_000, 100_000] for name in NAMES}
-        # The slowest node and the fastest allocator that the drift allows.
-        self.nodes = {
-            name: rules.node(name, GPUS, [100_000, 100_000], rules.node_timing) for name in NAMES
-        }
-
-    def node_ns(self) -> int:
-        return int(self.now * (1 - DRIFT) * S)
-
-    def allocator_ns(self) -> int:
-        return int(self.now * (1 + DRIFT) * S)
-
-    @property
-    def held_w(self) -> int:
-        return sum(map(sum, self.hardware.values())) // 1000
-
-    def leader(self, policy: Policy = by_want) -> Allocator:
-        """A newly elected allocator."""
-        self.token += 1
-        allocator = self.rules.allocator(self.rules.allocator_timing, policy)
-        allocator.lead(self.token)
-        return allocator
-
-    def read(self) -> Snapshot:
-        return Snapshot(
-            self.token,
-            self.budget,
-            self.budget_revision,
-            self.plan,
-            self.plan_revision,
-            dict(self.heartbeats),
-        )
-
-    def commit(self, commit: Commit | None) -> bool:
-        """Writes a plan if what it compares still holds."""
-        if commit is None:
-            return False
-        same = {
-            "token": commit.token == self.token,
-            "plan": commit.plan_revision == self.plan_revision,
-            "budget": commit.budget_revision == self.budget_revision,
-            "heartbeats": all(
-                self.heartbeats[name].number == number for name, number in commit.heartbeats.items()
-            ),
-        }
-        if not all(same[what] for what in self.rules.compares):
-            return False
-        self.plan, self.plan_revision = commit.plan, self.plan_revision + 1
-        return True
-
-    def cut(self, limit_w: int) -> None:
-        """The operator writes another budget."""
-        self.budget, self.budget_revision = budget(limit_w), self.budget_revision + 1
-
-    def beat(self, name: str) -> Answer:
-        """A heartbeat reaches the store; the answer is on its way."""
-        beat = self.nodes[name].heartbeat(self.node_ns())
-        self.heartbeats[name] = beat
-        return beat.number, self.plan, self.budget
-
-    def deliver(self, name: str, answer: Answer) -> None:
-        self.carry_out(name, self.nodes[name].answered(*answer, self.node_ns()))
-
-    def carry_out(self, name: str, command: Ceilings | None) -> None:
-        while command is not None:
-            self.hardware[name] = [*command.limits_mw]
-            command = self.nodes[name].applied(command.limits_mw, self.node_ns())
-
-    def round(self, allocator: Allocator, names: tuple[str, ...] = NAMES) -> None:
-        """Heartbeats and a plan, without any delay."""
-        for name in names:
-            self.deliver(name, self.beat(name))
-        self.commit(allocator.plan(self.read(), self.allocator_ns()))
-
-    def settle(self, allocator: Allocator, names: tuple[str, ...] = NAMES) -> None:
-        """Until all is handed out."""
-        for _ in range(4):
-            self.now += 1
-            self.round(allocator, names)
-        for name in names:
-            self.deliver(name, self.beat(name))
 
 
 def test_a_silent_node_s_watts_are_used_when_it_has_lowered(rules: Rules) -> None:
@@ -325,25 +201,6 @@ def test_a_former_leader_plans_nothing() -> None:
     assert first.plan(bench.read(), 0) is None
 
 
-def test_other_gpus_make_up_for_one_that_does_not_go_down() -> None:
-    node = Node("a", GPUS, [300_000, 300_000], Timing())
-    command = node.tick(0)
-    assert command is not None
-    assert command.limits_mw == (100_000, 100_000)
-    node.applied([300_000, 100_000], 1)
-    beat = node.heartbeat(2)
-    assert (beat.held_mw, beat.stuck_mw) == (400_000, 200_000)
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 500_000, 500_000)})
-    command = node.answered(beat.number, plan, budget(1200), 3)
-    assert command is not None
-    assert command.limits_mw == (100_000, 200_000), "500 W less the 300 W of the stuck GPU"
-    command = node.applied([100_000, 200_000], 4)
-    assert command is not None
-    assert sum(command.limits_mw) == 500_000
-    node.applied(command.limits_mw, 5)
-    assert node.heartbeat(6).stuck_mw == 0
-
-
 def test_a_silent_node_with_a_stuck_gpu_is_charged_for_it() -> None:
     bench = Bench(Rules(), 800)
     leader = bench.leader(all_to("b"))
@@ -354,68 +211,6 @@ def test_a_silent_node_with_a_stuck_gpu_is_charged_for_it() -> None:
         bench.round(leader, ("b",))
     assert bench.plan is not None
     assert bench.plan.grants["b"].limit_mw == 500_000
-
-
-def test_within_a_node_limits_are_lowered_before_others_are_raised() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
-    node.tick(0)
-    node.applied([100_000, 100_000], 0)
-    node.wants([300_000, 100_000], 0)
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 400_000, 400_000)})
-    command = node.answered(node.heartbeat(1).number, plan, budget(1200), 2)
-    assert command is not None
-    assert command.limits_mw == (300_000, 100_000)
-    node.applied(command.limits_mw, 3)
-    lower = node.wants([100_000, 300_000], 4)
-    assert lower is not None
-    assert lower.limits_mw == (100_000, 100_000)
-    assert node.heartbeat(5).held_mw == 400_000
-    raised = node.applied(lower.limits_mw, 6)
-    assert raised is not None
-    assert raised.limits_mw == (100_000, 300_000)
-
-
-def test_what_zeusd_may_have_done_is_reported_until_it_answers() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
-    assert node.answered(node.heartbeat(1).number, plan, budget(1200), 2) is not None
-    assert node.heartbeat(3).held_mw == 600_000
-    node.failed()
-    after = Timing().lease_ns
-    assert node.heartbeat(after).held_mw == 600_000
-    command = node.tick(after)
-    assert command is not None
-    assert command.limits_mw == (100_000, 100_000)
-    node.applied(command.limits_mw, after)
-    assert node.heartbeat(after).held_mw == 200_000
-
-
-def test_an_answer_that_comes_after_its_deadline_raises_nothing() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
-    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
-    beat = node.heartbeat(0)
-    command = node.answered(beat.number, plan, budget(1200), Timing().hold_ns)
-    assert command is not None
-    assert command.limits_mw == (100_000, 100_000)
-
-
-def test_an_overtaken_answer_is_ignored() -> None:
-    node = Node("a", GPUS, [100_000, 100_000], Timing())
-    high = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})
-    low = Plan(1, {"site": 800_000}, {"a": Grant(2, 200_000, 600_000)})
-    first, second = node.heartbeat(0), node.heartbeat(1)
-    node.answered(second.number, low, budget(1200), 2)
-    node.applied([100_000, 100_000], 3)
-    assert node.answered(first.number, high, budget(1200), 4) is None
-    assert node.heartbeat(5).held_mw == 200_000
-
-
-def test_a_node_that_is_not_listed_keeps_its_floor() -> None:
-    node = Node("c", GPUS, [100_000, 100_000], Timing())
-    plan = Plan(1, {"site": 800_000}, {"c": Grant(1, 600_000, 600_000)})
-    command = node.answered(node.heartbeat(0).number, plan, budget(1200), 1)
-    assert command is not None
-    assert command.limits_mw == (100_000, 100_000)
 
 
 def test_a_leaving_node_is_lowered_and_its_watts_are_used() -> None:
