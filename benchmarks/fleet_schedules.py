@@ -26,7 +26,8 @@ from typing import NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.zeus_fleet.mutants import MUTANTS
-from tests.zeus_fleet.world import Rules, Violation, World
+from tests.zeus_fleet.parts import Rules, Violation
+from tests.zeus_fleet.world import World
 
 CHUNK = 100
 

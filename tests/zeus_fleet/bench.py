@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.zeus_fleet.world import Rules
+from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Claim, Commit, Policy, Snapshot, by_want
 from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan, S, Timing
 from zeus_fleet.node import Ceilings, Gpu

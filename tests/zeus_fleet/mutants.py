@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from tests.zeus_fleet.world import Rules
+from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Policy, Snapshot
 from zeus_fleet.messages import Budget, Plan, S, Timing
 from zeus_fleet.node import Node

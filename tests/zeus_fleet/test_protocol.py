@@ -9,7 +9,7 @@ import pytest
 
 from tests.zeus_fleet.bench import DRIFT, FLOOR, MOST, NAMES, Bench, all_to, budget
 from tests.zeus_fleet.mutants import MUTANTS
-from tests.zeus_fleet.world import Rules
+from tests.zeus_fleet.parts import Rules
 from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timing
 

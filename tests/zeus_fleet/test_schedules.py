@@ -6,7 +6,8 @@ import pytest
 
 from tests.seeds import fresh
 from tests.zeus_fleet.mutants import MUTANTS
-from tests.zeus_fleet.world import Violation, World
+from tests.zeus_fleet.parts import Violation
+from tests.zeus_fleet.world import World
 
 SCHEDULES = 120
 MOST = 400
