@@ -78,7 +78,7 @@ def workload(dataset: str) -> Workload:
 
 
 def train_trace() -> Path:
-    """File of measured training runs: epochs to targets, by batch size and run."""
+    """File of measured training runs: epochs to targets, by batch size and run; gzip."""
     return _data("summary_train.csv.gz")
 
 
