@@ -397,7 +397,7 @@ class Client(Closing):
             controls: Empty: all.
 
         Returns:
-            By UUID and control: `ok`, or why it is not back yet; zeusd goes on trying.
+            By UUID and control: `ok`, or why it could not be restored yet; zeusd keeps retrying.
         """
         names = [Control(control).value for control in controls]
         answer = self._ask("restore", gpus=_uuids(gpus) if gpus else [], controls=names)

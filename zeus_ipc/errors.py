@@ -269,7 +269,8 @@ class SeveralGpusFailed(ZeusIpcError):
 
     def __init__(self, errors: dict[str, ZeusIpcError]) -> None:
         first = next(iter(errors.values()))
-        super().__init__(f"{len(errors)} GPUs failed; the first: {first.message}")
+        failed = "1 GPU" if len(errors) == 1 else f"{len(errors)} GPUs"
+        super().__init__(f"{failed} failed; the first: {first.message}")
         self.errors = errors
 
 

@@ -321,7 +321,7 @@ class LeaseInfo(Message):
     asked: list[int] | None = None
     """What its holder asked for last, where that is known."""
     restoring: bool
-    """The holder is gone, and the control is not back yet."""
+    """The holder is gone, and the restore is pending."""
     back: Back
     """What the control goes back to."""
     ttl_ms: int

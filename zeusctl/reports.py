@@ -104,7 +104,7 @@ class Lease(_Part):
     goes_back_source: str
     """configured, persisted, observed or unreadable, see the protocol's `Back`."""
     restoring: bool
-    """The holder is gone, and the control is not back yet."""
+    """The holder is gone, and the restore is pending."""
     trouble: str | None
     """Why not."""
 

@@ -110,7 +110,7 @@ class Core:
             alive: Holders, and processes with a loss, that still run.
             losses: Who lost a lease and does not know it yet.
             driver: The loaded driver that all of this is about.
-            was_stopping: The last zeusd was putting everything back when it ended.
+            was_stopping: The last zeusd was restoring everything when it ended.
             quiesced_ns: Since when the driver is let go of; None: it is not.
             ceilings: Named ceilings, by journal key.
         """
@@ -401,7 +401,7 @@ class Core:
                         debt.gpu,
                         debt.control,
                         debt.holder,
-                        "the GPU's driver was loaded anew",
+                        "the GPU's driver was reloaded",
                         debt.uid,
                     )
                     self._losses.append(loss)

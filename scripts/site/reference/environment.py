@@ -111,7 +111,7 @@ OTHERS = {
     "CUDA_DEVICE_ORDER": "How CUDA counts them.",
     **dict.fromkeys(RANKS, "The rank of a process that knows no torch.distributed (yet)."),
     "WORLD_SIZE": "Whether a process is one of several.",
-    "NO_COLOR": "If set, nothing is coloured.",
+    "NO_COLOR": "If set, output has no color.",
     "TERM": "`dumb`: nothing is coloured.",
     "XDG_CACHE_HOME": "Where the last known best batch sizes are kept; else ~/.cache.",
     "XDG_RUNTIME_DIR": "See ZEUSD_STATE_DIR.",

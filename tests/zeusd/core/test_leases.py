@@ -391,7 +391,7 @@ def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) ->
     world.connect(1)
     answer = world.set_power(1, 200)
     assert code(answer) == "lease_expired"
-    assert "driver was loaded anew" in answer["error"]["message"]
+    assert "driver was reloaded" in answer["error"]["message"]
 
 
 def test_the_same_driver_voids_nothing(world: World) -> None:
