@@ -75,7 +75,7 @@ def boot_id() -> str:
 def driver_id(module: str = DRIVER_MODULE) -> str:
     """Names this very load of the driver; limits and locked clocks do not survive another.
 
-    The version, and the inode of the module's directory in sysfs, which each load makes anew.
+    The version, and the inode of the module's directory in sysfs, which each load makes again.
     """
     try:
         inode = os.stat(module).st_ino

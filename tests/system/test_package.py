@@ -350,7 +350,7 @@ class TestPackage:
         assert not Path(f"{machine.root}/etc/zeusd").exists()
         assert machine.run("ls", "/run/zeusd", check=False).returncode != 0
         for name in ("zeus", "zeus-admin"):
-            assert machine.run("getent", "group", name).stdout, "who owned files is not made anew"
+            assert machine.run("getent", "group", name).stdout, "who owned files is not made again"
 
     # ---------------------------------------------------------------- what was made in the meantime
 

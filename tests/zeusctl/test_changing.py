@@ -403,7 +403,7 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         assert "fault  GPUs" in ctl("doctor").out
         assert len(said_json(ctl("resume", "--json").out)["gpus"]) == 4
         assert limits(daemon)[0] == 250
-        with pytest.raises(LeaseExpired, match="let go of the driver"):
+        with pytest.raises(LeaseExpired, match="close the driver"):
             client.set_power_limit(uuid, 150_000)
     before = time.monotonic_ns()
     with daemon.client() as client:  # the sampler goes on where it was

@@ -232,7 +232,7 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
         tmux("resize-window", "-t", "t", "-x", "80", "-y", "20")
 
         def narrow() -> bool:
-            """All of it in one look: until top has drawn anew, the old screen is shown, cut."""
+            """All of it in one look: until top has drawn again, the old screen is shown, cut."""
             now = screen()
             # A narrow terminal has no room for the energy.
             return "POWER" in now and "q quit" in now and "ENERGY" not in now

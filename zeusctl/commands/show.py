@@ -127,7 +127,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("power", _unit(state.power_w, "W")),
         ("limit requested", _unit(limit.requested, "W")),
         ("limit enforced", _unit(limit.enforced, "W")),
-        ("site's maximum", _unit(limit.site, "W")),
+        ("site limit", _unit(limit.site, "W")),
         ("limits it accepts", _span(limit.smallest, limit.largest, "W")),
         ("vendor's default", _unit(limit.default, "W")),
         (

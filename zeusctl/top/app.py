@@ -349,7 +349,7 @@ class TopApp(App[int]):
         self._draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Goes back to the tables; the text stays."""
+        """Return to the tables; the text stays."""
         self._close_filter()
 
     def _close_filter(self) -> None:

@@ -119,7 +119,7 @@ OTHERS = {
     "LISTEN_FDS": "systemd's: the sockets it passes.",
     "SLURM_SHARDS_ON_NODE": "Slurm's: the shards of GPUs that a job has, for `zeusctl allocate`.",
     "STATE_DIRECTORY": "systemd's: where the energy ledger lies, unless zeusd.toml says otherwise.",
-    "WATCHDOG_USEC": "systemd's: how often it wants a sign of life.",
+    "WATCHDOG_USEC": "systemd's: how often it wants a heartbeat.",
     "WATCHDOG_PID": "systemd's: from whom.",
     "JOURNAL_STREAM": "systemd's: whether the log goes to the journal.",
     "KUBERNETES_SERVICE_HOST": "For `zeusctl doctor`: what kind of container it is in.",

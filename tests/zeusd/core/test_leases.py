@@ -499,7 +499,7 @@ def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
 
 
 def test_what_waits_when_a_stop_begins_takes_no_lease(world: World) -> None:
-    """Else the stop would put back what one process held, and leave what the next one set."""
+    """Else the stop would restore what one process held, and leave what the next one set."""
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)
