@@ -1,4 +1,4 @@
-"""Where the daemon's parts are put together."""
+"""Assembles the daemon's parts."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ JOURNAL_WAIT_S = 1.5
 """`zeusd restore` may have the journal when zeusd starts again; it is quick."""
 
 FIRST_LOOK_S = 60.0
-"""How long clients wait for the first look at the GPUs; a driver may take seconds for each."""
+"""How long clients wait for the first reading of the GPUs; a driver may take seconds for each."""
 
 NOT_RESTORED = 1
 """Exit code of an orderly stop that could not restore everything."""
@@ -48,17 +48,17 @@ STATUS_S = 1.0
 SWITCH_S = 0.0005
 
 OWN_FILES = 128
-"""Open files that are no connection's: devices, journal, histories, the embedded libraries'."""
+"""Open files that are not connections: devices, journal, histories, those of embedded libraries."""
 
 RESTART = signal.SIGUSR1
-"""Asks for an end that keeps all leases: the unit's `RestartKillSignal=`."""
+"""Requests an exit that keeps all leases: the unit's `RestartKillSignal=`."""
 
 
 class Daemon:
     """zeusd: an engine, and a server that brings it requests.
 
     Args:
-        config: What the command line and `zeusd.toml` say.
+        config: The command line and `zeusd.toml`.
         reload: Reads both again.
 
     Raises:
@@ -159,10 +159,10 @@ class Daemon:
         self._reactor.post(lambda: self._server.publish(name, sample))
 
     def run(self) -> int:
-        """Serves until a signal asks for the end. Returns the exit code.
+        """Serve until a signal requests the end. Return the exit code.
 
-        SIGTERM and SIGINT put everything back first, SIGUSR1 keeps all leases for the next zeusd,
-        SIGHUP reads the configuration again.
+        SIGTERM and SIGINT first restore everything, SIGUSR1 keeps all leases for the next zeusd,
+        SIGHUP reloads the configuration.
         """
         # The interpreter runs handlers between instructions, and the loop sleeps in epoll_wait:
         # the wakeup descriptor ends that sleep whenever the signal comes.
@@ -202,14 +202,14 @@ class Daemon:
         systemd.notify("STOPPING=1")
         log.info(
             "stopping: %s",
-            "putting everything back" if restore else "all leases are kept for the next zeusd",
+            "restoring everything" if restore else "all leases are kept for the next zeusd",
             extra={"event": "stopping", "restore": restore},
         )
         timeout_s = self._config.daemon.stop_timeout_s
         self._engine.stop(timeout_s, then=self._reactor.stop, restore=restore)
 
     def _reload(self) -> None:
-        """A bad configuration changes nothing; what only a restart can change is named."""
+        """A bad configuration changes nothing; settings that need a restart are named."""
         systemd.notify("RELOADING=1")
         try:
             config = self._reload_config()
@@ -262,9 +262,9 @@ class Daemon:
 
     def _tell_status(self) -> None:
         gpus, leases, pending = self._engine.core.summary()
-        status = f"STATUS={gpus} GPUs, {leases} leases, {pending} controls waiting to be put back"
+        status = f"STATUS=GPUs: {gpus}, leases: {leases}, pending restores: {pending}"
         if self._engine.core.node.quiesced_ns is not None:
-            status = "STATUS=the GPUs are let go of until `zeusctl resume`"
+            status = "STATUS=quiesced until `zeusctl resume`"
         if status != self._status:
             self._status = status
             systemd.notify(status)
@@ -278,7 +278,7 @@ class Daemon:
         self._reactor.call_later(SAVE_S, self._keep_trail)
 
     def _feed_watchdog(self, interval_s: float) -> None:
-        """From the loop itself: when it stands still, nothing is sent, and systemd acts."""
+        """Sent from the loop itself: if the loop hangs, nothing is sent, and systemd acts."""
         systemd.notify("WATCHDOG=1")
         self._reactor.call_later(interval_s, lambda: self._feed_watchdog(interval_s))
 

@@ -1,8 +1,8 @@
 """Restores what a zeusd that is gone left pending. Standard library only: no zeusd is needed.
 
 `zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
-works when the installation is broken. It may be run any number of times, beside anything: while a
-zeusd lives it leaves everything to that one.
+works when the installation is broken. It may run any number of times, beside anything: while a
+zeusd is running, it does nothing.
 
 What a journal looks like is defined once for the daemon and for this helper, in `zeusd.records`;
 what counts as the same process is defined here.
@@ -55,10 +55,10 @@ EMBEDDED_PREFIX = "embedded-"
 DRIVER_MODULE = "/sys/module/nvidia"
 
 GPU_TIMEOUT_S = 20.0
-"""A GPU whose driver does not answer for this long is given up; the others have their turn."""
+"""If a GPU's driver does not answer for this long, the helper goes on to the other GPUs."""
 
 GRACE_S = 5.0
-"""How long a zeusd that failed is given to come back before everything is put back without it."""
+"""How long to wait for a zeusd that failed to come back before restoring everything without it."""
 
 _INVALID_ARGUMENT = 2
 CONTROLS = frozenset(control.value for control in SPECS)
@@ -75,7 +75,7 @@ def boot_id() -> str:
 def driver_id(module: str = DRIVER_MODULE) -> str:
     """Names this very load of the driver; limits and locked clocks do not survive another.
 
-    The version, and the inode of the module's directory in sysfs, which each load makes anew.
+    The version, and the inode of the module's directory in sysfs, which each load makes again.
     """
     try:
         inode = os.stat(module).st_ino
@@ -281,7 +281,7 @@ class _Debt:
 
 
 class _Owed:
-    """One journal that nobody owns, locked, and what it says is owed."""
+    """One journal that nobody owns, locked, and its pending restores."""
 
     def __init__(
         self, path: Path, boot: str, entries: dict[str, Entry], say: Callable[[str], None]
@@ -314,11 +314,11 @@ class _Owed:
         return found, strange
 
     def settle(self, key: str, debt: Entry, holder_lives: bool) -> None:
-        """The debt is paid. A holder that lives learns of its loss from the next zeusd."""
+        """Mark as restored. A holder that is running learns of its loss from the next zeusd."""
         data = record(self._boot, key, None)
         if holder_lives:
             loss = {name: debt[name] for name in ("gpu", "control", "pid", "cookie")}
-            loss["reason"] = "zeusd had failed, and everything was put back"
+            loss["reason"] = "zeusd had failed, and everything was restored"
             name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
             data = record(self._boot, name, loss) + data
         try:
@@ -330,7 +330,7 @@ class _Owed:
                 finally:
                     os.close(fd)
         except OSError as error:
-            # The next reader finds the control at its target, and leaves it.
+            # The next reader finds the control at its target, and does not write.
             self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
 
 
@@ -372,7 +372,7 @@ def _read(path: Path, boot: str) -> Replayed:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(fd, "rb") as file:
         if not is_trusted(os.fstat(fd)):
-            raise ValueError("it is no file of this user's own that only this user may write")
+            raise ValueError("it is not a file of this user that only this user may write")
         return replay(file.read(), boot)
 
 
@@ -401,7 +401,7 @@ def _put_back(driver: _Driver, owed: _Owed, debt: _Debt, say: Callable[[str], No
     elif result.kind == "already_back":
         say(f"{what}: is restored already")
     elif result.kind == "changed_outside" and result.found is not None:
-        say(f"{what}: somebody else set {text(result.found)} meanwhile; left alone")
+        say(f"{what}: someone else set {text(result.found)} meanwhile; left alone")
     else:
         say(f"{what}: restored to {text(result.holds or result.target)}")
     owed.settle(debt.key, entry, debt.holder_lives)
@@ -457,7 +457,7 @@ def _step(step: Step, plan: Plan, driver: _Driver, gpu: Any, control: str) -> An
 
 
 def _each_gpu(debts: Iterable[_Debt], put_back: Callable[[_Debt], bool]) -> int:
-    """Runs `put_back` for all debts, GPUs side by side. Returns how many were not put back."""
+    """Run `put_back` for all pending restores, GPUs in parallel. Return how many failed."""
     by_gpu: dict[str, list[_Debt]] = {}
     for debt in debts:
         by_gpu.setdefault(str(debt.entry["gpu"]), []).append(debt)
@@ -485,17 +485,17 @@ def restore(
     dry_run: bool = False,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Puts back what journals without an owner say is owed.
+    """Finish the pending restores in journals that no zeusd owns.
 
     Args:
-        state_dirs: Where journals are.
+        state_dirs: Directories of journals.
         library: The libnvidia-ml or libamd_smi to load; None: the one that zeusd loaded.
-        everything: Also what processes hold that live.
+        everything: Include leases of running processes.
         dry_run: Only say what would be done.
         say: Takes one line for each control.
 
     Returns:
-        How many controls could not be put back.
+        How many controls could not be restored.
     """
     boot = boot_id()
     unique_inodes = pidfd_inodes_are_unique()
@@ -515,7 +515,7 @@ def restore(
                 continue
             with _lock(path) as free:
                 if not free:
-                    say(f"{path}: its zeusd runs, and puts things back itself")
+                    say(f"{path}: its zeusd is running, and restores by itself")
                     continue
                 try:
                     said = _read(path, boot)
@@ -544,14 +544,14 @@ def _settle(
     for key in strange:
         say(f"{owed.path}: {key} is not understood; left alone")
     if not debts:
-        say(f"{owed.path}: nothing is owed")
+        say(f"{owed.path}: no pending restores")
         return len(strange)
     if driver.get("simulated"):
         say(f"{owed.path}: its GPUs were simulated, and are gone")
         return 0
     module = str(driver.get("module", DRIVER_MODULE))
     if driver and driver.get("id") != driver_id(module):
-        say(f"{owed.path}: the driver was loaded anew since, nothing of it is in force")
+        say(f"{owed.path}: the driver was reloaded since, so none of it is in force")
         return 0
     if dry_run:
         for debt in debts:
@@ -561,7 +561,7 @@ def _settle(
     try:
         opened = _open(driver, library)
     except (OSError, _DriverError) as error:
-        say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} controls stay owed")
+        say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} restores pending")
         return len(debts)
     failed = _each_gpu(debts, lambda debt: _put_back(opened, owed, debt, say))
     if not failed:
@@ -592,12 +592,12 @@ def command_line() -> argparse.ArgumentParser:
     """What the command takes."""
     parser = argparse.ArgumentParser(
         prog="zeusd restore",
-        description="Put back what a zeusd that is no more still owes: what dead processes held, "
-        "and, after a stop that was not finished, everything.",
+        description="Finish the pending restores of a zeusd that is gone: for dead processes and, "
+        "after a stop that did not finish, for everything.",
     )
-    parser.add_argument("--state-dir", action="append", help="where journals are; may be repeated")
-    parser.add_argument("--library", help="the libnvidia-ml or libamd_smi to load")
-    parser.add_argument("--all", action="store_true", help="also what processes hold that live")
+    parser.add_argument("--state-dir", action="append", help="directory of journals; repeatable")
+    parser.add_argument("--library", help="path of libnvidia-ml or libamd_smi")
+    parser.add_argument("--all", action="store_true", help="also leases of running processes")
     parser.add_argument(
         "--on-failure",
         action="store_true",
@@ -608,7 +608,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Returns the exit status: 0 if nothing is owed any more that should be."""
+    """Run the command line. Return the exit status: 0 if no restore is left that should be done."""
     options = command_line().parse_args(arguments)
     state_dirs = options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR]
     everything = options.all or (options.on_failure and not _comes_back(state_dirs, GRACE_S))
@@ -625,4 +625,4 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # a thread may be stuck in the driver for ever
+    os._exit(status)  # a thread may hang in the driver forever

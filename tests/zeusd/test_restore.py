@@ -136,7 +136,7 @@ def test_it_puts_back_what_the_dead_held_and_nothing_twice(wreck: Wreck) -> None
     assert wreck.written() == BACK
     again = wreck.run()
     assert again.returncode == 0
-    assert "nothing is owed" in again.stderr
+    assert "no pending restores" in again.stderr
     assert wreck.written() == BACK
 
 
@@ -144,7 +144,7 @@ def test_it_leaves_everything_to_a_zeusd_that_lives(wreck: Wreck) -> None:
     wreck.calls = len(wreck.double.calls())
     done = wreck.run("--all")
     assert done.returncode == 0
-    assert "puts things back itself" in done.stderr
+    assert "restores by itself" in done.stderr
     assert wreck.written() == []
 
 
@@ -240,7 +240,7 @@ def test_another_boot_and_another_driver_void_the_journal(wreck: Wreck) -> None:
     write_journal(path, restore.boot_id(), entries)
     done = wreck.run("--all")
     assert done.returncode == 0
-    assert "loaded anew" in done.stderr
+    assert "reloaded" in done.stderr
     assert wreck.written() == []
 
 

@@ -164,7 +164,7 @@ class SimulatedGpu:
         return move.value(t_s) / move.end if move.end > 0 else 1.0
 
     def reset_settings(self, t_s: float) -> None:
-        """The last client has let go of a GPU without persistence: what was set is lost."""
+        """The last client has closed a GPU without persistence: its settings are lost."""
         self.limit_mw = min(self.limit_default_mw, self.limit_max_mw)
         self.limit_next_mw = None
         self.gpu_lock_mhz = self.memory_lock_mhz = None

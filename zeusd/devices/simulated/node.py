@@ -472,7 +472,7 @@ class SimulatedBackend(TabledControls):
             self._driver_code = code
 
     def reload_driver(self) -> None:
-        """Counters start anew and all settings are lost."""
+        """Counters start again and all settings are lost."""
         with self.lock:
             self.advance()
             for work in list(self._work):
@@ -480,7 +480,7 @@ class SimulatedBackend(TabledControls):
             self._load_driver()
 
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
-        """Somebody else sets a power limit, as `nvidia-smi -pl` would."""
+        """Someone else sets a power limit, as `nvidia-smi -pl` would."""
         with self.lock:
             state = self._existing(gpu)
             if not state.limit_min_mw <= power_limit_mw <= state.limit_max_mw:
