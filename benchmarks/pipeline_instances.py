@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline_instances.py [--instances 1000] [--seed N] [--exact 90]
 
-Each instance is drawn anew (its seed is printed when something is wrong): convex curves and others,
+Each instance is new (its seed is printed when something is wrong): convex curves and others,
 equal times and energies, gaps, rounded figures, 1 to 12 settings, three schedules. A frontier is
 planned, then single plans: for random deadlines and stragglers and for times of the frontier's own
 plans, by the planner that has the frontier and by one that was asked nothing before. Columns:

@@ -62,7 +62,7 @@ class Connection:
 
 
 def reports(ranks: int, batch: int) -> Iterator[list[dict[str, object]]]:
-    """Reports of all ranks, an iteration a round, for ever."""
+    """Reports of all ranks, an iteration a round, forever."""
     for iteration in itertools.count(1):
         for first in range(0, ranks, batch):
             yield [

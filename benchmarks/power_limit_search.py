@@ -180,7 +180,7 @@ def search(training: Training, strategy: Search, selector: OptimumSelector) -> i
             sample = training.window(trial.steps)
             strategy.ran(current, trial.steps)
             late.append((training.now_s + TICK_S, sample))
-            # Training goes on while the newest energy is awaited; those steps are measured too.
+            # Training continues while the newest energy is awaited; those steps are measured too.
             while late and (isinstance(strategy, Exhaustive) or late[0][0] <= training.now_s):
                 strategy.add(late.pop(0)[1])
         trial = strategy.next(current, training.steps)

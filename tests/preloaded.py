@@ -2,7 +2,7 @@
 
 For tests in which the start of a process is not the point: `import torch` alone takes a second, in
 each of a job's ranks. What is preloaded is third parties'; the project's own packages are imported
-by each program as ever.
+by each program as usual.
 
     python preloaded.py --serve SOCKET MODULE ...     imports the modules, and waits for programs
     python preloaded.py --run SOCKET SCRIPT.py ...    is the program for whoever has started it

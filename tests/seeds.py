@@ -1,4 +1,4 @@
-"""Where randomised tests begin: anew in each run, or, with ZEUSD_TEST_SEED, where a run began."""
+"""Where randomised tests begin: again in each run, or, with ZEUSD_TEST_SEED, where a run began."""
 
 from __future__ import annotations
 

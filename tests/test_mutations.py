@@ -447,7 +447,7 @@ MUTATIONS = (
         ("tests/zeusd/core/test_audit.py",),
     ),
     Mutation(
-        "no call to a driver that is let go of",
+        "no call to a driver that is closed",
         "zeusd.core.control.ControlMachine.suspend",
         drop("due_ns", "pop"),
         (

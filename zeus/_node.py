@@ -67,7 +67,7 @@ def answers() -> bool:
 
 
 def leases_lost() -> int:
-    """How often this process lost a lease that it did not give back; takes no time."""
+    """How often this process lost a lease that it did not release; takes no time."""
     return 0 if _client is None else _client.leases_lost
 
 

@@ -78,7 +78,7 @@ class Group:
             "metric": kind if number == 1 else f"{kind}_{number}",
         }
         self._trouble = Trouble(
-            "the push gateway at %s takes no metrics (%s); training goes on and it is tried again",
+            "the push gateway at %s takes no metrics (%s); training continues and zeus retries",
             url,
         )
 

@@ -166,7 +166,7 @@ class Metric(Closing):
     def _start(self) -> None:
         """To be called when all is made: by the constructors of subclasses."""
         _living.add(self)
-        # Anew, to be called before what ends the way to the GPUs: the last look-ups need it.
+        # Again, to be called before what ends the way to the GPUs: the last look-ups need it.
         atexit.unregister(_close_all)
         atexit.register(_close_all)
         self._thread.start()
@@ -390,7 +390,7 @@ class EnergyCumulativeCounter(_EnergyMetric):
         return self._guards.setdefault(name, threading.Lock())
 
     def _move_on(self, name: str, state: MeasurementState) -> bool:
-        """Counts what an open window has taken so far, and has it begin anew from there: zeusd need
+        """Counts what an open window has used so far, and restarts it from there: zeusd need
         not remember how a window of weeks began. Returns whether it did.
         """
         try:

@@ -243,7 +243,7 @@ class Client(Closing):
 
         Args:
             gpus: UUIDs.
-            power_limit_mw: Within the GPU's range and at most the site's maximum.
+            power_limit_mw: Within the GPU's range and at most the site limit.
             block: Wait until it is set. Without, the call returns at once, and a failure is raised
                 as `DeferredSetFailed` by a later call that waits.
 
@@ -297,7 +297,7 @@ class Client(Closing):
                 site's default.
 
         Returns:
-            What each control will go back to, by UUID and control.
+            The restore target of each control, by UUID and control.
 
         Raises:
             LeaseHeld: Another process has one.
@@ -324,7 +324,7 @@ class Client(Closing):
         pids: Sequence[int] = (),
         job: str = "",
     ) -> int:
-        """Puts controls back and gives their leases back.
+        """Restores controls and releases their leases.
 
         Args:
             gpus: UUIDs; empty: all.
@@ -334,7 +334,7 @@ class Client(Closing):
             job: Only what this job holds: Slurm's job id, or the uid of a Kubernetes pod.
 
         Returns:
-            How many leases were given back. None held is no error.
+            How many leases were released. None held is no error.
 
         Raises:
             PermissionRefused: Anybody's, by who is no administrator.
@@ -388,7 +388,7 @@ class Client(Closing):
     def restore(
         self, gpus: str | Sequence[str] = (), controls: Sequence[Control | str] = ()
     ) -> dict[str, dict[str, str]]:
-        """Puts controls back to the site's maximum, whoever holds or has set them.
+        """Restores controls to the site limit, whoever holds or has set them.
 
         For administrators. Holders lose their leases, and are told at their next set.
 
@@ -397,7 +397,7 @@ class Client(Closing):
             controls: Empty: all.
 
         Returns:
-            By UUID and control: `ok`, or why it is not back yet; zeusd goes on trying.
+            By UUID and control: `ok`, or why it could not be restored yet; zeusd keeps retrying.
         """
         names = [Control(control).value for control in controls]
         answer = self._ask("restore", gpus=_uuids(gpus) if gpus else [], controls=names)
@@ -536,11 +536,11 @@ class Client(Closing):
         return int(self._ask("forget_user", uid=uid)["accounts"])
 
     def quiesce(self) -> Quiesced:
-        """Puts everything back and has zeusd let go of the driver; for administrators."""
+        """Restores everything and makes zeusd close the driver; for administrators."""
         return Quiesced.model_validate(self._ask("quiesce"))
 
     def resume(self) -> NodeInfo:
-        """Has zeusd take up the driver again and read every GPU anew; for administrators."""
+        """Makes zeusd reopen the driver and read every GPU again; for administrators."""
         return NodeInfo.model_validate(self._ask("resume"), strict=False)
 
     def policy(self) -> Policy:
@@ -548,7 +548,7 @@ class Client(Closing):
         return Policy.model_validate(self._ask("policy"))
 
     def audit(self, *, after: int = 0, limit: int = 200) -> AuditTrail:
-        """The newest records of the audit trail, the oldest first.
+        """The newest records of the audit log, the oldest first.
 
         Args:
             after: Only records with a higher number.
@@ -570,7 +570,7 @@ class Client(Closing):
         return Metrics.model_validate(self._ask("metrics"))
 
     def close(self) -> None:
-        """Gives back what this client took and ends the connection. Never raises."""
+        """Releases what this client acquired and ends the connection. Never raises."""
         if self._closed:
             return
         self._closed = True

@@ -42,7 +42,7 @@ def _listener(path: str) -> int | None:
 
 
 def _is_service(pid: int) -> bool:
-    """Whether a process belongs to a unit of systemd's, not to somebody's session."""
+    """Whether a process belongs to a unit of systemd's, not to someone's session."""
     try:
         group = Path(f"/proc/{pid}/cgroup").read_text().strip().rpartition("/")[2]
     except OSError:

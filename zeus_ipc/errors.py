@@ -39,7 +39,7 @@ class ErrorCode:
     RESTORE_PENDING = "restore_pending"
     """Wait: zeusd tries again. `zeusctl leases` says why the last attempt failed."""
     UNKNOWN_GPU = "unknown_gpu"
-    """`zeusctl gpus` lists what there is; after a reset or in a container, look UUIDs up anew."""
+    """`zeusctl gpus` lists what there is; after a reset or in a container, look UUIDs up again."""
     OUT_OF_RANGE = "out_of_range"
     """Choose a value within the range that the message names."""
     NOT_SUPPORTED = "not_supported"
@@ -58,7 +58,7 @@ class ErrorCode:
     OVERLOADED = "overloaded"
     """Send more slowly, or ask again later."""
     SHUTTING_DOWN = "shutting_down"
-    """Ask again when zeusd has started anew."""
+    """Ask again when zeusd has restarted."""
     JOURNAL_FAILED = "journal_failed"
     """Make space in zeusd's state directory."""
     LEDGER_FAILED = "ledger_failed"
@@ -72,7 +72,7 @@ class ErrorCode:
     """Start zeusd (`systemctl start zeusd`), or name its socket in ZEUSD_SOCK_PATH."""
     # Raised by the client itself, never sent.
     ACCESS_REFUSED = "access_refused"
-    """Join the group that owns the socket, and log in anew."""
+    """Ask the administrator to add you to the group that owns the socket, and log in again."""
     TIMEOUT = "timeout"
     """Ask again, with a longer `timeout_s`; if it comes again, see zeusd's log."""
     SEVERAL_GPUS = "several_gpus"
@@ -157,13 +157,13 @@ class LeaseHeld(ZeusIpcError):
 
 
 class LeaseExpired(ZeusIpcError):
-    """This process held the lease and lost it; nothing is re-applied until it acquires it anew."""
+    """This process held the lease and lost it; nothing is re-applied until it acquires it again."""
 
     code = ErrorCode.LEASE_EXPIRED
 
 
 class RestorePending(ZeusIpcError):
-    """An earlier holder's change could not be put back yet; zeusd keeps trying."""
+    """An earlier holder's change could not be restored yet; zeusd keeps trying."""
 
     code = ErrorCode.RESTORE_PENDING
 
@@ -211,7 +211,7 @@ class GpuLost(DeviceFailure):
 
 
 class NodeQuiesced(ZeusIpcError):
-    """An administrator had zeusd let go of the driver, for a reset; it lasts until `resume`."""
+    """An administrator made zeusd close the driver, for a reset; it lasts until `resume`."""
 
     code = ErrorCode.QUIESCED
 
@@ -269,7 +269,8 @@ class SeveralGpusFailed(ZeusIpcError):
 
     def __init__(self, errors: dict[str, ZeusIpcError]) -> None:
         first = next(iter(errors.values()))
-        super().__init__(f"{len(errors)} GPUs failed; the first: {first.message}")
+        failed = "1 GPU" if len(errors) == 1 else f"{len(errors)} GPUs"
+        super().__init__(f"{failed} failed; the first: {first.message}")
         self.errors = errors
 
 

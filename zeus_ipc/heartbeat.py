@@ -2,7 +2,7 @@
 
 It is Python on purpose, and a plain thread: when the process is stopped, or C code keeps the GIL,
 it falls silent as the application does, and the leases end. What a library's own I/O thread would
-go on answering is no sign of life.
+go on answering is no heartbeat.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Heartbeat:
         self._stop.set()
 
     def forget(self) -> None:
-        """This process gives leases back: that it holds fewer is no loss."""
+        """This process releases leases: that it holds fewer is no loss."""
         self._held = 0
 
     def progress(self) -> None:
@@ -106,7 +106,7 @@ class Heartbeat:
         for gpu, control in lost - self._told:
             log.warning(
                 "this process lost its lease on %s of %s and the old value is back; zeusd's log "
-                "says why, and only acquiring it anew lets you set it again",
+                "says why, and only acquiring it again lets you set it again",
                 control,
                 gpu,
             )

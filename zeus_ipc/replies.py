@@ -84,7 +84,7 @@ class GpuInfo(Message):
     power_limit_max_mw: int | None
     power_limit_default_mw: int | None
     power_limit_site_mw: int | None
-    """The most a client may set: the site's maximum. By default a restore goes back to it too."""
+    """The highest value that a client may set: the site limit. By default a restore writes it."""
     mig_enabled: bool
     """Whether it is split; then its parts cannot be measured one by one."""
     supports: GpuSupport
@@ -116,7 +116,7 @@ class NodeInfo(Message):
     """All versions the daemon speaks."""
     daemon_version: str
     driver_version: str | None
-    """None while no driver is loaded; the daemon goes on trying."""
+    """None while no driver is loaded; the daemon keeps retrying."""
     lease_ttl_ms: int
     """How long a lease lasts without a heartbeat, unless its holder asked for another time."""
     simulated: str | None
@@ -130,7 +130,7 @@ class NodeInfo(Message):
     started_ns: int = 0
     """CLOCK_MONOTONIC time at which the daemon started; 0: it does not say."""
     quiesced_ns: int | None = None
-    """Since when the driver is let go of (see `Quiesce`); None: it is not."""
+    """Since when the driver is closed (see `Quiesce`); None: it is not."""
 
 
 class GpuState(Message):
@@ -284,7 +284,7 @@ class SupportedClocks(Message):
 
 
 class Back(Message):
-    """What a control goes back to."""
+    """Restore target of a control."""
 
     value: list[int]
     """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1]."""
@@ -302,7 +302,7 @@ class HeartbeatResult(Message):
     ttl_ms: int
     """The shortest TTL among them; without any, the site's default."""
     lost: list[list[str]]
-    """[gpu, control] of leases that the process lost and has neither acquired anew nor released."""
+    """[gpu, control] of leases that the process lost and has not acquired or released since."""
 
 
 class LeaseInfo(Message):
@@ -321,9 +321,9 @@ class LeaseInfo(Message):
     asked: list[int] | None = None
     """What its holder asked for last, where that is known."""
     restoring: bool
-    """The holder is gone, and the control is not back yet."""
+    """The holder is gone, and the restore is pending."""
     back: Back
-    """What the control goes back to."""
+    """The control's restore target."""
     ttl_ms: int
     """How long it lasts without a heartbeat."""
     expires_ns: int
@@ -399,7 +399,7 @@ class Quiesced(Message):
     open: list[str]
     """Device files of the driver that zeusd could not close, if any."""
     owed: list[list[str]]
-    """[gpu, control] of what could not be put back before; it is tried again after `resume`."""
+    """[gpu, control] of what could not be restored before; it is tried again after `resume`."""
 
 
 class Permission(Message):
@@ -427,7 +427,7 @@ class Policy(Message):
 
 
 class AuditRecord(Message):
-    """One record of the audit trail: what happened, to what, by whom."""
+    """One record of the audit log: what happened, to what, by whom."""
 
     number: int
     """Counts the records."""
@@ -444,7 +444,7 @@ class AuditRecord(Message):
     quiesced, resumed, revoked, gpu_found, gpu_lost,
     gpu_returned, driver_changed."""
     warning: bool
-    """Whether somebody should look at it."""
+    """Whether someone should look at it."""
     gpu: str | None = None
     control: str | None = None
     uid: int | None = None
@@ -572,13 +572,13 @@ class Metrics(Message):
     restore_failures: list[Count]
     """Attempts to put a control back that failed: `control`."""
     outside_changes: list[Count]
-    """Values that somebody else set: `control`, `result` (adopted, kept, overridden, noticed)."""
+    """Values that someone else set: `control`, `result` (adopted, kept, overridden, noticed)."""
     refusals: list[Count]
     """Sets and acquires that were refused: `code`, see `errors.ErrorCode`."""
     lease_expiries: int
     """Leases whose holder fell silent."""
     pending: list[list[str]]
-    """[gpu, control] of what could not be put back yet."""
+    """[gpu, control] of what could not be restored yet."""
     connections: int
     """Clients that are connected."""
     calls: list[CallTimes]

@@ -40,7 +40,7 @@ class _Request(Message):
     deadline_ns: Annotated[int, Field(ge=0, le=2**63 - 1)] = 0
     """CLOCK_MONOTONIC time after which the request must not be applied any more; 0 for none."""
     client: Annotated[str, Field(max_length=32)] = ""
-    """Names one client object within its process, so that `goodbye` gives back only its leases.
+    """Names one client object within its process, so that `goodbye` releases only its leases.
     It is no identity: leases belong to the process."""
 
 
@@ -215,7 +215,7 @@ class SetPowerLimit(_SetRequest):
 
     op: Literal["set_power_limit"] = "set_power_limit"
     power_limit_mw: MilliWatts
-    """Within the GPU's range, and at most the site's maximum."""
+    """Within the GPU's range, and at most the site limit."""
 
 
 class SetGpuClocks(_SetRequest):
@@ -282,7 +282,7 @@ class Whose(str, Enum):
 
 
 class Release(_Request):
-    """Puts controls back to their restore target and gives their leases back.
+    """Restores controls to their restore target and releases their leases.
 
     Result: `{"released": count}`, sent when the targets are written or their writing has failed
     (a failed one is retried by the daemon). Releasing what is not held is no error.
@@ -302,10 +302,10 @@ class Release(_Request):
 
 
 class Restore(_Request):
-    """Puts controls back to the site's maximum, whoever holds or has set them: for administrators.
+    """Restores controls to the site limit, whoever holds or has set them: for administrators.
 
     Holders lose their leases and are told so at their next set; what `persist` made the target is
-    one no longer, and what somebody set past zeusd is overwritten.
+    one no longer, and what someone set outside zeusd is overwritten.
     Result: `{"gpus": {uuid: {"controls": {control: "ok" | why not}} | {"error": ...}}}`.
     """
 
@@ -366,7 +366,7 @@ class SetCeiling(_Request):
 
 
 class Quiesce(_Request):
-    """Puts everything back and lets go of the driver, for a reset: for administrators.
+    """Restores everything and closes the driver, for a reset: for administrators.
 
     Until `resume`, requests for GPUs answer `quiesced`. Result: `Quiesced`.
     """
@@ -375,7 +375,7 @@ class Quiesce(_Request):
 
 
 class Resume(_Request):
-    """Takes the driver up again and reads every GPU anew: for administrators. Result: `NodeInfo`.
+    """Reopens the driver and reads every GPU again: for administrators. Result: `NodeInfo`.
 
     Without a `quiesce` before, nothing happens.
     """
@@ -390,7 +390,7 @@ class GetPolicy(_Request):
 
 
 class GetAudit(_Request):
-    """Reads the newest records of the audit trail. Result: `AuditTrail`."""
+    """Reads the newest records of the audit log. Result: `AuditTrail`."""
 
     op: Literal["audit"] = "audit"
     after: Annotated[int, Field(ge=0, le=2**62)] = 0
@@ -525,7 +525,7 @@ class ListLeases(_Request):
 
 
 class Heartbeat(_Request):
-    """Says that the application is alive: all leases of its process begin their TTL anew.
+    """Says that the application is alive: extends all leases of its process by their TTL.
 
     It must come from the application, not from a library's thread that lives on while the
     application hangs. Result: `HeartbeatResult`.

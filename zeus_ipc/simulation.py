@@ -230,7 +230,7 @@ class SimulatedNode:
         self._devices.ask("clear_faults")
 
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
-        """Sets a power limit past zeusd, as `nvidia-smi -pl` would."""
+        """Sets a power limit outside zeusd, as `nvidia-smi -pl` would."""
         self._devices.ask("outside", gpu=gpu, power_limit_mw=power_limit_mw)
 
     def true_energy_j(self, gpu: int) -> float:

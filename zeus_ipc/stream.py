@@ -40,7 +40,7 @@ class SampleStream(Closing):
         sample = Sample.model_validate(found)
         before = self._numbers.get(sample.gpu)
         self._numbers[sample.gpu] = sample.number
-        # A lower number: zeusd was started anew, and counts from the beginning.
+        # A lower number: zeusd was started again, and counts from the beginning.
         lost = 0 if before is None else max(0, sample.number - before - 1)
         self.lost += lost
         return sample.model_copy(update={"lost": lost}) if lost else sample

@@ -153,7 +153,7 @@ class _Connection:
 def _went_nowhere(connection: _Connection, sent_ns: int) -> bool:
     """Whether a request is unanswered that was sent soon after a connection was lost.
 
-    libzmq tells of a loss a moment before it takes the connection away; what is sent in that moment
+    libzmq reports a loss a moment before it takes the connection away; what is sent in that moment
     is gone with it, and no second loss is told of.
     """
     unanswered = time.monotonic_ns() - sent_ns > _AFTER_LOSS_NS

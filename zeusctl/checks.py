@@ -50,7 +50,7 @@ def examine(session: Session) -> Iterator[Check]:
     node, connection = _connect(session)
     simulated = node is not None and node.simulated is not None
     if not simulated:
-        for check in (_driver(), _library()):
+        for check in _hardware():
             if node is not None and node.gpus and check.state == "fault":
                 # Only zeusd needs them; this process may well be in a container without.
                 found = f"{check.found} as seen from here, but zeusd has its GPUs"
@@ -97,6 +97,13 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
             yield _fault(name, error.message, "look at zeusd's log (`journalctl -u zeusd`)")
 
 
+def _hardware() -> tuple[Check, Check]:
+    """Driver and library of the vendor whose GPUs are there."""
+    from zeusctl.amd_checks import amd_checks, gpus_are_amds
+
+    return amd_checks() if gpus_are_amds() else (_driver(), _library())
+
+
 def _driver() -> Check:
     version = Path("/proc/driver/nvidia/version")
     try:
@@ -140,11 +147,13 @@ def _connect(session: Session) -> tuple[NodeInfo | None, Check]:
         remedy = f"let this user enter {os.path.dirname(path)}"
         return None, _fault("socket", f"{path} cannot be seen", remedy)
     if not stat.S_ISSOCK(mode):
-        return None, _fault("socket", f"{path} is no socket", "name the right one")
+        return None, _fault("socket", f"{path} is not a socket", "name the right path")
     try:
         node = session.node
     except AccessRefused as error:
-        remedy = "become a member of the group that owns the socket (`ls -l` shows it)"
+        remedy = (
+            "ask the administrator to add you to the group that owns the socket (`ls -l` shows it)"
+        )
         return None, _fault("socket", error.message, remedy)
     except ZeusIpcError as error:
         found, _, remedy = error.message.rpartition("; ")
@@ -253,7 +262,7 @@ def _container(session: Session, node: NodeInfo | None) -> Iterator[Check]:
     if mounted == path:
         yield _fault(
             "container",
-            f"{kind}: the socket file itself is mounted, and will be dead when zeusd restarts",
+            f"{kind}: the socket file itself is mounted, and will not work after zeusd restarts",
             f"mount the folder {folder} instead",
         )
         return
@@ -305,7 +314,7 @@ def _version(node: NodeInfo) -> Check:
 def _gpus(node: NodeInfo) -> Check:
     if node.quiesced_ns is not None:
         since = duration(seconds_since(node.quiesced_ns))
-        return _fault("GPUs", f"the driver is let go of, since {since}", "`zeusctl resume`")
+        return _fault("GPUs", f"zeusd is quiesced, since {since}", "`zeusctl resume`")
     if not node.gpus:
         return _fault(
             "GPUs",
@@ -315,11 +324,11 @@ def _gpus(node: NodeInfo) -> Check:
     expected = len(list(Path("/proc/driver/nvidia/gpus").glob("*")))
     found = f"zeusd sees {count(len(node.gpus), 'GPU')}" + (", simulated" if node.simulated else "")
     if not node.simulated and expected > len(node.gpus):
-        remedy = "look at zeusd's log and the kernel's (Xid) for the others"
+        remedy = "see zeusd's log and the kernel log (Xid) for the others"
         return _fault("GPUs", f"{found} of {expected}", remedy)
     sliced = [str(gpu.index) for gpu in node.gpus if gpu.mig_enabled]
     if sliced:
-        remedy = "limits and energy are of the whole GPU, and shared by its instances"
+        remedy = "limits and energy are those of the whole GPU, shared by its instances"
         return _note("GPUs", f"{found}; MIG is on for {', '.join(sliced)}", remedy)
     return _ok("GPUs", found)
 
@@ -340,8 +349,8 @@ def _policy(session: Session, node: NodeInfo) -> Check:
         parts = [f"{control} of GPUs {', '.join(gpus)}" for control, gpus in allowed.items()]
         return _ok("policy", "you may change " + "; ".join(parts))
     if not node.gpus:
-        return _note("policy", "there is no GPU to have rights on")
-    return _note("policy", "you may read, and change nothing", why.rpartition("; ")[2])
+        return _note("policy", "there are no GPUs")
+    return _note("policy", "you may read, but change nothing", why.rpartition("; ")[2])
 
 
 def _sampling(session: Session, node: NodeInfo) -> Check:
@@ -356,15 +365,15 @@ def _sampling(session: Session, node: NodeInfo) -> Check:
     if (metrics.t_ns - metrics.started_ns) / 1e9 > LATE_S:  # else it has hardly begun
         late += [name for uuid, name in names.items() if uuid not in seen]
     if node.quiesced_ns is not None:
-        return _note("sampling", "it rests while the driver is let go of")
+        return _note("sampling", "paused while zeusd is quiesced")
     if late:
         return _fault(
             "sampling",
             f"no new samples of {', '.join(late)}",
-            "look at `nvidia-smi` and the kernel log; zeusd goes on trying",
+            "see `nvidia-smi` and the kernel log; zeusd keeps retrying",
         )
     if not metrics.sources:
-        return _note("sampling", "there is nothing to sample")
+        return _note("sampling", "no sensors to sample")
     return _ok("sampling", f"{count(len(metrics.sources), 'device')} sampled")
 
 
@@ -376,8 +385,8 @@ def _users(session: Session, node: NodeInfo) -> Check:
         names = ", ".join(user_name(user.uid) for user in limited)
         return _note(
             "users",
-            f"requests of {names} come too fast and wait for their turn",
-            "have fewer or slower clients, or raise [server] requests_per_second in zeusd.toml",
+            f"requests of {names} are rate-limited",
+            "use fewer or slower clients, or raise [server] requests_per_second in zeusd.toml",
         )
     if hostile:
         names = ", ".join(user_name(user.uid) for user in hostile)
@@ -386,7 +395,7 @@ def _users(session: Session, node: NodeInfo) -> Check:
             f"connections of {names} were refused or broke the protocol since zeusd started",
             "zeusd's log says why, once a minute",
         )
-    return _ok("users", "nobody was refused or made to wait")
+    return _ok("users", "no user was refused or rate-limited")
 
 
 def _ledger(session: Session, node: NodeInfo) -> Check:
@@ -400,7 +409,7 @@ def _ledger(session: Session, node: NodeInfo) -> Check:
     if ledger.damaged:
         return _note(
             "ledger",
-            f"a damaged ledger was set aside: {', '.join(ledger.damaged)}",
+            f"a damaged ledger was moved aside: {', '.join(ledger.damaged)}",
             "restore it from a copy, or delete it",
         )
     total_j = sum(ledger.counted_uj.values()) / 1e6
@@ -412,15 +421,15 @@ def _pending(session: Session, node: NodeInfo) -> Check:
     index = {gpu.uuid: gpu.index for gpu in node.gpus}
     waiting = [lease for lease in session.client.leases() if lease.trouble is not None]
     if not waiting:
-        return _ok("restores", "everything that ended is back")
+        return _ok("restores", "no restore is pending")
     first = waiting[0]
     target = value_text(first.control.value, first.back.value)
     trouble = named(first.trouble or "", index)
     return _fault(
         "restores",
-        f"{count(len(waiting), 'control')} could not be put back; the first: {first.control.value} "
+        f"{count(len(waiting), 'control')} could not be restored; the first: {first.control.value} "
         f"of GPU {index.get(first.gpu, first.gpu)} to {target}: {trouble}",
-        "zeusd goes on trying; when the GPU answers again `zeusctl reset` hurries it",
+        "zeusd keeps retrying; when the GPU answers again, run `zeusctl reset` to restore at once",
     )
 
 
@@ -452,7 +461,7 @@ def _visible(session: Session, node: NodeInfo) -> Check:
             warnings.simplefilter("ignore")
             seen = visible_gpus(node.gpus, os.environ, node.simulated is not None)
     except ZeusBaseError as error:
-        return _fault("visible", f"CUDA_VISIBLE_DEVICES={text}: {error}", "change it as it says")
+        return _fault("visible", f"CUDA_VISIBLE_DEVICES={text}: {error}", "correct it")
     mapping = ", ".join(_mapped(number, gpu) for number, gpu in enumerate(seen))
     if text is None:
         found = "CUDA_VISIBLE_DEVICES is unset: programs see all GPUs"

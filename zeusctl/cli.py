@@ -1,4 +1,4 @@
-"""The command `zeusctl`: its verbs, and how whatever goes wrong reaches the user."""
+"""The command `zeusctl`: its subcommands, and how errors reach the user."""
 
 from __future__ import annotations
 
@@ -86,29 +86,29 @@ class _Verbs(click.Group):
             return super().resolve_command(ctx, args)
         except click.UsageError:
             meant = get_close_matches(args[0], VERBS, n=1)
-            hint = f"did you mean {meant[0]!r}?" if meant else "`zeusctl` alone lists its verbs"
-            raise click.UsageError(f"there is no verb {args[0]!r}; {hint}") from None
+            hint = f"did you mean {meant[0]!r}?" if meant else "run `zeusctl` to list all commands"
+            raise click.UsageError(f"there is no command {args[0]!r}; {hint}") from None
 
 
 @click.group(
     cls=_Verbs,
     invoke_without_command=True,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="GPUs are named by index (0,2 or 0-3), UUID, PCI address, or all. Exit codes, files and "
-    "environment: man zeusctl.",
+    epilog="Name GPUs by index (0,2 or 0-3), UUID, PCI address, or all. For exit codes, files and "
+    "environment, see man zeusctl.",
 )
 @click.option(
     "--socket",
     metavar="PATH",
     help="zeusd's socket.  [default: $ZEUSD_SOCK_PATH or /run/zeusd/zeusd.sock]",
 )
-@click.option("--json", "json_wanted", is_flag=True, help="Answer as one JSON object.")
+@click.option("--json", "json_wanted", is_flag=True, help="Print one JSON object.")
 @click.version_option(__version__, prog_name="zeusctl")
 @click.pass_context
 def cli(context: click.Context, socket: str | None, json_wanted: bool) -> None:
-    """See and control the GPUs of this node through zeusd: power limits, clocks, energy, leases.
+    """Show and control the GPUs of this node through zeusd: power limits, clocks, energy, leases.
 
-    Reading needs no rights. Settings are held under a lease, and go back when it ends.
+    Reading needs no permissions. Settings are held under a lease, and restored when it ends.
     """
     if context.invoked_subcommand is None:
         click.echo(context.get_help())

@@ -55,7 +55,7 @@ def output_options(columns: Sequence[str]) -> Callable[[F], F]:
             "--watch",
             metavar="SECONDS",
             type=click.FloatRange(0.1, 86_400),
-            help="Print again after so many seconds, until Ctrl-C.",
+            help="Repeat after this many seconds, until Ctrl-C.",
         )(function)
         function = click.option(
             "--format",

@@ -1,4 +1,4 @@
-"""What a process can tell of the container it is in, and of a zeusd that is in it too."""
+"""Facts about the container of this process, and about a zeusd in the same container."""
 
 from __future__ import annotations
 

@@ -151,7 +151,7 @@ def _parse(path: Path) -> Iterator[Row]:
                 )
         except (ValueError, TypeError) as error:
             raise CommandError(
-                f"{path} is no file of `zeusctl energy --export` ({error})"
+                f"{path} is not a file of `zeusctl energy --export` ({error})"
             ) from None
 
 

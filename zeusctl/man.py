@@ -12,13 +12,13 @@ from zeusctl.exits import MEANINGS
 
 _ENVIRONMENT = {
     "ZEUSD_SOCK_PATH": "zeusd's socket; default /run/zeusd/zeusd.sock.",
-    "NO_COLOR": "If set, nothing is coloured.",
+    "NO_COLOR": "If set, output has no color.",
     "ZEUSCTL_TRACEBACK": "If set, a bug in zeusctl shows its traceback.",
 }
 
 _FILES = {
     "/run/zeusd/zeusd.sock": "zeusd's socket.",
-    "/etc/zeusd/zeusd.toml": "zeusd's configuration: who may do what.",
+    "/etc/zeusd/zeusd.toml": "zeusd's configuration, including permissions.",
 }
 
 

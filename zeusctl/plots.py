@@ -67,7 +67,9 @@ def draw_tracks(tracks: Sequence[Track], path: Path) -> int:
     from matplotlib.figure import Figure
 
     if not any(track.power_w for track in tracks):
-        raise CommandError("there is nothing to draw yet; wait a moment, or look further back")
+        raise CommandError(
+            "there is nothing to draw yet; wait a moment, or choose a longer time span"
+        )
     figure = Figure(figsize=(_WIDTH, 0.8 + _HEIGHT * len(tracks)), layout="constrained")
     rows: Any = figure.subplots(len(tracks), 1, sharex=True, squeeze=False)
     points = 0
@@ -171,7 +173,7 @@ def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path)
     relative.axhline(0, color="#999999", linewidth=0.8)
     relative.set_xlabel("power limit (W)")
     relative.set_ylabel(f"% against {limits[-1]:g} W")
-    relative.set_title("against the highest limit", loc="left", fontsize=10)
+    relative.set_title("relative to the highest limit", loc="left", fontsize=10)
     relative.legend(frameon=False)
     for axes in (trade, relative):
         axes.grid(alpha=0.25)

@@ -132,7 +132,7 @@ def read(path: Path) -> list[Recording]:
     """The GPUs of a recording, in order.
 
     Raises:
-        CommandError: The file is no recording; the message names the line, if one is to blame.
+        CommandError: The file is not a zeusctl recording; the message names the wrong line.
     """
     rows = _read_parquet(path) if path.suffix == ".parquet" else _read_csv(path)
     by_gpu: dict[int, Recording] = {}
@@ -155,7 +155,7 @@ def _read_csv(path: Path) -> list[dict[str, float | None]]:
         missing = set(COLUMNS) - set(reader.fieldnames or ())
         if missing:
             raise CommandError(
-                f"{path} is no recording of zeusctl: it has no column {', '.join(sorted(missing))}"
+                f"{path} is not a zeusctl recording: it has no column {', '.join(sorted(missing))}"
             )
         rows = []
         for number, row in enumerate(reader, start=2):
@@ -169,7 +169,7 @@ def _read_csv(path: Path) -> list[dict[str, float | None]]:
                 )
             except (TypeError, ValueError):
                 raise CommandError(
-                    f"{path}: line {number}: this is no row of a recording; remove it"
+                    f"{path}: line {number}: this is not a row of a recording; remove it"
                 ) from None
     return rows
 
@@ -179,7 +179,7 @@ def _read_parquet(path: Path) -> list[dict[str, Any]]:
     try:
         rows: list[dict[str, Any]] = parquet.read_table(path, columns=list(COLUMNS)).to_pylist()
     except (pyarrow.ArrowException, ValueError) as error:
-        raise CommandError(f"{path} is no recording of zeusctl: {error}") from None
+        raise CommandError(f"{path} is not a zeusctl recording: {error}") from None
     return rows
 
 

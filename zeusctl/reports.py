@@ -51,11 +51,11 @@ class Node(_Part):
     uptime_s: float
     simulated: bool
     quiesced_s: float | None
-    """How long the driver has been let go of; None: it is not."""
+    """How long the driver has been closed; None: it is not."""
     gpus: int
     leases: int
     not_back: int
-    """Controls that could not be put back yet."""
+    """Controls that could not be restored yet."""
 
 
 class PowerLimit(_Part):
@@ -66,7 +66,7 @@ class PowerLimit(_Part):
     enforced: float | None
     """What is in force."""
     site: float | None
-    """The site's maximum: what it goes back to, and the most that may be set."""
+    """The site limit: the restore target, and the highest value that may be set."""
     smallest: float | None
     largest: float | None
     default: float | None
@@ -97,14 +97,14 @@ class Lease(_Part):
     job: str | None
     held_s: float
     expires_in_s: float
-    """When it ends if its holder gives no sign of life until then."""
+    """When it expires if its holder sends no heartbeat until then."""
     goes_back_to: Value
     """Its restore target."""
     goes_back_to_text: str
     goes_back_source: str
     """configured, persisted, observed or unreadable, see the protocol's `Back`."""
     restoring: bool
-    """The holder is gone, and the control is not back yet."""
+    """The holder is gone, and the restore is pending."""
     trouble: str | None
     """Why not."""
 
@@ -354,7 +354,7 @@ class QuiesceReport(Report):
     """Whether no device file of the driver is open any more."""
     open: list[str]
     not_back: list[str]
-    """Controls that could not be put back before."""
+    """Controls that could not be restored before."""
 
 
 class ResumeReport(Report):
@@ -457,7 +457,7 @@ class DoctorReport(Report):
 
 
 class Event(_Part):
-    """One record of the audit trail."""
+    """One record of the audit log."""
 
     number: int
     when: datetime

@@ -20,7 +20,7 @@ LOOK_S = 1.0
 def run(command: Sequence[str], meanwhile: Callable[[], None] = lambda: None) -> int:
     """Runs a command to its end.
 
-    Signals that ask this process to end are the command's; this process outlives it, to put back
+    Signals that ask this process to end are the command's; this process outlives it, to restore
     what it holds.
 
     Args:
@@ -83,7 +83,7 @@ def _forwarding() -> Iterator[Callable[[subprocess.Popen[bytes]], None]]:
 
 
 class Ending(threading.Event):
-    """Set when somebody asks for the end.
+    """Set when someone asks for the end.
 
     Attributes:
         code: The exit code that says who: Ctrl-C is `INTERRUPTED`, all else is as wanted.

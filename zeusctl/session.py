@@ -74,7 +74,7 @@ class Session:
         """
         if not self.node.gpus:
             if self.node.quiesced_ns is not None:
-                message = "zeusd has let go of the GPUs; run `zeusctl resume`"
+                message = "zeusd is quiesced; run `zeusctl resume`"
                 raise CommandError(message, Exit.NOT_BACK, "quiesced")
             message = "zeusd sees no GPUs; `zeusctl doctor` says why"
             raise CommandError(message, Exit.UNKNOWN, "unknown_gpu")

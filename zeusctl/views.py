@@ -69,7 +69,7 @@ def read_states(
             states |= client.state(left)
     for uuid in [uuid for uuid, state in states.items() if not _answers(state)]:
         del states[uuid]
-        errors[uuid] = "it answers nothing that it is asked; look at nvidia-smi and the kernel log"
+        errors[uuid] = "it does not answer any request; see nvidia-smi and the kernel log"
     return states, errors
 
 

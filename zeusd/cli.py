@@ -17,39 +17,40 @@ if TYPE_CHECKING:
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="zeusd")
 def main() -> None:
-    """The node daemon: sets power limits and clocks for unprivileged training jobs, and puts them
-    back when a job ends.
+    """Node daemon: sets power limits and clocks for unprivileged training jobs, and restores them
+    when a job ends.
     """
 
 
 @main.command()
 @click.option("--config", "config_path", metavar="FILE", help="Configuration, TOML.")
-@click.option("--socket", metavar="PATH", help="Where to listen.  [default: /run/zeusd/zeusd.sock]")
+@click.option("--socket", metavar="PATH", help="Socket.  [default: /run/zeusd/zeusd.sock]")
 @click.option("--socket-mode", metavar="OCTAL", help="Permissions of the socket.  [default: 0660]")
 @click.option("--socket-group", metavar="GROUP", help="Group that owns the socket.")
 @click.option("--state-dir", metavar="DIR", help="Journal.  [default: /run/zeusd/state]")
 @click.option(
     "--simulate",
     metavar="SPEC",
-    help="Simulated GPUs: 4xv100-pcie, or a100-sxm-80,a40, or report:FILE of `zeusctl probe`.",
+    help="Simulate GPUs: 4xv100-pcie, or a100-sxm-80,a40, or report:FILE from `zeusctl probe`.",
 )
-@click.option("--nvml-library", metavar="PATH", help="The libnvidia-ml to load.")
+@click.option("--nvml-library", metavar="PATH", help="Path of libnvidia-ml.")
+@click.option("--amd-library", metavar="PATH", help="Path of libamd_smi, for AMD GPUs.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
-    help="The least important records that are written.  [default: info]",
+    help="Lowest level of records to write.  [default: info]",
 )
 @click.option(
     "--log-format",
     type=click.Choice(["auto", "json", "text", "journal"]),
-    help="auto: the journal's under systemd, text on a terminal, else JSON lines.  [default: auto]",
+    help="auto: journal fields under systemd, text on a terminal, else JSON.  [default: auto]",
 )
 def serve(config_path: str | None, **options: str | None) -> None:
-    """Run the daemon in the foreground until SIGTERM or SIGINT, which put everything back.
+    """Run the daemon in the foreground. SIGTERM and SIGINT restore everything and end it.
 
-    SIGUSR1 ends it and keeps all leases for the next one; SIGHUP reads the configuration again.
-    Options given here win over the configuration file. Without a driver it starts all the same,
-    answers with no GPUs, and tries again every few seconds.
+    SIGUSR1 ends it and keeps all leases for the next zeusd; SIGHUP reloads the configuration.
+    Options override the configuration file. Without a driver, zeusd starts anyway, reports no GPUs,
+    and retries every few seconds.
     """
     from pydantic import ValidationError
 
@@ -75,14 +76,14 @@ def serve(config_path: str | None, **options: str | None) -> None:
 
 @main.command("check-config")
 @click.argument("file")
-@click.option("--node", is_flag=True, help="Compare FILE with the GPUs of the running zeusd, too.")
-@click.option("--socket", metavar="PATH", help="With --node: where that zeusd is.")
-@click.option("--strict", is_flag=True, help="Fail if a rule has no effect, too.")
+@click.option("--node", is_flag=True, help="Also compare FILE with the GPUs of the running zeusd.")
+@click.option("--socket", metavar="PATH", help="With --node: the socket of that zeusd.")
+@click.option("--strict", is_flag=True, help="Also fail if a rule has no effect.")
 def check_config(file: str, node: bool, socket: str | None, strict: bool) -> None:
-    """Check FILE: whether zeusd would take it, and which line is wrong if not.
+    """Check whether zeusd accepts FILE, and report wrong lines.
 
-    Users and groups that do not exist are warnings; with --node also rules that match no GPU of
-    this node, and values that its GPUs do not take.
+    Users and groups that do not exist are warnings; with --node, so are rules that match no GPU of
+    this node, and values that its GPUs do not accept.
     """
     from zeusd.config import ConfigError, load
     from zeusd.config_check import findings
@@ -100,7 +101,7 @@ def check_config(file: str, node: bool, socket: str | None, strict: bool) -> Non
 
 
 def _gpus_of_node(socket: str | None) -> list[GpuInfo]:
-    """GPUs of the running zeusd."""
+    """Return the GPUs of the running zeusd."""
     from zeus_ipc.client import Client
     from zeus_ipc.errors import ZeusIpcError
     from zeus_ipc.paths import socket_path
@@ -118,7 +119,7 @@ def _gpus_of_node(socket: str | None) -> list[GpuInfo]:
 )
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def restore(arguments: tuple[str, ...]) -> None:
-    """Put back what a zeusd that is no more still owes (see `zeusd restore --help`)."""
+    """Finish pending restores of a zeusd that is gone (see `zeusd restore --help`)."""
     from zeusd import restore as helper
 
     sys.exit(helper.main(list(arguments)))
@@ -131,13 +132,14 @@ _PLACES = {
     "state_dir": ("daemon", "state_dir"),
     "simulate": ("nvml", "simulate"),
     "nvml_library": ("nvml", "library"),
+    "amd_library": ("amd", "library"),
     "log_level": ("log", "level"),
     "log_format": ("log", "format"),
 }
 
 
 def _override(config: Config, options: dict[str, str | None]) -> Config:
-    """The configuration with what the command line says instead."""
+    """Return the configuration with the overrides of the command line."""
     data = config.model_dump(exclude_unset=True)
     for name, value in options.items():
         if value is not None:

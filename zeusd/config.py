@@ -1,4 +1,4 @@
-"""`zeusd.toml`: what it may hold, and which line is wrong when it is."""
+"""`zeusd.toml`: its settings, and which line is wrong."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ from zeusd.core.policy import (
     Settings,
     SitePolicy,
 )
+from zeusd.devices.vendors import SYSFS, Options
 from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.server.fairness import Limits
@@ -47,7 +48,7 @@ else:
 log = logging.getLogger(__name__)
 
 DEFAULT_GROUP = "zeus"
-"""Its members may lower what they lease, where no `[[allow]]` says otherwise."""
+"""Its members may lower what they lease, if there is no `[[allow]]` rule."""
 
 
 class ConfigError(Exception):
@@ -62,27 +63,27 @@ class DaemonSection(_Section):
     """`[daemon]`: the socket and the files."""
 
     socket: str = DEFAULT_SOCKET_PATH
-    """Where clients connect, where systemd passes no socket."""
+    """Where clients connect, unless systemd passes a socket."""
     socket_mode: Annotated[str, Field(pattern=r"^0?[0-7]{3}$")] = "0660"
-    """Permission bits, octal, of the socket that zeusd makes where systemd passes none. Who may not
-    write it cannot connect."""
+    """Permission bits, octal, of the socket that zeusd creates unless systemd passes one. Users
+    who may not write to it cannot connect."""
     socket_group: str | None = None
     """Group that owns the socket; unset: the daemon's own."""
     state_dir: str = DEFAULT_STATE_DIR
-    """Where the journal lives. It must outlive the daemon, but not the boot."""
+    """Directory of the journal. It must survive the daemon, but not a reboot."""
     stop_timeout_s: Annotated[float, Field(ge=0, le=600)] = 10.0
-    """How long a stop waits for limits to be put back."""
+    """How long a stop waits for restores."""
 
 
 class ServerSection(_Section):
-    """`[server]`: what one user may ask for, and all users together."""
+    """`[server]`: limits per user, and for all users together."""
 
     max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """Connections of one user at a time; more are closed as they come."""
+    """Concurrent connections of one user; more are refused."""
     max_connections: Annotated[int, Field(ge=16, le=1_000_000)] = 4096
-    """Connections of all users together; fewer where the system allows fewer open files."""
+    """Connections of all users together; fewer if the system allows fewer open files."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
-    """Requests of one user. What comes faster waits for its turn; nobody is disconnected for it.
+    """Requests per second of one user. Excess requests wait; nobody is disconnected for them.
     Operations that cost zeusd more, and those for many GPUs, count as several."""
 
 
@@ -92,62 +93,71 @@ class FrontSection(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     max_connections_per_user: Annotated[int, Field(ge=1, le=100_000)] = 128
-    """As under `[server]`, which wins where both are there."""
+    """As under `[server]`, which wins if both are set."""
     requests_per_second: Annotated[float, Field(gt=0, le=1e6)] = 2000.0
     """The same."""
 
 
 class NvmlSection(_Section):
-    """`[nvml]`: where GPUs come from."""
+    """`[nvml]`: the source of GPUs."""
 
     library: str | None = None
-    """The libnvidia-ml to load; unset: libnvidia-ml.so.1 as the system finds it."""
+    """Path of libnvidia-ml; unset: libnvidia-ml.so.1 as the system finds it."""
     simulate: str | None = None
-    """A simulated node instead: `4xv100-pcie`, or `report:FILE` of `zeusctl probe`."""
+    """Simulate a node instead: `4xv100-pcie`, or `report:FILE` of `zeusctl probe`."""
     retry_s: Annotated[float, Field(ge=0.01, le=3600)] = 5.0
-    """Pause between looks for a driver while there is none."""
+    """Pause between attempts to load a driver while there is none."""
     module: str = DRIVER_MODULE
-    """The driver's directory in sysfs, by which a load of it is told from the next."""
+    """The driver's directory in sysfs, which identifies a load of the driver."""
+
+
+class AmdSection(_Section):
+    """`[amd]`: where AMD's GPUs come from, on a node that has no NVIDIA GPU."""
+
+    library: str | None = None
+    """The libamd_smi to load, also where there are NVIDIA GPUs; unset: the one that is found."""
+    sysfs: str = SYSFS
+    """Where sysfs is mounted."""
 
 
 class LeaseSection(_Section):
     """`[lease]`: how long a lease lasts without a heartbeat, in seconds."""
 
     ttl_s: Annotated[float, Field(ge=0.1, le=86_400)] = 15.0
-    """For holders that ask for nothing else."""
+    """TTL of leases whose holder requests no other."""
     ttl_min_s: Annotated[float, Field(ge=0.1, le=86_400)] = 2.0
-    """The least that a client may ask for instead."""
+    """Smallest TTL that a client may request."""
     ttl_max_s: Annotated[float, Field(ge=0.1, le=86_400)] = 120.0
     """The most."""
     busy_ttl_s: Annotated[float, Field(ge=0, le=86_400)] = 120.0
-    """How long the lease of a holder lasts that sends no heartbeat but uses the CPU, or waits for
-    one, as one does whose Python waits for C code. 0: no longer than of one that sleeps."""
+    """TTL of leases whose holder sends no heartbeat but uses the CPU, or waits for one, such as a
+    process whose Python waits for C code. 0: the same as for one that sleeps."""
 
 
 class RestoreSection(_Section):
-    """`[restore]`: what goes back to what."""
+    """`[restore]`: restore targets."""
 
     power_limit: RestorePower = "site-max"
-    """site-max: the configured limit, else what was in force when zeusd first saw the GPU in this
-    boot. device-max: the most the GPU takes. device-default: the vendor's default."""
+    """site-max: the configured limit, else the limit in force when zeusd first saw the GPU in this
+    boot. device-max: the highest that the GPU accepts. device-default: the vendor's default."""
     outside_change: OutsideChange = "keep"
-    """keep: a value that somebody else set during a lease stays. override: it is overwritten."""
+    """keep: a value that someone else set during a lease stays. override: it is overwritten."""
     on_stop: Literal["restore", "keep"] = "restore"
-    """What `systemctl stop` does with leases of living processes. A restart keeps them always."""
+    """What `systemctl stop` does with leases of running processes. A restart always keeps them."""
 
 
 class GpuSection(_Section):
-    """`[[gpu]]`: a rule for the GPUs that `match` names; the first that applies counts."""
+    """`[[gpu]]`: a rule for the GPUs that `match` names; the first that matches applies."""
 
     match: Annotated[str, Field(min_length=1)] = "*"
     """Shell pattern for the UUID or the product name."""
     power_limit_w: Annotated[float | None, Field(gt=0, le=100_000)] = None
-    """The site limit, in watts: what a lease's end restores, and the most that anyone may set."""
+    """The site limit, in watts: the value that a restore writes, and the highest anyone may set."""
     enforce: bool = False
-    """Whether a power limit above the site limit is lowered whenever zeusd sees it: at start, after
-    `zeusctl resume`, after a GPU came back, and when somebody raised it outside zeusd."""
+    """Whether zeusd lowers a power limit above the site limit whenever it sees one: at start, after
+    `zeusctl resume`, after a GPU returned, and when someone raised it outside zeusd."""
     gpu_clocks_mhz: tuple[int, int] | None = None
-    """Range that the graphics clock goes back to; unset: unlocked."""
+    """Range that a restore writes to the graphics clock; unset: unlocked."""
     memory_clocks_mhz: tuple[int, int] | None = None
     """The same for the memory clock."""
 
@@ -165,10 +175,10 @@ def _ascending(value: tuple[Any, Any] | None) -> tuple[Any, Any] | None:
 
 
 class AccessSection(_Section):
-    """`[access]`: administrators, and bounds for everybody else."""
+    """`[access]`: administrators, and limits for everyone else."""
 
     admin_users: list[str | int] = []
-    """Users who may change everything and end anybody's lease. Names or numbers."""
+    """Users who may change everything and revoke anyone's lease. Names or numbers."""
     admin_groups: list[str | int] = ["zeus-admin"]
     """Groups whose members may do the same."""
     root: RootMay = "host"
@@ -176,12 +186,12 @@ class AccessSection(_Section):
     require_compute_process: bool = False
     """Whether a user must have a compute process on a GPU to change it."""
     writes_per_second: Annotated[float, Field(gt=0, le=1e6)] = 1000.0
-    """Sets, acquires and releases of one user; twice as many at once."""
+    """Sets, acquires and releases per second of one user; twice as many in a burst."""
     leases_per_user: Annotated[int, Field(ge=1, le=100_000)] = 1024
-    """Leases that one user's processes may hold at a time."""
+    """Concurrent leases of one user's processes."""
     losses_per_user: Annotated[int, Field(ge=1, le=100_000)] = 256
     """Leases that one user's processes may have lost and neither acquired nor released since.
-    Beyond, the user gets no new lease until some are."""
+    Beyond this, the user gets no new lease."""
 
 
 def _index_or_pattern(value: Any) -> Any:
@@ -192,25 +202,25 @@ GpuPattern = Annotated[str, BeforeValidator(_index_or_pattern)]
 
 
 class AllowSection(_Section):
-    """`[[allow]]`: lets users change controls of GPUs. Without any, group zeus may lower them."""
+    """`[[allow]]`: lets users change controls of GPUs. Default: group zeus may lower them."""
 
     users: list[str | int] = []
-    """Names or numbers; "*": everybody."""
+    """Names or numbers; "*": everyone."""
     groups: list[str | int] = []
-    """The same for groups; a rule counts for whoever is named by either."""
+    """The same for groups; a rule applies to users named by either."""
     gpus: Annotated[list[GpuPattern], Field(min_length=1)] = ["*"]
     """Shell patterns for UUID or product name, or NVML indices: 0 and "0" are the same."""
     controls: Annotated[list[Control], Field(min_length=1)] = sorted(LOWERING)
-    """What they may change."""
+    """Controls that they may change."""
     power_limit_w: Annotated[tuple[float, float] | None, AfterValidator(_ascending)] = None
-    """Smallest and largest limit, in watts; the site's maximum counts besides."""
+    """Smallest and largest limit, in watts; the site limit applies as well."""
     gpu_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
     """Smallest and largest graphics clock."""
     memory_clocks_mhz: Annotated[tuple[int, int] | None, AfterValidator(_ascending)] = None
     """Smallest and largest memory clock."""
 
     def rule(self) -> AllowRule:
-        """As the core needs it. Unknown names match nobody."""
+        """Convert to the core's form. Unknown names match nobody."""
         power_w = self.power_limit_w
         return AllowRule(
             uids=_ids(self.users, lambda name: pwd.getpwnam(name).pw_uid, "user"),
@@ -246,48 +256,48 @@ def _ids(names: Iterable[str | int], look_up: Callable[[str], int], kind: str) -
 
 
 class EnergySection(_Section):
-    """`[energy]`: what is measured."""
+    """`[energy]`: what zeusd measures."""
 
     cpu: bool = True
-    """Whether the energy of CPUs and their memory is measured, where the kernel offers it. Who may
-    connect can read it, 20 times a second."""
+    """Whether zeusd measures the energy of CPUs and their memory, if the kernel offers it. Anyone
+    who may connect can read it, 20 times a second."""
     powercap: str = POWERCAP
-    """Where the kernel offers it."""
+    """The kernel's directory for it."""
 
 
 class AccountingSection(_Section):
-    """`[accounting]`: whose energy it is, kept in a ledger for months."""
+    """`[accounting]`: the energy ledger."""
 
     enabled: bool = True
-    """Whether there is a ledger, where it has a directory."""
+    """Whether to keep a ledger, if it has a directory."""
     directory: str | None = None
-    """Where it lies; unset: systemd's StateDirectory (/var/lib/zeusd), and nowhere without one or
-    where GPUs are simulated."""
+    """Its directory; unset: systemd's StateDirectory (/var/lib/zeusd), and no ledger without one or
+    on simulated GPUs."""
     processes: bool = False
-    """Whether processes decide whose energy it is while nobody holds a GPU: they are listed once a
-    second, which takes the driver some milliseconds for each GPU."""
+    """Whether energy of a GPU that nobody holds is charged to its processes: they are listed once a
+    second, which takes the driver some milliseconds per GPU."""
     ignored_units: list[str] = [
         *("nvidia-*.service", "dcgm*.service", "datadog-agent.service", "prometheus-*.service"),
         *("gdm.service", "lightdm.service", "sddm.service"),
     ]
-    """Patterns of services whose processes count only where no other process is."""
+    """Patterns of services that are charged only if no other process is on the GPU."""
     visibility: Literal["own", "all"] = "own"
-    """own: users see their own energy, and the others' as one sum. all: everybody sees all."""
+    """own: users see their own energy, and the others' as one sum. all: everyone sees it all."""
     readers: list[str | int] = []
-    """Groups whose members see all; administrators do anyway. Names or numbers."""
+    """Groups whose members see everything, as administrators do. Names or numbers."""
     keep_rows_days: Annotated[int, Field(ge=2, le=36_500)] = 400
-    """How long energy by quarter of an hour, job and pod is kept."""
+    """How long the ledger keeps energy by quarter of an hour, job and pod."""
     keep_days: Annotated[int, Field(ge=2, le=36_500)] = 760
-    """How long sums by user and day are kept."""
+    """How long the ledger keeps sums by user and day."""
 
 
 class LogSection(_Section):
-    """`[log]`: what is written to standard error."""
+    """`[log]`: the log on standard error."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
-    """The least important records that are written."""
+    """Lowest level of records to write."""
     format: Literal["auto", "json", "text", "journal"] = "auto"
-    """auto: the journal with its fields under systemd, text on a terminal, JSON lines elsewhere."""
+    """auto: journal fields under systemd, text on a terminal, JSON lines elsewhere."""
 
 
 class Config(_Section):
@@ -297,6 +307,7 @@ class Config(_Section):
     server: ServerSection = ServerSection()
     front: FrontSection = FrontSection()
     nvml: NvmlSection = NvmlSection()
+    amd: AmdSection = AmdSection()
     lease: LeaseSection = LeaseSection()
     restore: RestoreSection = RestoreSection()
     access: AccessSection = AccessSection()
@@ -310,6 +321,15 @@ class Config(_Section):
         """The part the core needs, with users and groups looked up."""
         return Settings(
             site=self._site(), access=self._access(), terms=self._terms(), ledger=self._ledger()
+        )
+
+    def vendors(self) -> Options:
+        """Where GPUs come from, by vendor."""
+        return Options(
+            nvidia_library=self.nvml.library,
+            nvidia_module=self.nvml.module,
+            amd_library=self.amd.library,
+            sysfs=self.amd.sysfs,
         )
 
     def fixed(self, section: str) -> object:
@@ -408,7 +428,7 @@ def load(path: str) -> Config:
     """Reads and checks a configuration file.
 
     Raises:
-        ConfigError: It cannot be read, is not TOML, or holds something that zeusd does not take.
+        ConfigError: It cannot be read, is not TOML, or has a setting that zeusd does not accept.
     """
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -433,7 +453,7 @@ def load(path: str) -> Config:
         raise ConfigError("\n".join(faults)) from None
     if "front" in config.model_fields_set:
         log.warning(
-            "%s: [front] is [server] now; rename it, and delete link, user, memory_mib and "
+            "%s: [front] is now [server]; rename it, and delete link, user, memory_mib and "
             "max_files, which have no effect any more",
             path,
             extra={"event": "config_deprecated", "section": "front"},
@@ -443,7 +463,7 @@ def load(path: str) -> Config:
 
 def _explain(kind: str, message: str) -> str:
     if kind == "extra_forbidden":
-        return "zeusd knows no such setting; check the spelling"
+        return "zeusd has no such setting; check the spelling"
     return message[:1].lower() + message[1:]
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration that zeusd takes: rules that match nothing on this node."""
+"""Problems of a valid configuration, such as rules that match nothing on this node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from zeusd.config import Config
 
 
 def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
-    """One sentence for each setting that has no effect, or another one than it says.
+    """Yield one sentence for each setting that has no effect, or another one than it says.
 
     Args:
         config: A valid configuration.
@@ -44,12 +44,12 @@ def _outside(name: str, limit_w: float, gpus: Sequence[GpuInfo]) -> Iterable[str
     for gpu in gpus:
         low, high = gpu.power_limit_min_mw, gpu.power_limit_max_mw
         if low is None or high is None:
-            yield f"{name}: GPU {gpu.index} ({gpu.name}) has no power limit, so none is kept"
+            yield f"{name}: GPU {gpu.index} ({gpu.name}) has no power limit, so the rule is ignored"
         elif not low <= limit_w * 1000 <= high:
             nearest = low if limit_w * 1000 < low else high
             yield (
                 f"{name}: power_limit_w = {limit_w:g} is outside {low / 1000:g} to "
-                f"{high / 1000:g} W, which GPU {gpu.index} ({gpu.name}) takes; zeusd uses "
+                f"{high / 1000:g} W, which GPU {gpu.index} ({gpu.name}) accepts; zeusd uses "
                 f"{nearest / 1000:g} W"
             )
 

@@ -1,8 +1,8 @@
 """The engine inside a training process, where no daemon runs.
 
 The same core, journal and workers as in zeusd, without its socket: reading needs no root, setting
-needs CAP_SYS_ADMIN. What it owes is put back when the process ends in order; after a kill, by the
-next embedded engine or zeusd that starts on the node.
+needs CAP_SYS_ADMIN. It restores everything when the process exits normally; after a kill, the next
+embedded engine or zeusd that starts on the node does.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class EmbeddedTransport:
         return self._engine().subscribe(names, buffer)
 
     def close(self) -> None:
-        """Puts everything back and ends the engine."""
+        """Restore everything and end the engine."""
         atexit.unregister(self.close)
         with self._guard:
             self._closed = True
@@ -134,7 +134,7 @@ class EmbeddedTransport:
     def _engine(self) -> _Running:
         with self._guard:
             if self._closed:
-                raise DaemonUnavailable("this client was closed; make a new one")
+                raise DaemonUnavailable("this client was closed; create a new one")
             if self._running is None:
                 self._running = _Running(self._node, self._state_dir)
             return self._running
@@ -191,6 +191,8 @@ class _Running:
             reply=self._reply,
             boot=boot,
             orphan_directories=(state_dir,),
+            driver_id=node.driver_id,
+            driver_entry=node.driver,
             sampling=partial(
                 Sampling,
                 histories=Histories(None, boot),

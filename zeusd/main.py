@@ -1,4 +1,4 @@
-"""Where the daemon's parts are put together."""
+"""Assembles the daemon's parts."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zeusd import logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
 from zeusd.nodes import Node, open_node
-from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id, driver_id
+from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.books import Retention
 from zeusd.runtime.engine import Engine
@@ -39,7 +39,7 @@ JOURNAL_WAIT_S = 1.5
 """`zeusd restore` may have the journal when zeusd starts again; it is quick."""
 
 FIRST_LOOK_S = 60.0
-"""How long clients wait for the first look at the GPUs; a driver may take seconds for each."""
+"""How long clients wait for the first reading of the GPUs; a driver may take seconds for each."""
 
 NOT_RESTORED = 1
 """Exit code of an orderly stop that could not restore everything."""
@@ -48,17 +48,17 @@ STATUS_S = 1.0
 SWITCH_S = 0.0005
 
 OWN_FILES = 128
-"""Open files that are no connection's: devices, journal, histories, the embedded libraries'."""
+"""Open files that are not connections: devices, journal, histories, those of embedded libraries."""
 
 RESTART = signal.SIGUSR1
-"""Asks for an end that keeps all leases: the unit's `RestartKillSignal=`."""
+"""Requests an exit that keeps all leases: the unit's `RestartKillSignal=`."""
 
 
 class Daemon:
     """zeusd: an engine, and a server that brings it requests.
 
     Args:
-        config: What the command line and `zeusd.toml` say.
+        config: The command line and `zeusd.toml`.
         reload: Reads both again.
 
     Raises:
@@ -82,11 +82,10 @@ class Daemon:
             most = max(16, min(config.server.max_connections, (_open_files() - OWN_FILES) // 2))
             self._server = Server(self._reactor, config.limits(), most)
             self._node: Node = open_node(
-                config.nvml.library, config.nvml.simulate, f"{settings.socket}.devices"
+                config.vendors(), config.nvml.simulate, f"{settings.socket}.devices"
             )
             opened.callback(self._node.close)
             simulated = config.nvml.simulate is not None
-            module = config.nvml.module
             self._engine = Engine(
                 core=Core(
                     config.settings(),
@@ -103,12 +102,8 @@ class Daemon:
                 boot=boot,
                 orphan_directories=(settings.state_dir, EMBEDDED_STATE_DIR),
                 retry_s=config.nvml.retry_s,
-                driver_id=lambda: "simulated" if simulated else driver_id(module),
-                driver_entry={
-                    "library": config.nvml.library,
-                    "module": module,
-                    "simulated": simulated,
-                },
+                driver_id=self._node.driver_id,
+                driver_entry=self._node.driver,
                 sampling=partial(
                     Sampling,
                     histories=Histories(None if simulated else settings.state_dir, boot),
@@ -164,10 +159,10 @@ class Daemon:
         self._reactor.post(lambda: self._server.publish(name, sample))
 
     def run(self) -> int:
-        """Serves until a signal asks for the end. Returns the exit code.
+        """Serve until a signal requests the end. Return the exit code.
 
-        SIGTERM and SIGINT put everything back first, SIGUSR1 keeps all leases for the next zeusd,
-        SIGHUP reads the configuration again.
+        SIGTERM and SIGINT first restore everything, SIGUSR1 keeps all leases for the next zeusd,
+        SIGHUP reloads the configuration.
         """
         # The interpreter runs handlers between instructions, and the loop sleeps in epoll_wait:
         # the wakeup descriptor ends that sleep whenever the signal comes.
@@ -207,14 +202,14 @@ class Daemon:
         systemd.notify("STOPPING=1")
         log.info(
             "stopping: %s",
-            "putting everything back" if restore else "all leases are kept for the next zeusd",
+            "restoring everything" if restore else "all leases are kept for the next zeusd",
             extra={"event": "stopping", "restore": restore},
         )
         timeout_s = self._config.daemon.stop_timeout_s
         self._engine.stop(timeout_s, then=self._reactor.stop, restore=restore)
 
     def _reload(self) -> None:
-        """A bad configuration changes nothing; what only a restart can change is named."""
+        """A bad configuration changes nothing; settings that need a restart are named."""
         systemd.notify("RELOADING=1")
         try:
             config = self._reload_config()
@@ -226,7 +221,7 @@ class Daemon:
                 extra={"event": "reload_failed"},
             )
         else:
-            for section in ("daemon", "nvml", "energy", "accounting"):
+            for section in ("daemon", "nvml", "amd", "energy", "accounting"):
                 if config.fixed(section) != self._config.fixed(section):
                     log.warning(
                         "changes under [%s] need a restart",
@@ -267,9 +262,9 @@ class Daemon:
 
     def _tell_status(self) -> None:
         gpus, leases, pending = self._engine.core.summary()
-        status = f"STATUS={gpus} GPUs, {leases} leases, {pending} controls waiting to be put back"
+        status = f"STATUS=GPUs: {gpus}, leases: {leases}, pending restores: {pending}"
         if self._engine.core.node.quiesced_ns is not None:
-            status = "STATUS=the GPUs are let go of until `zeusctl resume`"
+            status = "STATUS=quiesced until `zeusctl resume`"
         if status != self._status:
             self._status = status
             systemd.notify(status)
@@ -283,7 +278,7 @@ class Daemon:
         self._reactor.call_later(SAVE_S, self._keep_trail)
 
     def _feed_watchdog(self, interval_s: float) -> None:
-        """From the loop itself: when it stands still, nothing is sent, and systemd acts."""
+        """Sent from the loop itself: if the loop hangs, nothing is sent, and systemd acts."""
         systemd.notify("WATCHDOG=1")
         self._reactor.call_later(interval_s, lambda: self._feed_watchdog(interval_s))
 

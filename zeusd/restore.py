@@ -1,8 +1,8 @@
 """Restores what a zeusd that is gone left pending. Standard library only: no zeusd is needed.
 
 `zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
-works when the installation is broken. It may be run any number of times, beside anything: while a
-zeusd lives it leaves everything to that one.
+works when the installation is broken. It may run any number of times, beside anything: while a
+zeusd is running, it does nothing.
 
 What a journal looks like is defined once for the daemon and for this helper, in `zeusd.records`;
 what counts as the same process is defined here.
@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 if not __package__:
     # Run as a file: what it shares with zeusd lies beside it, installed or in a checkout. Last on
@@ -55,10 +55,10 @@ EMBEDDED_PREFIX = "embedded-"
 DRIVER_MODULE = "/sys/module/nvidia"
 
 GPU_TIMEOUT_S = 20.0
-"""A GPU whose driver does not answer for this long is given up; the others have their turn."""
+"""If a GPU's driver does not answer for this long, the helper goes on to the other GPUs."""
 
 GRACE_S = 5.0
-"""How long a zeusd that failed is given to come back before everything is put back without it."""
+"""How long to wait for a zeusd that failed to come back before restoring everything without it."""
 
 _INVALID_ARGUMENT = 2
 CONTROLS = frozenset(control.value for control in SPECS)
@@ -75,7 +75,7 @@ def boot_id() -> str:
 def driver_id(module: str = DRIVER_MODULE) -> str:
     """Names this very load of the driver; limits and locked clocks do not survive another.
 
-    The version, and the inode of the module's directory in sysfs, which each load makes anew.
+    The version, and the inode of the module's directory in sysfs, which each load makes again.
     """
     try:
         inode = os.stat(module).st_ino
@@ -136,10 +136,35 @@ def open_process(pid: int, cookie: int, unique_inodes: bool) -> int | None:
 # -------------------------------------------------------------------------------------- the helper
 
 
-class _NvmlError(Exception):
-    def __init__(self, code: int, name: str) -> None:
-        super().__init__(f"{name} returned {code}")
-        self.code = code
+class _DriverError(Exception):
+    """A call failed.
+
+    Attributes:
+        invalid: Because the device does not take the value.
+    """
+
+    def __init__(self, text: str, invalid: bool) -> None:
+        super().__init__(text)
+        self.invalid = invalid
+
+
+class _Driver(Protocol):
+    """What a vendor's driver must do here."""
+
+    def handle(self, uuid: str) -> Any:
+        """The GPU of a UUID."""
+
+    def read(self, gpu: Any, control: str) -> Value:
+        """The present value of a control that can be read."""
+
+    def write(self, gpu: Any, control: str, value: Value) -> None:
+        """Sets a control."""
+
+    def range(self, gpu: Any, control: str) -> tuple[int, int]:
+        """Smallest and largest value that the control takes."""
+
+    def close(self) -> None:
+        """Shuts the library down."""
 
 
 class _Nvml:
@@ -152,7 +177,7 @@ class _Nvml:
     def __call__(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code != 0:
-            raise _NvmlError(code, name)
+            raise _DriverError(f"{name} returned {code}", code == _INVALID_ARGUMENT)
 
     def handle(self, uuid: str) -> ctypes.c_void_p:
         gpu = ctypes.c_void_p()
@@ -178,6 +203,61 @@ class _Nvml:
         self(_RANGES[control], gpu, ctypes.byref(low), ctypes.byref(high))
         return low.value, high.value
 
+    def close(self) -> None:
+        self("nvmlShutdown")
+
+
+class _Amd:
+    """AMD's, by zeusd's own backend: it needs no packages, and its rules are long."""
+
+    def __init__(self, library: str | None, sysfs: str) -> None:
+        from zeusd.devices.amd.backend import AmdBackend
+        from zeusd.devices.port import DeviceError, Outcome
+
+        self._error, self._invalid = DeviceError, Outcome.INVALID
+        self._backend = AmdBackend(library, sysfs)
+        with self._translated():
+            self._backend.init()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise _DriverError(str(error), error.outcome is self._invalid) from None
+
+    def handle(self, uuid: str) -> Any:
+        with self._translated():
+            for index in range(self._backend.device_count()):
+                gpu = self._backend.device_handle(index)
+                if self._backend.uuid(gpu) == uuid:
+                    return gpu
+        raise _DriverError(f"there is no GPU {uuid}", invalid=False)
+
+    def read(self, gpu: Any, control: str) -> Value:
+        with self._translated():
+            return self._backend.read_control(gpu, Control(control))
+
+    def write(self, gpu: Any, control: str, value: Value) -> None:
+        with self._translated():
+            self._backend.write_control(gpu, Control(control), value)
+
+    def range(self, gpu: Any, control: str) -> tuple[int, int]:
+        with self._translated():
+            return self._backend.control_range(gpu, Control(control))
+
+    def close(self) -> None:
+        with self._translated():
+            self._backend.shutdown()
+
+
+def _open(driver: Entry, library: str | None) -> _Driver:
+    """The driver that a journal names; journals of 0.1 name no vendor, and mean NVIDIA."""
+    library = library or driver.get("library")
+    if driver.get("vendor") == "amd":
+        return _Amd(library, str(driver.get("sysfs", "/sys")))
+    return _Nvml(library)
+
 
 _GETTERS = {
     "power_limit": "nvmlDeviceGetPowerManagementLimit",
@@ -201,7 +281,7 @@ class _Debt:
 
 
 class _Owed:
-    """One journal that nobody owns, locked, and what it says is owed."""
+    """One journal that nobody owns, locked, and its pending restores."""
 
     def __init__(
         self, path: Path, boot: str, entries: dict[str, Entry], say: Callable[[str], None]
@@ -234,11 +314,11 @@ class _Owed:
         return found, strange
 
     def settle(self, key: str, debt: Entry, holder_lives: bool) -> None:
-        """The debt is paid. A holder that lives learns of its loss from the next zeusd."""
+        """Mark as restored. A holder that is running learns of its loss from the next zeusd."""
         data = record(self._boot, key, None)
         if holder_lives:
             loss = {name: debt[name] for name in ("gpu", "control", "pid", "cookie")}
-            loss["reason"] = "zeusd had failed, and everything was put back"
+            loss["reason"] = "zeusd had failed, and everything was restored"
             name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
             data = record(self._boot, name, loss) + data
         try:
@@ -250,7 +330,7 @@ class _Owed:
                 finally:
                     os.close(fd)
         except OSError as error:
-            # The next reader finds the control at its target, and leaves it.
+            # The next reader finds the control at its target, and does not write.
             self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
 
 
@@ -292,11 +372,11 @@ def _read(path: Path, boot: str) -> Replayed:
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
     with open(fd, "rb") as file:
         if not is_trusted(os.fstat(fd)):
-            raise ValueError("it is no file of this user's own that only this user may write")
+            raise ValueError("it is not a file of this user that only this user may write")
         return replay(file.read(), boot)
 
 
-def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
+def _put_back(driver: _Driver, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
     entry = debt.entry
     uuid, control = str(entry["gpu"]), str(entry["control"])
     what = f"{control} of {uuid}"
@@ -306,8 +386,8 @@ def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None])
         say(f"{what}: its journal entry is not understood; left alone")
         return False
     try:
-        result = _carry_out(plan, nvml, nvml.handle(uuid), control)
-    except _NvmlError as error:
+        result = _carry_out(plan, driver, driver.handle(uuid), control)
+    except _DriverError as error:
         result = Result("failed", plan.target, trouble=error)
     text = SPECS[Control(control)].text
     if result.pending:
@@ -321,7 +401,7 @@ def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None])
     elif result.kind == "already_back":
         say(f"{what}: is restored already")
     elif result.kind == "changed_outside" and result.found is not None:
-        say(f"{what}: somebody else set {text(result.found)} meanwhile; left alone")
+        say(f"{what}: someone else set {text(result.found)} meanwhile; left alone")
     else:
         say(f"{what}: restored to {text(result.holds or result.target)}")
     owed.settle(debt.key, entry, debt.holder_lives)
@@ -342,7 +422,7 @@ def _plan(entry: dict[str, Any]) -> Plan:
     )
 
 
-def _carry_out(plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Result:
+def _carry_out(plan: Plan, driver: _Driver, gpu: Any, control: str) -> Result:
     """The steps of the one restore rule, one call after another."""
     steps, answer = restore_steps(plan), None
     while True:
@@ -352,22 +432,22 @@ def _carry_out(plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Result:
             result: Result = stop.value
             return result
         try:
-            answer = _step(step, plan, nvml, gpu, control)
-        except _NvmlError as error:
-            answer = Failed(error, error.code == _INVALID_ARGUMENT)
+            answer = _step(step, plan, driver, gpu, control)
+        except _DriverError as error:
+            answer = Failed(error, error.invalid)
 
 
-def _step(step: Step, plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Any:
+def _step(step: Step, plan: Plan, driver: _Driver, gpu: Any, control: str) -> Any:
     def read() -> Value:
-        return nvml.read(gpu, control)
+        return driver.read(gpu, control)
 
     if isinstance(step, Look):
         return read_settled(read)
     if not isinstance(step, Put):
-        return nvml.range(gpu, control)
+        return driver.range(gpu, control)
 
     def write(value: Value) -> None:
-        nvml.write(gpu, control, value)
+        driver.write(gpu, control, value)
 
     if not plan.readable:
         write(step.value)
@@ -377,7 +457,7 @@ def _step(step: Step, plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Any:
 
 
 def _each_gpu(debts: Iterable[_Debt], put_back: Callable[[_Debt], bool]) -> int:
-    """Runs `put_back` for all debts, GPUs side by side. Returns how many were not put back."""
+    """Run `put_back` for all pending restores, GPUs in parallel. Return how many failed."""
     by_gpu: dict[str, list[_Debt]] = {}
     for debt in debts:
         by_gpu.setdefault(str(debt.entry["gpu"]), []).append(debt)
@@ -405,17 +485,17 @@ def restore(
     dry_run: bool = False,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Puts back what journals without an owner say is owed.
+    """Finish the pending restores in journals that no zeusd owns.
 
     Args:
-        state_dirs: Where journals are.
-        library: The libnvidia-ml to load; None: the one that zeusd loaded.
-        everything: Also what processes hold that live.
+        state_dirs: Directories of journals.
+        library: The libnvidia-ml or libamd_smi to load; None: the one that zeusd loaded.
+        everything: Include leases of running processes.
         dry_run: Only say what would be done.
         say: Takes one line for each control.
 
     Returns:
-        How many controls could not be put back.
+        How many controls could not be restored.
     """
     boot = boot_id()
     unique_inodes = pidfd_inodes_are_unique()
@@ -435,7 +515,7 @@ def restore(
                 continue
             with _lock(path) as free:
                 if not free:
-                    say(f"{path}: its zeusd runs, and puts things back itself")
+                    say(f"{path}: its zeusd is running, and restores by itself")
                     continue
                 try:
                     said = _read(path, boot)
@@ -464,14 +544,14 @@ def _settle(
     for key in strange:
         say(f"{owed.path}: {key} is not understood; left alone")
     if not debts:
-        say(f"{owed.path}: nothing is owed")
+        say(f"{owed.path}: no pending restores")
         return len(strange)
     if driver.get("simulated"):
         say(f"{owed.path}: its GPUs were simulated, and are gone")
         return 0
     module = str(driver.get("module", DRIVER_MODULE))
     if driver and driver.get("id") != driver_id(module):
-        say(f"{owed.path}: the driver was loaded anew since, nothing of it is in force")
+        say(f"{owed.path}: the driver was reloaded since, so none of it is in force")
         return 0
     if dry_run:
         for debt in debts:
@@ -479,14 +559,14 @@ def _settle(
             say(f"{control} of {gpu}: would be restored to {target or 'unlocked'}")
         return 0
     try:
-        nvml = _Nvml(library or driver.get("library"))
-    except (OSError, _NvmlError) as error:
-        say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} controls stay owed")
+        opened = _open(driver, library)
+    except (OSError, _DriverError) as error:
+        say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} restores pending")
         return len(debts)
-    failed = _each_gpu(debts, lambda debt: _put_back(nvml, owed, debt, say))
+    failed = _each_gpu(debts, lambda debt: _put_back(opened, owed, debt, say))
     if not failed:
-        with contextlib.suppress(_NvmlError):
-            nvml("nvmlShutdown")
+        with contextlib.suppress(_DriverError):
+            opened.close()
     return failed + len(strange)
 
 
@@ -512,12 +592,12 @@ def command_line() -> argparse.ArgumentParser:
     """What the command takes."""
     parser = argparse.ArgumentParser(
         prog="zeusd restore",
-        description="Put back what a zeusd that is no more still owes: what dead processes held, "
-        "and, after a stop that was not finished, everything.",
+        description="Finish the pending restores of a zeusd that is gone: for dead processes and, "
+        "after a stop that did not finish, for everything.",
     )
-    parser.add_argument("--state-dir", action="append", help="where journals are; may be repeated")
-    parser.add_argument("--library", help="the libnvidia-ml to load")
-    parser.add_argument("--all", action="store_true", help="also what processes hold that live")
+    parser.add_argument("--state-dir", action="append", help="directory of journals; repeatable")
+    parser.add_argument("--library", help="path of libnvidia-ml or libamd_smi")
+    parser.add_argument("--all", action="store_true", help="also leases of running processes")
     parser.add_argument(
         "--on-failure",
         action="store_true",
@@ -528,7 +608,7 @@ def command_line() -> argparse.ArgumentParser:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line. Returns the exit status: 0 if nothing is owed any more that should be."""
+    """Run the command line. Return the exit status: 0 if no restore is left that should be done."""
     options = command_line().parse_args(arguments)
     state_dirs = options.state_dir or [DEFAULT_STATE_DIR, EMBEDDED_STATE_DIR]
     everything = options.all or (options.on_failure and not _comes_back(state_dirs, GRACE_S))
@@ -545,4 +625,4 @@ def main(arguments: list[str] | None = None) -> int:
 if __name__ == "__main__":
     status = main()
     sys.stderr.flush()
-    os._exit(status)  # a thread may be stuck in the driver for ever
+    os._exit(status)  # a thread may hang in the driver forever

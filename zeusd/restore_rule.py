@@ -83,12 +83,12 @@ class Result:
 
     Attributes:
         kind: untouched: nothing was ever written. already_back: the target was in force.
-            changed_outside: somebody else chose the value found, and it stays. restored. failed:
+            changed_outside: someone else chose the value found, and it stays. restored. failed:
             try again.
         holds: What the control holds now, where that is known.
         found: What it held before, where that is known.
-        foreign: Whether somebody else had chosen that.
-        target: What was written in the end: another value where the device refused the target.
+        foreign: Whether someone else had chosen that.
+        target: The value written last: another one where the device refused the target.
         trouble: Why it failed.
         kept: Whether it failed because the driver answered OK and the control did not move.
     """

@@ -31,7 +31,7 @@ _FIELDS = {
     "result": "RESULT",
     "event": "EVENT",
 }
-"""Journal fields of the audit trail, by the record's own names; others are upper-cased."""
+"""Journal fields of the audit log, by the record's own names; others are upper-cased."""
 
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
@@ -74,7 +74,7 @@ def listening_sockets() -> dict[str, socket.socket]:
 
 
 def watchdog_s() -> float | None:
-    """How long systemd waits for a sign of life; None: it does not watch."""
+    """How long systemd waits for a heartbeat; None: it does not watch."""
     usec = os.environ.get("WATCHDOG_USEC")
     pid = os.environ.get("WATCHDOG_PID")
     if usec is None or (pid is not None and int(pid) != os.getpid()):
@@ -100,7 +100,7 @@ NAMES_S = 60
 
 @lru_cache(maxsize=1024)
 def _user_name(uid: int, minute: int) -> str | None:
-    del minute  # another one asks anew
+    del minute  # another one asks again
     try:
         return pwd.getpwuid(uid).pw_name
     except (KeyError, OSError):

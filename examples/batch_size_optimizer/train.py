@@ -108,7 +108,7 @@ def train(optimizer: BatchSizeOptimizer, batch_size: int, checkpoint: Path | Non
             if RANK == 0:
                 print(f"epoch {epoch + 1}: accuracy {found:.1%}", flush=True)
                 save(checkpoint, epoch + 1, model, parameters)
-            # All must stop after the same epoch, or some wait for the others for ever.
+            # All must stop after the same epoch, or some wait for the others forever.
             if from_rank_0(optimizer.training_finished):
                 break
 
@@ -141,7 +141,7 @@ def save(path: Path | None, epoch: int, model: nn.Module, parameters: torch.opti
 
 
 def load(path: Path | None, model: nn.Module, parameters: torch.optim.SGD) -> int:
-    """Goes on from a checkpoint, if there is one. Returns how many epochs it has."""
+    """Continues from a checkpoint, if there is one. Returns how many epochs it has."""
     if path is None or not path.exists():
         return 0
     state = torch.load(path, weights_only=True)

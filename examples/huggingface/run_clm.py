@@ -44,7 +44,7 @@ class ModelArguments:
         default=None, metadata={"help": "a pretrained model, to go on from"}
     )
     config_name: str | None = field(
-        default=None, metadata={"help": "a model's configuration, to begin anew with"}
+        default=None, metadata={"help": "a model's configuration, to begin again with"}
     )
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "a tokenizer, if not that of the model or configuration"}

@@ -227,6 +227,6 @@ int main(int argc, char **argv)
     }
 
     begin("release", 0);
-    printf("%d put back\n", (int)uint_at(at(ask(), "released")));
+    printf("%d released\n", (int)uint_at(at(ask(), "released")));
     return 0;
 }

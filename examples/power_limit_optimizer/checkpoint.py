@@ -12,7 +12,7 @@ from torch import nn
 
 
 def save(path: Path | None, epoch: int, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Writes what training goes on from at `epoch`. All ranks call it, rank 0 writes."""
+    """Writes what training continues from at `epoch`. All ranks call it, rank 0 writes."""
     if path is None:
         return
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict

@@ -153,5 +153,5 @@ def say(line: str) -> None:
 def _joules(window: Window) -> float:
     try:
         return window.total_energy
-    except ZeusBaseError:  # zeusd is gone, or a sensor: training goes on
+    except ZeusBaseError:  # zeusd is gone, or a sensor: training continues
         return math.nan

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Slurm prolog (Prolog= in slurm.conf, runs as root on each node before a job's first task): the job's
-# GPUs begin at the site limit, whatever somebody set on them past zeusd, what they draw from now on is
+# GPUs begin at the site limit, whatever someone set on them outside zeusd, what they draw from now on is
 # charged to the job, and they get what it asked for with --gpu-power and --gpu-clocks (spank/).
 #
 # A prolog that fails drains the node; a power limit is no reason for that, so this never fails. What

@@ -51,7 +51,7 @@ def clocks_set(daemon: RunningDaemon) -> list[set[str]]:
 
 
 def children(pid: int) -> list[int]:
-    """The processes that a process has started and that spawned Python anew."""
+    """The processes that a process has started and that spawned Python again."""
     with contextlib.suppress(OSError):
         pids = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
         return [int(one) for one in pids if "spawn_main" in command_of(int(one))]

@@ -81,7 +81,7 @@ def build() -> Path:
     folder = Path(tempfile.gettempdir()) / f"zeusd-nvml-double-{os.getuid()}-{digest}"
     folder.mkdir(exist_ok=True)
     if folder.stat().st_uid != os.getuid():
-        raise PermissionError(f"{folder} belongs to somebody else; remove it, or set TMPDIR.")
+        raise PermissionError(f"{folder} belongs to someone else; remove it, or set TMPDIR.")
     folder.chmod(0o755)  # whatever the umask: tests act as other users
     library = folder / "libnvidia-ml.so.1"
     if not library.exists():
@@ -229,7 +229,7 @@ class NvmlDouble:
         return calls
 
     def set_outside(self, gpu: int, power_limit_mw: int) -> None:
-        """Somebody else on the node sets a power limit (`nvidia-smi -pl`); it is not recorded."""
+        """Someone else on the node sets a power limit (`nvidia-smi -pl`); it is not recorded."""
         self._set(gpu, "next_mw", 0)
         self._set(gpu, "limit_mw", power_limit_mw)
 

@@ -89,7 +89,7 @@ static int open_state(void) {
 }
 
 /* Between threads the mutex excludes, between processes the file's lock. A forked child opens the
- * file anew, as it would share its parent's lock otherwise. */
+ * file again, as it would share its parent's lock otherwise. */
 static void hold(void) {
     pthread_mutex_lock(&lock);
     if (state_owner != getpid()) { close(state_fd); open_state(); }
@@ -630,7 +630,7 @@ int nvmlDeviceSetPersistenceMode(gpu_t *g, int on) {
     return end_set(g, __func__, on, 0, code);
 }
 
-/* Not NVML: how a test changes one number of a GPU, as somebody else on the node would. The energy
+/* Not NVML: how a test changes one number of a GPU, as someone else on the node would. The energy
  * up to now is counted at the power up to now. */
 int nvml_double_set(const char *state, int gpu, int64_t offset, int64_t value) {
     int fd = open(state, O_RDWR | O_CLOEXEC);

@@ -240,7 +240,7 @@ class Machine:
             mask = units / name
             if not os.path.lexists(mask):
                 mask.symlink_to("/dev/null")
-        # Each package would have the index of all manual pages made anew.
+        # Each package would have the index of all manual pages made again.
         Path(f"{self.root}/var/lib/man-db/auto-update").unlink(missing_ok=True)
         # Images for containers forbid packages to start their services; nodes do not.
         Path(f"{self.root}/usr/sbin/policy-rc.d").unlink(missing_ok=True)

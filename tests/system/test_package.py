@@ -254,7 +254,7 @@ class TestPackage:
         assert machine.systemctl("is-active", "zeusd-exporter", check=False) == "inactive"
         checks = {check["name"]: check for check in node.zeusctl("doctor")["checks"]}
         assert checks["systemd"]["found"] == "zeusd's units are active"
-        assert checks["policy"]["found"] == "you may read, and change nothing"
+        assert checks["policy"]["found"] == "you may read, but change nothing"
         metrics = machine.run("zeusd-exporter", "--once", user=str(NOBODY)).stdout
         assert metrics.count("zeusd_gpu_power_watts{") == 2
         events = machine.run("journalctl", "-u", "zeusd", "-o", "cat", "EVENT=started", check=False)
@@ -351,7 +351,7 @@ class TestPackage:
         assert not Path(f"{machine.root}/etc/zeusd").exists()
         assert machine.run("ls", "/run/zeusd", check=False).returncode != 0
         for name in ("zeus", "zeus-admin"):
-            assert machine.run("getent", "group", name).stdout, "who owned files is not made anew"
+            assert machine.run("getent", "group", name).stdout, "who owned files is not made again"
 
     # ---------------------------------------------------------------- what was made in the meantime
 

@@ -147,7 +147,7 @@ def test_a_stopped_process_loses_its_leases_and_is_told_when_it_wakes(site: Site
 
 
 def test_a_process_stuck_in_c_code_with_the_gil_loses_its_leases(site: Site) -> None:
-    """libzmq's own thread lives on in it: that is no sign of life."""
+    """libzmq's own thread lives on in it: that is no heartbeat."""
     stuck = HOLDER + "import ctypes\nctypes.PyDLL(None).sleep(60)\n"
     with ending(site.holder(stuck)):
         wait_for(site.restored, "the limits to be back")
@@ -347,7 +347,7 @@ def test_gpus_are_who_they_are_and_not_where_they_are(site: Site) -> None:
         first.limit_mw = 140_000
         holder.kill()
         site.daemon.start_again()
-        # 140 W is not what zeusd wrote to the GPU that is now first: somebody else did.
+        # 140 W is not what zeusd wrote to the GPU that is now first: someone else did.
         wait_for(lambda: site.limits() == [140_000, LIMIT], "the other one to be back")
         site.daemon.wait_until_serving(2)
         assert site.limits() == [140_000, LIMIT]

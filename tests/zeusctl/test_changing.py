@@ -127,7 +127,7 @@ def test_a_command_runs_even_if_zeusd_refuses_or_is_down(
     said = ctl("set", "0,3", "-p", "200", "-g", "900", *command)
     assert said.code == 7
     assert said.err.startswith("zeusctl: nothing is set: ")
-    assert said.err.endswith("; the command runs all the same\n")
+    assert said.err.endswith("; the command runs anyway\n")
     assert limits(daemon) == [250, 250, 400, 250]
     said = ctl("--socket", str(tmp_path / "none.sock"), "set", "0", "-p", "200", *command)
     assert said.code == 7
@@ -209,7 +209,7 @@ def test_a_setting_that_nobody_confirms_goes_back(
     assert (code == 0) is kept, err
     wait_for(lambda: limits(daemon)[0] == (150 if kept else 250), "the outcome")
     if not kept:
-        assert "so everything goes back; confirm with y" in err
+        assert "so everything is restored; confirm with y" in err
     with daemon.client() as client:
         client.restore()
     assert limits(daemon)[0] == 250
@@ -220,7 +220,7 @@ def test_what_is_persisted_lasts_until_a_reset(ctl: Ctl, daemon: RunningDaemon) 
     assert said_json(said.out)["kept"] == "persisted"
     assert limits(daemon) == [200, 200, 200, 200]
     shown = ctl("status").out
-    assert "GPU 0: power_limit set to last; `zeusctl reset 0` ends that" in shown
+    assert "GPU 0: persistent power_limit; `zeusctl reset 0` removes it" in shown
     assert ctl("reset", "0,1").code == 0
     assert limits(daemon) == [250, 250, 200, 200]
     assert "16 controls" not in ctl("reset", "all").out
@@ -396,14 +396,14 @@ def test_quiesce_and_resume(ctl: Ctl, daemon: RunningDaemon) -> None:
         client.set_power_limit(uuid, 150_000)
         report = said_json(ctl("quiesce", "--json").out)
         assert (report["quiesced"], report["open"], report["not_back"]) == (True, [], [])
-        assert "The driver is let go of" in ctl("status").out
+        assert "zeusd has closed the driver" in ctl("status").out
         said = ctl("set", "0", "-p", "150")
         assert said.code == Exit.NOT_BACK
         assert "`zeusctl resume`" in said.err
         assert "fault  GPUs" in ctl("doctor").out
         assert len(said_json(ctl("resume", "--json").out)["gpus"]) == 4
         assert limits(daemon)[0] == 250
-        with pytest.raises(LeaseExpired, match="let go of the driver"):
+        with pytest.raises(LeaseExpired, match="close the driver"):
             client.set_power_limit(uuid, 150_000)
     before = time.monotonic_ns()
     with daemon.client() as client:  # the sampler goes on where it was

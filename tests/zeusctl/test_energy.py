@@ -310,7 +310,7 @@ def test_a_page_is_written_from_the_node_and_from_files(ctl: Ctl, tmp_path: Path
         assert "(idle)" in page.read_text()
         assert "</svg>" in page.read_text()
         page.unlink()
-    assert "leave --job and --pod out" in ctl("energy", "--html", str(page), "--job", "1").err
+    assert "omit --job and --pod" in ctl("energy", "--html", str(page), "--job", "1").err
 
 
 def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:
@@ -320,5 +320,5 @@ def test_files_that_are_none_are_refused(ctl: Ctl, tmp_path: Path) -> None:
         (tmp_path / "energy-n1-2026-11-01.csv").write_text(text)
         said = ctl("energy", "--from", str(tmp_path))
         assert said.code == Exit.FAILED
-        assert "is no file of" in said.err
-    assert "leave --by gpu out" in ctl("energy", "--from", str(tmp_path), "--by", "gpu").err
+        assert "is not a file of" in said.err
+    assert "omit --by gpu" in ctl("energy", "--from", str(tmp_path), "--by", "gpu").err

@@ -346,5 +346,5 @@ def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
         env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
         ran = subprocess.run(command, capture_output=True, text=True, env=env)
     assert ran.returncode == 1
-    assert "name another place with --listen" in ran.stderr
+    assert "choose another address with --listen" in ran.stderr
     assert "Traceback" not in ran.stderr

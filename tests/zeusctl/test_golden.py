@@ -1,6 +1,6 @@
 """What `--json` prints, held against files: who reads it must be able to go on reading it.
 
-After a wanted change: `python -m tests.zeusctl.test_golden` writes the files anew. A field that is
+After a wanted change: `python -m tests.zeusctl.test_golden` writes the files again. A field that is
 taken away or changed asks for another number in the report's schema.
 """
 
@@ -88,7 +88,7 @@ def test_each_verb_prints_what_it_always_printed(
 
 
 def answer(ctl: Callable[..., Any], daemon: RunningDaemon, name: str) -> Any:
-    """What a verb prints while somebody holds a limit."""
+    """What a verb prints while someone holds a limit."""
     with daemon.client() as client:
         client.release()
         client.set_power_limit(client.node().gpus[0].uuid, 200_000)
@@ -133,7 +133,7 @@ def test_a_schema_grows_only() -> None:
 
 
 def write() -> None:
-    """Writes golden files and schemas anew."""
+    """Writes golden files and schemas again."""
     import contextlib
     import io
     import os

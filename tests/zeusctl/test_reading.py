@@ -83,7 +83,7 @@ def test_a_gpu_that_cannot_be_read_does_not_hide_the_others(
     assert " 250 " in rows["1"]
     for call in READINGS:
         node.inject(2, call, 15)
-    nothing = "GPU 2: it answers nothing that it is asked"
+    nothing = "GPU 2: it does not answer any request"
     said = wait_for(  # a state is as good as new for two update periods
         lambda: next((one for one in [ctl("status")] if nothing in one.out), None), nothing
     )
@@ -99,18 +99,18 @@ def test_what_is_not_back_yet_is_shown_with_its_reason(
         client.set_power_limit(client.node().gpus[0].uuid, 150_000)
         node.inject(0, "set_power_limit", 999)
     said = wait_for(
-        lambda: next((one for one in [ctl("status")] if "not back yet" in one.out), None),
+        lambda: next((one for one in [ctl("status")] if "pending restore" in one.out), None),
         "the restore to fail",
     )
-    assert "1 control not back yet" in said.out
+    assert "1 pending restore" in said.out
     assert "an internal driver error occurred (NVML 999)" in said.out
     assert "GPU-" not in said.out
-    assert "could not be put back; the first: power_limit of GPU 0" in ctl("doctor").out
+    assert "could not be restored; the first: power_limit of GPU 0" in ctl("doctor").out
     said = ctl("reset", "0")
     assert said.code == Exit.NOT_BACK
     node.clear_faults()
     assert ctl("reset", "0").code == 0
-    assert "not back yet" not in ctl("status").out
+    assert "pending restore" not in ctl("status").out
 
 
 def test_gpus_and_what_they_take(ctl: Ctl) -> None:
@@ -129,12 +129,12 @@ def test_all_about_one_gpu(ctl: Ctl) -> None:
     assert max(found["gpu_clocks_mhz"]) > 1000
     assert {one["control"]: one["allowed"] for one in found["you_may"]}["power_limit"]
     said = ctl("show", "2")
-    assert "Nobody holds anything on it." in said.out
+    assert "Nobody holds a lease on it." in said.out
     assert ctl("show", "0-1").code == Exit.USAGE
 
 
 def test_leases_and_who_has_none(ctl: Ctl, daemon: RunningDaemon) -> None:
-    assert ctl("leases").out == "nobody holds anything\n"
+    assert ctl("leases").out == "no leases\n"
     with daemon.client() as client:
         client.acquire(client.node().gpus[3].uuid, ["power_limit"])
         (lease,) = parse(ctl("leases", "--mine", "--json").out)["leases"]
@@ -281,7 +281,7 @@ def test_the_doctor_finds_what_keeps_a_client_away(
     assert missing.code == Exit.FAILED
     assert "mount the host's folder" in missing.out
     (tmp_path / "file").touch()
-    assert "is no socket" in ctl("--socket", str(tmp_path / "file"), "doctor").out
+    assert "is not a socket" in ctl("--socket", str(tmp_path / "file"), "doctor").out
     import socket
 
     dead = socket.socket(socket.AF_UNIX)
@@ -333,13 +333,13 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("set", "0", "-p", "900"), Exit.OUT_OF_RANGE, "900 W on GPU 0 is outside 100 to 250 W"),
         (("set", "2", "-m", "1000"), Exit.OUT_OF_RANGE, "of GPU 2 (NVIDIA A100-SXM4-80GB) can be"),
         (("status", "--version"), Exit.USAGE, "stands before the verb: zeusctl --version"),
-        (("stauts",), Exit.USAGE, "there is no verb 'stauts'; did you mean 'status'?"),
+        (("stauts",), Exit.USAGE, "there is no command 'stauts'; did you mean 'status'?"),
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),
         (("show",), Exit.USAGE, "name a GPU: zeusctl show 0"),
         (("release", "--job", "x" * 300), Exit.FAILED, "at most 64 characters"),
         (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
         (("record", "-o", "/no/such/p.csv", "-d", "1s"), Exit.FAILED, "/no/such/p.csv: No such"),
-        (("nonsense",), Exit.USAGE, "`zeusctl` alone lists its verbs"),
+        (("nonsense",), Exit.USAGE, "run `zeusctl` to list all commands"),
         (("status", "--nonsense"), Exit.USAGE, "zeusctl status --help"),
         (("schema", "nonsense"), Exit.USAGE, "there are: status"),
     ],
@@ -413,7 +413,7 @@ def test_the_doctor_reads_the_configuration(
 
     state, text = found("[lease]\nttl = 3\n")
     assert state == "fault"
-    assert "line 2: lease.ttl: zeusd knows no such setting" in text
+    assert "line 2: lease.ttl: zeusd has no such setting" in text
     state, text = found('[[allow]]\ngroups = ["no-such-group"]\n')
     assert state == "note"
     assert "there is no group no-such-group here" in text
@@ -506,7 +506,9 @@ def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> N
         may = json.loads(run("show", "0", "--json").stdout)["you_may"]
         assert all("user nobody may not change" in one["why"] for one in may)
         nothing = run("reset", "all")
-        assert nothing.stdout == "your processes hold nothing there; there was nothing to restore\n"
+        assert (
+            nothing.stdout == "your processes hold no lease there; there was nothing to restore\n"
+        )
         assert run("release").returncode == 0
         assert run("release", "--job", "7").returncode == 0
-        assert "you may read, and change nothing" in run("doctor").stdout
+        assert "you may read, but change nothing" in run("doctor").stdout

@@ -102,7 +102,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "gpus": (("gpus",), "", "CONTROLS", 0),
     "show": (("show", "0"), "", "You may change:", 0),
     "processes": (("processes",), "", "no process uses these GPUs", 0),
-    "leases": (("leases",), "", "nobody holds anything", 0),
+    "leases": (("leases",), "", "no leases", 0),
     "top": (("top", "-i", "0.2"), "q", "POWER, 2 MIN", 0),
     "watch": (("watch", "-i", "0.2"), "q", "0 leases", 0),
     "set": (("set", "0", "-p", "150"), "\x03", "held until Ctrl-C", 130),
@@ -116,7 +116,7 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
     "allocate": (("allocate", "3", "--job", "7"), "", "job 7 holds 3", 0),
     "deallocate": (("deallocate", "--job", "7"), "", "1 GPU released", 0),
     "forget": (("forget", "--user", "7654321"), "", "in 0 accounts", 0),
-    "doctor": (("doctor",), "", "everything that ended is back", 0),
+    "doctor": (("doctor",), "", "no restore is pending", 0),
     "probe": (
         ("probe", "--simulate", "v100", "--seconds", "1", "--calls", "1", "--no-load"),
         "",
@@ -124,8 +124,8 @@ SESSIONS: dict[str, tuple[tuple[str, ...], str, str, int]] = {
         0,
     ),
     "exercise": (("exercise", "0"), "n\n", "of GPU 0 (Tesla V100-PCIE-16GB) to many values?", 1),
-    "quiesce": (("quiesce",), "", "has let go of the driver", 0),
-    "resume": (("resume",), "", "taken up the driver again: 4 GPUs", 0),
+    "quiesce": (("quiesce",), "", "has closed the driver", 0),
+    "resume": (("resume",), "", "reopened the driver: 4 GPUs", 0),
     "schema": (("schema", "status"), "", '"title": "StatusReport"', 0),
     "completion": (("completion", "bash"), "", "_ZEUSCTL_COMPLETE", 0),
     "man": (("man", "pages"), "", "pages in pages", 0),
@@ -232,7 +232,7 @@ def test_top_shows_load_and_leases_resizes_and_quits(daemon: RunningDaemon) -> N
         tmux("resize-window", "-t", "t", "-x", "80", "-y", "20")
 
         def narrow() -> bool:
-            """All of it in one look: until top has drawn anew, the old screen is shown, cut."""
+            """All of it in one look: until top has drawn again, the old screen is shown, cut."""
             now = screen()
             # A narrow terminal has no room for the energy.
             return "POWER" in now and "q quit" in now and "ENERGY" not in now

@@ -51,8 +51,8 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
     ("text", "line", "words"),
     [
         ("[daemon]\nsocket = \n", 2, "not valid TOML"),
-        ("[daemon]\n\nsokcet = '/x'\n", 3, "daemon.sokcet: zeusd knows no such setting"),
-        ("[demon]\n", 1, "demon: zeusd knows no such setting"),
+        ("[daemon]\n\nsokcet = '/x'\n", 3, "daemon.sokcet: zeusd has no such setting"),
+        ("[demon]\n", 1, "demon: zeusd has no such setting"),
         (GOOD + "\n[[gpu]]\nmatch = 'x'\npower_limit_w = -1\n", 19, "gpu.2.power_limit_w"),
         ("# comment\n[restore]\npower_limit = 'maximum'\n", 3, "restore.power_limit"),
         ("[server]\nmax_connections = 'many'\n", 2, "server.max_connections"),
@@ -146,7 +146,7 @@ def test_front_is_read_as_server_for_one_more_version(
     text = "[front]\nuser = 'zeusd-front'\nmemory_mib = 512\nmax_connections_per_user = 7\n"
     limits = load(write(tmp_path, text)).limits()
     assert (limits.connections, limits.requests_per_second) == (7, 2000.0)
-    assert "[front] is [server] now" in caplog.text
+    assert "[front] is now [server]" in caplog.text
     assert load(write(tmp_path, text + "[server]\n")).limits().connections == 128
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus import _node
 from zeus.compat import old_names
-from zeus.device.visible import visible_gpus
+from zeus.device.visible import VARIABLES, visible_gpus
 from zeus.exceptions import ZeusGPUHeterogeneousError, ZeusGPUNotSupportedError, from_ipc
 from zeus_ipc.errors import ZeusIpcError
 
@@ -72,7 +72,7 @@ class GPU(_CamelCase):
     # --------------------------------------------------------------------------- power limits
 
     def get_power_management_limit_constraints(self) -> tuple[int, int]:
-        """Smallest and largest limit, mW, that this process may set: at most the site's maximum."""
+        """Smallest and largest limit, mW, that this process may set: at most the site limit."""
         low, high = self.info.power_limit_min_mw, self.info.power_limit_max_mw
         if low is None or high is None:
             raise ZeusGPUNotSupportedError(f"{self.info.name} has no power limit to set", 3)
@@ -89,7 +89,7 @@ class GPU(_CamelCase):
             self._client.set_power_limit(self.uuid, power_limit_mw, block=block)
 
     def reset_power_management_limit(self, block: bool = True) -> None:
-        """Puts the power limit back to the site's maximum; the lease stays."""
+        """Puts the power limit back to the site limit; the lease stays."""
         self._reset("power_limit", block)
 
     # ----------------------------------------------------------------------- persistence mode
@@ -179,7 +179,7 @@ class GPU(_CamelCase):
     # -------------------------------------------------------------------------------- leases
 
     def release(self) -> None:
-        """Puts back what this process changed on this GPU and gives its leases back."""
+        """Restores what this process changed on this GPU and releases its leases."""
         with _translated():
             self._client.release(self.uuid)
 
@@ -240,7 +240,7 @@ class GPUs(_CamelCase):
             self._client.acquire(uuids, ["power_limit"])
 
     def release_all(self, gpu_indices: Sequence[int]) -> None:
-        """Puts back what this process changed on these GPUs and gives its leases back."""
+        """Restores what this process changed on these GPUs and releases its leases."""
         with _translated():
             self._client.release([self.gpus[index].uuid for index in gpu_indices])
 
@@ -293,8 +293,7 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
     key = (
         id(client),
         os.getpid(),
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-        os.environ.get("CUDA_DEVICE_ORDER"),
+        *(os.environ.get(name) for name in VARIABLES),
     )
     with _guard:
         if _gpus is None or _gpus[0] != key or not len(_gpus[1]):
@@ -321,7 +320,7 @@ def _discover(client: Client) -> GPUs:
         return EmptyGPUs(
             f"CUDA_VISIBLE_DEVICES={listed!r} hides all {len(node.gpus)} of this node."
         )
-    return EmptyGPUs("The node has none, or its NVIDIA driver is not loaded.")
+    return EmptyGPUs("The node has none, or its driver is not loaded.")
 
 
 __path__: list[str] = []  # has Python look for zeus.device.gpu.common, which zeus.compat finds

@@ -117,5 +117,5 @@ class EnergyCallback(Callback):
     def _failed(self, error: Exception) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(f"Energy is not measured, and training goes on: {error}", stacklevel=4)
+            warnings.warn(f"Energy is not measured, and training continues: {error}", stacklevel=4)
         logger.debug("measuring failed", exc_info=error)

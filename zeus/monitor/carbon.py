@@ -195,7 +195,7 @@ class CarbonEmissionMonitor(RatedMonitor[CarbonEmissionMeasurement]):
     """Measures the energy and the emissions of named windows.
 
     Each hour's energy counts with that hour's intensity. Where the provider does not answer, one
-    warning says so, emissions are `nan`, and energy is measured as ever.
+    warning says so, emissions are `nan`, and energy is measured as usual.
 
     Args:
         carbon_intensity_provider: Knows the intensity.

@@ -96,7 +96,7 @@ class Book:
         _living.add(self)
 
     def check(self) -> None:
-        """Begins to have these devices sampled, and says if there is nothing to sample.
+        """Start to sample these devices, and report if they have no sensors.
 
         Raises:
             ZeusBaseGPUError: A GPU shows no energy.

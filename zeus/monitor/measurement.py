@@ -1,4 +1,4 @@
-"""What a window took: its time at once, its energy when somebody reads it."""
+"""What a window took: its time at once, its energy when someone reads it."""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class EnergyCostMonitor(RatedMonitor[EnergyCostMeasurement]):
     """Measures the energy and the cost of named windows.
 
     Each hour's energy counts with that hour's price. Where the provider does not answer, one
-    warning says so, costs are `nan`, and energy is measured as ever.
+    warning says so, costs are `nan`, and energy is measured as usual.
 
     Args:
         electricity_price_provider: Knows the price.

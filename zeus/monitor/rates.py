@@ -73,7 +73,7 @@ class RatedMonitor(Generic[M_co]):
     """Measures the energy of named windows and what it stands for.
 
     Each hour's energy counts with that hour's rate. Where the rate is not known, one warning says
-    so, amounts are `nan`, and energy is measured as ever.
+    so, amounts are `nan`, and energy is measured as usual.
 
     Args:
         rate: What a kWh stands for.

@@ -2,11 +2,11 @@
 
 A run's cost is the cost of an epoch times the epochs to the target. Both are curves over the batch
 size whose course is known roughly before the first run: an epoch becomes cheaper until the GPU is
-busy, and takes more epochs beyond a critical size. So a run of one size tells of its neighbours,
-and what an epoch costs is known almost without noise.
+busy, and takes more epochs beyond a critical size. So a run of one size gives information about its
+neighbours, and what an epoch costs is known almost without noise.
 
-The next size is the one whose expected regret is smallest for what its run tells of where the best
-size is. Source: Russo and Van Roy, "Learning to Optimize via Information-Directed Sampling", 2018.
+The next size is the one whose expected regret is smallest for what its run tells about the best size.
+Source: Russo and Van Roy, "Learning to Optimize via Information-Directed Sampling", 2018.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _MISSED = 0.3
 
 _GIVEN_UP = 2.0
 """What a run costs at most, in costs of the best size, as with the usual `beta_knob` it is given up
-then; and once more the best, as the recurrence begins anew."""
+then; and once more the best, as the recurrence begins again."""
 
 _REGRET_POWER = 2.0
 """Regret counts by this power; less would explore more."""
@@ -374,7 +374,7 @@ def _evidence(x: Array, utilization: tuple[int, float] | None) -> Array | float:
 
 
 def _most_informative(costs: Array) -> int:
-    """Which of the sizes has the least regret for what its run tells of where the best is.
+    """Which of the sizes has the least regret for what its run tells about the best one.
 
     Args:
         costs: Draws of what is believed, in costs of the best size, shape (draws, sizes).

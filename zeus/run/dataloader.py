@@ -46,7 +46,7 @@ class ZeusDataLoader(DataLoader[Any]):
             train_loader.report_metric(metric, higher_is_better=True)
 
     In the first run of a batch size each power limit is held for some iterations and measured. The
-    limits are set under leases of the node's daemon, which puts them back when training ends,
+    limits are set under leases of the node's daemon, which restores them when training ends,
     however it ends. A failure of measuring or of limits costs a warning, never the training.
 
     Args:
@@ -122,7 +122,7 @@ class ZeusDataLoader(DataLoader[Any]):
         self._must_train("epochs")
         if self._begun:
             raise RuntimeError(
-                "epochs() was used already; make another ZeusDataLoader to train anew"
+                "epochs() was used already; make another ZeusDataLoader to train again"
             )
         self._begun = True
         return self._epochs()

@@ -14,7 +14,7 @@ from zeus.run.profiling import Reading
 class KeptProfile:
     """What runs of one batch size have measured.
 
-    What cannot be read costs a warning and is measured anew; what cannot be written costs one, too.
+    A file that cannot be read costs a warning, and the run measures again; so does a failed write.
 
     Args:
         path: Of the finished profile. What is not finished is kept beside it.
@@ -54,11 +54,11 @@ class KeptProfile:
         try:
             found = files.load_profile(path)
         except FileError as error:
-            warnings.warn(f"{error}. It is measured anew.", stacklevel=6)
+            warnings.warn(f"{error}. It is measured again.", stacklevel=6)
             return None
         fault = found.fault(self._gpus, *self._range)
         if fault is not None:
-            warnings.warn(f"{path} {fault}. It is measured anew.", stacklevel=6)
+            warnings.warn(f"{path} {fault}. It is measured again.", stacklevel=6)
             return None
         return found
 

@@ -8,7 +8,7 @@ no clock and no file. Changes happen where iterations begin:
     WARMING_UP     iterations used up        -> PROFILING at the same limit, window opened
     PROFILING      iterations used up        -> NOT_PROFILING, window closed
     WARMING_UP, PROFILING   the epoch ends, an evaluation begins
-                                             -> NOT_PROFILING; the same limit is begun anew
+                                             -> NOT_PROFILING; the same limit is begun again
 
 So no window holds anything but training, and what one epoch has no room for goes on in the next.
 

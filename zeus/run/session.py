@@ -1,7 +1,7 @@
 """One training run on its GPUs: its windows, its power limits, its files.
 
 `ZeusDataLoader` tells a session what its iterators do. Nothing that fails here, a sensor, a limit,
-a file, ends training: it is told once, in a warning, and training goes on at the highest limit.
+a file, ends training: it is told once, in a warning, and training continues at the highest limit.
 """
 
 from __future__ import annotations
@@ -139,7 +139,7 @@ class Session:
         if self._searching and not self.profiler.begin_epoch(min(known, default=None)):
             self._end_search(
                 f"an epoch of {min(known)} iterations is too short to measure a power limit in; "
-                "training goes on at the highest"
+                "training continues at the highest"
             )
             self._settled = True
         self._seen, self._training = 0, True
@@ -217,7 +217,7 @@ class Session:
         self._stop_limits(f"{type(error).__name__}: {error}")
 
     def close(self) -> None:
-        """Gives the limits back. Never raises; zeusd does it too when this process ends."""
+        """Restores the limits. Never raises; zeusd does it too when this process ends."""
         self._end_search(None)
         self._monitor.reset_windows()
         self._in_epoch = self._training = self._evaluating = False
@@ -296,13 +296,13 @@ class Session:
         return True
 
     def _stop_limits(self, reason: str) -> None:
-        """Nothing can be done about limits any more: says so, and gives them back."""
+        """Limits cannot be set any more: log it, and restore them."""
         if self._stopped:
             return
         self._stopped = True
         self._in_force = 0
         self._optimal = None
-        self._end_search(f"{reason}. Training goes on at the highest power limit")
+        self._end_search(f"{reason}. Training continues at the highest power limit")
         self._limits.release()
 
     def _end_search(self, reason: str | None) -> None:

@@ -2,7 +2,7 @@
 
 The engine calls `step` and `finished`, which cost some microseconds and never raise. One thread
 does everything else. It also sends the heartbeats: when it, the process or the engine's statistics
-stop, the GPUs are back at their restore target within the TTL; while the engine goes on computing,
+stop, the GPUs are back at their restore target within the TTL; while the engine keeps computing,
 within `lease.busy_ttl_s`.
 """
 

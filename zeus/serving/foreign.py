@@ -20,7 +20,7 @@ Interval = tuple[int, int, str]
 
 
 def find_foreign(what: Condensed) -> list[Interval]:
-    """Intervals in which somebody else used the GPU."""
+    """Intervals in which someone else used the GPU."""
     length_s = (what.update_end_ns - what.update_begin_ns) / 1e9
     empty = what.idle_s > 0.999 * length_s
     busy = np.flatnonzero(~empty)

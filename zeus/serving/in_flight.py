@@ -67,7 +67,7 @@ class Silent:
         except Exception as error:  # noqa: BLE001 - never raise into the engine
             self.failed = True
             log.warning(
-                "the energy probe of %s stops, the engine goes on: %s: %s",
+                "the energy probe of %s stops, the engine continues: %s: %s",
                 self._name,
                 type(error).__name__,
                 error,

@@ -302,7 +302,7 @@ class _Group(_Play):
         self._in_flight.append(_InFlight(start, end, ratio, trained, retries))
 
     def finish_until(self, now: float) -> None:
-        """Ends what ends by then, in that order; what failed begins anew at its end."""
+        """Ends what ends by then, in that order; what failed begins again at its end."""
         while self._in_flight:
             first = min(self._in_flight, key=lambda job: job.end)
             if first.end > now:

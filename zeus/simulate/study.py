@@ -171,7 +171,7 @@ def run_study(
 ) -> Study:
     """Simulates many jobs. The result is the same for any number of processes.
 
-    With several, each imports the calling script anew: what starts the study there must be under
+    With several, each imports the calling script again: what starts the study there must be under
     `if __name__ == "__main__":`.
 
     Args:

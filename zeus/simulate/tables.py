@@ -1,6 +1,6 @@
 """Measured runs as tables: epochs to the target, and time and power of an epoch by power limit.
 
-Both tables are CSV files, or pandas.DataFrames, of these columns:
+Both tables are CSV files, which may be gzipped, or pandas.DataFrames, of these columns:
 
 - training runs: dataset, network, batch_size, optimizer, run, target_metric, target_epoch (empty
   where the run never reached the target);

@@ -66,7 +66,7 @@ class Application(FastAPI):
     async def _live(self, receive: Receive, send: Send) -> None:
         await receive()
         if own_process():
-            # uvicorn sets up its own loggers only; where somebody has set up the root, this does
+            # uvicorn sets up its own loggers only; where someone has set up the root, this does
             # nothing.
             logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
         try:
@@ -86,7 +86,7 @@ def own_process() -> bool:
 
 
 class _LimitedReceive:
-    """Ends a body that goes on for ever."""
+    """Ends a body that goes on forever."""
 
     def __init__(self, receive: Receive) -> None:
         self._receive = receive

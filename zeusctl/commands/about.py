@@ -14,10 +14,10 @@ from zeusctl.session import Session, common_options, now, pass_session
 @click.command()
 @click.argument("name", required=False, shell_complete=complete_schema)
 def schema(name: str | None) -> None:
-    """The JSON schema of what --json prints.
+    """Print the JSON schema of the output of --json.
 
-    Every answer has a field `schema`, such as zeusctl.status/1. Within one number fields are added
-    and never changed or taken away.
+    Every answer has a field `schema`, such as zeusctl.status/1. Within one version, fields are
+    added and never changed or removed.
     """
     from zeusctl.reports import schemas as published
 
@@ -32,7 +32,7 @@ def schema(name: str | None) -> None:
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
-    """Print what makes a shell complete verbs, options, GPUs.
+    """Print the completion script of a shell.
 
     \b
     bash:  zeusctl completion bash > /etc/bash_completion.d/zeusctl

@@ -22,9 +22,9 @@ def _whose(function: F) -> F:
     """The options that name a job or pod."""
     for option in (
         click.option(
-            "--slurm", is_flag=True, help="Take all from the variables of Slurm's Prolog."
+            "--slurm", is_flag=True, help="Take everything from the variables of Slurm's Prolog."
         ),
-        click.option("--run", help="Which run of a job that is started again."),
+        click.option("--run", help="Which run of a restarted job."),
         click.option("--pod", default="", metavar="NAMESPACE/POD", help="A Kubernetes pod."),
         click.option("--job", default="", metavar="ID", help="A batch job."),
     ):
@@ -35,13 +35,13 @@ def _whose(function: F) -> F:
 @click.command()
 @click.argument("gpus", required=False)
 @_whose
-@click.option("--user", metavar="USER", help="Who is charged: a name or number.")
+@click.option("--user", metavar="USER", help="Charge this user: a name or number.")
 @click.option(
     "--weight",
     type=click.IntRange(min=1),
-    help="Hold a part of each GPU, beside others: its size, such as a number of shards.",
+    help="Hold a part of each GPU, beside other jobs: its size, such as a number of shards.",
 )
-@click.option("--control-group", default="", help="What control groups call it: SLUID, pod's uid.")
+@click.option("--control-group", default="", help="Its name in control groups: SLUID, pod UID.")
 @common_options
 @pass_session
 def allocate(
@@ -55,10 +55,10 @@ def allocate(
     weight: int | None,
     control_group: str,
 ) -> None:
-    """Charge what GPUs draw to a job or pod (administrators).
+    """Charge the energy of GPUs to a job or pod (administrators).
 
-    It ends with `zeusctl deallocate`, with the job's control group, and when all of the GPU is
-    allocated to another. Meant for a batch system's prolog:
+    The allocation ends with `zeusctl deallocate`, with the job's control group, or when the whole
+    GPU is allocated to another job. Use it in the prolog of a batch system:
 
     \b
     zeusctl allocate --slurm                                     # in Slurm's Prolog
@@ -104,10 +104,10 @@ def allocate(
 def deallocate(
     session: Session, job: str, pod: str, run: str | None, slurm: bool, gpus: str
 ) -> None:
-    """End what `allocate` began (administrators).
+    """End an allocation (administrators).
 
-    Prints what the job or pod has used. Nothing allocated is no error, so that it can stand in an
-    epilog.
+    Print what the job or pod has used. It is not an error if nothing is allocated, so you can use
+    it in an epilog.
 
     \b
     zeusctl deallocate --slurm                                   # in Slurm's Epilog

@@ -1,4 +1,4 @@
-"""`zeusctl audit`: what was changed of late, by whom."""
+"""`zeusctl audit`: recent changes and who made them."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ KEPT = 1000
     "--gpus",
     default="all",
     shell_complete=complete_gpus,
-    help="Only about these GPUs.  [default: all]",
+    help="Only for these GPUs.  [default: all]",
 )
-@click.option("-f", "--follow", is_flag=True, help="Go on with what happens, until Ctrl-C.")
+@click.option("-f", "--follow", is_flag=True, help="Keep printing new entries until Ctrl-C.")
 @common_options
 @pass_session
 def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
-    """What was changed of late, and by whom.
+    """Show recent changes and who made them.
 
-    Sets, restores, refusals, and changes past zeusd. Many successful sets of one control under one
-    lease are one line. zeusd keeps the newest thousand; its log has everything
+    Sets, restores, refusals, and changes made outside zeusd. Many successful sets of one control
+    under one lease are one line. zeusd keeps the latest thousand; its log has everything
     (`journalctl -u zeusd`).
     """
     chosen = None if gpus == "all" else {gpu.uuid for gpu in session.gpus(gpus)}
@@ -45,7 +45,7 @@ def audit(session: Session, count: int, gpus: str, follow: bool) -> None:
     while True:
         trail = session.client.audit(after=newest, limit=KEPT if chosen or newest else count)
         wanted = [one for one in trail.records if chosen is None or one.gpu in chosen]
-        # What has come since the first look is all of interest.
+        # Everything since the first query is of interest.
         report = _report(session, wanted if newest else wanted[-count:], trail.dropped)
         if report.events or not newest:
             session.answer(report, _lines(report, heading=not newest))

@@ -1,4 +1,4 @@
-"""`zeusctl doctor`: what is wrong here, and what to do."""
+"""`zeusctl doctor`: find problems, and say how to fix them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _COLORS = {"ok": "green", "note": "yellow", "fault": "red"}
 @common_options
 @pass_session
 def doctor(session: Session) -> None:
-    """What is wrong here, and what to do about it.
+    """Find problems on this node, and say how to fix them.
 
-    Looks at driver, library, socket, groups, policy, units, containers, sampling and
-    CUDA_VISIBLE_DEVICES. Each line says ok, or what to do. The exit code is 1 if something is at
-    fault.
+    Check driver, library, socket, groups, policy, units, containers, sampling and
+    CUDA_VISIBLE_DEVICES. Each line says ok, or what to do. The exit code is 1 if a check fails.
     """
     from zeusctl.checks import examine
     from zeusctl.reports import DoctorReport

@@ -1,4 +1,4 @@
-"""`zeusctl energy` and `forget`: who used how much, from zeusd's ledger."""
+"""`zeusctl energy` and `forget`: who used how much energy, from zeusd's ledger."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
 
 @click.command()
 @click.option("--by", type=click.Choice(BY), default="user", show_default=True, help="Sum by this.")
-@click.option("--since", default="7d", show_default=True, help="From when: 7d, 2026-11-01.")
+@click.option("--since", default="7d", show_default=True, help="Start: 7d, 2026-11-01.")
 @click.option("--until", default="now", show_default=True, help="Until when.")
 @click.option("--tz", "zone_name", metavar="ZONE", help="Time zone of days.  [default: local]")
-@click.option("--daily", is_flag=True, help="A sum for each day.")
-@click.option("--user", metavar="USER", help="Only of this user: a name or number.")
-@click.option("--job", metavar="ID", help="Only of this job, run by run.")
-@click.option("--pod", metavar="NAMESPACE/POD", help="Only of this pod.")
+@click.option("--daily", is_flag=True, help="Print a sum for each day.")
+@click.option("--user", metavar="USER", help="Only for this user: a name or number.")
+@click.option("--job", metavar="ID", help="Only for this job, run by run.")
+@click.option("--pod", metavar="NAMESPACE/POD", help="Only for this pod.")
 @click.option(
     "--html",
     "web_page",
     type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    help="Write a page for people into this file: by day and user, and what was held idle.",
+    help="Write an HTML page to this file: energy by day and user, and what was held idle.",
 )
 @click.option(
     "--from",
     "folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Add up nodes' files of --export in this folder, instead of asking zeusd.",
+    help="Add up the files of --export in this folder, instead of asking zeusd.",
 )
 @click.option(
     "--export",
     "target",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Write a file for each UTC day into this folder.",
+    help="Write a file for each UTC day to this folder.",
 )
 @click.option(
     "--format",
@@ -76,16 +76,16 @@ def energy(
 ) -> None:
     """Show who used how much energy.
 
-    Each sum says how it was found. allocated: a job or pod held the GPU, and all that it drew is
-    its; exclusive: nobody held it, and only one account had processes on it; both are exact.
+    The basis of each sum is allocated (a job or pod held the GPU, and is charged everything that it
+    drew) or exclusive (nobody held it, and only one account had processes on it): both are exact.
     weights: several held parts of it. utilization and equal: estimates, because several used it and
-    nobody held it; [LOWER, UPPER] is what is certain.
+    nobody held it; [LOWER, UPPER] are certain bounds.
 
     HELD IDLE is energy that a GPU drew while the driver reported it as idle. The sums add up to
-    what the GPUs' counters say: the exit code is 1 if they do not.
+    the GPUs' counters: the exit code is 1 if they do not.
 
-    Users see their own energy, and the others' as one sum; administrators see all. Times are
-    rounded to quarters of an hour.
+    Users see their own energy, and everyone else's as one sum; administrators see everything. Times
+    are rounded to quarters of an hour.
 
     \b
     zeusctl energy --since 2026-11-01 --until 2026-12-01
@@ -115,7 +115,7 @@ def energy(
         _export(session, target, begin, end)
         return
     if folder is not None and by == "gpu":
-        raise click.UsageError("files do not say which GPU it was; leave --by gpu out")
+        raise click.UsageError("files do not say which GPU it was; omit --by gpu")
     rows = None if folder is None else day_files.read(folder)
 
     def ask(edges: Sequence[int], kind: str) -> Usage:
@@ -126,7 +126,7 @@ def energy(
     uid, name = _uid(user), job or pod or ""
     if web_page is not None:
         if name:
-            raise click.UsageError("a page is about users; leave --job and --pod out")
+            raise click.UsageError("a page is about users; omit --job and --pod")
         days = shown.edges(begin, end, where, daily=True)
         _page(session, web_page, ask(days, "user"), ask([days[0], days[-1]], "job"), days, where)
         return
@@ -207,10 +207,10 @@ def _csv(report: EnergyReport) -> str:
 @common_options
 @pass_session
 def forget(session: Session, user: str) -> None:
-    """Have the energy ledger forget a user (administrators).
+    """Remove a user from the energy ledger (administrators).
 
-    A random number takes the user's place. Every sum stays what it is. The names of the user's jobs
-    are replaced as well. What the user uses from now on is charged to the user again.
+    A random number replaces the user. Every sum stays the same. The names of the user's jobs are
+    replaced as well. Energy that the user uses from now on is charged to the user again.
     """
     from zeusctl.commands.allocate import _uid
     from zeusctl.reports import ForgetReport

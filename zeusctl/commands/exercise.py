@@ -1,4 +1,4 @@
-"""`zeusctl exercise`: each control through its range, on GPUs that are one's own."""
+"""`zeusctl exercise`: test each control through its range, on GPUs of one's own."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @click.command()
 @gpus_argument()
-@click.option("-y", "--yes", is_flag=True, help="Do not ask first.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option(
     "-o",
     "--output",
@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     show_default=True,
     help="Write the report (JSON) to this file.",
 )
-@click.option("--kill-zeusd", is_flag=True, help="Also SIGKILL zeusd once; systemd restarts it.")
+@click.option("--kill-zeusd", is_flag=True, help="Also kill zeusd once; systemd restarts it.")
 @click.option(
     "--zeusd-pid",
     type=int,
     metavar="PID",
-    help="With --kill-zeusd: zeusd's process.  [default: as systemd says]",
+    help="With --kill-zeusd: zeusd's process.  [default: from systemd]",
 )
 @common_options
 @pass_session
@@ -47,13 +47,13 @@ def exercise(
     kill_zeusd: bool,
     zeusd_pid: int | None,
 ) -> None:
-    """Administrators: try every control through its range.
+    """Test every control through its range (administrators).
 
-    Sets power limit, clocks and persistence mode to many values, under leases, on GPUs that nobody
-    uses: rounding, refusals, latency, how long values take to show, and whether limit and clocks
-    disturb each other. Then it kills a process that holds a limit. Every GPU is left as it was
-    found, and the report proves it; if zeusctl dies, zeusd restores everything. The exit code is 8
-    if something is not as found, and 1 if another check fails.
+    Set power limit, clocks and persistence mode to many values, under leases, on GPUs that nobody
+    uses, and report rounding, refusals, latency, how long values take to show, and whether limit
+    and clocks affect each other. Then kill a process that holds a limit. Every GPU is left as it
+    was found, and the report proves it; if zeusctl dies, zeusd restores everything. The exit code
+    is 8 if a value is not as found, and 1 if another check fails.
 
     \b
     sudo zeusctl exercise 0
@@ -90,10 +90,10 @@ def exercise(
 
 
 def _ask(gpus: Sequence[GpuInfo], kill_zeusd: bool) -> None:
-    """Asks on the terminal.
+    """Ask on the terminal.
 
     Raises:
-        CommandError: The answer is no, or nobody can answer.
+        CommandError: The answer is no, or there is no terminal.
     """
     which = ", ".join(f"{gpu.index} ({gpu.name})" for gpu in gpus)
     if not sys.stdin.isatty():

@@ -1,4 +1,4 @@
-"""`zeusctl gpus`: which GPUs there are, and what each takes."""
+"""`zeusctl gpus`: the GPUs of the node, and what each accepts."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def gpus(
     form: str | None,
     watch: float | None,
 ) -> None:
-    """GPUs of the node: names, UUIDs, and the limits they take."""
+    """List GPUs: names, UUIDs, and the limits they accept."""
     output = Output(session.json, columns, form, watch, COLUMNS)
     output.run(lambda: _read(session, gpus), _lines, _rows)
 

@@ -1,4 +1,4 @@
-"""`zeusctl leases`: who holds what."""
+"""`zeusctl leases`: leases and their holders."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from zeusctl.session import Session, common_options, now, pass_session
 
 
 @click.command()
-@click.option("--mine", is_flag=True, help="Only those of your own processes.")
+@click.option("--mine", is_flag=True, help="Only leases of your own processes.")
 @common_options
 @pass_session
 def leases(session: Session, mine: bool) -> None:
-    """Who holds what, since when, and what it goes back to.
+    """List leases: holder, age, and restore target.
 
-    The process, its program and its job are shown to its own user and to administrators.
+    Only the process's own user and administrators see the process, its program and its job.
     """
     import os
 
@@ -26,4 +26,4 @@ def leases(session: Session, mine: bool) -> None:
     if mine:
         found = [lease for lease in found if lease.uid == os.geteuid()]
     report = LeasesReport(at=now(), leases=found)
-    session.answer(report, lambda: lease_lines(found) if found else ["nobody holds anything"])
+    session.answer(report, lambda: lease_lines(found) if found else ["no leases"])

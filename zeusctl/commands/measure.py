@@ -1,4 +1,4 @@
-"""`zeusctl measure`: what a command costs."""
+"""`zeusctl measure`: the energy of a command."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus", default="all", shell_complete=complete_gpus, help="GPUs to measure.  [default: all]"
 )
-@click.option("--cpu/--no-cpu", default=True, help="Also CPUs and their memory, where they tell.")
+@click.option("--cpu/--no-cpu", default=True, help="Include CPU and DRAM energy where available.")
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Where the result goes.  [default: standard error]",
+    help="Write the result to this file.  [default: standard error]",
 )
 @click.argument(
     "command", nargs=-1, required=True, type=click.UNPROCESSED, shell_complete=complete_command
@@ -38,10 +38,10 @@ if TYPE_CHECKING:
 def measure(
     session: Session, gpus: str, cpu: bool, output: Path | None, command: tuple[str, ...]
 ) -> None:
-    """Run a command, and say what energy the GPUs drew.
+    """Run a command, and print the energy that the GPUs drew.
 
-    Energy is of the whole GPU, whoever else computes on it. The exit code is the command's. The
-    result comes on standard error, so that standard output stays the command's.
+    Energy is that of the whole GPU, including other processes. The exit code is the command's. The
+    result goes to standard error, because standard output belongs to the command.
 
     \b
     zeusctl measure -- python train.py --epochs 1
@@ -52,7 +52,7 @@ def measure(
     try:
         chosen = session.gpus(gpus)
         if session.node.quiesced_ns is not None:
-            message = "zeusd has let go of the GPUs and samples nothing; run `zeusctl resume` first"
+            message = "zeusd is quiesced and samples nothing; run `zeusctl resume` first"
             raise CommandError(message, Exit.NOT_BACK, "quiesced")
         names = {gpu.uuid: f"gpu:{gpu.index}" for gpu in chosen}
         if cpu:
@@ -60,7 +60,7 @@ def measure(
                 names[f"cpu:{package.index}"] = f"cpu:{package.index}"
                 if package.dram:
                     names[f"dram:{package.index}"] = f"dram:{package.index}"
-        session.client.windows(list(names)[:1])  # is there a past to look up?
+        session.client.windows(list(names)[:1])  # is there any history?
     except (CommandError, ZeusIpcError) as error:
         message = getattr(error, "message", None) or str(error)
         raise CommandError(message, Exit.NOT_RUN, error.code) from None
@@ -74,7 +74,7 @@ def measure(
 
 
 def _measured(session: Session, source: str, name: str, begin_ns: int, end_ns: int) -> Measured:
-    """One source's energy. Whatever is wrong with it is no reason to hide the others'."""
+    """One source's energy. An error in one must not hide the others."""
     from zeus_ipc.errors import ZeusIpcError
     from zeusctl.reports import Measured
 

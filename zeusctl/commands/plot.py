@@ -1,4 +1,4 @@
-"""`zeusctl plot`: pictures of what was, and of what a limit costs."""
+"""`zeusctl plot`: draw history, and the energy and time per power limit."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ ENDINGS = (".png", ".svg", ".pdf")
     "--output",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="The picture: .png, .svg or .pdf.",
+    help="Output file: .png, .svg or .pdf.",
 )
-@click.option("--last", default="10m", show_default=True, help="How far back: 30s, 10m, 6h, 3d.")
+@click.option("--last", default="10m", show_default=True, help="Time span: 30s, 10m, 6h, 3d.")
 @click.option(
     "--recording",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="What `zeusctl record` wrote, instead of zeusd's history.",
+    help="Draw a file that `zeusctl record` wrote, instead of zeusd's history.",
 )
 @click.option(
     "--profile",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="A profile that the power limit optimizer wrote: time and energy of each limit.",
+    help="Draw a profile of the power limit optimizer: time and energy per limit.",
 )
 @common_options
 @pass_session
@@ -50,7 +50,7 @@ def plot(
     recording: Path | None,
     profile: Path | None,
 ) -> None:
-    """Draw power, limits and clocks, or what each limit costs.
+    """Draw power, limits and clocks, or energy and time per limit.
 
     \b
     zeusctl plot -o node.png --last 1h
@@ -60,7 +60,7 @@ def plot(
     if output.suffix not in ENDINGS:
         raise click.BadParameter(f"name a file that ends in {', '.join(ENDINGS)}", param_hint="-o")
     if recording is not None and profile is not None:
-        raise click.UsageError("a recording and a profile are two pictures; draw one at a time")
+        raise click.UsageError("a recording and a profile are two plots; draw one at a time")
     from zeusctl import plots
     from zeusctl.reports import Done
 

@@ -1,4 +1,4 @@
-"""`zeusctl probe`: what this node's GPUs and their driver really do."""
+"""`zeusctl probe`: what the GPUs of this node and their driver really do."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ def probe(session: Session, /, **options: Any) -> None:
         return
     for line in lines(report):
         click.echo(line)
-    click.echo(f"\nwrote {options['output']}; send it with what you know of the machine")
+    click.echo(f"\nwrote {options['output']}; send it with a description of the machine")

@@ -1,4 +1,4 @@
-"""`zeusctl processes`: who uses the GPUs."""
+"""`zeusctl processes`: processes on the GPUs."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def processes(
     form: str | None,
     watch: float | None,
 ) -> None:
-    """Processes on the GPUs: users, commands, GPU memory, leases.
+    """List processes on the GPUs, with user and GPU memory.
 
-    TYPE is C for compute, G for graphics. Pids, commands and jobs of other users are shown to
-    administrators only. The list is at most a second old.
+    TYPE is C for compute, G for graphics. Only administrators see pids, commands and jobs of other
+    users. The list is at most one second old.
     """
     output = Output(session.json, columns, form, watch, PROCESS_COLUMNS)
     output.run(lambda: read(session, gpus), lambda report: process_lines(report.processes), rows)

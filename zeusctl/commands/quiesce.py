@@ -1,4 +1,4 @@
-"""`zeusctl quiesce` and `resume`: out of the driver's way, and back."""
+"""`zeusctl quiesce` and `resume`: close the driver, and reopen it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from zeusctl.text import count
 @common_options
 @pass_session
 def quiesce(session: Session) -> None:
-    """Administrators: let go of the driver, as before a reset.
+    """Close the driver, as before a GPU reset (administrators).
 
-    A GPU can be reset, or its MIG mode changed, only while nobody has the driver open. Everything
-    goes back first, and holders lose their leases. Then zeusd closes every /dev/nvidia*
-    and stays away, over restarts too, until `zeusctl resume`.
+    A GPU can be reset, or its MIG mode changed, only while no process has the driver open. zeusd
+    first revokes all leases and restores everything. Then it closes every /dev/nvidia* and keeps
+    them closed, even across restarts, until `zeusctl resume`.
 
     \b
     zeusctl quiesce && nvidia-smi --gpu-reset -i 3; zeusctl resume
@@ -30,15 +30,15 @@ def quiesce(session: Session) -> None:
     report = QuiesceReport(at=now(), quiesced=not result.open, open=result.open, not_back=not_back)
 
     def lines() -> list[str]:
-        found = [f"{one} could not be put back; it is tried again after resume" for one in not_back]
+        found = [f"{one} could not be restored; zeusd retries it after resume" for one in not_back]
         if not result.open:
-            found.append("zeusd has let go of the driver; `zeusctl resume` takes it up again")
+            found.append("zeusd has closed the driver; `zeusctl resume` reopens it")
         return found
 
     session.answer(report, lines)
     if result.open:
         raise CommandError(
-            f"zeusd still has {', '.join(result.open)} open, because a call to the driver does not "
+            f"zeusd still has {', '.join(result.open)} open, because a driver call does not "
             "return; `systemctl restart zeusd` closes them, and it stays quiesced",
             Exit.NOT_BACK,
             "quiesced",
@@ -49,14 +49,14 @@ def quiesce(session: Session) -> None:
 @common_options
 @pass_session
 def resume(session: Session) -> None:
-    """Administrators: take the driver up again after quiesce.
+    """Reopen the driver after quiesce (administrators).
 
-    Every GPU is read anew, and limits that were set with --persist are written again. Without a
-    `quiesce` before, nothing happens.
+    Read every GPU again, and write limits that were set with --persist again. Without a `quiesce`
+    before, nothing happens.
     """
     from zeusctl.reports import ResumeReport
     from zeusctl.views import known_report
 
     node = session.client.resume()
     report = ResumeReport(at=now(), gpus=[known_report(gpu) for gpu in node.gpus])
-    session.answer(report, [f"zeusd has taken up the driver again: {count(len(node.gpus), 'GPU')}"])
+    session.answer(report, [f"zeusd has reopened the driver: {count(len(node.gpus), 'GPU')}"])

@@ -1,4 +1,4 @@
-"""`zeusctl record`: samples into a file, until stopped."""
+"""`zeusctl record`: write samples to a file, until stopped."""
 
 from __future__ import annotations
 
@@ -39,11 +39,16 @@ def _duration(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="File; .parquet makes it Parquet.  [default: CSV on standard output]",
+    help="Output file; .parquet selects Parquet.  [default: CSV on standard output]",
 )
-@click.option("--format", "form", type=click.Choice(["csv", "parquet"]), help="Whatever its name.")
-@click.option("-d", "--duration", callback=_duration, help="End after 30s, 10m, 2h.")
-@click.option("--every", callback=_duration, help="One sample of each GPU in 1s, 10s.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["csv", "parquet"]),
+    help="Output format, overriding the file extension.",
+)
+@click.option("-d", "--duration", callback=_duration, help="Stop after 30s, 10m, 2h.")
+@click.option("--every", callback=_duration, help="Write one sample per GPU every 1s, 10s.")
 @common_options
 @pass_session
 def record(
@@ -56,16 +61,16 @@ def record(
 ) -> None:
     """Write every sample to CSV or Parquet, until Ctrl-C.
 
-    Power, energy, limit, clocks and temperature, a row for each tick of a GPU's sensors: 10 to 50 a
+    Power, energy, limit, clocks and temperature: one row per update of a GPU's sensors, 10 to 50 a
     second. `zeusctl plot --recording FILE` draws it.
     """
     from zeusctl.recording import writer_for
 
     if session.json and output is None:
-        raise click.UsageError("--json tells what was written where: name a file with -o")
+        raise click.UsageError("--json reports what was written: name a file with -o")
     chosen = session.gpus(gpus)
     index = {gpu.uuid: gpu.index for gpu in chosen}
-    # Asked for before a file is made: what cannot be recorded leaves none behind.
+    # Checked before a file is created: if recording is impossible, no file is left behind.
     with session.client.stream(list(index), buffer=10_000) as stream, asked_to_end() as ended:
         writer = writer_for(output, form)
         try:
@@ -90,7 +95,7 @@ def _copy(
     every_s: float | None,
     ended: threading.Event,
 ) -> tuple[int, int]:
-    """Rows from the stream to the writer. Returns how many, and how many samples were missed."""
+    """Write rows from the stream. Return how many, and how many samples were missed."""
     begin_s = flushed_s = time.monotonic()
     next_s = dict.fromkeys(index, 0.0)
     rows = lost = 0

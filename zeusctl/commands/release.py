@@ -1,4 +1,4 @@
-"""`zeusctl release`: gives leases back, by whose they are."""
+"""`zeusctl release`: release leases by holder."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from zeusctl.text import count
 
 @click.command()
 @click.option("--pid", "pids", multiple=True, type=click.IntRange(min=1), help="Of this process.")
-@click.option("--job", default="", help="Of this job: Slurm's job id or SLUID, or a pod's uid.")
-@click.option("--all", "everybody", is_flag=True, help="Administrators: of everybody.")
+@click.option("--job", default="", help="Of this job: Slurm's job id or SLUID, or a pod's UID.")
+@click.option("--all", "everybody", is_flag=True, help="Release everyone's (administrators).")
 @click.option(
     "--gpus",
     default="all",
     shell_complete=complete_gpus,
-    help="Only of these GPUs.  [default: all]",
+    help="Only on these GPUs.  [default: all]",
 )
 @common_options
 @pass_session
 def release(session: Session, pids: tuple[int, ...], job: str, everybody: bool, gpus: str) -> None:
-    """Give leases back: your own, a process's, a job's.
+    """Release leases: your own, or those of a process or job.
 
-    What was changed under them goes back. Without options: all that your processes hold. Nothing to
-    release is no error, so it can stand in the epilog of a batch system:
-
+    Restore what was changed under them. Without options, release all leases of your processes. It
+    is not an error if there is nothing to release, so you can use it in an epilog of a batch
+    system:
     \b
     zeusctl release --job "$SLURM_JOB_ID"
     """
@@ -34,7 +34,7 @@ def release(session: Session, pids: tuple[int, ...], job: str, everybody: bool, 
 
     if session.node.gpus or gpus != "all":
         uuids = [] if gpus == "all" else [gpu.uuid for gpu in session.gpus(gpus)]
-        # An administrator who names a process or a job means whosever it is.
+        # For an administrator, a process or a job may belong to anyone.
         whose = "all" if everybody or ((pids or job) and session.client.policy().admin) else "user"
         released = session.client.release(uuids, whose=whose, pids=pids, job=job)
     else:

@@ -1,4 +1,4 @@
-"""`zeusctl reset`: back to the site's maximum, whoever set what."""
+"""`zeusctl reset`: restore the site limit, whoever changed it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     "controls",
     multiple=True,
     type=click.Choice([control.value for control in SPECS]),
-    help="Only this control; may be repeated.",
+    help="Only this control; repeatable.",
 )
 @ceiling_option("Only remove this ceiling: fleet or job:ID.")
 @common_options
@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None) -> None:
     """Restore the site limit, whoever changed it.
 
-    That is limits, clocks and persistence mode. Administrators reset all of it: leases end, and
-    their holders are told; settings made with --persist and past zeusd (nvidia-smi) are undone too.
-    Everybody else lets go of what their own processes hold.
+    Reset limits, clocks and persistence mode. For administrators this revokes all leases (their
+    holders get an error), and undoes settings made with --persist and outside zeusd (nvidia-smi).
+    For everyone else it releases the leases of their own processes.
 
     \b
     zeusctl reset all
@@ -59,7 +59,7 @@ def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str |
     session.answer(report, lambda: _lines(report))
     if not all(outcome.ok for outcome in report.outcomes):
         raise CommandError(
-            "not everything is back; zeusd goes on trying, see `zeusctl leases`", Exit.NOT_BACK
+            "not everything is restored; zeusd keeps retrying, see `zeusctl leases`", Exit.NOT_BACK
         )
 
 
@@ -97,7 +97,7 @@ def _release_own(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[s
         first = others[0]
         raise CommandError(
             f"{first.control} of GPU {first.gpu} is held by user {first.user}, and only an "
-            "administrator may end that; what your own processes held is back",
+            "administrator may revoke that lease; the leases of your own processes are released",
             Exit.DENIED,
             "permission_denied",
         )
@@ -112,7 +112,7 @@ def _outcome(lease: Lease, still_there: bool) -> Outcome:
         uuid=lease.uuid,
         control=lease.control,
         ok=not still_there,
-        trouble="it could not be put back yet" if still_there else None,
+        trouble="it could not be restored yet" if still_there else None,
     )
 
 
@@ -141,5 +141,5 @@ def _lines(report: ResetReport) -> list[str]:
         where = f"{count(back, 'control')} of {count(gpus, 'GPU')}"
         lines.append(f"{where} {are} at the restore target again")
     else:
-        lines.append("your processes hold nothing there; there was nothing to restore")
+        lines.append("your processes hold no lease there; there was nothing to restore")
     return lines

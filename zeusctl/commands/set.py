@@ -1,4 +1,4 @@
-"""`zeusctl set`: limits and clocks, for as long as something needs them."""
+"""`zeusctl set`: set limits and clocks for the duration of a command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeusctl.completing import complete_command, gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import LOOK_S, asked_to_end, run
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import parse_duration, value_text
+from zeusctl.text import count, parse_duration, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -69,18 +69,18 @@ class _Duration(_Type):
 @click.option(
     "--confirm-within",
     type=_Duration(),
-    help="Put it back unless you say within TIME (30s) that all is well.",
+    help="Restore unless you confirm within TIME (30s).",
 )
 @click.option(
     "--best-effort",
     is_flag=True,
-    help="Run COMMAND even if the setting fails, with a warning.",
+    help="Run COMMAND even if the set fails, with a warning.",
 )
 @click.option(
-    "--persist", is_flag=True, help="Administrators: keep it until `zeusctl reset`, and exit."
+    "--persist", is_flag=True, help="Keep it until `zeusctl reset`, and exit (administrators)."
 )
-@ceiling_option("Administrators: bound what anyone may set instead: fleet, persisted or job:ID.")
-@click.option("--for", "ttl", type=_Duration(), help="With --ceiling: how long it lasts.")
+@ceiling_option("Bound what anyone may set (administrators): fleet, persisted or job:ID.")
+@click.option("--for", "ttl", type=_Duration(), help="With --ceiling: its duration.")
 @click.option(
     "--then",
     "fallback",
@@ -105,8 +105,8 @@ def set_(
 ) -> None:
     """Set limits or clocks, and restore them on exit.
 
-    They are held under a lease: while COMMAND runs, if one is given after --, else until Ctrl-C.
-    If zeusctl dies, they are restored all the same.
+    zeusctl holds a lease: while COMMAND runs, if you give one after --, or else until Ctrl-C. If
+    zeusctl dies, zeusd restores them.
 
     \b
     zeusctl set 0-3 --power-limit 200 -- python train.py
@@ -129,12 +129,12 @@ def set_(
         return
     if persist and command:
         raise click.UsageError(
-            "--persist lasts beyond any command; leave one of them away",
+            "--persist lasts beyond any command; omit one of them",
             click.get_current_context(),
         )
     if best_effort and not command:
         raise click.UsageError(
-            "--best-effort needs a command after --, which runs in any case",
+            "--best-effort needs a command after --",
             click.get_current_context(),
         )
     try:
@@ -152,8 +152,8 @@ def set_(
         failed = _not_run(session, error)
         if not best_effort:
             raise failed from None
-        session.close()  # what a part of the GPUs has got is restored
-        click.echo(f"zeusctl: nothing is set: {failed}; the command runs all the same", err=True)
+        session.close()  # GPUs that were already set are restored
+        click.echo(f"zeusctl: nothing is set: {failed}; the command runs anyway", err=True)
         click.get_current_context().exit(run(command))
     if persist:
         _answer(session, settings, "persisted")
@@ -219,7 +219,7 @@ def _apply(
     gpus: Sequence[GpuInfo],
     controls: dict[str, ControlValue],
 ) -> list[Setting]:
-    """All of it, or none: who has got a part only lets go of it again."""
+    """Acquire all leases, or none: release the first ones if a later one fails."""
     from zeusctl.reports import Setting
     from zeusctl.views import known_quantity
 
@@ -245,7 +245,7 @@ def _apply(
 
 
 def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
-    """The limits before, as far as they can be read."""
+    """The limits before, if they can be read."""
     from zeus_ipc.errors import ZeusIpcError
 
     try:
@@ -260,19 +260,19 @@ def _limits(session: Session, uuids: list[str]) -> dict[str, float]:
 
 
 def _confirm(settings: Sequence[Setting], within_s: float) -> None:
-    """Waits for a yes on standard input.
+    """Wait for a yes on standard input.
 
     Raises:
-        CommandError: It did not come; what was set goes back as zeusctl ends.
+        CommandError: There was none; zeusd restores the settings when zeusctl ends.
     """
-    what = f"{len(settings)} settings are in force"
+    what = f"{count(len(settings), 'setting')} in force"
     click.echo(f"{what}; keep them? [y/N, within {within_s:g} s] ", err=True, nl=False)
     ready, _, _ = waiting.select([sys.stdin], [], [], within_s)
     answer = sys.stdin.readline().strip().lower() if ready else ""
     if answer not in ("y", "yes"):
         click.echo("", err=True)
         why = "nobody confirmed" if not answer else f"the answer was {answer!r}"
-        raise CommandError(f"{why}, so everything goes back; confirm with y", Exit.FAILED)
+        raise CommandError(f"{why}, so everything is restored; confirm with y", Exit.FAILED)
 
 
 def _answer(session: Session, settings: list[Setting], kept: str) -> None:
@@ -292,13 +292,13 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
             for one in settings
         ]
 
-    # Standard output is the command's.
+    # Standard output belongs to the command.
     session.answer(SetReport(at=now(), settings=settings, kept=kept), lines, err=kept == "command")
     sys.stdout.flush()
 
 
 class _LossWatch:
-    """Tells once when a lease was lost."""
+    """Report once that a lease was lost."""
 
     def __init__(self, session: Session, settings: Sequence[Setting]) -> None:
         self._session = session
@@ -309,8 +309,8 @@ class _LossWatch:
         held = self._read()
         for uuid, control in sorted(self._held - held):
             click.echo(
-                f"zeusctl: the lease on {control} of GPU {self._index[uuid]} is lost, and the old "
-                "value is back; `zeusctl audit` says why",
+                f"zeusctl: the lease on {control} of GPU {self._index[uuid]} is lost; zeusd has "
+                "restored the old value; `zeusctl audit` says why",
                 err=True,
             )
         self._held &= held
@@ -322,7 +322,7 @@ class _LossWatch:
 
         try:
             leases = self._session.client.leases()
-        except ZeusIpcError:  # zeusd is being restarted; leases outlive that
+        except ZeusIpcError:  # zeusd is being restarted; leases survive that
             return self._held
         return {
             (lease.gpu, lease.control.value)
@@ -332,13 +332,13 @@ class _LossWatch:
 
 
 def _not_run(session: Session, error: Exception) -> CommandError:
-    """The command was not run: its own exit codes must not be mistaken for zeusctl's."""
+    """The command did not run: zeusctl's exit codes must not be mistaken for the command's."""
     message = session.readable(str(getattr(error, "message", None) or error))
     return CommandError(message, Exit.NOT_RUN, str(getattr(error, "code", "failed")))
 
 
 def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue) -> None:
-    """A driver moves a memory clock that it does not have to the nearest, without a word.
+    """A driver silently moves a memory clock that it does not have to the nearest one.
 
     Raises:
         CommandError: A GPU has no memory clock in this range.
@@ -349,7 +349,7 @@ def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue
         try:
             clocks = sorted(session.client.clocks(gpu.uuid).memory_mhz)
         except ZeusIpcError:
-            continue  # it cannot tell: the driver decides
+            continue  # the driver does not list its clocks, and decides
         if clocks and not any(value[0] <= mhz <= value[1] for mhz in clocks):
             there = ", ".join(map(str, clocks))
             has = f"only {there} MHz" if len(clocks) == 1 else f"one of {there} MHz"

@@ -1,4 +1,4 @@
-"""`zeusctl show`: all about one GPU."""
+"""`zeusctl show`: everything about one GPU."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ def show(
     form: str | None,
     watch: float | None,
 ) -> None:
-    """One GPU: limits, sensors, processes, leases, your rights.
+    """Show one GPU: limits, sensors, processes, leases, rights.
 
-    With --columns or --format csv: a row, as `zeusctl status` has it.
+    With --columns or --format csv, print a row as in `zeusctl status`.
     """
     if columns or form == "csv":
         output = Output(session.json, columns, form, watch, GPU_COLUMNS)
@@ -69,7 +69,7 @@ def _read(session: Session, gpus: str) -> ShowReport:
     chosen = session.gpus(gpus)
     if len(chosen) > 1:
         raise CommandError(
-            "show is about one GPU; name one (`zeusctl status` has all)", Exit.USAGE, "usage"
+            "show is about one GPU; name one (`zeusctl status` shows all)", Exit.USAGE, "usage"
         )
     gpu, client = chosen[0], session.client
     memory_mhz: list[int] = []
@@ -79,7 +79,7 @@ def _read(session: Session, gpus: str) -> ShowReport:
         memory_mhz = clocks.memory_mhz
         gpu_mhz = clocks.gpu_mhz.get(str(memory_mhz[0]), []) if memory_mhz else []
     except ZeusIpcError:
-        pass  # not offered by this GPU; everything else is worth showing
+        pass  # this GPU does not support it; show everything else
     leases = lease_reports(client, [gpu])
     return ShowReport(
         at=now(),
@@ -127,8 +127,8 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("power", _unit(state.power_w, "W")),
         ("limit requested", _unit(limit.requested, "W")),
         ("limit enforced", _unit(limit.enforced, "W")),
-        ("site's maximum", _unit(limit.site, "W")),
-        ("limits it takes", _span(limit.smallest, limit.largest, "W")),
+        ("site limit", _unit(limit.site, "W")),
+        ("limits it accepts", _span(limit.smallest, limit.largest, "W")),
         ("vendor's default", _unit(limit.default, "W")),
         (
             "graphics clock",
@@ -159,7 +159,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
     if report.leases:
         yield from lease_lines(report.leases)
     else:
-        yield "Nobody holds anything on it."
+        yield "Nobody holds a lease on it."
 
 
 def _rows(*pairs: tuple[str, str]) -> Iterator[str]:

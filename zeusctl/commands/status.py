@@ -1,4 +1,4 @@
-"""`zeusctl status`: the node at one glance."""
+"""`zeusctl status`: an overview of the node."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RIGHT = tuple(range(11))[:1] + tuple(range(2, 11))
 @click.command()
 @gpus_argument(required=False)
 @id_option
-@click.option("--processes", "-p", is_flag=True, help="List processes, too.")
+@click.option("--processes", "-p", is_flag=True, help="Also list processes.")
 @output_options(GPU_COLUMNS)
 @common_options
 @pass_session
@@ -38,11 +38,11 @@ def status(
     form: str | None,
     watch: float | None,
 ) -> None:
-    """Daemon, GPUs, limits and who holds what, at one glance.
+    """Show an overview of daemon, GPUs, limits and leases.
 
-    POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is what software requested; 200>180
-    says that the board enforces less. SITE is the site limit: what a restore writes. A clock
-    marked with * is locked.
+    POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is the power limit that software
+    requested; 200>180 means that the board enforces less. SITE is the site limit, which a restore
+    writes. A clock marked with * is locked.
 
     \b
     zeusctl status -i 0,1 --columns index,power_w,utilization_percent --format csv --watch 1
@@ -95,10 +95,10 @@ def lines(report: StatusReport) -> Iterator[str]:
     yield headline(report.node)
     if report.node.quiesced_s is not None:
         since = duration(report.node.quiesced_s)
-        text = f"The driver is let go of, since {since}; `zeusctl resume` takes it up again."
+        text = f"zeusd has closed the driver, since {since}; `zeusctl resume` reopens it."
         yield style(text, fg="yellow")
     elif not report.gpus:
-        yield "It sees no GPUs; `zeusctl doctor` says why."
+        yield "zeusd sees no GPUs; `zeusctl doctor` says why."
     else:
         yield from table(HEADER, [gpu_row(gpu) for gpu in report.gpus], RIGHT)
         for gpu in report.gpus:
@@ -114,7 +114,7 @@ def lines(report: StatusReport) -> Iterator[str]:
         for gpu in report.gpus:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
-                yield f"GPU {gpu.index}: {what} set to last; `zeusctl reset {gpu.index}` ends that"
+                yield f"GPU {gpu.index}: persistent {what}; `zeusctl reset {gpu.index}` removes it"
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)
@@ -133,12 +133,12 @@ def headline(node: Node) -> str:
         f"{count(node.gpus, 'GPU')}, {count(node.leases, 'lease')}"
     )
     if node.not_back:
-        text += style(f", {count(node.not_back, 'control')} not back yet", fg="red")
+        text += style(f", {count(node.not_back, 'pending restore')}", fg="red")
     return text
 
 
 def above_site_limit(limit: PowerLimit) -> bool:
-    """Whether software requested more than the site allows: before zeusd, or past it."""
+    """Whether software requested more than the site allows: before zeusd, or outside it."""
     return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
 
 
@@ -168,7 +168,7 @@ def _memory(gpu: Gpu) -> str:
 
 
 def limit_text(requested: float | None, enforced: float | None, site: float | None) -> str:
-    """A limit, what the board makes of it, and in yellow if it is below the site's."""
+    """A limit and what the board enforces, in yellow if it is below the site limit."""
     if requested is None:
         return "-"
     text = _number(requested)
@@ -186,7 +186,7 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
     for lease in leases:
         state = "held"
         if lease.restoring:
-            state = style("not back yet", fg="red")
+            state = style("pending restore", fg="red")
         rows.append(
             [
                 str(lease.gpu),
@@ -198,9 +198,7 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
                 holder(lease) + (f": {lease.trouble}" if lease.trouble else ""),
             ]
         )
-    return table(
-        ("GPU", "CONTROL", "SET TO", "GOES BACK TO", "STATE", "SINCE", "HOLDER"), rows, (0,)
-    )
+    return table(("GPU", "CONTROL", "SET TO", "RESTORE TO", "STATE", "SINCE", "HOLDER"), rows, (0,))
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -25,17 +25,17 @@ SLOWEST_S, FASTEST_S = 60.0, 0.1
     default=1.0,
     type=click.FloatRange(FASTEST_S, SLOWEST_S),
     show_default=True,
-    help="Seconds between looks.",
+    help="Seconds between updates.",
 )
-@click.option("-n", "--frames", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("-n", "--frames", type=click.IntRange(min=1), help="Stop after this many updates.")
 @common_options
 @pass_session
 def top(session: Session, gpus: str, interval: float, frames: int | None) -> None:
-    """The node live: utilization, power, limits, leases, processes.
+    """Show the node live: utilization, power, limits, leases.
 
     Scroll, sort and filter as in htop and nvitop; Enter shows a GPU with its last hour, h all keys.
-    Without a terminal each look is printed below the last; with --json each is one line, as
-    `zeusctl status` has it.
+    Without a terminal, each update is printed below the last; with --json each is one line, as in
+    `zeusctl status`.
     """
     _run(session, gpus, interval, frames)
 
@@ -43,7 +43,7 @@ def top(session: Session, gpus: str, interval: float, frames: int | None) -> Non
 @click.command()
 @gpus_argument(required=False)
 @click.option("-i", "--interval", default=1.0, type=click.FloatRange(FASTEST_S, SLOWEST_S))
-@click.option("-n", "--frames", type=click.IntRange(min=1), help="End after so many looks.")
+@click.option("-n", "--frames", type=click.IntRange(min=1), help="Stop after this many updates.")
 @common_options
 @pass_session
 def watch(session: Session, gpus: str, interval: float, frames: int | None) -> None:
@@ -74,7 +74,7 @@ def _print(session: Session, gpus: str, interval_s: float, frames: int | None) -
 def _show(session: Session, gpus: str, interval_s: float, frames: int | None) -> None:
     from zeusctl.top.source import Source
 
-    source = Source(session, gpus)  # what is wrong is told before the screen is taken
+    source = Source(session, gpus)  # reports errors before it takes over the screen
     try:
         from zeusctl.top.app import TopApp
     except ImportError:

@@ -32,7 +32,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
     show_envvar=True,
     callback=_address,
     metavar="ADDRESS:PORT",
-    help="Where Prometheus asks; [::]:9850 for all addresses of the machine.",
+    help="Address to listen on; [::]:9850 for all addresses of the machine.",
 )
 @click.option("--socket", metavar="PATH", help="zeusd's socket.")
 @click.option(
@@ -40,7 +40,7 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
 )
 @click.version_option(__version__, prog_name="zeusd-exporter")
 def main(listen: tuple[str, int], socket: str | None, once: bool) -> None:
-    """Serve zeusd's metrics to Prometheus. Needs no rights beyond those to the socket."""
+    """Serve zeusd's metrics to Prometheus. Needs only access to the socket."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest, start_http_server
     except ImportError:
@@ -65,8 +65,8 @@ def main(listen: tuple[str, int], socket: str | None, once: bool) -> None:
             server, _ = start_http_server(port, host, registry)
         except OSError as error:
             raise SystemExit(
-                f"zeusd-exporter: cannot listen at {host}:{port} ({error.strerror}); name another "
-                "place with --listen"
+                f"zeusd-exporter: cannot listen at {host}:{port} ({error.strerror}); choose "
+                "another address with --listen"
             ) from None
         logging.info("serving at http://%s:%d/metrics", host, server.server_port)
         ended.wait()

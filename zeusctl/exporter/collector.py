@@ -74,7 +74,7 @@ class ZeusdCollector(Collector):
                 self._failing = False
         up = GaugeMetricFamily("zeusd_up", "Whether zeusd answered this scrape.")
         up.add_metric([], 0.0 if self._failing else 1.0)
-        took = GaugeMetricFamily("zeusd_scrape_seconds", "How long asking zeusd took.")
+        took = GaugeMetricFamily("zeusd_scrape_seconds", "Duration of the requests to zeusd.")
         took.add_metric([], time.perf_counter() - begin_s)
         yield from (up, took, *families)
 
@@ -110,7 +110,11 @@ def _daemon(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
     )
     yield _gauge("zeusd_gpus", "GPUs that zeusd knows.", len(node.gpus))
     yield _gauge("zeusd_connections", "Clients that are connected.", metrics.connections)
-    yield _gauge("zeusd_quiesced", "Whether the driver is let go of.", node.quiesced_ns is not None)
+    yield _gauge(
+        "zeusd_quiesced",
+        "Whether zeusd is quiesced (the driver is closed).",
+        node.quiesced_ns is not None,
+    )
 
 
 def _counts(metrics: Metrics) -> Iterator[Metric]:
@@ -122,17 +126,17 @@ def _counts(metrics: Metrics) -> Iterator[Metric]:
     ]
     failures = [Count(labels={"control": control}, count=0) for control in CONTROLS]
     for name, help_text, counts, labels in (
-        ("zeusd_changes", "Sets carried out.", metrics.changes, ("control", "result")),
+        ("zeusd_changes", "Sets performed.", metrics.changes, ("control", "result")),
         ("zeusd_restores", "Leases that ended.", metrics.restores, ("reason", "result")),
         (
             "zeusd_restore_failures",
-            "Attempts to put a control back that failed.",
+            "Restore attempts that failed.",
             [*failures, *metrics.restore_failures],
             ("control",),
         ),
         (
             "zeusd_outside_changes",
-            "Values that somebody set past zeusd.",
+            "Values that someone set outside zeusd.",
             [*outside, *metrics.outside_changes],
             ("control", "result"),
         ),
@@ -140,7 +144,7 @@ def _counts(metrics: Metrics) -> Iterator[Metric]:
     ):
         yield _counter(name, help_text, counts, labels)
     expiries = CounterMetricFamily(
-        "zeusd_lease_expiries", "Leases whose holder gave no sign of life any more."
+        "zeusd_lease_expiries", "Leases that expired because the holder's heartbeat stopped."
     )
     expiries.add_metric([], metrics.lease_expiries)
     yield expiries
@@ -149,7 +153,7 @@ def _counts(metrics: Metrics) -> Iterator[Metric]:
 def _users(metrics: Metrics) -> Iterator[Metric]:
     limited = CounterMetricFamily(
         "zeusd_user_rate_limited_seconds",
-        "For how long a user's requests have waited because they come too fast.",
+        "How long a user's requests have waited because of the rate limit.",
         labels=("user",),
     )
     refused = CounterMetricFamily(
@@ -195,7 +199,7 @@ def _ledger(node: NodeInfo, ledger: LedgerState | None) -> Iterator[Metric]:
     )
     unattributed = CounterMetricFamily(
         "zeusd_unattributed_energy_joules",
-        "Energy of which it is not known whose it is.",
+        "Energy that could not be attributed.",
         labels=("reason",),
     )
     sums: dict[tuple[str, str], list[int]] = {}
@@ -221,18 +225,21 @@ def _ledger(node: NodeInfo, ledger: LedgerState | None) -> Iterator[Metric]:
     idle.add_metric([], idle_uj / 1e6)
     counted = CounterMetricFamily(
         "zeusd_accounted_energy_joules",
-        "Energy of a GPU that is in the ledger: what all accounts add up to.",
+        "Energy of a GPU in the ledger: the sum over all accounts.",
         labels=GPU,
     )
     for gpu in node.gpus:
         counted.add_metric(_labels(gpu), ledger.counted_uj.get(gpu.uuid, 0) / 1e6)
     dropped = CounterMetricFamily(
-        "zeusd_accounting_dropped", "Requests to the ledger that were refused: too many waited."
+        "zeusd_accounting_dropped",
+        "Requests to the ledger that were refused because its queue was full.",
     )
     dropped.add_metric([], ledger.dropped)
     yield from (account, held_idle, lower, upper, idle, unattributed, counted, dropped)
     yield _gauge("zeusd_ledger_failing", "Whether the ledger cannot be used.", bool(ledger.trouble))
-    yield _gauge("zeusd_ledger_damaged_files", "Ledgers that were set aside.", len(ledger.damaged))
+    yield _gauge(
+        "zeusd_ledger_damaged_files", "Damaged ledgers that were moved aside.", len(ledger.damaged)
+    )
 
 
 def _counter(
@@ -254,7 +261,7 @@ def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Iterator[Metric]:
     pending = dict(held)
     age = GaugeMetricFamily(
         "zeusd_lease_heartbeat_age_seconds",
-        "How long ago the holder last gave a sign of life.",
+        "Time since the holder's last heartbeat.",
         labels=(*GPU, "control"),
     )
     now_ns = time.monotonic_ns()
@@ -269,9 +276,7 @@ def _leases(node: NodeInfo, leases: Iterable[LeaseInfo]) -> Iterator[Metric]:
         last_ns = lease.expires_ns - lease.ttl_ms * 1_000_000
         age.add_metric([*_labels(gpus[lease.gpu]), control], max(0.0, (now_ns - last_ns) / 1e9))
     yield _by_control("zeusd_lease_held", "Whether a control is leased.", gpus, held)
-    yield _by_control(
-        "zeusd_restore_pending", "Whether a control could not be put back yet.", gpus, pending
-    )
+    yield _by_control("zeusd_restore_pending", "Whether a restore is pending.", gpus, pending)
     yield age
     persisted = {(gpu.uuid, control): 1.0 for gpu in node.gpus for control in gpu.persisted}
     yield _by_control(
@@ -294,18 +299,18 @@ def _by_control(
 def _sources(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
     gpus = {gpu.uuid: gpu for gpu in node.gpus}
     energy = CounterMetricFamily(
-        "zeusd_gpu_energy_joules", "Energy drawn by a GPU, as zeusd samples it.", labels=GPU
+        "zeusd_gpu_energy_joules", "Energy that a GPU drew, as zeusd samples it.", labels=GPU
     )
     package = CounterMetricFamily(
         "zeusd_cpu_energy_joules",
-        "Energy drawn by a CPU package or its memory.",
+        "Energy that a CPU package or its memory drew.",
         labels=("package", "part"),
     )
     lag = GaugeMetricFamily(
-        "zeusd_sample_lag_seconds", "Age of a device's newest sample.", labels=("source",)
+        "zeusd_sample_lag_seconds", "Age of a device's latest sample.", labels=("source",)
     )
     tick = GaugeMetricFamily(
-        "zeusd_sample_period_seconds", "How often a device's sensors change.", labels=("source",)
+        "zeusd_sample_period_seconds", "Update period of a device's sensors.", labels=("source",)
     )
     for source in metrics.sources:
         joules = source.energy_uj / 1e6
@@ -323,10 +328,10 @@ def _sources(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
 
 def _calls(metrics: Metrics) -> Iterator[Metric]:
     calls = HistogramMetricFamily(
-        "zeusd_nvml_call_seconds", "How long calls of the driver took.", labels=("operation",)
+        "zeusd_nvml_call_seconds", "Duration of driver calls.", labels=("operation",)
     )
     errors = CounterMetricFamily(
-        "zeusd_nvml_errors", "Calls of the driver that failed.", labels=("operation", "code")
+        "zeusd_nvml_errors", "Driver calls that failed.", labels=("operation", "code")
     )
     for one in metrics.calls:
         bounds = [*(str(bound_s) for bound_s in CALL_BUCKETS_S), "+Inf"]
@@ -343,7 +348,7 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
     power = GaugeMetricFamily("zeusd_gpu_power_watts", "Power at this moment.", labels=GPU)
     limits = GaugeMetricFamily(
         "zeusd_gpu_power_limit_watts",
-        "Power limits: requested by software, enforced by the board, the site's maximum.",
+        "Power limits: requested by software, enforced by the board, site limit.",
         labels=(*GPU, "kind"),
     )
     clocks = GaugeMetricFamily("zeusd_gpu_clock_hertz", "Clocks.", labels=(*GPU, "clock"))
@@ -354,7 +359,7 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
     )
     temperature = GaugeMetricFamily("zeusd_gpu_temperature_celsius", "Temperature.", labels=GPU)
     throttled = GaugeMetricFamily(
-        "zeusd_gpu_throttled", "Whether something holds the clocks back.", labels=(*GPU, "reason")
+        "zeusd_gpu_throttled", "Whether clocks are throttled, by reason.", labels=(*GPU, "reason")
     )
     readable = GaugeMetricFamily("zeusd_gpu_readable", "Whether a GPU answers.", labels=GPU)
     for gpu in gpus:

@@ -26,7 +26,7 @@ class CounterEnergy:
         span_s: The time, from the counter's first update to its last.
         ratio: Counter over integrated power.
         ratio_uncertainty: Two standard deviations, from the ends and the scatter of power.
-        restarts: How often the counter fell: it began anew.
+        restarts: How often the counter fell: it began again.
     """
 
     counter_j: float

@@ -4,7 +4,7 @@ An update shows only where the value changes, so the updates seen are some of th
 lattice. Candidates for its spacing are the gaps between updates and simple fractions of them; each
 is refined by regression over twice as many updates at a time, so that no update is ever taken for
 its neighbour. Of the spacings that explain the updates the largest is the period. Updates whose
-error adds up from one to the next, as of a timer that is armed anew each time, lie on no lattice:
+error adds up from one to the next, as of a timer that is armed again each time, lie on no lattice:
 their period is the mean gap, and they have no phase.
 """
 

@@ -16,7 +16,7 @@ def published() -> dict[str, Any]:
 
 
 def read(text: str) -> Report:
-    """A report that somebody sent.
+    """A report that someone sent.
 
     Raises:
         ValueError: It is none; the message says what is wrong.

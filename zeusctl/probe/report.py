@@ -81,7 +81,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Processes:
-    """What the driver tells of the processes on a GPU."""
+    """What the driver reports about the processes on a GPU."""
 
     compute: int | None
     graphics: int | None
@@ -256,7 +256,7 @@ def now() -> str:
 
 
 def from_json(text: str) -> dict[str, Any]:
-    """A report that somebody sent, as plain data.
+    """A report that someone sent, as plain data.
 
     Raises:
         ValueError: It is none; the message says so.

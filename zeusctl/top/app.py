@@ -30,7 +30,7 @@ _LEASES = (
     Column("gpu", "GPU", 3),
     Column("control", "CONTROL", 16, right=False),
     Column("value", "SET TO", 12, right=False),
-    Column("back", "GOES BACK TO", 12, 74, right=False),
+    Column("back", "RESTORE TO", 12, 74, right=False),
     Column("since", "SINCE", 9, 60, right=False),
     Column("holder", "HOLDER", 0, right=False),
 )
@@ -349,7 +349,7 @@ class TopApp(App[int]):
         self._draw()
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
-        """Goes back to the tables; the text stays."""
+        """Return to the tables; the text stays."""
         self._close_filter()
 
     def _close_filter(self) -> None:

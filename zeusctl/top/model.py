@@ -78,7 +78,7 @@ SORTS: dict[str, Callable[[Gpu, View], float | str]] = {
     "holder": lambda gpu, view: view.holder(gpu) or "~",
     "throttle": lambda gpu, _: ", ".join(gpu.throttle_reasons or ()) or "~",
 }
-"""Orders, by column: what somebody looks for first comes first."""
+"""Orders, by column: what someone looks for first comes first."""
 
 
 def in_force(gpu: Gpu) -> float | None:

@@ -141,7 +141,7 @@ class GpuScreen(Overlay):
         report = self._source.report
         leases = [lease for lease in report.leases if lease.uuid == self._uuid]
         processes = [one for one in report.processes or () if one.uuid == self._uuid]
-        yield from lease_lines(leases) if leases else ["nobody holds anything"]
+        yield from lease_lines(leases) if leases else ["no leases"]
         yield ""
         yield from process_lines(processes)
 

@@ -1,1 +1,1 @@
-"""Who may change what, and what goes back when: pure logic without I/O, threads or a clock."""
+"""Who may change what, and what is restored when: pure logic without I/O, threads or a clock."""

@@ -31,7 +31,7 @@ class AllowRule:
         everyone: For all users.
         gpus: Shell patterns, held against UUID and product name, or the index as NVML counts.
         controls: What may be leased.
-        power_limit_mw: Smallest and largest limit; the site's maximum counts besides.
+        power_limit_mw: Smallest and largest limit; the site limit counts besides.
         gpu_clocks_mhz: Range that locked graphics clocks must lie in.
         memory_clocks_mhz: The same for memory clocks.
         group_names: The groups' names, for people.

@@ -33,9 +33,9 @@ from zeusd.core.pending import Connection, PerGpu
 Track = Callable[..., PerGpu]
 
 PATIENCE_NS = 5_000_000_000
-"""How long everything has to go back before the driver is let go of all the same."""
+"""How long everything has to go back before the driver is closed anyway."""
 
-LET_GO = "an administrator had zeusd let go of the driver"
+LET_GO = "an administrator made zeusd close the driver"
 """Told to holders who lose their leases by it."""
 
 
@@ -69,10 +69,10 @@ class Administration:
         self.ceilings = CeilingRequests(node, outbox, track)
         self.connections: Callable[[], int] = lambda: 0
         self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
-            Restore: self.for_admins("put back what others set", self._restore),
+            Restore: self.for_admins("restore what others set", self._restore),
             Persist: self.for_admins("make settings last", self._persist),
             SetCeiling: self.for_admins("set a ceiling", self.ceilings.set_ceiling),
-            Quiesce: self.for_admins("let go of the driver", self._quiesce),
+            Quiesce: self.for_admins("close the driver", self._quiesce),
             Resume: self.for_admins("take up the driver", self._resume),
             GetPolicy: self._policy,
             GetAudit: self._audit,
@@ -269,7 +269,7 @@ class Administration:
         """Whether to begin. Who asks for what is under way, as clients do again, waits for it."""
         if self._change not in (None, request.op) or self._node.stopping:
             failure = Failure(
-                ErrorCode.OVERLOADED, "the driver is being let go of or taken up; ask again"
+                ErrorCode.OVERLOADED, "the driver is being closed or reopened; ask again"
             )
             connection.refuse(self._out, request.id, failure)
             return False

@@ -6,12 +6,12 @@ Rules, kept here and in `restorable`:
 2. One device call is in flight per control; what waits behind it is bounded, and of several sets
    that nobody waits for, only the newest is kept.
 3. Before the first write of a lease the control is read where the device can tell: what it holds
-   then is what somebody else chose, and becomes the restore target (unless the site chose one).
+   then is what someone else chose, and becomes the restore target (unless the site chose one).
 4. A value is in force because of zeusd only if the journal said so first: every write carries the
    entry that lists the value before and the value asked for. What the device makes of it is read
    back, and is ours like the value asked for.
 5. Every write of a readable control compares first. A value that zeusd did not write was set by
-   somebody else: it stays (or, by configuration, is overwritten), and is reported.
+   someone else: it stays (or, by configuration, is overwritten), and is reported.
 6. A restore that fails is retried for as long as zeusd runs; until then nobody gets the lease.
 7. A lease lasts as long as its holder says that it is alive. A process that loses it without asking
    is told so by every set until it acquires again: nothing is re-applied behind its back.
@@ -56,7 +56,7 @@ class ControlMachine(Leased):
         control: Which control.
         site: What the site wants it restored to.
         outbox: Where effects go.
-        override: Whether a restore overwrites what somebody else set.
+        override: Whether a restore overwrites what someone else set.
         closed: Why nothing new is taken now; None: it is.
         terms: How long leases last.
     """
@@ -80,7 +80,7 @@ class ControlMachine(Leased):
     # ---------------------------------------------------------------------------------- queries
 
     def seen(self, value: ControlValue) -> None:
-        """What the control holds while nobody holds it: somebody else may have set it."""
+        """What the control holds while nobody holds it: someone else may have set it."""
         if self.life.state is not State.FREE:
             return
         before, self._seen = self._seen, value
@@ -452,7 +452,7 @@ class ControlMachine(Leased):
             self._write(item.value, item.done, item)
 
     def _still_allowed(self, item: Set) -> bool:
-        """A ceiling, or what somebody else set, may be lower by now than when it was asked."""
+        """A ceiling, or what someone else set, may be lower by now than when it was asked."""
         if not self.spec.ceilings or item.value is None or item.value <= self.highest(item.over):
             return True
         highest = describe(self.control, self.highest(item.over))

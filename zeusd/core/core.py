@@ -110,8 +110,8 @@ class Core:
             alive: Holders, and processes with a loss, that still run.
             losses: Who lost a lease and does not know it yet.
             driver: The loaded driver that all of this is about.
-            was_stopping: The last zeusd was putting everything back when it ended.
-            quiesced_ns: Since when the driver is let go of; None: it is not.
+            was_stopping: The last zeusd was restoring everything when it ended.
+            quiesced_ns: Since when the driver is closed; None: it is not.
             ceilings: Named ceilings, by journal key.
         """
         self._values = dict(values)
@@ -252,7 +252,7 @@ class Core:
             self._out.add(Note("gpu_lost", fields, warning=True))
 
     def look_around(self, now_ns: int) -> list[Effect]:
-        """Reads what controls that nobody holds hold, to notice what somebody else has set."""
+        """Reads what controls that nobody holds hold, to notice what someone else has set."""
         self._out.now_ns = now_ns
         if self.node.closed is None:
             for machine in self.node.machines():
@@ -283,7 +283,7 @@ class Core:
 
         Args:
             now_ns: Time.
-            restore: Put everything back. Else all stays, in the journal, for the next zeusd, and
+            restore: Restore everything. Else all stays, in the journal, for the next zeusd, and
                 what is asked meanwhile stays unanswered: clients ask the next one again.
         """
         self._out.now_ns = now_ns
@@ -304,7 +304,7 @@ class Core:
 
     @property
     def settled(self) -> bool:
-        """Whether no device call is in flight and no control waits to be put back at once."""
+        """Whether no device call is in flight and no control waits to be restored at once."""
         return self._out.in_flight == 0
 
     @property
@@ -322,7 +322,7 @@ class Core:
 
     @property
     def trail(self) -> Trail:
-        """The newest records of the audit trail."""
+        """The newest records of the audit log."""
         return self._out.trail
 
     @property
@@ -350,12 +350,12 @@ class Core:
 
     @property
     def putting_back(self) -> bool:
-        """Whether it was stopped, and some control is still to be put back."""
+        """Whether it was stopped, and some control is still to be restored."""
         left = any(machine.phase is not Phase.FREE for machine in self.node.machines())
         return self.node.stopping and not self._silent and left
 
     def summary(self) -> tuple[int, int, int]:
-        """How many GPUs there are, leases, and controls that could not be put back yet."""
+        """How many GPUs there are, leases, and controls that could not be restored yet."""
         machines = [*self.node.machines()]
         held = sum(machine.phase is Phase.HELD for machine in machines)
         pending = sum(machine.retry_at_ns is not None for machine in machines)
@@ -389,7 +389,7 @@ class Core:
     # ------------------------------------------------------------------------------------- GPUs
 
     def _driver_loaded(self, driver: str, entry: dict[str, Any]) -> None:
-        """What another driver held is gone; nothing of it is put back, and nothing counts."""
+        """What another driver held is gone; nothing of it is restored, and nothing counts."""
         if self._driver is not None and self._driver != driver:
             self._out.add(
                 Note("driver_changed", {"old": self._driver, "new": driver}, warning=True)
@@ -401,7 +401,7 @@ class Core:
                         debt.gpu,
                         debt.control,
                         debt.holder,
-                        "the GPU's driver was loaded anew",
+                        "the GPU's driver was reloaded",
                         debt.uid,
                     )
                     self._losses.append(loss)

@@ -153,7 +153,7 @@ class Account:
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """Write a record to the log; the audit trail is made of these."""
+    """Write a record to the log; the audit log is made of these."""
 
     event: str
     fields: dict[str, Any] = field(default_factory=dict)

@@ -30,7 +30,7 @@ class Leased(Restorable):
         control: Which control.
         site: What the site wants it restored to.
         outbox: Where effects go.
-        override: Whether a restore overwrites what somebody else set.
+        override: Whether a restore overwrites what someone else set.
         closed: Why nothing new is taken now; None: it is.
         terms: How long leases last.
     """
@@ -92,7 +92,7 @@ class Leased(Restorable):
         self.extend(self.lease.ttl_ns)
 
     def reconnected(self) -> None:
-        """The holder's process has a connection again: no sign of life, but not gone either."""
+        """The holder's process has a connection again: no heartbeat, but not gone either."""
         if self.phase is Phase.HELD and self.lease is not None:
             self._lasts_until(max(self.lease.expires_ns, self.lease.heard_ns + self.lease.ttl_ns))
 
@@ -204,7 +204,7 @@ class Leased(Restorable):
         """Why a set that waited, or was under way, is not made any more."""
         return self._refusal(peer) or Failure(
             ErrorCode.LEASE_EXPIRED,
-            f"the lease on {self.control.value} of {self.gpu} was given back before this set was "
+            f"the lease on {self.control.value} of {self.gpu} was released before this set was "
             "applied; set again to take a new one",
         )
 

@@ -1,4 +1,4 @@
-"""How leases are kept and given back, and who holds which: the requests about them."""
+"""How leases are kept and released, and who holds which: the requests about them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Lease:
     usage: Usage | None = None
     """What the holder was doing when it was last looked at, since its last heartbeat."""
     heard_ns: int = 0
-    """When the holder last gave a sign of life."""
+    """When the holder last sent a heartbeat."""
 
     @property
     def name(self) -> str:

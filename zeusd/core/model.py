@@ -190,12 +190,12 @@ class Debt:
     Attributes:
         gpu: UUID.
         control: Which control.
-        holder: The process whose death puts it back.
+        holder: The process whose death restores it.
         uid: That process's user.
         client: Client object within the process (see `Request.client`).
         since_ns: When the lease was taken, CLOCK_MONOTONIC of this boot.
         ttl_ns: How long it lasts without a heartbeat.
-        target: What the control goes back to.
+        target: The control's restore target.
         values: What zeusd may have written; empty if nothing.
         doubt: Which of these was never confirmed by reading; None: none.
         overwrite: What a restore may overwrite, see `restore_rule`.
@@ -285,7 +285,7 @@ def _doubt(entry: dict[str, Any]) -> ControlValue | None:
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """A process that lost a lease on a control without asking: it must acquire it anew.
+    """A process that lost a lease on a control without asking: it must acquire it again.
 
     Attributes:
         gpu: UUID.
@@ -346,7 +346,7 @@ STOPPING_KEY = "stopping"
 
 
 QUIESCED_KEY = "quiesced"
-"""Journal key that says: an administrator had zeusd let go of the driver."""
+"""Journal key that says: an administrator made zeusd close the driver."""
 
 
 def debt_key(gpu: str, control: Control) -> str:
@@ -360,7 +360,7 @@ def gpu_key(gpu: str) -> str:
 
 
 def baseline_key(gpu: str, control: Control) -> str:
-    """Journal key of the value that a control goes back to where the site configured none."""
+    """Journal key of the restore target of a control where the site configured none."""
     return f"{BASELINE_PREFIX}{gpu}/{control.value}"
 
 

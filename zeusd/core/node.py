@@ -47,12 +47,12 @@ class Node:
 
     @property
     def quiesced(self) -> Failure | None:
-        """Why the GPUs cannot be asked, while an administrator had zeusd let go of them."""
+        """Why the GPUs cannot be asked, while an administrator made zeusd close them."""
         if self.quiesced_ns is None:
             return None
         return Failure(
             ErrorCode.QUIESCED,
-            "an administrator had zeusd let go of the GPUs, as for a reset of the driver; wait "
+            "an administrator made zeusd close the GPUs, as for a reset of the driver; wait "
             "until `zeusctl resume`",
         )
 
@@ -92,7 +92,7 @@ class Node:
         }
 
     def site_target(self, machine: ControlMachine) -> Target | None:
-        """What the site wants a control to go back to, whatever an administrator persisted."""
+        """What the site wants a restore to write, whatever an administrator persisted."""
         known = machine.first if machine.first is not None else machine.observed
         return self.settings.site.target(machine.control, self.gpus[machine.gpu].facts, known)
 

@@ -1,4 +1,4 @@
-"""What the site wants: what goes back to what, how far a client may go, how long a lease lasts."""
+"""What the site wants: restore targets, how far a client may go, how long a lease lasts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class GpuRule:
         power_limit_mw: The site limit.
         enforce: Whether a power limit above the site limit is lowered whenever it is seen, though
             nobody ever leased it.
-        gpu_clocks_mhz: Range that the graphics clock goes back to; None: unlocked.
+        gpu_clocks_mhz: Range that a restore writes to the graphics clock; None: unlocked.
         memory_clocks_mhz: The same for the memory clock.
     """
 
@@ -42,7 +42,7 @@ class GpuRule:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a control goes back to. `pinned`: by configuration, so outside changes do not move it.
+    """Restore target of a control. `pinned`: by configuration, so outside changes do not move it.
 
     `highest_mw` is the most a client may set, for power limits; `enforced`: what is above it is
     lowered whenever it is seen.
@@ -60,7 +60,7 @@ class SitePolicy:
 
     restore_power: RestorePower = "site-max"
     outside_change: OutsideChange = "keep"
-    """Whether a value that somebody else set stays, or is overwritten by the restore."""
+    """Whether a value that someone else set stays, or is overwritten by the restore."""
     rules: tuple[GpuRule, ...] = field(default=())
 
     def target(

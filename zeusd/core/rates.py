@@ -1,4 +1,4 @@
-"""Token buckets: how often somebody may do something. Pure arithmetic over the caller's clock."""
+"""Token buckets: how often someone may do something. Pure arithmetic over the caller's clock."""
 
 from __future__ import annotations
 

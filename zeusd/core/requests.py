@@ -1,7 +1,7 @@
 """What clients ask for: each operation of the protocol, and who may ask it.
 
 Who may change what is decided by `access.Access` and `_check_set`; how a control is leased, written
-and put back is `control.ControlMachine`'s.
+and restored is `control.ControlMachine`'s.
 """
 
 from __future__ import annotations

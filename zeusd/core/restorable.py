@@ -84,7 +84,7 @@ class Restorable:
         control: Which control.
         site: What the site wants it restored to.
         outbox: Where effects go.
-        override: Whether a restore overwrites what somebody else set.
+        override: Whether a restore overwrites what someone else set.
 
     Attributes:
         first: What it held when zeusd first saw it in this boot, if that is known.
@@ -145,7 +145,7 @@ class Restorable:
 
     @property
     def pinned(self) -> bool:
-        """Whether somebody chose the target, so that outside changes do not move it."""
+        """Whether someone chose the target, so that outside changes do not move it."""
         return self._site.pinned or bool(self.ceilings)
 
     @property
@@ -182,7 +182,7 @@ class Restorable:
     # ------------------------------------------------------------------------------- the target
 
     def aim_at(self, target: ControlValue) -> None:
-        """The target moves: somebody else chose it, or the device does not take the old one."""
+        """The target moves: someone else chose it, or the device does not take the old one."""
         persisted = self.ceilings.get(PERSISTED)
         if persisted is not None and not self.spec.ceilings:
             self.ceilings.put(PERSISTED, Ceiling(target, persisted.uid))
@@ -196,14 +196,14 @@ class Restorable:
         self._out.add(Keep(baseline_key(self.gpu, self.control), {"value": list(target)}))
 
     def adopt(self, current: ControlValue) -> None:
-        """Somebody else chose this value while nothing was held."""
+        """Someone else chose this value while nothing was held."""
         if current in (self.target, self._resting) or self.pinned:
             return
         if self._override:
             self._note_outside(self.target, current, "overridden")
             return
         self._note_outside(self.target, current, "adopted")
-        self.rest(None)  # what is in force is somebody else's
+        self.rest(None)  # what is in force is someone else's
         self.aim_at(current)
 
     def rest(self, value: ControlValue | None) -> None:
@@ -342,7 +342,7 @@ class Restorable:
             if self._overwrites() != restoration.plan.overwrite:
                 self._attempt()  # an administrator has asked for the target meanwhile
                 return
-            self.rest(None)  # what is in force now is somebody else's
+            self.rest(None)  # what is in force now is someone else's
             if not self.pinned:
                 self.aim_at(in_force)
         self._finish(result.kind)

@@ -1,4 +1,4 @@
-"""The newest records of the audit trail, and what can be counted of it. Pure; the log has all."""
+"""The newest records of the audit log, and what can be counted of it. Pure; the log has all."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """From what a GPU's sensors show at their ticks to energy that only grows.
 
-A counter may be absent (before Volta; power is integrated then), start anew after a driver reload
+A counter may be absent (before Volta; power is integrated then), start again after a driver reload
 (what it missed is integrated), stand still, or show nonsense for one reading when it is read too
 fast. Whatever it does, the energy goes on from where it was.
 
@@ -79,7 +79,7 @@ class Meter:
     Attributes:
         window_ns: Shrinks to None where the counter turns out to see all.
         raw_mj: What the counter last showed.
-        epochs: How often the counter started anew.
+        epochs: How often the counter started again.
         stuck: Whether it stands still although power is drawn.
     """
 

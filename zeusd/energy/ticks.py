@@ -50,7 +50,7 @@ MAX_LOOKS = 8
 """Looks at one tick before it is taken for silent."""
 
 MAX_ASTRAY = 6
-"""Ticks in a row that come far from where they are expected before the search begins anew."""
+"""Ticks in a row that come far from where they are expected before the search begins again."""
 
 MAX_SILENT = 50
 FAST_PERIOD_NS = 50 * MS

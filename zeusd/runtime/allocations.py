@@ -41,7 +41,7 @@ class Allocations:
         self._open: list[_Open] = []
 
     def recover(self) -> None:
-        """Goes on with what an earlier zeusd knew in this boot."""
+        """Continues with what an earlier zeusd knew in this boot."""
         self._store.end_earlier_boots()
         for holding in self._store.holdings():
             opened = self._begun(holding)
@@ -116,7 +116,7 @@ class Allocations:
         return [one.holding.account for one in self._open]
 
     def held(self) -> set[str]:
-        """GPUs that somebody holds."""
+        """GPUs that someone holds."""
         return {one.holding.uuid for one in self._open}
 
     def _begun(self, holding: Holding) -> _Open:

@@ -126,7 +126,7 @@ class Books:
         self._page: tuple[object, int, Usage] | None = None
 
     def recover(self) -> None:
-        """Goes on with what the ledger holds of this boot."""
+        """Continues with what the ledger holds of this boot."""
         self._positions = self._store.positions()
         stored_ns = self._store.offset_ns()
         if stored_ns is not None:
@@ -273,7 +273,7 @@ class Books:
 
     @property
     def held(self) -> list[str]:
-        """GPUs that somebody holds."""
+        """GPUs that someone holds."""
         return sorted(self._allocations.held())
 
     # --------------------------------------------------------------------------------- internals

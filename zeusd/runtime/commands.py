@@ -21,7 +21,7 @@ _WRAPPER = "zeusctl"
 def command_of(pid: int) -> str:
     """What a process runs: its program, and the script or module of an interpreter.
 
-    What `zeusctl set` and `zeusctl measure` run for somebody is that command. A process chooses all
+    What `zeusctl set` and `zeusctl measure` run for someone is that command. A process chooses all
     of it, so nothing in it may draw on a terminal or look like another line of a log. Empty: the
     process is gone.
     """

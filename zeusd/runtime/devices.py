@@ -190,7 +190,7 @@ class DeviceFinder:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ends the search and lets go of the library."""
+        """Ends the search and closes the library."""
         self._stop.set()
         if self._thread.is_alive():
             self._thread.join(timeout=1.0)

@@ -1,4 +1,4 @@
-"""The driver's comings and goings: GPUs are found, get workers, and are let go of."""
+"""The driver's comings and goings: GPUs are found, get workers, and are closed."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from zeusd.runtime.workers import GpuWorker
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 3.0
-"""How long calls that are under way have to return before the driver is let go of all the same."""
+"""How long calls that are under way have to return before the driver is closed anyway."""
 
 STUCK_LOOK_S = 0.2
 """How often to look whether a call that did not return in time has."""
 
-DEVICE_FILES = "/dev/nvidia"
+DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 class Driver:

@@ -73,7 +73,7 @@ from zeusd.runtime.sampling import CHECK_S, Sampling
 _VALUES = (BASELINE_PREFIX, FIRST_PREFIX, GPU_PREFIX, PIN_PREFIX, RESTING_PREFIX)
 
 LOOK_AROUND_S = 10.0
-"""How often controls that nobody holds are read, to notice what somebody else has set."""
+"""How often controls that nobody holds are read, to notice what someone else has set."""
 
 LIST_S = 1.0
 """How often to list the processes of GPUs that nobody holds."""
@@ -224,9 +224,9 @@ class Engine:
         self._reactor.run(self.core.next_deadline_ns, self._on_time)
 
     def stop(self, timeout_s: float, then: Callable[[], None], restore: bool = True) -> None:
-        """Puts everything back, then calls `then`; after `timeout_s` at the latest.
+        """Restores everything, then calls `then`; after `timeout_s` at the latest.
 
-        What could not be put back by then stays in the journal. Without `restore` everything does.
+        What could not be restored by then stays in the journal. Without `restore` everything does.
         """
         give_up_ns = time.monotonic_ns() + int(timeout_s * 1e9)
         if self._accounting is not None:

@@ -117,7 +117,7 @@ class Historian:
             self._queue.put(look_up)
 
     def ticked(self, name: str) -> None:
-        """A source that somebody waits for has a new tick. Called on the sampler's thread."""
+        """A source that someone waits for has a new tick. Called on the sampler's thread."""
         self._queue.put(name)
 
     def stop(self) -> None:
@@ -171,7 +171,7 @@ class Historian:
                 continue
             others.append(waiting)
             self._sampler.hurry(name)
-            # The tick may have come before it was known that somebody waits for it.
+            # The tick may have come before it was known that someone waits for it.
             if source is not None and _has(source, until_ns):
                 self._queue.put(name)
 

@@ -279,7 +279,7 @@ class Journal:
     def _rewrite(self) -> None:
         aside = Path(f"{self._path}.new")
         if os.path.lexists(aside) and not is_trusted(aside.lstat()):
-            put_aside(aside, "is no file of this user's own")
+            put_aside(aside, "is not a file of this user")
         aside.unlink(missing_ok=True)
         flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         fd = os.open(aside, flags, 0o600)

@@ -26,7 +26,7 @@ class Sampler:
     """Reads sources when they are due.
 
     Args:
-        on_tick: Called on the sampler's thread after each tick that somebody waits for.
+        on_tick: Called on the sampler's thread after each tick that someone waits for.
         publish: Called there with each sample of a source in `streamed`.
         clock_ns: CLOCK_MONOTONIC.
 
@@ -58,7 +58,7 @@ class Sampler:
         self._threads: list[threading.Thread] = []
 
     def add(self, name: str, source: Source) -> None:
-        """Samples a source from now on, or again after it was found anew."""
+        """Samples a source from now on, or again after it was found again."""
         with self._guard:
             self._sources[name] = source
             self._paused.discard(name)
@@ -94,7 +94,7 @@ class Sampler:
         return iter(list(self._sources))
 
     def hurry(self, name: str) -> None:
-        """Somebody waits for this source's next tick."""
+        """Someone waits for this source's next tick."""
         self._urgent.add(name)
         self._awaken()
 
@@ -201,7 +201,7 @@ class Sampler:
             self._wake.release()
 
     def _rejoin(self, name: str, source: Source) -> None:
-        """The driver has let go of this thread; another reads by now."""
+        """The driver has returned this thread; another reads by now."""
         log.warning("reading %s works again", name, extra={"event": "sampler_unstuck", "gpu": name})
         with self._guard:
             self._stuck.discard(name)

@@ -40,7 +40,7 @@ class Clock(Protocol):
         """No longer."""
 
     def hurry(self) -> None:
-        """Somebody waits: lets time pass until the sampler has read again."""
+        """Someone waits: lets time pass until the sampler has read again."""
 
 
 class Histories:
@@ -77,7 +77,7 @@ class Histories:
         fd = os.open(path, flags, 0o600)
         try:
             if os.fstat(fd).st_uid != os.geteuid():
-                raise ValueError(f"{path} belongs to somebody else")
+                raise ValueError(f"{path} belongs to someone else")
             if os.pread(fd, _HEADER, 0).rstrip(b"\0") != identity:
                 os.ftruncate(fd, 0)
                 os.pwrite(fd, identity, 0)
@@ -99,7 +99,7 @@ class Sampling:
         nvml: The library.
         histories: Where histories are kept.
         publish: Called with the samples of streamed GPUs, on the sampler's thread.
-        lazy: Sample a GPU only once somebody asks for it.
+        lazy: Sample a GPU only once someone asks for it.
         powercap: Root of the powercap tree; None: CPUs are not measured.
         clock: Simulated time; None: the system's, on a thread.
     """
@@ -149,7 +149,7 @@ class Sampling:
             self._clock.attach(self.sampler)
 
     def gpus_found(self, driver: str, gpus: Iterable[tuple[GpuInfo, Handle]]) -> None:
-        """GPUs, at start or found anew."""
+        """GPUs, at start or found again."""
         for info, handle in gpus:
             self._offer(info.uuid, partial(self._add_gpu, driver, info, handle))
 
@@ -217,7 +217,7 @@ class Sampling:
     # --------------------------------------------------------------------------------- internals
 
     def _begin(self, name: str) -> None:
-        """Samples what was only offered until somebody asked for it."""
+        """Samples what was only offered until someone asked for it."""
         offered = self._offered.pop(name, None)
         if offered is not None:
             offered()

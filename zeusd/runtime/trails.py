@@ -1,4 +1,4 @@
-"""Keeps the newest records of the audit trail over a restart of zeusd."""
+"""Keeps the newest records of the audit log over a restart of zeusd."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class TrailFile:
             fd = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
             with open(fd, encoding="utf-8") as file:
                 if os.fstat(fd).st_uid != os.geteuid():
-                    raise ValueError("it belongs to somebody else")
+                    raise ValueError("it belongs to someone else")
                 kept = json.load(file)
             if kept["boot"] == self._boot:
                 trail.load(kept["records"])

@@ -10,7 +10,7 @@ import threading
 class Wake:
     """An eventfd(2) that any thread may signal, and one waits for.
 
-    Unlike a lock or a queue of Python's it lets go of the interpreter while it wakes: on a core
+    Unlike a lock or a queue of Python's it releases the interpreter while it wakes: on a core
     that both share, who is woken would otherwise only wait for the interpreter.
 
     Args:

@@ -117,7 +117,7 @@ class Acceptor:
                 self._paused_until_ns = now_ns + PAUSE_NS
 
     def due_ns(self) -> int | None:
-        """When `run` is next needed; None: not before somebody connects."""
+        """When `run` is next needed; None: not before someone connects."""
         return self._paused_until_ns if self._ready else None
 
     def _readable(self, fd: int) -> None:

@@ -31,7 +31,7 @@ _OTHERS = {
         1: "it could not start, ended in disorder, or could not restore everything when it stopped",
     },
     "zeusd check-config": {0: "zeusd would take the file", 1: "it would not; the line is named"},
-    "zeusd restore": {0: "nothing is owed any more that should be", 1: "something stays owed"},
+    "zeusd restore": {0: "no restore is left that should be done", 1: "a restore is still pending"},
     "zeusd-exporter": {
         0: "stopped as asked",
         1: "it cannot listen, or prometheus_client is missing",

@@ -63,7 +63,7 @@ def test_measuring_a_step(node: VirtualNode, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class SeenEnough(Exception):
-    """Of samples that would go on for ever."""
+    """Of samples that would go on forever."""
 
 
 def test_following_samples(daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch) -> None:

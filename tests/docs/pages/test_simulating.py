@@ -26,7 +26,7 @@ def test_the_python_runs_and_so_do_commands_on_what_it_wrote(
     assert len(blocks) == 2
     first = blocks[0].run()
     assert len([run for run in first["history"] if run.reached]) == 50
-    # In this process: pytest's own module is not to be imported anew.
+    # In this process: pytest's own module is not to be imported again.
     second = snippets.Block(
         blocks[1].path, blocks[1].line, blocks[1].source.replace("processes=2", "processes=1")
     )

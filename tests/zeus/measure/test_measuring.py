@@ -200,7 +200,7 @@ def test_what_cannot_be_logged_or_measured_never_ends_training(
     monitor = node.monitor()
     callback = EnergyCallback(monitor, print_summary=False)
     monitor.begin_window = None  # type: ignore[assignment, method-assign]
-    with pytest.warns(UserWarning, match="training goes on") as seen:
+    with pytest.warns(UserWarning, match="training continues") as seen:
         train(callback, node, work)
     assert len(seen) == 1
 

@@ -390,7 +390,9 @@ def test_an_error_of_ours_ends_the_search_and_not_the_training(
             raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr(plo.optimizer, "on_step_begin", broken)
-    with pytest.warns(UserWarning, match="training goes on at the highest limit.*a defect") as all_:
+    with pytest.warns(
+        UserWarning, match="training continues at the highest limit.*a defect"
+    ) as all_:
         trainer.train()
     assert len([one for one in all_ if "a defect" in str(one.message)]) == 1
     assert trainer.state.global_step == 60

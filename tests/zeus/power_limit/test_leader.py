@@ -794,7 +794,7 @@ def test_a_selector_that_fails_stops_all(party: MakeParty) -> None:
     job.assert_given_up()
 
 
-# ------------------------------------------------------------------------------ profiles, anew
+# ------------------------------------------------------------------------------ profiles, again
 
 
 @pytest.mark.parametrize("rank", [0, 1])

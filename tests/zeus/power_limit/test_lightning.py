@@ -291,7 +291,7 @@ def test_an_error_of_ours_ends_the_search_and_not_the_training(
         raise ZeroDivisionError("a defect")
 
     monkeypatch.setattr(plo.optimizer, "on_step_end", broken)
-    with pytest.warns(UserWarning, match="training goes on at the highest limit.*a defect"):
+    with pytest.warns(UserWarning, match="training continues at the highest limit.*a defect"):
         trainer = fit(plo, Model(node, work, steps=20), tmp_path)
     assert trainer.global_step == 20
     assert plo.disabled

@@ -317,7 +317,7 @@ def test_a_gpu_that_fails_in_the_middle_ends_only_the_search(
     node: VirtualNode, work: Work, call: str, limit: str
 ) -> None:
     plo = optimizer(node, Energy())
-    with pytest.warns(UserWarning, match=f"training goes on at {limit}: ") as caught:
+    with pytest.warns(UserWarning, match=f"training continues at {limit}: ") as caught:
         for step in range(300):
             plo.on_step_begin()
             work.run(1)
@@ -482,7 +482,7 @@ def test_what_ended_without_a_choice_says_so(node: VirtualNode, work: Work) -> N
     failed = optimizer(node, Energy())
     train(failed, work, 70)
     node.nvml.inject(0, "set_power_limit", 999)
-    with pytest.warns(UserWarning, match="training goes on at"):
+    with pytest.warns(UserWarning, match="training continues at"):
         train(failed, work, 100)
     assert "an internal driver error occurred" in str(failed.report())
     assert len(failed.report().estimates) >= 2

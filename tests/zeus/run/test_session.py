@@ -208,7 +208,7 @@ def test_a_profile_that_does_not_fit_is_measured_anew(
     path = tmp_path / "bs64.power.json"
     fits = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
     path.write_text("{" if change is None else json.dumps({**fits, **change}))
-    with pytest.warns(UserWarning, match=rf"{reason}.*It is measured anew"):
+    with pytest.warns(UserWarning, match=rf"{reason}.*It is measured again"):
         run = session(node, settings(tmp_path))
     train(run, work, epochs=3)
     assert len(files.load_profile(path).train_power) == len(LIMITS)

@@ -208,11 +208,11 @@ def test_without_zeusd_it_says_why(tmp_path: Path) -> None:
 
 def test_a_control_thread_that_hangs_loses_the_lease(tmp_path: Path) -> None:
     """Heartbeats come from the thread that sets clocks, from no other."""
-    # This process computes meanwhile, or waits for a CPU: that is not to count as a sign of life.
+    # This process computes meanwhile, or waits for a CPU: that is not to count as a heartbeat.
     strict = configuration(tmp_path, "[lease]\nbusy_ttl_s = 0\n")
     with (
         running_daemon("--simulate", "2xv100-pcie", *strict, gpus=2) as daemon,
-        daemon.client() as client,  # one for all: a new connection is a sign of life, too
+        daemon.client() as client,  # one for all: a new connection is a heartbeat, too
     ):
         gpus = [gpu.uuid for gpu in client.node().gpus]
 

@@ -285,7 +285,7 @@ def test_energy_that_is_told_once_holds_nothing_up() -> None:
     engine.steps(10)
     policy.energy(engine.now - 0.05, engine.now, 20.0)
     assert engine.steps(1000) == 1980, "the highest clock is seen first"
-    assert engine.steps(5000) < 1300, "but not for ever"
+    assert engine.steps(5000) < 1300, "but not forever"
 
 
 def test_the_boards_energy_keeps_a_clock_that_pays() -> None:

@@ -170,7 +170,7 @@ def test_steps_one_by_one_give_the_same_as_all_at_once():
         )
         for row in range(rows.start, rows.stop):
             if last[int(steps.request[row])] == row:
-                ledger.finish(served.names[steps.request[row]], tenant="somebody")
+                ledger.finish(served.names[steps.request[row]], tenant="someone")
         while following < updates.count and updates.end_ns[following] <= steps.end_ns[n]:
             _tell(ledger, updates, following)
             following += 1
@@ -185,7 +185,7 @@ def test_steps_one_by_one_give_the_same_as_all_at_once():
     whole = _joules(_settled(served).rows)
     assert _joules(done.rows) == pytest.approx(whole, rel=1e-6)
     assert ledger.open_requests == 0
-    assert {row.tenant for row in done.rows} == {"somebody"}
+    assert {row.tenant for row in done.rows} == {"someone"}
     assert len({row.request for row in early}) == len(early)
     assert all(row.provisional for row in early)
     known = [row for row in early if not row.refused]

@@ -1,4 +1,4 @@
-"""Writes the reports in docs/reference/hardware that need no hardware anew.
+"""Writes the reports in docs/reference/hardware that need no hardware again.
 
 python -m tests.zeusctl.probe.ship
 """

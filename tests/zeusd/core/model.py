@@ -7,7 +7,7 @@ does it, and checks.
 What must be true, always: a value that zeusd wrote is in force only if the journal lists it, or if
 it is the restore target. A process that says it is alive keeps its leases. And in the end, when
 nothing fails any more: every control without a living holder is at its restore target, or at a
-value that somebody else chose.
+value that someone else chose.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ class Model(World):
             self._guarded(lambda: self._device(call))
 
     def outside(self, gpu: str, choice: int) -> None:
-        """Somebody runs nvidia-smi -pl."""
+        """Someone runs nvidia-smi -pl."""
         key = (gpu, Control.POWER_LIMIT)
         value = (110_000 + 35_000 * (choice % 5),)
         if self.values[key] != value:
@@ -311,7 +311,7 @@ class Model(World):
         self.request(program, "release", gpus=[gpu], whose="all")
 
     def put_back(self, program: Program, gpu: str, control: Control) -> None:
-        """An administrator wants the site's maximum in force."""
+        """An administrator wants the site limit in force."""
         for other in self.programs:
             other.blameless = False
         self.request(program, "restore", gpus=[gpu], controls=[control.value])
@@ -348,7 +348,7 @@ class Model(World):
             self._guarded(lambda: self.apply(self.core.look_around(self.now_ns)))
 
     def quiesce(self, program: Program) -> None:
-        """An administrator has zeusd let go of the driver."""
+        """An administrator makes zeusd close the driver."""
         for other in self.programs:
             other.blameless = False
         self.request(program, "quiesce")
@@ -451,7 +451,7 @@ class Model(World):
             assert machine.bounded or not elsewhere, f"{gpu} is left at {machine._resting}"
             assert (machine._resting is None) == (f"resting/{gpu}/power_limit" not in resting)
         assert left == [], f"the journal keeps what nobody owes: {left}"
-        assert self.watched == {}, "somebody is watched for ever"
+        assert self.watched == {}, "someone is watched forever"
 
     def _check_settled(self, gpu: str, control: Control) -> None:
         machine, key = self.machine(gpu, control), (gpu, control)
@@ -564,12 +564,12 @@ class Model(World):
         super()._device(call)
 
     def _check_not_clobbered(self, write: Write) -> None:
-        """A restore writes over what zeusd wrote, and not over what it saw somebody else set."""
+        """A restore writes over what zeusd wrote, and not over what it saw someone else set."""
         seen = self._seen.pop((write.gpu, write.control), None)
         asked = write.entry["overwrite"] != "ours"
         keeps = self.settings.site.outside_change == "keep" and not asked
         assert seen is None or not keeps, (
-            f"{write.control.value} of {write.gpu}: {seen}, which somebody else set, is overwritten"
+            f"{write.control.value} of {write.gpu}: {seen}, which someone else set, is overwritten"
         )
 
     def _submit(self, call: Read | Write) -> None:

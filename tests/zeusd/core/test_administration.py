@@ -95,18 +95,18 @@ def test_a_restore_of_one_control_leaves_the_others(world: World) -> None:
 
 
 def test_a_restore_undoes_what_was_set_past_zeusd(world: World) -> None:
-    """Held, free, or adopted as the target by a lease since: the site's maximum is in force."""
+    """Held, free, or adopted as the target by a lease since: the site limit is in force."""
     world.values[POWER] = (120_000,)
     world.values[CLOCKS] = (300, 300)
     restore(world)
     assert (world.limit_w(), world.values[CLOCKS]) == (300, ())
     world.values[POWER] = (160_000,)
-    world.set_power(ALICE, 150)  # the value outside becomes what it goes back to
+    world.set_power(ALICE, 150)  # the value outside becomes its restore target
     world.call(ALICE, "release")
     assert world.limit_w() == 160
     restore(world)
     assert world.limit_w() == 300
-    assert "error" not in world.set_power(ALICE, 290), "the site's maximum is the most again"
+    assert "error" not in world.set_power(ALICE, 290), "the site limit is the most again"
 
 
 def test_a_restore_overwrites_what_was_set_past_zeusd_during_a_lease(world: World) -> None:
@@ -137,7 +137,7 @@ def test_a_restore_that_fails_says_so_and_goes_on_when_something_was_owed(world:
 
 
 def test_a_wish_that_fails_owes_nothing(world: World) -> None:
-    """Nobody had changed the clock: a GPU that refuses is not leased to nobody for ever."""
+    """Nobody had changed the clock: a GPU that refuses is not leased to nobody forever."""
     world.faults[CLOCKS] = 3
     outcome = restore(world, controls=["gpu_clocks"])["result"]["gpus"][GPU0]["controls"]
     assert "not supported" in outcome["gpu_clocks"]
@@ -480,7 +480,7 @@ def test_who_did_it_is_for_that_user_and_administrators(world: World) -> None:
 
 
 def test_the_trail_names_program_and_job(world: World) -> None:
-    """Of a process that may be gone when somebody asks who slowed a GPU down."""
+    """Of a process that may be gone when someone asks who slowed a GPU down."""
     process = world.connect(7, pid=707, uid=1002, command="train", job="77")
     world.set_power(7, 200)
     world.kill(process)

@@ -229,7 +229,7 @@ def test_a_site_limit_is_written_without_any_lease_if_it_is_enforced(
     world.values[POWER] = (300_000,)
     world.call(ADMIN, "resume")
     assert world.limit_w() == watts
-    world.values[POWER] = (300_000,)  # the GPU was reset, or somebody has set it
+    world.values[POWER] = (300_000,)  # the GPU was reset, or someone has set it
     world.look_around()
     assert world.limit_w() == watts
 

@@ -391,7 +391,7 @@ def test_another_load_of_the_driver_voids_what_the_journal_says(world: World) ->
     world.connect(1)
     answer = world.set_power(1, 200)
     assert code(answer) == "lease_expired"
-    assert "driver was loaded anew" in answer["error"]["message"]
+    assert "driver was reloaded" in answer["error"]["message"]
 
 
 def test_the_same_driver_voids_nothing(world: World) -> None:
@@ -499,7 +499,7 @@ def test_a_restart_keeps_what_a_stop_restores(world: World) -> None:
 
 
 def test_what_waits_when_a_stop_begins_takes_no_lease(world: World) -> None:
-    """Else the stop would put back what one process held, and leave what the next one set."""
+    """Else the stop would restore what one process held, and leave what the next one set."""
     world.connect(1)
     world.connect(2)
     world.set_power(1, 200)

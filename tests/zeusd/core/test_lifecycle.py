@@ -34,7 +34,7 @@ def test_every_state_is_in_the_table_can_be_reached_and_can_become_free() -> Non
         if not more:
             break
         free |= more
-    assert free == set(State), "a control is stuck for ever"
+    assert free == set(State), "a control is stuck forever"
 
 
 def test_a_set_has_its_turn_only_where_no_call_is_in_flight() -> None:

@@ -289,7 +289,7 @@ class World:
         self.stall((end_ns - self.now_ns) / 1e9)
 
     def woken_for(self, due_ns: int) -> None:
-        """zeusd asked to be woken then: what stays due after each tick would keep it busy for ever.
+        """zeusd asked to be woken then: what stays due after each tick would keep it busy forever.
 
         Raises:
             AssertionError: It has been woken for what was due, and still is, `MOST_WAKES` times.
@@ -394,7 +394,7 @@ class World:
 
     def _device(self, call: Read | Write) -> None:
         if call.gpu:
-            assert self.driver_open, f"{call} while the driver is let go of"
+            assert self.driver_open, f"{call} while the driver is closed"
         control = call.control
         code = self.faults.get((call.gpu, control), self.faults.get((call.gpu, None)))
         result: object = None

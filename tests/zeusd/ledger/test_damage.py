@@ -22,7 +22,7 @@ KILLS = 200
 
 
 def keep_books(world: World, rng: random.Random, books: Books, begun: int) -> None:
-    """Goes on until it is killed: what a zeusd does, much faster. Says when it has begun."""
+    """Continues until it is killed: what a zeusd does, much faster. Says when it has begun."""
     os.write(begun, b"!")
     while True:
         name, gpu = f"job{rng.randrange(4)}", f"GPU-{rng.randrange(2)}"

@@ -65,7 +65,7 @@ def test_a_path_that_root_owns_counts_whole(tree: Tree) -> None:
     assert tree.workload(STEP) == Workload(Kind.JOB, "7")
 
 
-# What the groups below a user's own are called, when a user wants to be taken for somebody else.
+# What the groups below a user's own are called, when a user wants to be taken for someone else.
 FORGERIES = [
     "job_77",
     "slurm/uid_0/job_77",

@@ -305,7 +305,7 @@ class BatchSizeOptimizer(Callback):
         except ZeusBSORuntimeError as error:
             if error.status != 404:
                 raise
-        self._registered = False  # somebody has deleted the job
+        self._registered = False  # someone has deleted the job
         trials = self._register(wait_s)
         return patiently(lambda: trials.begin_trial(self._job.job_id, key), wait_s)
 

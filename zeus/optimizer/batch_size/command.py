@@ -1,4 +1,4 @@
-"""The command `bso`: serves, and shows and changes jobs in a database or on a server."""
+"""The command `bso`: serve, show and change jobs in a database or on a server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ APP = "zeus.optimizer.batch_size.server.router:app"
 PORT = 7788
 
 FAILED, USAGE, UNAVAILABLE, DENIED, UNKNOWN = 1, 2, 3, 4, 6
-"""Exit codes; those that `zeusctl` has, too, say the same there."""
+"""Exit codes; those that `zeusctl` has, too, mean the same there."""
 
 _LOCAL = ("127.0.0.1", "::1", "localhost")
 
@@ -32,7 +32,7 @@ def _refused(message: str, exit_code: int) -> click.ClickException:
 
 class _Verbs(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(self.commands)  # not by the alphabet
+        return list(self.commands)  # not alphabetical
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
@@ -56,12 +56,12 @@ def _code(status: int) -> int:
 @click.group(
     cls=_Verbs,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
-    epilog="Exit codes: 0 done, 1 failed, 2 wrong usage, 3 database or server cannot be used, 4 "
-    "not allowed (token), 6 no such job.",
+    epilog="Exit codes: 0 success, 1 failure, 2 wrong usage, 3 database or server cannot be used, "
+    "4 permission denied (token), 6 no such job.",
 )
 @click.version_option(__version__, prog_name="bso")
 def main() -> None:
-    """Finds the batch size of recurring jobs across their runs."""
+    """Find the batch size of recurring jobs across their runs."""
 
 
 _DATABASE = click.option(
@@ -83,7 +83,7 @@ def _where(function: Any) -> Any:
 @click.option("--host", default="127.0.0.1", show_default=True, help="0.0.0.0: all interfaces.")
 @click.option("--port", type=click.IntRange(0, 65535), default=PORT, show_default=True)
 @click.option("--workers", type=click.IntRange(1, 256), default=1, show_default=True)
-@click.option("--lease", type=float, metavar="S", help="A silent trial is lost after this.")
+@click.option("--lease", type=float, metavar="S", help="A silent trial is lost after this time.")
 @click.option("--log-level", metavar="LEVEL", help="DEBUG logs each request.")
 def serve(
     db: str | None,
@@ -93,9 +93,9 @@ def serve(
     lease: float | None,
     log_level: str | None,
 ) -> None:
-    """Serve jobs and the page.
+    """Serve jobs and the web page.
 
-    Further settings are environment variables, ZEUS_BSO_TOKEN above all.
+    Further settings are environment variables, such as ZEUS_BSO_TOKEN.
     """
     options = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
     given = {f"ZEUS_BSO_{name}": str(of) for name, of in options.items() if of is not None}
@@ -115,7 +115,7 @@ def serve(
     Store(settings.database_url).close()
     if host not in _LOCAL and not settings.token:
         click.echo(
-            "bso: whoever reaches this machine may change jobs here; set ZEUS_BSO_TOKEN", err=True
+            "bso: anyone who can reach this machine may change jobs; set ZEUS_BSO_TOKEN", err=True
         )
     os.environ.update(given)  # for the workers
     uvicorn.run(
@@ -139,7 +139,7 @@ def jobs(db: str | None, server: str | None, as_json: bool) -> None:
         _print_json(found)
         return
     if not found:
-        click.echo("no job has registered yet")
+        click.echo("no jobs registered yet")
         return
     head = ("JOB", "GPU", "POLICY", "CONVERGED", "RUNNING", "CHEAPEST", "COST", "DEFAULT", "HEARD")
     rows = [
@@ -164,7 +164,7 @@ def jobs(db: str | None, server: str | None, as_json: bool) -> None:
 @_where
 @_JSON
 def show(job: str, db: str | None, server: str | None, as_json: bool) -> None:
-    """Show a job: what is known of its batch sizes, and its trials."""
+    """Show a job: estimates for its batch sizes, and its trials."""
     with open_source(db, server) as source:
         found = source.job(job)
     if as_json:
@@ -239,7 +239,7 @@ def state(trial: dict[str, Any]) -> str:
         return {"oom": "out of GPU memory"}.get(trial["status"], str(trial["status"]))
     if trial["converged"]:
         return "reached the target"
-    return "stopped: too costly" if trial["stopped_by_cost"] else "missed the target"
+    return "stopped early: too expensive" if trial["stopped_by_cost"] else "missed the target"
 
 
 @main.command()
@@ -284,7 +284,7 @@ _COLUMNS = (
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_where
 def delete(job: str, yes: bool, db: str | None, server: str | None) -> None:
-    """Forget a job and all its trials."""
+    """Delete a job and all its trials."""
     with open_source(db, server) as source:
         _confirm(source, job, yes)
         source.delete(job)
@@ -297,7 +297,7 @@ def _confirm(source: Source, job: str, yes: bool) -> None:
         return
     count = len(found["trials"])
     if not sys.stdin.isatty():
-        raise _refused(f"job {job} has {count} trials; say --yes to delete them", USAGE)
+        raise _refused(f"job {job} has {count} trials; add --yes to delete them", USAGE)
     click.confirm(f"Delete job {job} and its {count} trials?", abort=True)
 
 
@@ -305,13 +305,13 @@ def _confirm(source: Source, job: str, yes: bool) -> None:
 @click.argument("job")
 @_where
 def release(job: str, db: str | None, server: str | None) -> None:
-    """Let sizes be chosen again that were kept out after crashes or for want of GPU memory."""
+    """Make parked batch sizes (after crashes or out of GPU memory) available again."""
     with open_source(db, server) as source:
         sizes = source.release(job)
     if sizes:
         click.echo(f"job {job} may choose again: {', '.join(map(str, sizes))}")
     else:
-        click.echo(f"no batch size of job {job} was kept out")
+        click.echo(f"no batch size of job {job} was parked")
 
 
 # ------------------------------------------------------------------------------------- as text

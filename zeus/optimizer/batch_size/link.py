@@ -1,6 +1,6 @@
 """One run's way to who keeps its trial: reports, keeps it alive, says how it ended.
 
-Training waits a little for an answer, and only while somebody answers. Who is away is asked again
+Training waits a little for an answer, and only while someone answers. Who is away is asked again
 by a thread, which then sends the newest report: it has all that those before it had.
 """
 
@@ -191,12 +191,14 @@ class Link:
         if not may_pass(error):
             if not self._refused:
                 self._refused = True
-                log.warning("%s; training goes on, and this run is not reported any more", sentence)
+                log.warning(
+                    "%s; training continues, and this run is not reported any more", sentence
+                )
         elif self._away:
             log.debug("still nobody there: %s", sentence)
         else:
             self._away = True
-            log.warning("%s; training goes on, and reports are sent later", sentence)
+            log.warning("%s; training continues, and reports are sent later", sentence)
 
     def _back(self) -> None:
         if self._away:

@@ -1,4 +1,4 @@
-"""A job in a few sums: what there is to tell of many jobs without reading all their trials."""
+"""A job in a few sums: a summary of many jobs without reading all their trials."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Run:
         trial: Its trial, with what was reported of it before.
         meter: Measures it.
         link: Who keeps the trial; None where nobody does.
-        goes_on: Whether the run, where it is stopped by somebody, goes on elsewhere.
+        goes_on: Whether the run, where it is stopped by someone, goes on elsewhere.
 
     Attributes:
         finished: Whether it is over: its target is reached, or it is given up.
@@ -192,7 +192,7 @@ class Run:
         self._broken = True
         self._say(
             "never",
-            f"the run cannot be measured ({why.rstrip('.')}); training goes on, and the run does "
+            f"the run cannot be measured ({why.rstrip('.')}); training continues, and the run does "
             "not count",
         )
 
@@ -237,7 +237,7 @@ class Run:
         log.info("the batch size optimizer failed", exc_info=True)
         if not self.over:
             log.warning(
-                "the batch size optimizer failed (%s: %s); training goes on, and this run is not "
+                "the batch size optimizer failed (%s: %s); training continues, and this run is not "
                 "reported any more. Please report this",
                 type(error).__name__,
                 error,

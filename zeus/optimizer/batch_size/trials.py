@@ -166,7 +166,7 @@ def reported(
 
 
 def ended(trial: Trial, reason: Reason, now_s: float, order: int) -> Trial:
-    """Somebody says that a run has ended without a report that told it to.
+    """Someone says that a run has ended without a report that told it to.
 
     Raises:
         ZeusBSORuntimeError: Only a report ends a trial `ok` (422).

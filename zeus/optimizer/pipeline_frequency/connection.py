@@ -227,7 +227,7 @@ class ServerLink:
                     self._say(
                         "gone",
                         "the server does not know the job any more; it is registered "
-                        "anew and training goes on with the plan it has",
+                        "again and training continues with the plan it has",
                     )
                 except (ServerError, RuntimeError, ValidationError) as error:
                     self._fail(error)
@@ -441,7 +441,7 @@ class ServerLink:
             )
         if not self._away:
             self._away = True
-            log.warning("%s; training goes on and it is tried again", str(error).rstrip("."))
+            log.warning("%s; training continues and it is tried again", str(error).rstrip("."))
         else:
             log.debug("still no pipeline frequency server: %s", error)
         self._settled.set()

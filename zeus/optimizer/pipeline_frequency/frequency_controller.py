@@ -2,7 +2,7 @@
 
 Clocks are set through zeusd, or by this process itself where there is none and it may, under a
 lease: they go back when this process ends, however it ends. Nothing that goes wrong is raised: the
-GPU runs at its default clocks then, one warning says why, and a thread goes on trying.
+GPU runs at its default clocks then, one warning says why, and a thread keeps retrying.
 """
 
 from __future__ import annotations
@@ -297,7 +297,7 @@ class FrequencyController:
                 level = logging.WARNING
         log.log(
             level,
-            "the pipeline's clocks cannot be set, training goes on at default clocks and it is "
+            "the pipeline's clocks cannot be set, training continues at default clocks and it is "
             "tried again: %s",
             message,
         )
@@ -347,5 +347,5 @@ class FrequencyController:
         try:
             client.release(self._uuid, [CONTROL])
         except ZeusIpcError as error:
-            log.info("clocks are put back by zeusd when this process ends: %s", error.message)
+            log.info("clocks are restored by zeusd when this process ends: %s", error.message)
         let_go(client)

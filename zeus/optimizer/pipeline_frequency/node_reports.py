@@ -74,7 +74,7 @@ class NodeReports:
     def gather(self) -> list[tuple[Connection[Any, Any], bytes]]:
         """What the others report: for each its connection, and its report."""
         assert self._listener is not None
-        # The standard library has no other way to see whether somebody waits to be accepted.
+        # The standard library has no other way to see whether someone waits to be accepted.
         waiting: Any = self._listener._listener._socket  # type: ignore[attr-defined]
         while wait([waiting], 0):
             self._others.append(self._listener.accept())

@@ -1,4 +1,4 @@
-"""Measures time and energy of each instruction at each clock while training goes on.
+"""Measures time and energy of each instruction at each clock while training continues.
 
 Each rank sweeps the clocks of its GPU on its own, from the highest down. Instructions are timed
 with the GPU synchronised at both ends; their energy is their mean power, told apart from what ran
@@ -244,7 +244,7 @@ class OnlineProfiler:
                 self._next_clock()
             return
         if not (self._held and self._in_force()):
-            # What was measured may have been at another clock: anew, when clocks can be set.
+            # What was measured may have been at another clock: again, when clocks can be set.
             self._begin_clock()
             return
         count = sum(len(stretch) for stretch in self._stretches)

@@ -241,11 +241,11 @@ class PipelineFrequencyOptimizer(Callback):
             self._failed(error)
 
     def on_train_end(self) -> None:
-        """Training has ended: clocks are given back."""
+        """Training has ended: clocks are restored."""
         self.close()
 
     def close(self) -> None:
-        """Gives clocks back and ends the threads. Never raises, and may be called again."""
+        """Restores clocks and ends the threads. Never raises, and may be called again."""
         if self._closed or os.getpid() != self._pid:
             return
         self._closed = True
@@ -272,7 +272,7 @@ class PipelineFrequencyOptimizer(Callback):
         names = sorted(setting for setting in settings if isinstance(setting, str))
         if names and self._apply is None:
             log.warning(
-                "the plan has settings that are no clocks (%s), so training goes on at default "
+                "the plan has settings that are no clocks (%s), so training continues at default "
                 "clocks; pass PipelineFrequencyOptimizer(apply=...), which sets them",
                 ", ".join(names[:5]),
             )
@@ -313,7 +313,7 @@ class PipelineFrequencyOptimizer(Callback):
         log.info("the pipeline frequency optimizer failed", exc_info=True)
         if not self._closed:
             log.warning(
-                "the pipeline frequency optimizer failed (%s: %s); training goes on at default "
+                "the pipeline frequency optimizer failed (%s: %s); training continues at default "
                 "clocks. Please report this",
                 type(error).__name__,
                 error,
@@ -367,7 +367,7 @@ class PipelineFrequencyOptimizer(Callback):
         self._controller.reset()
         if profiler.failure or not profiler.rows or settings is None:
             log.warning(
-                "the instructions could not be profiled (%s); training goes on at default clocks",
+                "the instructions could not be profiled (%s); training continues at default clocks",
                 profiler.failure or "no clock was measured",
             )
             return

@@ -224,7 +224,7 @@ class Frontier:
             if data["version"] != FORMAT:
                 raise PipelineFrequencyError(
                     f"a frontier of format {data['version']} cannot be read; this release reads "
-                    f"format {FORMAT}: make it anew"
+                    f"format {FORMAT}: make it again"
                 )
             plans = tuple(Plan.from_json(plan) for plan in data["plans"])
             return cls(
@@ -242,7 +242,7 @@ class Frontier:
             if isinstance(error, PipelineFrequencyError):
                 raise
             raise PipelineFrequencyError(
-                f"this is no frontier ({type(error).__name__}: {error}); make it anew"
+                f"this is no frontier ({type(error).__name__}: {error}); make it again"
             ) from None
 
     def write(self, folder: str | os.PathLike[str]) -> None:

@@ -50,7 +50,7 @@ class Pipeline:
             waits for earlier groups only.
 
     Raises:
-        PipelineFrequencyError: The graph has a cycle: training would wait for ever.
+        PipelineFrequencyError: The graph has a cycle: training would wait forever.
     """
 
     def __init__(

@@ -143,7 +143,7 @@ class Adaptive(Search):
     def next(self, current_mw: int, position: int) -> Trial | None:
         if self.settled:
             return None
-        # A piece's energy comes a little later; until the first one's is there, measuring goes on.
+        # A piece's energy comes a little later; until the first one is there, measuring continues.
         if current_mw and current_mw == self._at and not self._seen:
             return Trial(current_mw, 0, self.piece)
         if self._begun_at is None and not (self._to_check and current_mw != self._to_check[0]):

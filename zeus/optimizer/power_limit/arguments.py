@@ -137,7 +137,7 @@ def check_factor(factor: Any) -> None:
 
 
 def warn_of_step_after_end() -> None:
-    """Say that training goes on without the optimizer."""
+    """Say that training continues without the optimizer."""
     warnings.warn(
         "A step began after the power limit optimizer had ended (on_train_end, close, or the end "
         "of its with block): limits are restored and nothing is measured. Call on_train_begin to "

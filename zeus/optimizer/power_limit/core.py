@@ -290,7 +290,7 @@ class Core:
         return self.give_up(f"the power limit cannot be set: {reason}")
 
     def unanswered(self) -> Actions:
-        """zeusd does not answer whether the limit is set: training goes on meanwhile."""
+        """zeusd does not answer whether the limit is set: training continues meanwhile."""
         self._waiting = True
         return []
 

@@ -52,7 +52,7 @@ def guarded(event: Event) -> Event:
             return
         try:
             event(self, *args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - training goes on
+        except Exception as error:  # noqa: BLE001 - training continues
             self._fail(error)
 
     return cast("Event", call)
@@ -125,7 +125,7 @@ class Driven:
         return self.optimizer.report(path)
 
     def close(self) -> None:
-        """Gives the limits back. Never raises. The next training sets them again."""
+        """Restores the limits. Never raises. The next training sets them again."""
         self._in_step = False
         self._closed = True
         self.optimizer.close()

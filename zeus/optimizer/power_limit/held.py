@@ -2,7 +2,7 @@
 
 Training waits for an answer once, and not long. What was not answered is done by a thread that goes
 on until zeusd answers: a zeusd that comes back keeps what living processes hold, so that a limit
-that is not wanted any more must be given back then.
+that is not wanted any more must be released then.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class HeldLimits:
         return outcome
 
     def release(self) -> None:
-        """Gives the limits back; where zeusd does not answer, a thread goes on. Never raises."""
+        """Restores the limits; where zeusd does not answer, a thread goes on. Never raises."""
         self._want(None)
 
     def _want(self, power_limit_mw: int | None) -> Outcome | None:

@@ -34,7 +34,7 @@ class HFGlobalPowerLimitOptimizer(Driven, TrainerCallback):
     """`GlobalPowerLimitOptimizer` for `Trainer(callbacks=[...])`; takes the same arguments.
 
     A step is an optimizer step, with all batches that it accumulates. Evaluation and checkpoints
-    are kept out of what is measured, and run at the highest limit while the search goes on. The
+    are kept out of what is measured, and run at the highest limit while the search continues. The
     limits are restored when training ends. `Trainer` tells no callback that training failed: use
     this as a context manager where the process lives on, as in a notebook.
 

@@ -17,7 +17,7 @@ from zeus_ipc.replies import LeaseInfo
 
 
 def describe(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
-    """The rest of the sentence "training goes on at ...". Never raises, and hardly waits.
+    """The rest of the sentence "training continues at ...". Never raises, and hardly waits.
 
     Args:
         gpus: The GPUs of this process.

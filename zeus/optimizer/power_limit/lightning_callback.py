@@ -18,7 +18,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
 
     A step is an optimizer step, with all batches that it accumulates; where the module optimizes by
     hand, it is a batch. Validation and checkpoints are kept out of what is measured, and run at the
-    highest limit while the search goes on. Figures go to the trainer's loggers. The limits are
+    highest limit while the search continues. Figures go to the trainer's loggers. The limits are
     restored when `fit` ends, also by an error.
 
     Raises:
@@ -78,7 +78,7 @@ class LightningGlobalPowerLimitOptimizer(Driven, Callback):
         if pl_module.automatic_optimization and trainer.global_step == self._step_began_at:
             return
         self._end_step()
-        # What follows is foreseen, because Lightning tells of it when its workers have started or
+        # What follows is foreseen, because Lightning reports it when its workers have started or
         # the state has been gathered.
         if trainer.is_last_batch:
             self._end_epoch()

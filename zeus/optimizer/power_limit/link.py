@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 
 STORE_TIMEOUT = timedelta(seconds=10)
 BEAT = 10
-"""Calls of `hear` from one sign of life of rank 0 to the next."""
+"""Calls of `hear` from one heartbeat of rank 0 to the next."""
 _parties = itertools.count()
 
 

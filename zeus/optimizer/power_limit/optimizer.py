@@ -1,7 +1,7 @@
-"""`GlobalPowerLimitOptimizer`: tries power limits while training goes on, and keeps the best.
+"""`GlobalPowerLimitOptimizer`: tries power limits while training continues, and keeps the best.
 
 It tells one process's `Core` what training does, and has a `Shell` perform what the core answers.
-Limits are set under leases of the node's daemon, which puts them back when training ends, however
+Limits are set under leases of the node's daemon, which restores them when training ends, however
 it ends.
 """
 
@@ -199,7 +199,7 @@ class GlobalPowerLimitOptimizer(Callback):
         try:
             self._perform(self._core.give_up(f"{type(error).__name__}: {error}"))
             self.close()
-        except Exception:  # training goes on
+        except Exception:  # training continues
             log.warning("limits are restored when this process ends", exc_info=True)
 
     # --------------------------------------------------------------------------------- results

@@ -206,7 +206,8 @@ class Shell:
         gpus, indices = self.monitor.gpus, self.monitor.gpu_indices
         limit = in_force.describe(gpus, indices, self._highest_mw, self._last_set_mw)
         warnings.warn(
-            f"The power limit optimizer stopped, and training goes on at {limit}: {action.reason}",
+            f"The power limit optimizer stopped, and training continues at {limit}: "
+            f"{action.reason}",
             stacklevel=2,
         )
         return []

@@ -38,7 +38,7 @@ class Silence:
             return []
         self._reported = True
         limit = f" at {watts(limit_mw)} W, as last set" if limit_mw else ""
-        text = f"zeusd has not answered for {SILENT_S:g} s: training goes on{limit}, and the "
+        text = f"zeusd has not answered for {SILENT_S:g} s: training continues{limit}, and the "
         return [Say(f"{text}{what} of power limits when it answers again", warn=True)]
 
     def end(self, step: int) -> Actions:

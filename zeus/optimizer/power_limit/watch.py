@@ -63,7 +63,7 @@ class Watch:
         self._off = False
 
     def follow(self, before: Watch, again: bool) -> None:
-        """Goes on where another has watched.
+        """Continues where another has watched.
 
         Args:
             before: The other.

@@ -489,7 +489,7 @@ class NvmlBackend(TabledControls):
         return t_ns, read
 
     def _function(self, name: str) -> Any:
-        """The library's own function: nvidia-ml-py's wrapper builds all structures anew each time.
+        """The library's own function: nvidia-ml-py's wrapper builds all structures again each time.
 
         Raises:
             DeviceError: This library lacks it.

@@ -3,7 +3,7 @@
 True power is averaged over a window that ends at each tick, scaled by the board's gain, quantised,
 and, where the sensor dithers, moved by a milliwatt or more so that no two ticks read the same. The
 counter adds the window's mean times the tick, or, if it sees all, the true energy (which of the two
-hardware does is not known). Ticks are worked out when somebody reads, however long ago they were.
+hardware does is not known). Ticks are worked out when someone reads, however long ago they were.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who keeps the trials is away: training goes on, and is reported later if it can be."""
+"""Who keeps the trials is away: training continues, and is reported later if it can be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run from `get_batch_size` to its end, with trials that somebody keeps."""
+"""A run from `get_batch_size` to its end, with trials that someone keeps."""
 
 from __future__ import annotations
 

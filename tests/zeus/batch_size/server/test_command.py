@@ -97,8 +97,8 @@ def test_trials_are_exported(bso: Bso) -> None:
 
 def test_jobs_are_released_and_deleted(bso: Bso) -> None:
     assert "may choose again: 128, 256" in done(bso("release", "job"))
-    assert "no batch size of job job was kept out" in done(bso("release", "job"))
-    assert "say --yes" in failed(bso("delete", "job"), 2)
+    assert "no batch size of job job was parked" in done(bso("release", "job"))
+    assert "add --yes" in failed(bso("delete", "job"), 2)
     assert "is deleted" in done(bso("delete", "job", "--yes"))
     failed(bso("delete", "job", "--yes"), 6)
     assert len(json.loads(done(bso("jobs", "--json")))) == 1

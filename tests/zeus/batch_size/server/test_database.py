@@ -175,7 +175,7 @@ def _waiting(database: Database, thread: threading.Thread) -> int:
         found: int = database.read(lambda c: c.execute(blocked).scalar())
         return found
 
-    wait_for(lambda: count() or not thread.is_alive(), "somebody to wait, or nobody")
+    wait_for(lambda: count() or not thread.is_alive(), "someone to wait, or nobody")
     return count()
 
 

@@ -86,7 +86,7 @@ def test_a_job_is_seen_as_it_goes_on(page: Page, server: RunningServer) -> None:
     assert page.run("document.querySelectorAll('#regret circle.stopped').length") == 1
     assert page.run("document.querySelector('#regret .line').points.length") == 4
     rows = page.run("[...document.querySelectorAll('#trials tbody tr')].map(r => r.innerText)")
-    assert rows[0].startswith("4\t8\tstopped, too costly")
+    assert rows[0].startswith("4\t8\tstopped early, too expensive")
     assert rows[-1].startswith("1\t64\treached the target\t4\t0.5\t")
     assert "1.3 kJ" in rows[-1]
     best = page.run("document.querySelector('#sizes tr.best').innerText")

@@ -123,7 +123,7 @@ class Stage:
 
 
 def switched(stage: Stage) -> dict[str, Any]:
-    """Trains under the plan that the server has from the beginning. Then somebody chooses another;
+    """Trains under the plan that the server has from the beginning. Then someone chooses another;
     this goes on until all ranks have it.
     """
     for _ in range(3):

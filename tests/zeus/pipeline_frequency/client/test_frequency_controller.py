@@ -59,7 +59,7 @@ def zeus(
 
 
 class Gpu:
-    """One GPU of a daemon, as somebody else sees it; it works all the time."""
+    """One GPU of a daemon, as someone else sees it; it works all the time."""
 
     def __init__(self, daemon: RunningDaemon, index: int = 0) -> None:
         self.client = daemon.client()

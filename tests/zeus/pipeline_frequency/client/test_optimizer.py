@@ -439,7 +439,7 @@ def test_several_ranks_meet_through_the_store(
         server.known.clear()
         server.known.add("another")
     wait_for(
-        lambda: first.optimizer.job_id == later.optimizer.job_id == "job-1", "the job to be anew"
+        lambda: first.optimizer.job_id == later.optimizer.job_id == "job-1", "the job to be again"
     )
 
 
@@ -455,7 +455,7 @@ def test_a_rank_whose_gpu_cannot_be_reached_takes_part(
     one = Rank(made)
     one.step()
     assert server.of("register_rank")[0]["available_frequencies"] == []
-    assert "training goes on at default clocks" in warnings(caplog)[0]
+    assert "training continues at default clocks" in warnings(caplog)[0]
     made.close()
 
 

@@ -158,7 +158,7 @@ def test_a_killed_server_comes_back_with_all_it_knew(
         # The ranks go on, and change when they would have.
         training.step(chosen["at_iteration"] + 3 - training.iteration)
         assert training.plans() == {0: {4}, 1: {4}}
-        # One that begins anew gets its schedule at once.
+        # One that begins again gets its schedule at once.
         ok(server.http.post(f"/register_rank/{training.job_id}", json=rank_bodies(2)[3]))
         answer = ok(server.http.get(f"/schedule/{training.job_id}?rank=3&timeout_s=0"))
         assert answer["frequencies"] == [list(step) for step in frontier().plans[4].stages[1]]

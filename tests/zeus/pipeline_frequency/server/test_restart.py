@@ -45,7 +45,7 @@ def test_everything_is_there_again_after_a_restart(
         for one in shown["ranks"]:
             del one["heard_ago_s"]
     assert after == before
-    # Ranks that go on, or begin anew, notice nothing.
+    # Ranks that go on, or begin again, notice nothing.
     training.http = again
     training.step(3)
     rank = ok(again.get(f"/schedule/{job_id}?rank=0"))

@@ -101,7 +101,7 @@ def test_registering_a_rank_again_does_no_harm(serve: Serve, plan_file: str) -> 
     first, second = rank_bodies()
     for _ in range(3):
         ok(http.post(f"/register_rank/{job_id}", json=first))
-    # The process began anew on another GPU, before the others were there.
+    # The process began again on another GPU, before the others were there.
     ok(http.post(f"/register_rank/{job_id}", json={**first, "available_frequencies": [900]}))
     assert ok(http.get(f"/jobs/{job_id}"))["ranks_registered"] == 1
     ok(http.post(f"/register_rank/{job_id}", json=second))

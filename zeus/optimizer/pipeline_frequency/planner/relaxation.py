@@ -235,7 +235,7 @@ def _solver(matrix: Matrix) -> Solver:
 
 
 class _Highs:
-    """Goes on from the last optimum."""
+    """Continues from the last optimum."""
 
     def __init__(self, matrix: Matrix) -> None:
         highspy: Any = importlib.import_module("highspy")
@@ -289,7 +289,7 @@ class _Highs:
 
 
 class _SciPy:
-    """Begins anew each time."""
+    """Begins again each time."""
 
     def __init__(self, matrix: Matrix) -> None:
         from scipy.sparse import csc_array

@@ -290,7 +290,7 @@ class Job:
         return self._switch(self._wanted(), now_s)
 
     def choose(self, choice: Choice, now_s: float) -> Chosen:
-        """Somebody asks for another plan.
+        """Someone asks for another plan.
 
         Raises:
             Refused: There is nothing to choose from.
@@ -380,7 +380,7 @@ class Job:
         info = self.known_rank(report.rank)
         known = self.progress.get(report.rank)
         if known is not None and report.iteration < known.iteration:
-            known = None  # the process has begun anew
+            known = None  # the process has begun again
             if self.complete:
                 self.watch.restart()
         new = RankProgress(report.iteration, report.version, now_s)

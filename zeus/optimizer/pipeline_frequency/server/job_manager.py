@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 1.0
 CLEANUP_S = 60.0
 MAKE_S = 5.0
-"""How long somebody who asks for a plan waits while it is made; then the nearest is run."""
+"""How long someone who asks for a plan waits while it is made; then the nearest is run."""
 
 
 class JobManager:
@@ -85,7 +85,7 @@ class JobManager:
     # ------------------------------------------------------------------------------- start and stop
 
     async def start(self) -> None:
-        """Goes on with what was underway, and begins to look after the jobs."""
+        """Continues with what was underway, and begins to look after the jobs."""
         self._spawn(self._look_after())
         for job_id, job in self.jobs.items():
             self._spawn(self._advance(job_id))
@@ -198,7 +198,7 @@ class JobManager:
     async def schedule(
         self, job_id: str, rank: int, timeout_s: float | None = None
     ) -> FrequencySchedule:
-        """What a rank is to run; waits until that can be told, but not for ever."""
+        """What a rank is to run; waits until that can be told, but not forever."""
         job = self._hear(job_id)
         job.known_rank(rank)
         wait_s = self.settings.register_timeout
@@ -261,7 +261,7 @@ class JobManager:
         return [update for update, _ in found]
 
     async def choose(self, job_id: str, choice: Choice) -> Chosen:
-        """Somebody wants another plan; one that has to be made is waited for, but not for long."""
+        """Someone wants another plan; one that has to be made is waited for, but not for long."""
         job = self._hear(job_id)
         asks = job.lacks(choice)
         if asks:
@@ -408,7 +408,7 @@ class JobManager:
         except PipelineFrequencyError as error:
             logger.warning("job %s: the nearest plan is run: %s", job_id, error.message)
             return
-        # Planned anew meanwhile, or forgotten: these are of no use.
+        # Planned again meanwhile, or forgotten: these are of no use.
         if self.jobs.get(job_id) is not job or job.frontier is None:
             return
         if job.frontier.problem is not before.problem:

@@ -226,7 +226,7 @@ class _Choosing(FrequencyScheduler):
 
 
 class FrontierSolution(_Choosing):
-    """Holds all plans of a frontier; the server chooses, and chooses anew as training goes on.
+    """Holds all plans of a frontier; the server chooses, and chooses again as training continues.
 
     Args:
         job_info: The job.

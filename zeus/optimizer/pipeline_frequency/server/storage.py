@@ -104,7 +104,7 @@ class Storage:
 
 def _lock(path: str) -> int:
     # Beside the database: SQLite has locks of its own on that, and closing any descriptor of a
-    # file drops them. The kernel lets go of this one however the process ends.
+    # file drops them. The kernel releases this one when the process ends.
     lock = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -17,7 +17,7 @@ The rules:
    must not become later than it is. It moves down after as many values below `1 - down` times it,
    as training is slower until it has; and up only after `up_patience` values above `1 + up` times
    it, as that saves little and noise alone must not do it.
-5. After plans have changed all of it is measured anew, from the iteration in which all have them.
+5. After plans have changed all of it is measured again, from the iteration in which all have them.
 6. An iteration counts when every rank has reported it; where one does not, nothing is decided.
 """
 
