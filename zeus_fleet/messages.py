@@ -44,7 +44,7 @@ class Domain:
         name: Unique within a budget.
         limit_mw: The bound.
         nodes: Its nodes.
-        reserve_mw: Held back for GPUs that cannot be lowered: k times maximum less minimum.
+        reserve_mw: Kept free for GPUs that cannot be lowered: k times maximum less minimum.
     """
 
     name: str
