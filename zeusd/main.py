@@ -262,7 +262,7 @@ class Daemon:
 
     def _tell_status(self) -> None:
         gpus, leases, pending = self._engine.core.summary()
-        status = f"STATUS=GPUs: {gpus}, leases: {leases}, pending restores: {pending}"
+        status = f"STATUS={gpus} GPUs, {leases} leases, {pending} pending restores"
         if self._engine.core.node.quiesced_ns is not None:
             status = "STATUS=quiesced until `zeusctl resume`"
         if status != self._status:

@@ -170,7 +170,7 @@ def test_a_search_waits_for_zeusd_and_then_goes_on(phase: type, lose: bool) -> N
         shell.step()
     (said,) = shell.said()
     assert f"zeusd has not answered for {SILENT_S:g} s: training continues" in said
-    if lose:  # it was stopped in order, and has restore everything
+    if lose:  # it was stopped in order, and has restored everything
         shell.held = HIGHEST
         shell.leases_lost += 1
     shell.answers = True
