@@ -96,13 +96,32 @@ def _has_cap_sys_admin() -> bool:
     return os.geteuid() == 0 and bool(int(effective, 16) >> CAP_SYS_ADMIN & 1)
 
 
-def _may_make_user_namespaces() -> bool:
+def _may(command: list[str], **who: Any) -> bool:
     try:
-        command = ["unshare", "--user", "--map-root-user", "true"]
-        who: dict[str, Any] = {} if os.geteuid() else {"user": NOBODY, "group": NOBODY}
         return subprocess.run(command, stderr=subprocess.DEVNULL, **who).returncode == 0
     except OSError:
         return False
+
+
+def _may_make_user_namespaces() -> bool:
+    who: dict[str, Any] = {} if os.geteuid() else {"user": NOBODY, "group": NOBODY}
+    return _may(["unshare", "--user", "--map-root-user", "true"], **who)
+
+
+def control_groups() -> Path:
+    """Where groups are made: the hierarchy that slurmd uses, in version 1 the freezer."""
+    base = Path("/sys/fs/cgroup")
+    return base / "freezer" if (base / "freezer").is_dir() else base
+
+
+def _may_make_control_groups() -> bool:
+    folder = control_groups() / f"zeusd-needs-{os.getpid()}"
+    try:
+        folder.mkdir()
+        folder.rmdir()
+    except OSError:
+        return False
+    return True
 
 
 RIGHTS: dict[str, Callable[[], bool]] = {
@@ -110,6 +129,8 @@ RIGHTS: dict[str, Callable[[], bool]] = {
     "two users": lambda: os.geteuid() == 0 and others_may_run_this_python(),
     "CAP_SYS_ADMIN": _has_cap_sys_admin,
     "user namespaces": _may_make_user_namespaces,
+    "control groups": _may_make_control_groups,
+    "time namespaces": lambda: _may(["unshare", "--time", "--fork", "--monotonic", "1", "true"]),
 }
 """What a user, a container or a kernel must allow; `two users` is root beside an ordinary user."""
 
@@ -213,6 +234,6 @@ def _remedies(reasons: list[str]) -> list[str]:
     lines = []
     if tools := sorted(missing & TOOLS.keys()):
         lines.append(f"Install {', '.join(tools)}: {TOOLS_COMMAND}")
-    if missing & (RIGHTS.keys() - {"user namespaces"}):
+    if missing & {"root", "two users", "CAP_SYS_ADMIN"}:
         lines.append(f"Run as root what needs root, two users or CAP_SYS_ADMIN: {ROOT_COMMAND}")
     return lines

@@ -421,6 +421,7 @@ class Client(Closing):
         power_limit_mw: int | None,
         *,
         ttl_s: float | None = None,
+        until_boot_ns: int | None = None,
         fallback_mw: int | None = None,
     ) -> dict[str, int]:
         """Puts an upper bound on the power limit, or removes it; for administrators.
@@ -430,6 +431,8 @@ class Client(Closing):
             name: `fleet`, `persisted` or `job:ID`.
             power_limit_mw: The bound; None removes it.
             ttl_s: Then `fallback_mw` takes its place, unless it is set again before.
+            until_boot_ns: The same as an instant of CLOCK_BOOTTIME. A request that reaches zeusd
+                later is refused.
             fallback_mw: At most `power_limit_mw`; None: the ceiling ends then.
 
         Returns:
@@ -441,6 +444,7 @@ class Client(Closing):
             name=name,
             value=None if power_limit_mw is None else [power_limit_mw],
             ttl_ms=0 if ttl_s is None else max(1, round(ttl_s * 1000)),
+            until_boot_ns=until_boot_ns or 0,
             fallback=None if fallback_mw is None else [fallback_mw],
         )
         return {uuid: int(one["highest"][0]) for uuid, one in self._per_gpu(answer).items()}

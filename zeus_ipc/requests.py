@@ -355,6 +355,10 @@ class SetCeiling(_Request):
     ttl_ms: Annotated[int, Field(ge=0, le=30 * 86_400_000)] = 0
     """After this time `fallback` takes its place, unless it is set again before; 0: never. It is
     counted while the machine sleeps, and over restarts of zeusd."""
+    until_boot_ns: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
+    """The same as an instant of CLOCK_BOOTTIME, so that a request that is held up raises nothing
+    for longer; 0: none. With `ttl_ms` too, the earlier counts. Refused with `deadline_exceeded`
+    once it has passed."""
     fallback: (
         Annotated[list[Annotated[int, Field(ge=1, le=controls.MAX_MW)]], Field(max_length=1)] | None
     ) = None

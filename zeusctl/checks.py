@@ -50,7 +50,7 @@ def examine(session: Session) -> Iterator[Check]:
     node, connection = _connect(session)
     simulated = node is not None and node.simulated is not None
     if not simulated:
-        for check in (_driver(), _library()):
+        for check in _hardware():
             if node is not None and node.gpus and check.state == "fault":
                 # Only zeusd needs them; this process may well be in a container without.
                 found = f"{check.found} as seen from here, but zeusd has its GPUs"
@@ -95,6 +95,13 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
         except ZeusIpcError as error:
             name = check.__name__.strip("_")
             yield _fault(name, error.message, "look at zeusd's log (`journalctl -u zeusd`)")
+
+
+def _hardware() -> tuple[Check, Check]:
+    """Driver and library of the vendor whose GPUs are there."""
+    from zeusctl.amd_checks import amd_checks, gpus_are_amds
+
+    return amd_checks() if gpus_are_amds() else (_driver(), _library())
 
 
 def _driver() -> Check:

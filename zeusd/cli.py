@@ -34,6 +34,7 @@ def main() -> None:
     help="Simulate GPUs: 4xv100-pcie, or a100-sxm-80,a40, or report:FILE from `zeusctl probe`.",
 )
 @click.option("--nvml-library", metavar="PATH", help="Path of libnvidia-ml.")
+@click.option("--amd-library", metavar="PATH", help="Path of libamd_smi, for AMD GPUs.")
 @click.option(
     "--log-level",
     type=click.Choice(["debug", "info", "warning", "error"]),
@@ -131,6 +132,7 @@ _PLACES = {
     "state_dir": ("daemon", "state_dir"),
     "simulate": ("nvml", "simulate"),
     "nvml_library": ("nvml", "library"),
+    "amd_library": ("amd", "library"),
     "log_level": ("log", "level"),
     "log_format": ("log", "format"),
 }

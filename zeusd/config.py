@@ -35,6 +35,7 @@ from zeusd.core.policy import (
     Settings,
     SitePolicy,
 )
+from zeusd.devices.vendors import SYSFS, Options
 from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.server.fairness import Limits
@@ -108,6 +109,15 @@ class NvmlSection(_Section):
     """Pause between attempts to load a driver while there is none."""
     module: str = DRIVER_MODULE
     """The driver's directory in sysfs, which identifies a load of the driver."""
+
+
+class AmdSection(_Section):
+    """`[amd]`: where AMD's GPUs come from, on a node that has no NVIDIA GPU."""
+
+    library: str | None = None
+    """The libamd_smi to load, also where there are NVIDIA GPUs; unset: the one that is found."""
+    sysfs: str = SYSFS
+    """Where sysfs is mounted."""
 
 
 class LeaseSection(_Section):
@@ -297,6 +307,7 @@ class Config(_Section):
     server: ServerSection = ServerSection()
     front: FrontSection = FrontSection()
     nvml: NvmlSection = NvmlSection()
+    amd: AmdSection = AmdSection()
     lease: LeaseSection = LeaseSection()
     restore: RestoreSection = RestoreSection()
     access: AccessSection = AccessSection()
@@ -310,6 +321,15 @@ class Config(_Section):
         """The part the core needs, with users and groups looked up."""
         return Settings(
             site=self._site(), access=self._access(), terms=self._terms(), ledger=self._ledger()
+        )
+
+    def vendors(self) -> Options:
+        """Where GPUs come from, by vendor."""
+        return Options(
+            nvidia_library=self.nvml.library,
+            nvidia_module=self.nvml.module,
+            amd_library=self.amd.library,
+            sysfs=self.amd.sysfs,
         )
 
     def fixed(self, section: str) -> object:

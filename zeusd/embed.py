@@ -191,6 +191,8 @@ class _Running:
             reply=self._reply,
             boot=boot,
             orphan_directories=(state_dir,),
+            driver_id=node.driver_id,
+            driver_entry=node.driver,
             sampling=partial(
                 Sampling,
                 histories=Histories(None, boot),

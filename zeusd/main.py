@@ -20,7 +20,7 @@ from zeusd import logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
 from zeusd.nodes import Node, open_node
-from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id, driver_id
+from zeusd.restore import EMBEDDED_STATE_DIR, JOURNAL_NAME, boot_id
 from zeusd.runtime.accounting import Accounting
 from zeusd.runtime.books import Retention
 from zeusd.runtime.engine import Engine
@@ -82,11 +82,10 @@ class Daemon:
             most = max(16, min(config.server.max_connections, (_open_files() - OWN_FILES) // 2))
             self._server = Server(self._reactor, config.limits(), most)
             self._node: Node = open_node(
-                config.nvml.library, config.nvml.simulate, f"{settings.socket}.devices"
+                config.vendors(), config.nvml.simulate, f"{settings.socket}.devices"
             )
             opened.callback(self._node.close)
             simulated = config.nvml.simulate is not None
-            module = config.nvml.module
             self._engine = Engine(
                 core=Core(
                     config.settings(),
@@ -103,12 +102,8 @@ class Daemon:
                 boot=boot,
                 orphan_directories=(settings.state_dir, EMBEDDED_STATE_DIR),
                 retry_s=config.nvml.retry_s,
-                driver_id=lambda: "simulated" if simulated else driver_id(module),
-                driver_entry={
-                    "library": config.nvml.library,
-                    "module": module,
-                    "simulated": simulated,
-                },
+                driver_id=self._node.driver_id,
+                driver_entry=self._node.driver,
                 sampling=partial(
                     Sampling,
                     histories=Histories(None if simulated else settings.state_dir, boot),
@@ -226,7 +221,7 @@ class Daemon:
                 extra={"event": "reload_failed"},
             )
         else:
-            for section in ("daemon", "nvml", "energy", "accounting"):
+            for section in ("daemon", "nvml", "amd", "energy", "accounting"):
                 if config.fixed(section) != self._config.fixed(section):
                     log.warning(
                         "changes under [%s] need a restart",

@@ -1,12 +1,14 @@
-"""Opens the devices: real or simulated. Nothing else asks which of the two it has."""
+"""Opens the devices, real or simulated. Nothing else asks which, or whose."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, cast
 
 from zeusd.devices.port import Backend
+from zeusd.devices.vendors import FoundBackend, Options
+from zeusd.restore import driver_id
 
 if TYPE_CHECKING:
     from zeusd.devices.simulated.clock import VirtualClock
@@ -21,19 +23,30 @@ class Node:
         device_socket: Where work is put on simulated devices; None on real ones.
         close: Frees what was opened.
         clock: Simulated time, where it is not the system's.
+        driver: What the journal should say about how the driver is reached; filled in when the
+            devices are first initialised.
     """
 
     nvml: Backend
     device_socket: str | None
     close: Callable[[], None]
     clock: VirtualClock | None = None
+    driver: dict[str, Any] = field(default_factory=lambda: {"simulated": True})
+
+    def driver_id(self) -> str:
+        """Names the present load of the driver."""
+        return "simulated" if self.driver["simulated"] else driver_id(self.driver["module"])
 
 
-def real_node(library: str | None = None) -> Node:
-    """The GPUs of this machine, through nvidia-ml-py."""
-    from zeusd.devices.nvml.backend import NvmlBackend
+def real_node(library: str | None = None, options: Options | None = None) -> Node:
+    """The GPUs of this machine.
 
-    return Node(NvmlBackend(library), None, lambda: None)
+    Args:
+        library: The libnvidia-ml to load, where there are no other options.
+        options: What the configuration says of each vendor.
+    """
+    backend = FoundBackend(options or Options(nvidia_library=library))
+    return Node(cast("Backend", backend), None, lambda: None, driver=backend.driver)
 
 
 def simulated_node(spec: str, device_socket: str | None) -> Node:
@@ -56,8 +69,8 @@ def simulated_node(spec: str, device_socket: str | None) -> Node:
     return Node(nvml, device_socket, server.stop)
 
 
-def open_node(library: str | None, simulate: str | None, device_socket: str | None) -> Node:
+def open_node(options: Options, simulate: str | None, device_socket: str | None) -> Node:
     """The node the configuration asks for."""
     if simulate is not None:
         return simulated_node(simulate, device_socket)
-    return real_node(library)
+    return real_node(options=options)

@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 if not __package__:
     # Run as a file: what it shares with zeusd lies beside it, installed or in a checkout. Last on
@@ -136,10 +136,35 @@ def open_process(pid: int, cookie: int, unique_inodes: bool) -> int | None:
 # -------------------------------------------------------------------------------------- the helper
 
 
-class _NvmlError(Exception):
-    def __init__(self, code: int, name: str) -> None:
-        super().__init__(f"{name} returned {code}")
-        self.code = code
+class _DriverError(Exception):
+    """A call failed.
+
+    Attributes:
+        invalid: Because the device does not take the value.
+    """
+
+    def __init__(self, text: str, invalid: bool) -> None:
+        super().__init__(text)
+        self.invalid = invalid
+
+
+class _Driver(Protocol):
+    """What a vendor's driver must do here."""
+
+    def handle(self, uuid: str) -> Any:
+        """The GPU of a UUID."""
+
+    def read(self, gpu: Any, control: str) -> Value:
+        """The present value of a control that can be read."""
+
+    def write(self, gpu: Any, control: str, value: Value) -> None:
+        """Sets a control."""
+
+    def range(self, gpu: Any, control: str) -> tuple[int, int]:
+        """Smallest and largest value that the control takes."""
+
+    def close(self) -> None:
+        """Shuts the library down."""
 
 
 class _Nvml:
@@ -152,7 +177,7 @@ class _Nvml:
     def __call__(self, name: str, *arguments: Any) -> None:
         code = getattr(self._library, name)(*arguments)
         if code != 0:
-            raise _NvmlError(code, name)
+            raise _DriverError(f"{name} returned {code}", code == _INVALID_ARGUMENT)
 
     def handle(self, uuid: str) -> ctypes.c_void_p:
         gpu = ctypes.c_void_p()
@@ -177,6 +202,61 @@ class _Nvml:
         low, high = ctypes.c_uint(), ctypes.c_uint()
         self(_RANGES[control], gpu, ctypes.byref(low), ctypes.byref(high))
         return low.value, high.value
+
+    def close(self) -> None:
+        self("nvmlShutdown")
+
+
+class _Amd:
+    """AMD's, by zeusd's own backend: it needs no packages, and its rules are long."""
+
+    def __init__(self, library: str | None, sysfs: str) -> None:
+        from zeusd.devices.amd.backend import AmdBackend
+        from zeusd.devices.port import DeviceError, Outcome
+
+        self._error, self._invalid = DeviceError, Outcome.INVALID
+        self._backend = AmdBackend(library, sysfs)
+        with self._translated():
+            self._backend.init()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        try:
+            yield
+        except self._error as error:
+            raise _DriverError(str(error), error.outcome is self._invalid) from None
+
+    def handle(self, uuid: str) -> Any:
+        with self._translated():
+            for index in range(self._backend.device_count()):
+                gpu = self._backend.device_handle(index)
+                if self._backend.uuid(gpu) == uuid:
+                    return gpu
+        raise _DriverError(f"there is no GPU {uuid}", invalid=False)
+
+    def read(self, gpu: Any, control: str) -> Value:
+        with self._translated():
+            return self._backend.read_control(gpu, Control(control))
+
+    def write(self, gpu: Any, control: str, value: Value) -> None:
+        with self._translated():
+            self._backend.write_control(gpu, Control(control), value)
+
+    def range(self, gpu: Any, control: str) -> tuple[int, int]:
+        with self._translated():
+            return self._backend.control_range(gpu, Control(control))
+
+    def close(self) -> None:
+        with self._translated():
+            self._backend.shutdown()
+
+
+def _open(driver: Entry, library: str | None) -> _Driver:
+    """The driver that a journal names; journals of 0.1 name no vendor, and mean NVIDIA."""
+    library = library or driver.get("library")
+    if driver.get("vendor") == "amd":
+        return _Amd(library, str(driver.get("sysfs", "/sys")))
+    return _Nvml(library)
 
 
 _GETTERS = {
@@ -296,7 +376,7 @@ def _read(path: Path, boot: str) -> Replayed:
         return replay(file.read(), boot)
 
 
-def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
+def _put_back(driver: _Driver, owed: _Owed, debt: _Debt, say: Callable[[str], None]) -> bool:
     entry = debt.entry
     uuid, control = str(entry["gpu"]), str(entry["control"])
     what = f"{control} of {uuid}"
@@ -306,8 +386,8 @@ def _put_back(nvml: _Nvml, owed: _Owed, debt: _Debt, say: Callable[[str], None])
         say(f"{what}: its journal entry is not understood; left alone")
         return False
     try:
-        result = _carry_out(plan, nvml, nvml.handle(uuid), control)
-    except _NvmlError as error:
+        result = _carry_out(plan, driver, driver.handle(uuid), control)
+    except _DriverError as error:
         result = Result("failed", plan.target, trouble=error)
     text = SPECS[Control(control)].text
     if result.pending:
@@ -342,7 +422,7 @@ def _plan(entry: dict[str, Any]) -> Plan:
     )
 
 
-def _carry_out(plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Result:
+def _carry_out(plan: Plan, driver: _Driver, gpu: Any, control: str) -> Result:
     """The steps of the one restore rule, one call after another."""
     steps, answer = restore_steps(plan), None
     while True:
@@ -352,22 +432,22 @@ def _carry_out(plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Result:
             result: Result = stop.value
             return result
         try:
-            answer = _step(step, plan, nvml, gpu, control)
-        except _NvmlError as error:
-            answer = Failed(error, error.code == _INVALID_ARGUMENT)
+            answer = _step(step, plan, driver, gpu, control)
+        except _DriverError as error:
+            answer = Failed(error, error.invalid)
 
 
-def _step(step: Step, plan: Plan, nvml: _Nvml, gpu: Any, control: str) -> Any:
+def _step(step: Step, plan: Plan, driver: _Driver, gpu: Any, control: str) -> Any:
     def read() -> Value:
-        return nvml.read(gpu, control)
+        return driver.read(gpu, control)
 
     if isinstance(step, Look):
         return read_settled(read)
     if not isinstance(step, Put):
-        return nvml.range(gpu, control)
+        return driver.range(gpu, control)
 
     def write(value: Value) -> None:
-        nvml.write(gpu, control, value)
+        driver.write(gpu, control, value)
 
     if not plan.readable:
         write(step.value)
@@ -409,7 +489,7 @@ def restore(
 
     Args:
         state_dirs: Directories of journals.
-        library: The libnvidia-ml to load; None: the one that zeusd loaded.
+        library: The libnvidia-ml or libamd_smi to load; None: the one that zeusd loaded.
         everything: Include leases of running processes.
         dry_run: Only say what would be done.
         say: Takes one line for each control.
@@ -479,14 +559,14 @@ def _settle(
             say(f"{control} of {gpu}: would be restored to {target or 'unlocked'}")
         return 0
     try:
-        nvml = _Nvml(library or driver.get("library"))
-    except (OSError, _NvmlError) as error:
+        opened = _open(driver, library)
+    except (OSError, _DriverError) as error:
         say(f"{owed.path}: the driver cannot be reached ({error}); {len(debts)} restores pending")
         return len(debts)
-    failed = _each_gpu(debts, lambda debt: _put_back(nvml, owed, debt, say))
+    failed = _each_gpu(debts, lambda debt: _put_back(opened, owed, debt, say))
     if not failed:
-        with contextlib.suppress(_NvmlError):
-            nvml("nvmlShutdown")
+        with contextlib.suppress(_DriverError):
+            opened.close()
     return failed + len(strange)
 
 
@@ -516,7 +596,7 @@ def command_line() -> argparse.ArgumentParser:
         "after a stop that did not finish, for everything.",
     )
     parser.add_argument("--state-dir", action="append", help="directory of journals; repeatable")
-    parser.add_argument("--library", help="path of libnvidia-ml")
+    parser.add_argument("--library", help="path of libnvidia-ml or libamd_smi")
     parser.add_argument("--all", action="store_true", help="also leases of running processes")
     parser.add_argument(
         "--on-failure",

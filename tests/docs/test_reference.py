@@ -221,7 +221,7 @@ def test_every_setting_of_the_servers_is_there(site: Site, package: str) -> None
 
 def test_every_environment_variable_is_there(site: Site) -> None:
     found: set[str] = set()
-    for package in ("zeus", "zeus_ipc", "zeusd", "zeusctl"):
+    for package in ("zeus", "zeus_ipc", "zeusd", "zeusctl", "zeus_fleet"):
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
                 found |= _variables(node)

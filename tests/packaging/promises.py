@@ -39,6 +39,15 @@ from zeus.monitor.carbon import CarbonEmissionMonitor
 from zeus.monitor.price import EnergyCostMonitor
 import httpx
 """,
+    "fleet": """
+from click.testing import CliRunner
+from zeus_fleet.command import main
+from zeus_fleet.store import Store
+
+Store(["localhost:2379"])
+done = CliRunner().invoke(main, ["status", "--etcd", "127.0.0.1:1"])
+assert "127.0.0.1:1 does not answer" in done.output, done.output
+""",
     "pfo": """
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, torch_pipelining
 from zeus.optimizer.pipeline_frequency.planner import Planner

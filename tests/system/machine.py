@@ -212,7 +212,16 @@ class Machine:
     def _copy_sources(self) -> None:
         target = Path(f"{self.root}{SOURCES}")
         skip = shutil.ignore_patterns("__pycache__")
-        folders = ("zeus", "zeus_ipc", "zeusd", "zeusctl", "examples", "packaging", "scripts")
+        folders = (
+            "zeus",
+            "zeus_ipc",
+            "zeusd",
+            "zeusctl",
+            "zeus_fleet",
+            "examples",
+            "packaging",
+            "scripts",
+        )
         for name in (*folders, "systemd"):
             shutil.copytree(REPOSITORY / name, target / name, ignore=skip)
         for name in ("pyproject.toml", "README.md", "LICENSE", "NOTICE"):

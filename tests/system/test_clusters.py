@@ -40,11 +40,8 @@ def daemon() -> Iterator[RunningDaemon]:
 @contextlib.contextmanager
 def control_group(name: str) -> Iterator[Path]:
     """A control group as slurmd makes them, in whichever hierarchy this machine has."""
-    needs.require("root")
-    base = Path("/sys/fs/cgroup")
-    if (base / "freezer").is_dir():
-        base /= "freezer"
-    folders = [base / "zeusd-test"]
+    needs.require("root", "control groups")
+    folders = [needs.control_groups() / "zeusd-test"]
     for part in name.split("/"):
         folders.append(folders[-1] / part)
     for folder in folders:

@@ -66,6 +66,7 @@ def next_tree(folder: Path) -> Path:
         "zeus_ipc",
         "zeusd",
         "zeusctl",
+        "zeus_fleet",
         "systemd",
         "packaging",
         "scripts",

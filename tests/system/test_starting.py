@@ -115,7 +115,7 @@ def test_a_client_names_a_stopped_zeusd_and_its_log() -> None:
             wait_for(lambda: client.leases() == [], "it to answer again")
 
 
-@pytest.mark.needs("root", "util-linux")
+@pytest.mark.needs("root", "util-linux", "time namespaces")
 def test_a_client_in_another_time_namespace_is_told_so() -> None:
     """Its deadlines and windows would mean other times than zeusd's."""
     with running_daemon(*SIMULATED, gpus=1) as daemon:

@@ -61,6 +61,35 @@ def test_mig_is_refused_with_what_to_do(value: str) -> None:
         seen(value)
 
 
+AMD = [facts(f"GPU-{0xA0 + index:016x}", index).info for index in range(4)]
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, [0, 1, 2, 3]),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [2, 0]),
+        ({"CUDA_VISIBLE_DEVICES": "3"}, [3]),
+        ({"HIP_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "3"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000a3,1"}, [3, 1]),
+        ({"ROCR_VISIBLE_DEVICES": "3,1", "HIP_VISIBLE_DEVICES": "1"}, [1]),
+        ({"ROCR_VISIBLE_DEVICES": "3", "HIP_VISIBLE_DEVICES": "0,1"}, [3]),
+        ({"HIP_VISIBLE_DEVICES": ""}, []),
+    ],
+)
+def test_on_amd_gpus_the_list_is_read_as_hip_reads_it(
+    env: dict[str, str], expected: list[int]
+) -> None:
+    assert [gpu.index for gpu in visible_gpus(AMD, env)] == expected
+    assert [gpu.index for gpu in visible_gpus(AMD, env, simulated=True)] == expected
+
+
+def test_partitions_of_an_amd_gpu_are_refused_with_what_to_do() -> None:
+    divided = [AMD[0], AMD[1].model_copy(update={"mig_enabled": True})]
+    with pytest.raises(ZeusGPUInitError, match=r"GPU 1 is partitioned.*to SPX"):
+        visible_gpus(divided, {})
+
+
 def test_on_a_mixed_node_indices_need_an_order() -> None:
     env = {"CUDA_VISIBLE_DEVICES": "2"}
     with pytest.raises(ZeusGPUInitError, match="CUDA_DEVICE_ORDER=PCI_BUS_ID"):

@@ -117,6 +117,7 @@ BACK = [(CLOCKS, 0, 0), (SET_LIMIT, 0, LIMIT), (SET_LIMIT, 1, LIMIT)]
 def test_it_needs_nothing_but_the_standard_library(helper: Path) -> None:
     files = [*helper.parent.rglob("*.py")]
     own = {".".join(file.relative_to(helper.parent).with_suffix("").parts) for file in files}
+    own |= {name.removesuffix(".__init__") for name in own}
     assert {"zeusd-restore", "zeusd.records", "zeusd.restore_rule", "zeus_ipc.controls"} <= own
     imported = set()
     for file in files:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus import _node
 from zeus.compat import old_names
-from zeus.device.visible import visible_gpus
+from zeus.device.visible import VARIABLES, visible_gpus
 from zeus.exceptions import ZeusGPUHeterogeneousError, ZeusGPUNotSupportedError, from_ipc
 from zeus_ipc.errors import ZeusIpcError
 
@@ -293,8 +293,7 @@ def get_gpus(ensure_homogeneous: bool = False) -> GPUs:
     key = (
         id(client),
         os.getpid(),
-        os.environ.get("CUDA_VISIBLE_DEVICES"),
-        os.environ.get("CUDA_DEVICE_ORDER"),
+        *(os.environ.get(name) for name in VARIABLES),
     )
     with _guard:
         if _gpus is None or _gpus[0] != key or not len(_gpus[1]):
@@ -321,7 +320,7 @@ def _discover(client: Client) -> GPUs:
         return EmptyGPUs(
             f"CUDA_VISIBLE_DEVICES={listed!r} hides all {len(node.gpus)} of this node."
         )
-    return EmptyGPUs("The node has none, or its NVIDIA driver is not loaded.")
+    return EmptyGPUs("The node has none, or its driver is not loaded.")
 
 
 __path__: list[str] = []  # has Python look for zeus.device.gpu.common, which zeus.compat finds

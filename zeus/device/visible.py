@@ -1,13 +1,18 @@
-"""Which GPUs the framework sees, and in which order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER.
+"""Which GPUs the framework sees, and in which order: CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER,
+and on AMD's GPUs ROCR_VISIBLE_DEVICES and HIP_VISIBLE_DEVICES.
 
 Rules of the CUDA programming guide: the list names devices by index or by the beginning of a UUID;
 the first entry that names none, -1 among them, ends it; a device named twice makes CUDA see none.
 Indices count in the order of CUDA_DEVICE_ORDER, whose default, FASTEST_FIRST, is NVML's (PCI) order
 only where all GPUs are alike.
+
+ROCm's runtime filters by ROCR_VISIBLE_DEVICES first; HIP counts what is left, and reads
+CUDA_VISIBLE_DEVICES where HIP_VISIBLE_DEVICES is not set (AMD, "GPU isolation techniques").
 """
 
 from __future__ import annotations
 
+import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,6 +23,14 @@ from zeus.exceptions import ZeusGPUInitError
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
+
+VARIABLES = (
+    *("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"),
+    *("ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"),
+)
+"""What of the environment decides."""
+
+_AMD_UUID = re.compile(r"GPU-([0-9a-f]{16}(-|$)|AMD-)")
 
 _warned = False
 
@@ -35,8 +48,9 @@ def visible_gpus(
     Raises:
         ZeusGPUInitError: The list names MIG instances, or its indices cannot be told apart here.
     """
-    text = env.get("CUDA_VISIBLE_DEVICES")
-    entries = None if text is None else [entry.strip() for entry in text.split(",")]
+    if gpus and all(_AMD_UUID.match(gpu.uuid) for gpu in gpus):
+        return _visible_to_hip(gpus, env)
+    entries = _entries(env, "CUDA_VISIBLE_DEVICES")
     for entry in entries or ():
         if entry.upper().startswith("MIG-"):
             raise ZeusGPUInitError(
@@ -48,8 +62,31 @@ def visible_gpus(
     ordered = list(gpus) if simulated else within_reach(gpus)
     if by_index and not simulated and env.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         ordered = _cuda_order(ordered, explicit=entries is not None)
+    return _chosen(entries, ordered)
+
+
+def _visible_to_hip(gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> list[GpuInfo]:
+    """What HIP sees of AMD's GPUs, counted by PCI address."""
+    divided = [str(gpu.index) for gpu in gpus if gpu.mig_enabled]
+    if divided:
+        raise ZeusGPUInitError(
+            f"GPU {divided[0]} is partitioned, but power, energy and clocks belong to whole GPUs; "
+            "set its compute partition to SPX to measure it"
+        )
+    left = _chosen(_entries(env, "ROCR_VISIBLE_DEVICES"), gpus)
+    hip = _entries(env, "HIP_VISIBLE_DEVICES")
+    return _chosen(hip if hip is not None else _entries(env, "CUDA_VISIBLE_DEVICES"), left)
+
+
+def _entries(env: Mapping[str, str], name: str) -> list[str] | None:
+    text = env.get(name)
+    return None if text is None else [entry.strip() for entry in text.split(",")]
+
+
+def _chosen(entries: Sequence[str] | None, ordered: Sequence[GpuInfo]) -> list[GpuInfo]:
+    """The GPUs that a list names; all where there is none."""
     if entries is None:
-        return ordered
+        return list(ordered)
     chosen: list[GpuInfo] = []
     for entry in entries:
         gpu = _find(entry, ordered)

@@ -1,6 +1,6 @@
 """Measured runs as tables: epochs to the target, and time and power of an epoch by power limit.
 
-Both tables are CSV files, or pandas.DataFrames, of these columns:
+Both tables are CSV files, which may be gzipped, or pandas.DataFrames, of these columns:
 
 - training runs: dataset, network, batch_size, optimizer, run, target_metric, target_epoch (empty
   where the run never reached the target);
@@ -11,6 +11,7 @@ Both tables are CSV files, or pandas.DataFrames, of these columns:
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -127,7 +128,8 @@ class Measurements:
 
 def _rows(table: Table, columns: tuple[str, ...]) -> list[dict[str, Any]]:
     if isinstance(table, (str, Path)):
-        with open(table, newline="", encoding="utf-8") as file:
+        opened = gzip.open if str(table).endswith(".gz") else open
+        with opened(table, "rt", newline="", encoding="utf-8") as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
         where = str(table)
     else:

@@ -78,8 +78,8 @@ def workload(dataset: str) -> Workload:
 
 
 def train_trace() -> Path:
-    """File of measured training runs: epochs to targets, by batch size and run."""
-    return _data("summary_train.csv")
+    """File of measured training runs: epochs to targets, by batch size and run; gzip."""
+    return _data("summary_train.csv.gz")
 
 
 def power_trace(gpu: str) -> Path:

@@ -138,16 +138,16 @@ def _candidates(times: Sequence[float]) -> list[float]:
 
 
 def _refine(times: Sequence[float], weights: Sequence[float], spacing: float) -> _Lattice | None:
-    """Fits a lattice to twice as many updates at a time, beginning with three."""
-    origin, size = times[0], 3
+    """Fits a lattice to twice as many updates at a time, beginning with the three closest ones."""
+    middle = min(range(1, len(times) - 1), key=lambda n: times[n + 1] - times[n - 1])
+    origin, size = times[middle], 3
+    outward = sorted(range(len(times)), key=lambda n: abs(times[n] - times[middle]))
     while True:
-        part = range(min(size, len(times)))
-        numbers = [round((times[n] - origin) / spacing) for n in part]
-        inliers = [
-            n for n in part if abs(times[n] - origin - numbers[n] * spacing) < 0.25 * spacing
-        ]
+        part = outward[:size]
+        number = {n: round((times[n] - origin) / spacing) for n in part}
+        inliers = [n for n in part if abs(times[n] - origin - number[n] * spacing) < 0.25 * spacing]
         fitted = _regress(
-            [numbers[n] for n in inliers],
+            [number[n] for n in inliers],
             [times[n] for n in inliers],
             [weights[n] for n in inliers],
         )
@@ -160,6 +160,7 @@ def _refine(times: Sequence[float], weights: Sequence[float], spacing: float) ->
         if size >= len(times):
             break
         size *= 2
+    origin %= spacing  # the phase, and how well it is known, count from the start of the readings
     numbers = [round((time - origin) / spacing) for time in times]
     residuals = [
         time - origin - number * spacing for time, number in zip(times, numbers, strict=True)

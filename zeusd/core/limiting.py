@@ -87,7 +87,7 @@ class CeilingRequests:
 
     def tick(self) -> None:
         """Time has passed: ceilings fall back, or end."""
-        boot_ns = self._out.now_ns + self._out.boot_offset_ns
+        boot_ns = self._boot_ns()
         if self._due_boot_ns is None or boot_ns < self._due_boot_ns:
             return
         for machine in self._node.machines():
@@ -139,6 +139,9 @@ class CeilingRequests:
 
     # --------------------------------------------------------------------------------- internals
 
+    def _boot_ns(self) -> int:
+        return self._out.now_ns + self._out.boot_offset_ns
+
     def _refusal(self, machine: ControlMachine, uuid: str, request: SetCeiling) -> Failure | None:
         if self._node.closed is not None:
             return self._node.closed
@@ -159,6 +162,12 @@ class CeilingRequests:
             if fault is not None:
                 message = f"no ceiling {request.name} on {uuid}: {fault}; choose another value"
                 return Failure(ErrorCode.OUT_OF_RANGE, message)
+        if 0 < request.until_boot_ns <= self._boot_ns():
+            return Failure(
+                ErrorCode.DEADLINE_EXCEEDED,
+                f"the ceiling {request.name} on {uuid} would have ended before it was set; the "
+                "request was held up, so send it again with a later time",
+            )
         if request.value is not None and (request.fallback or request.value) > request.value:
             return Failure(
                 ErrorCode.BAD_REQUEST,
@@ -175,12 +184,13 @@ class CeilingRequests:
         then: Callable[[], None],
     ) -> None:
         before = machine.highest()
-        boot_ns = self._out.now_ns + self._out.boot_offset_ns
         assert request.value is not None
+        ends_ns = [self._boot_ns() + request.ttl_ms * 1_000_000] if request.ttl_ms else []
+        ends_ns += [request.until_boot_ns] if request.until_boot_ns else []
         ceiling = Ceiling(
             tuple(request.value),
             peer.uid,
-            boot_ns + request.ttl_ms * 1_000_000 if request.ttl_ms else None,
+            min(ends_ns, default=None),
             None if request.fallback is None else tuple(request.fallback),
         )
         machine.ceilings.put(request.name, ceiling)

@@ -24,7 +24,7 @@ PATIENCE_S = 3.0
 STUCK_LOOK_S = 0.2
 """How often to look whether a call that did not return in time has."""
 
-DEVICE_FILES = "/dev/nvidia"
+DEVICE_FILES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
 
 class Driver:

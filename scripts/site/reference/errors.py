@@ -36,6 +36,7 @@ _OTHERS = {
         0: "stopped as asked",
         1: "it cannot listen, or prometheus_client is missing",
     },
+    "zeus-fleet": {0: "done", 1: "failed; the sentence says why"},
     "bso": {
         0: "done",
         1: "failed",

@@ -58,17 +58,20 @@ def test_period_and_phase_of_a_sensor_are_found(seed: int, period_ms: float, sil
     assert found.silent_updates == pytest.approx(silent * due, abs=0.15 * due + 1)
 
 
+@pytest.mark.parametrize(("rare", "every_ms"), [(0.03, 1.0), (0.008, 1.6)])
 @pytest.mark.parametrize("seed", range(101, 109))
-def test_a_period_is_found_where_readings_stall_and_updates_are_rare_at_first(seed: int) -> None:
+def test_a_period_is_found_where_readings_stall_and_updates_are_rare_at_first(
+    seed: int, rare: float, every_ms: float
+) -> None:
     """As of a rounded sensor under long bursts, then short ones, on a machine that is busy."""
     chance = random.Random(seed)
     period_ms = chance.uniform(16, 110)
-    times = polls(chance, 32.0, stalls=0.03, longest_ms=60)
+    times = polls(chance, 32.0, every_ms, stalls=0.03, longest_ms=60)
     updates = ticks(chance, times, period_ms, chance.uniform(0, period_ms), 0.3)
     value, values = 0, []
     for t_ns in updates:
         since_s = (t_ns - times[0]) / 1e9
-        if chance.random() < (0.03 if since_s < 12 else 0.5 if since_s < 20 else 0.9):
+        if chance.random() < (rare if since_s < 12 else 0.5 if since_s < 20 else 0.9):
             value = chance.randint(1, 900)
         values.append(value)
 

@@ -108,6 +108,19 @@ def test_a_deadline_that_passes_while_zeusd_is_down_counts_at_its_start(world: W
     assert world.limit_w() == 150
 
 
+def test_a_ceiling_that_is_held_up_ends_no_later(world: World) -> None:
+    until_ns = world.now_ns + 30_000_000_000
+    bound(world, 280, until_boot_ns=until_ns, fallback=[150_000])
+    world.advance(29)
+    bound(world, 280, until_boot_ns=until_ns, ttl_ms=30_000, fallback=[150_000])
+    assert world.limit_w() == 280
+    world.advance(1)
+    assert world.limit_w() == 150
+    late = bound(world, 290, until_boot_ns=until_ns, fallback=[150_000])
+    assert late["error"]["code"] == "deadline_exceeded"
+    assert world.limit_w() == 150
+
+
 def test_ceilings_survive_a_restart_and_what_they_left_behind_is_undone(world: World) -> None:
     bound(world, 200)
     world.start_core(alive=set())

@@ -11,6 +11,7 @@ import pytest
 from tests.support import wait_for
 from zeus_ipc.client import Client
 from zeusd import embed
+from zeusd.devices.vendors import Options
 from zeusd.nodes import open_node
 from zeusd.records import Entry, replay
 from zeusd.restore import EMBEDDED_PREFIX, boot_id
@@ -41,7 +42,7 @@ def disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disk:
 
 @pytest.fixture
 def client(tmp_path: Path, disk: Disk) -> Iterator[Client]:
-    node = open_node(None, "2xv100-pcie:setter_ms=0", str(tmp_path / "devices"))
+    node = open_node(Options(), "2xv100-pcie:setter_ms=0", str(tmp_path / "devices"))
     try:
         with embed.connect(node, state_dir=str(tmp_path / "state")) as client:
             yield client

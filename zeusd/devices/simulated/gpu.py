@@ -45,10 +45,17 @@ class SimulatedGpu:
         spec: What it is.
         now_s: When the driver is loaded.
         boot: Number of this load, so that phases differ from the last one's.
+        second: The other die of the card, of whose power limit and sensors this one is in charge.
     """
 
-    def __init__(self, spec: GpuSpec, now_s: float, boot: int) -> None:
+    def __init__(
+        self, spec: GpuSpec, now_s: float, boot: int, second: SimulatedGpu | None = None
+    ) -> None:
         self.spec = spec
+        self.first = self
+        self.second = second
+        if second is not None:
+            second.first = self
         self.model: DeviceModel = spec.model
         self.chance = random.Random(f"{spec.seed}:{spec.index}:{boot}")
         low, default, high = self.model.power_limits_w
@@ -64,7 +71,7 @@ class SimulatedGpu:
         self.board_limit_mw: int | None = None
         self.gpu_lock_mhz: tuple[int, int] | None = None
         self.memory_lock_mhz: tuple[int, int] | None = None
-        self.persistence = False
+        self.persistence = not self.model.persistence
         self.contexts = 0
         self.work: Running | None = None
         self.point = self._idle_point()
@@ -80,22 +87,34 @@ class SimulatedGpu:
         counter_mj = float(self.chance.randrange(10**6, 10**9)) if boot == 1 else 0.0
         self.sensor = PowerSensor(
             self.model.sensor,
-            self.true_energy_j,
+            self.card_energy_j,
             now_s,
             gain,
             self.chance,
             counter_mj,
             spec.counts_all,
         )
-        limit_w = self.enforced_limit_mw / 1000
+        limit_w = self._own_limit_w
         self._limit_w = Relaxation(now_s, limit_w, limit_w, 0.0)
 
     @property
     def enforced_limit_mw(self) -> int:
         """The smaller of what software and the board's controller ask for."""
+        if self.first is not self:
+            return self.first.enforced_limit_mw
         if self.board_limit_mw is None:
             return self.limit_mw
         return min(self.limit_mw, self.board_limit_mw)
+
+    @property
+    def _own_limit_w(self) -> float:
+        """Its share of the limit: dies of a card have equal ones."""
+        return self.enforced_limit_mw / 1000 / self.model.dies
+
+    def card_energy_j(self, t_s: float) -> float:
+        """True energy of all that the sensor sees."""
+        own_j = self.true_energy_j(t_s)
+        return own_j if self.second is None else own_j + self.second.true_energy_j(t_s)
 
     @property
     def work_memory_mib(self) -> int:
@@ -129,7 +148,7 @@ class SimulatedGpu:
 
     def limit_moved(self, t_s: float) -> None:
         """The enforced limit may have changed: the capping controller sets off towards it."""
-        limit_w = self.enforced_limit_mw / 1000
+        limit_w = self._own_limit_w
         if limit_w != self._limit_w.end:
             self._limit_w = Relaxation(t_s, self._limit_w.value(t_s), limit_w, LIMIT_TAU_S)
 
@@ -154,7 +173,7 @@ class SimulatedGpu:
 
     def steady_point(self) -> OperatingPoint:
         """Where power and clock go with the present settings and work."""
-        return self._point_under(self.enforced_limit_mw / 1000)
+        return self._point_under(self._own_limit_w)
 
     def starting_point(self, t_s: float) -> OperatingPoint:
         """Where work that begins now sets out: the capping controller may still be on its way."""
@@ -199,12 +218,14 @@ class SimulatedGpu:
             start_w: Where from; None: from the present power.
         """
         self.sensor.update(t_s)
+        self.first.sensor.update(t_s)
         self.point = self.steady_point()
         target_w = self.point.power_w if power_w is None else power_w
         before_w = self.true_power_w(t_s) if start_w is None else start_w
         move = Relaxation(t_s, before_w, target_w, tau_s)
         self._power.append((t_s, self.true_energy_j(t_s), move))
-        while len(self._power) > 1 and self._power[1][0] < self.sensor.needs_since_s:
+        needs_since_s = min(self.sensor.needs_since_s, self.first.sensor.needs_since_s)
+        while len(self._power) > 1 and self._power[1][0] < needs_since_s:
             self._power.popleft()
         self._temperature = Relaxation(
             t_s, self._temperature.value(t_s), self._steady_c(target_w), THERMAL_TAU_S
@@ -219,7 +240,7 @@ class SimulatedGpu:
         if self.work is None or not (self.work.active or self.blocking):
             return REASON_IDLE
         reasons = REASON_POWER_CAP if self.point.capped else 0
-        if self.gpu_lock_mhz is not None:
+        if self.gpu_lock_mhz is not None and self.model.persistence:
             reasons |= REASON_LOCKED
         return reasons
 
@@ -229,4 +250,5 @@ class SimulatedGpu:
         return OperatingPoint(0.0, watts, self.model.idle_clock_mhz, capped=False)
 
     def _steady_c(self, watts: float) -> float:
-        return AMBIENT_C + (HOT_C - AMBIENT_C) * watts / self.model.power_limits_w[2]
+        most_w = self.model.power_limits_w[2] / self.model.dies
+        return AMBIENT_C + (HOT_C - AMBIENT_C) * watts / most_w

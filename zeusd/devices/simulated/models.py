@@ -1,14 +1,19 @@
-"""The GPUs that can be simulated: what their NVML says, and how their power follows their clock.
+"""The GPUs that can be simulated: what their driver says, and how their power follows their clock.
 
 Limits, clocks and memories are as `nvidia-smi` reports them. Sensor periods and windows are those
 measured by Yang et al., "Part-time Power Measurements: nvidia-smi's Lack of Attention"
 (arXiv:2312.02741). The four parameters of the power model are fitted to measured tables for P100,
-V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`.
+V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`. Of AMD's GPUs
+limits and clocks are known; nobody has published how long their sensors' ticks are, and the
+power model is plausible only.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+
+AMD = 0
+"""In place of NVML's architecture number, which AMD's GPUs do not have."""
 
 PASCAL, VOLTA, TURING, AMPERE, ADA, HOPPER, BLACKWELL = 4, 5, 6, 7, 8, 9, 10
 
@@ -57,6 +62,8 @@ class DeviceModel:
         knee: Power model: relative clock of the knee.
         clock_table: Graphics clocks by memory clock, where they are known one by one.
         has_counter: Whether there is an energy counter; None: as on other GPUs of its architecture.
+        limit_step_mw: The driver truncates a power limit to a multiple of this.
+        dies: How many GPUs share one power limit, sensor and counter, which are the first one's.
     """
 
     key: str
@@ -78,21 +85,32 @@ class DeviceModel:
     memory_load: tuple[float, float] = (0.2, 180.0)
     clock_table: tuple[tuple[int, tuple[int, ...]], ...] = ()
     has_counter: bool | None = None
+    limit_step_mw: int = 1
+    dies: int = 1
 
     @property
     def energy_counter(self) -> bool:
-        """Whether nvmlDeviceGetTotalEnergyConsumption works."""
-        return self.architecture >= VOLTA if self.has_counter is None else self.has_counter
+        """Whether nvmlDeviceGetTotalEnergyConsumption, or AMD's counterpart, works."""
+        return self.since(VOLTA) if self.has_counter is None else self.has_counter
 
     @property
     def gpu_clocks(self) -> bool:
-        """Whether nvmlDeviceSetGpuLockedClocks works."""
-        return self.architecture >= VOLTA
+        """Whether graphics clocks can be locked."""
+        return self.since(VOLTA)
 
     @property
     def memory_clocks(self) -> bool:
-        """Whether nvmlDeviceSetMemoryLockedClocks works: Ampere on, but not on Hopper's HBM."""
-        return self.architecture >= AMPERE and self.architecture != HOPPER
+        """Whether memory clocks can be locked: Ampere on, but not on Hopper's HBM."""
+        return self.since(AMPERE) and self.architecture != HOPPER
+
+    @property
+    def persistence(self) -> bool:
+        """Whether there is a persistence mode. AMD's settings last without one."""
+        return self.architecture != AMD
+
+    def since(self, architecture: int) -> bool:
+        """Whether it has what NVIDIA's GPUs have from an architecture on. AMD's have all of it."""
+        return self.architecture >= architecture or self.architecture == AMD
 
     def clocks_at(self, memory_mhz: int) -> tuple[int, ...]:
         """Graphics clocks at a memory clock, descending."""
@@ -119,6 +137,8 @@ _TURING_SENSOR = Sensor(100, 100)
 _GA100_SENSOR = Sensor(100, 25)
 _GA10X_SENSOR = Sensor(100, 100, average=True)
 _HOPPER_SENSOR = Sensor(100, 25, average=True)
+
+_AMD_SENSOR = Sensor(1, 1, quantum_mw=1000, dither=False)
 
 _V100 = DeviceModel(
     key="v100-pcie",
@@ -358,6 +378,43 @@ _MODELS = (
         knee=0.72,
         compute_load=(0.85, 1080),
         memory_load=(0.25, 600),
+    ),
+    DeviceModel(
+        key="mi300x",
+        name="AMD Instinct MI300X",
+        architecture=AMD,
+        memory_mib=196592,
+        power_limits_w=(150, 750, 750),
+        idle_w=(140, 165),
+        idle_clock_mhz=132,
+        clocks_mhz=(*range(2100, 132, -25), 132),
+        memory_clocks_mhz=(1300, 900),
+        sensor=_AMD_SENSOR,
+        static_w=170,
+        vmin=0.76,
+        knee=0.70,
+        compute_load=(0.85, 800),
+        memory_load=(0.25, 520),
+        limit_step_mw=1000,
+    ),
+    DeviceModel(
+        key="mi250x",
+        name="AMD Instinct MI250X",
+        architecture=AMD,
+        memory_mib=65520,
+        power_limits_w=(100, 560, 560),
+        idle_w=(45, 52),
+        idle_clock_mhz=500,
+        clocks_mhz=(*range(1700, 500, -25), 500),
+        memory_clocks_mhz=(1600, 400),
+        sensor=_AMD_SENSOR,
+        static_w=60,
+        vmin=0.76,
+        knee=0.70,
+        compute_load=(0.85, 290),
+        memory_load=(0.25, 190),
+        limit_step_mw=1000,
+        dies=2,
     ),
 )
 

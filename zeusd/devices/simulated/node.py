@@ -1,4 +1,4 @@
-"""The simulated NVML, the work that runs on its GPUs, and faults on demand."""
+"""The simulated driver, the work that runs on its GPUs, and faults on demand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import Backend, GpuProcess, Handle, PowerLimits, Sensors
 from zeusd.devices.simulated.gpu import SimulatedGpu
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
-from zeusd.devices.simulated.models import AMPERE, VOLTA
+from zeusd.devices.simulated.models import AMD, AMPERE, VOLTA
 from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.spec import GpuSpec, parse_spec
@@ -81,6 +81,9 @@ class SimulatedBackend(TabledControls):
             found = self.power_limits(gpu)
             return found.min_mw, found.max_mw
 
+        def since(first: int) -> Callable[[Handle], bool]:
+            return lambda gpu: self.architecture(gpu) in (*range(first, 1000), AMD)
+
         def lock_gpu(gpu: Handle, value: ControlValue) -> None:
             self.set_gpu_clocks(gpu, *value) if value else self.reset_gpu_clocks(gpu)
 
@@ -94,14 +97,13 @@ class SimulatedBackend(TabledControls):
                 read=lambda gpu: (self.power_limit_mw(gpu),),
                 range=limits,
             ),
-            Control.GPU_CLOCKS: ControlCalls(
-                offered=lambda gpu: self.architecture(gpu) >= VOLTA, write=lock_gpu
-            ),
-            Control.MEMORY_CLOCKS: ControlCalls(
-                offered=lambda gpu: self.architecture(gpu) >= AMPERE, write=lock_memory
-            ),
+            Control.GPU_CLOCKS: ControlCalls(offered=since(VOLTA), write=lock_gpu),
+            Control.MEMORY_CLOCKS: ControlCalls(offered=since(AMPERE), write=lock_memory),
             Control.PERSISTENCE_MODE: ControlCalls(
-                offered=lambda gpu: self.persistence_mode(gpu) in (True, False),
+                offered=lambda gpu: (
+                    self._gpus[gpu].model.persistence
+                    and self.persistence_mode(gpu) in (True, False)
+                ),
                 write=lambda gpu, value: self.set_persistence_mode(gpu, bool(value[0])),
                 read=lambda gpu: (int(self.persistence_mode(gpu)),),
             ),
@@ -191,12 +193,12 @@ class SimulatedBackend(TabledControls):
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
         """See `Backend`."""
-        state = self._enter(gpu, "power_limits")
+        state = self._limited(gpu, "power_limits")
         return PowerLimits(state.limit_min_mw, state.limit_max_mw, state.limit_default_mw)
 
     def power_limit_mw(self, gpu: Handle) -> int:
         """See `Backend`."""
-        state = self._enter(gpu, "power_limit_mw")
+        state = self._limited(gpu, "power_limit_mw")
         with self.lock:
             self._settle(state)
             if state.stale_reads:
@@ -213,7 +215,7 @@ class SimulatedBackend(TabledControls):
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
         """See `Backend`."""
-        state = self._enter(gpu, "set_power_limit", setter=True)
+        state = self._limited(gpu, "set_power_limit", setter=True)
         low, high, quirks = state.limit_min_mw, state.limit_max_mw, state.quirks
         if quirks.clamp_mw is None and not low <= power_limit_mw <= high:
             raise nvml_error(Return.INVALID_ARGUMENT, "nvmlDeviceSetPowerManagementLimit")
@@ -223,7 +225,8 @@ class SimulatedBackend(TabledControls):
                 return
             state.limit_before_mw, state.stale_reads = state.limit_mw, quirks.stale_reads
             state.limit_due_s = self._clock_ns() / 1e9 + quirks.delay_s
-            state.limit_next_mw = quirks.taken(power_limit_mw)
+            taken_mw = quirks.taken(power_limit_mw)
+            state.limit_next_mw = taken_mw - taken_mw % state.model.limit_step_mw
             self._settle(state)
 
     # --------------------------------------------------------------------------------- clocks
@@ -295,11 +298,11 @@ class SimulatedBackend(TabledControls):
 
     def persistence_mode(self, gpu: Handle) -> bool:
         """See `Backend`."""
-        return self._enter(gpu, "persistence_mode").persistence
+        return self._persistent(gpu, "persistence_mode").persistence
 
     def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
         """See `Backend`."""
-        state = self._enter(gpu, "set_persistence_mode", setter=True)
+        state = self._persistent(gpu, "set_persistence_mode", setter=True)
         if not state.quirks.ignores():
             state.persistence = enabled
 
@@ -310,6 +313,8 @@ class SimulatedBackend(TabledControls):
             now_ns = self._clock_ns()
             now_s = self.advance(now_ns)
             model = state.model
+            if state.first is not state:
+                return Sensors(now_ns, None, None, None, None)
             return Sensors(
                 t_ns=now_ns,
                 energy_mj=state.sensor.energy_mj(now_s) if model.energy_counter else None,
@@ -521,7 +526,11 @@ class SimulatedBackend(TabledControls):
     def _load_driver(self) -> None:
         now_s = self._clock_ns() / 1e9
         self._boot += 1
-        self._gpus = [SimulatedGpu(spec, now_s, self._boot) for spec in self._specs]
+        gpus: list[SimulatedGpu] = []
+        for spec in reversed(self._specs):
+            second = gpus[-1] if gpus and gpus[-1].spec.die == spec.die + 1 else None
+            gpus.append(SimulatedGpu(spec, now_s, self._boot, second))
+        self._gpus = gpus[::-1]
         self._work = []
 
     def _check_initialised(self, call: str) -> None:
@@ -556,6 +565,20 @@ class SimulatedBackend(TabledControls):
             raise nvml_error(Return.NO_PERMISSION, call)
         return state
 
+    def _limited(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
+        """For calls about the power limit, which the second die of a card has no part in."""
+        state = self._enter(gpu, call, setter)
+        if state.first is not state:
+            raise nvml_error(Return.NOT_SUPPORTED, call, "the card's first GPU has its power limit")
+        return state
+
+    def _persistent(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
+        """For calls about persistence mode."""
+        state = self._enter(gpu, call, setter)
+        if not state.model.persistence:
+            raise nvml_error(Return.NOT_SUPPORTED, call)
+        return state
+
     def _take_fault(self, gpu: int | None, call: str) -> _Fault | None:
         waiting = self._faults.get((gpu, call))
         if not waiting:
@@ -576,11 +599,12 @@ class SimulatedBackend(TabledControls):
     def _changed(self, state: SimulatedGpu, tau_s: float) -> None:
         """A setting changed: the GPU, and whatever runs on it, adapts."""
         now_s = self.advance()
-        state.limit_moved(now_s)
-        if state.work is not None and state.work.active:
-            state.work.follow(now_s, tau_s)
-        else:
-            state.retarget(now_s, tau_s)
+        for die in (state,) if state.second is None else (state, state.second):
+            die.limit_moved(now_s)
+            if die.work is not None and die.work.active:
+                die.work.follow(now_s, tau_s)
+            else:
+                die.retarget(now_s, tau_s)
 
 
 def _nearest(grid: Sequence[int], mhz: int) -> int:

@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from zeusd.devices.simulated.models import ALIASES, DEVICES, DeviceModel
+from zeusd.devices.simulated.models import ALIASES, AMD, DEVICES, DeviceModel
 from zeusd.devices.simulated.reported import read_report
 
 DRIVER_VERSION = "595.58.03"
@@ -29,6 +29,7 @@ class GpuSpec:
         unprivileged: Setters answer NO_PERMISSION.
         counts_all: The energy counter sees all of a tick, also where the power reading does not.
         driver_version: What the driver says of itself.
+        die: Which GPU of its card, where power limit and sensors are those of the first, 0.
     """
 
     model: DeviceModel
@@ -39,11 +40,13 @@ class GpuSpec:
     unprivileged: bool = False
     counts_all: bool = False
     driver_version: str = DRIVER_VERSION
+    die: int = 0
 
     @property
     def uuid(self) -> str:
         """The same for the same place on the same node, over restarts."""
-        return f"GPU-{uuid.uuid5(_NAMESPACE, f'{self.index}:{self.model.key}:{self.seed}')}"
+        found = uuid.uuid5(_NAMESPACE, f"{self.index}:{self.model.key}:{self.seed}")
+        return f"GPU-{found.hex[:16] if self.model.architecture == AMD else found}"
 
     @property
     def pci_address(self) -> str:
@@ -75,8 +78,14 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
                 f"a100-sxm-80,a40, of: {', '.join(sorted(DEVICES))}; or as report:FILE"
             )
         count = int(match.group(1) or 1)
-        first = _apply_options(GpuSpec(DEVICES[key], index=0), group, options)
-        _add(gpus, text, [first] * count)
+        model = DEVICES[key]
+        first = _apply_options(GpuSpec(model, index=0), group, options)
+        if count % model.dies:
+            raise ValueError(
+                f"cannot simulate {kind.strip()!r}: a card of {model.name} is {model.dies} GPUs; "
+                f"name {count + 1}x{model.key}"
+            )
+        _add(gpus, text, [replace(first, die=number % model.dies) for number in range(count)])
     return tuple(gpus)
 
 

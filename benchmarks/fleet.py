@@ -1,0 +1,117 @@
+"""Who should get the watts? Mean relative progress per busy GPU, by policy, cluster and budget.
+
+    python benchmarks/fleet.py                   the table, of 12 mixes each
+    python benchmarks/fleet.py --mixes 2         quickly
+    python benchmarks/fleet.py --dynamic         jobs that come and go, by the policies' period
+
+512 GPUs, 85 % of them busy, jobs of 1 to 32 GPUs, at random from measured tables (zeus_nsdi23).
+Idle GPUs are charged their minimum limit. In parentheses: the job with the least progress.
+Computed, not measured on a cluster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from zeus_fleet.policies import POLICIES, water_filling
+from zeus_fleet.simulation import CLUSTERS, Mix, compare, follow_demand, of_jobs, play
+
+STEP_MW = 25_000
+
+
+def exact(mix: Mix, total_mw: int) -> list[int]:
+    """The best limits in steps of 25 W, by dynamic programming."""
+    *jobs, idle = mix.jobs
+    least = sum(job.gpus * job.low_mw for job in mix.jobs)
+    steps = (total_mw - least) // STEP_MW
+    best = np.zeros(steps + 1)
+    chosen = []
+    for job, run in zip(jobs, mix.measured, strict=True):
+        gained = np.full(steps + 1, -np.inf)
+        choice = np.zeros(steps + 1, int)
+        for level in range((job.high_mw - job.low_mw) // STEP_MW + 1):
+            cost = level * job.gpus
+            if cost > steps:
+                break
+            gain = job.gpus * run.profile.at(job.low_mw + level * STEP_MW)
+            here = np.full(steps + 1, -np.inf)
+            here[cost:] = best[: steps + 1 - cost] + gain
+            choice[here > gained] = level
+            gained = np.maximum(gained, here)
+        chosen.append(choice)
+        best = gained
+    left, limits = int(best.argmax()), []
+    for job, choice in zip(reversed(jobs), reversed(chosen), strict=True):
+        level = int(choice[left])
+        limits.append(job.low_mw + level * STEP_MW)
+        left -= level * job.gpus
+    return [*reversed(limits), idle.low_mw]
+
+
+STATIC = {
+    "uniform": of_jobs(POLICIES["uniform"]),
+    "busy": of_jobs(POLICIES["busy"]),
+    "demand +10 %": functools.partial(follow_demand, margin=0.10),
+    "demand +25 %": functools.partial(follow_demand, margin=0.25),
+    "max-min": of_jobs(POLICIES["max-min"]),
+    "water-filling": of_jobs(water_filling),
+    "no floor": of_jobs(functools.partial(water_filling, floor=0.0)),
+    "exact": exact,
+}
+DYNAMIC = {
+    "uniform": (10,),
+    "busy": (10,),
+    "demand +25 %": (10,),
+    "max-min": (10,),
+    "water-filling": (5, 10, 30, 60, 120, 300),
+}
+"""Policies and their periods, s."""
+
+
+def dynamic(seeds: range) -> None:
+    """Prints what is gained where jobs of ten minutes come and go, with each period."""
+    shares = (0.5, 0.6, 0.7)
+    print("| A40, period | " + " | ".join(f"{share:.0%}" for share in shares) + " |")
+    print("|---|" + "--:|" * len(shares))
+    for name, periods in DYNAMIC.items():
+        for period_s in periods:
+            cells = []
+            for share in shares:
+                played = [
+                    play("a40", share, STATIC[name], period_s=period_s, seed=seed) for seed in seeds
+                ]
+                cells.append(f"{sum(played) / len(played):.3f}")
+            print(f"| {name}, {period_s} s | " + " | ".join(cells) + " |", flush=True)
+
+
+def main() -> None:
+    """Prints the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--mixes", type=int, default=12)
+    parser.add_argument("--first-seed", type=int, default=7000)
+    parser.add_argument("--known", type=float, default=1.0, help="share of jobs with a profile")
+    parser.add_argument("--dynamic", action="store_true", help="jobs come and go")
+    options = parser.parse_args()
+    seeds = range(options.first_seed, options.first_seed + options.mixes)
+    if options.dynamic:
+        dynamic(seeds)
+        return
+    print("| cluster, budget | " + " | ".join(STATIC) + " | drawn |")
+    print("|---|" + "--:|" * (len(STATIC) + 1))
+    for cluster in CLUSTERS:
+        found = compare(cluster, (0.5, 0.6, 0.7, 0.8, 0.9), seeds, STATIC, options.known)
+        for share, results in found.items():
+            cells = [f"{one.progress:.3f} ({one.worst:.2f})" for one in results.values()]
+            drawn = f"{results['water-filling'].drawn:.2f}"
+            print(f"| {cluster} {share:.0%} | " + " | ".join([*cells, drawn]) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

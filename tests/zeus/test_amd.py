@@ -1,0 +1,91 @@
+"""The monitor and the power limit optimizer on a simulated AMD node, as on any other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.zeus.node import VirtualNode, train
+from zeus.device import get_gpus
+from zeus.device.visible import VARIABLES
+from zeus.optimizer.power_limit import (
+    Done,
+    Energy,
+    GlobalPowerLimitOptimizer,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+)
+from zeusd.devices.simulated.models import DEVICES
+from zeusd.devices.simulated.physics import ModelLoad, OperatingPoint
+from zeusd.devices.simulated.workloads import ModelWorkload
+
+WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.6, power_w=700.0))
+
+
+@pytest.fixture
+def node(
+    virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
+) -> VirtualNode:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    return virtual_node("4xmi300x:setter_ms=0")
+
+
+def truth(limit_w: float) -> OperatingPoint:
+    return WORKLOAD.point(DEVICES["mi300x"], 0, limit_w, None)
+
+
+def joules(limit_w: float) -> float:
+    return truth(limit_w).power_w / truth(limit_w).rate
+
+
+def least_joules(limits_w: list[float]) -> float:
+    return min(limits_w, key=joules)
+
+
+def lowest_within_a_tenth(limits_w: list[float]) -> float:
+    return min(one for one in limits_w if truth(limits_w[0]).rate <= 1.1 * truth(one).rate)
+
+
+@pytest.mark.parametrize(
+    ("selector", "best"),
+    [(Energy(), least_joules), (MaxSlowdownConstraint(1.1), lowest_within_a_tenth)],
+    ids=["energy", "slowdown"],
+)
+def test_the_optimizer_chooses_what_is_best(
+    node: VirtualNode, selector: OptimumSelector, best: Callable[[list[float]], float]
+) -> None:
+    optimizer = GlobalPowerLimitOptimizer(
+        node.monitor(gpu_indices=[0]),
+        selector,
+        warmup_steps=5,
+        profile_steps=25,
+        pl_step=100,
+        search="exhaustive",
+    )
+    train(optimizer, node.nvml.open_work([0], WORKLOAD), 2000, until_done=True)
+    assert isinstance(optimizer.state, Done)
+    tried = [float(limit_w) for limit_w in (750, 650, 550, 450, 350, 250, 150)]
+    assert node.limit_w() == best(tried) < 750
+
+
+def test_a_window_has_the_energy_that_was_drawn(node: VirtualNode) -> None:
+    monitor = node.monitor(gpu_indices=[2])
+    work = node.nvml.open_work([2], WORKLOAD)
+    work.run(10)
+    before_j = node.nvml.true_energy_j(2)
+    monitor.begin_window("steps")
+    work.run(50)
+    measured = monitor.end_window("steps")
+    assert measured.gpu_energy[2] == pytest.approx(node.nvml.true_energy_j(2) - before_j, rel=0.01)
+
+
+def test_gpus_are_listed_with_their_names_and_ranges(
+    node: VirtualNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "3,1")
+    gpus = get_gpus()
+    assert [gpu.info.index for gpu in gpus.gpus] == [3, 1]
+    assert gpus.gpus[0].get_name() == "AMD Instinct MI300X"
+    assert gpus.get_power_management_limit_constraints(0) == (150_000, 750_000)

@@ -1,0 +1,302 @@
+"""Agents, allocators and commands on a real etcd, and with a real zeusd on simulated GPUs."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from tests.support import RunningDaemon, running_daemon
+from tests.zeus_fleet.etcd import running_etcd
+from zeus_fleet import shells, wire
+from zeus_fleet.allocator import Allocator, Commit
+from zeus_fleet.command import main
+from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timing
+from zeus_fleet.node import Ceilings, Gpu
+from zeus_fleet.shells import ZeusdGpus, run_agent, run_allocator
+from zeus_fleet.store import Store, StoreUnavailable
+from zeus_ipc import Client
+
+pytestmark = pytest.mark.needs("etcd")
+
+PREFIXES = itertools.count()
+QUICK = Timing(lease_ns=2 * S, guard_ns=S // 2)
+BUDGET = Budget(
+    (Domain("site", 700_000, frozenset("ab")),), {"a": 200_000, "b": 200_000}, frozenset()
+)
+
+
+@pytest.fixture(scope="module")
+def etcd() -> Iterator[str]:
+    with running_etcd() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def prefix() -> str:
+    return f"/test{next(PREFIXES)}/"
+
+
+@pytest.fixture
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shells, "HEARTBEAT_S", 0.1)
+    monkeypatch.setattr(shells, "PLAN_S", 0.1)
+
+
+def beat(number: int, held_mw: int = 200_000) -> Heartbeat:
+    return Heartbeat(number, 0, held_mw, 200_000, 500_000, 500_000)
+
+
+@contextlib.asynccontextmanager
+async def opened(*endpoints: str, prefix: str, timeout_s: float = 5.0) -> AsyncIterator[Store]:
+    store = Store(endpoints, prefix=prefix, timeout_s=timeout_s)
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def until(condition: Callable[[], Any], what: str) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain: {what}"
+        await asyncio.sleep(0.02)
+
+
+# -------------------------------------------------------------------------------------- the store
+
+
+def test_messages_come_back_as_they_were_written() -> None:
+    plan = Plan(7, {"site": 300_000}, {"a": Grant(3, 250_000, 500_000)})
+    assert wire.plan_from(wire.plan_bytes(plan)) == plan
+    assert wire.budget_from(wire.budget_bytes(BUDGET)) == BUDGET
+    one = replace(beat(12), stuck_mw=5)
+    assert wire.heartbeat_from(wire.heartbeat_bytes(one)) == one
+    assert wire.number_key(9) < wire.heartbeat_bytes(beat(9)) < wire.number_key(10)
+
+
+def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            assert await store.newest_number("a") == 0
+            assert await store.beat("a", beat(2)) == (None, None)
+            assert await store.beat("a", beat(1)) is None
+            assert await store.beat("a", beat(2)) is None
+            assert await store.newest_number("a") == 2
+            assert await store.set_budget(BUDGET, 0)
+            assert await store.beat("a", beat(3)) == (None, BUDGET)
+            snapshot, _ = await store.read()
+            assert snapshot is not None
+            assert snapshot.heartbeats == {"a": beat(3)}
+
+    asyncio.run(play())
+
+
+def test_an_agent_goes_on_with_an_empty_store(etcd: str, prefix: str) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            assert await store.beat("a", beat(40)) == (None, None)
+            assert await store.newest_number("a") == 40
+
+    asyncio.run(play())
+
+
+def test_a_plan_is_written_only_over_what_it_was_made_from(etcd: str, prefix: str) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            for node in "ab":
+                await store.newest_number(node)
+                await store.beat(node, beat(1))
+            await store.set_budget(BUDGET, 0)
+            token, lease = await store.campaign("one", None)
+            assert token
+            assert (await store.campaign("one", lease))[0] == token
+            assert (await store.campaign("two", None))[0] is None
+            snapshot, revisions = await store.read()
+            assert snapshot is not None
+            assert snapshot.token == token
+            plan = Plan(token, dict(BUDGET.spare_mw), {"a": Grant(0, 200_000, 200_000)})
+            good = Commit(plan, token, 0, snapshot.budget_revision, {"a": 1})
+            for wrong in (
+                replace(good, token=token - 1),
+                replace(good, plan_revision=1),
+                replace(good, budget_revision=1),
+            ):
+                assert not await store.commit(wrong, revisions)
+            await store.beat("b", beat(2))  # nothing is reclaimed from b
+            assert await store.commit(good, revisions)
+            snapshot, revisions = await store.read()
+            assert snapshot is not None
+            assert snapshot.plan == plan
+            await store.beat("a", beat(2))
+            again = replace(good, plan_revision=snapshot.plan_revision)
+            assert not await store.commit(again, revisions)
+
+    asyncio.run(play())
+
+
+def test_a_budget_that_somebody_changed_is_not_overwritten(etcd: str, prefix: str) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            assert await store.set_budget(BUDGET, 0)
+            assert not await store.set_budget(BUDGET, 0)
+
+    asyncio.run(play())
+
+
+def test_the_next_endpoint_is_asked_when_one_does_not_answer(etcd: str, prefix: str) -> None:
+    async def play() -> None:
+        async with opened("127.0.0.1:1", etcd, prefix=prefix, timeout_s=0.5) as store:
+            with pytest.raises(StoreUnavailable, match=r"127\.0\.0\.1:1 does not answer"):
+                await store.newest_number("a")
+            store._timeout_s = 5.0
+            assert await store.newest_number("a") == 0
+
+    asyncio.run(play())
+
+
+# --------------------------------------------------------------------------------------- the loops
+
+
+class FakeGpus:
+    """Two GPUs whose zeusd obeys at once."""
+
+    ranges: Sequence[Gpu] = (Gpu(100_000, 250_000), Gpu(100_000, 250_000))
+
+    def __init__(self, wanted_mw: int) -> None:
+        self.limits = [100_000, 100_000]
+        self.wanted = [wanted_mw, wanted_mw]
+
+    def holds_mw(self) -> list[int]:
+        return self.limits
+
+    def carry_out(self, command: Ceilings) -> list[int]:
+        self.limits = [*command.limits_mw]
+        return self.limits
+
+    def wanted_mw(self) -> list[int]:
+        return self.wanted
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[RunningDaemon]:
+    with running_daemon("--simulate", "2xv100-pcie", gpus=2) as one:
+        yield one
+
+
+@pytest.mark.usefixtures("quick")
+def test_watts_follow_the_budget_and_return_from_a_dead_agent(
+    etcd: str, prefix: str, daemon: RunningDaemon
+) -> None:
+    """Node a is a zeusd with two idle GPUs; node b is made up."""
+
+    async def play(gpus: ZeusdGpus, observer: Client) -> None:
+        uuids = [gpu.uuid for gpu in observer.node().gpus]
+
+        def ceilings() -> set[int | None]:
+            """What may be set now, where there is a ceiling of the fleet's."""
+            return {gpu.power_limit_site_mw for gpu in observer.node().gpus if gpu.ceilings}
+
+        def limits() -> set[int | None]:
+            return {state.power_limit_mw for state in observer.state(uuids).values()}
+
+        b = FakeGpus(100_000)
+        async with contextlib.AsyncExitStack() as stack:
+            stores = [
+                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(5)
+            ]
+            await stores[4].set_budget(BUDGET, 0)
+            agents = [
+                asyncio.create_task(run_agent("a", stores[0], gpus, timing=QUICK)),
+                asyncio.create_task(run_agent("b", stores[1], b, timing=QUICK)),
+            ]
+            leaders = [
+                asyncio.create_task(run_allocator(f"l{index}", stores[2 + index], Allocator(QUICK)))
+                for index in range(2)
+            ]
+            await until(lambda: ceilings() == {175_000}, "a to be raised")
+            assert limits() == {175_000}
+            await until(lambda: sum(b.limits) == 350_000, "b to be raised")
+            snapshot, _ = await stores[4].read()
+            assert snapshot is not None
+            less = replace(BUDGET.site, limit_mw=600_000)
+            await stores[4].set_budget(Budget((less,), BUDGET.floors_mw), snapshot.budget_revision)
+            await until(lambda: limits() == {150_000}, "a to obey the cut")
+            agents[0].cancel()
+            await until(lambda: limits() == {100_000}, "zeusd to lower the GPUs by itself")
+            assert sum(b.limits) <= 400_000
+            await until(lambda: sum(b.limits) == 400_000, "b to get what a had")
+            for task in (*agents, *leaders):
+                task.cancel()
+            await asyncio.gather(*agents, *leaders, return_exceptions=True)
+
+    with daemon.client() as client, daemon.client() as observer:
+        asyncio.run(play(ZeusdGpus(client), observer))
+
+
+# ------------------------------------------------------------------------------------ the commands
+
+TABLE = """
+limit_w = 700
+reserve_w = 150
+leaving = ["b"]
+[nodes]
+a = 200
+b = 200
+[[domain]]
+name = "rack1"
+limit_w = 400
+nodes = ["a"]
+"""
+
+
+def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: Path) -> None:
+    file = tmp_path / "budget.toml"
+    file.write_text(TABLE)
+
+    def run(*arguments: str) -> tuple[int, str]:
+        done = CliRunner().invoke(main, [*arguments, "--etcd", etcd, "--prefix", prefix])
+        return done.exit_code, done.output
+
+    assert run("status") == (1, "Error: there is no budget yet; see zeus-fleet budget --help\n")
+    assert run("budget", "600")[0] == 1
+    code, said = run("budget", "--file", str(file))
+    assert code == 0
+    assert "site: 700 W for 2 nodes, floors 400 W, reserve 150 W" in said
+    assert "rack1: 400 W for 1 nodes" in said
+    assert run("budget", "600")[1].startswith("site: 600 W")
+    code, said = run("budget", "500")
+    assert code == 1
+    assert "allow 550 W or remove nodes" in said
+    assert run("budget")[1].startswith("site: 600 W")
+    code, said = run("status")
+    assert code == 0
+    assert "no heartbeat" in said
+    assert "of 600 W" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("limit_w = 700", "the budget has no nodes"),
+        ("limit_w = 'x'\n[nodes]\na = 1", "wrong type"),
+        ("limit_w = ", "budget.toml cannot be read as TOML"),
+    ],
+)
+def test_a_file_that_is_no_budget_is_refused(
+    etcd: str, prefix: str, tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "budget.toml"
+    file.write_text(text)
+    arguments = ["budget", "--file", str(file), "--etcd", etcd, "--prefix", prefix]
+    done = CliRunner().invoke(main, arguments)
+    assert done.exit_code == 1
+    assert said in done.output

@@ -1,0 +1,299 @@
+"""What every backend keeps to, whatever its vendor: the same cases on each."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pynvml
+import pytest
+
+from tests.fake_amdsmi import double as amd
+from tests.fake_nvml import double as nvidia
+from zeus_ipc.controls import SPECS, UNLOCKED, Control, ControlValue
+from zeusd.devices.amd.backend import AmdBackend
+from zeusd.devices.nvml.backend import NvmlBackend
+from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
+from zeusd.devices.simulated import SimulatedBackend
+
+
+@dataclass
+class Case:
+    """A node of two GPUs, and what a test may do to it.
+
+    Attributes:
+        backend: Its backend, initialised.
+        lose: Takes the first GPU off the bus.
+        fail_once: Lets the next reading of the first GPU's power limit answer "not supported".
+    """
+
+    backend: Backend
+    lose: Callable[[], None]
+    fail_once: Callable[[], None]
+
+    @property
+    def gpu(self) -> Handle:
+        """The first GPU."""
+        return self.backend.device_handle(0)
+
+
+Opener = Callable[[bool], Case]
+
+
+def open_nvidia(folder: Path, monkeypatch: pytest.MonkeyPatch, root: bool) -> Case:
+    privilege = nvidia.ALWAYS if root else nvidia.NEVER
+    double = nvidia.NvmlDouble(folder, [{"architecture": 7}] * 2, privilege=privilege)
+    for name, value in double.env.items():
+        monkeypatch.setenv(name, value)
+    copy = folder / "libnvidia-ml.so.1"
+    copy.write_bytes(Path(double.library).read_bytes())
+    return Case(
+        NvmlBackend(str(copy)),
+        lambda: double.inject(0, "*", 15),
+        lambda: double.inject(0, "nvmlDeviceGetPowerManagementLimit", 3, count=1),
+    )
+
+
+def open_amd(folder: Path, monkeypatch: pytest.MonkeyPatch, root: bool) -> Case:
+    double = amd.AmdSmiDouble(folder, [{}, {}], privilege=amd.ALWAYS if root else amd.NEVER)
+    for name, value in double.env.items():
+        monkeypatch.setenv(name, value)
+    return Case(
+        AmdBackend(double.library, str(double.sysfs)),
+        lambda: double.lose(0),
+        lambda: double.inject(0, "get_power_cap_info", 2, 1),
+    )
+
+
+def simulated(key: str) -> Callable[[Path, pytest.MonkeyPatch, bool], Case]:
+    def open_simulated(folder: Path, monkeypatch: pytest.MonkeyPatch, root: bool) -> Case:
+        del folder, monkeypatch
+        spec = f"2x{key}:setter_ms=0" + ("" if root else ":unprivileged")
+        node = SimulatedBackend(spec)
+        return Case(
+            node,
+            lambda: node.lose(0),
+            lambda: node.inject(0, "power_limit_mw", 3, count=1),
+        )
+
+    return open_simulated
+
+
+BACKENDS = {
+    "nvml": open_nvidia,
+    "amd": open_amd,
+    "simulated-a100": simulated("a100"),
+    "simulated-mi300x": simulated("mi300x"),
+}
+
+
+@pytest.fixture(params=sorted(BACKENDS))
+def open_case(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Opener]:
+    opened: list[Case] = []
+
+    def open_backend(root: bool = True) -> Case:
+        case = BACKENDS[request.param](tmp_path, monkeypatch, root)
+        case.backend.init()
+        opened.append(case)
+        return case
+
+    yield open_backend
+    for case in opened:
+        case.backend.shutdown()
+    pynvml.nvmlLib = None
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+
+
+@pytest.fixture
+def case(open_case: Opener) -> Case:
+    return open_case(True)
+
+
+def outcome(call: Callable[..., Any], *arguments: Any) -> Outcome:
+    with pytest.raises(DeviceError) as caught:
+        call(*arguments)
+    assert caught.value.call
+    assert caught.value.text
+    return caught.value.outcome
+
+
+def test_gpus_have_names_that_last(case: Case) -> None:
+    backend = case.backend
+    assert backend.device_count() == 2
+    assert backend.driver_version()
+    named = [backend.uuid(backend.device_handle(index)) for index in range(2)]
+    assert len(set(named)) == 2
+    assert all(re.fullmatch(r"GPU-[0-9a-f-]{16,36}", uuid) for uuid in named)
+    addresses = [backend.pci_address(backend.device_handle(index)) for index in range(2)]
+    assert addresses == sorted(set(addresses))
+    assert all(re.fullmatch(r"[0-9A-F]{8}:[0-9A-F]{2}:[0-9A-F]{2}\.0", one) for one in addresses)
+    backend.shutdown()
+    backend.init()
+    assert [backend.uuid(backend.device_handle(index)) for index in range(2)] == named
+    assert backend.name(case.gpu)
+    assert backend.memory_mib(case.gpu) > backend.memory_used_mib(case.gpu) >= 0
+    assert backend.mig_enabled(case.gpu) is False
+
+
+def test_there_is_no_gpu_beyond_the_last(case: Case) -> None:
+    for index in (2, 99):
+        assert outcome(case.backend.device_handle, index) is Outcome.INVALID
+
+
+def test_inits_nest(case: Case) -> None:
+    backend = case.backend
+    backend.init()
+    backend.shutdown()
+    gpu = case.gpu
+    assert backend.power_limits(gpu)
+    backend.shutdown()
+    outcome(backend.power_limits, gpu)
+    outcome(backend.shutdown)
+    backend.init()  # for the fixture to undo
+
+
+def test_a_power_limit_is_read_as_it_was_set(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    limits = backend.power_limits(gpu)
+    assert 0 < limits.min_mw < limits.default_mw <= limits.max_mw
+    assert backend.read_control(gpu, Control.POWER_LIMIT) == (limits.default_mw,)
+    assert backend.control_range(gpu, Control.POWER_LIMIT) == (limits.min_mw, limits.max_mw)
+    wanted_mw = (limits.min_mw + limits.max_mw) // 2000 * 1000
+    for limit_mw in (wanted_mw, limits.min_mw, limits.max_mw):
+        backend.write_control(gpu, Control.POWER_LIMIT, (limit_mw,))
+        assert backend.read_control(gpu, Control.POWER_LIMIT) == (limit_mw,)
+        assert backend.enforced_power_limit_mw(gpu) == limit_mw
+    other = backend.device_handle(1)
+    assert backend.read_control(other, Control.POWER_LIMIT) == (limits.default_mw,)
+
+
+def test_a_limit_is_never_rounded_up_and_by_less_than_the_table_says(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    limits = backend.power_limits(gpu)
+    asked_mw = limits.min_mw + 12_345
+    backend.write_control(gpu, Control.POWER_LIMIT, (asked_mw,))
+    (holds_mw,) = backend.read_control(gpu, Control.POWER_LIMIT)
+    assert asked_mw - SPECS[Control.POWER_LIMIT].rounding < holds_mw <= asked_mw
+
+
+def test_a_limit_that_a_gpu_does_not_take_changes_nothing(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    low, high = backend.control_range(gpu, Control.POWER_LIMIT)
+    before = backend.read_control(gpu, Control.POWER_LIMIT)
+    for limit_mw in (0, low - 1000, high + 1000):
+        refused = outcome(backend.write_control, gpu, Control.POWER_LIMIT, (limit_mw,))
+        assert refused is Outcome.INVALID
+    assert backend.read_control(gpu, Control.POWER_LIMIT) == before
+
+
+def offered(case: Case) -> list[Control]:
+    return [control for control in Control if case.backend.offers(case.gpu, control)]
+
+
+def test_every_control_that_is_offered_can_be_set_and_reset(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    memory_mhz = backend.supported_memory_clocks(gpu)[0]
+    gpu_mhz = backend.supported_gpu_clocks(gpu, memory_mhz)
+    values: dict[Control, tuple[ControlValue, ...]] = {
+        Control.POWER_LIMIT: ((backend.power_limits(gpu).max_mw,),),
+        Control.GPU_CLOCKS: (
+            (gpu_mhz[-1], gpu_mhz[0]),
+            (gpu_mhz[1], gpu_mhz[1]),
+            (gpu_mhz[-1], gpu_mhz[-1]),
+            UNLOCKED,
+        ),
+        Control.MEMORY_CLOCKS: ((memory_mhz, memory_mhz), UNLOCKED),
+        Control.PERSISTENCE_MODE: ((1,), (0,)),
+    }
+    there = offered(case)
+    assert {Control.POWER_LIMIT, Control.GPU_CLOCKS} <= set(there)
+    for control in there:
+        for value in values[control]:
+            backend.write_control(gpu, control, value)
+            if SPECS[control].readable:
+                assert backend.read_control(gpu, control) == value
+
+
+def test_only_the_privileged_may_set(open_case: Opener) -> None:
+    case = open_case(False)
+    backend, gpu = case.backend, case.gpu
+    before = backend.read_control(gpu, Control.POWER_LIMIT)
+    low, _ = backend.control_range(gpu, Control.POWER_LIMIT)
+    clock = backend.supported_gpu_clocks(gpu, backend.supported_memory_clocks(gpu)[0])[1]
+    values = {Control.POWER_LIMIT: (low,), Control.GPU_CLOCKS: (clock, clock)}
+    for control, value in values.items():
+        assert outcome(backend.write_control, gpu, control, value) is Outcome.DENIED
+    assert outcome(backend.write_control, gpu, Control.GPU_CLOCKS, UNLOCKED) is Outcome.DENIED
+    assert backend.read_control(gpu, Control.POWER_LIMIT) == before
+
+
+def test_clocks_are_listed_from_the_highest(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    memory = backend.supported_memory_clocks(gpu)
+    lists = [memory, *(backend.supported_gpu_clocks(gpu, mhz) for mhz in memory)]
+    for clocks in lists:
+        assert clocks
+        assert all(high > low > 0 for high, low in pairwise(clocks))
+    assert backend.gpu_clock_mhz(gpu) > 0
+    assert backend.memory_clock_mhz(gpu) > 0
+
+
+def test_sensors_say_when_they_were_read_and_never_count_backwards(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    start_ns = time.monotonic_ns()
+    read = [backend.sensors(gpu) for _ in range(20)]
+    times = [start_ns, *(one.t_ns for one in read), time.monotonic_ns()]
+    assert times == sorted(times)
+    energies = [one.energy_mj for one in read]
+    assert all(isinstance(energy, int) for energy in energies)
+    assert energies == sorted(energies, key=lambda energy: energy or 0)
+    assert all(one.power_instant_mw and one.power_instant_mw > 1000 for one in read)
+
+
+def test_the_state_is_in_the_ports_units(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    assert 10 <= backend.temperature_c(gpu) <= 120
+    assert backend.throttle_reasons(gpu) >= 0
+    assert 0 <= backend.utilization_percent(gpu) <= 100
+    assert backend.processes(gpu) == []
+
+
+def test_a_gpu_that_is_lost_says_so_and_leaves_the_other_alone(case: Case) -> None:
+    backend, gpu, other = case.backend, case.gpu, case.backend.device_handle(1)
+    case.lose()
+    low, _ = backend.control_range(other, Control.POWER_LIMIT)
+    for call in (backend.sensors, backend.temperature_c, backend.gpu_clock_mhz):
+        assert outcome(call, gpu) is Outcome.LOST
+    assert outcome(backend.read_control, gpu, Control.POWER_LIMIT) is Outcome.LOST
+    assert outcome(backend.write_control, gpu, Control.POWER_LIMIT, (low,)) is Outcome.LOST
+    assert backend.sensors(other).power_instant_mw
+    backend.write_control(other, Control.POWER_LIMIT, (low,))
+
+
+def test_not_supported_once_is_forgotten(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    case.fail_once()
+    assert outcome(backend.read_control, gpu, Control.POWER_LIMIT) is Outcome.UNSUPPORTED
+    assert backend.read_control(gpu, Control.POWER_LIMIT)
+    assert backend.offers(gpu, Control.POWER_LIMIT)
+
+
+def test_threads_may_ask_at_the_same_time(case: Case) -> None:
+    backend = case.backend
+    low, high = backend.control_range(case.gpu, Control.POWER_LIMIT)
+    backend.write_control(case.gpu, Control.POWER_LIMIT, (low,))
+
+    def ask(index: int) -> set[ControlValue]:
+        gpu = backend.device_handle(index % 2)
+        return {backend.read_control(gpu, Control.POWER_LIMIT) for _ in range(50)}
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(ask, range(4))) == [{(low,)}, {(high,)}] * 2

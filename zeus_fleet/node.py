@@ -1,0 +1,204 @@
+"""The node's side of the protocol: what its GPUs may hold, and until when. No I/O, no clock.
+
+The shell sends heartbeats and carries out `Ceilings`; zeusd alone brings the GPUs to their minimum
+at the deadline, whether or not this side is alive.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from zeus_fleet.levels import level_by_want
+from zeus_fleet.messages import Budget, Heartbeat, Plan, Timing, obeyed_mw
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """Range of a GPU's power limit, mW."""
+
+    min_mw: int
+    max_mw: int
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """Set the `fleet` ceilings of all GPUs.
+
+    Attributes:
+        limits_mw: By GPU.
+        deadline_ns: On the node's clock: from then on zeusd holds each GPU at its minimum. A
+            command that arrives later raises nothing.
+    """
+
+    limits_mw: tuple[int, ...]
+    deadline_ns: int
+
+
+class Node:
+    """Follows the plan and the budget for one node.
+
+    One command is carried out at a time: after one is returned, the next follows `applied` or
+    `failed` at the earliest. All times are of a clock that counts while the machine sleeps
+    (CLOCK_BOOTTIME).
+
+    Args:
+        name: As the operator lists it.
+        gpus: Their ranges.
+        holds_mw: The most that each GPU may hold now: its limit or its ceiling.
+        timing: As everybody has it.
+        deadline_ns: The latest at which zeusd lowers by itself; 0: it has no `fleet` ceiling.
+        number: The newest heartbeat that the store has of this node.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        gpus: Sequence[Gpu],
+        holds_mw: Sequence[int],
+        timing: Timing,
+        *,
+        deadline_ns: int = 0,
+        number: int = 0,
+    ) -> None:
+        self.name = name
+        self.timing = timing
+        self.floor_mw = sum(gpu.min_mw for gpu in gpus)
+        self.capacity_mw = sum(gpu.max_mw for gpu in gpus)
+        self.deadline_ns = deadline_ns
+        self._gpus = tuple(gpus)
+        self._mins = tuple(gpu.min_mw for gpu in gpus)
+        self._holds = list(holds_mw)
+        self._wants = tuple(gpu.max_mw for gpu in gpus)
+        self._stuck: frozenset[int] = frozenset()
+        self._commanded: Ceilings | None = None
+        self._last: Ceilings | None = None
+        self._number = number
+        self._sent_ns: dict[int, int] = {}
+        self._epoch = -1
+        self._granted_mw = sum(holds_mw) if deadline_ns else self.floor_mw
+        self._knows = False
+
+    # --------------------------------------------------------------------------------- heartbeats
+
+    def heartbeat(self, now_ns: int) -> Heartbeat:
+        """The heartbeat to send now.
+
+        The transaction that stores it reads plan and budget in the same revision, and is refused
+        if the store has a newer one of this node.
+        """
+        self._number += 1
+        self._sent_ns[self._number] = now_ns
+        for number in [one for one in self._sent_ns if one <= self._number - 32]:
+            del self._sent_ns[number]  # they were lost
+        return Heartbeat(
+            number=self._number,
+            epoch=self._epoch,
+            held_mw=self._held_mw(now_ns),
+            floor_mw=self.floor_mw,
+            capacity_mw=self.capacity_mw,
+            wanted_mw=sum(self._wants),
+            stuck_mw=sum(self._holds[index] - self._mins[index] for index in self._stuck),
+        )
+
+    def answered(
+        self, number: int, plan: Plan | None, budget: Budget | None, now_ns: int
+    ) -> Ceilings | None:
+        """The store has heartbeat `number`, and had this plan and budget when it stored it."""
+        sent_ns = self._sent_ns.pop(number, None)
+        if sent_ns is None:
+            return None
+        for older in [one for one in self._sent_ns if one < number]:
+            del self._sent_ns[older]  # an answer that is overtaken says nothing
+        self.deadline_ns = self._armed_from(sent_ns, now_ns)
+        self._knows = True
+        self._granted_mw = self._obeyed_mw(plan, budget)
+        grant = plan.grants.get(self.name) if plan is not None else None
+        self._epoch = -1 if grant is None else grant.epoch
+        return self._next(now_ns)
+
+    # ------------------------------------------------------------------------------------- zeusd
+
+    def applied(self, holds_mw: Sequence[int], now_ns: int) -> Ceilings | None:
+        """zeusd has carried out the command.
+
+        Args:
+            holds_mw: The most that each GPU may hold now. One that is above what was commanded does
+                not go down; the others make up for it, and it is tried again with each heartbeat.
+            now_ns: The time.
+        """
+        commanded = self._commanded
+        if commanded is None:
+            return None
+        self._holds = list(holds_mw)
+        pairs = zip(holds_mw, commanded.limits_mw, strict=True)
+        self._stuck = frozenset(
+            index for index, (holds, limit) in enumerate(pairs) if holds > limit
+        )
+        self._last, self._commanded = commanded, None
+        return self._next(now_ns)
+
+    def failed(self) -> None:
+        """Nobody knows whether zeusd has carried out the command: `tick` repeats it."""
+        self._holds = self._may_hold()
+        self._last = self._commanded = None
+
+    def tick(self, now_ns: int) -> Ceilings | None:
+        """Time has passed."""
+        return self._next(now_ns)
+
+    def wants(self, limits_mw: Sequence[int], now_ns: int) -> Ceilings | None:
+        """What each GPU has use for: its minimum if it is idle."""
+        self._wants = tuple(limits_mw)
+        return self._next(now_ns)
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _armed_from(self, sent_ns: int, now_ns: int) -> int:
+        """The deadline counts from before the heartbeat was stored: an allocator's wait begins
+        when it sees it, and never earlier.
+        """
+        return sent_ns + self.timing.hold_ns
+
+    def _obeyed_mw(self, plan: Plan | None, budget: Budget | None) -> int:
+        return obeyed_mw(self.name, plan, budget, self.floor_mw)
+
+    def _target_mw(self, now_ns: int) -> int:
+        return self._granted_mw if now_ns < self.deadline_ns else self.floor_mw
+
+    def _may_hold(self) -> list[int]:
+        if self._commanded is None:
+            return self._holds
+        return [*map(max, self._holds, self._commanded.limits_mw)]
+
+    def _held_mw(self, now_ns: int) -> int:
+        return max(sum(self._may_hold()), self._target_mw(now_ns))
+
+    def _next(self, now_ns: int) -> Ceilings | None:
+        if self._commanded is not None or not (self._knows or now_ns >= self.deadline_ns):
+            return None
+        wanted = self._divided(self._target_mw(now_ns))
+        pairs = enumerate(zip(wanted, self._holds, strict=True))
+        if any(limit < holds for index, (limit, holds) in pairs if index not in self._stuck):
+            # Lower first: the sum passes through nothing above what it is before or after.
+            wanted = [*map(min, wanted, self._holds)]
+        command = Ceilings(tuple(wanted), self.deadline_ns)
+        if command == self._last:
+            return None
+        self._commanded = command
+        return command
+
+    def _divided(self, total_mw: int) -> list[int]:
+        """The target, shared by the GPUs. What stuck GPUs hold is taken off the others."""
+        stuck = self._stuck
+        others = [index for index in range(len(self._gpus)) if index not in stuck]
+        limits = list(self._mins)
+        shares = level_by_want(
+            total_mw - sum(self._holds[index] for index in stuck),
+            [self._mins[index] for index in others],
+            [self._wants[index] for index in others],
+            [self._gpus[index].max_mw for index in others],
+        )
+        for index, share in zip(others, shares, strict=True):
+            limits[index] = share
+        return limits

@@ -1,0 +1,169 @@
+"""Who gets the watts: limits per GPU of each job, for a sum over all. Pure; power in mW.
+
+A policy is `policy(jobs, total_mw)` and returns one limit per job, for each of its GPUs. The sum of
+all is within the total, unless the minimum limits are above it. Which policy gains what:
+`benchmarks/fleet.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zeus_fleet import profiles
+from zeus_fleet.allocator import Claim
+from zeus_fleet.levels import level
+from zeus_fleet.profiles import Profile
+
+FLOOR = 0.9
+"""Water-filling leaves each job this share of the progress that it has under `busy`."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """GPUs of one kind that do the same; all get the same limit.
+
+    Attributes:
+        gpus: How many.
+        low_mw: Their minimum limit.
+        high_mw: Their maximum limit.
+        busy: Whether they compute.
+        profile: What a limit is worth; None: nobody knows.
+        nodes: Where they are, by node.
+    """
+
+    gpus: int
+    low_mw: int
+    high_mw: int
+    busy: bool = True
+    profile: Profile | None = None
+    nodes: Mapping[str, int] = field(default_factory=dict)
+
+
+JobPolicy = Callable[[Sequence[Job], int], list[int]]
+
+
+def uniform(jobs: Sequence[Job], total_mw: int) -> list[int]:
+    """The same limit for all GPUs, idle ones too. Needs to know nothing."""
+    return _level(jobs, total_mw, [job.low_mw for job in jobs])
+
+
+def busy(jobs: Sequence[Job], total_mw: int) -> list[int]:
+    """The same limit for all busy GPUs; idle ones at their minimum."""
+    return _level(jobs, total_mw, [job.low_mw for job in jobs], idle=False)
+
+
+def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
+    """The highest progress that all busy jobs can have at the same time."""
+    curves = _curves(jobs)
+    if curves is None:
+        return busy(jobs, total_mw)
+
+    def needed(progress: float) -> list[int]:
+        return [
+            _clipped(job, curve.limit_for(progress)) if job.busy else job.low_mw
+            for job, curve in zip(jobs, curves, strict=True)
+        ]
+
+    low, high = 0.0, 1.0
+    for _ in range(30):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _sum(jobs, needed(middle)) <= total_mw else (low, middle)
+    return _level(jobs, total_mw, needed(low), idle=False)
+
+
+def water_filling(jobs: Sequence[Job], total_mw: int, floor: float = FLOOR) -> list[int]:
+    """Watts go where they add the most progress per GPU, above a floor for each job.
+
+    Jobs whose profile is unknown count by the mean of the known ones. Without any profile it is
+    `busy`. Greedy on the upper concave envelopes.
+
+    Args:
+        jobs: All of them, with idle GPUs.
+        total_mw: What there is.
+        floor: Least progress of each job, as a share of what it has under `busy`.
+    """
+    fair = busy(jobs, total_mw)
+    curves = _curves(jobs)
+    if curves is None:
+        return fair
+    limits, segments = [], []
+    for index, (job, curve, limit) in enumerate(zip(jobs, curves, fair, strict=True)):
+        least = _clipped(job, curve.limit_for(floor * curve.at(limit)))
+        limits.append(min(limit, least) if job.busy else job.low_mw)
+        if job.busy and limits[-1] < job.high_mw:
+            for slope, width in curve.segments(limits[-1], job.high_mw):
+                segments.append((slope, index, width))
+    left = total_mw - _sum(jobs, limits)
+    for slope, index, width in sorted(segments, key=lambda one: (-one[0], one[1])):
+        more = min(width, left // jobs[index].gpus)
+        if slope <= 0 or more <= 0:
+            continue
+        limits[index] += more
+        left -= more * jobs[index].gpus
+    return _level(jobs, total_mw, limits, idle=False)
+
+
+POLICIES: dict[str, JobPolicy] = {
+    "uniform": uniform,
+    "busy": busy,
+    "max-min": max_min,
+    "water-filling": water_filling,
+}
+"""By name; the last is the default."""
+
+
+class ByJobs:
+    """A policy of an allocator: targets of nodes by the jobs that run on them.
+
+    Args:
+        policy: Who gets what.
+        jobs: All jobs. GPUs in none of them are idle.
+    """
+
+    def __init__(self, policy: JobPolicy, jobs: Sequence[Job] = ()) -> None:
+        self.policy = policy
+        self.jobs = jobs
+
+    def __call__(self, claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
+        """The target of each node; GPUs on other nodes are left out."""
+        here: list[tuple[Job, dict[str, int]]] = []
+        for job in self.jobs:
+            nodes = {node: count for node, count in job.nodes.items() if node in claims}
+            if nodes:
+                here.append((job, nodes))
+        jobs = [
+            Job(sum(nodes.values()), job.low_mw, job.high_mw, job.busy, job.profile)
+            for job, nodes in here
+        ]
+        targets = {node: claim.floor_mw for node, claim in claims.items()}
+        idle = sum(targets.values()) - sum(job.gpus * job.low_mw for job in jobs)
+        for (job, nodes), limit in zip(here, self.policy(jobs, total_mw - idle), strict=True):
+            for node, count in nodes.items():
+                targets[node] += count * (limit - job.low_mw)
+        return targets
+
+
+# ------------------------------------------------------------------------------------- internals
+
+
+def _curves(jobs: Sequence[Job]) -> list[Profile] | None:
+    """The profile of each job, or the mean; None if nothing is known."""
+    mean = profiles.mean(job.profile for job in jobs if job.busy and job.profile is not None)
+    return None if mean is None else [job.profile or mean for job in jobs]
+
+
+def _sum(jobs: Sequence[Job], limits_mw: Sequence[int]) -> int:
+    return sum(job.gpus * limit for job, limit in zip(jobs, limits_mw, strict=True))
+
+
+def _clipped(job: Job, limit_mw: int) -> int:
+    return min(max(job.low_mw, limit_mw), job.high_mw)
+
+
+def _level(
+    jobs: Sequence[Job], total_mw: int, lows: Sequence[int], *, idle: bool = True
+) -> list[int]:
+    """At least these limits, and what is left evenly."""
+    highs = [job.high_mw if job.busy or idle else low for job, low in zip(jobs, lows, strict=True)]
+    return level(total_mw, lows, highs, [job.gpus for job in jobs])

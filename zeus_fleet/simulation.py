@@ -1,0 +1,296 @@
+"""What a policy gains, from measured tables: jobs on one kind of GPU, under a budget. Pure.
+
+A gain here is computed, not measured on a cluster: each GPU draws and progresses as the table of
+its job's network says.
+"""
+
+from __future__ import annotations
+
+import csv
+import random
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from zeus_fleet.levels import level
+from zeus_fleet.policies import Job, JobPolicy
+from zeus_fleet.profiles import Profile, interpolated, monotone
+
+CLUSTERS: dict[str, str] = {
+    "a40": "A40, all networks",
+    "a40-sensitive": "A40, networks that lose over 45 % at 100 W",
+    "v100": "V100, all networks",
+    "v100-sensitive": "V100, networks that lose over 45 % at 100 W",
+}
+"""By name."""
+
+GPUS = 512
+BUSY = 0.85
+SIZES = (1, 1, 1, 2, 4, 8, 8, 16, 32)
+"""GPUs of a job; drawn with equal odds."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A training run as it was measured under each limit.
+
+    Attributes:
+        network: Its name.
+        profile: Its progress.
+        draw_w: Average power of one GPU by limit.
+    """
+
+    network: str
+    profile: Profile
+    draw_w: tuple[float, ...]
+
+    def drawn_w(self, limit_mw: float) -> float:
+        """Average power of one GPU under a limit."""
+        return interpolated(self.profile.limits_mw, self.draw_w, limit_mw)
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Jobs that share a cluster, and what each really is.
+
+    Attributes:
+        jobs: The last of them is the GPUs that are idle.
+        measured: Of each but the last.
+    """
+
+    jobs: tuple[Job, ...]
+    measured: tuple[Measured, ...]
+
+
+@dataclass(frozen=True)
+class Result:
+    """Of one policy.
+
+    Attributes:
+        progress: Mean per busy GPU, relative to no limit.
+        worst: The least progress of any job.
+        drawn: Power drawn by busy GPUs and charged to idle ones, by the budget.
+    """
+
+    progress: float
+    worst: float
+    drawn: float
+
+
+def tables(cluster: str) -> list[Measured]:
+    """The measured runs of a cluster.
+
+    Raises:
+        ValueError: There is no such cluster.
+    """
+    if cluster not in CLUSTERS:
+        raise ValueError(f"there is no cluster {cluster!r}; choose one of {', '.join(CLUSTERS)}")
+    gpu, _, sensitive = cluster.partition("-")
+    file = files("zeusd") / "devices" / "simulated" / "data" / f"summary_power_{gpu}.csv"
+    runs: dict[str, dict[int, tuple[float, float]]] = {}
+    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+        key = "/".join(row[name] for name in ("network", "dataset", "batch_size", "optimizer"))
+        measured = float(row["time_per_epoch"]), float(row["average_power"])
+        runs.setdefault(key, {})[int(row["power_limit"]) * 1000] = measured
+    limits = max((sorted(run) for run in runs.values()), key=len)
+    found = []
+    for key, run in sorted(runs.items()):
+        if sorted(run) == limits:
+            profile = Profile.measured({limit: run[limit][0] for limit in limits})
+            if not sensitive or profile.progress[0] < 0.55:
+                draw = tuple(monotone(run[limit][1] for limit in limits))
+                found.append(Measured(key.partition("/")[0], profile, draw))
+    return found
+
+
+def mix(runs: Sequence[Measured], seed: int, known: float = 1.0) -> Mix:
+    """Random jobs on 512 GPUs, 85 % of them busy.
+
+    Args:
+        runs: What they are drawn from, network by network.
+        seed: The same gives the same.
+        known: Share of the jobs whose profile is known.
+    """
+    generator = random.Random(seed)
+    low, high = runs[0].profile.limits_mw[0], runs[0].profile.limits_mw[-1]
+    left = int(GPUS * BUSY)
+    jobs, measured = [], []
+    while left:
+        gpus = min(left, generator.choice(SIZES))
+        run = drawn(runs, generator)
+        profile = run.profile if generator.random() < known else None
+        jobs.append(Job(gpus, low, high, profile=profile))
+        measured.append(run)
+        left -= gpus
+    idle = Job(GPUS - int(GPUS * BUSY), low, high, busy=False)
+    return Mix((*jobs, idle), tuple(measured))
+
+
+def drawn(runs: Sequence[Measured], generator: random.Random) -> Measured:
+    """A random run of a random network."""
+    network = generator.choice(sorted({run.network for run in runs}))
+    return generator.choice([run for run in runs if run.network == network])
+
+
+def full_mw(mix: Mix) -> int:
+    """The sum of the maximum limits of all GPUs."""
+    return sum(job.gpus * job.high_mw for job in mix.jobs)
+
+
+def evaluate(mix: Mix, limits_mw: Sequence[int], total_mw: int) -> Result:
+    """What limits give.
+
+    Raises:
+        ValueError: They are above the budget.
+    """
+    held = sum(job.gpus * limit for job, limit in zip(mix.jobs, limits_mw, strict=True))
+    least = sum(job.gpus * job.low_mw for job in mix.jobs)
+    if held > max(total_mw, least):
+        raise ValueError(f"limits of {held / 1000:g} W exceed the {total_mw / 1000:g} W of budget")
+    rows = [*zip(mix.jobs, mix.measured, limits_mw, strict=False)]
+    busy = sum(job.gpus for job, _, _ in rows)
+    progress = [(job.gpus, run.profile.at(limit)) for job, run, limit in rows]
+    draw = sum(job.gpus * run.drawn_w(limit) for job, run, limit in rows)
+    draw += mix.jobs[-1].gpus * limits_mw[-1] / 1000
+    return Result(
+        sum(gpus * value for gpus, value in progress) / busy,
+        min(value for _, value in progress),
+        draw * 1000 / total_mw,
+    )
+
+
+def play(
+    cluster: str,
+    share: float,
+    policy: Callable[[Mix, int], list[int]],
+    *,
+    period_s: int,
+    seed: int,
+    seconds: int = 3600,
+    mean_job_s: float = 600.0,
+) -> float:
+    """Jobs come and go while a policy plans now and then: mean progress per busy GPU.
+
+    GPUs are lowered within 2 s and raised after 3 s; a new job begins at the minimum limit.
+
+    Args:
+        cluster: One of `CLUSTERS`.
+        share: The budget, by the sum of the maximum limits.
+        policy: What plans.
+        period_s: How often it plans.
+        seed: Of the jobs.
+        seconds: How long.
+        mean_job_s: Mean length of a job, exponentially distributed.
+    """
+    runs, generator = tables(cluster), random.Random(seed)
+    low, high = runs[0].profile.limits_mw[0], runs[0].profile.limits_mw[-1]
+    mean_idle_s = mean_job_s * (1 - BUSY) / BUSY
+    slots: list[_Slot] = []
+    while left := GPUS - sum(slot.gpus for slot in slots):
+        slots.append(_Slot(min(left, generator.choice(SIZES)), low, low, low))
+    for slot in slots:
+        slot.run = drawn(runs, generator) if generator.random() < BUSY else None
+        slot.until = generator.expovariate(1 / (mean_job_s if slot.run else mean_idle_s))
+    total = int(share * GPUS * high)
+    gained = busy = 0.0
+    for second in range(seconds):
+        for slot in slots:
+            if second >= slot.until:
+                slot.run = drawn(runs, generator) if slot.run is None else None
+                slot.until += generator.expovariate(1 / (mean_job_s if slot.run else mean_idle_s))
+        if second % period_s == 0:
+            working = [slot for slot in slots if slot.run is not None]
+            jobs = [
+                Job(slot.gpus, low, high, profile=slot.run.profile) for slot in working if slot.run
+            ]
+            idle = Job(GPUS - sum(job.gpus for job in jobs), low, high, busy=False)
+            now = Mix((*jobs, idle), tuple(slot.run for slot in working if slot.run))
+            limits = policy(now, total)
+            for slot in slots:
+                slot.before, slot.limit, slot.planned = slot.in_force(second), limits[-1], second
+            for slot, limit in zip(working, limits, strict=False):
+                slot.limit = limit
+        for slot in slots:
+            if slot.run is not None:
+                gained += slot.gpus * slot.run.profile.at(slot.in_force(second))
+                busy += slot.gpus
+    return gained / busy
+
+
+@dataclass
+class _Slot:
+    """GPUs on which one job runs after another."""
+
+    gpus: int
+    low_mw: int
+    limit: int
+    before: int
+    planned: int = 0
+    run: Measured | None = None
+    until: float = 0.0
+
+    def in_force(self, second: int) -> int:
+        """The limit, mW: what was planned is there some seconds later."""
+        delay = 2 if self.limit < self.before else 3
+        return self.limit if second >= self.planned + delay else self.before
+
+
+def follow_demand(mix: Mix, total_mw: int, margin: float) -> list[int]:
+    """For comparison: limits that follow the average power drawn, as Slurm's and EAR's do.
+
+    A job that draws nearly its limit is taken to want the maximum, another its draw and a margin.
+    """
+    jobs, idle = mix.jobs[:-1], mix.jobs[-1]
+    counts = [job.gpus for job in jobs]
+    lows, highs = [job.low_mw for job in jobs], [job.high_mw for job in jobs]
+    total = total_mw - idle.gpus * idle.low_mw
+    limits = level(total, lows, highs, counts)
+    for _ in range(60):
+        wanted = []
+        for job, run, limit in zip(jobs, mix.measured, limits, strict=True):
+            draw = 1000 * run.drawn_w(limit)
+            want = job.high_mw if draw > 0.95 * limit else int(draw * (1 + margin))
+            wanted.append(min(max(job.low_mw, want), job.high_mw))
+        new = level(total, lows, wanted, counts)
+        new = level(total, new, highs, counts)
+        limits = [(old + now) // 2 for old, now in zip(limits, new, strict=True)]
+    return [*limits, idle.low_mw]
+
+
+def compare(
+    cluster: str,
+    shares: Iterable[float],
+    seeds: Iterable[int],
+    policies: Mapping[str, Callable[[Mix, int], list[int]]],
+    known: float = 1.0,
+) -> dict[float, dict[str, Result]]:
+    """The means of all mixes, by budget as a share of the sum of maxima, and by policy.
+
+    Args:
+        cluster: One of `CLUSTERS`.
+        shares: Budgets.
+        seeds: Of the mixes.
+        policies: `policy(mix, total_mw)` by name.
+        known: Share of the jobs whose profile is known.
+    """
+    runs = tables(cluster)
+    mixes = [mix(runs, seed, known) for seed in seeds]
+    found: dict[float, dict[str, Result]] = {}
+    for share in shares:
+        found[share] = {}
+        for name, policy in policies.items():
+            results = []
+            for one in mixes:
+                total = int(share * full_mw(one))
+                results.append(evaluate(one, policy(one, total), total))
+            found[share][name] = Result(
+                sum(one.progress for one in results) / len(results),
+                sum(one.worst for one in results) / len(results),
+                sum(one.drawn for one in results) / len(results),
+            )
+    return found
+
+
+def of_jobs(policy: JobPolicy) -> Callable[[Mix, int], list[int]]:
+    """A policy of jobs, for `compare`."""
+    return lambda mix, total_mw: policy(mix.jobs, total_mw)

@@ -1,0 +1,239 @@
+"""The store: etcd, by aetcd (the extra `fleet`). One endpoint at a time; the next after a failure.
+
+Keys: `budget`, `plan`, `leader` and `node/NAME`, all below one prefix.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+from zeus_fleet import wire
+from zeus_fleet.allocator import Commit, Snapshot
+from zeus_fleet.messages import Budget, Heartbeat, Plan
+
+PREFIX = "/zeus-fleet/"
+TIMEOUT_S = 5.0
+"""Of one transaction: a change of etcd's leader takes about three seconds."""
+
+ELECTION_TTL_S = 5
+"""Of the leader's key: it is etcd's lease, and proves nothing about nodes."""
+
+T = TypeVar("T")
+
+
+class StoreUnavailable(Exception):
+    """No endpoint answered."""
+
+
+class Store:
+    """What agents, allocators and operators say to etcd.
+
+    Args:
+        endpoints: `host:port` of members; the next is tried when one fails.
+        prefix: Of all keys.
+        timeout_s: Of one transaction.
+    """
+
+    def __init__(
+        self, endpoints: Sequence[str], *, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S
+    ) -> None:
+        try:
+            import aetcd
+            import grpc
+        except ImportError:
+            raise StoreUnavailable(
+                'etcd needs the extra fleet: pip install "zeusd[fleet]"'
+            ) from None
+        self._aetcd: Any = aetcd
+        self._failures = (asyncio.TimeoutError, OSError, aetcd.ClientError, grpc.RpcError)
+        self._endpoints = [*endpoints]
+        self._prefix = prefix
+        self._timeout_s = timeout_s
+        self._client: Any = None
+
+    async def close(self) -> None:
+        """Closes the connection."""
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(Exception):
+                await client.close()
+
+    # -------------------------------------------------------------------------------------- nodes
+
+    async def newest_number(self, node: str) -> int:
+        """The number of a node's newest heartbeat; 0 if there is none: then one is made."""
+        key = self._key(f"node/{node}")
+        first = wire.number_key(0) + b"[-1,0,0,0,0,0]"
+
+        async def ask(client: Any) -> int:
+            get = client.transactions
+            made, replies = await client.transaction(
+                compare=[get.create(key) == 0],
+                success=[get.put(key, first)],
+                failure=[get.get(key)],
+            )
+            return 0 if made else wire.heartbeat_from(replies[0][0][0]).number
+
+        return await self._ask(ask)
+
+    async def beat(self, node: str, beat: Heartbeat) -> tuple[Plan | None, Budget | None] | None:
+        """Stores a heartbeat and reads plan and budget in the same revision.
+
+        Returns:
+            None if the store has a newer heartbeat of this node.
+        """
+        key = self._key(f"node/{node}")
+        missing = False
+
+        async def ask(client: Any) -> tuple[Plan | None, Budget | None] | None:
+            nonlocal missing
+            make = client.transactions
+            stored, replies = await client.transaction(
+                compare=[make.value(key) < wire.number_key(beat.number)],
+                success=[
+                    make.put(key, wire.heartbeat_bytes(beat)),
+                    make.get(self._key("plan")),
+                    make.get(self._key("budget")),
+                ],
+                failure=[make.get(key)],
+            )
+            if not stored:
+                missing = not replies[0]
+                return None
+            plan, budget = replies[1], replies[2]
+            return (
+                wire.plan_from(plan[0][0]) if plan else None,
+                wire.budget_from(budget[0][0]) if budget else None,
+            )
+
+        answer = await self._ask(ask)
+        if not missing:
+            return answer
+        await self.newest_number(node)  # somebody began with an empty store
+        return await self._ask(ask)
+
+    # --------------------------------------------------------------------------------- allocators
+
+    async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
+        """All there is, in one revision; None without a budget. And the revision of each node."""
+        nodes = self._key("node/")
+
+        async def ask(client: Any) -> tuple[Snapshot | None, dict[str, int]]:
+            make = client.transactions
+            _, (leader, plan, budget, beats) = await client.transaction(
+                compare=[],
+                success=[
+                    make.get(self._key("leader")),
+                    make.get(self._key("plan")),
+                    make.get(self._key("budget")),
+                    make.get(nodes, nodes[:-1] + bytes([nodes[-1] + 1])),
+                ],
+                failure=[],
+            )
+            if not budget:
+                return None, {}
+            rows = [(item.key[len(nodes) :].decode(), value, item) for value, item in beats]
+            known = {node: wire.heartbeat_from(value) for node, value, _ in rows}
+            snapshot = Snapshot(
+                leader[0][1].create_revision if leader else 0,
+                wire.budget_from(budget[0][0]),
+                budget[0][1].mod_revision,
+                wire.plan_from(plan[0][0]) if plan else None,
+                plan[0][1].mod_revision if plan else 0,
+                {node: beat for node, beat in known.items() if beat.number},
+            )
+            return snapshot, {node: item.mod_revision for node, _, item in rows}
+
+        return await self._ask(ask)
+
+    async def commit(self, commit: Commit, revisions: dict[str, int]) -> bool:
+        """Writes a plan if nothing that it was made from has changed.
+
+        Args:
+            commit: What to write and to compare.
+            revisions: Of the nodes, from the same `read` as the commit.
+        """
+
+        async def ask(client: Any) -> bool:
+            make = client.transactions
+            done, _ = await client.transaction(
+                compare=[
+                    make.create(self._key("leader")) == commit.token,
+                    make.mod(self._key("plan")) == commit.plan_revision,
+                    make.mod(self._key("budget")) == commit.budget_revision,
+                    *(
+                        make.mod(self._key(f"node/{node}")) == revisions.get(node, 0)
+                        for node in commit.heartbeats
+                    ),
+                ],
+                success=[make.put(self._key("plan"), wire.plan_bytes(commit.plan))],
+                failure=[],
+            )
+            return bool(done)
+
+        return await self._ask(ask)
+
+    async def campaign(self, name: str, lease: int | None) -> tuple[int | None, int | None]:
+        """Becomes the leader if there is none.
+
+        Returns:
+            The token if `name` leads now, else None; and etcd's lease to come back with.
+        """
+        key = self._key("leader")
+
+        async def ask(client: Any) -> tuple[int | None, int | None]:
+            kept = lease
+            if kept is not None:
+                reply = await client.refresh_lease(kept)
+                kept = kept if reply is not None and reply.TTL > 0 else None
+            if kept is None:
+                kept = (await client.lease(ELECTION_TTL_S)).id
+            make = client.transactions
+            _, replies = await client.transaction(
+                compare=[make.create(key) == 0],
+                success=[make.put(key, name.encode(), lease=kept), make.get(key)],
+                failure=[make.get(key)],
+            )
+            value, item = replies[-1][0]
+            mine = value == name.encode() and item.lease == kept
+            return (item.create_revision if mine else None), kept
+
+        return await self._ask(ask)
+
+    # ---------------------------------------------------------------------------------- operators
+
+    async def set_budget(self, budget: Budget, revision: int) -> bool:
+        """Writes a budget if the present one is of this revision; 0: there is none."""
+
+        async def ask(client: Any) -> bool:
+            make = client.transactions
+            key = self._key("budget")
+            done, _ = await client.transaction(
+                compare=[make.mod(key) == revision],
+                success=[make.put(key, wire.budget_bytes(budget))],
+                failure=[],
+            )
+            return bool(done)
+
+        return await self._ask(ask)
+
+    # ---------------------------------------------------------------------------------- internals
+
+    def _key(self, name: str) -> bytes:
+        return (self._prefix + name).encode()
+
+    async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T:
+        try:
+            if self._client is None:
+                host, _, port = self._endpoints[0].rpartition(":")
+                self._client = self._aetcd.Client(host=host, port=int(port))
+            return await asyncio.wait_for(request(self._client), self._timeout_s)
+        except self._failures as error:
+            failed = self._endpoints[0]
+            await self.close()
+            self._endpoints.append(self._endpoints.pop(0))
+            what = str(error) or type(error).__name__
+            raise StoreUnavailable(f"etcd at {failed} does not answer: {what}") from error

@@ -1,0 +1,96 @@
+"""Messages as they lie in the store: JSON, mW, short names where there are many."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan
+
+DIGITS = 20
+"""A heartbeat begins with its number, padded, so that the store can compare two of them."""
+
+
+def number_key(number: int) -> bytes:
+    """The beginning of heartbeat `number`: less than that of any later one."""
+    return b"%0*d" % (DIGITS, number)
+
+
+def heartbeat_bytes(beat: Heartbeat) -> bytes:
+    """A heartbeat."""
+    rest = [beat.epoch, beat.held_mw, beat.floor_mw, beat.capacity_mw, beat.wanted_mw]
+    return number_key(beat.number) + json.dumps([*rest, beat.stuck_mw]).encode()
+
+
+def heartbeat_from(data: bytes) -> Heartbeat:
+    """The heartbeat that `heartbeat_bytes` wrote."""
+    return Heartbeat(int(data[:DIGITS]), *map(int, json.loads(data[DIGITS:])))
+
+
+def plan_bytes(plan: Plan) -> bytes:
+    """A plan."""
+    grants = {
+        node: [grant.epoch, grant.limit_mw, grant.high_mw] for node, grant in plan.grants.items()
+    }
+    return _json({"token": plan.token, "spare_mw": dict(plan.spare_mw), "grants": grants})
+
+
+def plan_from(data: bytes) -> Plan:
+    """The plan that `plan_bytes` wrote."""
+    read = json.loads(data)
+    grants = {node: Grant(*map(int, grant)) for node, grant in read["grants"].items()}
+    return Plan(int(read["token"]), read["spare_mw"], grants)
+
+
+def budget_bytes(budget: Budget) -> bytes:
+    """A budget."""
+    domains = [
+        {
+            "name": domain.name,
+            "limit_mw": domain.limit_mw,
+            "reserve_mw": domain.reserve_mw,
+            "nodes": sorted(domain.nodes),
+        }
+        for domain in budget.domains
+    ]
+    floors, leaving = dict(budget.floors_mw), sorted(budget.leaving)
+    return _json({"domains": domains, "floors_mw": floors, "leaving": leaving})
+
+
+def budget_from(data: bytes) -> Budget:
+    """The budget that `budget_bytes` wrote."""
+    read = json.loads(data)
+    domains = tuple(
+        Domain(one["name"], one["limit_mw"], frozenset(one["nodes"]), one["reserve_mw"])
+        for one in read["domains"]
+    )
+    return Budget(domains, read["floors_mw"], frozenset(read["leaving"]))
+
+
+def budget_from_table(table: dict[str, Any]) -> Budget:
+    """A budget as an operator writes it in TOML, with watts.
+
+    Raises:
+        ValueError: It is none; the sentence says why.
+    """
+    try:
+        floors = {node: round(1000 * watts) for node, watts in table["nodes"].items()}
+        tables = [{"name": "site", **table, "nodes": [*floors]}, *table.get("domain", ())]
+        domains = tuple(
+            Domain(
+                one["name"],
+                round(1000 * one["limit_w"]),
+                frozenset(one["nodes"]),
+                round(1000 * one.get("reserve_w", 0)),
+            )
+            for one in tables
+        )
+        return Budget(domains, floors, frozenset(table.get("leaving", ())))
+    except KeyError as error:
+        raise ValueError(f"the budget has no {error.args[0]}; see docs/operate/fleet.md") from None
+    except (TypeError, AttributeError) as error:
+        raise ValueError(f"the budget has a value of the wrong type: {error}") from None
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, separators=(",", ":"), sort_keys=True).encode()

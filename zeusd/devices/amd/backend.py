@@ -1,0 +1,391 @@
+"""AMD Instinct GPUs of this machine.
+
+A GPU is a socket of libamd_smi, that is one PCI device: a card, or one die of an MI250. Cap, clocks
+and energy belong to it whole, so all calls go through its first partition.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import time
+from collections.abc import Callable, Iterator
+from statistics import median
+
+from zeus_ipc.controls import Control, ControlValue
+from zeusd.devices.amd import clocks, layouts, sysfs
+from zeusd.devices.amd.codes import Status, amd_error
+from zeusd.devices.amd.library import INIT_S, Buffer, Library, Opener
+from zeusd.devices.amd.power_cap import Cap, write_cap
+from zeusd.devices.amd.sockets import Calls, Socket, lost, report_counter
+from zeusd.devices.control_calls import ControlCalls, TabledControls
+from zeusd.devices.port import DeviceError, GpuProcess, Handle, PowerLimits, Sensors
+
+_HOTSPOT, _CURRENT = 1, 0
+_MILLIDEGREES_ABOVE = 1000
+_HOTTEST_C = 150
+"""Above this a reading was torn."""
+
+_POWER, _HW_SLOWDOWN, _HW_THERMAL = 0x4, 0x8, 0x40
+_REASONS = (_HW_SLOWDOWN, _POWER, _HW_THERMAL, _HW_THERMAL, _HW_THERMAL)
+"""Throttle reasons of the violations in the library's order, as the port counts them."""
+
+_CLOCK_STEP_MHZ = 25
+"""Graphics clocks are a continuous range; so far apart are those that are listed."""
+
+_PROCESSES = 128
+"""Entries of the first list of processes; a longer one is asked for again."""
+
+
+class AmdBackend(TabledControls):
+    """Implements `zeusd.devices.port.Backend`.
+
+    Args:
+        library: The libamd_smi to load; None: the one that is found.
+        sysfs_root: Where sysfs is.
+        init_s: How long initialising the library may take.
+    """
+
+    def __init__(
+        self, library: str | None = None, sysfs_root: str = sysfs.ROOT, init_s: float = INIT_S
+    ) -> None:
+        self._opener = Opener(library, init_s)
+        self._root = sysfs_root
+        self._library: Library | None = None
+        self._sockets: list[Socket] = []
+        self._inits = 0
+        self._guard = threading.Lock()
+        self.controls = self._control_calls()
+
+    def _control_calls(self) -> dict[Control, ControlCalls]:
+        def domain_offered(domain: int) -> Callable[[Handle], bool]:
+            return lambda gpu: self._clocks(gpu).limits[domain][1] > 0
+
+        return {
+            Control.POWER_LIMIT: ControlCalls(
+                offered=lambda gpu: bool(self.power_limits(gpu)),
+                write=lambda gpu, value: self.set_power_limit(gpu, value[0]),
+                read=lambda gpu: (self.power_limit_mw(gpu),),
+                range=lambda gpu: self.power_limits(gpu)[:2],
+            ),
+            Control.GPU_CLOCKS: ControlCalls(
+                offered=domain_offered(clocks.GRAPHICS), write=self._set_gpu_clocks
+            ),
+            Control.MEMORY_CLOCKS: ControlCalls(
+                offered=domain_offered(clocks.MEMORY), write=self._set_memory_clocks
+            ),
+        }
+
+    # ------------------------------------------------------------------------------ the driver
+
+    def init(self) -> None:
+        """See `Backend`. The library is initialised once, however often this is called."""
+        with self._guard:
+            if self._inits == 0:
+                if not sysfs.driver_loaded(self._root):
+                    raise amd_error(Status.DRIVER_NOT_LOADED, "amdsmi_init")
+                library = self._opener.open()
+                try:
+                    self._sockets = list(self._enumerate(library))
+                except DeviceError:
+                    library.status("shut_down")
+                    raise
+                self._library = library
+            self._inits += 1
+
+    def shutdown(self) -> None:
+        """See `Backend`."""
+        with self._guard:
+            library = self._lib("shut_down")
+            self._inits -= 1
+            if self._inits == 0:
+                self._library, self._sockets = None, []
+                library.call("shut_down")
+
+    def driver_version(self) -> str:
+        """See `Backend`."""
+        return sysfs.driver_version(self._root)
+
+    def device_count(self) -> int:
+        """See `Backend`."""
+        self._lib("get_socket_handles")
+        return len(self._sockets)
+
+    def device_handle(self, index: int) -> Handle:
+        """See `Backend`."""
+        self._lib("get_processor_handles")
+        if not 0 <= index < len(self._sockets):
+            raise amd_error(Status.INVALID, "amdsmi_get_processor_handles")
+        return self._sockets[index]
+
+    def _enumerate(self, library: Library) -> Iterator[Socket]:
+        found: list[tuple[int, list[int]]] = []
+        for socket in library.handles("get_socket_handles"):
+            partitions = library.gpus_of(socket)
+            if partitions:
+                bdf = library.read("get_gpu_device_bdf", partitions[0]).number("<Q")
+                found.append((bdf, partitions))
+        seen: set[str] = set()
+        for bdf, partitions in sorted(found):
+            address = sysfs.address(bdf, 8)
+            card = sysfs.Card(self._root, bdf)
+            uuid = f"GPU-{card.unique_id() or 'AMD'}"
+            if uuid in seen or uuid == "GPU-AMD":
+                uuid += f"-{address}"
+            seen.add(uuid)
+            yield Socket(partitions, address, card, uuid)
+
+    # ----------------------------------------------------------------------------- what it is
+
+    def uuid(self, gpu: Handle) -> str:
+        """See `Backend`. `GPU-` and the chip's unique_id, as ROCm's runtime names it.
+
+        The library's own UUID changes between its releases. Without a unique_id of its own, or
+        where two dies share one, the PCI address is part of it.
+        """
+        return self._socket(gpu).uuid
+
+    def name(self, gpu: Handle) -> str:
+        """See `Backend`."""
+        return self._read(gpu, "get_gpu_asic_info").text(0, 256) or "AMD GPU"
+
+    def pci_address(self, gpu: Handle) -> str:
+        """See `Backend`."""
+        return self._socket(gpu).address
+
+    def architecture(self, gpu: Handle) -> int:
+        """See `Backend`. Always `UNSUPPORTED`: the number is NVML's."""
+        raise amd_error(Status.NOT_SUPPORTED, "architecture", "AMD GPUs have no NVML architecture")
+
+    def memory_mib(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        return self._memory(gpu, "total")
+
+    def mig_enabled(self, gpu: Handle) -> bool:
+        """See `Backend`. Partitions are AMD's counterpart: they share cap, clocks and energy."""
+        return len(self._socket(gpu).partitions) > 1
+
+    # --------------------------------------------------------------------------- power limits
+
+    def power_limits(self, gpu: Handle) -> PowerLimits:
+        """See `Backend`."""
+        return self._cap(gpu).limits
+
+    def power_limit_mw(self, gpu: Handle) -> int:
+        """What the power cap is, mW."""
+        return self._cap(gpu).mw
+
+    def enforced_power_limit_mw(self, gpu: Handle) -> int:
+        """See `Backend`. AMD has one value: what was requested."""
+        return self._cap(gpu).mw
+
+    def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
+        """Sets the power cap, rounded down to whole watts."""
+        with self._changing(gpu, "set_power_cap") as (library, socket):
+            write_cap(library, socket.first, power_limit_mw)
+
+    # --------------------------------------------------------------------------------- clocks
+
+    def supported_memory_clocks(self, gpu: Handle) -> list[int]:
+        """See `Backend`."""
+        found = self._read(gpu, "get_clk_freq", clocks.MEMORY)
+        count = min(found.number("<I", layouts.LEVEL_COUNT), layouts.LEVELS_MAX)
+        levels = found.numbers(f"<{count}Q", layouts.LEVELS)
+        return sorted({level // 1_000_000 for level in levels if level}, reverse=True)
+
+    def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
+        """See `Backend`. The range is continuous; steps of it are listed."""
+        low, high = self._clocks(gpu).limits[clocks.GRAPHICS]
+        return sorted({*range(high, low, -_CLOCK_STEP_MHZ), low}, reverse=True)
+
+    def gpu_clock_mhz(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        return self._clock_mhz(gpu, clocks.GRAPHICS)
+
+    def memory_clock_mhz(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        return self._clock_mhz(gpu, clocks.MEMORY)
+
+    def _clock_mhz(self, gpu: Handle, domain: int) -> int:
+        mhz = self._read(gpu, "get_clock_info", domain).number("<I", layouts.CLOCK)
+        return _present(mhz, "amdsmi_get_clock_info")
+
+    def _set_gpu_clocks(self, gpu: Handle, value: ControlValue) -> None:
+        with self._changing(gpu, "set_gpu_clk_limit") as (library, socket):
+            if value:
+                clocks.lock_graphics(library, socket.first, *value)
+            else:
+                clocks.unlock(library, socket.first, clocks.GRAPHICS)
+
+    def _set_memory_clocks(self, gpu: Handle, value: ControlValue) -> None:
+        with self._changing(gpu, "set_gpu_clk_limit") as (library, socket):
+            if value:
+                clocks.lock_memory(library, socket.first, value[1])
+            else:
+                clocks.unlock(library, socket.first, clocks.MEMORY)
+
+    # ------------------------------------------------------------------------------ the state
+
+    def sensors(self, gpu: Handle) -> Sensors:
+        """See `Backend`. Two calls, each of which makes the driver ask the GPU.
+
+        GPUs before MI300 have a filtered power only: it is given as the instant power too.
+        """
+        socket = self._socket(gpu)
+        library = self._lib("get_energy_count")
+        count, unit, stamp = ctypes.c_uint64(), ctypes.c_float(), ctypes.c_uint64()
+        out = (ctypes.byref(count), ctypes.byref(unit), ctypes.byref(stamp))
+        before_ns = time.monotonic_ns()
+        code = library.status("get_energy_count", socket.first, *out)
+        t_ns = (before_ns + time.monotonic_ns()) // 2
+        if code not in (Status.SUCCESS, Status.NOT_SUPPORTED, Status.NO_SYMBOL):
+            raise self._error(socket, code, "get_energy_count")
+        instant_w, average_w = self._power_w(library, socket)
+        energy_uj = None
+        if code == Status.SUCCESS:
+            with socket.sensor_guard:
+                energy_uj = socket.counter.energy_uj(t_ns, count.value, instant_w)
+                if socket.counter.changed:
+                    report_counter(socket)
+        return Sensors(
+            t_ns,
+            None if energy_uj is None else energy_uj // 1000,
+            None if instant_w is None else instant_w * 1000,
+            None if average_w is None else average_w * 1000,
+            None,
+        )
+
+    def _power_w(self, library: Library, socket: Socket) -> tuple[int | None, int | None]:
+        """Present and average power, W."""
+        buffer = Buffer()
+        code = library.status("get_power_info", socket.first, buffer.data)
+        if code == Status.NOT_SUPPORTED:
+            return None, None
+        if code != Status.SUCCESS:
+            raise self._error(socket, code, "get_power_info")
+        now, average = (_watts(buffer.number("<I", one)) for one in library.layouts.power)
+        return now if now is not None else average, average
+
+    def temperature_c(self, gpu: Handle) -> int:
+        """See `Backend`. Of the hottest spot; the library's unit changed between releases."""
+        socket = self._socket(gpu)
+        if socket.celsius is None:
+            typical = median(self._temperature(gpu) for _ in range(3))
+            socket.celsius = 1000 if typical > _MILLIDEGREES_ABOVE else 1
+        found_c = self._temperature(gpu) // socket.celsius
+        if not 0 <= found_c <= _HOTTEST_C:
+            raise amd_error(
+                Status.UNEXPECTED_DATA,
+                "amdsmi_get_temp_metric",
+                f"a temperature of {found_c} degrees Celsius cannot be",
+            )
+        return found_c
+
+    def _temperature(self, gpu: Handle) -> int:
+        return self._read(gpu, "get_temp_metric", _HOTSPOT, _CURRENT).number("<q")
+
+    def throttle_reasons(self, gpu: Handle) -> int:
+        """See `Backend`. The library's violations as the bits that the port counts in."""
+        found = self._read(gpu, "get_violation_status")
+        active = found.numbers("<5B", self._lib("get_violation_status").layouts.violations)
+        if all(one not in (0, 1) for one in active):
+            raise amd_error(Status.NOT_SUPPORTED, "amdsmi_get_violation_status")
+        reasons = 0
+        for one, reason in zip(active, _REASONS, strict=True):
+            reasons |= reason if one == 1 else 0
+        return reasons
+
+    def processes(self, gpu: Handle) -> list[GpuProcess]:
+        """See `Backend`. Of all partitions. Before ROCm 10 a process is on every GPU it opened."""
+        socket = self._socket(gpu)
+        found: dict[int, int] = {}
+        for partition in socket.partitions:
+            for pid, memory in self._listed(socket, partition):
+                found[pid] = max(found.get(pid, 0), memory)
+        return [GpuProcess(pid, found[pid], compute=True) for pid in sorted(found)]
+
+    def _listed(self, socket: Socket, partition: int) -> Iterator[tuple[int, int]]:
+        library = self._lib("get_gpu_process_list")
+        size, pid_at, memory_at = library.layouts.process
+        room, count = _PROCESSES, ctypes.c_uint32()
+        while True:
+            entries = Buffer(room * size + layouts.BUFFER)
+            count.value = room
+            code = library.status(
+                "get_gpu_process_list", partition, ctypes.byref(count), entries.data
+            )
+            more = code in (*Status.MORE_DATA, Status.OUT_OF_RESOURCES)
+            if not more or room > 1 << 16:
+                break
+            room = max(2 * room, count.value)
+        if code != Status.SUCCESS:
+            raise self._error(socket, code, "get_gpu_process_list")
+        for entry in range(min(count.value, room)):
+            pid = entries.number("<I", entry * size + pid_at)
+            if pid:
+                yield pid, entries.number("<Q", entry * size + memory_at)
+
+    def utilization_percent(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        percent = self._read(gpu, "get_gpu_activity").number("<I", layouts.ACTIVITY)
+        return _present(percent, "amdsmi_get_gpu_activity")
+
+    def memory_used_mib(self, gpu: Handle) -> int:
+        """See `Backend`."""
+        return self._memory(gpu, "used")
+
+    # -------------------------------------------------------------------------------- internals
+
+    def _lib(self, name: str) -> Library:
+        library = self._library
+        if library is None:
+            raise amd_error(Status.NOT_INITIALISED, f"amdsmi_{name}")
+        return library
+
+    def _socket(self, gpu: Handle) -> Socket:
+        """The socket of a handle; one of an earlier initialisation is refused, not followed."""
+        self._lib("get_processor_handles")
+        if not any(gpu is socket for socket in self._sockets):
+            raise amd_error(Status.INVALID, "amdsmi_get_processor_handles")
+        found: Socket = gpu
+        return found
+
+    def _read(self, gpu: Handle, name: str, *arguments: int) -> Buffer:
+        socket, buffer = self._socket(gpu), Buffer()
+        code = self._lib(name).status(name, socket.first, *arguments, buffer.data)
+        if code != Status.SUCCESS:
+            raise self._error(socket, code, name)
+        return buffer
+
+    def _cap(self, gpu: Handle) -> Cap:
+        with self._reading(gpu, "get_power_cap_info") as (library, socket):
+            return Cap(library, socket.first)
+
+    def _clocks(self, gpu: Handle) -> clocks.ClockState:
+        with self._reading(gpu, "get_gpu_od_volt_info") as (library, socket):
+            return clocks.read_clocks(library, socket.first)
+
+    def _memory(self, gpu: Handle, which: str) -> int:
+        found = self._socket(gpu).card.memory_bytes(which)
+        if found is None:
+            raise amd_error(Status.FILE, f"mem_info_vram_{which}", "sysfs does not have it")
+        return found // (1024 * 1024)
+
+    def _error(self, socket: Socket, code: int, name: str) -> DeviceError:
+        return lost(socket, amd_error(code, f"amdsmi_{name}"))
+
+    def _reading(self, gpu: Handle, name: str) -> Calls:
+        return Calls(self._lib(name), self._socket(gpu), exclusive=False)
+
+    def _changing(self, gpu: Handle, name: str) -> Calls:
+        return Calls(self._lib(name), self._socket(gpu), exclusive=True)
+
+
+def _watts(number: int) -> int | None:
+    return None if number in layouts.ABSENT_32 or number == 0 else number
+
+
+def _present(number: int, call: str) -> int:
+    if number in layouts.ABSENT_32:
+        raise amd_error(Status.NOT_SUPPORTED, call, "the driver has no such reading")
+    return number

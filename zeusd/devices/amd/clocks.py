@@ -1,0 +1,146 @@
+"""Locks of graphics and memory clocks, as AMD's driver takes them.
+
+There is no lock at one frequency: a graphics range needs a minimum below its maximum. Memory has a
+maximum only. There is no reset of one domain either: performance level `auto` frees both, so the
+other one's limits are written again. What is in force is read from the driver each time, so that
+this also holds after a restart, and in the helper.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from zeusd.devices.amd import layouts
+from zeusd.devices.amd.codes import Status, amd_error
+from zeusd.devices.amd.library import Library
+from zeusd.devices.port import DeviceError, Outcome
+
+GRAPHICS, MEMORY = 0, 4
+"""amdsmi_clk_type_t."""
+
+_MIN, _MAX = 0, 1
+_AUTO, _MANUAL = 0, 3
+_MHZ = 1_000_000
+
+Span = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class ClockState:
+    """What is in force, MHz.
+
+    Attributes:
+        limits: Lowest and highest clock that each domain takes.
+        now: The range in force of each.
+    """
+
+    limits: dict[int, Span]
+    now: dict[int, Span]
+
+    def restricted(self, domain: int) -> bool:
+        """Whether less than the whole range is permitted."""
+        low, high = self.now[domain]
+        return low > self.limits[domain][0] or 0 < high < self.limits[domain][1]
+
+
+def read_clocks(library: Library, gpu: int) -> ClockState:
+    """The ranges in force.
+
+    Raises:
+        DeviceError: Also `UNSUPPORTED`, where the GPU takes no ranges.
+    """
+    found = library.read("get_gpu_od_volt_info", gpu)
+
+    def span(offset: int) -> Span:
+        low, high = found.numbers("<QQ", offset)
+        return low // _MHZ, high // _MHZ
+
+    limits = {GRAPHICS: span(layouts.SCLK_LIMITS), MEMORY: span(layouts.MCLK_LIMITS)}
+    if not 0 < limits[GRAPHICS][1] <= 100_000:
+        raise amd_error(
+            Status.NOT_SUPPORTED, "amdsmi_get_gpu_od_volt_info", "the GPU names no clock range"
+        )
+    return ClockState(limits, {GRAPHICS: span(layouts.SCLK), MEMORY: span(layouts.MCLK)})
+
+
+def lock_graphics(library: Library, gpu: int, low: int, high: int) -> None:
+    """Permits graphics clocks from `low` to `high` MHz, moved into the GPU's range.
+
+    A single frequency becomes [f - 1, f].
+    """
+    state = read_clocks(library, gpu)
+    least, most = state.limits[GRAPHICS]
+    high = min(max(high, least + 1), most)
+    low = min(max(low, least), high - 1)
+    # Each half is committed by itself, and the minimum must stay below the maximum in between.
+    if high > state.now[GRAPHICS][0]:
+        order = ((_MAX, high), (_MIN, low))
+    else:
+        order = ((_MIN, low), (_MAX, high))
+    _write(library, gpu, GRAPHICS, order)
+    _verify(library, gpu, GRAPHICS, (low, high))
+
+
+def lock_memory(library: Library, gpu: int, high: int) -> None:
+    """Permits memory clocks up to `high` MHz, moved into the GPU's range. There is no minimum."""
+    state = read_clocks(library, gpu)
+    least, most = state.limits[MEMORY]
+    if most == 0:
+        raise amd_error(
+            Status.NOT_SUPPORTED, "amdsmi_set_gpu_clk_limit", "the GPU has one memory clock"
+        )
+    high = min(max(high, least), most)
+    _write(library, gpu, MEMORY, ((_MAX, high),))
+    _verify(library, gpu, MEMORY, (0, high))
+
+
+def unlock(library: Library, gpu: int, domain: int) -> None:
+    """Permits all clocks of one domain; limits of the other stay in force."""
+    other = MEMORY if domain == GRAPHICS else GRAPHICS
+    state = read_clocks(library, gpu)
+    library.call("set_gpu_perf_level", gpu, _AUTO)
+    if not state.restricted(other):
+        return
+    low, high = state.now[other]
+    if other == MEMORY:
+        lock_memory(library, gpu, high)
+    else:
+        lock_graphics(library, gpu, low, high)
+
+
+def _write(library: Library, gpu: int, domain: int, order: tuple[tuple[int, int], ...]) -> None:
+    level = library.read("get_gpu_perf_level", gpu).number("<I")
+    for which, mhz in order:
+        code = library.status("set_gpu_clk_limit", gpu, domain, which, mhz)
+        if code == Status.SUCCESS:
+            continue
+        if level != _MANUAL:
+            # A refused write leaves the performance level at manual, with the clocks pinned.
+            library.status("set_gpu_perf_level", gpu, level)
+        if code == Status.NOT_SUPPORTED:
+            raise _refused(library, gpu, f"{mhz} MHz")
+        raise amd_error(code, "amdsmi_set_gpu_clk_limit")
+
+
+def _refused(library: Library, gpu: int, what: str) -> DeviceError:
+    """A refused write and a GPU in reset answer alike; one in reset cannot be read either."""
+    call = "amdsmi_set_gpu_clk_limit"
+    try:
+        read_clocks(library, gpu)
+    except DeviceError:
+        return amd_error(
+            Status.NOT_SUPPORTED, call, "the GPU is in reset or suspended", Outcome.BUSY
+        )
+    return amd_error(Status.NOT_SUPPORTED, call, f"the driver refused {what}", Outcome.TRANSIENT)
+
+
+def _verify(library: Library, gpu: int, domain: int, wanted: Span) -> None:
+    """The driver may round to a level it has, but not keep more than was asked for."""
+    state = read_clocks(library, gpu)
+    high = state.now[domain][1]
+    if high > wanted[1]:
+        raise DeviceError(
+            Outcome.UNCHANGED,
+            "amdsmi_set_gpu_clk_limit",
+            f"the driver accepted {wanted[1]} MHz and still permits {high} MHz",
+        )

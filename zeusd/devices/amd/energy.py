@@ -1,0 +1,102 @@
+"""AMD's energy counter: its unit, its wrap, and whether it can be believed. Pure."""
+
+from __future__ import annotations
+
+ABSENT = 0xFFFFFFFFFFFFFFFF
+"""What the library answers where the driver's metrics have no energy."""
+
+_WRAP = 1 << 32
+"""The oldest metrics tables count in 32 bits: 65,536 J."""
+
+MAX_POWER_W = 5_000
+"""What no socket draws."""
+
+WINDOW_NS = 2_000_000_000
+"""Energy and power are compared over at least this."""
+
+_GAP_NS = 1_000_000_000
+"""Over longer pauses between readings the power is not known well enough."""
+
+_LEAST_W = 20
+"""Below this mean power, rounding to whole watts says more than the counter."""
+
+_RATIOS = (0.7, 1.4)
+"""Counted over integrated energy, for a counter that is believed."""
+
+_WINDOWS = 3
+"""So many windows in a row change the verdict."""
+
+
+def microjoules(counter: int) -> int:
+    """Energy of a counter's value. The firmware's unit is 2^-16 J; the library's 15.3 uJ is not."""
+    return counter * 1_000_000 >> 16
+
+
+class EnergyCounter:
+    """Follows one socket's counter.
+
+    Attributes:
+        believed: Whether the counter agrees with the power reading. True until it does not.
+        changed: Whether `believed` changed with the last reading.
+    """
+
+    def __init__(self) -> None:
+        self.believed = True
+        self.changed = False
+        self._against = 0
+        self._wrapped = 0
+        self._raw: int | None = None
+        self._raw_ns = 0
+        self._start: tuple[int, int] | None = None  # ns, counter
+        self._last: tuple[int, int] | None = None  # ns, W
+        self._drawn_uj = 0
+
+    def energy_uj(self, t_ns: int, raw: int, power_w: int | None) -> int | None:
+        """Energy of a reading, in uJ.
+
+        Args:
+            t_ns: When it was taken.
+            raw: The counter.
+            power_w: Power, from the reading beside it.
+
+        Returns:
+            None: there is no counter, as on the second die of an MI250, or it is not believed.
+        """
+        self.changed = False
+        if raw in (0, ABSENT):
+            return None
+        counter = self._unwrapped(t_ns, raw)
+        self._check(t_ns, counter, power_w)
+        return microjoules(counter) if self.believed else None
+
+    def _unwrapped(self, t_ns: int, raw: int) -> int:
+        """A smaller value is a wrap if the energy between is possible, else a new start."""
+        before, before_ns = self._raw, self._raw_ns
+        self._raw, self._raw_ns = raw, t_ns
+        if before is not None and raw < before:
+            most = MAX_POWER_W * (t_ns - before_ns) * 65_536 // 1_000_000_000
+            if before < _WRAP and raw + _WRAP - before <= most:
+                self._wrapped += _WRAP
+            else:
+                self._wrapped = 0
+                self._start = None
+        return raw + self._wrapped
+
+    def _check(self, t_ns: int, counter: int, power_w: int | None) -> None:
+        last, self._last = self._last, None if power_w is None else (t_ns, power_w)
+        if power_w is None or last is None or t_ns - last[0] > _GAP_NS or self._start is None:
+            self._start, self._drawn_uj = (t_ns, counter), 0
+            return
+        self._drawn_uj += (t_ns - last[0]) * (last[1] + power_w) // 2_000
+        start_ns, start = self._start
+        if t_ns - start_ns < WINDOW_NS:
+            return
+        drawn_uj, self._drawn_uj = self._drawn_uj, 0
+        self._start = t_ns, counter
+        if drawn_uj * 1_000 < _LEAST_W * (t_ns - start_ns):
+            return
+        ratio = microjoules(counter - start) / drawn_uj
+        agrees = _RATIOS[0] <= ratio <= _RATIOS[1]
+        self._against = self._against + 1 if agrees is not self.believed else 0
+        if self._against >= _WINDOWS:
+            self.believed, self.changed, self._against = agrees, True, 0

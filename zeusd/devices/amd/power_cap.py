@@ -1,0 +1,80 @@
+"""The power cap: whole watts, read back after every write, never 0."""
+
+from __future__ import annotations
+
+from zeusd.devices.amd import layouts
+from zeusd.devices.amd.codes import Status, amd_error
+from zeusd.devices.amd.library import Library
+from zeusd.devices.port import DeviceError, Outcome, PowerLimits
+
+_SENSOR = 0
+"""PPT0, the cap that is meant where none is named."""
+
+_WATTS_BELOW = 100_000
+"""A largest cap below this many microwatts is one in watts, as virtualisation hosts have it."""
+
+_MOST_UW = 10_000_000_000
+"""What no socket takes: 10 kW. Guests answer with all ones."""
+
+FLOOR_PERCENT = 20
+"""Smallest cap where the driver names none, of the largest one. MI300's driver says 0."""
+
+
+class Cap:
+    """What amdsmi_get_power_cap_info answered, in mW."""
+
+    def __init__(self, library: Library, gpu: int) -> None:
+        found = library.read("get_power_cap_info", gpu, _SENSOR)
+        fields = (layouts.CAP, layouts.CAP_MIN, layouts.CAP_MAX, layouts.CAP_DEFAULT)
+        cap, low, high, default = (found.number("<Q", offset) for offset in fields)
+        if not 0 < high <= _MOST_UW:
+            # The library reports success where only some of its reads worked.
+            raise amd_error(
+                Status.NOT_SUPPORTED,
+                "amdsmi_get_power_cap_info",
+                "this GPU has no power cap of its own (the first die of an MI250 has both dies')",
+            )
+        self.scale = 1 if high < _WATTS_BELOW else 1_000_000
+        watts = [value // self.scale for value in (cap, low, high, default)]
+        self.mw, self.min_mw, self.max_mw, self.default_mw = (one * 1000 for one in watts)
+
+    @property
+    def limits(self) -> PowerLimits:
+        """What zeusd permits: never 0, which the driver takes as no change."""
+        floor_mw = self.max_mw * FLOOR_PERCENT // 100_000 * 1000
+        low_mw = self.min_mw if self.min_mw > 0 else floor_mw
+        default_mw = self.default_mw if 0 < self.default_mw <= self.max_mw else self.max_mw
+        return PowerLimits(low_mw, self.max_mw, default_mw)
+
+
+def write_cap(library: Library, gpu: int, power_limit_mw: int) -> None:
+    """Sets the cap, in whole watts: what is asked for, or less by under a watt.
+
+    Raises:
+        DeviceError: Also where the library reports success and the cap is another one.
+    """
+    call = "amdsmi_set_power_cap"
+    before = Cap(library, gpu)
+    low_mw, high_mw, _ = before.limits
+    wanted_mw = power_limit_mw // 1000 * 1000
+    if not low_mw <= wanted_mw <= high_mw:
+        raise amd_error(
+            Status.INVALID,
+            call,
+            f"{power_limit_mw / 1000:g} W is not between {low_mw // 1000} and {high_mw // 1000} W",
+        )
+    code = library.status("set_power_cap", gpu, _SENSOR, wanted_mw // 1000 * before.scale)
+    if code not in (Status.SUCCESS, Status.NOT_SUPPORTED):
+        raise amd_error(code, call)
+    try:
+        holds_mw = Cap(library, gpu).mw
+    except DeviceError as error:
+        if code == Status.SUCCESS or error.outcome is not Outcome.UNSUPPORTED:
+            raise
+        raise amd_error(code, call, "the GPU is in reset or suspended", Outcome.BUSY) from None
+    if holds_mw == wanted_mw:
+        return
+    if code == Status.NOT_SUPPORTED:
+        # The same answer as for a GPU that cannot do it, but the cap could just be read.
+        raise amd_error(code, call, "the driver refused the value", Outcome.TRANSIENT)
+    # Reading back is the caller's rule, which may have to wait: what it finds decides.

@@ -1,0 +1,83 @@
+"""One GPU of the AMD backend: a socket of libamd_smi, its locks, and how it is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+from zeusd.devices.amd import sysfs
+from zeusd.devices.amd.codes import GONE
+from zeusd.devices.amd.energy import EnergyCounter
+from zeusd.devices.amd.library import Library
+from zeusd.devices.port import DeviceError, Outcome
+
+log = logging.getLogger(__name__)
+
+
+@dataclass
+class Socket:
+    """One GPU of this load of the driver.
+
+    Attributes:
+        partitions: Handles; the first is the one whose settings are the socket's.
+        address: PCI address without the function.
+        uuid: Its name; see `AmdBackend.uuid`.
+        card: Its folder in sysfs.
+        guard: Held while several calls make one change.
+        counter: Its energy.
+        celsius: How many of the library's units are a degree; None: not known yet.
+    """
+
+    partitions: list[int]
+    address: str
+    card: sysfs.Card
+    uuid: str
+    guard: threading.Lock = field(default_factory=threading.Lock)
+    counter: EnergyCounter = field(default_factory=EnergyCounter)
+    sensor_guard: threading.Lock = field(default_factory=threading.Lock)
+    celsius: int | None = None
+
+    @property
+    def first(self) -> int:
+        """The partition that stands for the socket."""
+        return self.partitions[0]
+
+
+class Calls:
+    """Several calls on one socket; a GPU that has left the bus is reported as lost."""
+
+    def __init__(self, library: Library, socket: Socket, exclusive: bool) -> None:
+        self._library = library
+        self._socket = socket
+        self._exclusive = exclusive
+
+    def __enter__(self) -> tuple[Library, Socket]:
+        if self._exclusive:
+            self._socket.guard.acquire()
+        return self._library, self._socket
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if self._exclusive:
+            self._socket.guard.release()
+        if isinstance(error, DeviceError):
+            found = lost(self._socket, error)
+            if found is not error:
+                raise found from None
+
+
+def lost(socket: Socket, error: DeviceError) -> DeviceError:
+    """AMD has no code for a GPU that is gone; its folder in sysfs is gone with it."""
+    if error.code in GONE and not socket.card.there:
+        text = f"{error.text}; the GPU has left the PCI bus"
+        return DeviceError(Outcome.LOST, error.call, text, error.code)
+    return error
+
+
+def report_counter(socket: Socket) -> None:
+    """Logs that a counter is believed again, or no longer."""
+    if socket.counter.believed:
+        text = "the energy counter of %s agrees with its power again, and is used"
+    else:
+        text = "the energy counter of %s does not agree with its power; power is integrated instead"
+    log.warning(text, socket.uuid, extra={"event": "energy_counter", "gpu": socket.uuid})

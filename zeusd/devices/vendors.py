@@ -1,0 +1,153 @@
+"""Which vendor's GPUs this machine has, and the backend for them."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from zeusd.devices.port import Backend, DeviceError
+from zeusd.restore import DRIVER_MODULE
+
+log = logging.getLogger(__name__)
+
+SYSFS = "/sys"
+
+NVIDIA = ("0x10de", ("0x03",))
+AMD = ("0x1002", ("0x0380", "0x1200"))
+"""PCI vendor, and how the class of its GPUs begins. AMD's chips that drive displays are not ours:
+many servers have one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the configuration says of the vendors.
+
+    Attributes:
+        nvidia_library: The libnvidia-ml to load; None: libnvidia-ml.so.1.
+        nvidia_module: Directory of NVIDIA's kernel module.
+        amd_library: The libamd_smi to load; None: the one that is found.
+        sysfs: Where sysfs is.
+    """
+
+    nvidia_library: str | None = None
+    nvidia_module: str = DRIVER_MODULE
+    amd_library: str | None = None
+    sysfs: str = SYSFS
+
+
+class FoundBackend:
+    """Implements `zeusd.devices.port.Backend` by that of the vendor whose GPUs are there.
+
+    The choice is made at each first `init`, as a driver may come later. A library that the
+    configuration names decides; then the GPUs on the PCI bus; without any it is NVIDIA's.
+
+    Args:
+        options: What the configuration says.
+
+    Attributes:
+        driver: What the journal should say about how the driver is reached.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._options = options
+        self._guard = threading.Lock()
+        self._inits = 0
+        self._warned = False
+        self.driver: dict[str, Any] = {}
+        self._backends: dict[str, Backend] = {}
+        self._backend: Backend = self._choose("nvidia")
+
+    def init(self) -> None:
+        """See `Backend`."""
+        with self._guard:
+            if self._inits == 0:
+                self._backend = self._choose(self._vendor())
+            try:
+                self._backend.init()
+            except DeviceError as error:
+                if self._nothing_there():
+                    raise DeviceError(
+                        error.outcome,
+                        error.call,
+                        f"{error.text}; there is no AMD Instinct GPU either",
+                        error.code,
+                    ) from None
+                raise
+            self._inits += 1
+
+    def shutdown(self) -> None:
+        """See `Backend`."""
+        with self._guard:
+            self._backend.shutdown()
+            self._inits = max(0, self._inits - 1)
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        found: Callable[..., Any] = getattr(self._backend, name)
+        return found
+
+    def _nothing_there(self) -> bool:
+        options = self._options
+        if options.nvidia_library is not None or options.amd_library is not None:
+            return False
+        return not (has_gpu(options.sysfs, NVIDIA) or has_gpu(options.sysfs, AMD))
+
+    def _vendor(self) -> str:
+        options = self._options
+        if options.nvidia_library is not None:
+            return "nvidia"
+        if options.amd_library is not None:
+            return "amd"
+        if not has_gpu(options.sysfs, AMD):
+            return "nvidia"
+        if not has_gpu(options.sysfs, NVIDIA):
+            return "amd"
+        if not self._warned:
+            self._warned = True
+            log.warning(
+                "this node has GPUs of NVIDIA and of AMD; zeusd manages NVIDIA's and leaves AMD's "
+                "alone; to manage AMD's instead, set library under [amd]",
+                extra={"event": "two_vendors"},
+            )
+        return "nvidia"
+
+    def _choose(self, vendor: str) -> Backend:
+        options = self._options
+        if vendor not in self._backends:
+            self._backends[vendor] = _open(vendor, options)
+        amd = vendor == "amd"
+        self.driver.update(
+            vendor=vendor,
+            library=options.amd_library if amd else options.nvidia_library,
+            module=f"{options.sysfs}/module/amdgpu" if amd else options.nvidia_module,
+            sysfs=options.sysfs,
+            simulated=False,
+        )
+        return self._backends[vendor]
+
+
+def _open(vendor: str, options: Options) -> Backend:
+    if vendor == "amd":
+        from zeusd.devices.amd.backend import AmdBackend
+
+        return AmdBackend(options.amd_library, options.sysfs)
+    from zeusd.devices.nvml.backend import NvmlBackend
+
+    return NvmlBackend(options.nvidia_library)
+
+
+def has_gpu(sysfs: str, kind: tuple[str, tuple[str, ...]]) -> bool:
+    """Whether a GPU of a vendor and of certain PCI classes is on the bus."""
+    vendor, classes = kind
+    for device in Path(sysfs, "bus/pci/devices").glob("*"):
+        try:
+            if (device / "vendor").read_text().strip() == vendor and (
+                (device / "class").read_text().startswith(classes)
+            ):
+                return True
+        except OSError:
+            continue
+    return False
