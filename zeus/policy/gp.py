@@ -5,8 +5,8 @@ size whose course is known roughly before the first run: an epoch becomes cheape
 busy, and takes more epochs beyond a critical size. So a run of one size gives information about its
 neighbours, and what an epoch costs is known almost without noise.
 
-The next size has the smallest expected regret for what its run tells about the best size.
-Source: Russo and Van Roy, "Learning to Optimize via Information-Directed Sampling", 2018.
+The next size is the one with the smallest expected regret for what its run shows about the best
+size. Source: Russo and Van Roy, "Learning to Optimize via Information-Directed Sampling", 2018.
 """
 
 from __future__ import annotations
