@@ -36,6 +36,8 @@ SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
 ProctrackType=proctrack/linuxproc
 TaskPlugin=task/none
+SchedulerType=sched/builtin
+SchedulerParameters=sched_interval=1
 SelectType=select/cons_tres
 GresTypes=gpu
 Prolog=/etc/slurm/prolog.sh
@@ -211,7 +213,8 @@ def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> Non
     cluster.wait_state(job, "COMPLETED")
     assert "GPU limits not applied: --gpu-power=600" in cluster.output(job)
     assert "ran" in cluster.output(job)
-    assert "idle" in cluster.machine.run("sinfo", "-h", "-o", "%T").stdout, "no node is drained"
+    state = ("sinfo", "-h", "-o", "%T")
+    wait_for(lambda: "idle" in cluster.machine.run(*state).stdout, "the node, which is not drained")
     cluster.refusals("fail")
 
 
