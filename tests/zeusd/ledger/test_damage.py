@@ -18,7 +18,7 @@ from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.runtime.books import Books
 
-KILLS = 80
+KILLS = 200
 
 
 def keep_books(world: World, rng: random.Random, books: Books, begun: int) -> None:
