@@ -60,14 +60,14 @@ def read_steps(path: Path) -> tuple[Steps, list[str]]:
         request = _numbered(columns["request"], names, "request", place)
         begin = _instants(columns["begin_ns"], "begin_ns", place)
         end = _instants(columns["end_ns"], "end_ns", place)
-        _each(begin <= end, place, lambda n: f"begin_ns {begin[n]} is after end_ns {end[n]}")  # noqa: B023
+        _each(begin <= end, place, lambda n: f"begin_ns {begin[n]} is after end_ns {end[n]}")  # noqa: B023 - called at once
         phase = columns["phase"]
         phases = np.array([str(one) for one in phase])
         prefill, decode = phases == "prefill", phases == "decode"
         _each(
             prefill | decode,
             place,
-            lambda n: f"phase is {phase[n]!r}; it must be prefill or decode",  # noqa: B023
+            lambda n: f"phase is {phase[n]!r}; it must be prefill or decode",  # noqa: B023 - called at once
         )
         tokens = _amounts(columns["tokens"], "tokens", place)
         context = _amounts(columns["context"], "context", place)
@@ -109,14 +109,14 @@ def read_updates(path: Path) -> Updates:
     for columns, place in _chunks(path, ENERGY_COLUMNS):
         begin = _instants(columns["begin_ns"], "begin_ns", place)
         end = _instants(columns["end_ns"], "end_ns", place)
-        _each(begin < end, place, lambda n: f"begin_ns {begin[n]} is not before end_ns {end[n]}")  # noqa: B023
+        _each(begin < end, place, lambda n: f"begin_ns {begin[n]} is not before end_ns {end[n]}")  # noqa: B023 - called at once
         joules = _amounts(columns["joules"], "joules", place)
         first = _seen(columns["seen_begin_ns"], begin, "seen_begin_ns", place)
         last = _seen(columns["seen_end_ns"], end, "seen_end_ns", place)
         _each(
             (begin <= first) & (first < last) & (last <= end),
             place,
-            lambda n: f"the seen part {first[n]} to {last[n]} is not within the update",  # noqa: B023
+            lambda n: f"the seen part {first[n]} to {last[n]} is not within the update",  # noqa: B023 - called at once
         )
         clock = _amounts(columns["clock_mhz"], "clock_mhz", place, empty=True)
         line = np.array([place(n).line for n in range(begin.size)])

@@ -103,7 +103,7 @@ class PipelineFrequencyOptimizer(Callback):
                 "torch.distributed.init_process_group before you make it"
             )
         try:
-            import httpx  # noqa: F401
+            import httpx  # noqa: F401 - is it there?
         except ImportError:
             raise ImportError(
                 "PipelineFrequencyOptimizer needs httpx; install it with pip install 'zeusd[pfo]'"
