@@ -156,6 +156,11 @@ class Ledger:
         """Marks a request as finished, completed or aborted."""
         self._finished.append((request, tenant))
 
+    def finish_all(self) -> None:
+        """Marks all requests so far as finished: the engine that computed them is gone."""
+        self._flush_steps()
+        self._finished += [(name, "") for name in self._requests.names()]
+
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Excludes a span from attribution, such as one in which another process used the GPU.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.weights import WeightStore
-from zeus.serving.wire import socket_path
+from zeus.serving.wire import socket_paths
 from zeus_ipc import Client
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def run(options: Options) -> None:
 
     every = [uuid for uuids in engines.values() for uuid in uuids]
     service = Service(
-        options.socket or socket_path(),
+        options.socket or socket_paths()[0],
         accountants,
         Sensors(Client, every),
         options.log,

@@ -1,7 +1,7 @@
 """A probe on vLLM's scheduler, found by vLLM through its entry point `vllm.general_plugins`.
 
-It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33; of what it reads
-only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests` must be there.
+It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33, run with 0.32; of
+what it reads only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests` must be there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
 from typing import Any
 
 from zeus.serving.in_flight import InFlight, Silent
@@ -20,7 +21,12 @@ MODE_ENV = "ZEUS_SERVING"
 """`steps`: the scheduler probe. `stats`: the front end's statistics alone. Else nothing."""
 TESTED = ("0.32", "0.33")
 
+RANDOM_ENV = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
+"""With it, vLLM leaves the ids of callers as they are."""
+
 _MARK = "_zeus_serving_probe"
+_RANDOM = re.compile("-[0-9a-f]{8}$")
+"""What vLLM adds to the caller's id. Its scheduler does not know the id without it."""
 
 
 def register() -> None:
@@ -46,6 +52,7 @@ def install(scheduler: Any) -> bool:
     """
     schedule = getattr(scheduler, "schedule", None)
     update = getattr(scheduler, "update_from_output", None)
+    add = getattr(scheduler, "add_request", None)
     if not callable(schedule) or not callable(update):
         log.warning("no energy of requests: the scheduler has no schedule and update_from_output")
         return False
@@ -59,6 +66,11 @@ def install(scheduler: Any) -> bool:
         probe.silent(probe.scheduled, begin_ns, output)
         return output
 
+    def wrapped_add(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
+        probe = _of(self)
+        probe.silent(probe.arrived, request)
+        return add(self, request, *arguments, **options)
+
     def wrapped_update(self: Any, *arguments: Any, **options: Any) -> Any:
         probe = _of(self)
         probe.silent(probe.updated)
@@ -66,6 +78,8 @@ def install(scheduler: Any) -> bool:
 
     setattr(wrapped_schedule, _MARK, True)
     scheduler.schedule = wrapped_schedule
+    if callable(add):
+        scheduler.add_request = wrapped_add
     scheduler.update_from_output = wrapped_update
     return True
 
@@ -84,12 +98,20 @@ class Probe:
         self._requests = scheduler.requests
         self._recorder = recorder or Recorder(_engine(scheduler))
         self._known: dict[str, tuple[str, int]] = {}
+        self._names: set[str] = set()
+        self._random = not _is_set(RANDOM_ENV)
+
+    def arrived(self, request: Any) -> None:
+        """A request has come."""
+        if request.request_id not in self._known:  # else more input of a session
+            self._recorder.arrived(*self._meet(request.request_id, request))
 
     def scheduled(self, begin_ns: int, output: Any) -> None:
         """A step was composed."""
         for one in getattr(output, "finished_req_ids", None) or ():
             gone = self._known.pop(one, None)
             if gone is not None:
+                self._names.discard(gone[0])
                 self._recorder.finish(gone[0])
         planned = output.num_scheduled_tokens
         if not planned:
@@ -97,11 +119,7 @@ class Probe:
             return
         known, requests = self._known, self._requests
         for one in planned.keys() - known.keys():
-            request = requests[one]
-            known[one] = (
-                getattr(request, "external_req_id", None) or one,
-                getattr(request, "num_prompt_tokens", 0),
-            )
+            self._meet(one, requests[one])
         about = [known[one] for one in planned]
         tokens = list(planned.values())
         # The scheduler has already moved on by this step's tokens.
@@ -109,6 +127,18 @@ class Probe:
         context = [max(0, end - own) for end, own in zip(after, tokens, strict=True)]
         prefill = [before < one[1] for before, one in zip(context, about, strict=True)]
         self.in_flight.begin(begin_ns, ([one[0] for one in about], prefill, tokens, context))
+
+    def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
+        """A request that was not known: its name for others, when it came, and its prompt."""
+        name = getattr(request, "external_req_id", None)
+        if not name:
+            name = _RANDOM.sub("", one) if self._random else one
+        if name in self._names:  # callers may use an id twice
+            name = one
+        prompt = int(getattr(request, "num_prompt_tokens", 0))
+        self._names.add(name)
+        self._known[one] = name, prompt
+        return name, self.in_flight.now_ns(), prompt
 
     def updated(self) -> None:
         """A step's output came."""
@@ -123,6 +153,10 @@ def _of(scheduler: Any) -> Probe:
     if found is None:
         found = scheduler._zeus_probe = Probe(scheduler)
     return found
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "0").strip().lower() in ("1", "true")
 
 
 def _engine(scheduler: Any) -> str:
