@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
-from zeus.serving.wire import Finish, Owner, Step
+from zeus.serving.wire import Arrival, Finish, Owner, Step
 
 LAG_NS = 2 * 10**9
 """Steps and samples are complete this long after their end."""
@@ -63,8 +63,9 @@ class Meter:
         self._seen_ns = seen_ns
         self._points: dict[str, deque[tuple[int, float]]] = {gpu: deque() for gpu in gpus}
         self._last: dict[str, _Gpu] = {}
-        self._edge_ns: int | None = None
         self._clock: dict[int, float] = {}
+        self.boards_j = dict.fromkeys(gpus, 0.0)
+        """Energy of each GPU since its first sample, J, without holes."""
 
     def sample(
         self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
@@ -79,6 +80,8 @@ class Meter:
             restarted = number <= last.number or energy_uj < last.energy_uj
             if restarted or t_ns - last.t_ns > GAP_NS:
                 self._reset()
+            else:
+                self.boards_j[gpu] += (energy_uj - last.energy_uj) / 1e6
         self._last[gpu] = _Gpu(t_ns, energy_uj, number)
         self._points[gpu].append((t_ns, energy_uj / 1e6))
         if gpu == self._gpus[0]:
@@ -195,6 +198,7 @@ class Accountant:
         self._meter = Meter(gpus, seen_ns)
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
         self._tenants: OrderedDict[str, str] = OrderedDict()
+        self._traces: OrderedDict[str, str] = OrderedDict()
         self._idle = IdleTime()
         self._number = 0
         self._end_ns = 0
@@ -242,11 +246,18 @@ class Accountant:
         """Takes the end of a request."""
         self._ledger.finish(message.request, message.tenant or self._tenant(message.request))
 
+    def arrived(self, message: Arrival) -> None:
+        """Takes the arrival of a request: the trace that it belongs to."""
+        if message.trace:
+            _keep(self._traces, message.request, message.trace)
+
+    def trace(self, request: str) -> str:
+        """The `traceparent` of a request, once; empty: it is not traced."""
+        return self._traces.pop(request, "")
+
     def owner(self, message: Owner) -> None:
         """Takes whose a request is that has not ended."""
-        self._tenants[message.request] = message.tenant
-        while len(self._tenants) > MOST_KEPT:
-            self._tenants.popitem(last=False)
+        _keep(self._tenants, message.request, message.tenant)
 
     def sample(
         self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
@@ -284,6 +295,11 @@ class Accountant:
     def energy(self, request: str) -> RequestEnergy | None:
         """A request's energy; None: it has not finished, or it was long ago."""
         return self._rows.get(request)
+
+    @property
+    def boards_j(self) -> dict[str, float]:
+        """Energy of each GPU since the first sample, J, by UUID; of holes nothing is known."""
+        return dict(self._meter.boards_j)
 
     @property
     def totals(self) -> Totals:
@@ -343,6 +359,12 @@ class Accountant:
             self._rows[row.request] = row
         while len(self._rows) > MOST_KEPT:
             self._rows.popitem(last=False)
+
+
+def _keep(known: OrderedDict[str, str], request: str, value: str) -> None:
+    known[request] = value
+    while len(known) > MOST_KEPT:
+        known.popitem(last=False)
 
 
 def _count(sums: dict[str, float], rows: Sequence[RequestEnergy]) -> None:

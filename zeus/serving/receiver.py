@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import socket
 import stat
 from collections.abc import Callable
@@ -20,6 +19,9 @@ MOST_AT_ONCE = 10_000
 
 class Receiver:
     """Listens for engines.
+
+    There is no waiting for a message: who waits is woken by each, and that takes the engine's time.
+    Sleep, and `receive` what has come meanwhile.
 
     Args:
         path: Socket to listen on; an old one there is replaced.
@@ -49,10 +51,6 @@ class Receiver:
             self._socket.close()
             raise OSError(error.errno, error.strerror, path) from None
         self._socket.setblocking(False)
-
-    def wait(self, timeout_s: float) -> None:
-        """Returns when something has come, or after this time."""
-        select.select([self._socket, *self._engines], [], [], timeout_s)
 
     def receive(self) -> None:
         """Takes all that has come."""

@@ -75,16 +75,17 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - never raise into the engine
             self._fail(error)
 
-    def arrived(self, request: str, at_ns: int, prompt: int) -> None:
+    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
         """Sends the arrival of a request, of which clock control wants to know.
 
         Args:
             request: Its id.
             at_ns: When, of CLOCK_MONOTONIC.
             prompt: Tokens of its prompt, cached ones too.
+            trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """
         try:
-            self._send(pack_arrival(self._engine, request, at_ns, prompt))
+            self._send(pack_arrival(self._engine, request, at_ns, prompt, trace))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 

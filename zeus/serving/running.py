@@ -31,6 +31,7 @@ class Options:
     weights: Path | None
     method: str
     front_end: bool
+    otlp: str = ""
 
 
 def run(options: Options) -> None:
@@ -50,7 +51,8 @@ def run(options: Options) -> None:
     engines = engines_of(options.engines, gpus)
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     store = None if options.weights is None else WeightStore(options.weights)
-    accountants, keys = {}, {}
+    accountants: dict[str, Accountant] = {}
+    keys = {}
     for name, uuids in engines.items():
         first = by_uuid[uuids[0]]
         keys[name] = (first.name, str(len(uuids)), options.model)
@@ -62,12 +64,23 @@ def run(options: Options) -> None:
             front_end=options.front_end,
         )
     registry, collectors = _metrics(options.model, accountants)
+    telemetry = None
+    if options.otlp:
+        from zeus.serving.telemetry import over_http
+
+        def boards() -> dict[str, float]:
+            return {u: j for one in accountants.values() for u, j in one.boards_j.items()}
+
+        telemetry = over_http(options.otlp, boards, options.model)
     counted: dict[str, set[str]] = {name: set() for name in accountants}
 
     def on_rows(engine: str, rows: list[RequestEnergy]) -> None:
         seen = counted[engine]
+        new = [row for row in rows if row.request not in seen]
         if engine in collectors:
-            collectors[engine].finished([row for row in rows if row.request not in seen])
+            collectors[engine].finished(new)
+        if telemetry is not None:
+            telemetry.finished(engine, new, accountants[engine].trace)
         if rows and not rows[0].provisional:
             seen.clear()
             weights = accountants[engine].weights
@@ -86,6 +99,8 @@ def run(options: Options) -> None:
         on_rows,
     )
     with contextlib.ExitStack() as stack:
+        if telemetry is not None:
+            stack.callback(telemetry.close)
         if options.listen:
             from zeus.serving.web import Web
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+RECEIVE_S = 0.1
 RECONNECT_S = 2.0
 MOST_SAMPLES = 100_000
 
@@ -143,8 +144,11 @@ class Service:
         try:
             while not self._stop.is_set():
                 deadline = time.monotonic() + POLL_S
-                while (left := deadline - time.monotonic()) > 0 and not self._stop.is_set():
-                    self._receiver.wait(min(left, 0.1))
+                # Messages wait in the socket meanwhile: each one that woke this process would
+                # take the engine's time.
+                while (left := deadline - time.monotonic()) > 0 and not self._stop.wait(
+                    min(left, RECEIVE_S)
+                ):
                     self._receive()
                 self.poll(time.monotonic_ns())
         finally:
@@ -193,7 +197,9 @@ class Service:
             return False
         if isinstance(message, Step):
             accountant.step(message)
-        elif not isinstance(message, Arrival):
+        elif isinstance(message, Arrival):
+            accountant.arrived(message)
+        else:
             accountant.finish(message)
         return True
 

@@ -63,12 +63,14 @@ class Arrival:
         request: Its id.
         at_ns: CLOCK_MONOTONIC.
         prompt: Tokens of its prompt, cached ones too.
+        trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
     """
 
     engine: str
     request: str
     at_ns: int
     prompt: int
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,9 @@ def pack_finish(engine: str, request: str, tenant: str = "") -> bytes:
     return found
 
 
-def pack_arrival(engine: str, request: str, at_ns: int, prompt: int) -> bytes:
+def pack_arrival(engine: str, request: str, at_ns: int, prompt: int, trace: str = "") -> bytes:
     """The arrival of a request as bytes."""
-    found: bytes = msgpack.packb(("a", engine, request, at_ns, prompt))
+    found: bytes = msgpack.packb(("a", engine, request, at_ns, prompt, trace))
     return found
 
 
@@ -148,10 +150,10 @@ def unpack(data: bytes) -> Message:
 
 
 def _arrival(rest: list[Any]) -> Arrival:
-    engine, request, at_ns, prompt = rest[:4]
+    engine, request, at_ns, prompt, trace = rest[:5]
     if not isinstance(at_ns, int) or not isinstance(prompt, int) or prompt < 0:
         raise ValueError
-    return Arrival(_text(engine), _text(request), at_ns, prompt)
+    return Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))
 
 
 def _step(rest: list[Any]) -> Step:

@@ -31,10 +31,14 @@ class Recorded:
         self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
         self.instants: list[tuple[int, int]] = []
         self.finished: list[str] = []
+        self.arrivals: dict[str, int] = {}
 
     def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
         self.instants.append((begin_ns, end_ns))
         self.steps.append((list(ids), list(prefill), list(tokens), list(context)))
+
+    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
+        self.arrivals[request] = prompt
 
     def finish(self, request: str, tenant: str = "") -> None:
         self.finished.append(request)

@@ -10,6 +10,8 @@ import importlib
 import logging
 import os
 import re
+from collections.abc import Iterable
+from operator import lt, sub
 from typing import Any
 
 from zeus.serving.in_flight import InFlight, Silent
@@ -69,12 +71,14 @@ def install(scheduler: Any) -> bool:
     def wrapped_add(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
         probe = _of(self)
         probe.silent(probe.arrived, request)
-        return add(self, request, *arguments, **options)
+        return add(self, request, *arguments, **options)  # type: ignore[misc]
 
     def wrapped_update(self: Any, *arguments: Any, **options: Any) -> Any:
         probe = _of(self)
+        probe.silent(probe.ended)
+        outputs = update(self, *arguments, **options)
         probe.silent(probe.updated)
-        return update(self, *arguments, **options)
+        return outputs
 
     setattr(wrapped_schedule, _MARK, True)
     scheduler.schedule = wrapped_schedule
@@ -95,38 +99,45 @@ class Probe:
     def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
         self.silent = Silent("vLLM")
         self.in_flight: InFlight[Any] = InFlight()
-        self._requests = scheduler.requests
+        self._requests = getattr(scheduler, "requests", {})
         self._recorder = recorder or Recorder(_engine(scheduler))
         self._known: dict[str, tuple[str, int]] = {}
         self._names: set[str] = set()
+        self._ended: Iterable[str] = ()
+        self._count = 0
+        self._gone: list[tuple[str, str]] = []
         self._random = not _is_set(RANDOM_ENV)
 
     def arrived(self, request: Any) -> None:
         """A request has come."""
         if request.request_id not in self._known:  # else more input of a session
-            self._recorder.arrived(*self._meet(request.request_id, request))
+            headers = getattr(request, "trace_headers", None) or {}
+            trace = str(headers.get("traceparent", ""))
+            self._recorder.arrived(*self._meet(request.request_id, request), trace)
 
     def scheduled(self, begin_ns: int, output: Any) -> None:
         """A step was composed."""
         for one in getattr(output, "finished_req_ids", None) or ():
-            gone = self._known.pop(one, None)
-            if gone is not None:
-                self._names.discard(gone[0])
-                self._recorder.finish(gone[0])
+            self._forget(one)
+        self._finish()
         planned = output.num_scheduled_tokens
         if not planned:
             self.in_flight.begin(begin_ns, None)
             return
         known, requests = self._known, self._requests
-        for one in planned.keys() - known.keys():
-            self._meet(one, requests[one])
-        about = [known[one] for one in planned]
+        try:
+            about = [known[one] for one in planned]
+        except KeyError:  # its arrival was not seen
+            for one in planned.keys() - known.keys():
+                self._meet(one, requests[one])
+            about = [known[one] for one in planned]
         tokens = list(planned.values())
         # The scheduler has already moved on by this step's tokens.
         after = [requests[one].num_computed_tokens for one in planned]
-        context = [max(0, end - own) for end, own in zip(after, tokens, strict=True)]
-        prefill = [before < one[1] for before, one in zip(context, about, strict=True)]
-        self.in_flight.begin(begin_ns, ([one[0] for one in about], prefill, tokens, context))
+        context = list(map(sub, after, tokens))
+        names, prompts = zip(*about, strict=True)
+        prefill = list(map(lt, context, prompts))
+        self.in_flight.begin(begin_ns, (planned, names, prefill, tokens, context))
 
     def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
         """A request that was not known: its name for others, when it came, and its prompt."""
@@ -140,12 +151,37 @@ class Probe:
         self._known[one] = name, prompt
         return name, self.in_flight.now_ns(), prompt
 
-    def updated(self) -> None:
+    def ended(self) -> None:
         """A step's output came."""
-        ended = self.in_flight.end()
-        if ended is not None and ended[2] is not None:
-            begin_ns, end_ns, (names, prefill, tokens, context) = ended
-            self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
+        found, self._ended = self.in_flight.end(), ()
+        self._count = len(self._requests)
+        if found is not None and found[2] is not None:
+            begin_ns, end_ns, (self._ended, *rows) = found
+            self._recorder.step(begin_ns, end_ns, *rows)
+
+    def updated(self) -> None:
+        """The scheduler has taken the output in, and forgotten requests that it ended."""
+        if len(self._requests) != self._count:
+            for one in self._ended:
+                if one not in self._requests:
+                    self._forget(one)
+        self._finish()
+
+    def _forget(self, one: str) -> None:
+        gone = self._known.pop(one, None)
+        if gone is not None:
+            self._gone.append((one, gone[0]))
+
+    def _finish(self) -> None:
+        """Sends ends, but not while a step that was scheduled ahead still computes the request."""
+        if not self._gone:
+            return
+        ahead = {one for what in self.in_flight.under_way() if what for one in what[0]}
+        for one, name in self._gone:
+            if one not in ahead:
+                self._names.discard(name)
+                self._recorder.finish(name)
+        self._gone = [gone for gone in self._gone if gone[0] in ahead]
 
 
 def _of(scheduler: Any) -> Probe:

@@ -81,11 +81,11 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]
         now_ns = self._clock.now_ns()
         # Of those that were in the step, the scheduler no longer counts those that it ended.
         running = int(getattr(scheduler_stats, "num_running_reqs", 0) or 0) + len(ended)
-        self._front_end.iteration(now_ns, running, ended)
+        names = self._front_end.iteration(now_ns, running, ended)
         for step in self._front_end.ready(now_ns):
             self._recorder.step(*step)  # type: ignore[arg-type]
-        for one in ended:
-            self._recorder.finish(one.request)
+        for name in names:
+            self._recorder.finish(name)
 
 
 def _finished(one: Any) -> Finished | None:
