@@ -120,8 +120,8 @@ def record(home: Path, file: Path) -> None:
     while engine.has_unfinished_requests() or number <= max(sent):
         for one in sent.get(number, ()):
             send(*one)
-        if number in (20, 52):
-            name = "gone-1" if number == 20 else "gone-2"
+        if number in (30, 52):
+            name = "gone-1" if number == 30 else "gone-2"
             engine.abort_request([name])
             requests[name]["aborted"] = 1
         engine.step()

@@ -37,6 +37,8 @@ MOST_BUSY = 100_000
 """Busy times that are remembered."""
 _SEQUENCE = re.compile(r"^\d+_")
 """What vLLM puts before the id of each sequence of a request with several."""
+_PROMPT = re.compile(r"-\d+$")
+"""What vLLM puts after the id of each prompt of a completion."""
 
 PHASES = ("prefill", "decode", "shared", "idle")
 
@@ -318,9 +320,10 @@ class Accountant:
 
     def _tenant(self, request: str) -> str:
         """Whose a request is; the front end knows it by the id that all its sequences share."""
-        found = self._tenants.pop(request, "")
+        known = self._tenants
         shared = _SEQUENCE.sub("", request)
-        return found or self._tenants.get(shared, "") or self._tenants.get(shared[:-2], "")
+        first = _PROMPT.sub("-0", shared)
+        return known.get(request) or known.get(shared) or known.get(first, "")
 
     def _settle(self, done: Settlement) -> list[RequestEnergy]:
         rows = self._stated(done.rows)
