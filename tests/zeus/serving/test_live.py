@@ -28,6 +28,7 @@ from zeus.serving import service as service_module
 from zeus.serving.accountant import Accountant, Meter
 from zeus.serving.metrics import EnergyCollector
 from zeus.serving.recorder import Recorder
+from zeus.serving.relay import register, register_from_environment
 from zeus.serving.service import Service
 from zeus.serving.web import Web
 from zeus.serving.weights import WeightStore
@@ -414,3 +415,24 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
     assert len(panels) == 6
     assert len(asked) == 4
     assert asked <= there
+
+
+def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
+    accountants = {"0": Accountant(["x"])}
+    ledgers = prometheus.CollectorRegistry()
+    ledgers.register(EnergyCollector("m", "0", accountants["0"]))
+    service = Service(str(tmp_path / "socket"), accountants, FakeSensors())  # type: ignore[arg-type]
+    web = Web(("127.0.0.1", 0), service, accountants, ledgers)
+    engines = prometheus.CollectorRegistry()
+    relay = register(f"http://127.0.0.1:{web.port}", engines, every_s=0.05)
+    try:
+        assert relay is not None
+        wait_for(lambda: b"zeus_serving_tokens_total" in prometheus.generate_latest(engines), "it")
+        assert register(f"http://127.0.0.1:{web.port}", engines) is None
+        monkeypatch.setenv("ZEUS_SERVING_METRICS", f"http://127.0.0.1:{web.port}")
+        register_from_environment()  # it is there already
+        web.close()
+        wait_for(lambda: not prometheus.generate_latest(engines), "an end of what is unknown")
+    finally:
+        relay.close()
+        service._receiver.close()
