@@ -206,7 +206,7 @@ class Accountant:
         self._end_ns = 0
         self._settled_ns: int | None = None
         self.steps_lost = 0
-        self.tokens = {"prefill": 0, "decode": 0}
+        self.tokens = {"prefill": 0.0, "decode": 0.0}
         self.settlements = 0
         self.newest = Totals()
         """Of the newest settled period."""

@@ -80,8 +80,8 @@ class Ledger:
         end_ns: int,
         ids: Sequence[str],
         prefill: Sequence[bool] | Floats,
-        tokens: Sequence[int] | Floats,
-        context: Sequence[int] | Floats,
+        tokens: Sequence[float] | Floats,
+        context: Sequence[float] | Floats,
         flops: Sequence[float] | Floats | None = None,
         bytes: Sequence[float] | Floats | None = None,
     ) -> None:

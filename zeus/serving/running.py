@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import zmq
 
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.weights import WeightStore
@@ -16,7 +19,11 @@ from zeus_ipc import Client
 
 if TYPE_CHECKING:
     from zeus.serving.accountant import Accountant
+    from zeus.serving.service import Service
     from zeus_ipc.replies import GpuInfo
+
+
+FEED_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -32,6 +39,7 @@ class Options:
     method: str
     front_end: bool
     otlp: str = ""
+    feed: str = ""
 
 
 def run(options: Options) -> None:
@@ -101,6 +109,8 @@ def run(options: Options) -> None:
     with contextlib.ExitStack() as stack:
         if telemetry is not None:
             stack.callback(telemetry.close)
+        if options.feed:
+            stack.callback(_follow(options.feed, service))
         if options.listen:
             from zeus.serving.web import Web
 
@@ -109,6 +119,31 @@ def run(options: Options) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: service.stop())
         service.run()
+
+
+def _follow(address: str, service: Service) -> Callable[[], None]:
+    """Feeds a service forward-pass metrics, in a thread; returns what ends it."""
+    from zeus.serving.forward_pass import LedgerFeed, Subscriber
+
+    try:
+        subscriber = Subscriber(address)
+    except zmq.ZMQError as error:
+        raise ValueError(f"cannot listen to {address}: {error}; check --feed") from None
+    ended, feed = threading.Event(), LedgerFeed(subscriber, service.take)
+
+    def run() -> None:
+        while not ended.is_set():
+            feed.receive(FEED_S)
+        subscriber.close()
+
+    thread = threading.Thread(target=run, name="zeus-serving-feed", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+
+    return end
 
 
 def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[str]]:

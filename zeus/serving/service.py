@@ -183,6 +183,11 @@ class Service:
                         sample.gpu_clock_mhz,
                     )
 
+    def take(self, message: Message) -> None:
+        """Takes a message that came another way."""
+        with self.guard:
+            self._take(message)
+
     def _receive(self) -> None:
         with self.guard:
             self._receiver.receive()

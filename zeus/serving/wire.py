@@ -50,8 +50,8 @@ class Step:
     end_ns: int
     ids: Sequence[str]
     prefill: Sequence[bool]
-    tokens: Sequence[int]
-    context: Sequence[int]
+    tokens: Sequence[float]
+    context: Sequence[float]
 
 
 @dataclass(frozen=True)
