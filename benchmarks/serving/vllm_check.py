@@ -167,7 +167,7 @@ class _Rows:
 
 
 def _compare(listened: Listened, said: Said, outputs: dict[str, tuple[int, int, int]]):
-    """Yields a sentence for whatever differs."""
+    """Yields a sentence for each difference."""
     steps = listened.steps
     numbers = [one.number for one in steps]
     if numbers != list(range(1, len(steps) + 1)):

@@ -1,4 +1,4 @@
-"""What an instance's objectives needed of late: its clock floor and its power; pure.
+"""What an instance's objectives needed lately: its clock floor and its power; pure.
 
 A power budget's allocator must not go below the power (`zeus_fleet.policies.Job.needs_mw`).
 """

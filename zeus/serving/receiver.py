@@ -28,7 +28,7 @@ class Receiver:
         take: Called with each message; returns whether it was one for this receiver.
 
     Attributes:
-        rejected: Messages that were none, or for somebody else.
+        rejected: Messages that were none, or for another receiver.
 
     Raises:
         OSError: The socket cannot be listened on.
