@@ -124,7 +124,7 @@ class Recorder:
 
 
 class _Listener:
-    """One socket that is sent to, whether or not somebody listens."""
+    """One socket that is sent to, whether or not a process listens."""
 
     def __init__(self, path: str) -> None:
         self._path = path
