@@ -109,6 +109,26 @@ class Lease(_Part):
     """Why not."""
 
 
+class Ceiling(_Part):
+    """A named bound on a GPU's power limit, besides the site limit and a persistent limit."""
+
+    gpu: int
+    uuid: str
+    name: str
+    """fleet, or job:ID of a Slurm job or a pod."""
+    control: str
+    value: float
+    """The most that anybody may set."""
+    unit: str
+    uid: int
+    """Who set it."""
+    user: str
+    expires_in_s: float | None
+    """When `then` takes its place; None: never."""
+    then: float | None
+    """The bound from then on; None: there is none."""
+
+
 class Held(_Part):
     """What a control holds."""
 
@@ -181,6 +201,7 @@ class StatusReport(Report):
     leases: list[Lease]
     processes: list[Process] | None = None
     """With --processes only."""
+    ceilings: list[Ceiling] = []
 
 
 class ProcessesReport(Report):
@@ -198,6 +219,7 @@ class LeasesReport(Report):
     VERSION = 2
 
     leases: list[Lease]
+    ceilings: list[Ceiling] = []
 
 
 class KnownGpu(_Part):
@@ -249,6 +271,7 @@ class ShowReport(Report):
     """At the highest memory clock."""
     energy_last_hour_j: float | None
     processes: list[Process] = []
+    ceilings: list[Ceiling] = []
 
 
 class Setting(_Part):

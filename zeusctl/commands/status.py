@@ -14,7 +14,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, duration, energy, shorten, style, table
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu, Lease, Node, PowerLimit, StatusReport
+    from zeusctl.reports import Ceiling, Gpu, Lease, Node, PowerLimit, StatusReport
 
 HEADER = (
     *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
@@ -55,7 +55,13 @@ def status(
 def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     """The node as it is now."""
     from zeusctl.reports import StatusReport
-    from zeusctl.views import gpu_reports, lease_reports, node_report, process_reports
+    from zeusctl.views import (
+        ceiling_reports,
+        gpu_reports,
+        lease_reports,
+        node_report,
+        process_reports,
+    )
 
     session.look_again()
     chosen = session.gpus(gpus) if session.node.gpus or gpus != "all" else []
@@ -67,6 +73,7 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
         node=node_report(session.node, session.socket, leases),
         gpus=[] if quiesced else gpu_reports(session.client, chosen),
         leases=[lease for lease in leases if lease.gpu in indices],
+        ceilings=ceiling_reports(chosen),
         processes=process_reports(session.client, chosen, leases)
         if processes and not quiesced
         else None,
@@ -118,6 +125,9 @@ def lines(report: StatusReport) -> Iterator[str]:
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)
+    if report.ceilings:
+        yield ""
+        yield from ceiling_lines(report.ceilings)
     if report.processes is not None:
         yield ""
         yield from process_lines(report.processes)
@@ -199,6 +209,22 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
             ]
         )
     return table(("GPU", "CONTROL", "SET TO", "RESTORE TO", "STATE", "SINCE", "HOLDER"), rows, (0,))
+
+
+def ceiling_lines(ceilings: Sequence[Ceiling]) -> list[str]:
+    """Ceilings as a table."""
+    rows = []
+    for one in ceilings:
+        until = "it is removed"
+        if one.name.startswith("job:"):
+            until = "the job ends"
+        if one.expires_in_s is not None:
+            then = "" if one.then is None else f", then {one.then:g} {one.unit}"
+            until = f"in {duration(one.expires_in_s)}{then}"
+        rows.append(
+            [str(one.gpu), one.name, f"{one.value:g} {one.unit}", until, one.user],
+        )
+    return table(("GPU", "CEILING", "AT MOST", "UNTIL", "SET BY"), rows, (0,))
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import lease_lines
+from zeusctl.commands.status import ceiling_lines, lease_lines
 from zeusctl.text import energy
 from zeusctl.top.lines import resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, Source
@@ -142,6 +142,8 @@ class GpuScreen(Overlay):
         leases = [lease for lease in report.leases if lease.uuid == self._uuid]
         processes = [one for one in report.processes or () if one.uuid == self._uuid]
         yield from lease_lines(leases) if leases else ["no leases"]
+        ceilings = [one for one in report.ceilings if one.uuid == self._uuid]
+        yield from ceiling_lines(ceilings) if ceilings else []
         yield ""
         yield from process_lines(processes)
 
