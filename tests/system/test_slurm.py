@@ -18,6 +18,7 @@ from tests.system.test_systemd import LIMIT, Node, boot_node
 pytestmark = [
     pytest.mark.needs("slurm", "slurmdbd", "gcc", "systemd-nspawn", "root"),
     pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(300),
 ]
 
 SPANK = f"{SOURCES}/examples/slurm/spank"

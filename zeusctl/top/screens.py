@@ -36,7 +36,7 @@ HELP = """\
  q F10                        quit
 
  LIMIT: 200>180 is enforced at 180; yellow is below the site limit, red above it.
- CLOCK*: locked. In the bar | is the limit. HELD BY: job or user of a lease.
+ CLOCK*: locked. In the bar | is the limit. HELD BY: job or user of a lease, or a ceiling.
 """
 """The keys, which are htop's and nvitop's as far as they have them."""
 
