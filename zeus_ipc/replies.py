@@ -131,6 +131,8 @@ class NodeInfo(Message):
     """CLOCK_MONOTONIC time at which the daemon started; 0: it does not say."""
     quiesced_ns: int | None = None
     """Since when the driver is closed (see `Quiesce`); None: it is not."""
+    findings: list[str] = []
+    """Rules of zeusd.toml that have no effect on this node, and why."""
 
 
 class GpuState(Message):

@@ -226,6 +226,9 @@ def _output(*command: str) -> str | None:
 
 def _configuration(node: NodeInfo | None) -> Iterator[Check]:
     """The file that zeusd would read at its next start: it may have been broken since the last."""
+    in_force = [] if node is None else node.findings
+    for sentence in in_force:
+        yield _note("config", sentence, "correct the rule in zeusd.toml, or delete it, and reload")
     path = Path(CONFIGURATION)
     if not path.exists() or (node is not None and node.simulated is not None):
         return
@@ -242,7 +245,8 @@ def _configuration(node: NodeInfo | None) -> Iterator[Check]:
         yield _fault("config", text, "correct it: zeusd would not start, or reload, with it")
         return
     for sentence in found:
-        yield _note("config", f"{path}: {sentence}", "correct the rule, or delete it")
+        if sentence not in in_force:
+            yield _note("config", f"{path}: {sentence}", "correct the rule, or delete it")
     if not found:
         yield _ok("config", f"{path} is valid")
 

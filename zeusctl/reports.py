@@ -56,6 +56,8 @@ class Node(_Part):
     leases: int
     not_back: int
     """Controls that could not be restored yet."""
+    findings: list[str] = []
+    """Rules of zeusd.toml that have no effect on this node, and why."""
 
 
 class PowerLimit(_Part):

@@ -281,6 +281,7 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         gpus=len(node.gpus),
         leases=sum(not lease.restoring for lease in leases),
         not_back=sum(lease.restoring for lease in leases),
+        findings=node.findings,
     )
 
 

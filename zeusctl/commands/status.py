@@ -122,6 +122,8 @@ def lines(report: StatusReport) -> Iterator[str]:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
                 yield f"GPU {gpu.index}: persistent {what}; `zeusctl reset {gpu.index}` removes it"
+    for finding in report.node.findings:
+        yield style(f"zeusd.toml: {finding}", fg="yellow")
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)

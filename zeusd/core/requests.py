@@ -158,6 +158,7 @@ class Requests:
     def describe_node(self) -> dict[str, Any]:
         """`replies.NodeInfo` as a map."""
         gpus = sorted((gpu.info for gpu in self._node.gpus.values()), key=lambda info: info.index)
+        closed = self._node.quiesced_ns is not None
         return {
             "protocol": PROTOCOL_VERSION,
             "protocols": [PROTOCOL_VERSION],
@@ -170,6 +171,7 @@ class Requests:
             "stream": self._stream,
             "started_ns": self._node.started_ns,
             "quiesced_ns": self._node.quiesced_ns,
+            "findings": [] if closed else [*self._node.settings.findings(gpus)],
         }
 
     def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
