@@ -69,6 +69,8 @@ class PowerLimit(_Part):
     """What is in force."""
     site: float | None
     """The site limit: the restore target, and the highest value that may be set."""
+    site_enforced: bool = False
+    """Whether zeusd lowers a limit above the site limit as soon as it sees it, whoever set it."""
     smallest: float | None
     largest: float | None
     default: float | None

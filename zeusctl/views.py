@@ -189,6 +189,7 @@ def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
         requested=_thousandth(state.power_limit_mw),
         enforced=_thousandth(state.enforced_power_limit_mw),
         site=_thousandth(gpu.power_limit_site_mw),
+        site_enforced=gpu.power_limit_enforced,
         smallest=_thousandth(gpu.power_limit_min_mw),
         largest=_thousandth(gpu.power_limit_max_mw),
         default=_thousandth(gpu.power_limit_default_mw),

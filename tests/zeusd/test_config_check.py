@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 
@@ -94,3 +95,21 @@ def test_a_running_zeusd_names_rules_without_effect_and_again_after_a_reload(
             assert client.node().findings == [], "the GPUs are not known meanwhile"
             client.resume()
             wait_for(lambda: client.node().findings == [outside], "the GPUs")
+
+
+def test_wherever_a_cap_is_shown_it_is_said_whether_it_is_enforced(tmp_path: Path) -> None:
+    text = '[[gpu]]\nmatch = "Tesla*"\npower_limit_w = 200\nenforce = true\n'
+    options = configuration(tmp_path, text + '[[gpu]]\nmatch = "*A100*"\npower_limit_w = 300\n')
+    node = ("--simulate", "1xv100-pcie,a100-sxm-80", *options)
+    with running_daemon(*node, gpus=2) as daemon:
+
+        def said(*verb: str) -> str:
+            return CliRunner().invoke(zeusctl, ["--socket", daemon.socket, *verb]).output
+
+        for verb in ("status", "gpus"):
+            assert "Site limit of GPU 1: not enforced; zeusd sets no more" in said(verb)
+        assert "200 W, enforced" in said("show", "0")
+        assert "300 W, not enforced" in said("show", "1")
+        (first, second) = json.loads(said("gpus", "--json"))["gpus"]
+        assert first["power_limit_w"]["site_enforced"] is True
+        assert second["power_limit_w"]["site_enforced"] is False

@@ -11,7 +11,7 @@ import click
 from zeus_ipc.controls import SPECS, Control
 from zeusctl.columns import GPU_COLUMNS, Output, output_options
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import ceiling_lines, lease_lines
+from zeusctl.commands.status import ceiling_lines, lease_lines, site_text
 from zeusctl.commands.status import read as read_status
 from zeusctl.commands.status import rows as status_rows
 from zeusctl.completing import gpus_argument, id_option
@@ -129,7 +129,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("power", _unit(state.power_w, "W")),
         ("limit requested", _unit(limit.requested, "W")),
         ("limit enforced", _unit(limit.enforced, "W")),
-        ("site limit", _unit(limit.site, "W")),
+        ("site limit", site_text(limit)),
         ("limits it accepts", _span(limit.smallest, limit.largest, "W")),
         ("vendor's default", _unit(limit.default, "W")),
         (

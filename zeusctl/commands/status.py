@@ -14,7 +14,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, duration, energy, shorten, style, table
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Ceiling, Gpu, Lease, Node, PowerLimit, StatusReport
+    from zeusctl.reports import Ceiling, Gpu, KnownGpu, Lease, Node, PowerLimit, StatusReport
 
 HEADER = (
     *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
@@ -118,6 +118,7 @@ def lines(report: StatusReport) -> Iterator[str]:
                     f"`zeusctl reset {gpu.index}` lowers it",
                     fg="yellow",
                 )
+        yield from not_enforced(report.gpus)
         for gpu in report.gpus:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
@@ -152,6 +153,31 @@ def headline(node: Node) -> str:
 def above_site_limit(limit: PowerLimit) -> bool:
     """Whether software requested more than the site allows: before zeusd, or outside it."""
     return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
+
+
+def is_cap_only(limit: PowerLimit) -> bool:
+    """Whether a site limit below the GPU's own bounds only what zeusd sets."""
+    lower = limit.site is not None and limit.largest is not None and limit.site < limit.largest
+    return lower and not limit.site_enforced
+
+
+def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
+    """A line about site limits that others may exceed."""
+    found = [str(gpu.index) for gpu in gpus if is_cap_only(gpu.power_limit_w)]
+    if found:
+        which = f"{'GPU' if len(found) == 1 else 'GPUs'} {', '.join(found)}"
+        yield (
+            f"Site limit of {which}: not enforced; zeusd sets no more, but leaves what others set "
+            "(`enforce = true` in zeusd.toml changes that)."
+        )
+
+
+def site_text(limit: PowerLimit) -> str:
+    """The site limit, and whether others may exceed it."""
+    if limit.site is None:
+        return "-"
+    state = ", enforced" if limit.site_enforced else ""
+    return f"{limit.site:g} W" + (", not enforced" if is_cap_only(limit) else state)
 
 
 def gpu_row(gpu: Gpu) -> list[str]:

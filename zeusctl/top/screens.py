@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import ceiling_lines, lease_lines
+from zeusctl.commands.status import ceiling_lines, lease_lines, site_text
 from zeusctl.text import energy
 from zeusctl.top.lines import resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, Source
@@ -115,7 +115,7 @@ class GpuScreen(Overlay):
             ("memory", f"{_with(gpu.memory_used_mib, 'MiB')} of {gpu.memory_total_mib} MiB"),
             ("power", _with(gpu.power_w, "W")),
             ("limit", f"{_with(limit.requested, 'W')}, enforced {_with(limit.enforced, 'W')}"),
-            ("site limit", _with(limit.site, "W")),
+            ("site limit", site_text(limit)),
             ("takes", f"{_with(limit.smallest, 'W')} to {_with(limit.largest, 'W')}"),
             ("clocks", f"{_with(gpu.gpu_clock_mhz, 'MHz')}, memory {gpu.memory_clock_mhz} MHz"),
             ("temperature", _with(gpu.temperature_c, "C")),

@@ -187,6 +187,7 @@ class Requests:
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
             described["power_limit_site_mw"] = self._node.highest_mw(machine)
+            described["power_limit_enforced"] = machine.bounded
         return described
 
     def _track(
