@@ -126,15 +126,17 @@ class Agent:
         self._events.forget_others({pod.uid for pod in pods})
         asks = any(pod.asked is not None and not pod.ended for pod in pods)
         gpus = self._zeusd.node().gpus
+        if not gpus:
+            return True  # no driver; zeusd keeps the ceilings until it is back
         wanted = plan(pods, self._kubelet.devices() if asks else {}, gpus)
-        put, removed = differences(wanted.bounds, held(gpus))
+        put, removed = differences(wanted, held(gpus))
         for uuid, name in removed:
             log.info("%s: the ceiling %s ends", _label(uuid, gpus), name)
             self._zeusd.set_ceiling(uuid, name, None)
         self._put(put, wanted, gpus)
         for pod, why in wanted.refusals.items():
             self._events.tell(pod, REFUSED, why)
-        return wanted.waiting
+        return bool(wanted.waiting)
 
     def _put(self, bounds: Bounds, wanted: Plan, gpus: Sequence[GpuInfo]) -> None:
         done: dict[Pod, list[str]] = {}

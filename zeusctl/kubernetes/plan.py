@@ -29,13 +29,14 @@ class Plan:
         bounds: The ceilings.
         pods: The pod of each ceiling.
         refusals: By pod: why it gets none, for its user.
-        waiting: Whether a pod has no GPUs yet: kubelet gives them when it admits the pod.
+        waiting: Ceilings of pods whose GPUs kubelet does not name: it gives them when it admits the
+            pod, and forgets them for a while when its device plugin starts again.
     """
 
     bounds: Bounds = field(default_factory=dict)
     pods: dict[str, Pod] = field(default_factory=dict)
     refusals: dict[Pod, str] = field(default_factory=dict)
-    waiting: bool = False
+    waiting: set[str] = field(default_factory=set)
 
 
 def plan(pods: Iterable[Pod], devices: Devices, gpus: Sequence[GpuInfo]) -> Plan:
@@ -63,7 +64,7 @@ def plan(pods: Iterable[Pod], devices: Devices, gpus: Sequence[GpuInfo]) -> Plan
                 else "no container of the pod requests a GPU"
             )
         elif not ids:
-            found.waiting = True
+            found.waiting.add(JOB + pod.job)
         else:
             _bound(found, pod, bound_mw, ids, gpus)
     return found
@@ -111,7 +112,8 @@ def held(gpus: Sequence[GpuInfo]) -> Bounds:
     }
 
 
-def differences(wanted: Bounds, now: Bounds) -> tuple[Bounds, list[tuple[str, str]]]:
-    """Ceilings to set, and those to remove."""
-    put = {key: bound for key, bound in wanted.items() if now.get(key) != bound}
-    return put, [key for key in now if key not in wanted]
+def differences(wanted: Plan, now: Bounds) -> tuple[Bounds, list[tuple[str, str]]]:
+    """Ceilings to set, and those to remove: none of a pod whose GPUs are not known."""
+    put = {key: bound for key, bound in wanted.bounds.items() if now.get(key) != bound}
+    kept = wanted.bounds.keys() | {key for key in now if key[1] in wanted.waiting}
+    return put, [key for key in now if key not in kept]

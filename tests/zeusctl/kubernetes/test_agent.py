@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from zeus_ipc import Client
 from zeusctl.kubernetes.agent import Agent
 from zeusctl.kubernetes.events import Events
 from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
+from zeusctl.kubernetes.pods import pod_of
 from zeusctl.kubernetes.watch import PodWatch
 
 HIGHEST_W = 250.0
@@ -256,3 +258,31 @@ def test_without_kubelet_limits_stay(cluster: Cluster, caplog: pytest.LogCapture
     cluster.kubelet.stop()
     wait_for(lambda: "kubelet does not say" in caplog.text, "the agent to notice")
     assert cluster.limits() == [150, HIGHEST_W]
+
+
+def test_while_the_driver_is_closed_pods_are_told_nothing(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    node = cluster.zeusd.node
+    monkeypatch.setattr(cluster.zeusd, "node", lambda: (looks.append(1), node())[1])
+    cluster.zeusd.quiesce()
+    cluster.run(a_pod(watts="150"), 0)
+    cluster.start("research")
+    wait_for(lambda: len(looks) > 2, "the agent to look")
+    cluster.zeusd.resume()
+    cluster.wait(150, HIGHEST_W)
+    assert not cluster.told("PowerLimitRefused")
+
+
+def test_while_zeusd_sees_no_gpus_pods_are_told_nothing() -> None:
+    told: list[Any] = []
+    devices = {("research", "training"): ["GPU-1"]}
+    parts: Any = (
+        SimpleNamespace(node=lambda: SimpleNamespace(gpus=[])),
+        [SimpleNamespace(pods=lambda: [pod_of(a_pod())])],
+        SimpleNamespace(devices=lambda: devices),
+        SimpleNamespace(tell=lambda *what: told.append(what), forget_others=lambda uids: None),
+    )
+    assert Agent(*parts, threading.Event()).reconcile(), "it looks again soon"
+    assert told == []

@@ -111,9 +111,17 @@ def test_only_what_differs_is_done_and_only_pods_ceilings_are_touched() -> None:
     one = gpu(0, **{mine.replace("-", "_"): 200, old.replace("-", "_"): 150, "77": 180})
     other = gpu(1, **{mine.replace("-", "_"): 200})
     wanted = {("GPU-0abc", f"job:{mine}"): 200_000, ("GPU-1abc", f"job:{mine}"): 250_000}
-    put, removed = differences(wanted, held([one, other]))
+    put, removed = differences(Plan(wanted), held([one, other]))
     assert put == {("GPU-1abc", f"job:{mine}"): 250_000}
     assert removed == [("GPU-0abc", f"job:{old}")]
+
+
+def test_a_pod_keeps_its_limit_while_kubelet_does_not_name_its_gpus() -> None:
+    pod = a_pod()
+    one = gpu(0, **{pod["metadata"]["uid"].replace("-", "_"): 200})
+    assert differences(planned(pod), held([one])) == ({}, [])
+    pod["status"]["phase"] = "Succeeded"
+    assert differences(planned(pod), held([one]))[1], "but not longer than it lives"
 
 
 def test_kubelets_answer_is_read() -> None:
