@@ -47,13 +47,14 @@ class Estimate:
 
     Attributes:
         batch_size: The batch size.
-        mean: Expected cost of a run, J (its median, where costs are taken to be lognormal); None
-            while nothing is known.
+        mean: Expected cost of a run that reaches the target, J (its median, where costs are taken
+            to be lognormal); None while nothing is known.
         low: Lower end of the 90 % interval of the expected cost, J; None while nothing is known.
         high: Its upper end, J.
         probability_best: Probability that no other size costs less.
         runs: Runs of this size that were observed.
         explored: Whether the policy may still choose it.
+        reach: Probability that a run reaches the target; None where the policy has no opinion.
     """
 
     batch_size: int
@@ -63,6 +64,7 @@ class Estimate:
     probability_best: float
     runs: int
     explored: bool = True
+    reach: float | None = None
 
 
 class BatchSizeOptimizer(ABC):
@@ -131,6 +133,18 @@ class BatchSizeOptimizer(ABC):
             None where the policy has no rule of its own: `beta_knob` times the lowest cost at
             which a recurrence has reached the target.
         """
+        return None
+
+    def reseed(self, seed: int) -> bool:
+        """Begins further draws with another seed, as if the policy had been made with it.
+
+        Returns:
+            False: the policy cannot; it has to be made again.
+        """
+        return False
+
+    def best(self, job: Job) -> int | None:
+        """The cheapest of the sizes that have reached the target; None: `estimates` say."""
         return None
 
     def estimates(self, job: Job) -> list[Estimate]:

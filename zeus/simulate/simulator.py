@@ -16,7 +16,7 @@ import numpy as np
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, PowerLimitOptimizer, Run
-from zeus.policy.recurrence import Recurrences
+from zeus.policy.recurrence import Bounds, Recurrences
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
 from zeus.utils.metric import zeus_cost
 
@@ -278,9 +278,7 @@ class _Group(_Play):
     def __init__(self, simulator: Simulator, job: Job, beta_knob: float, eta_knob: float) -> None:
         super().__init__(simulator, job, eta_knob)
         self.history: list[tuple[HistoryEntry, float]] = []
-        self._beta = beta_knob
-        self._min_cost = math.inf
-        self._failures = 0
+        self._bounds = Bounds(self.bso, job, beta_knob, overlapping=True)
         self._in_flight: list[_InFlight] = []
 
     def submit(self, start: float, end: float, ratio: float, retries: int) -> None:
@@ -295,10 +293,7 @@ class _Group(_Play):
             batch_size = self.bso.predict_beside(self.job, sizes)
         else:
             batch_size = self.bso.predict(self.job)
-        bound = self.bso.cost_bound(self.job, self._beta, self._failures)
-        if bound is None:
-            bound = math.inf if math.isinf(self._min_cost) else self._beta * self._min_cost
-        trained = self.train(batch_size, bound)
+        trained = self.train(batch_size, self._bounds.next())
         self._in_flight.append(_InFlight(start, end, ratio, trained, retries))
 
     def finish_until(self, now: float) -> None:
@@ -313,12 +308,9 @@ class _Group(_Play):
     def _finish(self, job: _InFlight) -> None:
         trained = job.trained
         self.bso.observe_run(self.job, trained.run)
+        self._bounds.observe(trained.run.cost, trained.run.converged)
         if not trained.never_ran:
             self.history.append((trained.entry(job.ratio), job.ratio))
-        if trained.run.converged:
-            self._failures = 0
-            self._min_cost = min(self._min_cost, trained.run.cost)
-        else:
-            self._failures += 1
+        if not trained.run.converged:
             # It is taken to last as long as the run before.
             self.submit(job.end, job.end + (job.end - job.start), job.ratio, job.retries + 1)

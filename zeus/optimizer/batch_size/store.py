@@ -7,7 +7,8 @@
 Decisions are made in `trials` and `choosing`; here, what they are about is read and what they come
 to is written, in one transaction that has the job to itself. So any number of threads, processes
 and, with PostgreSQL, machines may share a database, and whoever is killed leaves all or nothing of
-what it did.
+what it did. A batch size is chosen before that transaction, and again where the job has changed by
+then: nobody waits for a lock while somebody computes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,8 @@ try:
 except ImportError:
     raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
-from zeus.optimizer.batch_size.choosing import analyze, choose, excluded
+from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
+from zeus.optimizer.batch_size.choosing import Choice, analyze, excluded
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -56,6 +58,9 @@ LEASE_S = 600.0
 
 _KEY = 200
 
+_ATTEMPTS = 3
+"""So often a batch size is chosen outside the transaction; then inside it, where nothing changes."""
+
 
 class Store:
     """The trials of jobs, in a database. Safe across threads and processes.
@@ -82,6 +87,7 @@ class Store:
         self._database = Database(url_or_path, echo=echo)
         self._lease_s = lease_s
         self._clock = clock
+        self._known = KnownJobs()
 
     @property
     def name(self) -> str:
@@ -149,30 +155,72 @@ class Store:
         if not 1 <= len(key) <= _KEY:
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
         lease = self._lease_s if lease_s == "usual" else lease_s
+        with self._known.of(job_id) as known:
+            for attempt in range(_ATTEMPTS + 1):
+                begun = self._begin(job_id, key, lease, known, inside=attempt == _ATTEMPTS)
+                if begun is not None:
+                    return begun
+        raise AssertionError  # the last attempt has the job to itself
 
-        def work(connection: Connection) -> NewTrial:
+    def _begin(
+        self, job_id: str, key: str, lease_s: float | None, known: KnownJob, *, inside: bool
+    ) -> NewTrial | None:
+        """A trial; None where the job has changed while its batch size was chosen.
+
+        Args:
+            job_id: The job.
+            key: Of the request.
+            lease_s: Of the trial.
+            known: What is known of the job.
+            inside: Whether to choose inside the transaction, where nothing changes.
+        """
+        given = (trials.c.job_id == job_id) & (trials.c.key == key)
+        chosen: tuple[JobRecord, Choice] | None = None
+
+        def decide(connection: Connection) -> tuple[JobRecord, Choice] | None:
+            job = find_job(connection, job_id)
+            if job is None:
+                raise no_job(job_id)
+            if connection.execute(select(trials.c.number).where(given)).one_or_none():
+                return None
+            now = known.now(connection, job)
+            # Who was lost is marked so before the choice, in the transaction.
+            gone = lost(now.running, self._clock())
+            return None if gone else (job, now.choose(job.trials + 1))
+
+        if not inside:
+            chosen = self._database.read(decide)
+
+        def work(connection: Connection) -> NewTrial | None:
             writing = self._open(connection, job_id)
             job = writing.job
-            given = (trials.c.job_id == job_id) & (trials.c.key == key)
             row = connection.execute(select(trials).where(given)).one_or_none()
-            before = trials_of(connection, job_id)
             if row is not None:
                 # Who asks again lives.
                 again = alive(trial_of(row), writing.now_s)
                 writing.told(trial_of(row), again)
                 writing.save(again)
                 writing.close()
-                return _new(job_id, again, analyze(job, before).best)
-            gone = {trial.number: trial for trial in writing.mark_lost(before)}
-            before = [gone.get(trial.number, trial) for trial in before]
+                return _new(job_id, again, analyze(job, trials_of(connection, job_id)).best)
             number = job.trials + 1
-            choice = choose(job, before, number)
+            if inside:
+                writing.mark_lost(trials_of(connection, job_id))
+                now = replace(job, events=writing.next_event - 1)
+                choice = known.now(connection, now).choose(number)
+            elif chosen is None:
+                if writing.mark_lost(trials_of(connection, job_id)):
+                    writing.close()
+                return None
+            elif chosen[0] != job:
+                return None
+            else:
+                choice = chosen[1]
             begun = Trial(
                 number=number,
                 batch_size=choice.batch_size,
                 began_s=writing.now_s,
                 heard_s=writing.now_s,
-                lease_s=lease,
+                lease_s=lease_s,
                 cost_bound=choice.cost_bound,
             )
             connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
