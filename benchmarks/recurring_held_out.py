@@ -250,6 +250,7 @@ KINDS: dict[str, Callable[[np.ndarray, int, np.random.Generator], Shape]] = {
 CLIFFS = ("cliff below", "cliff above")
 
 
+@lru_cache
 def jobs_of(seed: int, each: int = 8) -> list[HeldOut]:
     """Jobs: so many of each kind."""
     rng = np.random.default_rng([20_000, seed])
@@ -317,7 +318,7 @@ class Grid(BatchSizeOptimizer):
 
 
 class SuccessiveHalving(BatchSizeOptimizer):
-    """Rounds over the sizes; after each, the cheaper half goes on (Jamieson and Talwalkar, 2016)."""
+    """Rounds over the sizes; after each the cheaper half goes on (Jamieson, Talwalkar, 2016)."""
 
     name = "successive halving"  # type: ignore[assignment]
 

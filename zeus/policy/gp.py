@@ -104,6 +104,11 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         best = self._jobs[job].best_cost()
         return beta_knob * best * _PATIENCE ** max(0, failures - 1)
 
+    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
+        """See `BatchSizeOptimizer`."""
+        self._jobs[job].exclude(batch_sizes)
+        return True
+
     def reseed(self, seed: int) -> bool:
         """See `BatchSizeOptimizer`."""
         self.seed = seed
@@ -137,9 +142,15 @@ class _Known:
         self._runs: list[tuple[int, Run]] = []
         self._last_of: dict[int, deque[int]] = {}
         self._converged: list[int] = []
+        self._out: set[int] = set()
         self._utilization: tuple[int, float] | None = None
         self._model: Model | None = None
         self._fitted: Fit | None = None
+
+    def exclude(self, batch_sizes: Sequence[int]) -> None:
+        gone = set(batch_sizes)
+        self._out |= {at for at, size in enumerate(self._sizes) if size in gone}
+        self._converged = [at for at in self._converged if at not in self._out]
 
     def reseed(self, seed: int) -> None:
         self._seed = seed
@@ -154,7 +165,7 @@ class _Known:
             raise ValueError(f"{run.batch_size} is none of the batch sizes {self._all}")
         self._last_of.setdefault(at, deque(maxlen=self._window or None)).append(len(self._runs))
         self._runs.append((at, run))
-        if run.converged and at not in self._converged:
+        if run.converged and at not in self._converged and at not in self._out:
             self._converged = sorted([*self._converged, at])
         if self._utilization is None and run.utilization is not None:
             self._utilization = (at, run.utilization)
@@ -197,9 +208,7 @@ class _Known:
         for _, run in self._runs:
             runs[run.batch_size] = runs.get(run.batch_size, 0) + 1
         if not self._converged:
-            return [
-                Estimate(size, None, None, None, 0.0, runs.get(size, 0)) for size in self._all
-            ]
+            return [Estimate(size, None, None, None, 0.0, runs.get(size, 0)) for size in self._all]
         # Draws of their own: asking must not change what is chosen next.
         rng = np.random.default_rng(self._seed)
         fit = self._fit()
@@ -245,13 +254,15 @@ class _Known:
         for at, _ in self._runs:
             failures[at] += 1
         x = self._x
-        return min(range(len(x)), key=lambda i: (failures[i], abs(x[i]), x[i]))
+        left = [i for i in range(len(x)) if i not in self._out] or range(len(x))
+        return min(left, key=lambda i: (failures[i], abs(x[i]), x[i]))
 
     def _within_reach(self) -> NDArray[np.bool_]:
         x, low, high = self._x, self._converged[0], self._converged[-1]
         slack = _REACH_OCTAVES + 1e-9
         within = (x >= x[low] - slack) & (x <= x[high] + slack)
         within[max(low - 1, 0)] = within[min(high + 1, len(x) - 1)] = True
+        within[list(self._out)] = False
         return np.asarray(within)
 
     def _fit(self) -> Fit:

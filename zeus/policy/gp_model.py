@@ -55,7 +55,7 @@ class Model:
         # Logarithms of what runs that missed would have taken at least: cost, or epochs.
         self._dear: dict[int, Tally] = {}
         self._long: dict[int, Tally] = {}
-        self._reached = np.zeros(len(x))
+        self._reached, self._failed = np.zeros(len(x)), np.zeros(len(x))
         # Curves are of the distance from the first run: they know nothing of its level.
         self._epoch_level: float | None = None
         self._epochs_level: float | None = None
@@ -83,7 +83,7 @@ class Model:
         elif self._apart:
             _add(self._long, at, math.log(self._max_epochs))
         else:
-            _add(self._dear, at, math.log(cost))
+            self._failed[at] += 1
 
     def fit(self, utilization: tuple[int, float] | None) -> Fit:
         """What is believed now. At least one run that reached the target must count; where both
@@ -121,7 +121,7 @@ class Model:
         Args:
             bounds: Index of a size, what its runs would have taken at least, and how many.
         """
-        tallies, missed = dict(self._epochs), np.zeros(len(self._x))
+        tallies, missed = dict(self._epochs), self._failed.copy()
         hints: dict[int, Hint] = {}
         if not bounds:
             return tallies, hints, missed
@@ -132,7 +132,11 @@ class Model:
         believed = self._epochs_curve.learn(tallies)
         reach = Reach(self._x, self._reached, missed)
         for at, bound, count in bounds:
-            q, mean, variance = float(reach.mean[at]), float(believed.mean[at]), believed.variance(at)
+            q, mean, variance = (
+                float(reach.mean[at]),
+                float(believed.mean[at]),
+                believed.variance(at),
+            )
             scale = math.sqrt(variance + believed.noise_variance)
             z = (mean - bound) / scale
             above = max(_CHANGED, 0.5 * math.erfc(-z / math.sqrt(2)))

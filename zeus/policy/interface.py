@@ -135,6 +135,15 @@ class BatchSizeOptimizer(ABC):
         """
         return None
 
+    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
+        """Never chooses these sizes again: there is no memory for them.
+
+        Returns:
+            False: the policy cannot; a run of theirs that missed the target is to be observed
+            instead.
+        """
+        return False
+
     def reseed(self, seed: int) -> bool:
         """Begins further draws with another seed, as if the policy had been made with it.
 

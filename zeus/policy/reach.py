@@ -11,7 +11,7 @@ import numpy as np
 
 from zeus.policy.curves import Array
 
-_PRIOR_MEAN, _PRIOR_RUNS = 0.9, 0.15
+_PRIOR_MEAN, _PRIOR_RUNS = 0.9, 0.08
 """Before any run: so probable, with the weight of so many runs."""
 
 _SHARED = 0.05
@@ -34,19 +34,16 @@ class Reach:
     def __init__(self, x: Array, reached: Array, missed: Array) -> None:
         near = _SHARED * np.exp(-0.5 * ((x[:, None] - x[None, :]) / _OCTAVES) ** 2)
         np.fill_diagonal(near, 0.0)
-        self._any_missed = missed.sum() > 0
-        self._a = (
-            _PRIOR_MEAN * _PRIOR_RUNS + reached + near @ np.minimum(reached, _MOST_SHARED)
-        )
-        self._b = (
-            (1 - _PRIOR_MEAN) * _PRIOR_RUNS + missed + near @ np.minimum(missed, _MOST_SHARED)
-        )
+        self._missed = float(missed.sum())
+        self._a = _PRIOR_MEAN * _PRIOR_RUNS + reached + near @ np.minimum(reached, _MOST_SHARED)
+        self._b = (1 - _PRIOR_MEAN) * _PRIOR_RUNS + missed + near @ np.minimum(missed, _MOST_SHARED)
         self.mean: Array = self._a / (self._a + self._b)
         """Shape (sizes,)."""
 
     def draw(self, rng: np.random.Generator, draws: int) -> Array:
-        """Probabilities that may be, shape (draws, sizes). While no run has missed, none is expected
-        to."""
-        if not self._any_missed:
+        """Probabilities that may be, shape (draws, sizes).
+
+        While no run has missed, none is expected to."""
+        if not self._missed:
             return np.ones((draws, len(self._a)))
         return np.asarray(rng.beta(self._a, self._b, (draws, len(self._a))))

@@ -16,6 +16,10 @@ MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
 
 
+class UnreachableTargetError(RuntimeError):
+    """A job's target is out of reach: to begin it again comes to the same."""
+
+
 @dataclass(frozen=True)
 class Try:
     """A run that is to begin.
@@ -113,10 +117,10 @@ class Recurrences:
         """The next run.
 
         Raises:
-            RuntimeError: The target was not reached in `MOST_TRIES` tries.
+            UnreachableTargetError: The target was not reached in `MOST_TRIES` tries.
         """
         if self._try > MOST_TRIES:
-            raise RuntimeError(
+            raise UnreachableTargetError(
                 f"Unreachable target metric. {MOST_TRIES} runs of {self._job} in a row did not "
                 "reach it within their cost and epochs; check the target and max_epochs, or take "
                 "a larger beta_knob"
@@ -132,7 +136,7 @@ class Recurrences:
             observed: As the policy is told of it, where that differs.
 
         Raises:
-            RuntimeError: The job's first run, of the default batch size, did not converge.
+            UnreachableTargetError: The job's first run, of the default batch size, did not converge.
         """
         self._policy.observe_run(self._job, observed or run)
         self._bounds.observe(run.cost, run.converged)
@@ -141,7 +145,7 @@ class Recurrences:
             self._try = 1
             return
         if self.recurrence == 1:
-            raise RuntimeError(
+            raise UnreachableTargetError(
                 f"The default batch size {run.batch_size} did not converge. The first run of a "
                 f"recurring job must reach its target; check it with {self._job}"
             )

@@ -19,8 +19,8 @@ from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.power_limit.held import HeldLimits
 from zeus.optimizer.power_limit.planner import scan
-from zeus.run import files
 from zeus.policy.stopping import Verdict
+from zeus.run import files
 from zeus.run.accounting import Account, Epoch, Spent
 from zeus.run.files import TrainResult
 from zeus.run.kept import KeptProfile

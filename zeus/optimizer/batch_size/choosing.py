@@ -1,7 +1,7 @@
 """What the next run of a job trains with, and what is known of its batch sizes. Pure, too.
 
-A job's state is its specification and its trials; everything else follows from them. `Known` is what
-follows, and can be kept and brought up to date with the trials that have changed since.
+A job's state is its specification and its trials; everything else follows from them. `Known` is
+what follows, and can be kept and brought up to date with the trials that have changed since.
 
 - A size for which GPU memory did not suffice, and all larger ones, are not chosen again. A size
   whose last `CRASHES` runs crashed is not chosen again, nor one whose last `SILENT` runs were lost
@@ -263,7 +263,7 @@ class Known:
     def _best(
         self, policy: BatchSizeOptimizer | None, estimates: Iterable[Estimate] | None
     ) -> tuple[int | None, float | None]:
-        """The size that costs least of those that have reached the target, and its expected cost, J.
+        """The size that costs least of those that have reached the target; its expected cost, J.
 
         Args:
             policy: The policy; None: no size is left.

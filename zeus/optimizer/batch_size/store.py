@@ -59,7 +59,7 @@ LEASE_S = 600.0
 _KEY = 200
 
 _ATTEMPTS = 3
-"""So often a batch size is chosen outside the transaction; then inside it, where nothing changes."""
+"""So often a batch size is chosen outside the transaction; then inside, where nothing changes."""
 
 
 class Store:
