@@ -94,6 +94,8 @@ class Curve:
         )
         self._noises = np.array(prior.noises)
         self._shapes = prior.shapes
+        self.log_weights = prior.log_weights
+        """Of the shapes, before anything was seen; shape (shapes,)."""
         of_deviations = np.array([weight for _, _, weight in prior.deviations])
         self._log_weights = of_deviations[:, None, None] + prior.log_weights
 

@@ -22,12 +22,16 @@ from numpy.typing import NDArray
 
 from zeus.job import Job
 from zeus.policy.curves import Array
-from zeus.policy.gp_model import Fit, Model
+from zeus.policy.gp_model import Elsewhere, Fit, Model
 from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
+from zeus.policy.knowledge import Knowledge
 
 MOST_SIZES = 48
 """Of more sizes than these the policy considers so many, evenly spread over their octaves: their
 neighbours differ by a few percent."""
+
+_SAME_OCTAVES = 0.1
+"""Sizes of two GPUs that are so close count as the same."""
 
 _DRAWS = 300
 _REACH_OCTAVES = 2.0
@@ -104,6 +108,14 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         best = self._jobs[job].best_cost()
         return beta_knob * best * _PATIENCE ** max(0, failures - 1)
 
+    def knowledge(self, job: Job) -> Knowledge | None:
+        """See `BatchSizeOptimizer`."""
+        return self._jobs[job].knowledge()
+
+    def transfer(self, job: Job, knowledge: Knowledge) -> None:
+        """See `BatchSizeOptimizer`. The first run has its best size, not the default."""
+        self._jobs[job].transfer(knowledge)
+
     def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
         """See `BatchSizeOptimizer`."""
         self._jobs[job].exclude(batch_sizes)
@@ -143,9 +155,28 @@ class _Known:
         self._last_of: dict[int, deque[int]] = {}
         self._converged: list[int] = []
         self._out: set[int] = set()
+        self._from: Knowledge | None = None
         self._utilization: tuple[int, float] | None = None
         self._model: Model | None = None
         self._fitted: Fit | None = None
+
+    def knowledge(self) -> Knowledge | None:
+        if not self._converged:
+            return None
+        fit = self._fit()
+        curves = fit.curves()
+        if curves is None:
+            return None
+        epochs, epoch_cost = (tuple(map(float, curve)) for curve in curves)
+        reached, missed = (
+            tuple(map(float, runs)) for runs in (fit.reach.reached, fit.reach.missed)
+        )
+        best = self._sizes[self._best()]
+        return Knowledge(tuple(self._sizes), epochs, epoch_cost, reached, missed, best)
+
+    def transfer(self, knowledge: Knowledge) -> None:
+        self._from = knowledge
+        self._model = self._fitted = None
 
     def exclude(self, batch_sizes: Sequence[int]) -> None:
         gone = set(batch_sizes)
@@ -250,6 +281,10 @@ class _Known:
 
     def _least_failed(self) -> int:
         """Where nothing reached the target yet: the default, then what is nearest to it."""
+        if self._from is not None and not self._runs:
+            logs = np.abs(np.log(np.array(self._sizes) / self._from.best))
+            logs[list(self._out)] = np.inf
+            return int(logs.argmin())
         failures = [0] * len(self._sizes)
         for at, _ in self._runs:
             failures[at] += 1
@@ -272,12 +307,27 @@ class _Known:
             apart = any(run.epochs for _, run in counted) and all(
                 run.epochs for _, run in counted if run.converged
             )
-            self._model = Model(self._x, self._max_epochs, apart)
+            self._model = Model(self._x, self._max_epochs, apart, self._there())
             for at, run in counted:
                 self._model.observe(at, run)
         if self._fitted is None:
             self._fitted = self._model.fit(self._utilization)
         return self._fitted
+
+    def _there(self) -> Elsewhere | None:
+        """What is known from another GPU, of the sizes that are considered here."""
+        known = self._from
+        if known is None:
+            return None
+        here, there = np.log2(np.array(self._sizes)), np.log2(np.array(known.batch_sizes))
+        nearest = np.abs(here[:, None] - there[None, :]).argmin(axis=1)
+        same = np.abs(here - there[nearest]) < _SAME_OCTAVES
+        return Elsewhere(
+            np.interp(here, there, known.log_epochs),
+            np.interp(here, there, known.log_epoch_cost),
+            np.where(same, np.array(known.reached)[nearest], 0.0),
+            np.where(same, np.array(known.missed)[nearest], 0.0),
+        )
 
     def _counted(self) -> list[tuple[int, Run]]:
         """The runs that count, in order."""

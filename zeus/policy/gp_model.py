@@ -9,6 +9,7 @@ as much as it explains.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -35,6 +36,32 @@ _DEVIATIONS = ((0.05, 0.05, 0.0), (0.15, 0.05, 0.0), (0.4, 0.05, 0.0), (0.15, 0.
 _EPOCH_DEVIATIONS = ((0.03, 0.0, 0.0), (0.1, 0.0, 0.0), (0.3, 0.0, 0.0), (0.1, 0.2, -3.0))
 
 
+# What was learnt on another GPU is one more shape of each curve; it is as probable as this before
+# any run, and how far this GPU departs from it is learnt as of any shape.
+_EPOCHS_ALIKE, _EPOCH_COST_ALIKE = 0.9, 0.3
+_RUNS_ELSEWHERE = 0.5
+"""A run on another GPU says so much about reaching the target here, ..."""
+_MOST_ELSEWHERE = 1.0
+"""... and all of one size together no more than so many runs."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What was learnt on another GPU, of the sizes of this job; each of shape (sizes,).
+
+    Attributes:
+        log_epochs: Logarithm of the epochs to the target.
+        log_epoch_cost: Logarithm of an epoch's cost.
+        reached: Runs that reached the target.
+        missed: Runs that did not.
+    """
+
+    log_epochs: Array
+    log_epoch_cost: Array
+    reached: Array
+    missed: Array
+
+
 class Model:
     """The runs that count.
 
@@ -43,19 +70,28 @@ class Model:
         max_epochs: Of the job.
         apart: Whether the cost of an epoch and the number of epochs are known of all runs; where
             they are not, one curve is of their product.
+        elsewhere: What is known from another GPU.
     """
 
-    def __init__(self, x: Array, max_epochs: int, apart: bool) -> None:
+    def __init__(
+        self, x: Array, max_epochs: int, apart: bool, elsewhere: Elsewhere | None = None
+    ) -> None:
         self._x = x
         self._max_epochs = max_epochs
         self._apart = apart
-        self._epoch_curve, self._epochs_curve = _curves(x, apart)
+        self._epoch_curve, self._epochs_curve = _curves(x, apart, elsewhere)
         self._epoch: dict[int, Tally] = {}
         self._epochs: dict[int, Tally] = {}
         # Logarithms of what runs that missed would have taken at least: cost, or epochs.
         self._dear: dict[int, Tally] = {}
         self._long: dict[int, Tally] = {}
         self._reached, self._failed = np.zeros(len(x)), np.zeros(len(x))
+        self._reached_too = self._missed_too = np.zeros(len(x))
+        if elsewhere is not None:
+            self._reached_too, self._missed_too = (
+                np.minimum(_RUNS_ELSEWHERE * runs, _MOST_ELSEWHERE)
+                for runs in (elsewhere.reached, elsewhere.missed)
+            )
         # Curves are of the distance from the first run: they know nothing of its level.
         self._epoch_level: float | None = None
         self._epochs_level: float | None = None
@@ -95,7 +131,7 @@ class Model:
         epoch_level, epochs_level = self._epoch_level or 0.0, self._epochs_level or 0.0
         epoch: Belief | None = None
         if self._epoch_curve is not None:
-            evidence = _evidence(self._x, utilization)
+            evidence = _evidence(self._x, utilization, len(self._epoch_curve.log_weights))
             epoch = self._epoch_curve.learn(self._epoch, evidence)
         bounds: list[tuple[int, float, float]] = []
         for at, tally in self._dear.items():
@@ -109,7 +145,7 @@ class Model:
             tallies,
             hints,
             self._epochs_curve,
-            Reach(self._x, self._reached, missed),
+            Reach(self._x, self._reached, missed, self._reached_too, self._missed_too),
             None if epoch is None else math.log(self._max_epochs) - epochs_level,
         )
 
@@ -130,7 +166,7 @@ class Model:
                 _add(tallies, at, bound + _MISSED, count)
             return tallies, hints, missed
         believed = self._epochs_curve.learn(tallies)
-        reach = Reach(self._x, self._reached, missed)
+        reach = Reach(self._x, self._reached, missed, self._reached_too, self._missed_too)
         for at, bound, count in bounds:
             q, mean, variance = (
                 float(reach.mean[at]),
@@ -193,6 +229,11 @@ class Fit:
         epoch = self._epoch.draw(rng, draws)
         return epochs + epoch, self._level + self._most_epochs + epoch
 
+    def curves(self) -> tuple[Array, Array] | None:
+        """Mean logarithms of the epochs and of an epoch's cost, both but for a constant; None where
+        they are not known apart."""
+        return None if self._epoch is None else (self._epochs.mean, self._epoch.mean)
+
     def missed(self) -> Array:
         """Mean of the second of `draw`, shape (sizes,)."""
         if self._epoch is None or self._most_epochs is None:
@@ -219,13 +260,26 @@ def _add(tallies: dict[int, Tally], at: int, value: float, weight: float = 1.0) 
     tallies[at] = tallies.get(at, Tally()).and_also(value, weight)
 
 
-def _curves(x: Array, apart: bool) -> tuple[Curve | None, Curve]:
+def _with_shape(
+    shapes: Array, log_weights: Array, more: Array, probability: float, x: Array
+) -> tuple[Array, Array]:
+    """One more shape, as probable as given; 0 at the default, as all are."""
+    weight = np.log(np.exp(log_weights).sum() * probability / (1 - probability))
+    course = more - more[int(np.argmin(np.abs(x)))]
+    return np.concatenate([shapes, course[None]]), np.append(log_weights, weight)
+
+
+def _curves(x: Array, apart: bool, elsewhere: Elsewhere | None) -> tuple[Curve | None, Curve]:
     """Of the cost of an epoch and of the epochs; or none, and of their product."""
     saturates = -0.5 * ((_KNEES + 2) / 3) ** 2
     turns = -0.5 * (_KNEES / 5) ** 2
     if apart:
-        epoch = Prior(saturating(x, _KNEES), saturates, _EPOCH_DEVIATIONS, (0.01, 0.04))
-        epochs = Prior(critical(x, _KNEES), turns, _DEVIATIONS, (0.06, 0.12, 0.24))
+        of_epoch, of_epochs = (saturating(x, _KNEES), saturates), (critical(x, _KNEES), turns)
+        if elsewhere is not None:
+            of_epoch = _with_shape(*of_epoch, elsewhere.log_epoch_cost, _EPOCH_COST_ALIKE, x)
+            of_epochs = _with_shape(*of_epochs, elsewhere.log_epochs, _EPOCHS_ALIKE, x)
+        epoch = Prior(*of_epoch, _EPOCH_DEVIATIONS, (0.01, 0.04))
+        epochs = Prior(*of_epochs, _DEVIATIONS, (0.06, 0.12, 0.24))
         return Curve(x, epoch), Curve(x, epochs)
     both = saturating(x, _KNEES[::2])[:, None] + critical(x, _KNEES[::2])[None]
     weights = saturates[::2, None] + turns[None, ::2]
@@ -233,10 +287,13 @@ def _curves(x: Array, apart: bool) -> tuple[Curve | None, Curve]:
     return None, Curve(x, Prior(shapes, weights.ravel(), _DEVIATIONS, (0.03, 0.1, 0.3)))
 
 
-def _evidence(x: Array, utilization: tuple[int, float] | None) -> Array | float:
-    """Log likelihood of where an epoch stops becoming cheaper, by how busy the GPU was."""
+def _evidence(x: Array, utilization: tuple[int, float] | None, shapes: int) -> Array | float:
+    """Log likelihood of where an epoch stops becoming cheaper, by how busy the GPU was; of a shape
+    that is not one of those, as of the average one."""
     if utilization is None:
         return 0.0
     at, seen = utilization
     busy = 1 / (1 + 2.0 ** -(x[at] - _KNEES))
-    return np.asarray(-0.5 * ((seen - _IDLE - _BUSY * busy) / _UTILIZATION_SD) ** 2)
+    of_knees = -0.5 * ((seen - _IDLE - _BUSY * busy) / _UTILIZATION_SD) ** 2
+    average = np.log(np.mean(np.exp(of_knees)))
+    return np.append(of_knees, [average] * (shapes - len(of_knees)))

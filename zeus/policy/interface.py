@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zeus.job import Job
+from zeus.policy.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
@@ -134,6 +135,18 @@ class BatchSizeOptimizer(ABC):
             which a recurrence has reached the target.
         """
         return None
+
+    def knowledge(self, job: Job) -> Knowledge | None:
+        """What was learnt of a job, for the same job on another GPU; None where that is nothing."""
+        return None
+
+    def transfer(self, job: Job, knowledge: Knowledge) -> None:
+        """Uses what was learnt of a job on another GPU.
+
+        Args:
+            job: The job, which is registered and has had no run yet.
+            knowledge: Of the same job; its sizes need not be the same.
+        """
 
     def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
         """Never chooses these sizes again: there is no memory for them.

@@ -29,14 +29,38 @@ class Reach:
         x: Octaves (log2) from the default size, shape (sizes,).
         reached: Runs that reached the target, shape (sizes,).
         missed: Runs that did not, for another reason than their cost; need not be whole.
+        reached_too: What is known from elsewhere, as so many runs.
+        missed_too: The same.
+
+    Attributes:
+        reached: As given.
+        missed: As given.
     """
 
-    def __init__(self, x: Array, reached: Array, missed: Array) -> None:
+    def __init__(
+        self,
+        x: Array,
+        reached: Array,
+        missed: Array,
+        reached_too: Array | float = 0.0,
+        missed_too: Array | float = 0.0,
+    ) -> None:
+        self.reached, self.missed = reached, missed
         near = _SHARED * np.exp(-0.5 * ((x[:, None] - x[None, :]) / _OCTAVES) ** 2)
         np.fill_diagonal(near, 0.0)
-        self._missed = float(missed.sum())
-        self._a = _PRIOR_MEAN * _PRIOR_RUNS + reached + near @ np.minimum(reached, _MOST_SHARED)
-        self._b = (1 - _PRIOR_MEAN) * _PRIOR_RUNS + missed + near @ np.minimum(missed, _MOST_SHARED)
+        self._any_missed = bool(np.any(missed + missed_too))
+        self._a = (
+            _PRIOR_MEAN * _PRIOR_RUNS
+            + reached_too
+            + reached
+            + near @ np.minimum(reached, _MOST_SHARED)
+        )
+        self._b = (
+            (1 - _PRIOR_MEAN) * _PRIOR_RUNS
+            + missed_too
+            + missed
+            + near @ np.minimum(missed, _MOST_SHARED)
+        )
         self.mean: Array = self._a / (self._a + self._b)
         """Shape (sizes,)."""
 
@@ -44,6 +68,6 @@ class Reach:
         """Probabilities that may be, shape (draws, sizes).
 
         While no run has missed, none is expected to."""
-        if not self._missed:
+        if not self._any_missed:
             return np.ones((draws, len(self._a)))
         return np.asarray(rng.beta(self._a, self._b, (draws, len(self._a))))

@@ -136,7 +136,8 @@ class Recurrences:
             observed: As the policy is told of it, where that differs.
 
         Raises:
-            UnreachableTargetError: The job's first run, of the default batch size, did not converge.
+            UnreachableTargetError: The default batch size missed the target before any run
+                reached it.
         """
         self._policy.observe_run(self._job, observed or run)
         self._bounds.observe(run.cost, run.converged)
@@ -144,7 +145,7 @@ class Recurrences:
             self.recurrence += 1
             self._try = 1
             return
-        if self.recurrence == 1:
+        if self.recurrence == 1 and run.batch_size == self._job.default_bs:
             raise UnreachableTargetError(
                 f"The default batch size {run.batch_size} did not converge. The first run of a "
                 f"recurring job must reach its target; check it with {self._job}"

@@ -15,6 +15,7 @@ from zeus.device import get_gpus
 from zeus.job import Job
 from zeus.optimizer.batch_size.reasons import says_out_of_memory
 from zeus.policy.interface import BatchSizeOptimizer
+from zeus.policy.knowledge import load
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
@@ -36,6 +37,8 @@ class ZeusMaster:
         observer_mode: Power limits are measured, but training stays at the highest.
         profile_warmup_iters: Iterations that are not measured after a change of the limit.
         profile_measure_iters: Iterations that are measured at each limit.
+        knowledge: File of what was learnt of a job on another GPU: what it has is used, and what is
+            learnt here is written to it.
 
     Raises:
         ValueError: A path is not absolute, a number of iterations is out of range, or no GPU is
@@ -52,6 +55,8 @@ class ZeusMaster:
         observer_mode: bool = False,
         profile_warmup_iters: int = 10,
         profile_measure_iters: int = 40,
+        *,
+        knowledge: str | None = None,
     ) -> None:
         for name, path in (("log_base", log_base), ("monitor_path", monitor_path)):
             if path is not None and not os.path.isabs(path):
@@ -71,6 +76,7 @@ class ZeusMaster:
         self.observer_mode = observer_mode
         self.profile_warmup_iters = profile_warmup_iters
         self.profile_measure_iters = profile_measure_iters
+        self.knowledge = knowledge
         gpus = get_gpus()
         self._device_count = len(gpus)
         _, highest_mw = gpus[0].get_power_management_limit_constraints()
@@ -161,12 +167,18 @@ class ZeusMaster:
         found = unfinished(
             self.log_base, _prefix(job, num_recurrence, eta_knob, beta_knob), begun_with
         )
+        known = None if self.knowledge is None else load(self.knowledge)
         if found is None:
             logdir = _unused(self.build_logdir(job, num_recurrence, eta_knob, beta_knob))
             records = Records(logdir)
             records.add("job", **begun_with)
+            if known is not None:
+                records.add("knowledge", text=known.to_json())
+                policy.transfer(job, known)
         else:
             logdir, records = found
+            if records.progress.knowledge is not None:  # what it was begun with, not what is there
+                policy.transfer(job, records.progress.knowledge)
         with (
             contextlib.closing(records),
             FileAndConsole(Path(logdir, files.MASTER_LOG)) as both,

@@ -16,6 +16,7 @@ from typing import Any
 
 from zeus.analyze import HistoryEntry
 from zeus.policy.interface import Run
+from zeus.policy.knowledge import Knowledge
 from zeus.run.settings import JOB_ID, LOG_DIR
 
 RECORDS = "runs.jsonl"
@@ -101,12 +102,14 @@ class Progress:
         ended: Its runs, and the sizes that were left out, in order.
         script: The process of a run that has begun and whose end is not recorded.
         in_flight: Whether there is such a run.
+        knowledge: What was known from another GPU when the job was begun.
         over: Whether nothing is left to do.
     """
 
     ended: list[Ended | LeftOut] = field(default_factory=list)
     script: Script | None = None
     in_flight: bool = False
+    knowledge: Knowledge | None = None
     over: bool = False
 
 
@@ -158,6 +161,8 @@ class Records:
         elif kind == "left out":
             now.ended.append(LeftOut(row["batch_size"]))
             now.in_flight, now.script = False, None
+        elif kind == "knowledge":
+            now.knowledge = Knowledge.from_json(row["text"])
         elif kind == "over":
             now.over = True
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, Run
+from zeus.policy.knowledge import save
 from zeus.policy.recurrence import Recurrences, Try, UnreachableTargetError
 from zeus.run import files
 from zeus.run.child import follow
@@ -57,6 +58,9 @@ class Training:
             self._records.add("over")  # to begin again would come to the same
             raise
         self._records.add("over")
+        path, learnt = self._master.knowledge, self._policy.knowledge(self._job)
+        if path is not None and learnt is not None:
+            save(path, learnt)
         return self._history
 
     def _go_on(self) -> None:
