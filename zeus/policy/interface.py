@@ -140,7 +140,7 @@ class BatchSizeOptimizer(ABC):
         """What was learnt of a job, for the same job on another GPU; None where that is nothing."""
         return None
 
-    def transfer(self, job: Job, knowledge: Knowledge) -> None:
+    def transfer(self, job: Job, knowledge: Knowledge) -> None:  # noqa: B027 - may be ignored
         """Uses what was learnt of a job on another GPU.
 
         Args:

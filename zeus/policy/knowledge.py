@@ -63,7 +63,8 @@ class Knowledge:
             or sizes[0] <= 0
         ):
             raise ValueError("no knowledge of a job: its columns do not belong together")
-        return cls(sizes, *columns, best)
+        epochs, epoch_cost, reached, missed = columns
+        return cls(sizes, epochs, epoch_cost, reached, missed, best)
 
 
 def load(path: str | Path) -> Knowledge | None:

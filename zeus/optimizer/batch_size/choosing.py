@@ -27,6 +27,7 @@ from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
 from zeus.policy import make_policy
 from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
+from zeus.policy.knowledge import Knowledge
 from zeus.policy.recurrence import Bounds
 
 CRASHES = 2
@@ -201,6 +202,12 @@ class Known:
         regret = _regret(self.job, self._trials.values(), best_cost)
         return Analysis(estimates, out, best, best_cost, regret)
 
+    def knowledge(self) -> Knowledge | None:
+        """For the same job on another GPU."""
+        if not any(trial.converged for trial in self._told) or not self._left():
+            return None
+        return self._with_seed(_FOR_ESTIMATES).knowledge(self._as_known)
+
     @property
     def excluded(self) -> dict[int, str]:
         """The sizes that are not chosen again, and of each why."""
@@ -247,6 +254,8 @@ class Known:
             default_bs=_nearest(spec.default_batch_size, left),
         )
         policy.register_job(self._as_known, left)
+        if self.job.knowledge is not None:
+            policy.transfer(self._as_known, self.job.knowledge)
         self._policy = policy
         self._bounds = Bounds(policy, self._as_known, spec.beta_knob, overlapping=True)
         for trial in self._told:

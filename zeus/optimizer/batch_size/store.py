@@ -27,7 +27,7 @@ except ImportError:
     raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
 from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
-from zeus.optimizer.batch_size.choosing import Choice, analyze, excluded
+from zeus.optimizer.batch_size.choosing import Choice, Known, analyze, excluded
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -52,6 +52,7 @@ from zeus.optimizer.batch_size.rows import (
 )
 from zeus.optimizer.batch_size.tables import events, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
+from zeus.policy.knowledge import Knowledge
 
 LEASE_S = 600.0
 """A trial is lost when nothing was heard of it for so long; clients send heartbeats."""
@@ -116,6 +117,7 @@ class Store:
             )
         seed = secrets.randbits(63) if created.mab_seed is None else created.mab_seed
         now_s = self._clock()
+        known = self._of_family(created)
 
         def work(connection: Connection) -> tuple[CreatedJob, bool]:
             found = find_job(connection, created.job_id, lock=True)
@@ -131,6 +133,8 @@ class Store:
                     trials=0,
                     events=0,
                     released=0,
+                    family=created.family,
+                    knowledge=None if known is None else known.to_json(),
                 )
             )
             Writing(connection, JobRecord(created, seed, now_s), now_s).tell("registered").close()
@@ -393,6 +397,22 @@ class Store:
         return self._database.read(work)
 
     # --------------------------------------------------------------------------------- inside
+
+    def _of_family(self, spec: CreatedJob) -> Knowledge | None:
+        """What is known of the job of this family that has had the most trials."""
+        if spec.family is None:
+            return None
+        of_family = (jobs.c.family == spec.family) & (jobs.c.job_id != spec.job_id)
+        query = select(jobs).where(of_family).order_by(jobs.c.trials.desc(), jobs.c.job_id)
+
+        def work(connection: Connection) -> tuple[JobRecord, list[Trial]] | None:
+            row = connection.execute(query.limit(1)).one_or_none()
+            if row is None:
+                return None
+            return job_of(row), self._now(trials_of(connection, row.job_id))
+
+        found = self._database.read(work)
+        return None if found is None else Known(*found).knowledge()
 
     def _open(self, connection: Connection, job_id: str) -> Writing:
         found = find_job(connection, job_id, lock=True)

@@ -19,6 +19,7 @@ from zeus.optimizer.batch_size.common import (
     TrainingResult,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.policy.knowledge import Knowledge
 from zeus.policy.stopping import Verdict, judge
 from zeus.utils.metric import zeus_cost
 
@@ -36,6 +37,7 @@ class JobRecord:
         trials: Trials that it has had.
         events: Events that were recorded of it.
         released: Ends up to this event's number keep no size out.
+        knowledge: What was known of its family when it was registered.
     """
 
     spec: CreatedJob
@@ -44,6 +46,7 @@ class JobRecord:
     trials: int = 0
     events: int = 0
     released: int = 0
+    knowledge: Knowledge | None = None
 
     @property
     def job_id(self) -> str:

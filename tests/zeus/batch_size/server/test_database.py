@@ -158,7 +158,7 @@ def test_who_waits_for_another_writer_gets_its_turn(tmp_path: Path) -> None:
     writer.start()
     begun.wait()
     assert database.read(lambda c: c.execute(text("SELECT * FROM jobs")).all()) == []
-    other.execute("INSERT INTO jobs VALUES ('job', '{}', '1', 0, 0, 0, 0)")
+    other.execute("INSERT INTO jobs VALUES ('job', '{}', '1', 0, 0, 0, 0, NULL, NULL)")
     other.execute("INSERT INTO events VALUES ('job', 1, NULL, 0, 'registered', '{}')")
     other.execute("COMMIT")
     writer.join()
