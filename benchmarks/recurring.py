@@ -1,6 +1,7 @@
 """How much recurring jobs lose until their batch size is found: the default policy, the published.
 
     python benchmarks/recurring.py [--seeds 20] [--quick] [--reference PYTHON] [--jobs N]
+    python benchmarks/recurring.py --transfer [--seeds 20]
     python benchmarks/recurring.py --held-out SEED [--held-out SEED ...] [--seeds 20]
 
 Regret is counted in c*, the expected cost of a recurrence with the best batch size: R_n = sum of
@@ -15,6 +16,8 @@ the costs of the first n recurrences, retries and power profiling with them, ove
 - `--reference`: an interpreter with zeus 0.16 installed; its simulator plays the same jobs, which
   must give the same runs as `pruning-gts` here, and is timed beside ours.
 
+- `--transfer`: each workload on a V100 for 60 recurrences, and then on the other GPUs, with and
+  without what was learnt there.
 - `--held-out`: invented jobs of thirteen kinds (`recurring_held_out.py`), other ones for each SEED.
   The settings of `gp` were chosen on SEED 1 and 2.
 
@@ -433,6 +436,73 @@ def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -
     return held_out_table(policies, dict(zip(tasks, outcomes, strict=True)))
 
 
+# --- from one GPU to another ----------------------------------------------------------------------
+
+TRANSFER_FROM = "v100"
+TRANSFER_TO = tuple(gpu for gpu in GPUS if gpu != TRANSFER_FROM)
+
+
+def play_transfer(task: tuple[int, str, bool, int]) -> float:
+    """R_30 of a workload on a GPU, with or without what was learnt on `TRANSFER_FROM`; the seed."""
+    number, gpu, with_it, seed = task
+
+    def regret(gpu: str, seed: int, recurrences: int, path: str | None) -> float:
+        simulator = Simulator(
+            train_trace(),
+            power_trace(gpu),
+            make_policy("gp", seed=seed),
+            JITPowerLimitOptimizer(verbose=False),
+            seed,
+            verbose=False,
+        )
+        job = workload_job(gpu, number, "usual")
+        history = simulator.simulate_one_job(job, recurrences, 2.0, 0.5, knowledge=path)
+        known = measurements(gpu)
+        spent = sum(zeus_cost(run.energy, run.time, 0.5, known.max_power) for run in history)
+        return spent / best(known, job, 0.5).cost - recurrences
+
+    if not with_it:
+        return regret(gpu, seed, 30, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "knowledge.json")
+        regret(TRANSFER_FROM, seed + 1000, 60, path)
+        return regret(gpu, seed, 30, path)
+
+
+def transfer(seeds: int, pool: ProcessPoolExecutor) -> Table:
+    """All workloads on all other GPUs."""
+    tasks = [
+        (number, gpu, with_it, seed)
+        for number in range(len(WORKLOADS))
+        for gpu in TRANSFER_TO
+        for with_it in (False, True)
+        for seed in range(seeds)
+    ]
+    values = track(pool.map(play_transfer, tasks, chunksize=4), "transfer", len(tasks))
+    found = dict(zip(tasks, values, strict=True))
+    table = Table(title=f"R_30 without, and with what was learnt on {TRANSFER_FROM}, c*")
+    for column in ("workload", *TRANSFER_TO):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+
+    def both(numbers: Sequence[int], gpus: Sequence[str]) -> str:
+        means = (
+            statistics.fmean(
+                value
+                for (number, gpu, given, _), value in found.items()
+                if number in numbers and gpu in gpus and given == with_it
+            )
+            for with_it in (False, True)
+        )
+        return " / ".join(f"{value:.2f}" for value in means)
+
+    for number, workload in enumerate(WORKLOADS):
+        table.add_row(workload.dataset, *(both([number], [gpu]) for gpu in TRANSFER_TO))
+    every = range(len(WORKLOADS))
+    table.add_row("mean", *(both(every, [gpu]) for gpu in TRANSFER_TO))
+    table.add_row("all", both(every, TRANSFER_TO), *("" for _ in TRANSFER_TO[1:]))
+    return table
+
+
 # --- beside the reference ---------------------------------------------------------------------
 
 REFERENCE = """
@@ -636,11 +706,16 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="the measured workloads only")
+    parser.add_argument("--transfer", action="store_true", help="from one GPU to the others only")
     parser.add_argument("--held-out", type=int, action="append", metavar="SEED")
     parser.add_argument("--reference", metavar="PYTHON", help="an interpreter with zeus 0.16")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     console = Console(width=max(110, Console().width))
+    if args.transfer:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            console.print(transfer(args.seeds, pool))
+        return
     if args.held_out:
         with ProcessPoolExecutor(args.jobs) as pool:
             console.print(held_out(args.held_out, args.seeds, pool))

@@ -71,6 +71,7 @@ class Store:
         lease_s: A trial is lost when nothing was heard of it for so long, s; None for never.
         clock: What time it is, s since 1970.
         echo: Whether SQL statements are logged.
+        workers: So many processes like this one share PostgreSQL's connections.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong.
@@ -84,8 +85,9 @@ class Store:
         lease_s: float | None = LEASE_S,
         clock: Callable[[], float] = time.time,
         echo: bool = False,
+        workers: int = 1,
     ) -> None:
-        self._database = Database(url_or_path, echo=echo)
+        self._database = Database(url_or_path, echo=echo, workers=workers)
         self._lease_s = lease_s
         self._clock = clock
         self._known = KnownJobs()
