@@ -37,9 +37,9 @@ _DRAWS = 300
 _REACH_OCTAVES = 2.0
 """So far beyond the sizes that reached the target the next may be."""
 
-_GIVEN_UP = 2.0
-"""What a run costs at most, in costs of the best size, as with the usual `beta_knob` it is given up
-then; and once more the best, as the recurrence begins again."""
+_LOG_GIVEN_UP = math.log(2.0)
+"""Logarithm of what a run costs at most, in costs of the best size: with the usual `beta_knob` it
+is given up then. The best follows once more, as the recurrence begins again."""
 
 _REGRET_POWER = 2.0
 """Regret counts by this power; less would explore more."""
@@ -223,7 +223,7 @@ class _Known:
         reached, missed = fit.draw(self._rng, _DRAWS)
         reach = fit.reach.draw(self._rng, _DRAWS)
         paid = _paid(
-            np.exp(reached[:, within] - best), np.exp(missed[:, within] - best), reach[:, within]
+            reached[:, within] - best, missed[:, within] - best, reach[:, within], fit.noise
         )
         return self._sizes[int(np.flatnonzero(within)[_most_informative(paid)])]
 
@@ -248,7 +248,7 @@ class _Known:
         costs = np.exp(drawn)
         reach = fit.reach.draw(rng, len(costs))
         wins = np.bincount(
-            _paid(np.exp(drawn - best), np.exp(missed - best), reach).argmin(axis=1),
+            _paid(drawn - best, missed - best, reach, fit.noise).argmin(axis=1),
             minlength=len(self._sizes),
         ) / len(costs)
         low, middle, high = np.quantile(costs, (0.05, 0.5, 0.95), axis=0)
@@ -276,7 +276,7 @@ class _Known:
         included."""
         fit = self._fit()
         least = min(float(fit.log_cost[i]) for i in self._converged)
-        paid = _paid(np.exp(fit.log_cost - least), np.exp(fit.missed() - least), fit.reach.mean)
+        paid = _paid(fit.log_cost - least, fit.missed() - least, fit.reach.mean, fit.noise)
         return min(self._converged, key=lambda i: float(paid[i]))
 
     def _least_failed(self) -> int:
@@ -361,16 +361,21 @@ def _nearest(batch_sizes: Sequence[int], among: Sequence[int]) -> dict[int, int]
     return {size: int(at) for size, at in zip(batch_sizes, nearest, strict=True)}
 
 
-def _paid(reached: Array, missed: Array, reach: Array) -> Array:
+def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
     """What a run is expected to cost, with the run that has to follow where it misses the target.
 
     Args:
-        reached: Cost of a run that reaches the target, in costs of the best size.
-        missed: Cost of a run that takes all its epochs.
+        reached: Logarithm of the cost of a run that reaches the target, in costs of the best size.
+        missed: Logarithm of the cost of a run that takes all its epochs.
         reach: Probability that the target is reached, whatever it costs.
+        noise: Standard deviation of the logarithm of a run's cost.
     """
-    within = np.where(reached > _GIVEN_UP, _GIVEN_UP + 1, reached)
-    return np.asarray(reach * within + (1 - reach) * (np.minimum(missed, _GIVEN_UP) + 1))
+    limit = np.minimum(missed, _LOG_GIVEN_UP)
+    # The normal distribution function, nearly.
+    within = reach / (1 + np.exp(np.clip(1.702 * (reached - limit) / noise, -50, 50)))
+    return np.asarray(
+        within * np.exp(np.minimum(reached, limit)) + (1 - within) * (np.exp(limit) + 1)
+    )
 
 
 def _most_informative(paid: Array) -> int:

@@ -137,8 +137,8 @@ class Model:
         for at, tally in self._dear.items():
             of_epoch = 0.0 if epoch is None else epoch_level + float(epoch.mean[at])
             bounds.append((at, tally.mean - of_epoch - epochs_level, tally.count))
-        bounds += [(at, t.mean - epochs_level, t.count) for at, t in self._long.items()]
-        tallies, hints, missed = self._explain(bounds)
+        epochs = [(at, t.mean - epochs_level, t.count) for at, t in self._long.items()]
+        tallies, hints, missed = self._explain(bounds, epochs)
         return Fit(
             epoch_level + epochs_level,
             epoch,
@@ -150,24 +150,31 @@ class Model:
         )
 
     def _explain(
-        self, bounds: list[tuple[int, float, float]]
+        self, bounds: list[tuple[int, float, float]], epochs: list[tuple[int, float, float]]
     ) -> tuple[dict[int, Tally], dict[int, Hint], Array]:
         """Runs that missed, each as a value above its bound and as a coin that came up wrong.
 
         Args:
-            bounds: Index of a size, what its runs would have taken at least, and how many.
+            bounds: Of runs that were given up for their cost: index of a size, what its runs would
+                have taken at least, and how many.
+            epochs: The same of runs that had all their epochs.
         """
         tallies, missed = dict(self._epochs), self._failed.copy()
         hints: dict[int, Hint] = {}
-        if not bounds:
+        if not bounds and not epochs:
             return tallies, hints, missed
         if not tallies:  # as of a window in which nothing reached the target
-            for at, bound, count in bounds:
+            for at, bound, count in (*bounds, *epochs):
                 _add(tallies, at, bound + _MISSED, count)
             return tallies, hints, missed
         believed = self._epochs_curve.learn(tallies)
-        reach = Reach(self._x, self._reached, missed, self._reached_too, self._missed_too)
-        for at, bound, count in bounds:
+        # A size that begins to cost more after many good runs has changed; one that uses up all its
+        # epochs again and again has not: half of those are taken for the coin's to begin with.
+        coins = missed.copy()
+        for at, _, count in epochs:
+            coins[at] += count / 2
+        reach = Reach(self._x, self._reached, coins, self._reached_too, self._missed_too)
+        for at, bound, count in (*bounds, *epochs):
             q, mean, variance = (
                 float(reach.mean[at]),
                 float(believed.mean[at]),
@@ -197,6 +204,7 @@ class Fit:
 
     Attributes:
         log_cost: Mean logarithm of the cost of a run that reaches the target, shape (sizes,).
+        noise: Standard deviation of the logarithm of a run's cost.
         reach: Whether runs reach the target.
     """
 
@@ -217,6 +225,7 @@ class Fit:
         self._curve = curve
         self._epochs = curve.learn(tallies, hints=hints)
         self._most_epochs = most_epochs
+        self.noise = math.sqrt(self._epochs.noise_variance)
         self.reach = reach
         self.log_cost: Array = level + self._epochs.mean + (0.0 if epoch is None else epoch.mean)
 
