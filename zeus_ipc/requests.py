@@ -91,7 +91,8 @@ class GetProcesses(_Request):
 
 
 Source = Annotated[str, Field(min_length=1, max_length=96)]
-"""What draws power: a GPU's UUID, `cpu:0` (a CPU package) or `dram:0` (its memory)."""
+"""What draws power: a GPU's UUID, `cpu:0` (a CPU package), `dram:0` (its memory) or `module:0` (a
+superchip with all that is on it, which is no summand beside them)."""
 
 Sources = Annotated[list[Source], Field(min_length=1, max_length=64)]
 """Devices that the request is for. Each gets a result of its own."""

@@ -149,6 +149,24 @@ class Gpu(_Part):
     """Share of the last sample period in which a kernel ran."""
     memory_used_mib: int | None = None
     memory_total_mib: int | None = None
+    memory_power_w: float | None = None
+    """The memory's part of `power_w`."""
+    module: int | None = None
+    """Superchip that it is part of."""
+    energy_scope: str = "gpu"
+    """What `energy_j` counts: gpu, module (the whole superchip), or unknown."""
+
+
+class Module(_Part):
+    """A superchip: a CPU, its memory, and GPUs."""
+
+    module: int
+    gpus: list[int]
+    """Indices of its GPUs."""
+    power_w: float | None
+    """Of all that is on it."""
+    gpu_power_w: float | None
+    """Its GPUs' part."""
 
 
 class Process(_Part):
@@ -181,6 +199,8 @@ class StatusReport(Report):
     leases: list[Lease]
     processes: list[Process] | None = None
     """With --processes only."""
+    modules: list[Module] = []
+    """Superchips, each once."""
 
 
 class ProcessesReport(Report):
@@ -312,7 +332,7 @@ class Measured(_Part):
     """Energy of one source."""
 
     source: str
-    """`gpu:INDEX`, `cpu:INDEX` or `dram:INDEX`."""
+    """`gpu:INDEX`, `cpu:INDEX`, `dram:INDEX` or `module:NUMBER`."""
     uuid: str | None
     energy_j: float | None
     """None: nothing could be measured, see `trouble`."""

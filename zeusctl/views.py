@@ -14,6 +14,7 @@ from zeusctl.reports import (
     Held,
     KnownGpu,
     Lease,
+    Module,
     Node,
     Permitted,
     PowerLimit,
@@ -80,7 +81,13 @@ def _answers(state: GpuState) -> bool:
 
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
     """GPUs as they are now."""
-    states, errors = read_states(client, gpus)
+    return reports_of(gpus, *read_states(client, gpus))
+
+
+def reports_of(
+    gpus: Sequence[GpuInfo], states: Mapping[str, GpuState], errors: Mapping[str, str]
+) -> list[Gpu]:
+    """GPUs as they were read."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     errors = {uuid: named(text, indices) for uuid, text in errors.items()}
     return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
@@ -118,7 +125,29 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         utilization_percent=state.utilization_percent,
         memory_used_mib=state.memory_used_mib,
         memory_total_mib=gpu.memory_mib,
+        memory_power_w=_thousandth(state.memory_power_mw),
+        module=gpu.module,
+        energy_scope=state.energy_scope,
     )
+
+
+def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> list[Module]:
+    """The superchips of these GPUs. Each of its GPUs reports a module's power: it is their mean."""
+    found = []
+    for module in sorted({gpu.module for gpu in gpus if gpu.module is not None}):
+        members = [gpu for gpu in gpus if gpu.module == module]
+        seen = [states.get(gpu.uuid, _NO_STATE) for gpu in members]
+        powers = [one.module_power_mw for one in seen if one.module_power_mw is not None]
+        own = [one.power_mw for one in seen if one.power_mw is not None]
+        found.append(
+            Module(
+                module=module,
+                gpus=[gpu.index for gpu in members],
+                power_w=round(sum(powers) / len(powers) / 1000, 3) if powers else None,
+                gpu_power_w=sum(own) / 1000 if len(own) == len(seen) else None,
+            )
+        )
+    return found
 
 
 def quantity(control: str, value: Sequence[int] | None) -> Value | None:

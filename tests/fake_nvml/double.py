@@ -41,7 +41,7 @@ _GPU_NUMBERS = (
     *("next_mw", "due_ns", "before_mw", "stale_reads"),
     *("idle_mw", "burst_count"),
     *("window_us", "average_us", "jitter_us", "quantum_mw", "counter_quantum_mj"),
-    *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw"),
+    *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw", "module_mw"),
 )
 
 

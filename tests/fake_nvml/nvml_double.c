@@ -42,6 +42,7 @@ typedef struct {
     int64_t idle_mw, burst_count; /* of load: outside bursts it idles, if idle_mw is set */
     int64_t window_us, average_us, jitter_us, quantum_mw, counter_quantum_mj, counter_windowed;
     int64_t counter_permille, counter_stuck_mj, power_stuck_mw; /* a driver that lies */
+    int64_t module_mw; /* of the superchip */
     char name[96], uuid[96], pci[32];
     struct { int64_t begin_ns, end_ns; } bursts[MAX_BURSTS]; /* a ring, ascending and apart */
 } gpu_t;
@@ -499,6 +500,9 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
         if (f->field == 83 && f->scope == 0 && g->has_energy) {
             f->type = 3;
             f->value.ull = shown_mj(g);
+            f->result = OK;
+        } else if ((f->field == 185 || f->field == 186) && f->scope == 1 && g->module_mw) {
+            f->value.u = (uint32_t)g->module_mw;
             f->result = OK;
         } else if (f->field == 186 && f->scope == scope) {
             f->value.u = (uint32_t)shown_mw(g, g->window_us);

@@ -168,9 +168,21 @@ class GPU(_CamelCase):
         return self.info.supports.energy_counter
 
     def get_total_energy_consumption(self) -> int:
-        """Energy since the driver was loaded, mJ."""
+        """Energy since the driver was loaded, mJ.
+
+        Raises:
+            ZeusGPUNotSupportedError: There is no counter, or it counts a whole superchip; then
+                `ZeusMonitor` measures the GPU alone.
+        """
         with _translated():
-            return self._client.energy(self.uuid)[self.uuid].energy_mj
+            found = self._client.energy(self.uuid)[self.uuid]
+        if found.scope == "module":
+            raise ZeusGPUNotSupportedError(
+                f"{self.info.name} counts the energy of its whole superchip; measure windows with "
+                "ZeusMonitor instead, which are of the GPU",
+                3,
+            )
+        return found.energy_mj
 
     def get_gpu_temperature(self) -> int:
         """Temperature, degrees Celsius."""

@@ -60,7 +60,9 @@ class Node:
     def sources(self) -> set[str]:
         """Devices besides GPUs whose energy is sampled."""
         names = {f"cpu:{cpu.index}" for cpu in self.cpus}
-        return names | {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
+        names |= {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
+        modules = {gpu.info.module for gpu in self.gpus.values()} - {None}
+        return names | {f"module:{module}" for module in modules}
 
     def machines(self) -> list[ControlMachine]:
         """Every control of every GPU, in the order in which they are restored."""

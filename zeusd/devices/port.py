@@ -72,9 +72,15 @@ class Sensors(NamedTuple):
     t_ns: int
     """CLOCK_MONOTONIC time, midway through the call."""
     energy_mj: int | None
+    """The energy counter. On a superchip it may count the whole module: see `energy.scope`."""
     power_instant_mw: int | None
+    """Of the GPU with its memory, never of its module."""
     power_average_mw: int | None
+    """The same, mean of the last second."""
     memory_power_average_mw: int | None
+    """The memory's part of it."""
+    module_power_mw: int | None = None
+    """Of the superchip: CPU, memory and all its GPUs, each of which reports the same."""
 
 
 class GpuProcess(NamedTuple):
@@ -127,6 +133,12 @@ class Backend(Protocol):
 
     def mig_enabled(self, gpu: Handle) -> bool:
         """Whether MIG mode is on. False where MIG does not exist."""
+
+    def module(self, gpu: Handle) -> int | None:
+        """Number of the superchip that the GPU is part of: the NUMA node of its PCI device.
+
+        None: it reports no module power, or the kernel does not know its NUMA node.
+        """
 
     def offers(self, gpu: Handle, control: Control) -> bool:
         """Whether the GPU has this control.

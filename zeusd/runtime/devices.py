@@ -148,6 +148,7 @@ def _describe(
             power_average=sensors is not None and sensors.power_average_mw is not None,
         ),
         controls=[control.value for control in SPECS if control in offered],
+        module=_try(nvml.module, gpu),
     )
 
 

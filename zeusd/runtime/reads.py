@@ -207,11 +207,14 @@ class Reads:
                 for one in result["processes"]
             ]
             return {**result, "processes": processes}
+        if reading is Reading.ENERGY:
+            return {**result, "scope": self._sampling.energy_scope(uuid)}
         if reading is not Reading.STATE:
             return result
         held = self._core.node.unreadable(uuid)
         locked = {f"locked_{name}_mhz": value or None for name, value in held.items()}
-        return {**result, **locked, "controls": {**result.get("controls", {}), **held}}
+        scope = {"energy_scope": self._sampling.energy_scope(uuid)}
+        return {**result, **locked, **scope, "controls": {**result.get("controls", {}), **held}}
 
     def _look_up(
         self, conn: int, request: PastRequest, query: WindowsQuery | TimelineQuery

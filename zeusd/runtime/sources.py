@@ -11,6 +11,7 @@ from zeusd.energy.channel import Channel
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
+from zeusd.energy.scope import Scope
 
 STREAMED_SLOW_NS = 200_000_000
 """How often clocks, temperature, throttle reasons and limit are read of a GPU that is streamed; of
@@ -48,6 +49,7 @@ def describe_sample(name: str, sample: Sample) -> dict[str, object]:
         "temperature_c": slow.temperature_c,
         "throttle_reasons": slow.reasons,
         "power_limit_mw": slow.limit_mw,
+        "module_mw": slow.module_mw,
     }
 
 
@@ -95,6 +97,9 @@ class GpuSource:
         info: What it is.
         history: Where its ticks go.
         clock_ns: CLOCK_MONOTONIC.
+
+    Attributes:
+        module_reading: Time and power, mW, of its superchip when that was last read.
     """
 
     aligns = True
@@ -114,6 +119,7 @@ class GpuSource:
         self._clock_ns = clock_ns
         ceiling_mw = info.power_limit_max_mw or DEFAULT_CEILING_MW
         self._channel = Channel(clock_ns(), history, info.architecture, info.name, ceiling_mw)
+        self.module_reading: tuple[int, int] | None = None
         self._slow_at_ns = 0
         self._served: set[str] = set()
         self._refused: dict[str, int] = {}
@@ -143,6 +149,11 @@ class GpuSource:
         """See `Source`."""
         return self._channel.slow
 
+    @property
+    def scope(self) -> Scope:
+        """What the GPU's energy counter counts."""
+        return self._channel.scope
+
     def read(self, streamed: bool) -> Edge | None:
         """See `Source`."""
         channel = self._channel
@@ -152,6 +163,8 @@ class GpuSource:
             self.failure = error
             channel.failed(self._clock_ns())
             return None
+        if sensors.module_power_mw is not None:
+            self.module_reading = sensors.t_ns, sensors.module_power_mw
         row_ns = 0 if streamed else self.history.next_row_ns
         if sensors.t_ns >= max(self._slow_at_ns, row_ns):
             self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
@@ -171,6 +184,7 @@ class GpuSource:
             memory_mhz=self._optional(nvml.memory_clock_mhz),
             reasons=self._optional(nvml.throttle_reasons),
             limit_mw=self._optional(nvml.enforced_power_limit_mw),
+            module_mw=sensors.module_power_mw,
         )
 
     def _optional(self, call: Callable[[Handle], int]) -> int | None:

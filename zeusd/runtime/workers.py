@@ -63,6 +63,8 @@ def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
         "energy_mj": None if sensors is None else sensors.energy_mj,
         "temperature_c": _optional(nvml.temperature_c, gpu),
         "throttle_reasons": _optional(nvml.throttle_reasons, gpu),
+        "memory_power_mw": None if sensors is None else sensors.memory_power_average_mw,
+        "module_power_mw": None if sensors is None else sensors.module_power_mw,
         "utilization_percent": _optional(nvml.utilization_percent, gpu),
         "memory_used_mib": _optional(nvml.memory_used_mib, gpu),
     }
@@ -92,6 +94,7 @@ def read_power(nvml: Backend, gpu: Handle) -> dict[str, Any]:
         "instant_mw": sensors.power_instant_mw,
         "average_mw": sensors.power_average_mw,
         "memory_average_mw": sensors.memory_power_average_mw,
+        "module_mw": sensors.module_power_mw,
     }
 
 

@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,13 @@ class Case:
         backend: Its backend, initialised.
         lose: Takes the first GPU off the bus.
         fail_once: Lets the next reading of the first GPU's power limit answer "not supported".
+        modules: The superchip of each GPU.
     """
 
     backend: Backend
     lose: Callable[[], None]
     fail_once: Callable[[], None]
+    modules: list[int | None] = field(default_factory=lambda: [None, None])
 
     @property
     def gpu(self) -> Handle:
@@ -80,6 +82,7 @@ def simulated(key: str) -> Callable[[Path, pytest.MonkeyPatch, bool], Case]:
             node,
             lambda: node.lose(0),
             lambda: node.inject(0, "power_limit_mw", 3, count=1),
+            [spec.module for spec in node.specs],
         )
 
     return open_simulated
@@ -89,6 +92,7 @@ BACKENDS = {
     "nvml": open_nvidia,
     "amd": open_amd,
     "simulated-a100": simulated("a100"),
+    "simulated-gb200": simulated("gb200"),
     "simulated-mi300x": simulated("mi300x"),
 }
 
@@ -141,6 +145,7 @@ def test_gpus_have_names_that_last(case: Case) -> None:
     assert backend.name(case.gpu)
     assert backend.memory_mib(case.gpu) > backend.memory_used_mib(case.gpu) >= 0
     assert backend.mig_enabled(case.gpu) is False
+    assert [backend.module(backend.device_handle(index)) for index in range(2)] == case.modules
 
 
 def test_there_is_no_gpu_beyond_the_last(case: Case) -> None:
@@ -256,6 +261,10 @@ def test_sensors_say_when_they_were_read_and_never_count_backwards(case: Case) -
     assert all(isinstance(energy, int) for energy in energies)
     assert energies == sorted(energies, key=lambda energy: energy or 0)
     assert all(one.power_instant_mw and one.power_instant_mw > 1000 for one in read)
+    on_module = case.modules[0] is not None
+    for one in read:
+        assert (one.module_power_mw is not None) == on_module
+        assert not on_module or (one.module_power_mw or 0) > 2 * (one.power_instant_mw or 0)
 
 
 def test_the_state_is_in_the_ports_units(case: Case) -> None:

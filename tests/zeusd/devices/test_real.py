@@ -328,9 +328,12 @@ def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(open_nvml
     assert plan.fields == [(186, 0)]
 
 
-def test_a_gpu_that_has_its_own_power_is_not_asked_for_the_modules(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml({"has_average": 1})
-    nvml.sensors(nvml.device_handle(0))
+def test_a_gpu_without_a_module_is_soon_no_longer_asked_for_it(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"has_average": 1, "memory_power_mw": 41_000})
+    gpu = nvml.device_handle(0)
+    for _ in range(4):
+        assert nvml.sensors(gpu).module_power_mw is None
+    assert nvml.module(gpu) is None
     (plan,) = nvml._plans.values()
     assert sorted(plan.fields) == [(83, 0), (185, 0), (185, 2), (186, 0)]
 
@@ -410,15 +413,35 @@ def test_a_field_that_fails_now_and_then_is_not_given_up(open_nvml: Opener) -> N
     assert nvml.sensors(gpu).energy_mj is not None
 
 
-def test_power_that_only_the_module_has_is_found_at_once_and_kept(open_nvml: Opener) -> None:
+def test_the_power_of_a_module_is_never_given_as_the_gpus(open_nvml: Opener) -> None:
     nvml, _ = open_nvml({"module_only": 1, "has_average": 1})
     gpu = nvml.device_handle(0)
     for _ in range(5):
         sensors = nvml.sensors(gpu)
-        assert sensors.power_instant_mw is not None
-        assert sensors.power_average_mw is not None
+        assert sensors.power_instant_mw is None
+        assert sensors.power_average_mw is None
+        assert sensors.module_power_mw == pytest.approx(220_000, abs=10)
     (plan,) = nvml._plans.values()
-    assert sorted(plan.fields) == [(83, 0), (185, 1), (186, 1)]
+    assert sorted(plan.fields) == [(83, 0), (186, 1)]
+
+
+def test_gpus_of_a_superchip_are_paired_by_their_numa_node(
+    open_nvml: Opener, tmp_path: Path
+) -> None:
+    nvml, double = open_nvml(*[{"module_mw": 467_200}] * 2, {"module_mw": 459_800}, {})
+    nvml._sysfs = str(tmp_path)
+    for index, node in enumerate((0, 0, 1, 1)):
+        device = tmp_path / "bus/pci/devices" / f"0000:{7 + index:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    gpus = [nvml.device_handle(index) for index in range(4)]
+    assert [nvml.module(gpu) for gpu in gpus] == [0, 0, 1, None]
+    sensors = nvml.sensors(gpus[0])
+    assert sensors.module_power_mw == 467_200
+    assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
+    double.node.gpus[2].module_mw = 0  # success with zero is no reading
+    (tmp_path / "bus/pci/devices/0000:07:00.0/numa_node").write_text("-1\n")
+    assert [nvml.module(gpu) for gpu in gpus] == [None, 0, None, None]
 
 
 def test_a_driver_without_field_values_is_asked_call_by_call(open_nvml: Opener) -> None:

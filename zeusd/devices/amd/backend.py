@@ -165,6 +165,11 @@ class AmdBackend(TabledControls):
         """See `Backend`. Partitions are AMD's counterpart: they share cap, clocks and energy."""
         return len(self._socket(gpu).partitions) > 1
 
+    def module(self, gpu: Handle) -> int | None:
+        """See `Backend`. None: a socket's power is all that AMD's GPUs report."""
+        self._socket(gpu)
+        return None
+
     # --------------------------------------------------------------------------- power limits
 
     def power_limits(self, gpu: Handle) -> PowerLimits:

@@ -10,6 +10,7 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
@@ -62,7 +63,7 @@ _GPU_AVERAGE: _Field = (_AVERAGE, _GPU)
 _MEMORY_AVERAGE: _Field = (_AVERAGE, _MEMORY)
 _MODULE_INSTANT: _Field = (_INSTANT, _MODULE)
 _MODULE_AVERAGE: _Field = (_AVERAGE, _MODULE)
-"""The last two are for Grace Hopper boards that have these for the module only."""
+"""The last two are of the whole superchip, where there is one."""
 
 _WANTED: tuple[_Field, ...] = (
     _GPU_ENERGY,
@@ -104,8 +105,8 @@ class _FieldPlan:
         if field in self._served:
             return
         self._served.add(field)
-        if field[1] == _GPU:
-            self._drop((field[0], _MODULE))
+        if field == _MODULE_INSTANT:
+            self._drop(_MODULE_AVERAGE)
 
     def refused(self, field: _Field) -> None:
         if field in self._served:
@@ -131,10 +132,12 @@ class NvmlBackend(TabledControls):
 
     Args:
         library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
+        sysfs: Where sysfs is.
     """
 
-    def __init__(self, library: str | None = None) -> None:
+    def __init__(self, library: str | None = None, sysfs: str = "/sys") -> None:
         self._library = library
+        self._sysfs = sysfs
         self._pynvml: Any = None
         self._plans: dict[int | None, _FieldPlan] = {}
         self._plan_of: dict[int, tuple[Handle, _FieldPlan]] = {}
@@ -263,6 +266,18 @@ class NvmlBackend(TabledControls):
             raise
         return bool(current)
 
+    def module(self, gpu: Handle) -> int | None:
+        """See `Backend`. No id of NVML pairs the GPUs of a superchip; their NUMA node does."""
+        if self.sensors(gpu).module_power_mw is None:
+            return None
+        domain, rest = self.pci_address(gpu).lower().split(":", 1)
+        device = Path(self._sysfs, "bus/pci/devices", f"{domain[-4:]}:{rest}")
+        try:
+            node = int((device / "numa_node").read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
     # --------------------------------------------------------------------------- power limits
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
@@ -346,16 +361,16 @@ class NvmlBackend(TabledControls):
             plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
         instant_mw = read.get(_GPU_INSTANT)
-        if instant_mw is None:
-            instant_mw = read.get(_MODULE_INSTANT)
-            if not plan.serves_power:
-                # Drivers before R530 have the energy as a field, but the power only as a call.
-                instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
-        average_mw = read.get(_GPU_AVERAGE)
-        if average_mw is None:
-            average_mw = read.get(_MODULE_AVERAGE)
+        if instant_mw is None and not plan.serves_power:
+            # Drivers before R530 have the energy as a field, but the power only as a call.
+            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
         return Sensors(
-            t_ns, read.get(_GPU_ENERGY), instant_mw, average_mw, read.get(_MEMORY_AVERAGE)
+            t_ns,
+            read.get(_GPU_ENERGY),
+            instant_mw,
+            read.get(_GPU_AVERAGE),
+            read.get(_MEMORY_AVERAGE),
+            read.get(_MODULE_INSTANT, read.get(_MODULE_AVERAGE)),
         )
 
     def temperature_c(self, gpu: Handle) -> int:
@@ -471,8 +486,8 @@ class NvmlBackend(TabledControls):
             code = value.nvmlReturn
             if code == 0:
                 number = int(getattr(union, _MEMBERS.get(value.valueType, "ullVal")))
-                # Boards that do not measure their memory's power succeed with zero.
-                if number == 0 and field == _MEMORY_AVERAGE:
+                # Boards that do not measure their memory's, or module's, power succeed with zero.
+                if number == 0 and field[1] != _GPU:
                     plan.refused(field)
                 else:
                     read[field] = number

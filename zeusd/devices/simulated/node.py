@@ -18,6 +18,7 @@ from zeusd.devices.simulated.models import AMD, AMPERE, VOLTA
 from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.spec import GpuSpec, parse_spec
+from zeusd.devices.simulated.superchip import with_module
 from zeusd.devices.simulated.work import Work
 from zeusd.devices.simulated.workloads import Workload, find_workload
 
@@ -189,6 +190,10 @@ class SimulatedBackend(TabledControls):
         self._enter(gpu, "mig_enabled")
         return False
 
+    def module(self, gpu: Handle) -> int | None:
+        """See `Backend`."""
+        return self._enter(gpu, "module").spec.module
+
     # --------------------------------------------------------------------------- power limits
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
@@ -315,13 +320,17 @@ class SimulatedBackend(TabledControls):
             model = state.model
             if state.first is not state:
                 return Sensors(now_ns, None, None, None, None)
-            return Sensors(
+            found = Sensors(
                 t_ns=now_ns,
                 energy_mj=state.sensor.energy_mj(now_s) if model.energy_counter else None,
                 power_instant_mw=state.sensor.instant_mw(now_s),
                 power_average_mw=state.sensor.average_mw(now_s) if model.sensor.average else None,
                 memory_power_average_mw=None,
             )
+            if model.superchip is None:
+                return found
+            module = (other for other in self._gpus if other.spec.module == state.spec.module)
+            return with_module(found, state, module, now_s)
 
     def temperature_c(self, gpu: Handle) -> int:
         """See `Backend`."""
