@@ -66,6 +66,19 @@ class CeilingInfo(Message):
     """The bound from then on; None: there is none."""
 
 
+class ProfileInfo(Message):
+    """A workload power profile that a GPU offers."""
+
+    profile: int
+    """nvmlPowerProfileType_t."""
+    name: str
+    """Such as `max-q`, see `zeus_ipc.controls.PROFILES`."""
+    priority: int
+    """Of two profiles that conflict, the one with the lower number is enforced."""
+    conflicts: list[int] = []
+    """Profiles that cannot be enforced beside it."""
+
+
 class GpuInfo(Message):
     """What does not change about a GPU while the daemon holds it."""
 
@@ -95,6 +108,8 @@ class GpuInfo(Message):
     """Controls whose target an administrator persisted (see `Persist`)."""
     ceilings: list[CeilingInfo] = []
     """Bounds besides the site's, all of which count in `power_limit_site_mw`."""
+    power_profiles: list[ProfileInfo] = []
+    """What `power_profile` takes."""
     module: int | None = None
     """Superchip that it is part of, such as a GB200's: source `module:NUMBER`; None: of none."""
 
@@ -163,6 +178,9 @@ class GpuState(Message):
     """Share of the last sample period (0.17 to 1 s) in which a kernel ran."""
     memory_used_mib: int | None = None
     """Memory of the GPU in use, what the driver reserves for itself included."""
+    enforced_power_profiles: list[int] | None = None
+    """Workload power profiles in force: those requested (see `controls`), less those that lost
+    against another one. None: the GPU has none."""
     memory_power_mw: int | None = None
     """The memory's part of the GPU's power, mean of the last second."""
     module_power_mw: int | None = None
@@ -304,7 +322,8 @@ class Back(Message):
     """Restore target of a control."""
 
     value: list[int]
-    """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1]."""
+    """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1], [profile, ...]
+    ascending."""
     source: str
     """configured: by the site. observed: in force when zeusd first saw it. persisted, fleet,
     job:ID: the ceiling of this name, which is lower. unreadable: the device cannot tell what clocks

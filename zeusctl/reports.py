@@ -72,8 +72,9 @@ class PowerLimit(_Part):
     default: float | None
 
 
-Value = float | bool | list[float]
-"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), or a switch."""
+Value = float | bool | list[float] | list[str]
+"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), a switch, or names
+of what is chosen."""
 
 
 class Lease(_Part):
@@ -149,6 +150,8 @@ class Gpu(_Part):
     """Share of the last sample period in which a kernel ran."""
     memory_used_mib: int | None = None
     memory_total_mib: int | None = None
+    enforced_power_profiles: list[str] | None = None
+    """Workload power profiles in force; those requested are under `controls`."""
     memory_power_w: float | None = None
     """The memory's part of `power_w`."""
     module: int | None = None
@@ -233,6 +236,8 @@ class KnownGpu(_Part):
     controls: list[str]
     """What can be changed on it."""
     power_limit_w: PowerLimit
+    power_profiles: list[str] = []
+    """Workload power profiles that it offers."""
 
 
 class GpusReport(Report):

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from zeus_ipc.client import Client
-from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission, ProcessInfo
 from zeusctl.reports import (
@@ -125,6 +125,9 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         utilization_percent=state.utilization_percent,
         memory_used_mib=state.memory_used_mib,
         memory_total_mib=gpu.memory_mib,
+        enforced_power_profiles=None
+        if state.enforced_power_profiles is None
+        else [profile_name(one) for one in state.enforced_power_profiles],
         memory_power_w=_thousandth(state.memory_power_mw),
         module=gpu.module,
         energy_scope=state.energy_scope,
@@ -160,6 +163,8 @@ def known_quantity(control: str, value: Sequence[int]) -> Value:
     spec = SPECS[Control(control)]
     if spec.shape == "switch":
         return bool(value[0])
+    if spec.shape == "set":
+        return [profile_name(part) for part in value]
     numbers = [part / spec.scale for part in value]
     return numbers if spec.shape == "range" else numbers[0]
 
@@ -235,6 +240,7 @@ def known_report(gpu: GpuInfo) -> KnownGpu:
         mig_enabled=gpu.mig_enabled,
         controls=gpu.controls,
         power_limit_w=power_limit(gpu),
+        power_profiles=[one.name for one in gpu.power_profiles],
     )
 
 

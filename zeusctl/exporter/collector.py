@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from zeus_ipc.client import Client
-from zeus_ipc.controls import SPECS
+from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import (
     CALL_BUCKETS_S,
@@ -383,6 +383,11 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
     throttled = GaugeMetricFamily(
         "zeusd_gpu_throttled", "Whether clocks are throttled, by reason.", labels=(*GPU, "reason")
     )
+    profiles = GaugeMetricFamily(
+        "zeusd_gpu_power_profile",
+        "Workload power profiles: requested by anybody, enforced by the GPU.",
+        labels=(*GPU, "profile", "kind"),
+    )
     readable = GaugeMetricFamily("zeusd_gpu_readable", "Whether a GPU answers.", labels=GPU)
     for gpu in gpus:
         labels, state = _labels(gpu), states.get(gpu.uuid)
@@ -405,12 +410,18 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
         ):
             for end, value in zip(("lowest", "highest"), span or (), strict=False):
                 _add(locked, [*labels, clock, end], value, 1e6)
+        for kind, found in (
+            ("requested", state.controls.get(Control.POWER_PROFILE.value)),
+            ("enforced", state.enforced_power_profiles),
+        ):
+            for profile in found or ():
+                profiles.add_metric([*labels, profile_name(profile), kind], 1)
         _add(temperature, labels, state.temperature_c, 1)
         if state.throttle_reasons is not None:
             for bit, reason in REASONS.items():
                 throttled.add_metric([*labels, reason], bool(state.throttle_reasons & bit))
     yield from (info, readable, power, memory_power, scope, limits)
-    yield from (clocks, locked, temperature, throttled)
+    yield from (clocks, locked, temperature, throttled, profiles)
 
 
 def _labels(gpu: GpuInfo) -> list[str]:

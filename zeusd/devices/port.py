@@ -83,6 +83,17 @@ class Sensors(NamedTuple):
     """Of the superchip: CPU, memory and all its GPUs, each of which reports the same."""
 
 
+class PowerProfile(NamedTuple):
+    """A workload power profile that a GPU offers."""
+
+    profile: int
+    """Number, see `zeus_ipc.controls.PROFILES`."""
+    priority: int
+    """The lower one of two that conflict is enforced."""
+    conflicts: tuple[int, ...]
+    """Profiles that cannot be enforced beside it."""
+
+
 class GpuProcess(NamedTuple):
     """A process that has a context on a GPU. One that has several is several."""
 
@@ -165,6 +176,17 @@ class Backend(Protocol):
 
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
         """The limit in force, which the board may have lowered below the requested one."""
+
+    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+        """Workload power profiles that the GPU offers, by number. Where there is no such thing:
+        none, or `UNSUPPORTED`."""
+
+    def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
+        """Workload power profiles in force: some of those requested may have lost.
+
+        Raises:
+            DeviceError: Also `UNSUPPORTED`.
+        """
 
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
         """Memory clocks, MHz, descending."""

@@ -50,7 +50,8 @@ Opener = Callable[[bool], Case]
 
 def open_nvidia(folder: Path, monkeypatch: pytest.MonkeyPatch, root: bool) -> Case:
     privilege = nvidia.ALWAYS if root else nvidia.NEVER
-    double = nvidia.NvmlDouble(folder, [{"architecture": 7}] * 2, privilege=privilege)
+    gpu = {"architecture": 10, "profiles_valid": nvidia.mask_of(0, 1, 5, 6, 7)}
+    double = nvidia.NvmlDouble(folder, [gpu] * 2, privilege=privilege)
     for name, value in double.env.items():
         monkeypatch.setenv(name, value)
     copy = folder / "libnvidia-ml.so.1"
@@ -203,6 +204,34 @@ def offered(case: Case) -> list[Control]:
     return [control for control in Control if case.backend.offers(case.gpu, control)]
 
 
+def _some_profiles(backend: Backend, gpu: Handle) -> tuple[ControlValue, ...]:
+    found = [one.profile for one in backend.power_profiles(gpu)]
+    return tuple(tuple(found[:count]) for count in (1, 3) if found)
+
+
+def test_what_is_enforced_of_power_profiles_is_requested_and_free_of_conflicts(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    profiles = backend.power_profiles(gpu)
+    assert backend.offers(gpu, Control.POWER_PROFILE) == bool(profiles)
+    if not profiles:
+        refused = outcome(backend.write_control, gpu, Control.POWER_PROFILE, (1,))
+        assert refused is Outcome.UNSUPPORTED
+        assert outcome(backend.enforced_power_profiles, gpu) is Outcome.UNSUPPORTED
+        return
+    everything = tuple(one.profile for one in profiles)
+    backend.write_control(gpu, Control.POWER_PROFILE, everything)
+    enforced = backend.enforced_power_profiles(gpu)
+    assert 0 < len(enforced) < len(everything)
+    priority = {one.profile: one.priority for one in profiles}
+    for one in profiles:
+        rivals = [other for other in one.conflicts if other in enforced]
+        if one.profile in enforced:
+            assert rivals == []
+        else:
+            assert any(priority[other] < one.priority for other in rivals)
+    assert backend.enforced_power_profiles(backend.device_handle(1)) == ()
+
+
 def test_every_control_that_is_offered_can_be_set_and_reset(case: Case) -> None:
     backend, gpu = case.backend, case.gpu
     memory_mhz = backend.supported_memory_clocks(gpu)[0]
@@ -217,6 +246,7 @@ def test_every_control_that_is_offered_can_be_set_and_reset(case: Case) -> None:
         ),
         Control.MEMORY_CLOCKS: ((memory_mhz, memory_mhz), UNLOCKED),
         Control.PERSISTENCE_MODE: ((1,), (0,)),
+        Control.POWER_PROFILE: (*_some_profiles(backend, gpu), ()),
     }
     there = offered(case)
     assert {Control.POWER_LIMIT, Control.GPU_CLOCKS} <= set(there)

@@ -19,7 +19,14 @@ from zeusd.devices.amd.library import INIT_S, Buffer, Library, Opener
 from zeusd.devices.amd.power_cap import Cap, write_cap
 from zeusd.devices.amd.sockets import Calls, Socket, lost, report_counter
 from zeusd.devices.control_calls import ControlCalls, TabledControls
-from zeusd.devices.port import DeviceError, GpuProcess, Handle, PowerLimits, Sensors
+from zeusd.devices.port import (
+    DeviceError,
+    GpuProcess,
+    Handle,
+    PowerLimits,
+    PowerProfile,
+    Sensors,
+)
 
 _HOTSPOT, _CURRENT = 1, 0
 _MILLIDEGREES_ABOVE = 1000
@@ -169,6 +176,15 @@ class AmdBackend(TabledControls):
         """See `Backend`. None: a socket's power is all that AMD's GPUs report."""
         self._socket(gpu)
         return None
+
+    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+        """See `Backend`. None: AMD's profiles tune the clocks' governor, and not on MI300."""
+        self._socket(gpu)
+        return []
+
+    def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
+        """See `Backend`. Always `UNSUPPORTED`."""
+        raise amd_error(Status.NOT_SUPPORTED, "power_profiles", "AMD GPUs have none")
 
     # --------------------------------------------------------------------------- power limits
 

@@ -16,7 +16,15 @@ from typing import Any
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import DeviceError, GpuProcess, Handle, PowerLimits, Sensors
+from zeusd.devices.nvml.profiles import ProfileTable
+from zeusd.devices.port import (
+    DeviceError,
+    GpuProcess,
+    Handle,
+    PowerLimits,
+    PowerProfile,
+    Sensors,
+)
 
 _ENERGY, _INSTANT, _AVERAGE = 83, 186, 185
 """Field ids of nvml.h: TOTAL_ENERGY_CONSUMPTION, POWER_INSTANT, POWER_AVERAGE."""
@@ -36,8 +44,8 @@ _REFUSALS = (*_ABSENT, Return.INVALID_ARGUMENT, Return.NOT_FOUND)
 
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 
-_VOLTA, _AMPERE = 5, 7
-"""The first architectures that lock graphics, and memory, clocks."""
+_VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
+"""The first architectures that lock graphics, and memory, clocks, and that have profiles."""
 
 _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 """NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
@@ -84,6 +92,7 @@ class _FieldPlan:
         values: The structures of the batch, used again and again.
         slots: Each field with its structure, and the union in that.
         guard: Held while the structures are in use.
+        profiles: The GPU's workload power profiles, once they are known.
     """
 
     def __init__(self) -> None:
@@ -92,6 +101,7 @@ class _FieldPlan:
         self.values: Any = None
         self.guard = threading.Lock()
         self.slots: list[tuple[_Field, Any, Any]] = []
+        self.profiles: ProfileTable | None = None
         self._served: set[_Field] = set()
         self._refused: dict[_Field, int] = {}
         self._batch_refused = 0
@@ -171,6 +181,11 @@ class NvmlBackend(TabledControls):
                 offered=lambda gpu: self.persistence_mode(gpu) in (True, False),
                 write=lambda gpu, value: self.set_persistence_mode(gpu, bool(value[0])),
                 read=lambda gpu: (int(self.persistence_mode(gpu)),),
+            ),
+            Control.POWER_PROFILE: ControlCalls(
+                offered=lambda gpu: bool(self.power_profiles(gpu)),
+                write=lambda gpu, value: self._profiles(gpu).write(value),
+                read=lambda gpu: self._profiles(gpu).requested(),
             ),
         }
 
@@ -297,6 +312,27 @@ class NvmlBackend(TabledControls):
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
         """See `Backend`."""
         self._call("nvmlDeviceSetPowerManagementLimit", gpu, power_limit_mw)
+
+    # ------------------------------------------------------------------------------- profiles
+
+    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+        """See `Backend`."""
+        if self.architecture(gpu) < _BLACKWELL:
+            return []
+        return self._profiles(gpu).profiles
+
+    def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
+        """See `Backend`."""
+        return self._profiles(gpu).enforced()
+
+    def _profiles(self, gpu: Handle) -> ProfileTable:
+        """The GPU's table, read once. Only GPUs that have one are asked for what is requested."""
+        plan = self._plan(gpu)
+        if plan.profiles is None:
+            if self.architecture(gpu) < _BLACKWELL:
+                raise nvml_error(Return.NOT_SUPPORTED, "workload power profiles")
+            plan.profiles = ProfileTable(self._call_library, gpu, _is_missing)
+        return plan.profiles
 
     # --------------------------------------------------------------------------------- clocks
 
@@ -451,6 +487,12 @@ class NvmlBackend(TabledControls):
         except self._pynvml.NVMLError as error:
             raise nvml_error(int(error.value), name) from None
 
+    def _call_library(self, name: str, *args: Any) -> None:
+        """Calls a function of the library that older nvidia-ml-py does not know."""
+        code = int(self._function(name)(*args))
+        if code != Return.SUCCESS:
+            raise nvml_error(code, name)
+
     def _plan(self, gpu: Handle) -> _FieldPlan:
         known = self._plan_of.get(id(gpu))
         if known is not None:
@@ -535,6 +577,10 @@ class NvmlBackend(TabledControls):
             if error.code in _ABSENT:
                 return None
             raise
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, DeviceError) and error.code in _ABSENT
 
 
 def _instance(number: int | None) -> int | None:

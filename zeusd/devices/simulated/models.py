@@ -40,6 +40,23 @@ class Sensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """A workload power profile.
+
+    Attributes:
+        profile: Its number.
+        conflicts: Profiles that are not in force beside it; the lower number wins.
+        limit: It caps the GPU at this share of its largest power limit.
+        clock: And at this share of its highest clock.
+    """
+
+    profile: int
+    conflicts: tuple[int, ...] = ()
+    limit: float = 1.0
+    clock: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
 class Superchip:
     """What a GPU's module has beside the GPU.
 
@@ -84,6 +101,7 @@ class DeviceModel:
         limit_step_mw: The driver truncates a power limit to a multiple of this.
         dies: How many GPUs share one power limit, sensor and counter, which are the first one's.
         superchip: The module that it is part of; None: it is on a board of its own.
+        profiles: Workload power profiles that it offers.
     """
 
     key: str
@@ -108,6 +126,7 @@ class DeviceModel:
     limit_step_mw: int = 1
     dies: int = 1
     superchip: Superchip | None = None
+    profiles: tuple[Profile, ...] = ()
 
     @property
     def per_card(self) -> int:
@@ -218,6 +237,18 @@ _H100 = DeviceModel(
     memory_load=(0.25, 430),
 )
 
+_PROFILES = (
+    Profile(0, (1,)),
+    Profile(1, (0,), limit=0.8, clock=0.9),
+    Profile(2, (3,), limit=0.95),
+    Profile(3, (2,), limit=0.85, clock=0.85),
+    Profile(5, limit=0.9),
+    Profile(6, (7,), limit=0.75, clock=0.85),
+    Profile(7, (6,), limit=0.85),
+    Profile(13, limit=0.95),
+)
+"""Numbers are those that a published table has for GB200. What they do is known to NVIDIA only."""
+
 _B200 = DeviceModel(
     key="b200",
     name="NVIDIA B200",
@@ -234,6 +265,7 @@ _B200 = DeviceModel(
     knee=0.72,
     compute_load=(0.85, 1080),
     memory_load=(0.25, 600),
+    profiles=_PROFILES,
 )
 
 _MODELS = (
