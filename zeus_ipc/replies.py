@@ -110,6 +110,9 @@ class GpuInfo(Message):
     """Bounds besides the site's, all of which count in `power_limit_site_mw`."""
     power_profiles: list[ProfileInfo] = []
     """What `power_profile` takes."""
+    power_domain: list[str] = []
+    """UUIDs of the GPUs that share one power limit, power and energy, as the dies of a card. The
+    first one has them; the others' power and energy count as 0. Empty: it has its own."""
     module: int | None = None
     """Superchip that it is part of, such as a GB200's: source `module:NUMBER`; None: of none."""
 

@@ -156,6 +156,8 @@ class Gpu(_Part):
     """The memory's part of `power_w`."""
     module: int | None = None
     """Superchip that it is part of."""
+    power_of: str | None = None
+    """UUID of the GPU that has its power limit, power and energy, as the first die of a card."""
     energy_scope: str = "gpu"
     """What `energy_j` counts: gpu, module (the whole superchip), or unknown."""
 

@@ -130,6 +130,7 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         else [profile_name(one) for one in state.enforced_power_profiles],
         memory_power_w=_thousandth(state.memory_power_mw),
         module=gpu.module,
+        power_of=next((one for one in gpu.power_domain[:1] if one != gpu.uuid), None),
         energy_scope=state.energy_scope,
     )
 

@@ -237,6 +237,17 @@ class GPUs(_CamelCase):
     def __getitem__(self, gpu_index: int) -> GPU:
         return self.gpus[gpu_index]
 
+    def with_power_limit(self, gpu_indices: Sequence[int]) -> list[int]:
+        """Those of these GPUs that have a power limit of their own: of the dies of one card it is
+        one, if that is among them."""
+        uuids = {self.gpus[index].uuid for index in gpu_indices}
+        return [
+            index
+            for index in gpu_indices
+            if self.gpus[index].info.power_domain[:1] in ([], [self.gpus[index].uuid])
+            or self.gpus[index].info.power_domain[0] not in uuids
+        ]
+
     def set_power_management_limits(
         self, gpu_indices: Sequence[int], power_limit_mw: int, block: bool = True
     ) -> None:

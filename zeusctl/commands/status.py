@@ -128,6 +128,11 @@ def lines(report: StatusReport) -> Iterator[str]:
                     f"`zeusctl reset {gpu.index}` lowers it",
                     fg="yellow",
                 )
+        indices = {gpu.uuid: f"GPU {gpu.index}" for gpu in report.gpus}
+        for gpu in report.gpus:
+            if gpu.power_of is not None:
+                first = indices.get(gpu.power_of, gpu.power_of)
+                yield f"GPU {gpu.index}: {first} has the power limit, power and energy of both"
         for gpu in report.gpus:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)

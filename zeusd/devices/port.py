@@ -145,6 +145,10 @@ class Backend(Protocol):
     def mig_enabled(self, gpu: Handle) -> bool:
         """Whether MIG mode is on. False where MIG does not exist."""
 
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """Indices of the GPUs that have one power limit, power and energy together, as the dies of
+        a card: it is the first one's, which reports it for all. Alone: empty."""
+
     def module(self, gpu: Handle) -> int | None:
         """Number of the superchip that the GPU is part of: the NUMA node of its PCI device.
 

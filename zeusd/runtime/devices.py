@@ -150,6 +150,9 @@ def _describe(
         ),
         controls=[control.value for control in SPECS if control in offered],
         module=_try(nvml.module, gpu),
+        power_domain=[
+            nvml.uuid(nvml.device_handle(one)) for one in _try(nvml.power_domain, gpu) or ()
+        ],
         power_profiles=[
             ProfileInfo(
                 profile=one.profile,

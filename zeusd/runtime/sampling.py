@@ -26,7 +26,7 @@ from zeusd.runtime.power_sources import (
 )
 from zeusd.runtime.powercap import Zone, ZoneSource, find_packages
 from zeusd.runtime.sampler import Sampler
-from zeusd.runtime.sources import GpuSource, Sample
+from zeusd.runtime.sources import GpuSource, Sample, SharedGpuSource
 
 log = logging.getLogger(__name__)
 
@@ -258,7 +258,9 @@ class Sampling:
     def _add_gpu(self, driver: str, info: GpuInfo, handle: Handle) -> None:
         known = self.sampler.find(info.uuid)
         history = self._histories.open(info.uuid, driver) if known is None else known.history
-        self.sampler.add(info.uuid, GpuSource(self._nvml, handle, info, history, self._clock_ns))
+        shares = info.power_domain[:1] not in ([], [info.uuid])
+        kind = SharedGpuSource if shares else GpuSource
+        self.sampler.add(info.uuid, kind(self._nvml, handle, info, history, self._clock_ns))
 
     def _add_zone(self, name: str, zone: Zone) -> None:
         history = self._histories.open(name, "powercap")

@@ -22,6 +22,9 @@ GIVE_UP_AFTER = 3
 
 DEFAULT_CEILING_MW = 1_000_000
 
+SHARED_PERIOD_NS = 100_000_000
+"""How often a GPU gets a row that has no energy of its own."""
+
 
 class Sample(NamedTuple):
     """What a device showed at a tick; units as in `replies.Sample`."""
@@ -165,14 +168,20 @@ class GpuSource:
             return None
         if sensors.module_power_mw is not None:
             self.module_reading = sensors.t_ns, sensors.module_power_mw
-        row_ns = 0 if streamed else self.history.next_row_ns
-        if sensors.t_ns >= max(self._slow_at_ns, row_ns):
-            self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
+        if self._due(sensors.t_ns, streamed):
             self._read_slow(sensors)
         edge = channel.observe(sensors)
         if edge is not None:
             self.failure = None
         return edge
+
+    def _due(self, t_ns: int, streamed: bool) -> bool:
+        """Whether to read what is read each second, now."""
+        row_ns = 0 if streamed else self.history.next_row_ns
+        if t_ns < max(self._slow_at_ns, row_ns):
+            return False
+        self._slow_at_ns = t_ns + STREAMED_SLOW_NS
+        return True
 
     def _read_slow(self, sensors: Sensors) -> None:
         nvml = self._nvml
@@ -200,3 +209,39 @@ class GpuSource:
             return None
         self._served.add(name)
         return value
+
+
+class SharedGpuSource(GpuSource):
+    """A GPU whose power and energy are another one's, as the second die of a card.
+
+    It draws nothing of its own: sums over GPUs count the card once.
+    """
+
+    _next_ns = 0
+
+    @property
+    def next_read_ns(self) -> int:
+        """See `Source`."""
+        return self._next_ns
+
+    @property
+    def latest_read_ns(self) -> int:
+        """See `Source`."""
+        return self._next_ns + SHARED_PERIOD_NS // 2
+
+    @property
+    def period_ns(self) -> int:
+        """See `Source`."""
+        return SHARED_PERIOD_NS
+
+    def read(self, streamed: bool) -> Edge | None:
+        """See `Source`."""
+        t_ns = self._clock_ns()
+        self._next_ns = t_ns + SHARED_PERIOD_NS
+        if t_ns <= self.history.ends_ns:
+            return None
+        if self._due(t_ns, streamed):
+            self._read_slow(Sensors(t_ns, None, 0, None, None))
+        edge = Edge(t_ns, 0, 0, 0, 0)
+        self.history.add(edge, None, None, self.slow)
+        return edge

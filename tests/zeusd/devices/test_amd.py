@@ -211,6 +211,16 @@ def test_the_second_die_of_an_mi250_has_neither_cap_nor_energy(open_amd: Opener)
     error = failure(amd.power_limits, second)
     assert error.outcome is Outcome.UNSUPPORTED
     assert "first die" in str(error)
+    uuids = [amd.uuid(gpu) for gpu in (first, second)]
+    assert facts.info.power_domain == uuids
+
+
+def test_dies_are_paired_by_their_place_on_the_bus_and_the_one_with_the_cap_is_first(
+    open_amd: Opener,
+) -> None:
+    amd, _, _ = open_amd(MI250X, MI250X_SECOND, {}, MI250X_SECOND, MI250X)
+    gpus = [amd.device_handle(index) for index in range(5)]
+    assert [amd.power_domain(gpu) for gpu in gpus] == [[0, 1], [0, 1], [], [4, 3], [4, 3]]
 
 
 # ----------------------------------------------------------------------------------- power cap

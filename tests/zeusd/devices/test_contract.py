@@ -31,12 +31,14 @@ class Case:
         backend: Its backend, initialised.
         lose: Takes the first GPU off the bus.
         fail_once: Lets the next reading of the first GPU's power limit answer "not supported".
+        domains: GPUs that share the power of each.
         modules: The superchip of each GPU.
     """
 
     backend: Backend
     lose: Callable[[], None]
     fail_once: Callable[[], None]
+    domains: list[list[int]] = field(default_factory=lambda: [[], []])
     modules: list[int | None] = field(default_factory=lambda: [None, None])
 
     @property
@@ -83,7 +85,7 @@ def simulated(key: str) -> Callable[[Path, pytest.MonkeyPatch, bool], Case]:
             node,
             lambda: node.lose(0),
             lambda: node.inject(0, "power_limit_mw", 3, count=1),
-            [spec.module for spec in node.specs],
+            modules=[spec.module for spec in node.specs],
         )
 
     return open_simulated
@@ -146,6 +148,9 @@ def test_gpus_have_names_that_last(case: Case) -> None:
     assert backend.name(case.gpu)
     assert backend.memory_mib(case.gpu) > backend.memory_used_mib(case.gpu) >= 0
     assert backend.mig_enabled(case.gpu) is False
+    assert [
+        backend.power_domain(backend.device_handle(index)) for index in range(2)
+    ] == case.domains
     assert [backend.module(backend.device_handle(index)) for index in range(2)] == case.modules
 
 

@@ -23,6 +23,7 @@ from zeusd.devices.port import (
     DeviceError,
     GpuProcess,
     Handle,
+    Outcome,
     PowerLimits,
     PowerProfile,
     Sensors,
@@ -31,6 +32,9 @@ from zeusd.devices.port import (
 _HOTSPOT, _CURRENT = 1, 0
 _MILLIDEGREES_ABOVE = 1000
 _HOTTEST_C = 150
+
+_TWO_DIES = "MI250"
+"""In the name of products whose cards are two GPUs each."""
 """Above this a reading was torn."""
 
 _POWER, _HW_SLOWDOWN, _HW_THERMAL = 0x4, 0x8, 0x40
@@ -171,6 +175,24 @@ class AmdBackend(TabledControls):
     def mig_enabled(self, gpu: Handle) -> bool:
         """See `Backend`. Partitions are AMD's counterpart: they share cap, clocks and energy."""
         return len(self._socket(gpu).partitions) > 1
+
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """See `Backend`. The dies of an MI250 are neighbours on the bus; one has the cap."""
+        place = next(at for at, one in enumerate(self._sockets) if one is self._socket(gpu))
+        if _TWO_DIES not in self.name(gpu):
+            return []
+        like = [at for at, one in enumerate(self._sockets) if _TWO_DIES in self.name(one)]
+        first = like.index(place) // 2 * 2
+        dies = like[first : first + 2]
+        return sorted(dies, key=lambda at: not self._has_cap(self._sockets[at]))
+
+    def _has_cap(self, gpu: Handle) -> bool:
+        try:
+            return bool(self.power_limits(gpu))
+        except DeviceError as error:
+            if error.outcome is Outcome.UNSUPPORTED:
+                return False
+            raise
 
     def module(self, gpu: Handle) -> int | None:
         """See `Backend`. None: a socket's power is all that AMD's GPUs report."""

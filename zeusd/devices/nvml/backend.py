@@ -281,6 +281,11 @@ class NvmlBackend(TabledControls):
             raise
         return bool(current)
 
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """See `Backend`. Every GPU of NVIDIA's has its own."""
+        self.uuid(gpu)
+        return []
+
     def module(self, gpu: Handle) -> int | None:
         """See `Backend`. No id of NVML pairs the GPUs of a superchip; their NUMA node does."""
         if self.sensors(gpu).module_power_mw is None:

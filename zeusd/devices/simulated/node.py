@@ -196,6 +196,13 @@ class SimulatedBackend(TabledControls):
         self._enter(gpu, "mig_enabled")
         return False
 
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """See `Backend`."""
+        first = self._enter(gpu, "power_domain").first
+        if first.second is None:
+            return []
+        return [first.spec.index, first.second.spec.index]
+
     def module(self, gpu: Handle) -> int | None:
         """See `Backend`."""
         return self._enter(gpu, "module").spec.module
