@@ -633,6 +633,7 @@ int nvmlDeviceResetMemoryLockedClocks(gpu_t *g) {
 }
 int nvmlDeviceSetPersistenceMode(gpu_t *g, int on) {
     int code = begin_set(g, __func__);
+    if (code == OK && (on < 0 || on > 1)) code = INVALID;
     if (code == OK && !ignores(g)) g->persistence = on;
     return end_set(g, __func__, on, 0, code);
 }

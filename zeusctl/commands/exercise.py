@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     metavar="PID",
     help="With --kill-zeusd: zeusd's process.  [default: from systemd]",
 )
+@click.option(
+    "--library",
+    metavar="PATH",
+    help="Load this libnvidia-ml to see how the driver itself refuses values.",
+)
 @common_options
 @pass_session
 def exercise(
@@ -46,14 +51,16 @@ def exercise(
     output: Path,
     kill_zeusd: bool,
     zeusd_pid: int | None,
+    library: str | None,
 ) -> None:
     """Test every control through its range (administrators).
 
     Set power limit, clocks and persistence mode to many values, under leases, on GPUs that nobody
     uses, and report rounding, refusals, latency, how long values take to show, and whether limit
-    and clocks affect each other. Then kill a process that holds a limit. Every GPU is left as it
-    was found, and the report proves it; if zeusctl dies, zeusd restores everything. The exit code
-    is 8 if a value is not as found, and 1 if another check fails.
+    and clocks affect each other. As root, also ask the driver itself for values outside its ranges
+    and report its error codes. Then kill a process that holds a limit. Every GPU is left as it was
+    found, and the report proves it; if zeusctl dies, zeusd restores everything. The exit code is 8
+    if a value is not as found, and 1 if another check fails.
 
     \b
     sudo zeusctl exercise 0
@@ -72,6 +79,7 @@ def exercise(
         session.socket,
         chosen,
         daemon_pid=pid,
+        library=library,
         say=lambda text: click.echo(text, err=True),
     )
     text = report.to_json()

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode, ZeusIpcError
-from zeusctl.exercise import values
+from zeusctl.exercise import outside, values
 from zeusctl.exercise.load import load
-from zeusctl.exercise.report import Check, Gpu, Held, Settling, Trial
+from zeusctl.exercise.report import Answer, Check, Gpu, Held, Settling, Trial
 from zeusctl.text import value_text
 
 if TYPE_CHECKING:
@@ -41,7 +41,13 @@ def held(client: Client, gpu: GpuInfo) -> Held:
     )
 
 
-def exercise(client: Client, gpu: GpuInfo, found: Held, simulated: str | None) -> Gpu:
+def exercise(
+    client: Client,
+    gpu: GpuInfo,
+    found: Held,
+    simulated: str | None,
+    setters: outside.Setters | None = None,
+) -> Gpu:
     """Exercises every control of a GPU, and releases them.
 
     Args:
@@ -49,15 +55,20 @@ def exercise(client: Client, gpu: GpuInfo, found: Held, simulated: str | None) -
         gpu: Which.
         found: What it held before.
         simulated: Where work is put on it, if it is simulated.
+        setters: The driver's own, for values that zeusd refuses; None: they cannot be called.
     """
     trials: list[Trial] = []
     settling: list[Settling] = []
     checks: list[Check] = []
+    answers: list[Answer] = []
     for control in map(Control, gpu.controls):
-        swept = [_trial(client, gpu, control, value) for value in _values(client, gpu, control)]
+        valid = _values(client, gpu, control)
+        swept = [_trial(client, gpu, control, value) for value in valid]
         trials += swept
         checks.append(_all_taken(control, swept))
         checks += _refusals(client, gpu, control, trials)
+        if setters is not None and any(trial.applied is not None for trial in swept):
+            answers += _outside(client, gpu, control, valid, setters)
         _reset(client, gpu, control)
     checks += _order(client, gpu)
     checks += _persistence(client, gpu)
@@ -75,6 +86,7 @@ def exercise(client: Client, gpu: GpuInfo, found: Held, simulated: str | None) -
         power_limit_rounding=values.rounding(of_limit),
         settling=settling,
         checks=checks,
+        outside=answers,
     )
 
 
@@ -145,6 +157,31 @@ def _refusals(
             trial.applied is None and unchanged,
             refused + ("" if unchanged else ", and the limit changed"),
         )
+
+
+def _outside(
+    client: Client,
+    gpu: GpuInfo,
+    control: Control,
+    valid: list[list[int]],
+    setters: outside.Setters,
+) -> Iterator[Answer]:
+    """The driver's own answers; what it accepts is replaced through zeusd, which knows how to
+    restore it."""
+    for value in outside.values(control, valid):
+        _trial(client, gpu, control, valid[0])
+        error = setters.ask(gpu.uuid, control, value)
+        yield Answer(
+            control.value,
+            value,
+            setters.call(control),
+            error.code if error else 0,
+            error.text if error else "accepted",
+            _readable(client, gpu, control),
+        )
+        if error is None:
+            for one in valid[:2]:
+                _trial(client, gpu, control, one)
 
 
 def _order(client: Client, gpu: GpuInfo) -> Iterator[Check]:
@@ -236,6 +273,16 @@ def _eventually(read: Callable[[], S], good: Callable[[S], bool], within_s: floa
         if good(found) or time.monotonic() > end_s:
             return found
         time.sleep(_LOOK_S)
+
+
+def _readable(client: Client, gpu: GpuInfo, control: Control) -> list[int] | None:
+    """What a control reads; None: it cannot be read."""
+    now = held(client, gpu)
+    if control is Control.POWER_LIMIT:
+        return None if now.power_limit_mw is None else [now.power_limit_mw]
+    if control is Control.PERSISTENCE_MODE:
+        return None if now.persistence_mode is None else [int(now.persistence_mode)]
+    return None
 
 
 def _limit(client: Client, gpu: GpuInfo) -> int | None:

@@ -17,6 +17,11 @@ def lines(report: Report) -> Iterator[str]:
         yield f"GPU {gpu.index}: {gpu.name}"
         yield from _gpu(gpu)
     yield ""
+    if report.driver_not_asked:
+        yield (
+            "  the driver was not asked about values outside its ranges (zeusd refuses them): "
+            f"{report.driver_not_asked}"
+        )
     yield from _checks(report.checks)
 
 
@@ -31,6 +36,10 @@ def _gpu(gpu: Gpu) -> Iterator[str]:
             elif trial.applied is None:
                 device = "" if trial.device_code is None else f", driver's code {trial.device_code}"
                 yield f"    {value_text(control, trial.asked)}: {trial.error}{device}"
+    for answer in gpu.outside:
+        holds = f", holds {value_text(answer.control, answer.holds)}" if answer.holds else ""
+        asked = value_text(answer.control, answer.asked)
+        yield f"  {answer.call}, {asked}: {answer.text} ({answer.code}){holds}"
     rounding = gpu.power_limit_rounding
     if rounding is not None:
         exact = rounding.toward == "exact"

@@ -29,6 +29,21 @@ class Trial:
 
 
 @dataclass(frozen=True)
+class Answer:
+    """What the driver itself answered to a value outside a control's range."""
+
+    control: str
+    asked: list[int]
+    call: str
+    code: int
+    """The driver's return code; 0: it accepted the value."""
+    text: str
+    """What the code means."""
+    holds: list[int] | None
+    """What the GPU held afterwards; None: it cannot be read."""
+
+
+@dataclass(frozen=True)
 class Rounding:
     """How a control's values are rounded.
 
@@ -84,6 +99,7 @@ class Gpu:
     power_limit_rounding: Rounding | None
     settling: list[Settling]
     checks: list[Check]
+    outside: list[Answer] = field(default_factory=list)
 
     @property
     def as_found(self) -> bool:
@@ -103,6 +119,8 @@ class Report:
     gpus: list[Gpu]
     checks: list[Check] = field(default_factory=list)
     """What concerns the node: kills of zeusd."""
+    driver_not_asked: str | None = None
+    """Why no value outside a range was given to the driver; None: it was."""
 
     @property
     def as_found(self) -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from zeus_ipc import __version__
 from zeus_ipc.controls import Control
+from zeusctl.exercise import outside
 from zeusctl.exercise.gpu import exercise, held
 from zeusctl.exercise.kills import kill_daemon, kill_holder
 from zeusctl.exercise.report import Check, Gpu, Held, Report
@@ -59,6 +60,7 @@ def run(
     gpus: Sequence[GpuInfo],
     *,
     daemon_pid: int | None = None,
+    library: str | None = None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Report:
     """Exercises GPUs, one after another.
@@ -68,6 +70,7 @@ def run(
         socket: The daemon's.
         gpus: Which; none of them in use (`refuse_unless_free`).
         daemon_pid: Zeusd's process, to be killed once; None: it is left alone.
+        library: The driver's library, for values that zeusd refuses; None: as the system finds it.
         say: Is told what comes next.
 
     Raises:
@@ -80,10 +83,15 @@ def run(
         _acquire(client, gpu, found[gpu.uuid])
     exercised: list[Gpu] = []
     checks: list[Check] = []
+    not_asked = setters = None
+    try:
+        setters = outside.setters(node.simulated is not None, library)
+    except outside.NotAskedError as error:
+        not_asked = str(error)
     try:
         for gpu in gpus:
             say(f"GPU {gpu.index}: {count(len(gpu.controls), 'control')} through the range")
-            exercised.append(exercise(client, gpu, found[gpu.uuid], node.simulated))
+            exercised.append(exercise(client, gpu, found[gpu.uuid], node.simulated, setters))
         limited = [gpu for gpu in gpus if Control.POWER_LIMIT.value in gpu.controls]
         for gpu in limited:
             say(f"GPU {gpu.index}: SIGKILL to a process that holds the power limit")
@@ -93,6 +101,8 @@ def run(
             checks.append(kill_daemon(client, limited[0], daemon_pid))
     finally:
         client.release([gpu.uuid for gpu in gpus])
+        if setters is not None:
+            setters.close()
     left = {gpu.uuid: held(client, gpu) for gpu in gpus}
     checks += [_as_found(gpu, found[gpu.uuid], left[gpu.uuid]) for gpu in gpus]
     return Report(
@@ -103,6 +113,7 @@ def run(
         seconds=round(time.monotonic() - begin_s, 3),
         gpus=exercised,
         checks=checks,
+        driver_not_asked=not_asked,
     )
 
 

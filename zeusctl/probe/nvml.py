@@ -50,7 +50,7 @@ class NvmlDriver:
             raise NoDriverError(
                 "nvidia-ml-py is not installed; run `pip install nvidia-ml-py` and try again"
             ) from None
-        self._nvml: Any = pynvml
+        self.binding: Any = pynvml
         if library is not None:
             try:
                 pynvml.nvmlLib = ctypes.CDLL(library)
@@ -67,7 +67,7 @@ class NvmlDriver:
 
     def versions(self) -> dict[str, str]:
         """See `Driver`."""
-        nvml, found = self._nvml, {"binding": f"nvidia-ml-py {_binding_version()}"}
+        nvml, found = self.binding, {"binding": f"nvidia-ml-py {_binding_version()}"}
         calls: dict[str, Callable[[], Any]] = {
             "driver": lambda: nvml.nvmlSystemGetDriverVersion(),
             "nvml": lambda: nvml.nvmlSystemGetNVMLVersion(),
@@ -85,18 +85,18 @@ class NvmlDriver:
     def gpus(self) -> dict[int, Gpu | CallError]:
         """See `Driver`."""
         found: dict[int, Gpu | CallError] = {}
-        for index in range(self.checked(self._nvml.nvmlDeviceGetCount)):
+        for index in range(self.checked(self.binding.nvmlDeviceGetCount)):
             try:
-                handle = self.checked(self._nvml.nvmlDeviceGetHandleByIndex, index)
+                handle = self.checked(self.binding.nvmlDeviceGetHandleByIndex, index)
             except CallError as error:
                 found[index] = error
             else:
-                found[index] = NvmlGpu(self, self._nvml, handle)
+                found[index] = NvmlGpu(self, self.binding, handle)
         return found
 
     def close(self) -> None:
         """See `Driver`."""
-        self._nvml.nvmlShutdown()
+        self.binding.nvmlShutdown()
 
     def checked(self, call: Callable[..., Any], *arguments: Any) -> Any:
         """Calls the binding.
@@ -106,7 +106,7 @@ class NvmlDriver:
         """
         try:
             return call(*arguments)
-        except self._nvml.NVMLError as error:
+        except self.binding.NVMLError as error:
             raise CallError(int(error.value), _text(error)) from None
 
 

@@ -18,7 +18,7 @@ from tests.support import RunningDaemon, public_directory, running_daemon, wait_
 from tests.zeusctl.conftest import Ctl, spawn
 from zeus_ipc.controls import Control
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
-from zeusctl.exercise import published, values
+from zeusctl.exercise import outside, published, values
 from zeusctl.exercise.gpu import _all_taken
 from zeusctl.exercise.load import BURST_S, kept_up
 from zeusctl.exercise.report import Rounding, Trial
@@ -209,6 +209,19 @@ def test_an_exercise_that_is_killed_in_the_middle_leaves_all_as_it_was(
 # ------------------------------------------------------------------------------------- the stand-in
 
 
+def test_values_outside_a_range_are_its_neighbours_and_pairs_the_wrong_way_round() -> None:
+    limits = [[100_000], [250_000], [175_000]]
+    assert list(outside.values(Control.POWER_LIMIT, limits)) == [[99_000], [251_000], [0]]
+    assert list(outside.values(Control.MEMORY_CLOCKS, [[877, 877]])) == [[1, 1], [1754, 1754]]
+    assert [1380, 135] in outside.values(Control.GPU_CLOCKS, [[1380, 1380], [135, 135]])
+
+
+def test_a_simulated_node_says_that_no_driver_was_asked(ctl: Ctl) -> None:
+    said = ctl("exercise", "1", "--yes")
+    assert "the driver was not asked about values outside its ranges" in said.out
+    assert said.out.count("the GPUs are simulated") == 1
+
+
 @pytest.fixture
 def site() -> Iterator[tuple[RunningDaemon, NvmlDouble]]:
     with contextlib.ExitStack() as stack:
@@ -232,6 +245,8 @@ def test_zeusd_is_killed_and_the_stand_in_is_left_as_it_was(
 
     daemon, double = site
     monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+    for name, value in double.env.items():
+        monkeypatch.setenv(name, value)
     pid = daemon.process.pid
 
     def restart() -> None:
@@ -241,7 +256,8 @@ def test_zeusd_is_killed_and_the_stand_in_is_left_as_it_was(
     manager = threading.Thread(target=restart)
     manager.start()
     with pytest.raises(SystemExit) as ended:
-        main(["exercise", "0", "--yes", "--kill-zeusd", "--zeusd-pid", str(pid)])
+        kill = ("--kill-zeusd", "--zeusd-pid", str(pid))
+        main(["exercise", "0", "--yes", *kill, "--library", double.library])
     manager.join()
     page = capfd.readouterr().out
     assert ended.value.code == Exit.OK, page
@@ -250,6 +266,24 @@ def test_zeusd_is_killed_and_the_stand_in_is_left_as_it_was(
     assert daemon.process.pid != pid
     assert double.limit_mw(0) == 250_000
     assert double.node.gpus[0].lock_max == 0
+
+    report = json.loads(Path("zeus-exercise.json").read_text())
+    if os.getuid() != 0:
+        assert "needs root" in report["driver_not_asked"]
+        return
+    answers = report["gpus"][0]["outside"]
+    assert report["driver_not_asked"] is None
+    told = {(one["control"], *one["asked"]): (one["code"], one["holds"]) for one in answers}
+    assert {key: code for key, (code, _) in told.items()} == {
+        **{("power_limit", mw): 2 for mw in (99_000, 251_000, 0)},
+        ("gpu_clocks", 1, 1): 0,
+        ("gpu_clocks", 2760, 2760): 0,
+        ("gpu_clocks", 1380, 135): 2,
+        ("persistence_mode", 2): 2,
+    }
+    assert told["power_limit", 251_000] == (2, [100_000])
+    asked = {(call.symbol, call.arguments) for call in double.calls() if call.pid == os.getpid()}
+    assert ("nvmlDeviceSetPowerManagementLimit", (251_000, 0)) in asked
 
 
 def test_the_published_schema_is_that_of_the_exercise() -> None:

@@ -1,0 +1,108 @@
+"""What the driver itself answers to values outside a control's range.
+
+Zeusd refuses such values before it asks the driver, so this process asks, as root, while it holds
+the leases. What a driver accepts all the same is replaced through zeusd at once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from zeus_ipc.controls import Control
+from zeusctl.probe.driver import CallError, NoDriverError
+from zeusctl.probe.nvml import NvmlDriver
+
+Ranges = dict[Control, list[list[int]]]
+"""Valid values of each control."""
+
+_CALLS = {
+    Control.POWER_LIMIT: "nvmlDeviceSetPowerManagementLimit",
+    Control.GPU_CLOCKS: "nvmlDeviceSetGpuLockedClocks",
+    Control.MEMORY_CLOCKS: "nvmlDeviceSetMemoryLockedClocks",
+    Control.PERSISTENCE_MODE: "nvmlDeviceSetPersistenceMode",
+}
+
+
+class NotAskedError(Exception):
+    """The driver cannot be asked; the message says why."""
+
+
+class Setters(Protocol):
+    """A vendor's setters, without anything in between."""
+
+    def call(self, control: Control) -> str:
+        """Name of the control's setter."""
+
+    def ask(self, uuid: str, control: Control, value: Sequence[int]) -> CallError | None:
+        """Sets a value; None: the driver accepted it."""
+
+    def close(self) -> None:
+        """Closes the driver."""
+
+
+class NvmlSetters:
+    """NVIDIA's.
+
+    Args:
+        library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
+
+    Raises:
+        NoDriverError: NVML cannot be initialised.
+    """
+
+    def __init__(self, library: str | None) -> None:
+        self._driver = NvmlDriver(library)
+
+    def call(self, control: Control) -> str:
+        """See `Setters`."""
+        return _CALLS[control]
+
+    def ask(self, uuid: str, control: Control, value: Sequence[int]) -> CallError | None:
+        """See `Setters`."""
+        nvml: Any = self._driver.binding
+        try:
+            handle = self._driver.checked(nvml.nvmlDeviceGetHandleByUUID, uuid)
+            self._driver.checked(getattr(nvml, _CALLS[control]), handle, *value)
+        except CallError as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """See `Setters`."""
+        self._driver.close()
+
+
+def setters(simulated: bool, library: str | None) -> Setters:
+    """The setters of this machine's driver.
+
+    Raises:
+        NotAskedError: There are none for this process.
+    """
+    if simulated:
+        raise NotAskedError("the GPUs are simulated")
+    if os.geteuid() != 0:
+        raise NotAskedError("that needs root; run `sudo zeusctl exercise`")
+    try:
+        return NvmlSetters(library)
+    except NoDriverError as error:
+        raise NotAskedError(str(error)) from None
+
+
+def values(control: Control, valid: Sequence[Sequence[int]]) -> Iterator[list[int]]:
+    """Values beyond both ends of a control's range, and pairs the wrong way round.
+
+    Args:
+        control: Which.
+        valid: Values within its range, both ends among them.
+    """
+    low, high = min(one[0] for one in valid), max(one[-1] for one in valid)
+    if control is Control.PERSISTENCE_MODE:
+        yield [high + 1]
+    elif control is Control.POWER_LIMIT:
+        yield from ([low - 1000], [high + 1000], [0])
+    else:
+        yield from ([1, 1], [2 * high, 2 * high])
+        if low < high:
+            yield [high, low]
