@@ -27,6 +27,12 @@ ODD = 5.0
 _LEAST_SHARE = 0.02
 """A kind that readings have hardly seen cannot be told apart."""
 
+_TOLD_APART = 1e-5
+"""Nor can kinds whose shares are the same mixture in every reading, up to this (`rcond`)."""
+
+_NORMAL = 1.4826
+"""Standard deviation of a normal distribution whose median absolute deviation is 1."""
+
 
 class Span(NamedTuple):
     """Time spent on one kind of thing, ns."""
@@ -111,58 +117,31 @@ def _solve(
     rows: Sequence[tuple[dict[str, float], float]],
 ) -> tuple[dict[str, Power], list[float]]:
     """Least squares, and how many deviations each row is off."""
-    totals: dict[str, float] = {}
-    for shares, _ in rows:
-        for kind, share in shares.items():
-            totals[kind] = totals.get(kind, 0.0) + share
-    kinds = [kind for kind, total in totals.items() if total > _LEAST_SHARE * len(rows)]
-    usable = [row for row in rows if all(kind in kinds for kind in row[0])] or list(rows)
-    size = len(kinds)
-    if not size or len(usable) <= size:
+    import numpy as np  # only who profiles needs it
+
+    kinds = sorted({kind for shares, _ in rows for kind in shares})
+    seen = np.array([[shares.get(kind, 0.0) for kind in kinds] for shares, _ in rows])
+    watts = np.array([power for _, power in rows])
+    if not kinds or not rows:
         return {}, []
-    normal = [[0.0] * size for _ in range(size)]
-    right = [0.0] * size
-    for shares, watts in usable:
-        values = [shares.get(kind, 0.0) for kind in kinds]
-        for i, value in enumerate(values):
-            if value:
-                right[i] += value * watts
-                for j in range(size):
-                    normal[i][j] += value * values[j]
-    inverse = _inverse(normal)
-    if inverse is None:
+    known = seen.sum(axis=0) > _LEAST_SHARE * len(rows)
+    pure = ~seen[:, ~known].any(axis=1)
+    usable = pure if pure.any() else np.ones(len(rows), dtype=bool)
+    matrix = seen[usable][:, known]
+    if not known.any() or len(matrix) <= matrix.shape[1]:
         return {}, []
-    powers = [math.fsum(a * b for a, b in zip(row, right, strict=True)) for row in inverse]
-    by_kind = dict(zip(kinds, powers, strict=True))
-    off = [
-        abs(watts - math.fsum(share * by_kind.get(kind, 0.0) for kind, share in shares.items()))
-        for shares, watts in rows
-    ]
-    mean_w = math.fsum(watts for _, watts in usable) / len(usable)
-    middle_w = sorted(off)[len(off) // 2] * 1.4826
-    spread_w = math.sqrt(math.fsum(o * o for o in off) / max(1, len(rows) - size))
-    deviation_w = max(spread_w, NOISE * mean_w)
+    powers, _, rank, _ = np.linalg.lstsq(matrix, watts[usable], rcond=_TOLD_APART)
+    if rank < matrix.shape[1]:
+        return {}, []
+    off = np.abs(watts - seen[:, known] @ powers)
+    least_w = NOISE * float(watts[usable].mean())
+    spread_w = math.sqrt(float(off @ off) / max(1, len(rows) - matrix.shape[1]))
+    variances = np.linalg.inv(matrix.T @ matrix).diagonal()
+    deviations = max(spread_w, least_w) * np.sqrt(np.maximum(variances, 0.0))
+    told = (kind for kind, one in zip(kinds, known, strict=True) if one)
     result = {
-        kind: Power(power, deviation_w * math.sqrt(max(0.0, inverse[i][i])))
-        for i, (kind, power) in enumerate(zip(kinds, powers, strict=True))
+        kind: Power(float(power), float(deviation))
+        for kind, power, deviation in zip(told, powers, deviations, strict=True)
     }
-    scale_w = max(middle_w, NOISE * mean_w)
-    return result, [o / scale_w for o in off]
-
-
-def _inverse(matrix: Sequence[Sequence[float]]) -> list[list[float]] | None:
-    """Gauss and Jordan, with pivots; None where it cannot be told apart."""
-    size = len(matrix)
-    work = [[*row, *(float(i == j) for j in range(size))] for i, row in enumerate(matrix)]
-    for column in range(size):
-        pivot = max(range(column, size), key=lambda row: abs(work[row][column]))
-        if abs(work[pivot][column]) < 1e-9 * max(1.0, abs(matrix[column][column])):
-            return None
-        work[column], work[pivot] = work[pivot], work[column]
-        scale = work[column][column]
-        work[column] = [value / scale for value in work[column]]
-        for row in range(size):
-            factor = work[row][column]
-            if row != column and factor:
-                work[row] = [a - factor * b for a, b in zip(work[row], work[column], strict=True)]
-    return [row[size:] for row in work]
+    scale_w = max(float(np.sort(off)[len(off) // 2]) * _NORMAL, least_w)
+    return result, [float(one) for one in off / scale_w]
