@@ -76,8 +76,9 @@ class PowerLimit(_Part):
     default: float | None
 
 
-Value = float | bool | list[float]
-"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), or a switch."""
+Value = float | bool | list[float] | list[str]
+"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), a switch, or names
+of what is chosen."""
 
 
 class Lease(_Part):
@@ -173,6 +174,28 @@ class Gpu(_Part):
     """Share of the last sample period in which a kernel ran."""
     memory_used_mib: int | None = None
     memory_total_mib: int | None = None
+    enforced_power_profiles: list[str] | None = None
+    """Workload power profiles in force; those requested are under `controls`."""
+    memory_power_w: float | None = None
+    """The memory's part of `power_w`."""
+    module: int | None = None
+    """Superchip that it is part of."""
+    power_of: str | None = None
+    """UUID of the GPU that has its power limit, power and energy, as the first die of a card."""
+    energy_scope: str = "gpu"
+    """What `energy_j` counts: gpu, module (the whole superchip), or unknown."""
+
+
+class Module(_Part):
+    """A superchip: a CPU, its memory, and GPUs."""
+
+    module: int
+    gpus: list[int]
+    """Indices of its GPUs."""
+    power_w: float | None
+    """Of all that is on it."""
+    gpu_power_w: float | None
+    """Its GPUs' part."""
 
 
 class Process(_Part):
@@ -206,6 +229,8 @@ class StatusReport(Report):
     processes: list[Process] | None = None
     """With --processes only."""
     ceilings: list[Ceiling] = []
+    modules: list[Module] = []
+    """Superchips, each once."""
 
 
 class ProcessesReport(Report):
@@ -239,6 +264,8 @@ class KnownGpu(_Part):
     controls: list[str]
     """What can be changed on it."""
     power_limit_w: PowerLimit
+    power_profiles: list[str] = []
+    """Workload power profiles that it offers."""
 
 
 class GpusReport(Report):
@@ -339,7 +366,7 @@ class Measured(_Part):
     """Energy of one source."""
 
     source: str
-    """`gpu:INDEX`, `cpu:INDEX` or `dram:INDEX`."""
+    """`gpu:INDEX`, `cpu:INDEX`, `dram:INDEX` or `module:NUMBER`."""
     uuid: str | None
     energy_j: float | None
     """None: nothing could be measured, see `trouble`."""

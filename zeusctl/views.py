@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from zeus_ipc.client import Client
-from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission, ProcessInfo
 from zeusctl.reports import (
@@ -15,6 +15,7 @@ from zeusctl.reports import (
     Held,
     KnownGpu,
     Lease,
+    Module,
     Node,
     Permitted,
     PowerLimit,
@@ -81,7 +82,13 @@ def _answers(state: GpuState) -> bool:
 
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
     """GPUs as they are now."""
-    states, errors = read_states(client, gpus)
+    return reports_of(gpus, *read_states(client, gpus))
+
+
+def reports_of(
+    gpus: Sequence[GpuInfo], states: Mapping[str, GpuState], errors: Mapping[str, str]
+) -> list[Gpu]:
+    """GPUs as they were read."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     errors = {uuid: named(text, indices) for uuid, text in errors.items()}
     return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
@@ -119,7 +126,33 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         utilization_percent=state.utilization_percent,
         memory_used_mib=state.memory_used_mib,
         memory_total_mib=gpu.memory_mib,
+        enforced_power_profiles=None
+        if state.enforced_power_profiles is None
+        else [profile_name(one) for one in state.enforced_power_profiles],
+        memory_power_w=_thousandth(state.memory_power_mw),
+        module=gpu.module,
+        power_of=next((one for one in gpu.power_domain[:1] if one != gpu.uuid), None),
+        energy_scope=state.energy_scope,
     )
+
+
+def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> list[Module]:
+    """The superchips of these GPUs. Each of its GPUs reports a module's power: it is their mean."""
+    found = []
+    for module in sorted({gpu.module for gpu in gpus if gpu.module is not None}):
+        members = [gpu for gpu in gpus if gpu.module == module]
+        seen = [states.get(gpu.uuid, _NO_STATE) for gpu in members]
+        powers = [one.module_power_mw for one in seen if one.module_power_mw is not None]
+        own = [one.power_mw for one in seen if one.power_mw is not None]
+        found.append(
+            Module(
+                module=module,
+                gpus=[gpu.index for gpu in members],
+                power_w=round(sum(powers) / len(powers) / 1000, 3) if powers else None,
+                gpu_power_w=sum(own) / 1000 if len(own) == len(seen) else None,
+            )
+        )
+    return found
 
 
 def quantity(control: str, value: Sequence[int] | None) -> Value | None:
@@ -132,6 +165,8 @@ def known_quantity(control: str, value: Sequence[int]) -> Value:
     spec = SPECS[Control(control)]
     if spec.shape == "switch":
         return bool(value[0])
+    if spec.shape == "set":
+        return [profile_name(part) for part in value]
     numbers = [part / spec.scale for part in value]
     return numbers if spec.shape == "range" else numbers[0]
 
@@ -208,6 +243,7 @@ def known_report(gpu: GpuInfo) -> KnownGpu:
         mig_enabled=gpu.mig_enabled,
         controls=gpu.controls,
         power_limit_w=power_limit(gpu),
+        power_profiles=[one.name for one in gpu.power_profiles],
     )
 
 

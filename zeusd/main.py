@@ -108,6 +108,7 @@ class Daemon:
                     Sampling,
                     histories=Histories(None if simulated else settings.state_dir, boot),
                     powercap=config.energy.powercap if config.energy.cpu else None,
+                    hwmon=config.energy.hwmon if config.energy.cpu else None,
                     publish=self._publish,
                 ),
                 accounting=self._accounting(boot),

@@ -145,6 +145,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("temperature", _unit(state.temperature_c, "C")),
         ("throttled by", ", ".join(state.throttle_reasons or ()) or "nothing"),
         ("persistence mode", {None: "-", True: "on", False: "off"}[state.persistence_mode]),
+        *_profiles(report),
         ("energy counter", "-" if state.energy_j is None else energy(state.energy_j)),
         (
             "energy, last hour",
@@ -165,6 +166,17 @@ def _lines(report: ShowReport) -> Iterator[str]:
     if report.ceilings:
         yield ""
         yield from ceiling_lines(report.ceilings)
+
+
+def _profiles(report: ShowReport) -> Iterator[tuple[str, str]]:
+    """Workload power profiles, of GPUs that have some."""
+    enforced, name = report.now.enforced_power_profiles, Control.POWER_PROFILE.value
+    if not report.known.power_profiles:
+        return
+    (requested,) = (one.value_text for one in report.now.controls if one.control == name)
+    yield "profiles", ", ".join(report.known.power_profiles)
+    yield "profiles requested", requested or "-"
+    yield "profiles enforced", "-" if enforced is None else ", ".join(enforced) or "none"
 
 
 def _rows(*pairs: tuple[str, str]) -> Iterator[str]:

@@ -20,6 +20,7 @@ HEADER = (
     *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
     *("ENERGY", "THROTTLED BY"),
 )
+COUNTS = {"module": "the whole module", "unknown": "either the GPU or the whole module"}
 RIGHT = tuple(range(11))[:1] + tuple(range(2, 11))
 
 
@@ -42,7 +43,8 @@ def status(
 
     POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is the power limit that software
     requested; 200>180 means that the board enforces less. SITE is the site limit, which a restore
-    writes. A clock marked with * is locked.
+    writes. A clock marked with * is locked. On superchips, the power of each module (CPU, memory
+    and GPUs) follows; its GPUs' power is part of it.
 
     \b
     zeusctl status -i 0,1 --columns index,power_w,utilization_percent --format csv --watch 1
@@ -57,10 +59,12 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     from zeusctl.reports import StatusReport
     from zeusctl.views import (
         ceiling_reports,
-        gpu_reports,
         lease_reports,
+        module_reports,
         node_report,
         process_reports,
+        read_states,
+        reports_of,
     )
 
     session.look_again()
@@ -68,15 +72,22 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     quiesced = session.node.quiesced_ns is not None
     leases = lease_reports(session.client, session.node.gpus)
     indices = {gpu.index for gpu in chosen}
+    states, errors = ({}, {}) if quiesced else read_states(session.client, session.node.gpus)
+    modules = {gpu.module for gpu in chosen}
     return StatusReport(
         at=now(),
         node=node_report(session.node, session.socket, leases),
-        gpus=[] if quiesced else gpu_reports(session.client, chosen),
+        gpus=[] if quiesced else reports_of(chosen, states, errors),
         leases=[lease for lease in leases if lease.gpu in indices],
         ceilings=ceiling_reports(chosen),
         processes=process_reports(session.client, chosen, leases)
         if processes and not quiesced
         else None,
+        modules=[
+            one
+            for one in module_reports(session.node.gpus, states)
+            if not quiesced and one.module in modules
+        ],
     )
 
 
@@ -108,6 +119,7 @@ def lines(report: StatusReport) -> Iterator[str]:
         yield "zeusd sees no GPUs; `zeusctl doctor` says why."
     else:
         yield from table(HEADER, [gpu_row(gpu) for gpu in report.gpus], RIGHT)
+        yield from module_lines(report)
         for gpu in report.gpus:
             if gpu.error is not None:
                 yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
@@ -119,6 +131,11 @@ def lines(report: StatusReport) -> Iterator[str]:
                     fg="yellow",
                 )
         yield from not_enforced(report.gpus)
+        indices = {gpu.uuid: f"GPU {gpu.index}" for gpu in report.gpus}
+        for gpu in report.gpus:
+            if gpu.power_of is not None:
+                first = indices.get(gpu.power_of, gpu.power_of)
+                yield f"GPU {gpu.index}: {first} has the power limit, power and energy of both"
         for gpu in report.gpus:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
@@ -134,6 +151,34 @@ def lines(report: StatusReport) -> Iterator[str]:
     if report.processes is not None:
         yield ""
         yield from process_lines(report.processes)
+
+
+def module_lines(report: StatusReport) -> Iterator[str]:
+    """The superchips, and what they draw together."""
+    if not report.modules:
+        return
+    rows = [
+        [
+            str(one.module),
+            ",".join(map(str, one.gpus)),
+            _number(one.power_w, 1),
+            _number(one.gpu_power_w, 1),
+            _difference(one.power_w, one.gpu_power_w),
+        ]
+        for one in report.modules
+    ]
+    yield ""
+    yield from table(("MODULE", "GPUS", "POWER", "OF GPUS", "OF THE REST"), rows, (0, 2, 3, 4))
+    powers = [one.power_w for one in report.modules]
+    if len(powers) > 1 and None not in powers:
+        yield f"{_number(sum(one or 0 for one in powers), 1)} W in {count(len(powers), 'module')}"
+    for gpu in report.gpus:
+        if gpu.energy_scope != "gpu":
+            yield f"GPU {gpu.index}: its energy counter counts {COUNTS[gpu.energy_scope]}"
+
+
+def _difference(one: float | None, other: float | None) -> str:
+    return "-" if one is None or other is None else _number(one - other, 1)
 
 
 def headline(node: Node) -> str:

@@ -79,7 +79,7 @@ class SitePolicy:
         if control is Control.POWER_LIMIT:
             return self._power_target(facts, baseline, rule)
         if SPECS[control].readable:
-            value = baseline or facts.values.get(control)
+            value = facts.values.get(control) if baseline is None else baseline
             return None if value is None else Target(value, pinned=False)
         wanted = None
         if rule is not None:

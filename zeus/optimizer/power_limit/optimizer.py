@@ -103,7 +103,8 @@ class GlobalPowerLimitOptimizer(Callback):
         self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
 
-        self._gpus = [monitor.gpus[index] for index in monitor.gpu_indices]
+        indices = monitor.gpus.with_power_limit(monitor.gpu_indices)
+        self._gpus = [monitor.gpus[index] for index in indices]
         min_mw, max_mw = self._common_range()
         step_mw = int(pl_step * 1000)
         self._planner = Planner(
