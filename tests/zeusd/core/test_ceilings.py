@@ -232,6 +232,10 @@ def test_a_site_limit_is_written_without_any_lease_if_it_is_enforced(
     world.values[POWER] = (300_000,)  # the GPU was reset, or someone has set it
     world.look_around()
     assert world.limit_w() == watts
+    world.values[POWER] = (300_000,)  # it was lost, and came back
+    world.find_gpus()
+    world.look_around()
+    assert world.limit_w() == watts
 
 
 def test_an_enforced_site_limit_leaves_a_lower_one_alone_and_follows_a_reload() -> None:
