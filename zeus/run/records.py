@@ -57,7 +57,7 @@ class Script:
         for path in Path("/proc").glob("[0-9]*/environ"):
             try:
                 given = set(path.read_bytes().split(b"\0"))
-            except OSError:  # it has ended, or is somebody else's
+            except OSError:  # it has ended, or is another user's
                 continue
             script = cls.of(int(path.parent.name)) if asked <= given else None
             if script is not None:
