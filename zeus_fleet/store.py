@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
+from zeus_fleet.connection import Tls, connect
 from zeus_fleet.messages import Budget, Heartbeat, Plan
 
 PREFIX = "/zeus-fleet/"
@@ -20,6 +21,9 @@ TIMEOUT_S = 5.0
 
 ELECTION_TTL_S = 5
 """Of the leader's key: it is etcd's lease, and proves nothing about nodes."""
+
+_REFUSED = "permission denied"
+"""How etcd answers a user without the role, or without a name."""
 
 T = TypeVar("T")
 
@@ -34,11 +38,17 @@ class Store:
     Args:
         endpoints: `host:port` of members; the next is tried when one fails.
         prefix: Of all keys.
+        tls: None: connections are not encrypted.
         timeout_s: Of one transaction.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S
+        self,
+        endpoints: Sequence[str],
+        *,
+        prefix: str = PREFIX,
+        tls: Tls | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         try:
             import aetcd
@@ -47,7 +57,7 @@ class Store:
             raise StoreUnavailable(
                 'etcd needs the extra fleet: pip install "zeusd[fleet]"'
             ) from None
-        self._aetcd: Any = aetcd
+        self._tls = tls
         self._failures = (asyncio.TimeoutError, OSError, aetcd.ClientError, grpc.RpcError)
         self._endpoints = [*endpoints]
         self._prefix = prefix
@@ -228,12 +238,16 @@ class Store:
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T:
         try:
             if self._client is None:
-                host, _, port = self._endpoints[0].rpartition(":")
-                self._client = self._aetcd.Client(host=host, port=int(port))
+                self._client = connect(self._endpoints[0], self._tls)
             return await asyncio.wait_for(request(self._client), self._timeout_s)
         except self._failures as error:
             failed = self._endpoints[0]
             await self.close()
             self._endpoints.append(self._endpoints.pop(0))
             what = str(error) or type(error).__name__
+            if _REFUSED in what:
+                raise StoreUnavailable(
+                    f"etcd at {failed} refuses this user; grant it the role that "
+                    "docs/operate/fleet.md names"
+                ) from error
             raise StoreUnavailable(f"etcd at {failed} does not answer: {what}") from error
