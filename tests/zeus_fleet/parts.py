@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zeus_fleet.allocator import Allocator, Claim, Commit, Policy, Snapshot
-from zeus_fleet.levels import level
+from zeus_fleet.allocator import Allocator, Commit, Policy, Snapshot
 from zeus_fleet.messages import Budget, Heartbeat, Plan, Timing
 from zeus_fleet.node import Ceilings, Gpu, Node
 
@@ -142,10 +141,3 @@ class FakeStore:
     def write_budget(self, budget: Budget) -> None:
         """The operator writes another budget."""
         self.budget, self.budget_revision = budget, self.budget_revision + 1
-
-
-def equal_shares(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
-    """A policy for the other allocator, so that two leaders never agree."""
-    rows = claims.values()
-    lows, highs = [one.floor_mw for one in rows], [one.capacity_mw for one in rows]
-    return dict(zip(claims, level(total_mw, lows, highs), strict=True))

@@ -14,14 +14,17 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from tests.support import RunningDaemon, running_daemon
+from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeus_fleet.etcd import running_etcd
+from zeus.device.gpu import GPUs
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
 from zeus_fleet.command import main
-from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timing
+from zeus_fleet.gpus import Load, ZeusdGpus
+from zeus_fleet.messages import Answer, Budget, Domain, Grant, Heartbeat, Plan, S, Timing
 from zeus_fleet.node import Ceilings, Gpu
-from zeus_fleet.shells import ZeusdGpus, run_agent, run_allocator
+from zeus_fleet.profiles import Profile
+from zeus_fleet.shells import run_agent, run_allocator
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc import Client
 
@@ -87,12 +90,12 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
             assert await store.newest_number("a") == 0
-            assert await store.beat("a", beat(2)) == (None, None)
+            assert await store.beat("a", beat(2)) == Answer(None, None)
             assert await store.beat("a", beat(1)) is None
             assert await store.beat("a", beat(2)) is None
             assert await store.newest_number("a") == 2
             assert await store.set_budget(BUDGET, 0)
-            assert await store.beat("a", beat(3)) == (None, BUDGET)
+            assert await store.beat("a", beat(3)) == Answer(None, BUDGET)
             snapshot, _ = await store.read()
             assert snapshot is not None
             assert snapshot.heartbeats == {"a": beat(3)}
@@ -103,7 +106,7 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
 def test_an_agent_goes_on_with_an_empty_store(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
-            assert await store.beat("a", beat(40)) == (None, None)
+            assert await store.beat("a", beat(40)) == Answer(None, None)
             assert await store.newest_number("a") == 40
 
     asyncio.run(play())
@@ -173,7 +176,7 @@ class FakeGpus:
 
     def __init__(self, wanted_mw: int) -> None:
         self.limits = [100_000, 100_000]
-        self.wanted = [wanted_mw, wanted_mw]
+        self.now = Load((wanted_mw, wanted_mw), 0, ())
 
     def holds_mw(self) -> list[int]:
         return self.limits
@@ -182,14 +185,50 @@ class FakeGpus:
         self.limits = [*command.limits_mw]
         return self.limits
 
-    def wanted_mw(self) -> list[int]:
-        return self.wanted
+    def load(self) -> Load:
+        return self.now
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
     with running_daemon("--simulate", "2xv100-pcie", gpus=2) as one:
         yield one
+
+
+def test_gpus_are_busy_by_their_leases_and_jobs_by_what_they_publish(
+    daemon: RunningDaemon,
+) -> None:
+    now_s = 0.0
+    with daemon.client() as agent, daemon.client() as job:
+        gpus = ZeusdGpus(agent, "n1", clock=lambda: now_s)
+        uuids = [gpu.uuid for gpu in agent.node().gpus]
+        agent.set_ceiling(uuids, "fleet", None)
+        assert gpus.load().works == ()
+        job.set_power_limit(uuids[1], 150_000)
+        (one,) = gpus.load().works
+        assert (one.gpus, one.max_mw, one.profile) == ((1,), 150_000, None)
+        job.publish_profile(uuids[1], {100_000: 0.5, 200_000: 1.0}, measuring=True)
+        load = gpus.load()
+        (one,) = load.works
+        assert one.measuring
+        assert one.max_mw == load.wanted_mw[1] == gpus.ranges[1].max_mw
+        assert one.profile == Profile((100_000, 200_000), (0.5, 1.0))
+        assert load.wanted_mw[0] == gpus.ranges[0].min_mw
+        assert 20_000 < load.drawn_mw < 500_000
+        job.release(uuids)
+        wait_for(lambda: gpus.load().works == (), "the GPU to be idle")
+
+
+def test_a_process_sees_when_the_fleet_bounds_its_gpus(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        infos = client.node().gpus
+        gpus = GPUs(client, infos)
+        most = infos[0].power_limit_max_mw
+        assert most is not None
+        for watts, bounded in ((most - 1000, True), (most, False), (None, False)):
+            client.set_ceiling(infos[0].uuid, "fleet", watts)
+            assert gpus.bounded_by([0], "fleet") == bounded
+            assert gpus[0].get_power_management_limit_constraints()[1] == (watts or most)
 
 
 @pytest.mark.usefixtures("quick")
@@ -239,7 +278,7 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
             await asyncio.gather(*agents, *leaders, return_exceptions=True)
 
     with daemon.client() as client, daemon.client() as observer:
-        asyncio.run(play(ZeusdGpus(client), observer))
+        asyncio.run(play(ZeusdGpus(client, "a"), observer))
 
 
 # ------------------------------------------------------------------------------------ the commands

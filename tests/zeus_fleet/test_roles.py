@@ -83,8 +83,8 @@ def test_each_role_does_its_work_and_nothing_else(site: Site) -> None:
     assert site("operator", lambda store: store.set_budget(BUDGET, 0))
     for node in ("n01", "n02"):
         assert site(node, lambda store, node=node: store.newest_number(node)) == 0
-    _, budget = site("n01", lambda store: store.beat("n01", BEAT))
-    assert budget == BUDGET
+    answer = site("n01", lambda store: store.beat("n01", BEAT, ()))
+    assert answer.budget == BUDGET
     refused(site, "n01", lambda store: store.beat("n02", BEAT))
     refused(site, "n01", lambda store: store.set_budget(BUDGET, 0))
     refused(site, "n01", lambda store: store.campaign("n01", None))
@@ -96,7 +96,9 @@ def test_each_role_does_its_work_and_nothing_else(site: Site) -> None:
     refused(site, "n01", lambda store: store.commit(commit, revisions))
     refused(site, "operator", lambda store: store.commit(commit, revisions))
     assert site("allocator", lambda store: store.commit(commit, revisions))
+    site("allocator", lambda store: store.advise({"n01": {0: 150_000}}))
     refused(site, "allocator", lambda store: store.beat("n02", BEAT))
+    refused(site, "n01", lambda store: store.advise({"n01": {0: 150_000}}))
 
     snapshot, _ = site("reader", lambda store: store.read())
     assert snapshot.plan == plan

@@ -25,9 +25,8 @@ from tests.zeus_fleet.parts import (
     Machine,
     Rules,
     Violation,
-    equal_shares,
 )
-from zeus_fleet.allocator import Allocator, Snapshot, by_want
+from zeus_fleet.allocator import Allocator, Snapshot, by_want, evenly
 from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan, S
 from zeus_fleet.node import Ceilings, Node
 
@@ -73,7 +72,7 @@ class World(FakeStore):
         self._allowed: list[tuple[float, Budget]] = []
         self.allocators = [
             Shell(self, rules.allocator(rules.allocator_timing, policy))
-            for policy in (by_want, equal_shares)
+            for policy in (by_want, evenly)
         ]
 
     # ------------------------------------------------------------------------------------- events

@@ -9,6 +9,7 @@ import click
 
 from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.messages import Timing
+from zeus_fleet.policies import POLICIES
 
 
 @click.command()
@@ -25,14 +26,15 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
 
     Its user must be an administrator of zeusd. It needs no other rights.
     """
-    from zeus_fleet.shells import ZEUSD_TIMEOUT_S, ZeusdGpus, run_agent
+    from zeus_fleet.gpus import ZEUSD_TIMEOUT_S, ZeusdGpus
+    from zeus_fleet.shells import run_agent
     from zeus_ipc import Client
     from zeus_ipc.errors import ZeusIpcError
 
     log_to_stderr()
     try:
         with Client(path, timeout_s=ZEUSD_TIMEOUT_S, heartbeat=False) as client:
-            gpus = ZeusdGpus(client)
+            gpus = ZeusdGpus(client, name)
             reach(lambda store: run_agent(name, store, gpus))
     except ZeusIpcError as error:
         raise click.ClickException(str(error)) from None
@@ -40,12 +42,27 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
 
 @click.command()
 @with_etcd
-@click.option("--name", default=socket.gethostname, help="Of this allocator.  [host name]")
-def allocate(reach: Reach[Any], name: str) -> None:
+@click.option(
+    "--name",
+    default=socket.gethostname,
+    envvar="ZEUS_FLEET_NAME",
+    help="Name of this allocator, unlike the others'.  [host name]",
+)
+@click.option(
+    "--policy",
+    type=click.Choice([*POLICIES]),
+    default=[*POLICIES][-1],
+    show_default=True,
+    envvar="ZEUS_FLEET_POLICY",
+    help="Who gets the watts; all allocators take the same.",
+)
+def allocate(reach: Reach[Any], name: str, policy: str) -> None:
     """Plan who may hold what; run several, one of them leads."""
-    from zeus_fleet.allocator import Allocator
+    from zeus_fleet.allocator import Allocator, evenly
+    from zeus_fleet.jobs import ByJobs
     from zeus_fleet.shells import run_allocator
 
     log_to_stderr()
-    core = Allocator(Timing())
-    reach(lambda store: run_allocator(name, store, core))
+    jobs = None if policy == "uniform" else ByJobs(POLICIES[policy])
+    core = Allocator(Timing(), jobs or evenly)
+    reach(lambda store: run_allocator(name, store, core, jobs=jobs))

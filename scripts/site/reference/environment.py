@@ -101,6 +101,13 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
         },
         "Commands": {
             "ZEUSD_EXPORTER_LISTEN": (DEFAULT_LISTEN, "Where `zeusd-exporter` listens."),
+            "ZEUS_FLEET_ETCD": ("localhost:2379", "Members of etcd for `zeus-fleet`, by spaces."),
+            "ZEUS_FLEET_PREFIX": ("/zeus-fleet/", "Prefix of all its keys."),
+            "ZEUS_FLEET_CACERT": ("", "etcd's CA: `zeus-fleet` uses TLS."),
+            "ZEUS_FLEET_CERT": ("", "Client certificate of `zeus-fleet`."),
+            "ZEUS_FLEET_KEY": ("", "Its private key."),
+            "ZEUS_FLEET_NAME": ("host name", "Name of the node or allocator."),
+            "ZEUS_FLEET_POLICY": ("water-filling", "Policy of `zeus-fleet allocate`."),
             "ZEUSCTL_TRACEBACK": ("", "If set, a bug in `zeusctl` shows its traceback."),
         },
     }
