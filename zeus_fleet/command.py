@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zeus_fleet.commands import operating, running, simulating
+from zeus_fleet.commands import budgeting, operating, running, simulating
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -15,7 +15,8 @@ def main() -> None:
 for _command in (
     running.node,
     running.allocate,
-    operating.budget,
+    budgeting.budget,
+    budgeting.follow,
     operating.status,
     simulating.simulate,
 ):

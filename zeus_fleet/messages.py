@@ -56,6 +56,25 @@ class Domain:
 
 
 @dataclass(frozen=True)
+class Event:
+    """A lower limit of the site for some time, such as an operator of the grid asks for.
+
+    Attributes:
+        name: Unique within a budget.
+        limit_mw: The limit from start to end.
+        start_s: When it is in force everywhere, s since 1970.
+        end_s: Until when.
+        ramp_mw_per_s: How fast the limit falls before and rises after; 0: at once.
+    """
+
+    name: str
+    limit_mw: int
+    start_s: float
+    end_s: float
+    ramp_mw_per_s: int = 0
+
+
+@dataclass(frozen=True)
 class Budget:
     """What the operator allows.
 
@@ -64,6 +83,9 @@ class Budget:
         floors_mw: Of each listed node, the sum of its GPUs' minimum limits. A node is listed before
             it boots.
         leaving: Nodes that are to stay at their floor, so that they can be removed.
+        standing_mw: The site's limit outside of all events; None: there are none. Nodes go by the
+            first domain's limit alone, which the leading allocator writes.
+        events: What is to come, see `schedule`.
 
     Raises:
         ValueError: A domain's limit is below its floors and reserve, or the first lacks a node.
@@ -72,6 +94,8 @@ class Budget:
     domains: tuple[Domain, ...]
     floors_mw: Mapping[str, int]
     leaving: frozenset[str] = frozenset()
+    standing_mw: int | None = None
+    events: tuple[Event, ...] = ()
     spare_mw: Mapping[str, int] = field(init=False, compare=False)
     """By domain: what may be handed out above the floors."""
 

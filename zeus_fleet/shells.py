@@ -7,7 +7,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from zeus_fleet.allocator import Allocator
+from zeus_fleet import schedule
+from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.gpus import Gpus
 from zeus_fleet.jobs import ByJobs
 from zeus_fleet.messages import S, Timing, Work
@@ -123,6 +124,8 @@ async def run_allocator(
                     core.lead(token)
             if token is not None:
                 snapshot, revisions = await store.read()
+                if snapshot is not None and await _keep_schedule(store, snapshot):
+                    snapshot, revisions = await store.read()
                 commit = None if snapshot is None else core.plan(snapshot, clock())
                 if commit is not None and not await store.commit(commit, revisions):
                     log.info("the plan was not written: something has changed meanwhile")
@@ -131,6 +134,16 @@ async def run_allocator(
         except StoreUnavailable as error:
             log.warning("%s", error)
         await asyncio.sleep(PLAN_S)
+
+
+async def _keep_schedule(store: Store, read: Snapshot) -> bool:
+    """Writes the budget that events ask for now; whether there was anything to write."""
+    budget = schedule.due(read.budget, time.time())
+    if budget is read.budget:
+        return False
+    log.info("the site's limit is %g W now", budget.site.limit_mw / 1000)
+    await store.set_budget(budget, read.budget_revision)
+    return True
 
 
 async def _advise(store: Store, jobs: ByJobs, advised: dict[str, dict[int, int]]) -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, Work
+from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
 from zeus_fleet.profiles import Profile, monotone
 
 DIGITS = 20
@@ -108,8 +109,12 @@ def budget_bytes(budget: Budget) -> bytes:
         }
         for domain in budget.domains
     ]
-    floors, leaving = dict(budget.floors_mw), sorted(budget.leaving)
-    return _json({"domains": domains, "floors_mw": floors, "leaving": leaving})
+    fields: dict[str, Any] = {"domains": domains, "floors_mw": dict(budget.floors_mw)}
+    fields["leaving"] = sorted(budget.leaving)
+    if budget.standing_mw is not None:
+        fields["standing_mw"] = budget.standing_mw
+        fields["events"] = [asdict(event) for event in budget.events]
+    return _json(fields)
 
 
 def budget_from(data: bytes) -> Budget:
@@ -119,7 +124,9 @@ def budget_from(data: bytes) -> Budget:
         Domain(one["name"], one["limit_mw"], frozenset(one["nodes"]), one["reserve_mw"])
         for one in read["domains"]
     )
-    return Budget(domains, read["floors_mw"], frozenset(read["leaving"]))
+    events = tuple(Event(**event) for event in read.get("events", ()))
+    leaving, standing = frozenset(read["leaving"]), read.get("standing_mw")
+    return Budget(domains, read["floors_mw"], leaving, standing, events)
 
 
 def budget_from_table(table: dict[str, Any]) -> Budget:

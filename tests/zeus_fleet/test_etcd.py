@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
 from zeus_fleet.command import main
 from zeus_fleet.gpus import Load, ZeusdGpus
-from zeus_fleet.messages import Answer, Budget, Domain, Grant, Heartbeat, Plan, S, Timing
+from zeus_fleet.messages import Answer, Budget, Domain, Event, Grant, Heartbeat, Plan, S, Timing
 from zeus_fleet.node import Ceilings, Gpu
 from zeus_fleet.profiles import Profile
 from zeus_fleet.shells import run_agent, run_allocator
@@ -281,6 +282,27 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
         asyncio.run(play(ZeusdGpus(client, "a"), observer))
 
 
+@pytest.mark.usefixtures("quick")
+def test_the_leader_writes_what_an_event_asks_for(etcd: str, prefix: str) -> None:
+    now_s = time.time()
+    asked = Event("grid/now", 600_000, now_s - 60, now_s + 3600)
+    budget = Budget(BUDGET.domains, BUDGET.floors_mw, frozenset(), 700_000, (asked,))
+
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store, opened(etcd, prefix=prefix) as other:
+            await other.set_budget(budget, 0)
+            task = asyncio.create_task(run_allocator("l0", store, Allocator(QUICK)))
+            read = None
+            while read is None or read.plan is None:
+                read, _ = await other.read()
+                await asyncio.sleep(0.02)
+            assert read.budget.site.limit_mw == 600_000
+            assert read.plan.spare_mw == {"site": 200_000}
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(play(), 60))
+
+
 # ------------------------------------------------------------------------------------ the commands
 
 TABLE = """
@@ -310,7 +332,7 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     code, said = run("budget", "--file", str(file))
     assert code == 0
     assert "site: 700 W for 2 nodes, floors 400 W, reserve 150 W" in said
-    assert "rack1: 400 W for 1 nodes" in said
+    assert "rack1: 400 W for 1 node," in said
     assert run("budget", "600")[1].startswith("site: 600 W")
     code, said = run("budget", "500")
     assert code == 1
@@ -320,6 +342,28 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert code == 0
     assert "no heartbeat" in said
     assert "of 600 W" in said
+
+    assert run("budget", "560", "--at", "17:00")[0] == 2
+    code, said = run("budget", "560W", "--until", "23:59:59", "--ramp", "1kW/min", "--name", "dr")
+    assert code == 0
+    assert said.startswith("site: 560 W")
+    assert "outside of events: 600 W" in said
+    assert "dr: 560 W from" in said
+    assert run("budget", "540", "--at", "17:00", "--until", "20:00")[0] == 1
+    assert run("budget", "650W")[1].startswith("site: 560 W")
+    source = tmp_path / "signal.json"
+    hour = {"start": "2099-01-01T17:00", "end": "2099-01-01T18:00"}
+    source.write_text(json.dumps({"events": [{"name": "x", "limit": "580W", **hour}]}))
+    assert run("follow", str(source), "--once")[0] == 0
+    said = run("budget")[1]
+    assert "signal/x: 580 W from 2099-01-01 17:00:00" in said
+    assert "dr: 560 W" in said
+    source.write_text("none")
+    assert "not as documented" in run("follow", str(source), "--once")[1]
+    assert "cannot be read" in run("follow", str(tmp_path / "no"), "--once")[1]
+    assert "signal/x" in run("budget", "--file", str(file))[1], "events stay"
+    assert run("budget", "--cancel", "other")[0] == 1
+    assert run("budget", "--cancel", "dr")[1].startswith("site: 700 W")
 
 
 @pytest.mark.parametrize(

@@ -1,71 +1,12 @@
-"""What an operator asks: the budget, and how it is used."""
+"""How the budget is used: now, as it goes on, and afterwards."""
 
 from __future__ import annotations
 
-import sys
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
 
 from zeus_fleet.commands.etcd import Reach, with_etcd
-from zeus_fleet.messages import Budget
-
-
-@click.command()
-@with_etcd
-@click.option(
-    "--file",
-    "file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="TOML with the nodes, their floors and the limits.",
-)
-@click.argument("watts", type=float, required=False)
-def budget(reach: Reach[Any], file: Path | None, watts: float | None) -> None:
-    """Show the budget, or set it: WATTS for the site, or all of it from a file.
-
-    Reachable nodes obey a smaller budget with their next heartbeat, the others within 15 s.
-    """
-    from zeus_fleet import wire
-
-    async def change(store: Any) -> Budget | None:
-        read, _ = await store.read()
-        present = None if read is None else read.budget
-        if file is not None:
-            present = wire.budget_from_table(_toml(file))
-        if watts is not None:
-            if present is None:
-                raise ValueError("there is no budget yet; give --file with the nodes")
-            site = replace(present.site, limit_mw=round(1000 * watts))
-            present = Budget((site, *present.domains[1:]), present.floors_mw, present.leaving)
-        if present is not None and (file is not None or watts is not None):
-            revision = 0 if read is None else read.budget_revision
-            if not await store.set_budget(present, revision):
-                raise ValueError("somebody else changed the budget meanwhile; look, and try again")
-        return present
-
-    found = reach(change)
-    if found is None:
-        raise click.ClickException("there is no budget yet; give --file with the nodes")
-    for domain in found.domains:
-        floors = sum(found.floors_mw[name] for name in domain.nodes)
-        click.echo(
-            f"{domain.name}: {domain.limit_mw / 1000:g} W for {len(domain.nodes)} nodes, "
-            f"floors {floors / 1000:g} W, reserve {domain.reserve_mw / 1000:g} W"
-        )
-
-
-def _toml(file: Path) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        table: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
-        return table
-    except (OSError, tomllib.TOMLDecodeError) as error:
-        raise ValueError(f"{file} cannot be read as TOML: {error}") from None
 
 
 @click.command()
