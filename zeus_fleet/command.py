@@ -18,6 +18,8 @@ for _command in (
     budgeting.budget,
     budgeting.follow,
     operating.status,
+    operating.watch,
+    operating.report,
     simulating.simulate,
 ):
     main.add_command(_command)

@@ -343,6 +343,13 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert "no heartbeat" in said
     assert "of 600 W" in said
 
+    kept = tmp_path / "records"
+    code, said = run("watch", "--every", "0.1", "--count", "2", "--record", str(kept))
+    assert code == 0
+    assert "limit    600 W" in said
+    assert "absent: a b" in said
+    assert len(kept.read_text().splitlines()) == 2
+
     assert run("budget", "560", "--at", "17:00")[0] == 2
     code, said = run("budget", "560W", "--until", "23:59:59", "--ramp", "1kW/min", "--name", "dr")
     assert code == 0
