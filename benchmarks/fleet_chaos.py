@@ -72,6 +72,20 @@ def free_ports(count: int) -> list[int]:
         return [one.getsockname()[1] for one in sockets]
 
 
+def etcd_commands(folder: Path) -> tuple[list[list[str]], list[str]]:
+    """Three members: how to start each, and their endpoints."""
+    ports = free_ports(6)
+    peers = ",".join(f"m{i}=http://127.0.0.1:{ports[3 + i]}" for i in range(3))
+    commands = []
+    for i in range(3):
+        client, peer = (f"http://127.0.0.1:{port}" for port in (ports[i], ports[3 + i]))
+        command = ["etcd", "--name", f"m{i}", "--data-dir", str(folder / f"etcd{i}")]
+        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
+        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
+        commands.append([*command, "--initial-cluster", peers])
+    return commands, [f"127.0.0.1:{port}" for port in ports[:3]]
+
+
 @dataclass
 class Site:
     """All that runs."""
@@ -82,15 +96,10 @@ class Site:
     endpoints: list[str] = field(default_factory=list)
 
     def start(self) -> None:
-        ports = free_ports(6)
-        peers = ",".join(f"m{i}=http://127.0.0.1:{ports[3 + i]}" for i in range(3))
-        for i in range(3):
-            client, peer = (f"http://127.0.0.1:{port}" for port in (ports[i], ports[3 + i]))
-            command = ["etcd", "--name", f"m{i}", "--data-dir", str(self.folder / f"etcd{i}")]
-            command += ["--listen-client-urls", client, "--advertise-client-urls", client]
-            command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-            self._add(f"etcd{i}", [*command, "--initial-cluster", peers])
-            self.endpoints += ["--etcd", f"127.0.0.1:{ports[i]}"]
+        commands, members = etcd_commands(self.folder)
+        for i, command in enumerate(commands):
+            self._add(f"etcd{i}", command)
+        self.endpoints = [word for one in members for word in ("--etcd", one)]
         for i in range(self.nodes):
             command = [sys.executable, "-m", "zeusd", "serve", "--simulate", "2xv100-pcie"]
             command += ["--socket", self.socket(i), "--state-dir", str(self.folder / f"state{i}")]

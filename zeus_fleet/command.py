@@ -20,6 +20,7 @@ for _command in (
     operating.status,
     operating.watch,
     operating.report,
+    operating.serve,
     simulating.simulate,
 ):
     main.add_command(_command)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import time
 from datetime import datetime
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from zeus_fleet.commands.etcd import Reach, with_etcd
+from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
 from zeus_fleet.picture import svg
 from zeus_fleet.records import Record, Report, read, reports
 from zeus_fleet.view import NodeView, View, Watcher
@@ -107,6 +108,51 @@ def _line(view: View) -> str:
         if names:
             line += f"  {state}: {' '.join(names[:4])}" + (" ..." if len(names) > 4 else "")
     return line
+
+
+@click.command()
+@with_etcd
+@click.option(
+    "--listen",
+    default="127.0.0.1:9860",
+    show_default=True,
+    metavar="HOST:PORT",
+    envvar="ZEUS_FLEET_LISTEN",
+    help="Where it listens. It changes nothing, and asks for no password.",
+)
+@click.option(
+    "--record",
+    type=_FILE,
+    envvar="ZEUS_FLEET_RECORD",
+    help="Append a record each second to this file, for report.",
+)
+def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
+    """Serve a page of the fleet, and metrics for Prometheus (/metrics)."""
+    try:
+        import uvicorn
+
+        from zeus_fleet.server import FleetServer
+    except ImportError as error:
+        raise click.ClickException(
+            f'{error.name} is missing: pip install "zeusd[fleet-server]"'
+        ) from None
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise click.UsageError(f"{listen} is no address; give HOST:PORT")
+    log_to_stderr()
+    keep = None if record is None else functools.partial(append, record)
+
+    async def run(store: Store) -> None:
+        options = uvicorn.Config(
+            FleetServer(store, keep=keep),
+            host=host.strip("[]"),
+            port=int(port),
+            log_level="warning",
+            access_log=False,
+        )
+        await uvicorn.Server(options).serve()
+
+    reach(run)
 
 
 @click.command()

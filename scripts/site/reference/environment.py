@@ -106,6 +106,8 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             "ZEUS_FLEET_CACERT": ("", "etcd's CA: `zeus-fleet` uses TLS."),
             "ZEUS_FLEET_CERT": ("", "Client certificate of `zeus-fleet`."),
             "ZEUS_FLEET_KEY": ("", "Its private key."),
+            "ZEUS_FLEET_LISTEN": ("127.0.0.1:9860", "Where `zeus-fleet serve` listens."),
+            "ZEUS_FLEET_RECORD": ("", "File that it appends a record to each second."),
             "ZEUS_FLEET_NAME": ("host name", "Name of the node or allocator."),
             "ZEUS_FLEET_POLICY": ("water-filling", "Policy of `zeus-fleet allocate`."),
             "ZEUSCTL_TRACEBACK": ("", "If set, a bug in `zeusctl` shows its traceback."),
