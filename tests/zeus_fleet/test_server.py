@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -21,6 +23,7 @@ from zeus_fleet.messages import Grant
 from zeus_fleet.server import FleetServer
 from zeus_fleet.store import StoreUnavailable
 
+MONITORING = Path(__file__).parents[2] / "examples" / "monitoring"
 EVIL = "<img src=x onerror=\"document.title='owned'\">"
 
 
@@ -136,3 +139,15 @@ def test_the_page_shows_nodes_the_budget_and_a_cut(server: Running, tmp_path: Pa
         server.store.failure = ""
         page.see(500, 900, "dark")
         assert page.run("document.documentElement.scrollWidth <= 500")
+
+
+def test_rules_and_dashboard_name_only_metrics_that_there_are(server: Running) -> None:
+    server.has(READ)
+    page = httpx.get(f"{server.url}/metrics").text
+    there = set(re.findall(r"# TYPE (\S+)", page))
+    dashboard = (MONITORING / "grafana-fleet.json").read_text()
+    asked = set(re.findall(r"zeus_fleet_[a-z_]+", dashboard))
+    assert len(json.loads(dashboard)["panels"]) == 6
+    assert len(asked) > 9
+    asked |= set(re.findall(r"zeus_fleet_[a-z_]+", (MONITORING / "alerts.yml").read_text()))
+    assert asked <= there
