@@ -193,7 +193,7 @@ class Sampler:
 
     def __init__(self, site: Site) -> None:
         self._clients = [Client(site.socket(i), timeout_s=0.3) for i in range(site.nodes)]
-        self._uuids = [[gpu.uuid for gpu in one.node().gpus] for one in self._clients]
+        self._uuids = [[gpu.uuid for gpu in answer(one).gpus] for one in self._clients]
         self._last = [FLOOR_W * 1000] * site.nodes
 
     def held_w(self) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import itertools
 import json
 import time
@@ -22,8 +23,21 @@ from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
 from zeus_fleet.command import main
 from zeus_fleet.gpus import Load, ZeusdGpus
-from zeus_fleet.messages import Answer, Budget, Domain, Event, Grant, Heartbeat, Plan, S, Timing
+from zeus_fleet.jobs import ByJobs
+from zeus_fleet.messages import (
+    Answer,
+    Budget,
+    Domain,
+    Event,
+    Grant,
+    Heartbeat,
+    Plan,
+    S,
+    Timing,
+    Work,
+)
 from zeus_fleet.node import Ceilings, Gpu
+from zeus_fleet.policies import water_filling
 from zeus_fleet.profiles import Profile
 from zeus_fleet.shells import run_agent, run_allocator
 from zeus_fleet.store import Store, StoreUnavailable
@@ -280,6 +294,45 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
 
     with daemon.client() as client, daemon.client() as observer:
         asyncio.run(play(ZeusdGpus(client, "a"), observer))
+
+
+@pytest.mark.usefixtures("quick")
+def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str) -> None:
+    steep = Profile((100_000, 250_000), (0.4, 1.0))
+    flat = Profile((100_000, 250_000), (0.95, 1.0))
+    nodes = {"a": FakeGpus(250_000), "b": FakeGpus(250_000)}
+    for name, profile in (("a", steep), ("b", flat)):
+        work = Work(name, "V100", (0,), 100_000, 250_000, profile)
+        nodes[name].now = Load((250_000, 100_000), 150_000, (work,))
+    jobs = ByJobs(functools.partial(water_filling, floor=0.0))
+
+    async def play() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stores = [
+                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(4)
+            ]
+            less = replace(BUDGET.site, limit_mw=560_000)
+            await stores[3].set_budget(Budget((less,), BUDGET.floors_mw), 0)
+            core = Allocator(QUICK, jobs)
+            tasks = [
+                asyncio.create_task(run_agent("a", stores[0], nodes["a"], timing=QUICK)),
+                asyncio.create_task(run_agent("b", stores[1], nodes["b"], timing=QUICK)),
+                asyncio.create_task(run_allocator("l0", stores[2], core, jobs=jobs)),
+            ]
+            await until(lambda: nodes["a"].limits == [250_000, 100_000], "a's job to be raised")
+            assert nodes["b"].limits[0] <= 110_000
+            snapshot, _ = await stores[3].read()
+            assert snapshot is not None
+            assert {name: works[0].job for name, works in snapshot.works.items()} == {
+                "a": "a",
+                "b": "b",
+            }
+            assert snapshot.heartbeats["a"].drawn_mw == 150_000
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    asyncio.run(play())
 
 
 @pytest.mark.usefixtures("quick")
