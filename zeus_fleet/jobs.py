@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zeus_fleet.allocator import Claim
 from zeus_fleet.messages import Work
 from zeus_fleet.policies import Job, JobPolicy, water_filling
 from zeus_fleet.profiles import Profile
+
+TURN_S = 600.0
+"""The most that a job may measure with its highest limit."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +32,11 @@ class ByJobs:
     as far as there is anything above the minimum limits; one job at a time. What the reserve is for
     may happen meanwhile, so that the others make room, and not the reserve.
 
+    A turn ends after `TURN_S`, and the job's next begins after it has stopped asking.
+
     Args:
         policy: Shares a sum among jobs.
+        clock: Seconds, from any instant.
 
     Attributes:
         limits_mw: Of the last call, by node: how its target divides among its GPUs. A GPU that is
@@ -38,8 +45,13 @@ class ByJobs:
         waiting: Jobs that wait for that.
     """
 
-    def __init__(self, policy: JobPolicy = water_filling) -> None:
+    def __init__(
+        self, policy: JobPolicy = water_filling, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.policy = policy
+        self._clock = clock
+        self._until_s = 0.0
+        self._had_turn: set[str] = set()
         self.limits_mw: dict[str, dict[int, int]] = {}
         self.lent_to: str | None = None
         self.waiting: tuple[str, ...] = ()
@@ -67,9 +79,16 @@ class ByJobs:
         return targets
 
     def _turn(self, asking: set[str]) -> None:
-        if self.lent_to not in asking:
-            self.lent_to = min(asking, default=None)
-        self.waiting = tuple(sorted(asking - {self.lent_to}))
+        now_s = self._clock()
+        self._had_turn &= asking
+        left = asking - self._had_turn
+        if self.lent_to not in left or now_s >= self._until_s:
+            if self.lent_to in left:
+                self._had_turn.add(self.lent_to)
+                left.discard(self.lent_to)
+            self.lent_to = min(left, default=None)
+            self._until_s = now_s + TURN_S
+        self.waiting = tuple(sorted(left - {self.lent_to}))
 
     def _give(self, one: _Placed, limit_mw: int, targets: dict[str, int]) -> None:
         for node, work in one.works:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import itertools
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
 from tests.support import RunningDaemon, running_daemon, wait_for
-from tests.zeus_fleet.etcd import running_etcd
 from zeus.device.gpu import GPUs
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
-from zeus_fleet.command import main
 from zeus_fleet.gpus import Load, ZeusdGpus
 from zeus_fleet.jobs import ByJobs
 from zeus_fleet.messages import (
@@ -45,22 +39,10 @@ from zeus_ipc import Client
 
 pytestmark = pytest.mark.needs("etcd")
 
-PREFIXES = itertools.count()
 QUICK = Timing(lease_ns=2 * S, guard_ns=S // 2)
 BUDGET = Budget(
     (Domain("site", 700_000, frozenset("ab")),), {"a": 200_000, "b": 200_000}, frozenset()
 )
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[str]:
-    with running_etcd() as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"/test{next(PREFIXES)}/"
 
 
 @pytest.fixture
@@ -354,92 +336,3 @@ def test_the_leader_writes_what_an_event_asks_for(etcd: str, prefix: str) -> Non
             task.cancel()
 
     asyncio.run(asyncio.wait_for(play(), 60))
-
-
-# ------------------------------------------------------------------------------------ the commands
-
-TABLE = """
-limit_w = 700
-reserve_w = 150
-leaving = ["b"]
-[nodes]
-a = 200
-b = 200
-[[domain]]
-name = "rack1"
-limit_w = 400
-nodes = ["a"]
-"""
-
-
-def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: Path) -> None:
-    file = tmp_path / "budget.toml"
-    file.write_text(TABLE)
-
-    def run(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(main, [*arguments, "--etcd", etcd, "--prefix", prefix])
-        return done.exit_code, done.output
-
-    assert run("status") == (1, "Error: there is no budget yet; see zeus-fleet budget --help\n")
-    assert run("budget", "600")[0] == 1
-    code, said = run("budget", "--file", str(file))
-    assert code == 0
-    assert "site: 700 W for 2 nodes, floors 400 W, reserve 150 W" in said
-    assert "rack1: 400 W for 1 node," in said
-    assert run("budget", "600")[1].startswith("site: 600 W")
-    code, said = run("budget", "500")
-    assert code == 1
-    assert "allow 550 W or remove nodes" in said
-    assert run("budget")[1].startswith("site: 600 W")
-    code, said = run("status")
-    assert code == 0
-    assert "no heartbeat" in said
-    assert "of 600 W" in said
-
-    kept = tmp_path / "records"
-    code, said = run("watch", "--every", "0.1", "--count", "2", "--record", str(kept))
-    assert code == 0
-    assert "limit    600 W" in said
-    assert "absent: a b" in said
-    assert len(kept.read_text().splitlines()) == 2
-
-    assert run("budget", "560", "--at", "17:00")[0] == 2
-    code, said = run("budget", "560W", "--until", "23:59:59", "--ramp", "1kW/min", "--name", "dr")
-    assert code == 0
-    assert said.startswith("site: 560 W")
-    assert "outside of events: 600 W" in said
-    assert "dr: 560 W from" in said
-    assert run("budget", "540", "--at", "17:00", "--until", "20:00")[0] == 1
-    assert run("budget", "650W")[1].startswith("site: 560 W")
-    source = tmp_path / "signal.json"
-    hour = {"start": "2099-01-01T17:00", "end": "2099-01-01T18:00"}
-    source.write_text(json.dumps({"events": [{"name": "x", "limit": "580W", **hour}]}))
-    assert run("follow", str(source), "--once")[0] == 0
-    said = run("budget")[1]
-    assert "signal/x: 580 W from 2099-01-01 17:00:00" in said
-    assert "dr: 560 W" in said
-    source.write_text("none")
-    assert "not as documented" in run("follow", str(source), "--once")[1]
-    assert "cannot be read" in run("follow", str(tmp_path / "no"), "--once")[1]
-    assert "signal/x" in run("budget", "--file", str(file))[1], "events stay"
-    assert run("budget", "--cancel", "other")[0] == 1
-    assert run("budget", "--cancel", "dr")[1].startswith("site: 700 W")
-
-
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("limit_w = 700", "the budget has no nodes"),
-        ("limit_w = 'x'\n[nodes]\na = 1", "wrong type"),
-        ("limit_w = ", "budget.toml cannot be read as TOML"),
-    ],
-)
-def test_a_file_that_is_no_budget_is_refused(
-    etcd: str, prefix: str, tmp_path: Path, text: str, said: str
-) -> None:
-    file = tmp_path / "budget.toml"
-    file.write_text(text)
-    arguments = ["budget", "--file", str(file), "--etcd", etcd, "--prefix", prefix]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 1
-    assert said in done.output

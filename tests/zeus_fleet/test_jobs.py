@@ -6,7 +6,7 @@ import functools
 from dataclasses import replace
 
 from zeus_fleet.allocator import Claim
-from zeus_fleet.jobs import ByJobs
+from zeus_fleet.jobs import TURN_S, ByJobs
 from zeus_fleet.messages import Work
 from zeus_fleet.policies import busy, water_filling
 from zeus_fleet.profiles import Profile
@@ -54,3 +54,21 @@ def test_a_job_that_measures_gets_its_highest_limit_one_at_a_time() -> None:
     claims["a"] = claim(work("1", (0, 1)))
     assert policy(claims, 1_100_000) == {"a": 250_000, "b": 2 * HIGH, "c": 250_000}
     assert policy(claims, 600_000) == dict.fromkeys("abc", 200_000), "nothing is above the floors"
+
+
+def test_a_turn_ends_and_does_not_begin_again_while_the_job_asks() -> None:
+    now_s = 0.0
+    policy = ByJobs(busy, clock=lambda: now_s)
+    asks = {name: claim(replace(work(name, (0, 1)), measuring=True)) for name in ("1", "2")}
+    policy(asks, 1_000_000)
+    now_s = TURN_S - 1
+    policy(asks, 1_000_000)
+    assert policy.lent_to == "1"
+    now_s = TURN_S
+    assert policy(asks, 1_000_000) == {"1": 2 * 200_000, "2": 2 * HIGH}
+    now_s = 2 * TURN_S
+    policy(asks, 1_000_000)
+    assert (policy.lent_to, policy.waiting) == (None, ())
+    policy({"1": claim(work("1", (0, 1))), "2": asks["2"]}, 1_000_000)
+    policy(asks, 1_000_000)
+    assert policy.lent_to == "1"
