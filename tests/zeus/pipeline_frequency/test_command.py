@@ -84,6 +84,21 @@ def test_one_plan(tmp_path: Path, question: tuple[str, ...], most: float) -> Non
     assert not list(out.glob("*.png"))
 
 
+def test_a_plan_within_a_power_bound(tmp_path: Path) -> None:
+    bound = ("--max-power", "800", "--plot-interval", "0")
+    fastest = run("--output-dir", str(tmp_path / "fastest"), *USUAL, *bound)
+    assert fastest.exit_code == 0, fastest.output
+    (plan,) = Frontier.read(tmp_path / "fastest").plans
+    assert 780 < plan.peak_power_w <= 800
+    slower = ("--max-slowdown", "1.3")
+    found = run("--output-dir", str(tmp_path / "slower"), *USUAL, *bound, *slower)
+    assert found.exit_code == 0, found.output
+    (thrifty,) = Frontier.read(tmp_path / "slower").plans
+    assert thrifty.peak_power_w <= 800
+    assert thrifty.time_s > plan.time_s
+    assert thrifty.energy_j < plan.energy_j
+
+
 def test_underscores_and_the_references_arguments_are_taken(tmp_path: Path) -> None:
     out = tmp_path / "plans"
     arguments = [
@@ -173,6 +188,10 @@ def test_a_schedule_of_ones_own_needs_no_numbers(tmp_path: Path) -> None:
         ((*USUAL, "--max-slowdown", "0.5"), "a slowdown is at least 1"),
         ((*USUAL, "--points", "-2"), "at least one plan"),
         ((*USUAL, "--max-changes", "-1"), "below 0"),
+        ((*USUAL, "--max-power", "0"), "must be watts above 0"),
+        ((*USUAL, "--max-power", "300"), "at its lowest settings the pipeline draws up to"),
+        ((*USUAL, "--max-ramp", "5", "--ramp-window", "0.1"), "changes its power by up to"),
+        ((*USUAL, "--max-power", "900", "--straggler", "3"), "a bound on power asks for one plan"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
@@ -219,9 +238,13 @@ def test_what_the_page_shows_runs(
     ]
     write_profile(rows, tmp_path / "profile.csv")
     monkeypatch.chdir(tmp_path)
-    (block,) = snippets.of(page)
-    block.run()
+    first, bounded = snippets.of(page)
+    names = first.run()
+    del names["__name__"]
     assert "above the bound" in capsys.readouterr().out
+    bounded.run(**names)
+    said = capsys.readouterr().out
+    assert float(said.split("up to ")[1].split()[0]) <= 1500
     shutil.rmtree(tmp_path / "plans")
     asked = ["--inst-profile", "profile.csv", "--output-dir", "plans", "--num-stages", "4"]
     asked += ["--num-mbs", "8", "--p2p-power", "83.64", "--plot-interval", "0"]

@@ -13,7 +13,7 @@ STAGES = ((("forward", 900), ("backward", 930)), (("forward", 930), ("backward",
 
 
 def plan(time_s: float, energy_j: float, effective_j: float) -> Plan:
-    return Plan(STAGES, time_s, energy_j, effective_j, 10.0, energy_j * 0.999)
+    return Plan(STAGES, time_s, energy_j, effective_j, 10.0, energy_j * 0.999, 200.0)
 
 
 def frontier() -> Frontier:
@@ -55,6 +55,18 @@ def test_files_hold_everything(tmp_path: Path) -> None:
         "frontier.json",
     ]
     assert read_plan(tmp_path / "plans" / "freqs_pipeline_00001.py") == frontier().plans[1]
+
+
+def test_a_frontier_without_peaks_is_read(tmp_path: Path) -> None:
+    frontier().write(tmp_path / "plans")
+    index = tmp_path / "plans" / "frontier.json"
+    old = json.loads(index.read_text())
+    for one in old["plans"]:
+        del one["peak_power_w"]
+    index.write_text(json.dumps(old))
+    found = Frontier.read(index)
+    assert all(math.isnan(one.peak_power_w) for one in found.plans)
+    assert json.loads(json.dumps(found.to_json(), allow_nan=False))["plans"][0]["time_s"] == 2.0
 
 
 def test_json_holds_everything() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,23 @@ def _both(name: str) -> tuple[str, str]:
 @click.option(
     "--straggler", type=float, help="One plan, for when another pipeline takes so many seconds."
 )
+@click.option(
+    *_both("max-power"),
+    type=float,
+    metavar="W",
+    help="One plan, the fastest unless a time is given, with all GPUs together below this.",
+)
+@click.option(
+    *_both("max-ramp"), type=float, metavar="W/s", help="Likewise: how fast their power changes."
+)
+@click.option(
+    *_both("ramp-window"),
+    type=float,
+    default=1.0,
+    show_default=True,
+    metavar="S",
+    help="For --max-ramp: compares the means of this and the next so many seconds.",
+)
 @click.option(*_both("change-time"), type=float, default=0.0, help="Seconds that a change takes.")
 @click.option(*_both("max-changes"), type=int, help="Most changes of clocks in an iteration.")
 @click.option("--exact/--no-exact", default=None, help="Prove plans best; slow unless small.")
@@ -130,6 +148,9 @@ def _run(
     deadline: float | None,
     max_slowdown: float | None,
     straggler: float | None,
+    max_power: float | None,
+    max_ramp: float | None,
+    ramp_window: float,
     change_time: float,
     max_changes: int | None,
     exact: bool | None,
@@ -144,6 +165,12 @@ def _run(
         raise PipelineFrequencyError(
             f"give one of --{', --'.join(name.replace('_', '-') for name in asked)}: each asks "
             "for plans in a way of its own"
+        )
+    bounded = max_power is not None or max_ramp is not None
+    if bounded and set(asked) & {"points", "straggler"}:
+        raise PipelineFrequencyError(
+            "a bound on power asks for one plan: give it alone for the fastest, or with "
+            "--deadline or --max-slowdown"
         )
     if unit_time is not None or noise_factor is not None:
         click.echo(
@@ -164,7 +191,7 @@ def _run(
             err=True,
         )
     # Only now: it takes longer to import than all that may be wrong takes to be found.
-    from zeus.optimizer.pipeline_frequency.planner import Changes, Planner
+    from zeus.optimizer.pipeline_frequency.planner import Changes, Planner, PowerBound
 
     planner = Planner(
         profile,
@@ -176,7 +203,13 @@ def _run(
         exact=exact,
         polish=polish,
     )
-    if deadline is not None:
+    if bounded:
+        peak_w, ramp = (math.inf if one is None else one for one in (max_power, max_ramp))
+        bound = PowerBound(peak_w, ramp, ramp_window)
+        if max_slowdown is not None:
+            deadline = max_slowdown * planner.fastest_time_s
+        frontier = planner.bounded([bound], deadline)
+    elif deadline is not None:
         frontier = planner.deadline(deadline)
     elif max_slowdown is not None:
         frontier = planner.max_slowdown(max_slowdown)
@@ -203,14 +236,14 @@ def summary(frontier: Frontier, fastest_time_s: float) -> str:
         f"microbatches, {frontier.p2p_power_w:g} W while blocked",
         f"highest clocks: {frontier.baseline_time_s:.4f} s, {frontier.baseline_energy_j:.1f} J",
         f"{'plan':>5} {'time (s)':>10} {'slower':>8} {'energy (J)':>12} {'saved':>8} "
-        f"{'above bound':>12} {'changes':>8}",
+        f"{'above bound':>12} {'changes':>8} {'peak (W)':>9}",
     ]
     for index in chosen:
         plan = plans[index]
         lines.append(
             f"{index:>5} {plan.time_s:>10.4f} {plan.time_s / fastest_time_s - 1:>8.2%} "
             f"{plan.energy_j:>12.1f} {1 - plan.energy_j / frontier.baseline_energy_j:>8.2%} "
-            f"{plan.gap:>12.3%} {plan.clock_changes:>8}"
+            f"{plan.gap:>12.3%} {plan.clock_changes:>8} {plan.peak_power_w:>9.0f}"
         )
     gaps = [plan.gap for plan in plans]
     lines.append(

@@ -46,7 +46,11 @@ _COSTS = (
     ("effective_energy_j", "energy beyond blocking throughout (J)"),
     ("blocking_energy_j", "of it while blocked (J)"),
     ("bound_j", "no plan of this time takes less than (J)"),
+    ("peak_power_w", "highest power of all GPUs together (W)"),
 )
+_LATER = ("peak_power_w",)
+"""Frontiers that were made before do not have it."""
+
 _REFERENCE = {"total cost": "effective_energy_j", "total cost with P2P": "energy_j"}
 """What ml-energy/zeus writes after `# Iteration 324`; of its fitted curves, so a little off."""
 
@@ -66,6 +70,8 @@ class Plan:
         blocking_energy_j: What GPUs draw of `energy_j` while they wait for another stage.
         bound_j: No plan that takes at most `time_s` has less effective energy than this bound less
             blocking throughout, so none of exactly this time takes less energy, J.
+        peak_power_w: The highest power of all GPUs of one pipeline together, W, where every
+            instruction draws its mean.
         clock_changes: Times in an iteration that a stage's clock changes.
 
     What a file of other origin does not tell is nan.
@@ -77,6 +83,7 @@ class Plan:
     effective_energy_j: float = math.nan
     blocking_energy_j: float = math.nan
     bound_j: float = math.nan
+    peak_power_w: float = math.nan
     clock_changes: int = field(default=-1)
 
     def __post_init__(self) -> None:
@@ -95,14 +102,16 @@ class Plan:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Plan:
         """What `to_json` made."""
-        costs = {name: float(data[name]) for name, _ in _COSTS}
+        costs = {name: float(data[name]) for name, _ in _COSTS if name not in _LATER}
+        costs |= {name: float(data[name]) for name in _LATER if data.get(name) is not None}
         changes = int(data["clock_changes"])
         return cls(parse_stages(data["stages"]), clock_changes=changes, **costs)
 
     def text(self) -> str:
         """The plan as a file's text."""
         lines = ["[", *(f"{list(stage)!r}," for stage in self.stages), "]"]
-        lines += [f"# {label}: {getattr(self, name)!r}" for name, label in _COSTS]
+        costs = [(label, getattr(self, name)) for name, label in _COSTS]
+        lines += [f"# {label}: {cost!r}" for label, cost in costs if not math.isnan(cost)]
         return "\n".join([*lines, f"# clock changes: {self.clock_changes}", ""])
 
 
@@ -389,7 +398,8 @@ def _why(error: Exception) -> str:
 
 
 def _costs(plan: Plan) -> dict[str, Any]:
-    return {
-        **{name: getattr(plan, name) for name, _ in _COSTS},
-        "clock_changes": plan.clock_changes,
-    }
+    costs = {name: getattr(plan, name) for name, _ in _COSTS}
+    for name in _LATER:
+        if math.isnan(costs[name]):
+            costs[name] = None
+    return {**costs, "clock_changes": plan.clock_changes}

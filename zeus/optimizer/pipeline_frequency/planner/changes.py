@@ -84,11 +84,23 @@ class Steady:
         """Of an iteration with the changes' time, s, for plans (instructions, plans) of clocks."""
         places = np.arange(clocks.shape[0])[:, None]
         durations = self._time[places, np.searchsorted(self._mhz, clocks)]
+        return self._problem.longest(durations + self._delays(clocks))
+
+    def runs(self, clocks: Ints) -> tuple[Floats, Floats, Floats]:
+        """When each instruction of a plan begins and ends, s, and its effective energy, J."""
+        places, columns = np.arange(len(clocks)), np.searchsorted(self._mhz, clocks)
+        durations = self._time[places, columns]
+        ends = self._problem.finishes((durations + self._delays(clocks[:, None])[:, 0])[:, None])
+        return ends[:-1, 0] - durations, ends[:-1, 0], self._cost[places, columns]
+
+    def _delays(self, clocks: Ints) -> Floats:
+        """What changes of a clock delay each instruction, s, of plans (instructions, plans)."""
+        delays = np.zeros(clocks.shape)
         if self._changes.time_s:
             later = self._before >= 0
             changed = clocks[later] != clocks[self._before[later]]
-            durations[later] += self._changes.time_s * changed
-        return self._problem.longest(durations)
+            delays[later] = self._changes.time_s * changed
+        return delays
 
     def count(self, clocks: Ints) -> int:
         """Changes in an iteration."""

@@ -6,7 +6,7 @@ import importlib
 import itertools
 import sys
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,9 @@ _USUAL = 50.0
 """Times are scaled so that instructions take about this: solvers' tolerances are absolute."""
 
 _GAP = 1e-9
+
+NODES = 1_000_000_000
+"""Of a search: no limit."""
 
 _TOLERANCE = 1e-9
 """Of a choice that should be whole: times a long instruction it must not hide a short one."""
@@ -169,6 +172,7 @@ class Program:
         time_price_w: float = 0.0,
         start: Ints | None = None,
         time_limit_s: float = 60.0,
+        node_limit: int = NODES,
         fewest_changes: bool = False,
         twice: bool = False,
     ) -> Found | None:
@@ -179,6 +183,8 @@ class Program:
             time_price_w: What a second of the iteration costs beside the effective energy.
             start: A plan to begin with.
             time_limit_s: The best found so far after this.
+            node_limit: The best found so far after so many nodes of the search, which is the same
+                however busy the machine is.
             fewest_changes: Of plans that cost the same, the one that changes clocks the least.
             twice: Whether to look a second time, with another tolerance.
 
@@ -189,10 +195,11 @@ class Program:
         cost[self._end] = time_price_w / self._unit / self._scale
         high[self._end] = deadline_s * self._scale * (1 + 1e-10)
         first = self._values(start) if start is not None else None
+        limits = _Limits(time_limit_s, node_limit)
         looks = []
         for tolerance in (_TOLERANCE, _SECOND_TOLERANCE)[: 1 + twice]:
             found = _solve(
-                self._rows, cost, high, self._integer, first, time_limit_s, tolerance=tolerance
+                self._rows, cost, high, self._integer, first, limits, tolerance=tolerance
             )
             if found is not None and not self._late(found[0], deadline_s):
                 looks.append(found)
@@ -204,7 +211,7 @@ class Program:
             tied = np.zeros(len(cost))
             tied[self._changes] = 1.0
             rows = self._rows.and_at_most(cost, best + 1e-7 * max(1.0, abs(best)))
-            again = _solve(rows, tied, high, self._integer, values, time_limit_s)
+            again = _solve(rows, tied, high, self._integer, values, limits)
             values = values if again is None else again[0]
         return Found(self._options(values), bound * self._unit, proven)
 
@@ -240,24 +247,31 @@ class Program:
         return options
 
 
+class _Limits(NamedTuple):
+    """When a search ends: after this time, or so many nodes."""
+
+    time_s: float
+    nodes: int
+
+
 def _solve(
     rows: _Rows,
     cost: Floats,
     high: Floats,
     integer: NDArray[np.bool_],
     start: Floats | None,
-    limit_s: float,
+    limits: _Limits,
     tolerance: float = _TOLERANCE,
 ) -> tuple[Floats, float, bool] | None:
     """Values of the columns, a bound on the optimum, and whether it is the optimum."""
     # Their libraries clash in one process; whoever has OR-Tools loaded gets SciPy's HiGHS.
     if "ortools" not in sys.modules:
         try:
-            return _by_highs(rows, cost, high, integer, start, limit_s, tolerance)
+            return _by_highs(rows, cost, high, integer, start, limits, tolerance)
         except ImportError:
             pass
     try:
-        return _by_scipy(rows, cost, high, integer, limit_s)
+        return _by_scipy(rows, cost, high, integer, limits)
     except ImportError:
         raise PipelineFrequencyError(
             "exact planning needs a solver; pip install 'zeusd[pfo]'"
@@ -270,7 +284,7 @@ def _by_highs(
     high: Floats,
     integer: NDArray[np.bool_],
     start: Floats | None,
-    limit_s: float,
+    limits: _Limits,
     tolerance: float,
 ) -> tuple[Floats, float, bool] | None:
     highspy: Any = importlib.import_module("highspy")
@@ -278,7 +292,8 @@ def _by_highs(
     for name, value in (
         ("output_flag", False),
         ("threads", 1),
-        ("time_limit", limit_s),
+        ("time_limit", limits.time_s),
+        ("mip_max_nodes", limits.nodes),
         ("mip_rel_gap", _GAP),
         ("mip_abs_gap", _GAP),
         ("mip_feasibility_tolerance", tolerance),
@@ -309,7 +324,7 @@ def _by_highs(
 
 
 def _by_scipy(
-    rows: _Rows, cost: Floats, high: Floats, integer: NDArray[np.bool_], limit_s: float
+    rows: _Rows, cost: Floats, high: Floats, integer: NDArray[np.bool_], limits: _Limits
 ) -> tuple[Floats, float, bool] | None:
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csc_array
@@ -320,7 +335,11 @@ def _by_scipy(
         integrality=integer.astype(int),
         bounds=Bounds(np.zeros(len(cost)), high),
         constraints=LinearConstraint(matrix, rows.low, rows.high),
-        options={"time_limit": limit_s, "mip_rel_gap": _GAP},
+        options={
+            "time_limit": limits.time_s,
+            "node_limit": limits.nodes,
+            "mip_rel_gap": _GAP,
+        },
     )
     if found.x is None:
         return None

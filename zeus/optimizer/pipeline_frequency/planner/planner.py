@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner.bounded import Bounded
 from zeus.optimizer.pipeline_frequency.planner.changes import Changes, Steady
-from zeus.optimizer.pipeline_frequency.planner.exact import Program
+from zeus.optimizer.pipeline_frequency.planner.exact import NODES, Program
 from zeus.optimizer.pipeline_frequency.planner.polish import polish as polished
+from zeus.optimizer.pipeline_frequency.planner.power import Meter, PowerBound
 from zeus.optimizer.pipeline_frequency.planner.problem import EnergyPer, Floats, Ints, Problem
 from zeus.optimizer.pipeline_frequency.planner.search import MOST, STEP, Search, wanted_times
-from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Step
 from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeus.optimizer.pipeline_frequency.schedules import Pipeline
 
@@ -28,7 +30,10 @@ SMALL = 48
 _WHOLE = 200
 """Instructions up to which the whole frontier is looked at for one plan."""
 
-_SMALL_LIMIT_S = 0.5
+_SMALL_LIMIT_S = 30.0
+_SMALL_NODES = 300
+"""Small programs take a tenth of a second and a dozen nodes at most."""
+
 _SMALL_POINTS = 100
 _POLISH_LIMIT_S = 6.0
 _EXACT_LIMIT_S = 600.0
@@ -51,6 +56,7 @@ class Planner:
 
     Attributes:
         fastest_time_s: No plan is faster.
+        changes: What changes of a clock cost.
 
     Raises:
         PipelineFrequencyError: These do not fit each other.
@@ -76,8 +82,9 @@ class Planner:
             energy_per=energy_per,
         )
         self._search = Search(self._problem)
-        self._changes = changes or Changes()
-        self._steady = Steady(self._problem, self._changes)
+        self.changes = changes or Changes()
+        self._steady = Steady(self._problem, self.changes)
+        self._meter = Meter(self._problem, self._steady)
         choices = int(self._problem.num_options[self._problem.kind].sum())
         self._small = exact is None and choices <= SMALL
         self._exact = exact or self._small
@@ -124,8 +131,8 @@ class Planner:
             "p2p_power_w": self._problem.p2p_power_w,
             "gpus_per_stage": self._problem.gpus_per_stage,
             "energy_per": self._problem.energy_per,
-            "change_time_s": self._changes.time_s,
-            "max_changes": self._changes.most,
+            "change_time_s": self.changes.time_s,
+            "max_changes": self.changes.most,
         }
 
     # ------------------------------------------------------------------------------ questions
@@ -201,6 +208,54 @@ class Planner:
         time_s = min(max(time_s, self.fastest_time_s), self._problem.max_time_s)
         return self._one(time_s, time_s, 0.0)
 
+    def bounded(self, bounds: Sequence[PowerBound], time_s: float | None = None) -> Frontier:
+        """A plan whose power stays within bounds: one that is found, not proven to be the best.
+
+        Args:
+            bounds: All of which are kept.
+            time_s: The deadline, s, for the least energy; None: as fast as possible.
+
+        Raises:
+            PipelineFrequencyError: No such plan was found.
+        """
+        found = Bounded(self, self._problem, self._meter, bounds)
+        if time_s is None:
+            return self._of([found.fastest()])
+        self._check_time(time_s)
+        return self._of([found.within(time_s)])
+
+    # ---------------------------------------------------------------------------- other plans
+
+    def with_profile(self, profile: InstructionProfile) -> Planner:
+        """A planner for the same pipeline and changes with another profile."""
+        problem = self._problem
+        return Planner(
+            profile,
+            problem.pipeline,
+            p2p_power_w=problem.p2p_power_w,
+            gpus_per_stage=problem.gpus_per_stage,
+            energy_per=problem.energy_per,
+            changes=self.changes,
+            exact=None if self._small else self._exact,
+            polish=self._polish,
+        )
+
+    def clocks_of(self, stages: Sequence[Sequence[Step]]) -> Ints:
+        """The setting of each instruction of a plan as it is written, as a number."""
+        return self._problem.clocks_of(stages)
+
+    def durations_of(self, clocks: Ints) -> Floats:
+        """What each instruction takes, s."""
+        starts, ends, _ = self._steady.runs(clocks)
+        return ends - starts
+
+    def plan_of(self, stages: Sequence[Sequence[Step]]) -> Plan:
+        """What a plan as it is written takes."""
+        clocks = self.clocks_of(stages)
+        time_s = float(self._steady.times(clocks[:, None])[0])
+        self._search.solve(min(max(time_s, self.fastest_time_s), self._problem.max_time_s))
+        return self._plan(clocks, -np.inf)
+
     # ------------------------------------------------------------------------------ internals
 
     def _survey(self, points: int | None, tell: Progress) -> Floats:
@@ -256,8 +311,8 @@ class Planner:
         if self._exact:
             program = Program(
                 problem,
-                change_time_s=self._changes.time_s,
-                max_changes=self._changes.most,
+                change_time_s=self.changes.time_s,
+                max_changes=self.changes.most,
                 count_changes=self._small,
             )
             found = program.solve(
@@ -265,13 +320,14 @@ class Planner:
                 time_price_w=price_w,
                 start=options,
                 time_limit_s=_SMALL_LIMIT_S if self._small else _EXACT_LIMIT_S,
+                node_limit=_SMALL_NODES if self._small else NODES,
                 fewest_changes=self._small,
                 twice=twice,
             )
             if found is not None:
                 options = found.options
                 self._search.pool.add(options[:, None])
-                if not price_w and self._changes == Changes():
+                if not price_w and self.changes == Changes():
                     proven_j = found.bound_j
         clocks = self._steady.settle(problem.clocks(options), until_s)
         if clocks is None:
@@ -341,6 +397,7 @@ class Planner:
             effective_energy_j=cost_j,
             blocking_energy_j=problem.blocking_w * time_s - gpus_w * busy_s,
             bound_j=float(problem.energy(min(bound_j, cost_j), time_s)),
+            peak_power_w=self._meter.draw(clocks).peak_w,
         )
 
     def _of(self, plans: list[Plan]) -> Frontier:

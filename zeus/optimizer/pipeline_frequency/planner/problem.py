@@ -276,6 +276,13 @@ class Problem:
             for stage in self.pipeline.stages
         )
 
+    def clocks_of(self, stages: Sequence[Sequence[Step]]) -> Ints:
+        """The number of each instruction's setting, of a plan as it is written."""
+        clocks = np.zeros(self.count, dtype=np.intp)
+        for places, steps in zip(self.pipeline.stages, stages, strict=True):
+            clocks[list(places)] = [self._codes[setting] for _, setting in steps]
+        return clocks
+
     def clocks(self, options: Ints) -> Ints:
         """MHz of each instruction, of one option for each."""
         return np.array(

@@ -1,0 +1,233 @@
+"""Plans whose power stays within bounds: for the budget of a rack, and for a grid that must not see
+a training job's swings.
+
+Stages that run at the same time must together stay below a bound. Which of them gives way is not
+known beforehand, so plans are made for a series of limits on a single instruction's power, each the
+best plan without faster settings; those that pass a bound are repaired, one instruction after the
+other, where that delays least for the power it saves. One power limit for all GPUs is such a plan,
+so none that is returned is worse.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner.baselines import one_power_limit
+from zeus.optimizer.pipeline_frequency.planner.power import Meter, PowerBound
+from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
+from zeus.optimizer.pipeline_frequency.plans import Plan
+from zeus.optimizer.pipeline_frequency.profile import InstructionProfile, Option
+
+if TYPE_CHECKING:
+    from zeus.optimizer.pipeline_frequency.planner.planner import Planner
+
+_LEVELS = 24
+"""Limits on an instruction's power that are tried at most."""
+
+_REPAIRED = 3
+"""Of the limits above the first whose plan keeps the bounds: how many plans are repaired."""
+
+
+class Bounded:
+    """Finds plans within bounds on power.
+
+    Args:
+        planner: Of the pipeline.
+        problem: The same as arrays.
+        meter: Tells what plans draw.
+        bounds: All of which are kept.
+    """
+
+    def __init__(
+        self, planner: Planner, problem: Problem, meter: Meter, bounds: Sequence[PowerBound]
+    ) -> None:
+        self._planner = planner
+        self._problem = problem
+        self._meter = meter
+        self._bounds = tuple(bounds)
+        for bound in self._bounds:
+            wrong = set(bound.stages or ()) - set(range(problem.pipeline.num_stages))
+            if wrong or bound.stages == ():
+                raise PipelineFrequencyError(
+                    f"a bound on power names stages 0 to {problem.pipeline.num_stages - 1}, not "
+                    f"{sorted(wrong) or 'none'}"
+                )
+
+    def fastest(self) -> Plan:
+        """The fastest plan that was found.
+
+        Raises:
+            PipelineFrequencyError: Even the least power passes a bound.
+        """
+        return self._best(math.inf, lambda planner: planner.fastest_time_s, lambda one: one.time_s)
+
+    def within(self, time_s: float) -> Plan:
+        """The plan with the least energy of those that were found and take at most so long.
+
+        Raises:
+            PipelineFrequencyError: None was found.
+        """
+        return self._best(time_s, lambda planner: time_s, lambda one: one.energy_j)
+
+    # ------------------------------------------------------------------------------ internals
+
+    def _best(
+        self, time_s: float, target: Callable[[Planner], float], cost: Callable[[Plan], float]
+    ) -> Plan:
+        found = [plan for plan in self._candidates(time_s, target) if self._keeps(plan)]
+        fit = [plan for plan in found if plan.time_s <= time_s * (1 + 1e-9)]
+        if fit:
+            return min(fit, key=lambda plan: (cost(plan), plan.energy_j))
+        slower = [*found, *filter(self._keeps, self._one_limit())]
+        if slower:
+            raise PipelineFrequencyError(
+                f"no plan within {time_s:.6g} s keeps the bounds on power; one that keeps them "
+                f"takes {min(plan.time_s for plan in slower):.6g} s: allow more time or power"
+            )
+        raise PipelineFrequencyError(
+            "no plan keeps the bounds on power: at its lowest settings the pipeline "
+            f"{self._least()}; allow more, or use fewer GPUs"
+        )
+
+    def _least(self) -> str:
+        """What the first bound that is passed would have to be at the lowest settings."""
+        clocks = self._problem.clocks(self._problem.num_options[self._problem.kind] - 1)
+        bound = next(iter(self._passed(clocks)), self._bounds[0])
+        draw = self._meter.draw(clocks, bound.stages)
+        if draw.peak_w > bound.peak_w:
+            return f"draws up to {draw.peak_w:.0f} W"
+        ramp = draw.ramp_w_per_s(bound.window_s)
+        return f"changes its power by up to {ramp:.0f} W/s over {bound.window_s:g} s"
+
+    def _candidates(self, time_s: float, target: Callable[[Planner], float]) -> Iterator[Plan]:
+        levels = self._levels()
+        made: dict[int, Plan | None] = {}
+
+        def at(place: int) -> Plan | None:
+            if place not in made:
+                planner = self._planner.with_profile(self._under(levels[place]))
+                wanted_s = target(planner)
+                possible = planner.fastest_time_s <= wanted_s * (1 + 1e-9)
+                made[place] = (
+                    self._planner.plan_of(planner.deadline(wanted_s).plans[0].stages)
+                    if possible
+                    else None
+                )
+            return made[place]
+
+        # A lower limit on each instruction lowers the peak, but for rare ties: halve, then look
+        # at the neighbours.
+        low, high = 0, len(levels) - 1
+        while low < high:
+            middle = (low + high) // 2
+            plan = at(middle)
+            if plan is None or self._keeps(plan):
+                high = middle
+            else:
+                low = middle + 1
+        near = range(max(0, low - _REPAIRED), min(len(levels), low + 2))
+        for place in near:
+            at(place)
+        for plan in list(made.values()):
+            if plan is not None:
+                yield plan
+                if not self._keeps(plan):
+                    repaired = self._repaired(plan, time_s)
+                    if repaired is not None:
+                        yield repaired
+        yield from self._one_limit()
+
+    def _levels(self) -> list[float]:
+        """Limits on an instruction's power, W of one GPU or stage, falling; none, first."""
+        powers = np.unique([one.energy_j / one.time_s for one in self._options()])
+        if len(powers) > _LEVELS:
+            powers = np.quantile(powers, np.linspace(0, 1, _LEVELS))
+        return [math.inf, *reversed(powers.tolist())]
+
+    def _options(self) -> Iterator[Option]:
+        for key in self._problem.kinds:
+            yield from self._problem.profile.options(*key)
+
+    def _under(self, watts: float) -> InstructionProfile:
+        """The profile without settings that draw more, but for each instruction's lowest."""
+        kept: dict[tuple[int, str, int], Sequence[Option]] = {}
+        for key in self._problem.kinds:
+            options = self._problem.profile.options(*key)
+            lowest = min(options, key=lambda one: one.energy_j / one.time_s)
+            below = [one for one in options if one.energy_j / one.time_s <= watts * (1 + 1e-12)]
+            kept[key] = below or [lowest]
+        return InstructionProfile(kept, self._problem.profile.tensor_parallel)
+
+    def _one_limit(self) -> Iterator[Plan]:
+        """What one power limit for all GPUs does."""
+        for options in one_power_limit(self._problem).options.T:
+            yield self._planner.plan_of(self._problem.stages(self._problem.clocks(options)))
+
+    def _keeps(self, plan: Plan) -> bool:
+        most = self._planner.changes.most
+        if most is not None and plan.clock_changes > most:
+            return False
+        return not self._passed(self._planner.clocks_of(plan.stages))
+
+    def _passed(self, clocks: Ints) -> list[PowerBound]:
+        return [
+            bound
+            for bound in self._bounds
+            if bound.excess(self._meter.draw(clocks, bound.stages)) > 0
+        ]
+
+    def _repaired(self, plan: Plan, time_s: float) -> Plan | None:
+        """Slows instructions down where a peak is too high; None: another bound is passed, or the
+        time."""
+        problem = self._problem
+        clocks = self._planner.clocks_of(plan.stages)
+        options = np.array(
+            [
+                min(
+                    int(np.searchsorted(problem.times[kind, :size], duration_s * (1 - 1e-12))),
+                    size - 1,
+                )
+                for kind, size, duration_s in zip(
+                    problem.kind,
+                    problem.num_options[problem.kind],
+                    self._planner.durations_of(clocks),
+                    strict=True,
+                )
+            ]
+        )
+        for _ in range(2 * problem.count):
+            clocks = problem.clocks(options)
+            passed = self._passed(clocks)
+            if not passed:
+                found = self._planner.plan_of(problem.stages(clocks))
+                return found if found.time_s <= time_s * (1 + 1e-9) else None
+            draw = self._meter.draw(clocks, passed[0].stages)
+            if draw.peak_w <= passed[0].peak_w:
+                return None
+            at_s = float(draw.at_s[draw.watts.argmax()])
+            at_s += float(np.diff(draw.at_s)[draw.watts.argmax()]) / 2
+            active = self._meter.active(clocks, at_s, passed[0].stages)
+            slower = active[options[active] + 1 < problem.num_options[problem.kind[active]]]
+            if not len(slower):
+                return None
+            options[slower[self._delays(options, slower).argmin()]] += 1
+        return None
+
+    def _delays(self, options: Ints, places: Ints) -> Floats:
+        """What slowing each of some instructions down delays for a watt that it saves, s/W."""
+        problem = self._problem
+        kind, now = problem.kind[places], options[places]
+        durations = problem.durations(options[:, None])
+        ends = problem.finishes(durations)[:-1, 0]
+        rest = problem.finishes(durations, problem.reverse)[:-1, 0]
+        slack_s = ends.max() - (ends + rest - durations[:, 0])[places]
+        longer_s = problem.times[kind, now + 1] - problem.times[kind, now]
+        before_w = problem.costs[kind, now] / problem.times[kind, now]
+        after_w = problem.costs[kind, now + 1] / problem.times[kind, now + 1]
+        delay_s = np.maximum(longer_s - slack_s, 0.0) + 1e-3 * longer_s
+        return np.asarray(delay_s / np.maximum(before_w - after_w, 1e-9))
