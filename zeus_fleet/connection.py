@@ -26,12 +26,13 @@ class Tls:
     key: Path | None = None
 
 
-def connect(endpoint: str, tls: Tls | None) -> Any:
+def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
     """An `aetcd.Client` of one member; it connects with the first request.
 
     Args:
         endpoint: `host:port`.
         tls: None: without TLS.
+        timeout_s: Of each request.
 
     Raises:
         ValueError: A file cannot be read, or the endpoint is none.
@@ -42,11 +43,11 @@ def connect(endpoint: str, tls: Tls | None) -> Any:
     if not host or not port.isdigit():
         raise ValueError(f"{endpoint} is no member of etcd; give HOST:PORT")
     if tls is None:
-        return aetcd.Client(host=host, port=int(port))
-    return _secure_client(endpoint, tls)
+        return aetcd.Client(host=host, port=int(port), timeout=timeout_s)
+    return _secure_client(endpoint, tls, timeout_s)
 
 
-def _secure_client(endpoint: str, tls: Tls) -> Any:
+def _secure_client(endpoint: str, tls: Tls, timeout_s: float) -> Any:
     import aetcd
     import grpc
     from aetcd import rpc
@@ -67,7 +68,7 @@ def _secure_client(endpoint: str, tls: Tls) -> Any:
                 self.kvstub = rpc.KVStub(self.channel)
                 self.leasestub = rpc.LeaseStub(self.channel)
 
-    return Secure()
+    return Secure(timeout=timeout_s)
 
 
 def _read(file: Path | None) -> bytes | None:

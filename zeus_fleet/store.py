@@ -18,7 +18,7 @@ from zeus_fleet.messages import Answer, Budget, Heartbeat, Work
 
 PREFIX = "/zeus-fleet/"
 TIMEOUT_S = 5.0
-"""Of one transaction: a change of etcd's leader takes about three seconds."""
+"""Of one request: a change of etcd's leader takes about three seconds."""
 
 ELECTION_TTL_S = 5
 """Of the leader's key: it is etcd's lease, and proves nothing about nodes."""
@@ -43,7 +43,7 @@ class Store:
         endpoints: `host:port` of members; the next is tried when one fails.
         prefix: Of all keys.
         tls: None: connections are not encrypted.
-        timeout_s: Of one transaction.
+        timeout_s: Of one request to etcd.
     """
 
     def __init__(
@@ -271,8 +271,9 @@ class Store:
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T:
         try:
             if self._client is None:
-                self._client = connect(self._endpoints[0], self._tls)
-            return await asyncio.wait_for(request(self._client), self._timeout_s)
+                self._client = connect(self._endpoints[0], self._tls, self._timeout_s)
+            # Not in wait_for: before Python 3.12 it may lose that this task is cancelled.
+            return await request(self._client)
         except self._failures as error:
             failed = self._endpoints[0]
             await self.close()
