@@ -223,12 +223,17 @@ class Progress(_Message):
         iteration: The one that it is in.
         iter_times: `[iteration, seconds]` of the iterations that it has finished since its last
             report: from the begin of the first instruction to the end of the last.
+        instruction_times: `[iteration, instruction, setting, seconds]`: the least time of each kind
+            of instruction under each setting, of some of these iterations.
         version: Of the plan that it runs; 0 for none.
     """
 
     rank: int = Field(ge=0)
     iteration: Iteration
     iter_times: list[tuple[Iteration, Seconds]] = Field(default=[], max_length=100_000)
+    instruction_times: list[tuple[Iteration, Name, MHz | SettingName, Seconds]] = Field(
+        default=[], max_length=100_000
+    )
     version: int = Field(default=0, ge=0)
 
 

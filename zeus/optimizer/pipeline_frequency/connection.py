@@ -12,7 +12,7 @@ import os
 import random
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -33,6 +33,7 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankProfile,
 )
 from zeus.optimizer.pipeline_frequency.follower import Schedule
+from zeus.optimizer.pipeline_frequency.iteration_times import Least
 from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 from zeus.utils import framework
 from zeus.utils.http import detail
@@ -160,6 +161,7 @@ class ServerLink:
         self._on_schedule = on_schedule
         self._state = state
         self._times: deque[tuple[int, float]] = deque(maxlen=MOST_TIMES)
+        self._instructions: deque[Least] = deque(maxlen=MOST_TIMES)
         self._profile: RankProfile | None = None
         self._node: NodeReports | None = None
         self._generation = 0
@@ -179,6 +181,10 @@ class ServerLink:
     def finished(self, iteration: int, seconds: float) -> None:
         """An iteration's instructions took this long."""
         self._times.append((iteration, seconds))
+
+    def timed(self, instructions: Iterable[Least]) -> None:
+        """Kinds of instructions took this long."""
+        self._instructions.extend(instructions)
 
     def send_profile(self, profile: RankProfile) -> None:
         """Sends what this rank measured, as soon as the server is there."""
@@ -357,6 +363,7 @@ class ServerLink:
             rank=self._rank.rank,
             iteration=max(0, iteration),
             iter_times=list(self._times),
+            instruction_times=list(self._instructions),
             version=version,
         )
 
@@ -364,6 +371,8 @@ class ServerLink:
         """What the server answered to a report."""
         for _ in progress.iter_times:
             self._times.popleft()
+        for _ in progress.instruction_times:
+            self._instructions.popleft()
         update = PlanUpdate.model_validate(answer)
         if update.note:
             self._say(f"note {update.note}", f"the server has no plan: {update.note}")

@@ -1,14 +1,21 @@
-"""How long each iteration's own instructions took, without ever waiting for the GPU."""
+"""How long iterations and their instructions took, without ever waiting for the GPU."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
+
+from zeus.optimizer.pipeline_frequency.plans import Setting
 
 MOST_OPEN = 64
 """Iterations whose end the GPU has not reached; of more, the oldest are forgotten."""
+
+EVERY = 8
+"""In one of so many iterations each instruction is timed."""
+
+MOST_TIMED = 4
 
 
 def cuda_in_use() -> Any:
@@ -19,30 +26,65 @@ def cuda_in_use() -> Any:
     return torch.cuda
 
 
-class IterationTimes:
-    """From the begin of an iteration's first instruction to the end of its last.
-
-    On a GPU that torch uses, events on the current stream are recorded and read when they have
-    happened; otherwise the monotonic clock counts.
-    """
+class _Stamps:
+    """Instants: events on the current stream where torch uses a GPU, else the monotonic clock."""
 
     def __init__(self) -> None:
+        self._spare: list[Any] = []
+
+    def take(self, used: Any = None) -> Any:
+        """Now, or when the stream comes here.
+
+        Args:
+            used: A stamp that is not needed any more, and is taken again.
+        """
+        cuda = cuda_in_use()
+        if cuda is None:
+            return time.monotonic_ns()
+        if used is None or isinstance(used, int):
+            used = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
+        used.record()
+        return used
+
+    def spare(self, *stamps: Any) -> None:
+        """These are not needed any more: events are recorded again, not made again."""
+        self._spare += [stamp for stamp in stamps if not isinstance(stamp, int)]
+
+    @staticmethod
+    def reached(stamp: Any) -> bool:
+        """Whether the stream has come there."""
+        return isinstance(stamp, int) or bool(stamp.query())
+
+    @staticmethod
+    def seconds(begin: Any, end: Any) -> float | None:
+        """Between two stamps; None where they are of two kinds."""
+        if isinstance(begin, int) and isinstance(end, int):
+            return (end - begin) / 1e9
+        if isinstance(begin, int) or isinstance(end, int):
+            return None
+        return float(begin.elapsed_time(end)) / 1000
+
+
+class IterationTimes:
+    """From the begin of an iteration's first instruction to the end of its last."""
+
+    def __init__(self) -> None:
+        self._stamps = _Stamps()
         self._begin: Any = None
         self._end: Any = None
         self._iteration = -1
-        self._spare: list[Any] = []
         self._open: deque[tuple[int, Any, Any]] = deque()
 
     def begin(self, iteration: int) -> None:
         """The first instruction begins."""
         self._iteration = iteration
         self._end = None
-        self._begin = self._stamp(self._begin)
+        self._begin = self._stamps.take(self._begin)
 
     def end(self) -> None:
         """What may be the last instruction has ended."""
         if self._begin is not None:
-            self._end = self._stamp(self._end)
+            self._end = self._stamps.take(self._end)
 
     def close(self) -> None:
         """The iteration is over; one without a last instruction does not count."""
@@ -51,29 +93,94 @@ class IterationTimes:
             self._begin = self._end = None
             if len(self._open) > MOST_OPEN:
                 _, *oldest = self._open.popleft()
-                self._spare += [stamp for stamp in oldest if not isinstance(stamp, int)]
+                self._stamps.spare(*oldest)
 
     def collect(self) -> list[tuple[int, float]]:
         """Iterations and seconds that are known by now, each once."""
         known: list[tuple[int, float]] = []
         while self._open:
             iteration, begin, end = self._open[0]
-            if isinstance(begin, int) or isinstance(end, int):
-                if isinstance(begin, int) and isinstance(end, int):
-                    known.append((iteration, (end - begin) / 1e9))
-            elif not end.query():
+            if not self._stamps.reached(end):
                 break
-            else:
-                known.append((iteration, begin.elapsed_time(end) / 1000))
-                self._spare += [begin, end]  # recorded again, not made again
+            seconds = self._stamps.seconds(begin, end)
+            if seconds is not None:
+                known.append((iteration, seconds))
+            self._stamps.spare(begin, end)
             self._open.popleft()
         return known
 
-    def _stamp(self, used: Any) -> Any:
-        cuda = cuda_in_use()
-        if cuda is None:
-            return time.monotonic_ns()
-        if used is None or isinstance(used, int):
-            used = self._spare.pop() if self._spare else cuda.Event(enable_timing=True)
-        used.record()
-        return used
+
+class Least(NamedTuple):
+    """The least time that a kind of instruction took under one setting in an iteration.
+
+    Attributes:
+        iteration: Which.
+        name: Of the instruction.
+        setting: MHz or a name; 0: whatever was in force.
+        seconds: From its begin to its end.
+    """
+
+    iteration: int
+    name: str
+    setting: Setting
+    seconds: float
+
+
+class InstructionTimes:
+    """The least time of each kind of instruction, in one of every few iterations.
+
+    The least is that of an instruction that waited for no other stage.
+    """
+
+    def __init__(self) -> None:
+        self._stamps = _Stamps()
+        self._iteration = -1
+        self._steps: list[tuple[str, Setting, Any, Any]] | None = None
+        self._running: tuple[str, Setting, Any] | None = None
+        self._open: deque[tuple[int, list[tuple[str, Setting, Any, Any]]]] = deque()
+
+    def begin_iteration(self, iteration: int) -> None:
+        """The first instruction of an iteration is about to begin."""
+        self._iteration = iteration
+        self._running = None
+        self._steps = [] if iteration % EVERY == EVERY - 1 else None
+
+    def begin(self, name: str, setting: Setting) -> None:
+        """An instruction begins."""
+        if self._steps is not None:
+            self._running = (name, setting, self._stamps.take())
+
+    def end(self) -> None:
+        """It has ended, or was launched."""
+        if self._steps is not None and self._running is not None:
+            self._steps.append((*self._running, self._stamps.take()))
+            self._running = None
+
+    def close(self) -> None:
+        """The iteration is over."""
+        if self._steps:
+            self._open.append((self._iteration, self._steps))
+            if len(self._open) > MOST_TIMED:
+                self._free(self._open.popleft()[1])
+        self._steps = self._running = None
+
+    def collect(self) -> list[Least]:
+        """What is known by now, each once."""
+        known: list[Least] = []
+        while self._open:
+            iteration, steps = self._open[0]
+            if not self._stamps.reached(steps[-1][3]):
+                break
+            least: dict[tuple[str, Setting], float] = {}
+            for name, setting, begin, end in steps:
+                seconds = self._stamps.seconds(begin, end)
+                if seconds is not None and seconds < least.get((name, setting), float("inf")):
+                    least[name, setting] = seconds
+            known += [Least(iteration, *kind, seconds) for kind, seconds in least.items()]
+            self._free(steps)
+            self._open.popleft()
+        return known
+
+    def _free(self, steps: list[tuple[str, Setting, Any, Any]]) -> None:
+        for *_, begin, end in steps:
+            self._stamps.spare(begin, end)

@@ -22,7 +22,11 @@ from zeus.optimizer.pipeline_frequency.common import JobInfo, ProfileRow, RankIn
 from zeus.optimizer.pipeline_frequency.connection import Meeting, ServerLink, meeting
 from zeus.optimizer.pipeline_frequency.follower import FREE, Follower, Schedule
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
-from zeus.optimizer.pipeline_frequency.iteration_times import IterationTimes, cuda_in_use
+from zeus.optimizer.pipeline_frequency.iteration_times import (
+    InstructionTimes,
+    IterationTimes,
+    cuda_in_use,
+)
 from zeus.optimizer.pipeline_frequency.online_profiler import (
     OnlineProfiler,
     ProfilerSettings,
@@ -135,6 +139,7 @@ class PipelineFrequencyOptimizer(Callback):
         self._profiler: OnlineProfiler | None = None
         self._follower = Follower(lambda sentence: log.warning("%s", sentence))
         self._times = IterationTimes()
+        self._instructions = InstructionTimes()
         self._count = 0  # instructions of the last whole step
         self._controller = FrequencyController(device_id)
         self._link: ServerLink | None = None
@@ -222,6 +227,9 @@ class PipelineFrequencyOptimizer(Callback):
                 self._controller.set_frequency(setting)
             if follower.count == 1:
                 self._times.begin(follower.iteration)
+                self._instructions.begin_iteration(follower.iteration)
+            if setting != FREE:
+                self._instructions.begin(name, setting)
         except Exception as error:  # noqa: BLE001 - training must go on
             self._failed(error)
 
@@ -234,6 +242,7 @@ class PipelineFrequencyOptimizer(Callback):
         try:
             if self._settings is not None and self._profiler is not None:
                 self._profiler.instruction_end(name)
+            self._instructions.end()
             follower = self._follower
             if follower.count and follower.count >= (follower.expected or self._count):
                 self._times.end()
@@ -296,12 +305,14 @@ class PipelineFrequencyOptimizer(Callback):
         if link is not None:
             for iteration, seconds in self._times.collect():
                 link.finished(iteration, seconds)
+            link.timed(self._instructions.collect())
 
     def _end_iteration(self) -> None:
         follower = self._follower
         if follower.training and follower.count:
             if follower.count == (follower.expected or follower.count):
                 self._times.close()
+                self._instructions.close()
             self._count = follower.count
 
     def _apply_setting(self, name: str) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,14 @@ class Stage:
             send(mhz)
 
         controller.set_frequency = keeping  # type: ignore[method-assign]
+
+    def slow_down(self, profile: Path) -> None:
+        """The GPU takes as long from now on as another profile says."""
+        node = self.client.node()
+        assert node.simulated is not None
+        self.work.close()
+        workload = f"profile:{profile}#stage={self.rank}"
+        self.work = SimulatedWork(node.simulated, [self.uuid], workload)
 
     def compute(self, name: str) -> None:
         self.optimizer.on_instruction_begin(name)
@@ -156,6 +165,30 @@ def profiled(stage: Stage) -> dict[str, Any]:
     return {"iterations": count, "version": stage.optimizer.plan_version}
 
 
+def drifting(stage: Stage) -> dict[str, Any]:
+    """Trains under the server's plan. Then the GPU of stage 1 gets slower, and this goes on until
+    the server has planned for it. Tells the iterations' times before, meanwhile and after, and the
+    energy of one."""
+    times: list[list[float]] = [[], [], []]
+    energies: list[float] = []
+    version = 0
+    for part in range(3):
+        if part == 1 and stage.rank == 1:
+            stage.slow_down(stage.folder / "slower.csv")
+        before_j = stage.energy_j()
+        for _ in range(MOST_ITERATIONS):
+            begin_s = time.monotonic()
+            stage.iterate()
+            times[part].append(time.monotonic() - begin_s)
+            changed = stage.optimizer.plan_version > max(version, 1)
+            enough = len(times[part]) >= 12
+            if stage.everywhere(changed if part == 1 else enough):
+                break
+        version = stage.optimizer.plan_version
+        energies.append((stage.energy_j() - before_j) / len(times[part]))
+    return {"times": times, "energies": energies, "version": version}
+
+
 def main() -> None:
     folder, url, case = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
     told = Told()
@@ -172,7 +205,7 @@ def main() -> None:
         )
     stage = Stage(folder, url, **options)
     with stage.optimizer:
-        seen = {"switched": switched, "profiled": profiled}[case](stage)
+        seen = {"switched": switched, "profiled": profiled, "drifting": drifting}[case](stage)
     seen |= {
         "told": told.lines,
         "clocks": stage.clocks,

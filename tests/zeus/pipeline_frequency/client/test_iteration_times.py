@@ -8,7 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from zeus.optimizer.pipeline_frequency.iteration_times import MOST_OPEN, IterationTimes
+from zeus.optimizer.pipeline_frequency.iteration_times import (
+    EVERY,
+    MOST_OPEN,
+    MOST_TIMED,
+    InstructionTimes,
+    IterationTimes,
+    Least,
+)
 
 
 class Gpu:
@@ -133,3 +140,61 @@ def test_a_gpu_that_comes_into_use_in_between_spoils_nothing(
     iterate(times, 1)
     gpu.go_on(9)
     assert times.collect() == [(1, 0.01)]
+
+
+# ------------------------------------------------------------------------------------ instructions
+
+
+def run(times: InstructionTimes, iteration: int, *steps: tuple[str, int]) -> None:
+    times.begin_iteration(iteration)
+    for name, mhz in steps:
+        times.begin(name, mhz)
+        times.end()
+    times.close()
+
+
+def test_the_least_time_of_each_kind_counts_in_one_of_every_few_iterations(gpu: Gpu) -> None:
+    times = InstructionTimes()
+    for iteration in range(EVERY - 1):
+        run(times, iteration, ("forward", 1410))
+    assert gpu.made == 0
+    times.begin_iteration(EVERY - 1)
+    for mhz in (1410, 1410, 1200):
+        times.begin("forward", mhz)
+        gpu.go_on(9)
+        gpu.now_ms += 7 if mhz == 1200 else 0  # it waited
+        times.end()
+    times.end()  # of none
+    times.close()
+    assert times.collect() == []
+    gpu.go_on(9)
+    assert times.collect() == [
+        Least(EVERY - 1, "forward", 1410, 0.01),
+        Least(EVERY - 1, "forward", 1200, pytest.approx(0.017)),
+    ]
+    assert times.collect() == []
+
+
+def test_events_of_instructions_are_used_again_and_are_few(gpu: Gpu) -> None:
+    times = InstructionTimes()
+    steps = [("forward", 1410), ("backward", 1200)]
+    for number in range(20):
+        run(times, EVERY * number + EVERY - 1, *steps)
+        gpu.go_on(99)
+        assert len(times.collect()) == 2
+    assert gpu.made == 4
+    for number in range(20):  # the GPU hangs
+        run(times, EVERY * number + EVERY - 1, *steps)
+    assert gpu.made <= 4 * (MOST_TIMED + 1)
+
+
+def test_instructions_without_a_gpu(no_gpu: None) -> None:
+    times = InstructionTimes()
+    times.begin_iteration(EVERY - 1)
+    times.begin("forward", 0)
+    time.sleep(0.01)
+    times.end()
+    times.close()
+    (found,) = times.collect()
+    assert (found.name, found.setting) == ("forward", 0)
+    assert found.seconds >= 0.01

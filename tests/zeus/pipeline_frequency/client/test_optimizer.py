@@ -172,6 +172,11 @@ def test_progress_and_times_are_reported_once_each(
     assert sorted(reported().values())[5] < 0.02  # without the all-reduce
     assert server.of("progress")[-1]["iteration"] == 19
     assert server.of("progress")[-1]["version"] == 1
+    timed = [tuple(one) for body in server.of("progress") for one in body["instruction_times"]]
+    assert {iteration for iteration, *_ in timed} == {7, 15}
+    assert {(name, setting) for _, name, setting, _ in timed} == set(PLAN)
+    assert len(timed) == 2 * len(set(PLAN))
+    assert all(seconds >= 0.002 for *_, seconds in timed)
 
 
 def test_a_new_plan_begins_with_its_iteration(

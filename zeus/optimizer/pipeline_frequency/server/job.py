@@ -24,7 +24,8 @@ from zeus.optimizer.pipeline_frequency.common import (
     RankInfo,
     RankProfile,
 )
-from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan
+from zeus.optimizer.pipeline_frequency.plans import Frontier, Plan, Setting
+from zeus.optimizer.pipeline_frequency.server.drift import DriftWatch, Kind
 from zeus.optimizer.pipeline_frequency.server.planning import Ask
 from zeus.optimizer.pipeline_frequency.server.scheduler import choose
 from zeus.optimizer.pipeline_frequency.server.stragglers import (
@@ -127,6 +128,10 @@ class Job:
         self._slowdowns: list[float] = []
         self._asked: set[Ask] = set()
         self._watch: StragglerWatch | None = None
+        self._drift: DriftWatch | None = None
+        self.replanning = False
+        self.replans = 0
+        """How often it was planned again because instructions took longer than planned."""
 
     # ------------------------------------------------------------------------------- who takes part
 
@@ -237,6 +242,29 @@ class Job:
         self._asked = set()
         self._watch = None
         self.watch.restart(at_iteration)
+        self.drift.restart(frontier.problem, self.ranks.values())
+
+    def take_replanned(self, frontier: Frontier, now_s: float) -> None:
+        """Plans for what instructions take by now; what was asked for stays so."""
+        before = self.frontier
+        assert before is not None
+
+        def kept(choice: Choice) -> Choice:
+            if choice.plan is None:
+                return choice
+            fastest_s = before.plans[before.fastest()].time_s
+            slowdown = max(1.0, before.plans[choice.plan].time_s / fastest_s)
+            return Choice(max_slowdown=slowdown, dp_rank=choice.dp_rank)
+
+        initial, choice = kept(self.initial), kept(self.choice)
+        slowdowns = list(self.watch.slowdowns)
+        self.take_frontier(frontier, initial if choice.automatic else choice, now_s)
+        self.initial, self.choice = initial, choice
+        self.replans += 1
+        self._slowdowns, self._watch = slowdowns, None
+        self.watch.restart(self.in_force[0].at_iteration)
+        if choice.dp_rank is not None or any(one != 1.0 for one in slowdowns):
+            self.choose(choice, now_s)
 
     def lacks(self, choice: Choice | None = None) -> list[Ask]:
         """Times for which a plan is wanted and the frontier has none that is near.
@@ -336,6 +364,7 @@ class Job:
         for pipeline in changes:
             self.in_force[pipeline] = InForce(self.version, plans[pipeline], at_iteration, lead)
         self.watch.restart(at_iteration)
+        self.drift.plans_changed()
         return True
 
     def _begin(self, now_s: float) -> tuple[int, int]:
@@ -367,6 +396,21 @@ class Job:
                 pipelines[rank.dp_rank].append(rank.rank)
             self._watch = StragglerWatch(pipelines, self._rules, self._slowdowns)
         return self._watch
+
+    @property
+    def drift(self) -> DriftWatch:
+        """What is known of instructions that take longer than planned."""
+        if self._drift is None:
+            self._drift = DriftWatch()
+            if self.frontier is not None:
+                self._drift.restart(self.frontier.problem, self.ranks.values())
+        return self._drift
+
+    def drifted(self) -> dict[Kind, float] | None:
+        """By what to multiply the profile's times, where the job is to be planned again."""
+        if self.frontier is None or self.frontier.problem is None or not self.complete:
+            return None
+        return self.drift.decide()
 
     def report(self, report: Progress, now_s: float) -> tuple[PlanUpdate, bool]:
         """A rank tells how far it is.
@@ -408,6 +452,12 @@ class Job:
         now = self.in_force[info.dp_rank]
         if report.version != now.version:
             return False
+        times: dict[int, list[tuple[str, Setting, float]]] = {}
+        for iteration, name, setting, time_s in report.instruction_times:
+            if iteration > since:
+                times.setdefault(iteration, []).append((name, setting, time_s))
+        for iteration, seen in times.items():
+            self.drift.observe(report.rank, iteration, seen)
         promised_s = self.frontier.plans[now.plan].time_s
         changed = False
         for iteration, time_s in report.iter_times:

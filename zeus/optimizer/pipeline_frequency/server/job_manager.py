@@ -34,7 +34,7 @@ from zeus.optimizer.pipeline_frequency.common import (
 from zeus.optimizer.pipeline_frequency.placed_schedules import BY_NAME
 from zeus.optimizer.pipeline_frequency.plans import Frontier
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
-from zeus.optimizer.pipeline_frequency.server import planning
+from zeus.optimizer.pipeline_frequency.server import drift, planning
 from zeus.optimizer.pipeline_frequency.server.job import Job, RankProgress, Refused, ranks_in_words
 from zeus.optimizer.pipeline_frequency.server.scheduler import FrequencyScheduler, OnlineSolution
 from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
@@ -258,6 +258,10 @@ class JobManager:
                 "job %s: pipelines are late by %s, and get plans %s", job_id, slowdowns, plans
             )
             self._make_what_lacks(job_id)
+        paces = job.drifted()
+        if paces is not None and not (job.planning or job.replanning):
+            job.replanning = True
+            self._spawn(self._replan(job, paces))
         return [update for update, _ in found]
 
     async def choose(self, job_id: str, choice: Choice) -> Chosen:
@@ -391,6 +395,30 @@ class JobManager:
         self._take_frontier(job, frontier, scheduler.choice)
         folder = self.settings.dump_dir / job_id
         await asyncio.to_thread(_write_plans, folder, planning.rows_of(profiles), frontier)
+
+    async def _replan(self, job: Job, paces: dict[drift.Kind, float]) -> None:
+        """Plans a job again from what its instructions take by now."""
+        job_id, before = job.info.job_id, job.frontier
+        assert before is not None
+        assert before.problem is not None
+        words = drift.in_words(paces)
+        try:
+            points = getattr(self._schedulers.get(job_id), "points", None)
+            problem = drift.scaled(before.problem, paces)
+            frontier = await self._planner.frontier(problem, points)
+            if self.jobs.get(job_id) is not job or job.frontier is None:
+                return  # forgotten meanwhile
+            if job.frontier.problem is not before.problem:
+                return  # planned from a new profile meanwhile
+            job.take_replanned(frontier, self._clock())
+            records: list[Record] = [(job_id, "frontier", 0, frontier.to_json())]
+            self._put([*records, (job_id, "job", 0, job.state())])
+            logger.info("job %s: planned again, as times have changed (%s)", job_id, words)
+            self._make_what_lacks(job_id)
+        except PipelineFrequencyError as error:
+            logger.warning("job %s: not planned again (%s): %s", job_id, words, error.message)
+        finally:
+            job.replanning = False
 
     def _make_what_lacks(self, job_id: str) -> None:
         asks = self.jobs[job_id].lacks()

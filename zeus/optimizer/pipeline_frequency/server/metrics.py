@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -48,7 +48,13 @@ class PipelineJobs(Collector):
         energy = of_pipeline("planned_iteration_joules", "What the plan in force promises.")
         time_s = of_pipeline("iteration_seconds", "Longest last iteration of its ranks.")
         slowdown = of_pipeline("straggler_slowdown_ratio", "1 where the pipeline is not late.")
+        replans = CounterMetricFamily(
+            "zeus_pfo_replans",
+            "Plans made again because instructions took longer than planned.",
+            labels=["job_id"],
+        )
         for job_id, job in self._jobs.items():
+            replans.add_metric([job_id], job.replans)
             registered.add_metric([job_id], len(job.ranks))
             world.add_metric([job_id], job.info.world_size)
             heard.add_metric([job_id], job.heard_s)
@@ -72,7 +78,7 @@ class PipelineJobs(Collector):
                 energy.add_metric(labels, chosen.energy_j)
                 slowdown.add_metric(labels, job.watch.slowdowns[dp_rank])
         yield from (registered, world, heard, iteration, plans)
-        yield from (plan, promised, energy, time_s, slowdown)
+        yield from (plan, promised, energy, time_s, slowdown, replans)
 
 
 def text(jobs: Mapping[str, Job]) -> bytes:

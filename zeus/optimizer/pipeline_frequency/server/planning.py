@@ -116,7 +116,7 @@ class PlannerProcesses:
     def __init__(self) -> None:
         self._tasks: OrderedDict[bytes, asyncio.Task[Any]] = OrderedDict()
 
-    async def frontier(self, problem: dict[str, Any], points: int) -> Frontier:
+    async def frontier(self, problem: dict[str, Any], points: int | None) -> Frontier:
         """The frontier of a problem.
 
         Raises:

@@ -42,6 +42,8 @@ def detail(job: Job, now_s: float) -> dict[str, Any]:
         "choice": job.choice.model_dump(exclude_none=True),
         "initial_choice": job.initial.model_dump(exclude_none=True),
         "pipelines": _pipelines(job),
+        "replans": job.replans,
+        "instruction_paces": _paces(job),
         "ranks": _ranks(job, now_s),
         "frontier": _frontier(job.frontier) if job.frontier is not None else None,
     }
@@ -51,6 +53,16 @@ def _stragglers(job: Job) -> list[int]:
     if job.frontier is None:
         return []
     return [dp for dp, slowdown in enumerate(job.watch.slowdowns) if slowdown != 1.0]
+
+
+def _paces(job: Job) -> list[dict[str, Any]]:
+    """What instructions take, over what the plan was made from."""
+    if job.frontier is None:
+        return []
+    return [
+        {"stage": stage, "instruction": name, "pace": pace}
+        for (stage, name), pace in sorted(job.drift.paces.items())
+    ]
 
 
 def _pipelines(job: Job) -> list[dict[str, Any]]:
@@ -119,6 +131,7 @@ def _frontier(frontier: Frontier) -> dict[str, Any]:
                 "blocking_energy_j": _number(plan.blocking_energy_j),
                 "gap": _number(plan.gap) if plan.bound_j else None,
                 "clock_changes": plan.clock_changes,
+                "peak_power_w": _number(plan.peak_power_w),
             }
             for plan in frontier.plans
         ],
