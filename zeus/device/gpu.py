@@ -247,14 +247,14 @@ class GPUs(_CamelCase):
             uuids = [self.gpus[index].uuid for index in gpu_indices]
             self._client.publish_profile(uuids, progress, measuring=measuring)
 
-    def bounded_by(self, gpu_indices: Sequence[int], ceiling: str) -> bool:
+    def bounded_by(self, gpu_indices: Sequence[int], ceiling: str) -> bool | None:
         """Whether a ceiling of this name keeps a GPU below its other bounds, as zeusd has them now.
 
-        What this process knows of the bounds is brought up to date.
+        What this process knows of the bounds is brought up to date. None: there is no such ceiling.
         """
         with _translated():
             infos = {gpu.uuid: gpu for gpu in self._client.node().gpus}
-        bounded = False
+        found: list[bool] = []
         for index in gpu_indices:
             gpu = self.gpus[index]
             info = infos[gpu.uuid]
@@ -263,11 +263,10 @@ class GPUs(_CamelCase):
             bounds = [
                 (one.name, one.value[0]) for one in info.ceilings if one.control == "power_limit"
             ]
-            most = min(
-                [info.power_limit_max_mw or 0, *(mw for name, mw in bounds if name != ceiling)]
-            )
-            bounded = bounded or any(mw < most for name, mw in bounds if name == ceiling)
-        return bounded
+            others = (mw for name, mw in bounds if name != ceiling)
+            most = min([info.power_limit_max_mw or 0, *others])
+            found += [mw < most for name, mw in bounds if name == ceiling]
+        return any(found) if found else None
 
     def release_all(self, gpu_indices: Sequence[int]) -> None:
         """Restores what this process changed on these GPUs and releases its leases."""

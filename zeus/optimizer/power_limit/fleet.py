@@ -22,15 +22,18 @@ CEILING = "fleet"
 
 
 def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
-    """Where a fleet's ceiling is below the maximum, asks for more and waits until it is there.
+    """Where there is a fleet's ceiling, says that a search begins, and waits for its highest limit.
 
     Takes the leases of the power limits. Never raises: the search then has what there is.
     """
     try:
-        if not gpus.bounded_by(indices, CEILING):
+        bounded = gpus.bounded_by(indices, CEILING)
+        if bounded is None:
             return
         gpus.acquire_power_limits(indices)
         gpus.publish_profile(indices, {}, measuring=True)
+        if not bounded:
+            return
         log.info("waiting up to %g s for the watts to measure with", wait_s)
         end = time.monotonic() + wait_s
         while gpus.bounded_by(indices, CEILING) and time.monotonic() < end:
