@@ -101,7 +101,7 @@ def _placed(claims: Mapping[str, Claim]) -> list[_Placed]:
     """The jobs. Parts of one on another kind of GPU, or with another profile, count apart."""
     found: dict[tuple[str, str, Profile | None, bool], list[tuple[str, Work]]] = {}
     for node, claim in claims.items():
-        for work in claim.works:
+        for work in claim.works if _can_be(claim) else ():
             key = (work.job, work.kind, work.profile, work.measuring)
             found.setdefault(key, []).append((node, work))
     placed = []
@@ -112,3 +112,13 @@ def _placed(claims: Mapping[str, Claim]) -> list[_Placed]:
         job = Job(gpus, low, high, profile=profile, kind=kind)
         placed.append(_Placed(name, job, tuple(works), measuring))
     return placed
+
+
+def _can_be(claim: Claim) -> bool:
+    """Whether a node's jobs are within what it is: else it says something wrong."""
+    gpus = [gpu for work in claim.works for gpu in work.gpus]
+    least = sum(len(work.gpus) * work.min_mw for work in claim.works)
+    most = sum(len(work.gpus) * work.max_mw for work in claim.works)
+    ordered = all(0 < work.min_mw <= work.max_mw for work in claim.works)
+    unique = len(set(gpus)) == len(gpus)
+    return ordered and unique and least <= claim.floor_mw and most <= claim.capacity_mw

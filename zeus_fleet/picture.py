@@ -53,7 +53,8 @@ def svg(records: Sequence[Record]) -> str:
     for share in (0, 0.25, 0.5, 0.75, 1):
         at_s = start + share * (end - start)
         clock = f"{datetime.fromtimestamp(at_s):%H:%M:%S}"
-        parts.append(_text(x(at_s), HEIGHT - 14, clock, "middle" if 0 < share < 1 else "end"))
+        anchor = "start" if share == 0 else "end" if share == 1 else "middle"
+        parts.append(_text(x(at_s), HEIGHT - 14, clock, anchor))
     for index, (name, color, value) in enumerate(LINES):
         points = [f"M{x(some[0].at_s):.1f} {y(value(some[0])):.1f}"]
         points += [f"H{x(one.at_s):.1f}V{y(value(one)):.1f}" for one in some[1:]]

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from zeus_fleet import wire
@@ -30,6 +31,8 @@ _REFUSED = "permission denied"
 """How etcd answers a user without the role, or without a name."""
 
 T = TypeVar("T")
+
+log = logging.getLogger("zeus_fleet")
 
 
 class StoreUnavailable(Exception):
@@ -159,7 +162,8 @@ class Store:
             if not budget:
                 return None, {}
             rows = [(item.key[len(nodes) :].decode(), value, item) for value, item in beats]
-            known = {node: wire.heartbeat_from(value) for node, value, _ in rows}
+            known = _parsed(rows, wire.heartbeat_from)
+            told = [(item.key[len(jobs) :].decode(), value, item) for value, item in works]
             snapshot = Snapshot(
                 leader[0][1].create_revision if leader else 0,
                 wire.budget_from(budget[0][0]),
@@ -167,7 +171,7 @@ class Store:
                 wire.plan_from(plan[0][0]) if plan else None,
                 plan[0][1].mod_revision if plan else 0,
                 {node: beat for node, beat in known.items() if beat.number},
-                {item.key[len(jobs) :].decode(): wire.works_from(value) for value, item in works},
+                _parsed(told, wire.works_from),
             )
             return snapshot, {node: item.mod_revision for node, _, item in rows}
 
@@ -285,3 +289,14 @@ class Store:
                     "docs/operate/fleet.md names"
                 ) from error
             raise StoreUnavailable(f"etcd at {failed} does not answer: {what}") from error
+
+
+def _parsed(rows: Iterable[tuple[str, bytes, Any]], parse: Callable[[bytes], T]) -> dict[str, T]:
+    """What nodes have written, without those that have written something else: as if silent."""
+    found = {}
+    for node, value, _ in rows:
+        try:
+            found[node] = parse(value)
+        except ValueError as error:
+            log.warning("%s: %s", node, error)
+    return found

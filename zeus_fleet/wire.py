@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -26,8 +27,15 @@ def heartbeat_bytes(beat: Heartbeat) -> bytes:
 
 
 def heartbeat_from(data: bytes) -> Heartbeat:
-    """The heartbeat that `heartbeat_bytes` wrote."""
-    return Heartbeat(int(data[:DIGITS]), *map(int, json.loads(data[DIGITS:])))
+    """The heartbeat that `heartbeat_bytes` wrote.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return Heartbeat(int(data[:DIGITS]), *map(int, json.loads(data[DIGITS:])))
+    except TypeError as error:
+        raise ValueError(f"no heartbeat: {error}") from None
 
 
 def works_bytes(works: Iterable[Work]) -> bytes:
@@ -46,18 +54,29 @@ def works_bytes(works: Iterable[Work]) -> bytes:
 
 
 def works_from(data: bytes) -> tuple[Work, ...]:
-    """What `works_bytes` wrote. A profile that is none counts as unknown."""
-    return tuple(
-        Work(
-            str(row["job"]),
-            str(row["kind"]),
-            tuple(map(int, row["gpus"])),
-            int(row["min_mw"]),
-            int(row["max_mw"]),
-            profile_of(*row["profile"]) if "profile" in row else None,
-            bool(row.get("measuring")),
-        )
-        for row in json.loads(data)
+    """What `works_bytes` wrote. A profile that is none counts as unknown.
+
+    Raises:
+        ValueError: It is not what `works_bytes` writes.
+    """
+    try:
+        return tuple(_work_of(row) for row in json.loads(data))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not what runs on a node: {error}") from None
+
+
+def _work_of(row: dict[str, Any]) -> Work:
+    gpus = tuple(map(int, row["gpus"]))
+    if not gpus:
+        raise TypeError("a job without GPUs")
+    return Work(
+        str(row["job"]),
+        str(row["kind"]),
+        gpus,
+        int(row["min_mw"]),
+        int(row["max_mw"]),
+        profile_of(*row["profile"]) if "profile" in row else None,
+        bool(row.get("measuring")),
     )
 
 
@@ -68,6 +87,8 @@ def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile |
     """
     try:
         rates = monotone(map(float, progress))
+        if not all(map(math.isfinite, rates)):
+            return None
         return Profile(tuple(map(int, limits_mw)), tuple(rate / rates[-1] for rate in rates))
     except (ValueError, IndexError, ZeroDivisionError):
         return None

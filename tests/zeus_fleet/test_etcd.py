@@ -100,6 +100,25 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     asyncio.run(play())
 
 
+def test_what_a_node_writes_instead_of_a_heartbeat_harms_nobody_else(
+    etcd: str, prefix: str
+) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            await store.set_budget(BUDGET, 0)
+            for node in "ab":
+                await store.newest_number(node)
+                await store.beat(node, beat(1), ())
+            for garbage in (b"", b"none", b"%020d[1]" % 7, b"%020d{}" % 7):
+                for key in ("node/a", "jobs/a"):
+                    await store._client.put(f"{prefix}{key}".encode(), garbage)
+                snapshot, _ = await store.read()
+                assert snapshot is not None
+                assert (snapshot.heartbeats, snapshot.works) == ({"b": beat(1)}, {"b": ()})
+
+    asyncio.run(play())
+
+
 def test_an_agent_goes_on_with_an_empty_store(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:

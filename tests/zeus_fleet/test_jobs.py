@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from dataclasses import replace
 
+import pytest
+
+from zeus_fleet import wire
 from zeus_fleet.allocator import Claim
 from zeus_fleet.jobs import TURN_S, ByJobs
 from zeus_fleet.messages import Work
@@ -72,3 +75,32 @@ def test_a_turn_ends_and_does_not_begin_again_while_the_job_asks() -> None:
     policy({"1": claim(work("1", (0, 1))), "2": asks["2"]}, 1_000_000)
     policy(asks, 1_000_000)
     assert policy.lent_to == "1"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        replace(work("x", (0, 1)), min_mw=10**12, max_mw=10**12),
+        replace(work("x", (0, 1)), max_mw=10**12),
+        replace(work("x", (0, 1)), min_mw=-1),
+        work("x", (0, 1, 2)),
+        work("x", (0, 0)),
+    ],
+)
+def test_a_node_that_says_what_cannot_be_has_no_jobs(wrong: Work) -> None:
+    policy = ByJobs(busy)
+    targets = policy({"a": claim(wrong), "b": claim(work("1", (0, 1)))}, 800_000)
+    assert targets == {"a": 2 * LOW, "b": 2 * HIGH}
+
+
+def test_a_profile_of_no_use_counts_as_unknown() -> None:
+    assert wire.profile_of([1, 2], [0.5, 1]) == Profile((1, 2), (0.5, 1.0))
+    assert wire.profile_of([1, 2], [0.4, 0.2]) == Profile((1, 2), (1.0, 1.0))
+    for limits, progress in (
+        ([], []),
+        ([1], [1]),
+        ([2, 1], [0.5, 1]),
+        ([1, 2], [float("nan"), 1]),
+        ([1, 2], [0, 0]),
+    ):
+        assert wire.profile_of(limits, progress) is None
