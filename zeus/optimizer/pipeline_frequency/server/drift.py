@@ -67,7 +67,7 @@ class DriftWatch:
         self._departed = 0
 
     def restart(self, problem: Mapping[str, Any] | None, ranks: Iterable[RankInfo]) -> None:
-        """Begins anew, with what a frontier was made for; None: nothing can be compared."""
+        """Starts over, with what a frontier was made for; None: nothing can be compared."""
         rows = problem["profile"] if problem is not None else []
         chunked = any(chunk for _, _, chunk, _ in rows)
         self._planned = {
