@@ -220,21 +220,26 @@ class Client(Closing):
         value: Sequence[int],
         *,
         block: bool = True,
+        together: bool = False,
     ) -> dict[str, list[int]]:
         """Sets any control. `set_power_limit` and its likes do the same for one control each.
 
         Args:
             gpus: UUIDs.
             control: Which.
-            value: `[mW]`, `[min MHz, max MHz]`, or `[0]` or `[1]`.
+            value: `[mW]`, `[min MHz, max MHz]`, `[0]` or `[1]`, or `[profile, ...]`.
             block: As for `set_power_limit`.
+            together: Also where a control is leased on the GPU that changes the same: a power
+                profile beside a power limit or locked clocks.
 
         Returns:
             What each GPU holds now, as read back: a driver may round a value, or move it into its
             range. Empty without `block`.
         """
-        answer = self._set("set", gpus, block, control=Control(control).value, value=list(value))
-        return {uuid: list(one.get("applied") or value) for uuid, one in answer.items()}
+        name, values = Control(control).value, list(value)
+        more = {"together": True} if together else {}
+        answer = self._set("set", gpus, block, control=name, value=values, **more)
+        return {uuid: list(one.get("applied", value)) for uuid, one in answer.items()}
 
     def set_power_limit(
         self, gpus: str | Sequence[str], power_limit_mw: int, *, block: bool = True
@@ -285,6 +290,7 @@ class Client(Closing):
         controls: Sequence[Control | str],
         *,
         ttl_s: float | None = None,
+        together: bool = False,
     ) -> dict[str, dict[str, Back]]:
         """Takes the leases on these controls without changing anything.
 
@@ -295,6 +301,7 @@ class Client(Closing):
             controls: Which.
             ttl_s: How long they last without a heartbeat, within the site's bounds; None: the
                 site's default.
+            together: As for `set`.
 
         Returns:
             The restore target of each control, by UUID and control.
@@ -305,7 +312,8 @@ class Client(Closing):
         """
         names = [Control(control).value for control in controls]
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
-        answer = self._ask("acquire", gpus=_uuids(gpus), controls=names, ttl_ms=ttl_ms)
+        more = {"together": True} if together else {}
+        answer = self._ask("acquire", gpus=_uuids(gpus), controls=names, ttl_ms=ttl_ms, **more)
         try:
             answers = self._per_gpu(answer)
         finally:

@@ -35,6 +35,57 @@ class Control(str, Enum):
     """The same for the memory clock."""
     PERSISTENCE_MODE = "persistence_mode"
     """Whether the driver stays loaded while nobody uses the GPU."""
+    POWER_PROFILE = "power_profile"
+    """Workload power profiles that are requested, by whomever."""
+
+
+PROFILES = {
+    0: "max-p",
+    1: "max-q",
+    2: "compute",
+    3: "memory-bound",
+    4: "network",
+    5: "balanced",
+    6: "llm-inference",
+    7: "llm-training",
+    8: "rbm",
+    9: "dcpcie",
+    10: "hmma-sparse",
+    11: "hmma-dense",
+    12: "sync-balanced",
+    13: "hpc",
+    14: "mig",
+    15: "max-q-1",
+    16: "network-bound",
+    17: "high-throughput-inference",
+    18: "medium-throughput-inference",
+    19: "low-latency-inference",
+    20: "training",
+    21: "inference",
+    22: "max-q-2",
+    23: "max-q-3",
+    24: "low-priority-background",
+}
+"""Names of NVIDIA's workload power profiles, by nvmlPowerProfileType_t. There may be more."""
+
+MAX_PROFILE = 254
+MAX_PROFILES = 32
+"""Profiles in one value."""
+
+
+def profile_name(profile: int) -> str:
+    """Name of a workload power profile."""
+    return PROFILES.get(profile, f"profile-{profile}")
+
+
+def profile_id(name: str) -> int | None:
+    """Number of a workload power profile; None: there is none of this name."""
+    word = name.strip().lower().replace("_", "-")
+    known = {text: number for number, text in PROFILES.items()}
+    number = word.removeprefix("profile-")
+    if word not in known and number.isdigit() and int(number) <= MAX_PROFILE:
+        return int(number)
+    return known.get(word)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +96,8 @@ class ControlSpec:
         control: Which control.
         title: For people, such as `power limit`.
         shape: number: `(value,)`. range: `(min, max)`, or `()` for unlocked. switch: `(0,)` or
-            `(1,)`.
+            `(1,)`. set: numbers of what is chosen, ascending. Several users choose in one set: a
+            lease adds to it, and its restore takes away what the lease added.
         readable: Whether the device can say what it holds. What cannot be read can be neither
             verified nor compared before it is restored.
         restore_order: Restores of one GPU begin in this order.
@@ -56,8 +108,9 @@ class ControlSpec:
         refused_target: What a restore does when the device no longer takes its target: the nearest
             value in the device's range, unlocking, or trying again.
         ceilings: Whether ceilings apply: the control is one number, and lower draws less power.
+        excludes: Controls that this one changes too: not leased beside it unless that is asked for.
         leased_by_default: Whether the group `zeus` may lease it where no rule says otherwise.
-        operation: The protocol's request that sets it.
+        operation: The protocol's request that sets this control alone; empty: only `set` does.
         arguments: The fields of that request, in the order of the value's integers.
         option: zeusctl's long option.
         letter: zeusctl's short option; empty: none.
@@ -67,7 +120,7 @@ class ControlSpec:
 
     control: Control
     title: str
-    shape: Literal["number", "range", "switch"]
+    shape: Literal["number", "range", "switch", "set"]
     readable: bool
     restore_order: int
     unit: str
@@ -83,6 +136,12 @@ class ControlSpec:
     letter: str
     metavar: str
     help: str
+    excludes: tuple[Control, ...] = ()
+
+    @property
+    def merges(self) -> bool:
+        """Whether a lease adds to what others have chosen, instead of replacing it."""
+        return self.shape == "set"
 
     @property
     def name(self) -> str:
@@ -93,6 +152,8 @@ class ControlSpec:
         """Why no GPU could take this value; None if one might."""
         if self.shape == "range" and not value:
             return None
+        if self.shape == "set":
+            return self._set_fault(value)
         wanted = 2 if self.shape == "range" else 1
         if len(value) != wanted:
             return f"{self.name} takes {wanted} number{'s' * (wanted > 1)}, not {len(value)}"
@@ -106,8 +167,21 @@ class ControlSpec:
             )
         return None
 
+    def _set_fault(self, value: Sequence[int]) -> str | None:
+        if len(value) > MAX_PROFILES:
+            return f"{self.name} takes at most {MAX_PROFILES} numbers, not {len(value)}"
+        if not all(0 <= part <= self.largest for part in value):
+            return f"{self.name} must be between 0 and {self.largest}"
+        return None
+
+    def normal(self, value: Sequence[int]) -> ControlValue:
+        """The one form of a value that can be written in several."""
+        return tuple(sorted(set(value))) if self.shape == "set" else tuple(value)
+
     def text(self, value: Sequence[int]) -> str:
         """The value for a person, with its unit."""
+        if self.shape == "set":
+            return ", ".join(profile_name(part) for part in value) or "none"
         if self.shape == "switch":
             return "on" if value[0] else "off"
         if not value:
@@ -130,6 +204,8 @@ class ControlSpec:
             if word not in ("on", "off"):
                 raise ValueError(f"{text!r} is neither on nor off")
             return (int(word == "on"),)
+        if self.shape == "set":
+            return self._parse_set(word)
         example = (
             ": 1200, or a range such as 900,1200" if self.shape == "range" else ", such as 250"
         )
@@ -152,6 +228,20 @@ class ControlSpec:
             span = self.span_text(smallest, self.largest)
             raise ValueError(f"{text!r} is out of range: a {self.title} is {span}")
         return value
+
+    def _parse_set(self, text: str) -> ControlValue:
+        if text.lower() == "none":
+            return ()
+        found = []
+        for name in text.split(","):
+            number = profile_id(name)
+            if number is None:
+                raise ValueError(
+                    f"{name.strip()!r} is no {self.title}; write names such as max-q or "
+                    "llm-training,network, or none; `zeusctl show GPU` lists the GPU's"
+                )
+            found.append(number)
+        return self.normal(found)
 
 
 SPECS: dict[Control, ControlSpec] = {
@@ -222,7 +312,7 @@ SPECS: dict[Control, ControlSpec] = {
             title="persistence mode",
             shape="switch",
             readable=True,
-            restore_order=3,
+            restore_order=4,
             unit="",
             scale=1,
             largest=1,
@@ -237,6 +327,27 @@ SPECS: dict[Control, ControlSpec] = {
             metavar="[on|off]",
             help="Persistence mode.",
         ),
+        ControlSpec(
+            control=Control.POWER_PROFILE,
+            title="workload power profile",
+            shape="set",
+            readable=True,
+            restore_order=3,
+            unit="",
+            scale=1,
+            largest=MAX_PROFILE,
+            rounding=0,
+            refused_target="retry",
+            ceilings=False,
+            leased_by_default=True,
+            operation="",
+            arguments=(),
+            option="power-profile",
+            letter="",
+            metavar="NAME[,NAME]",
+            help="Workload power profiles, such as max-q (Blackwell).",
+            excludes=(Control.POWER_LIMIT, Control.GPU_CLOCKS, Control.MEMORY_CLOCKS),
+        ),
     )
 }
 """Every control, in the order in which zeusctl and the documentation list them."""
@@ -247,8 +358,13 @@ READABLE = frozenset(spec.control for spec in SPECS.values() if spec.readable)
 RESTORE_ORDER = tuple(sorted(SPECS, key=lambda control: SPECS[control].restore_order))
 """Controls in the order in which one GPU's restores begin."""
 
-BY_OPERATION = {spec.operation: spec for spec in SPECS.values()}
+BY_OPERATION = {spec.operation: spec for spec in SPECS.values() if spec.operation}
 """Specs by the protocol's request that sets them."""
+
+
+def exclusive(one: Control, other: Control) -> bool:
+    """Whether one of two controls changes what the other does."""
+    return other in SPECS[one].excludes or one in SPECS[other].excludes
 
 
 def describe(control: Control, value: ControlValue) -> str:

@@ -66,6 +66,19 @@ class CeilingInfo(Message):
     """The bound from then on; None: there is none."""
 
 
+class ProfileInfo(Message):
+    """A workload power profile that a GPU offers."""
+
+    profile: int
+    """nvmlPowerProfileType_t."""
+    name: str
+    """Such as `max-q`, see `zeus_ipc.controls.PROFILES`."""
+    priority: int
+    """Of two profiles that conflict, the one with the lower number is enforced."""
+    conflicts: list[int] = []
+    """Profiles that cannot be enforced beside it."""
+
+
 class GpuInfo(Message):
     """What does not change about a GPU while the daemon holds it."""
 
@@ -85,6 +98,8 @@ class GpuInfo(Message):
     power_limit_default_mw: int | None
     power_limit_site_mw: int | None
     """The highest value that a client may set: the site limit. By default a restore writes it."""
+    power_limit_enforced: bool = False
+    """Whether zeusd lowers a limit above that as soon as it sees it, whoever set it."""
     mig_enabled: bool
     """Whether it is split; then its parts cannot be measured one by one."""
     supports: GpuSupport
@@ -95,6 +110,13 @@ class GpuInfo(Message):
     """Controls whose target an administrator persisted (see `Persist`)."""
     ceilings: list[CeilingInfo] = []
     """Bounds besides the site's, all of which count in `power_limit_site_mw`."""
+    power_profiles: list[ProfileInfo] = []
+    """What `power_profile` takes."""
+    power_domain: list[str] = []
+    """UUIDs of the GPUs that share one power limit, power and energy, as the dies of a card. The
+    first one has them; the others' power and energy count as 0. Empty: it has its own."""
+    module: int | None = None
+    """Superchip that it is part of, such as a GB200's: source `module:NUMBER`; None: of none."""
 
 
 class CpuInfo(Message):
@@ -102,7 +124,8 @@ class CpuInfo(Message):
 
     index: int
     name: str
-    """As powercap names it: `package-0`."""
+    """As powercap names it: `package-0`; or as the firmware labels its meter in hwmon:
+    `Grace Power Socket 0`."""
     dram: bool
     """Whether its memory's energy is measured too (`dram:INDEX`)."""
 
@@ -131,6 +154,8 @@ class NodeInfo(Message):
     """CLOCK_MONOTONIC time at which the daemon started; 0: it does not say."""
     quiesced_ns: int | None = None
     """Since when the driver is closed (see `Quiesce`); None: it is not."""
+    findings: list[str] = []
+    """Rules of zeusd.toml that have no effect on this node, and why."""
 
 
 class GpuState(Message):
@@ -160,6 +185,17 @@ class GpuState(Message):
     """Share of the last sample period (0.17 to 1 s) in which a kernel ran."""
     memory_used_mib: int | None = None
     """Memory of the GPU in use, what the driver reserves for itself included."""
+    enforced_power_profiles: list[int] | None = None
+    """Workload power profiles in force: those requested (see `controls`), less those that lost
+    against another one. None: the GPU has none."""
+    memory_power_mw: int | None = None
+    """The memory's part of the GPU's power, mean of the last second."""
+    module_power_mw: int | None = None
+    """Power of the superchip that the GPU is part of: its CPU, memory and GPUs. Each of its GPUs
+    reports it, so it is no summand: count every module once."""
+    energy_scope: str = "gpu"
+    """What `energy_mj` counts: `gpu`, `module` (the whole superchip), or `unknown`, until zeusd has
+    compared the counter with both powers. Windows and samples are of the GPU in any case."""
     controls: dict[str, list[int] | None] = {}
     """What each control holds, as in the journal (see `Back.value`): as read, or as zeusd last set
     it where it cannot be read. None: it could not be read now."""
@@ -207,6 +243,8 @@ class EnergyReading(Message):
     """When the counter was read."""
     energy_mj: int
     """Cumulative energy since the driver was loaded. It moves in ticks of 20 to 100 ms."""
+    scope: str = "gpu"
+    """What it counts, see `GpuState.energy_scope`."""
 
 
 class PowerReading(Message):
@@ -219,7 +257,9 @@ class PowerReading(Message):
     average_mw: int | None
     """Mean of the last second."""
     memory_average_mw: int | None
-    """The same of the GPU's memory."""
+    """The same of the GPU's memory, which is part of the two above."""
+    module_mw: int | None = None
+    """Of the superchip, see `GpuState.module_power_mw`."""
 
 
 class WindowEnergies(Message):
@@ -270,6 +310,8 @@ class Sample(Message):
     throttle_reasons: int | None
     power_limit_mw: int | None = None
     """The limit in force."""
+    module_mw: int | None = None
+    """Power of the superchip, which all its GPUs report; None: it is part of none."""
     lost: int = 0
     """Samples of this GPU before this one that did not reach this reader; set by the client."""
 
@@ -287,7 +329,8 @@ class Back(Message):
     """Restore target of a control."""
 
     value: list[int]
-    """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1]."""
+    """As in the journal: [mW], [min MHz, max MHz], [] for unlocked clocks, [0 or 1], [profile, ...]
+    ascending."""
     source: str
     """configured: by the site. observed: in force when zeusd first saw it. persisted, fleet,
     job:ID: the ceiling of this name, which is lower. unreadable: the device cannot tell what clocks

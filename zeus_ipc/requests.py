@@ -91,7 +91,8 @@ class GetProcesses(_Request):
 
 
 Source = Annotated[str, Field(min_length=1, max_length=96)]
-"""What draws power: a GPU's UUID, `cpu:0` (a CPU package) or `dram:0` (its memory)."""
+"""What draws power: a GPU's UUID, `cpu:0` (a CPU package), `dram:0` (its memory) or `module:0` (a
+superchip with all that is on it, which is no summand beside them)."""
 
 Sources = Annotated[list[Source], Field(min_length=1, max_length=64)]
 """Devices that the request is for. Each gets a result of its own."""
@@ -201,6 +202,9 @@ class _SetRequest(_Request):
     block: bool = True
     """Whether the reply waits for the change. Without, no reply is sent; of several queued for one
     control only the newest is applied."""
+    together: bool = False
+    """Whether to take the lease although a control is leased on the GPU that changes the same: a
+    power profile beside a power limit or locked clocks. Which of the two counts is undocumented."""
 
 
 class SetControl(_SetRequest):
@@ -209,7 +213,9 @@ class SetControl(_SetRequest):
     op: Literal["set"] = "set"
     control: ControlName
     """Which."""
-    value: Annotated[list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=2)]
+    value: Annotated[
+        list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=controls.MAX_PROFILES)
+    ]
     """As in the journal, see `Back.value`."""
 
 
@@ -271,6 +277,8 @@ class Acquire(_Request):
     ttl_ms: Annotated[int, Field(ge=0, le=86_400_000)] = 0
     """How long the lease lasts without a heartbeat, within the site's bounds; 0: the site's
     default."""
+    together: bool = False
+    """As for a set."""
 
 
 class Whose(str, Enum):

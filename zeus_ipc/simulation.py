@@ -233,6 +233,10 @@ class SimulatedNode:
         """Sets a power limit outside zeusd, as `nvidia-smi -pl` would."""
         self._devices.ask("outside", gpu=gpu, power_limit_mw=power_limit_mw)
 
+    def set_profiles_outside(self, gpu: int, profiles: Sequence[int]) -> None:
+        """Requests workload power profiles outside zeusd, as `nvidia-smi power-profiles` would."""
+        self._devices.ask("outside", gpu=gpu, profiles=list(profiles))
+
     def true_energy_j(self, gpu: int) -> float:
         """Energy really drawn until now, J."""
         return float(self._devices.ask("truth", gpu=gpu)["energy_j"])

@@ -26,6 +26,7 @@ GPU_COLUMNS = (
     *("memory_total_mib", "power_w", "power_limit_w", "enforced_power_limit_w", "site_limit_w"),
     *("min_power_limit_w", "max_power_limit_w", "default_power_limit_w", "gpu_clock_mhz"),
     *("memory_clock_mhz", "locked_gpu_clocks_mhz", "locked_memory_clocks_mhz", "temperature_c"),
+    *("memory_power_w", "module", "energy_scope"),
     *("energy_j", "throttle_reasons", "persistence_mode", "processes", "leases", "error"),
 )
 """Of a GPU. Units are in the names; `processes` and `leases` are counts."""

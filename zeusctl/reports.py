@@ -56,6 +56,8 @@ class Node(_Part):
     leases: int
     not_back: int
     """Controls that could not be restored yet."""
+    findings: list[str] = []
+    """Rules of zeusd.toml that have no effect on this node, and why."""
 
 
 class PowerLimit(_Part):
@@ -67,13 +69,16 @@ class PowerLimit(_Part):
     """What is in force."""
     site: float | None
     """The site limit: the restore target, and the highest value that may be set."""
+    site_enforced: bool = False
+    """Whether zeusd lowers a limit above the site limit as soon as it sees it, whoever set it."""
     smallest: float | None
     largest: float | None
     default: float | None
 
 
-Value = float | bool | list[float]
-"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), or a switch."""
+Value = float | bool | list[float] | list[str]
+"""What a control holds, in its unit: a number, [lowest, highest] ([]: unlocked), a switch, or names
+of what is chosen."""
 
 
 class Lease(_Part):
@@ -107,6 +112,26 @@ class Lease(_Part):
     """The holder is gone, and the restore is pending."""
     trouble: str | None
     """Why not."""
+
+
+class Ceiling(_Part):
+    """A named bound on a GPU's power limit, besides the site limit and a persistent limit."""
+
+    gpu: int
+    uuid: str
+    name: str
+    """fleet, or job:ID of a Slurm job or a pod."""
+    control: str
+    value: float
+    """The most that anybody may set."""
+    unit: str
+    uid: int
+    """Who set it."""
+    user: str
+    expires_in_s: float | None
+    """When `then` takes its place; None: never."""
+    then: float | None
+    """The bound from then on; None: there is none."""
 
 
 class Held(_Part):
@@ -149,6 +174,28 @@ class Gpu(_Part):
     """Share of the last sample period in which a kernel ran."""
     memory_used_mib: int | None = None
     memory_total_mib: int | None = None
+    enforced_power_profiles: list[str] | None = None
+    """Workload power profiles in force; those requested are under `controls`."""
+    memory_power_w: float | None = None
+    """The memory's part of `power_w`."""
+    module: int | None = None
+    """Superchip that it is part of."""
+    power_of: str | None = None
+    """UUID of the GPU that has its power limit, power and energy, as the first die of a card."""
+    energy_scope: str = "gpu"
+    """What `energy_j` counts: gpu, module (the whole superchip), or unknown."""
+
+
+class Module(_Part):
+    """A superchip: a CPU, its memory, and GPUs."""
+
+    module: int
+    gpus: list[int]
+    """Indices of its GPUs."""
+    power_w: float | None
+    """Of all that is on it."""
+    gpu_power_w: float | None
+    """Its GPUs' part."""
 
 
 class Process(_Part):
@@ -181,6 +228,9 @@ class StatusReport(Report):
     leases: list[Lease]
     processes: list[Process] | None = None
     """With --processes only."""
+    ceilings: list[Ceiling] = []
+    modules: list[Module] = []
+    """Superchips, each once."""
 
 
 class ProcessesReport(Report):
@@ -198,6 +248,7 @@ class LeasesReport(Report):
     VERSION = 2
 
     leases: list[Lease]
+    ceilings: list[Ceiling] = []
 
 
 class KnownGpu(_Part):
@@ -213,6 +264,8 @@ class KnownGpu(_Part):
     controls: list[str]
     """What can be changed on it."""
     power_limit_w: PowerLimit
+    power_profiles: list[str] = []
+    """Workload power profiles that it offers."""
 
 
 class GpusReport(Report):
@@ -249,6 +302,7 @@ class ShowReport(Report):
     """At the highest memory clock."""
     energy_last_hour_j: float | None
     processes: list[Process] = []
+    ceilings: list[Ceiling] = []
 
 
 class Setting(_Part):
@@ -312,7 +366,7 @@ class Measured(_Part):
     """Energy of one source."""
 
     source: str
-    """`gpu:INDEX`, `cpu:INDEX` or `dram:INDEX`."""
+    """`gpu:INDEX`, `cpu:INDEX`, `dram:INDEX` or `module:NUMBER`."""
     uuid: str | None
     energy_j: float | None
     """None: nothing could be measured, see `trouble`."""

@@ -6,14 +6,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 
 from zeus_ipc.client import Client
-from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission, ProcessInfo
 from zeusctl.reports import (
+    Ceiling,
     Gpu,
     Held,
     KnownGpu,
     Lease,
+    Module,
     Node,
     Permitted,
     PowerLimit,
@@ -80,7 +82,13 @@ def _answers(state: GpuState) -> bool:
 
 def gpu_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Gpu]:
     """GPUs as they are now."""
-    states, errors = read_states(client, gpus)
+    return reports_of(gpus, *read_states(client, gpus))
+
+
+def reports_of(
+    gpus: Sequence[GpuInfo], states: Mapping[str, GpuState], errors: Mapping[str, str]
+) -> list[Gpu]:
+    """GPUs as they were read."""
     indices = {gpu.uuid: gpu.index for gpu in gpus}
     errors = {uuid: named(text, indices) for uuid, text in errors.items()}
     return [gpu_report(gpu, states.get(gpu.uuid, _NO_STATE), errors.get(gpu.uuid)) for gpu in gpus]
@@ -118,7 +126,33 @@ def gpu_report(gpu: GpuInfo, state: GpuState, error: str | None) -> Gpu:
         utilization_percent=state.utilization_percent,
         memory_used_mib=state.memory_used_mib,
         memory_total_mib=gpu.memory_mib,
+        enforced_power_profiles=None
+        if state.enforced_power_profiles is None
+        else [profile_name(one) for one in state.enforced_power_profiles],
+        memory_power_w=_thousandth(state.memory_power_mw),
+        module=gpu.module,
+        power_of=next((one for one in gpu.power_domain[:1] if one != gpu.uuid), None),
+        energy_scope=state.energy_scope,
     )
+
+
+def module_reports(gpus: Sequence[GpuInfo], states: Mapping[str, GpuState]) -> list[Module]:
+    """The superchips of these GPUs. Each of its GPUs reports a module's power: it is their mean."""
+    found = []
+    for module in sorted({gpu.module for gpu in gpus if gpu.module is not None}):
+        members = [gpu for gpu in gpus if gpu.module == module]
+        seen = [states.get(gpu.uuid, _NO_STATE) for gpu in members]
+        powers = [one.module_power_mw for one in seen if one.module_power_mw is not None]
+        own = [one.power_mw for one in seen if one.power_mw is not None]
+        found.append(
+            Module(
+                module=module,
+                gpus=[gpu.index for gpu in members],
+                power_w=round(sum(powers) / len(powers) / 1000, 3) if powers else None,
+                gpu_power_w=sum(own) / 1000 if len(own) == len(seen) else None,
+            )
+        )
+    return found
 
 
 def quantity(control: str, value: Sequence[int] | None) -> Value | None:
@@ -131,6 +165,8 @@ def known_quantity(control: str, value: Sequence[int]) -> Value:
     spec = SPECS[Control(control)]
     if spec.shape == "switch":
         return bool(value[0])
+    if spec.shape == "set":
+        return [profile_name(part) for part in value]
     numbers = [part / spec.scale for part in value]
     return numbers if spec.shape == "range" else numbers[0]
 
@@ -188,6 +224,7 @@ def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
         requested=_thousandth(state.power_limit_mw),
         enforced=_thousandth(state.enforced_power_limit_mw),
         site=_thousandth(gpu.power_limit_site_mw),
+        site_enforced=gpu.power_limit_enforced,
         smallest=_thousandth(gpu.power_limit_min_mw),
         largest=_thousandth(gpu.power_limit_max_mw),
         default=_thousandth(gpu.power_limit_default_mw),
@@ -206,6 +243,7 @@ def known_report(gpu: GpuInfo) -> KnownGpu:
         mig_enabled=gpu.mig_enabled,
         controls=gpu.controls,
         power_limit_w=power_limit(gpu),
+        power_profiles=[one.name for one in gpu.power_profiles],
     )
 
 
@@ -242,6 +280,31 @@ def lease_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Lease]:
     return sorted(leases, key=lambda lease: lease.gpu)
 
 
+def ceiling_reports(gpus: Sequence[GpuInfo]) -> list[Ceiling]:
+    """The ceilings of these GPUs, in their order; a persistent limit is told by `Gpu.persisted`."""
+    return [
+        Ceiling(
+            gpu=gpu.index,
+            uuid=gpu.uuid,
+            name=one.name,
+            control=one.control,
+            value=one.value[0] / SPECS[Control(one.control)].scale,
+            unit=SPECS[Control(one.control)].unit,
+            uid=one.uid,
+            user=user_name(one.uid),
+            expires_in_s=None
+            if one.deadline_ns is None
+            else round(max(0.0, (one.deadline_ns - time.monotonic_ns()) / 1e9), 3),
+            then=None
+            if one.fallback is None
+            else one.fallback[0] / SPECS[Control(one.control)].scale,
+        )
+        for gpu in gpus
+        for one in gpu.ceilings
+        if one.name != "persisted"
+    ]
+
+
 def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
     """The daemon and its node."""
     return Node(
@@ -255,6 +318,7 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         gpus=len(node.gpus),
         leases=sum(not lease.restoring for lease in leases),
         not_back=sum(lease.restoring for lease in leases),
+        findings=node.findings,
     )
 
 

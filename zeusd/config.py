@@ -37,6 +37,7 @@ from zeusd.core.policy import (
 )
 from zeusd.devices.vendors import SYSFS, Options
 from zeusd.restore import DEFAULT_STATE_DIR, DRIVER_MODULE
+from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.server.fairness import Limits
 
@@ -263,6 +264,8 @@ class EnergySection(_Section):
     who may connect can read it, 20 times a second."""
     powercap: str = POWERCAP
     """The kernel's directory for it."""
+    hwmon: str = HWMON
+    """The kernel's directory for power meters: those of Grace CPUs, which have no powercap."""
 
 
 class AccountingSection(_Section):

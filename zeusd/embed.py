@@ -37,6 +37,7 @@ from zeusd.restore import EMBEDDED_PREFIX, EMBEDDED_STATE_DIR, boot_id
 from zeusd.runtime import devices
 from zeusd.runtime.engine import Engine
 from zeusd.runtime.journal import Journal, JournalError
+from zeusd.runtime.power_sources import HWMON
 from zeusd.runtime.powercap import POWERCAP
 from zeusd.runtime.processes import own_process
 from zeusd.runtime.reactor import Reactor
@@ -198,6 +199,7 @@ class _Running:
                 histories=Histories(None, boot),
                 lazy=True,
                 powercap=POWERCAP if node.device_socket is None else None,
+                hwmon=HWMON if node.device_socket is None else None,
                 clock=node.clock,
                 publish=self._publish,
             ),

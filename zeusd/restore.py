@@ -45,6 +45,7 @@ from zeusd.restore_rule import (
     Value,
     read_settled,
     restore_steps,
+    write_merged,
     write_verified,
 )
 
@@ -60,7 +61,7 @@ GPU_TIMEOUT_S = 20.0
 GRACE_S = 5.0
 """How long to wait for a zeusd that failed to come back before restoring everything without it."""
 
-_INVALID_ARGUMENT = 2
+_INVALID_ARGUMENT, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND = 2, 3, 13
 CONTROLS = frozenset(control.value for control in SPECS)
 
 
@@ -141,11 +142,13 @@ class _DriverError(Exception):
 
     Attributes:
         invalid: Because the device does not take the value.
+        missing: Because the library lacks the function, or the GPU the feature.
     """
 
-    def __init__(self, text: str, invalid: bool) -> None:
+    def __init__(self, text: str, invalid: bool, missing: bool = False) -> None:
         super().__init__(text)
         self.invalid = invalid
+        self.missing = missing
 
 
 class _Driver(Protocol):
@@ -175,9 +178,11 @@ class _Nvml:
         self("nvmlInit_v2")
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._library, name)(*arguments)
+        function = getattr(self._library, name, None)
+        code = _FUNCTION_NOT_FOUND if function is None else function(*arguments)
         if code != 0:
-            raise _DriverError(f"{name} returned {code}", code == _INVALID_ARGUMENT)
+            missing = code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+            raise _DriverError(f"{name} returned {code}", code == _INVALID_ARGUMENT, missing)
 
     def handle(self, uuid: str) -> ctypes.c_void_p:
         gpu = ctypes.c_void_p()
@@ -186,11 +191,21 @@ class _Nvml:
 
     def read(self, gpu: Any, control: str) -> Value:
         """The present value of a control that can be read."""
+        if control == Control.POWER_PROFILE.value:
+            return tuple(self._profiles(gpu).requested())
         value = ctypes.c_uint()
         self(_GETTERS[control], gpu, ctypes.byref(value))
         return (value.value,)
 
+    def _profiles(self, gpu: Any) -> Any:
+        from zeusd.devices.nvml.profiles import ProfileTable
+
+        return ProfileTable(self, gpu, lambda error: getattr(error, "missing", False))
+
     def write(self, gpu: Any, control: str, value: Value) -> None:
+        if control == Control.POWER_PROFILE.value:
+            self._profiles(gpu).write(value)
+            return
         setter, reset = _SETTERS[control]
         if value or reset is None:
             self(setter, gpu, *(ctypes.c_uint(part) for part in value))
@@ -403,7 +418,7 @@ def _put_back(driver: _Driver, owed: _Owed, debt: _Debt, say: Callable[[str], No
     elif result.kind == "changed_outside" and result.found is not None:
         say(f"{what}: someone else set {text(result.found)} meanwhile; left alone")
     else:
-        say(f"{what}: restored to {text(result.holds or result.target)}")
+        say(f"{what}: restored to {text(result.target if result.holds is None else result.holds)}")
     owed.settle(debt.key, entry, debt.holder_lives)
     return True
 
@@ -419,6 +434,7 @@ def _plan(entry: dict[str, Any]) -> Plan:
         rounding=spec.rounding,
         refused_target=spec.refused_target,
         overwrite=str(entry.get("overwrite", OURS)),
+        merges=spec.merges,
     )
 
 
@@ -452,6 +468,8 @@ def _step(step: Step, plan: Plan, driver: _Driver, gpu: Any, control: str) -> An
     if not plan.readable:
         write(step.value)
         return step.value
+    if plan.merges:
+        return write_merged(write, read, step.value, (step.found or (),), time.sleep)
     before = read() if step.found is None else step.found
     return write_verified(write, read, step.value, before, time.sleep, plan.rounding)
 
@@ -556,7 +574,8 @@ def _settle(
     if dry_run:
         for debt in debts:
             control, gpu, target = (debt.entry[name] for name in ("control", "gpu", "target"))
-            say(f"{control} of {gpu}: would be restored to {target or 'unlocked'}")
+            text = SPECS[Control(control)].text(target)
+            say(f"{control} of {gpu}: would be restored to {text}")
         return 0
     try:
         opened = _open(driver, library)

@@ -7,7 +7,7 @@ daemon drives it from its event loop and the helper one call after another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,6 +31,8 @@ class Plan:
         refused_target: What follows when the device does not take the target: `nearest`, `unlock`
             or `retry`.
         overwrite: OURS, HIGHER or ALL.
+        merges: Whether others choose beside zeusd: then the target is what they had chosen, and the
+            restore takes away what zeusd has added to it, and nothing else.
     """
 
     target: Value
@@ -40,6 +42,7 @@ class Plan:
     rounding: int = 0
     refused_target: str = "retry"
     overwrite: str = OURS
+    merges: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +103,11 @@ class Result:
     foreign: bool = False
     trouble: Any = None
     kept: bool = False
+
+    @property
+    def in_force(self) -> Value:
+        """What the control holds now, as far as that is known."""
+        return self.target if self.holds is None else self.holds
 
     @property
     def pending(self) -> bool:
@@ -178,6 +186,40 @@ def write_verified(
     return holds
 
 
+def merged(found: Value, before: Iterable[Value], wanted: Value) -> Value:
+    """What a set becomes when zeusd changes its part of it, whatever others do meanwhile.
+
+    Args:
+        found: What it holds.
+        before: What zeusd may have left in it; what all of these have, others may have taken away.
+        wanted: What zeusd wants instead.
+    """
+    earlier = [set(value) for value in before]
+    everything: set[int] = set().union(*earlier)
+    leaves = everything - set(wanted)
+    comes = {part for part in wanted if not earlier or any(part not in one for one in earlier)}
+    return tuple(sorted((set(found) - leaves) | comes))
+
+
+def write_merged(
+    write: Callable[[Value], object],
+    read: Callable[[], Value],
+    wanted: Value,
+    before: Sequence[Value],
+    sleep: Callable[[float], object],
+) -> Value:
+    """Changes zeusd's part of a set. Arguments as for `merged` and `write_verified`.
+
+    Returns:
+        What of the set zeusd has a say in: what others have added is left out.
+    """
+    found = read_settled(read)
+    asked = merged(found, before, wanted)
+    holds = found if asked == found else write_verified(write, read, asked, found, sleep)
+    ours = set(wanted).union(*before)
+    return tuple(part for part in holds if part in ours)
+
+
 ROUNDED_UP_TRIES = 5
 """Into so many steps the driver's rounding is parted: whole watts of 5 W."""
 
@@ -206,9 +248,12 @@ def restore_steps(plan: Plan) -> Generator[Step, Any, Result]:
         found = yield Look()
         if isinstance(found, Failed):
             return Result("failed", target, trouble=found.trouble)
+        if plan.merges:
+            added = set().union(*plan.values) - set(target)
+            target = tuple(part for part in found if part not in added)
         if found == target:
             return Result("already_back", target, holds=found, found=found)
-        foreign = not (yield from _is_ours(plan, found))
+        foreign = not plan.merges and not (yield from _is_ours(plan, found))
         if foreign and not _overwrites(plan, found):
             return Result("changed_outside", target, holds=found, found=found, foreign=True)
     holds = yield Put(target, found)

@@ -47,28 +47,35 @@ def print_saving(
     )
 
 
-def check_against_table(
+def truth_of(workload: str, product: str, limits_mw: list[int]) -> list[PowerLimitMeasurement]:
+    """What one step of a simulated workload costs at each limit, as the simulator has it."""
+    from zeusd.devices.simulated.models import DEVICES
+    from zeusd.devices.simulated.workloads import find_workload
+
+    model = next(one for one in DEVICES.values() if one.name == product)
+    found = []
+    for limit_mw in limits_mw:
+        point = find_workload(workload, model).point(model, 0, limit_mw / 1000, None)
+        one = PowerLimitMeasurement(
+            power_limit=limit_mw / 1000, energy=point.power_w / point.rate, time=1 / point.rate
+        )
+        found.append(one)
+    return found
+
+
+def check_against_truth(
     console: Console,
     measurements: list[PowerLimitMeasurement],
     chosen_w: float,
     steps: int,
     selector: OptimumSelector,
-    workload: str,
+    truth: list[PowerLimitMeasurement],
 ) -> bool:
-    """Holds what was measured through the daemon against the table that the GPU replays.
+    """Holds what was measured through the daemon against what the simulated GPU did.
 
     Returns:
         Whether the choice is the best, or costs little more.
     """
-    from zeusd.devices.simulated.workloads import catalog
-
-    table = catalog()[workload]
-    truth = [
-        PowerLimitMeasurement(power_limit=limit, energy=seconds * watts, time=seconds)
-        for limit, seconds, watts in reversed(
-            list(zip(table.limits_w, table.unit_s, table.power_w[0], strict=True))
-        )
-    ]
     by_limit = {one.power_limit: one for one in truth}
     time_off = max(abs(m.time / steps / by_limit[m.power_limit].time - 1) for m in measurements)
     energy_off = max(
@@ -84,8 +91,8 @@ def check_against_table(
         found = f"the choice costs {regret:.1%} more"
         found = f"{found}, as other programs kept the CPUs busy" if time_off > 0.02 else found
     console.print(
-        f"The measured table's own best is {best_w:g} W: {found}. Measured through zeusd, time is "
-        f"within {time_off:.1%} of the table and energy within {energy_off:.1%}."
+        f"The simulated GPU's own best is {best_w:g} W: {found}. Measured through zeusd, time is "
+        f"within {time_off:.1%} of the truth and energy within {energy_off:.1%}."
     )
     return regret <= MOST_REGRET
 

@@ -16,8 +16,9 @@ from pathlib import Path
 import report
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-from work import SIMULATED_WORKLOAD, ReplayedResNet50, TorchResNet50, TrainingWork
+from work import ReplayedResNet50, TorchResNet50, TrainingWork
 
+from zeus.device import GPU
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import (
     Done,
@@ -31,6 +32,8 @@ from zeus_ipc.errors import ZeusIpcError
 
 MOST_SEARCHES = 3
 """The search may take this many times the steps it has planned."""
+LIMITS = 9
+"""About so many limits are tried."""
 CHOSEN_STEPS = 30
 """Steps at the chosen limit."""
 
@@ -57,6 +60,12 @@ def steps_to_choose(optimizer: GlobalPowerLimitOptimizer) -> Iterator[int]:
         if isinstance(optimizer.state, Done):
             break
     yield from range(CHOSEN_STEPS)
+
+
+def limit_step_w(gpu: GPU) -> int:
+    """Difference of one limit to the next: 25 W, or more where the GPU's range is wide."""
+    low_mw, high_mw = gpu.get_power_management_limit_constraints()
+    return max(1, round((high_mw - low_mw) / 25_000 / LIMITS)) * 25
 
 
 def show_progress(progress: Progress, optimizer: GlobalPowerLimitOptimizer) -> None:
@@ -111,6 +120,7 @@ def main() -> int:
         selector,
         warmup_steps=options.warmup_steps,
         profile_steps=options.profile_steps,
+        pl_step=limit_step_w(gpu),
         profile_path=profile_path,
         search="exhaustive",  # to show what every limit costs; a job has no need to know
     )
@@ -141,14 +151,14 @@ def main() -> int:
     report.print_saving(console, optimizer.measurements, chosen_w)
     console.print(f"The whole run took {window.time:.0f} s and {window.total_energy:.0f} J.")
     right = True
-    if simulated:
-        right = report.check_against_table(
+    if isinstance(work, ReplayedResNet50):
+        right = report.check_against_truth(
             console,
             optimizer.measurements,
             chosen_w,
             options.profile_steps,
             selector,
-            SIMULATED_WORKLOAD,
+            report.truth_of(work.workload, gpu.get_name(), optimizer.power_limits),
         )
     picture = options.output / "time_energy.png"
     report.draw(picture, optimizer.measurements, chosen_w, work.name)

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from zeus_ipc.errors import RequestRejected
 from zeus_ipc.replies import NodeInfo
 from zeus_ipc.simulation import SimulatedWork
 
-SIMULATED_WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
+MEASURED_WORKLOAD = "nsdi23/v100/imagenet/resnet50/adadelta/32"
+MODELED_WORKLOAD = "model/compute"
+"""Where nothing was measured on a product: what the simulator's power model makes of it."""
+
 QUEUED_STEPS = 3
 
 
@@ -24,13 +28,23 @@ class TrainingWork(Protocol):
 
 
 class ReplayedResNet50:
-    """ResNet-50 on ImageNet, batch 32, as it was measured on a V100, on a simulated GPU."""
+    """ResNet-50 on ImageNet, batch 32, as it was measured on a V100, on a simulated GPU; on
+    another product, the power model's compute load.
 
-    name = "ResNet-50, ImageNet, batch 32, replayed from measurements on a V100"
+    Attributes:
+        workload: Its name in the catalog.
+    """
 
     def __init__(self, node: NodeInfo, gpu: str) -> None:
         assert node.simulated is not None
-        self._work = SimulatedWork(node.simulated, [gpu], SIMULATED_WORKLOAD)
+        self.workload = MEASURED_WORKLOAD
+        self.name = "ResNet-50, ImageNet, batch 32, replayed from measurements on a V100"
+        try:
+            self._work = SimulatedWork(node.simulated, [gpu], self.workload)
+        except RequestRejected:
+            self.workload = MODELED_WORKLOAD
+            self.name = "a load of the simulator's power model, as no measurement is of this GPU"
+            self._work = SimulatedWork(node.simulated, [gpu], self.workload)
 
     def step(self) -> None:
         """See `TrainingWork`. Some steps stay queued, as with PyTorch on a real GPU."""

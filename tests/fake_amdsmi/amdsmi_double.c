@@ -48,6 +48,7 @@ typedef struct {
     int64_t cap_uw, cap_min_uw, cap_max_uw, cap_default_uw, has_cap, cap_in_watts;
     int64_t sclk_low, sclk_high, sclk_min, sclk_max, mclk_high, mclk_min, mclk_max, level;
     int64_t power_w, power_form; /* bit 0: current, bit 1: average */
+    int64_t load_w; /* what it draws as far as its cap lets it; 0: power_w, whatever its cap */
     int64_t energy_start_ns, energy_counts, energy_bits, energy_permille, energy_absent;
     int64_t temperature_c, temperature_scale, activity, violations, no_violations;
     int64_t refuse, resetting, gone, pid_count, pids[MAX_PIDS];
@@ -223,6 +224,13 @@ uint32_t amdsmi_get_power_cap_info(void *h, uint32_t sensor, void *out) {
     put64(out, 32, (uint64_t)g->cap_max_uw / unit);
     return OK;
 }
+/* Power follows the cap; what was drawn until now is counted. */
+static void draw(gpu_t *g) {
+    int64_t now = now_ns();
+    g->energy_counts += (now - g->energy_start_ns) / 1000 * g->power_w / 1000 * 8192 / 125;
+    g->energy_start_ns = now;
+    g->power_w = g->cap_uw / 1000000 < g->load_w ? g->cap_uw / 1000000 : g->load_w;
+}
 uint32_t amdsmi_set_power_cap(void *h, uint32_t sensor, uint64_t cap) {
     int code;
     ENTER(h);
@@ -232,6 +240,7 @@ uint32_t amdsmi_set_power_cap(void *h, uint32_t sensor, uint64_t cap) {
         code = INVALID;
     if (!code && g->refuse) { code = UNSUPPORTED; if (g->refuse > 0) g->refuse--; }
     if (!code && cap) g->cap_uw = (int64_t)(cap / 1000000 * 1000000); /* 0 changes nothing */
+    if (!code && g->load_w) draw(g);
     record(__func__, g, (int64_t)cap, 0, 0, code);
     return (uint32_t)code;
 }

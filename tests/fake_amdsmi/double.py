@@ -36,7 +36,7 @@ _GPU_NUMBERS = (
     *("bdf", "partitions"),
     *("cap_uw", "cap_min_uw", "cap_max_uw", "cap_default_uw", "has_cap", "cap_in_watts"),
     *("sclk_low", "sclk_high", "sclk_min", "sclk_max", "mclk_high", "mclk_min", "mclk_max"),
-    *("level", "power_w", "power_form"),
+    *("level", "power_w", "power_form", "load_w"),
     *("energy_start_ns", "energy_counts", "energy_bits", "energy_permille", "energy_absent"),
     *("temperature_c", "temperature_scale", "activity", "violations", "no_violations"),
     *("refuse", "resetting", "gone", "pid_count"),

@@ -41,7 +41,8 @@ _GPU_NUMBERS = (
     *("next_mw", "due_ns", "before_mw", "stale_reads"),
     *("idle_mw", "burst_count"),
     *("window_us", "average_us", "jitter_us", "quantum_mw", "counter_quantum_mj"),
-    *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw"),
+    *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw", "module_mw"),
+    *("profiles_valid", "profiles_requested", "profiles_old", "profile_shift"),
 )
 
 
@@ -95,6 +96,11 @@ def build() -> Path:
     with contextlib.suppress(FileExistsError):
         (folder / "libnvidia-ml.so").symlink_to(library.name)  # some clients look for this name
     return library
+
+
+def mask_of(*profiles: int) -> int:
+    """These workload power profiles as a GPU's state has them."""
+    return sum(1 << profile for profile in profiles)
 
 
 @dataclass(frozen=True)
@@ -232,6 +238,15 @@ class NvmlDouble:
         """Someone else on the node sets a power limit (`nvidia-smi -pl`); it is not recorded."""
         self._set(gpu, "next_mw", 0)
         self._set(gpu, "limit_mw", power_limit_mw)
+
+    def profiles(self, gpu: int) -> set[int]:
+        """Workload power profiles that are requested."""
+        mask = int(self.node.gpus[gpu].profiles_requested)
+        return {profile for profile in range(62) if mask >> profile & 1}
+
+    def request_outside(self, gpu: int, *profiles: int) -> None:
+        """Someone else on the node requests exactly these workload power profiles."""
+        self._set(gpu, "profiles_requested", mask_of(*profiles))
 
     def set_limits(self, gpu: int, min_mw: int, max_mw: int) -> None:
         """The driver takes other limits from now on, as after an update."""

@@ -42,6 +42,10 @@ typedef struct {
     int64_t idle_mw, burst_count; /* of load: outside bursts it idles, if idle_mw is set */
     int64_t window_us, average_us, jitter_us, quantum_mw, counter_quantum_mj, counter_windowed;
     int64_t counter_permille, counter_stuck_mj, power_stuck_mw; /* a driver that lies */
+    int64_t module_mw; /* of the superchip */
+    /* Workload power profiles, as masks; profiles_old: a driver without UpdateProfiles. A profile's
+     * table entry is profile_shift places from its number. */
+    int64_t profiles_valid, profiles_requested, profiles_old, profile_shift;
     char name[96], uuid[96], pci[32];
     struct { int64_t begin_ns, end_ns; } bursts[MAX_BURSTS]; /* a ring, ascending and apart */
 } gpu_t;
@@ -500,6 +504,9 @@ int nvmlDeviceGetFieldValues(gpu_t *g, int count, field_t *fields) {
             f->type = 3;
             f->value.ull = shown_mj(g);
             f->result = OK;
+        } else if ((f->field == 185 || f->field == 186) && f->scope == 1 && g->module_mw) {
+            f->value.u = (uint32_t)g->module_mw;
+            f->result = OK;
         } else if (f->field == 186 && f->scope == scope) {
             f->value.u = (uint32_t)shown_mw(g, g->window_us);
             f->result = OK;
@@ -629,6 +636,84 @@ int nvmlDeviceSetPersistenceMode(gpu_t *g, int on) {
     if (code == OK && (on < 0 || on > 1)) code = INVALID;
     if (code == OK && !ignores(g)) g->persistence = on;
     return end_set(g, __func__, on, 0, code);
+}
+
+/* Workload power profiles. Of 0 and 1, 2 and 3, 6 and 7 one is enforced: that with the lower number.
+ * Masks have 256 bits; here the first 64 do. */
+typedef struct { uint32_t word[8]; } mask_t;
+typedef struct { uint32_t version, profile, priority; mask_t conflicts; } profile_t;
+typedef struct { uint32_t version; mask_t valid; profile_t profiles[255]; } profiles_t;
+typedef struct { uint32_t version; mask_t valid, requested, enforced; } current_t;
+typedef struct { uint32_t version; mask_t mask; } requested_t;
+typedef struct { uint32_t operation; mask_t mask; } update_t;
+_Static_assert(sizeof(profiles_t) == 11256 && sizeof(current_t) == 100, "profiles");
+_Static_assert(sizeof(requested_t) == 36 && sizeof(update_t) == 36, "profile requests");
+
+static mask_t to_mask(int64_t numbers, const gpu_t *g) {
+    uint64_t bits = (uint64_t)numbers << g->profile_shift;
+    mask_t m = {{(uint32_t)bits, (uint32_t)(bits >> 32)}};
+    return m;
+}
+static int64_t from_mask(const mask_t *m, const gpu_t *g) {
+    return (int64_t)((m->word[0] | (uint64_t)m->word[1] << 32) >> g->profile_shift);
+}
+static int64_t conflicts_of(const gpu_t *g, int profile) {
+    int paired = profile < 4 || profile == 6 || profile == 7;
+    return paired ? g->profiles_valid & INT64_C(1) << (profile ^ 1) : 0;
+}
+static int64_t enforced(const gpu_t *g) {
+    int64_t found = 0;
+    int i;
+    for (i = 0; i < 62; i++)
+        if (g->profiles_requested >> i & 1 && !(conflicts_of(g, i) & found)) found |= INT64_C(1) << i;
+    return found;
+}
+int nvmlDeviceWorkloadPowerProfileGetProfilesInfo(gpu_t *g, profiles_t *p) {
+    int i;
+    ENTER(g);
+    if (!g->profiles_valid) return UNSUPPORTED;
+    if (p->version != 0x1002bf8) return VERSION;
+    p->valid = to_mask(g->profiles_valid, g);
+    for (i = 0; i < 62; i++)
+        if (g->profiles_valid >> i & 1) {
+            profile_t *one = &p->profiles[i + g->profile_shift];
+            one->profile = one->priority = (uint32_t)i;
+            one->conflicts = to_mask(conflicts_of(g, i), g);
+        }
+    return OK;
+}
+int nvmlDeviceWorkloadPowerProfileGetCurrentProfiles(gpu_t *g, current_t *c) {
+    ENTER(g);
+    if (!g->profiles_valid) return UNSUPPORTED;
+    if (c->version != 0x1000064) return VERSION;
+    hold();
+    c->valid = to_mask(g->profiles_valid, g);
+    c->requested = to_mask(g->profiles_requested, g);
+    c->enforced = to_mask(enforced(g), g);
+    release();
+    return OK;
+}
+static int change_profiles(gpu_t *g, const char *symbol, int operation, int64_t profiles) {
+    int code = begin_set(g, symbol);
+    if (code == OK && (!g->profiles_valid || operation > 1)) code = UNSUPPORTED;
+    if (code == OK && profiles & ~g->profiles_valid) code = INVALID;
+    if (code == OK && !ignores(g)) {
+        if (operation) g->profiles_requested |= profiles;
+        else g->profiles_requested &= ~profiles;
+    }
+    return end_set(g, symbol, operation, profiles, code);
+}
+int nvmlDeviceWorkloadPowerProfileUpdateProfiles_v1(gpu_t *g, const update_t *u) {
+    if (g->profiles_old) return UNSUPPORTED;
+    return change_profiles(g, __func__, (int)u->operation, from_mask(&u->mask, g));
+}
+int nvmlDeviceWorkloadPowerProfileSetRequestedProfiles(gpu_t *g, const requested_t *r) {
+    if (r->version != 0x1000024) return VERSION;
+    return change_profiles(g, __func__, 1, from_mask(&r->mask, g));
+}
+int nvmlDeviceWorkloadPowerProfileClearRequestedProfiles(gpu_t *g, const requested_t *r) {
+    if (r->version != 0x1000024) return VERSION;
+    return change_profiles(g, __func__, 0, from_mask(&r->mask, g));
 }
 
 /* Not NVML: how a test changes one number of a GPU, as someone else on the node would. The energy

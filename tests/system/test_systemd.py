@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from tests.fake_amdsmi.double import AmdSmiDouble
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import NOBODY, wait_for
 from tests.system.machine import LIBRARY, SOURCES, STATE, Machine
@@ -225,6 +226,9 @@ def test_the_exporter_is_an_ordinary_client_of_nobodys(node: Node) -> None:
     assert node.machine.systemctl("is-enabled", "zeusd-exporter", check=False) == "disabled"
     environment = Path(f"{node.machine.root}/etc/zeusd/exporter.env")
     environment.write_text(f"ZEUSD_EXPORTER_LISTEN=127.0.0.1:{port}\n")
+    for program in ("zeusd", "zeusctl", "zeusd-exporter", "zeusd-kubernetes", "zeus-fleet"):
+        assert os.access(f"{node.machine.root}/usr/local/share/man/man1/{program}.1", os.R_OK)
+    assert "zeusd_up 1.0" in node.machine.run("zeusd-exporter", "--once").stdout
     node.machine.systemctl("start", "zeusd-exporter")
 
     def scrape() -> str:
@@ -560,6 +564,54 @@ def _probe_in_unit(node: Node) -> dict[str, Any]:
 
 
 # ----------------------------------------------------------------------------------- the very last
+
+
+def test_an_amd_node_works_in_the_sandbox_that_amd_conf_makes(node: Node) -> None:
+    machine, folder = node.machine, "/var/lib/amdsmi-double"
+    (machine.root / folder[1:]).mkdir()
+    double = AmdSmiDouble(machine.root / folder[1:], [{}, {}])
+    inside = {name: f"{folder}/{Path(path).name}" for name, path in double.env.items()}
+    env = " ".join(f'"{name}={path}"' for name, path in inside.items())
+    added = []
+    for unit in ("zeusd", "zeusd-restore"):
+        drop_ins = machine.root / f"etc/systemd/system/{unit}.service.d"
+        for name, text in (
+            ("amd.conf", (machine.root / SOURCES[1:] / "systemd/amd.conf").read_text()),
+            ("amd-double.conf", f"[Service]\nReadWritePaths={folder}\nEnvironment={env}\n"),
+        ):
+            (drop_ins / name).write_text(text)
+            added.append(drop_ins / name)
+    config = machine.root / "etc/zeusd/zeusd.toml"
+    before = config.read_text()
+    library = f"{folder}/{Path(double.library).name}"
+    config.write_text(f'[amd]\nlibrary = "{library}"\nsysfs = "{folder}/sys"\n')
+    try:
+        machine.systemctl("daemon-reload")
+        machine.systemctl("restart", "zeusd")
+        node.wait_serving()
+        said = json.loads(machine.run("/opt/zeusd/bin/zeusctl", "status", "--json").stdout)
+        assert [gpu["name"] for gpu in said["gpus"]] == ["AMD Instinct MI300X"] * 2
+        assert machine.show("zeusd", "ProtectKernelTunables") == "no"
+        assert machine.show("zeusd", "ProtectSystem") == "strict"
+        allowed = machine.show("zeusd", "DeviceAllow")
+        assert "char-kfd" in allowed
+        assert "char-drm" in allowed
+        user = node.user()
+        try:
+            code, said = user("set_power_limit", said["gpus"][0]["uuid"], 400_000)
+            assert code == "ok", said
+            assert double.node.gpus[0].cap_uw == 400_000_000
+        finally:
+            user.kill()
+        wait_for(lambda: double.node.gpus[0].cap_uw == 750_000_000, "the cap to be restored")
+        assert {call.uid for call in double.calls()} == {0}
+    finally:
+        for path in added:
+            path.unlink()
+        config.write_text(before)
+        machine.systemctl("daemon-reload")
+        machine.systemctl("restart", "zeusd")
+        node.wait_serving()
 
 
 def test_zz_uninstalling_restores_and_leaves_nothing_running(node: Node) -> None:

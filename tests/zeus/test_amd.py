@@ -9,6 +9,7 @@ import pytest
 from tests.zeus.node import VirtualNode, train
 from zeus.device import get_gpus
 from zeus.device.visible import VARIABLES
+from zeus.exceptions import ZeusGPUNotSupportedError
 from zeus.optimizer.power_limit import (
     Done,
     Energy,
@@ -89,3 +90,29 @@ def test_gpus_are_listed_with_their_names_and_ranges(
     assert [gpu.info.index for gpu in gpus.gpus] == [3, 1]
     assert gpus.gpus[0].get_name() == "AMD Instinct MI300X"
     assert gpus.get_power_management_limit_constraints(0) == (150_000, 750_000)
+
+
+def test_a_card_of_two_dies_is_counted_and_limited_once(
+    virtual_node: Callable[[str], VirtualNode],
+) -> None:
+    node = virtual_node("2xmi250x:setter_ms=0")
+    monitor = node.monitor()
+    work = node.nvml.open_work([0, 1], "model/compute")
+    work.run(10)
+    before_j = sum(node.nvml.true_energy_j(gpu) for gpu in range(2))
+    monitor.begin_window("steps")
+    work.run(50)
+    measured = monitor.end_window("steps")
+    drawn_j = sum(node.nvml.true_energy_j(gpu) for gpu in range(2)) - before_j
+    assert measured.gpu_energy[0] == pytest.approx(drawn_j, rel=0.02)
+    assert measured.gpu_energy[1] == 0
+    optimizer = GlobalPowerLimitOptimizer(
+        monitor, Energy(), warmup_steps=5, profile_steps=10, pl_step=200, search="exhaustive"
+    )
+    train(optimizer, work, 500, until_done=True)
+    assert isinstance(optimizer.state, Done)
+    assert optimizer.state.chosen
+    assert optimizer.power_limits == [560_000, 360_000, 160_000, 100_000]
+    gpus = get_gpus()
+    with pytest.raises(ZeusGPUNotSupportedError, match="shares its power limit with GPU-"):
+        gpus.set_power_management_limit(1, 300_000)

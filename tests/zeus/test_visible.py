@@ -110,6 +110,38 @@ def test_on_a_mixed_node_without_a_list_one_warning_is_enough(
         visible_gpus(MIXED, {})
 
 
+@pytest.mark.parametrize(
+    ("hip", "cuda", "started", "gpus", "remedy"),
+    [
+        ("6.2", None, False, "nvidia", r"set library under \[amd\]"),
+        ("6.2", None, True, "amd", None),
+        (None, "12.8", True, "amd", r"remove library under \[amd\]"),
+        (None, "12.8", False, "amd", None),  # another framework may compute
+        (None, "12.8", True, "nvidia", None),
+        (None, None, False, "nvidia", None),
+    ],
+)
+def test_a_framework_of_another_vendor_is_refused_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+    hip: str | None,
+    cuda: str | None,
+    started: bool,
+    gpus: str,
+    remedy: str | None,
+) -> None:
+    version = types.SimpleNamespace(hip=hip, cuda=cuda)
+    calls = types.SimpleNamespace(is_initialized=lambda: started)
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace(version=version, cuda=calls))
+    there = AMD if gpus == "amd" else GPUS
+    if remedy is None:
+        assert visible_gpus(there, {}) == there
+        return
+    with pytest.raises(ZeusGPUInitError, match=remedy) as caught:
+        visible_gpus(there, {})
+    assert "\n" not in str(caught.value)
+    assert visible_gpus(there, {}, simulated=True) == there
+
+
 def test_pytorch_knows_its_own_order(monkeypatch: pytest.MonkeyPatch) -> None:
     order = ["bbbb3333", "aaaa1111", "aaaa2222"]
     torch = types.SimpleNamespace(

@@ -18,8 +18,9 @@ import pytest
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS, Ctl, spawn
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
-from zeusctl.cli import VERBS
+from zeusctl.cli import VERBS, main
 from zeusctl.exits import MEANINGS, Exit
+from zeusctl.exporter.collector import ZeusdCollector
 from zeusctl.reports import REPORTS
 from zeusd.runtime.commands import command_of
 
@@ -331,7 +332,11 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("set", "0", "-g", "999999"), Exit.USAGE, "a graphics clock is 0 to 100000 MHz"),
         (("set", "0", "-p", "0"), Exit.USAGE, "a power limit is 1 to 100000 W"),
         (("set", "0", "-p", "900"), Exit.OUT_OF_RANGE, "900 W on GPU 0 is outside 100 to 250 W"),
-        (("set", "2", "-m", "1000"), Exit.OUT_OF_RANGE, "of GPU 2 (NVIDIA A100-SXM4-80GB) can be"),
+        (
+            ("set", "2", "-m", "1000"),
+            Exit.OUT_OF_RANGE,
+            "(NVIDIA A100-SXM4-80GB) is always 1593 MHz, not 1000 MHz; choose",
+        ),
         (("status", "--version"), Exit.USAGE, "stands before the verb: zeusctl --version"),
         (("stauts",), Exit.USAGE, "there is no command 'stauts'; did you mean 'status'?"),
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),
@@ -512,3 +517,37 @@ def test_an_ordinary_user_reads_and_is_told_what_he_may_not(tmp_path: Path) -> N
         assert run("release").returncode == 0
         assert run("release", "--job", "7").returncode == 0
         assert "you may read, but change nothing" in run("doctor").stdout
+
+
+def test_a_superchip_is_shown_once_and_its_gpus_are_part_of_it(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with running_daemon("--simulate", "4xgb200,v100", gpus=5) as daemon:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+        with daemon.client() as client:
+            wait_for(lambda: len(client.metrics().sources) == 7, "all sources")
+            families = {one.name: one for one in ZeusdCollector(client).collect()}
+        said = {}
+        for arguments in (["status"], ["--json", "status"], ["status", "4"]):
+            with pytest.raises(SystemExit) as ended:
+                main(arguments)
+            assert ended.value.code == 0
+            said[arguments[-1]] = capfd.readouterr().out
+    report = json.loads(said["status"].splitlines()[-1])
+    assert "MODULE" not in said["4"]
+    modules = report["modules"]
+    assert [(one["module"], one["gpus"]) for one in modules] == [(0, [0, 1]), (1, [2, 3])]
+    powers = [gpu["power_w"] for gpu in report["gpus"]]
+    assert powers[:4] == pytest.approx([166] * 4, abs=3)
+    assert [one["power_w"] for one in modules] == pytest.approx([464] * 2, abs=6)
+    assert [one["gpu_power_w"] for one in modules] == pytest.approx([332] * 2, abs=6)
+    assert [gpu["module"] for gpu in report["gpus"]] == [0, 0, 1, 1, None]
+    assert report["gpus"][0]["memory_power_w"] == pytest.approx(31.5, abs=2)
+    exported = {
+        one.labels["module"]: one.value for one in families["zeusd_module_power_watts"].samples
+    }
+    assert exported == {"0": pytest.approx(464, abs=6), "1": pytest.approx(464, abs=6)}
+    scopes = families["zeusd_gpu_energy_counter_scope"].samples
+    assert [one.labels["gpu"] for one in scopes] == ["0", "1", "2", "3"]
+    packages = families["zeusd_cpu_energy_joules"].samples
+    assert packages == []

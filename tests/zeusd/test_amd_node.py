@@ -24,7 +24,15 @@ from tests.fake_amdsmi.double import (
     MIN,
     AmdSmiDouble,
 )
-from tests.support import RunningDaemon, public_directory, running_daemon, script, wait_for
+from tests.support import (
+    ALL_MAY,
+    RunningDaemon,
+    as_nobody,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
 from tests.zeusd.test_restore import INSTALL
 
 HOLDER = """
@@ -56,16 +64,62 @@ BACK = [
 ]
 
 
+JOB = """
+import sys, time
+sys.path.insert(0, sys.argv[2])
+from train import train
+from zeus.monitor import ZeusMonitor
+from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer, MaxSlowdownConstraint
+from zeus_ipc import Client
+
+SECONDS = {750: 0.02, 600: 0.0205, 450: 0.2, 300: 0.4}  # far apart: the machine may be busy
+client = Client(sys.argv[1])
+monitor = ZeusMonitor(gpu_indices=[0])
+gpu = monitor.gpus[0]
+
+class Work:
+    name = "steps that take longer under a lower cap"
+
+    def step(self):
+        time.sleep(SECONDS[gpu.get_power_management_limit() // 1000])
+
+    def finish(self):
+        pass
+
+def steps():
+    while not isinstance(optimizer.state, Done):
+        yield 0
+    print(optimizer.state.optimal_power_limit, optimizer.state.chosen, flush=True)
+    while True:
+        yield 0
+
+optimizer = GlobalPowerLimitOptimizer(
+    monitor, MaxSlowdownConstraint(2.9), warmup_steps=1, profile_steps=6, pl_step=150,
+    search="exhaustive",
+)
+train(optimizer, Work(), steps())
+"""
+
+QUICKSTART = Path(__file__).resolve().parents[2] / "examples" / "quickstart"
+
+
 @pytest.fixture(scope="module")
 def node() -> Iterator[tuple[RunningDaemon, AmdSmiDouble]]:
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(public_directory())
         privilege = BY_EUID if os.geteuid() == 0 else ALWAYS
-        double = AmdSmiDouble(directory, [{}, {}], privilege=privilege)
+        loaded = {"load_w": 700, "power_w": 700, "cap_min_uw": 300_000_000}
+        double = AmdSmiDouble(directory, [loaded, {}], privilege=privilege)
         config = directory / "zeusd.toml"
-        config.write_text(f'[amd]\nlibrary = "{double.library}"\nsysfs = "{double.sysfs}"\n')
+        amd = f'[amd]\nlibrary = "{double.library}"\nsysfs = "{double.sysfs}"\n'
+        config.write_text(ALL_MAY + amd)
         daemon = stack.enter_context(
-            running_daemon("--config", str(config), gpus=2, env=double.env, directory=directory)
+            running_daemon(
+                *("--config", str(config), "--socket-mode", "0666"),
+                gpus=2,
+                env=double.env,
+                directory=directory,
+            )
         )
         yield daemon, double
 
@@ -92,6 +146,28 @@ def test_a_killed_job_causes_exactly_the_writes_that_restore_its_gpus(
     wait_for(lambda: state(double) == UNTOUCHED, "everything to be restored")
     daemon.wait_for_records("restore", 4)
     assert sorted(double.written()[before + len(SET) :]) == sorted(BACK)
+
+
+def test_the_quickstarts_job_of_an_ordinary_user_writes_each_cap_once(
+    node: tuple[RunningDaemon, AmdSmiDouble],
+) -> None:
+    daemon, double = node
+    before = len(double.written())
+    env = {**os.environ, "ZEUSD_SOCK_PATH": daemon.socket}
+    with script(JOB, daemon.socket, str(QUICKSTART), env=env, **as_nobody()) as job:
+        assert job.stdout is not None
+        chosen, power_w = job.stdout.readline(), double.node.gpus[0].power_w
+        job.kill()
+        job.wait()
+    assert (chosen, power_w) == ("600000 True\n", 600)
+    wait_for(lambda: state(double) == UNTOUCHED, "the cap to be restored")
+    daemon.wait_for_records("restore", 1)
+    caps_w = [750, 600, 450, 300, 600, 750]
+    assert double.written()[before:] == [
+        ("set_power_cap", (cap_w * 1_000_000, 0, 0)) for cap_w in caps_w
+    ]
+    callers = {(call.pid, call.uid) for call in double.calls()}
+    assert callers == {(daemon.process.pid, os.geteuid())}
 
 
 def test_the_helper_restores_what_a_killed_zeusd_left(

@@ -168,9 +168,21 @@ class GPU(_CamelCase):
         return self.info.supports.energy_counter
 
     def get_total_energy_consumption(self) -> int:
-        """Energy since the driver was loaded, mJ."""
+        """Energy since the driver was loaded, mJ.
+
+        Raises:
+            ZeusGPUNotSupportedError: There is no counter, or it counts a whole superchip; then
+                `ZeusMonitor` measures the GPU alone.
+        """
         with _translated():
-            return self._client.energy(self.uuid)[self.uuid].energy_mj
+            found = self._client.energy(self.uuid)[self.uuid]
+        if found.scope == "module":
+            raise ZeusGPUNotSupportedError(
+                f"{self.info.name} counts the energy of its whole superchip; measure windows with "
+                "ZeusMonitor instead, which are of the GPU",
+                3,
+            )
+        return found.energy_mj
 
     def get_gpu_temperature(self) -> int:
         """Temperature, degrees Celsius."""
@@ -224,6 +236,17 @@ class GPUs(_CamelCase):
 
     def __getitem__(self, gpu_index: int) -> GPU:
         return self.gpus[gpu_index]
+
+    def with_power_limit(self, gpu_indices: Sequence[int]) -> list[int]:
+        """Those of these GPUs that have a power limit of their own: of the dies of one card it is
+        one, if that is among them."""
+        uuids = {self.gpus[index].uuid for index in gpu_indices}
+        return [
+            index
+            for index in gpu_indices
+            if self.gpus[index].info.power_domain[:1] in ([], [self.gpus[index].uuid])
+            or self.gpus[index].info.power_domain[0] not in uuids
+        ]
 
     def set_power_management_limits(
         self, gpu_indices: Sequence[int], power_limit_mw: int, block: bool = True

@@ -46,9 +46,13 @@ def visible_gpus(
         simulated: No CUDA runs on a simulated node, so its order is NVML's.
 
     Raises:
-        ZeusGPUInitError: The list names MIG instances, or its indices cannot be told apart here.
+        ZeusGPUInitError: The list names MIG instances, its indices cannot be told apart here, or
+            PyTorch computes on GPUs of another vendor.
     """
-    if gpus and all(_AMD_UUID.match(gpu.uuid) for gpu in gpus):
+    amd = bool(gpus) and all(_AMD_UUID.match(gpu.uuid) for gpu in gpus)
+    if gpus and not simulated:
+        _check_vendor(amd)
+    if amd:
         return _visible_to_hip(gpus, env)
     entries = _entries(env, "CUDA_VISIBLE_DEVICES")
     for entry in entries or ():
@@ -63,6 +67,28 @@ def visible_gpus(
     if by_index and not simulated and env.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         ordered = _cuda_order(ordered, explicit=entries is not None)
     return _chosen(entries, ordered)
+
+
+def _check_vendor(amd: bool) -> None:
+    """Whether PyTorch, where this process uses it, computes on the vendor's GPUs that are managed.
+
+    Raises:
+        ZeusGPUInitError: It does not: the limits of idle GPUs would be set, and their energy read.
+    """
+    torch = sys.modules.get("torch")
+    version = getattr(torch, "version", None)
+    if torch is None or version is None:
+        return
+    if getattr(version, "hip", None) and not amd:
+        raise ZeusGPUInitError(
+            "this process's PyTorch is for AMD's GPUs, and NVIDIA's are managed on this node; ask "
+            "the administrator to set library under [amd] in zeusd.toml"
+        )
+    if amd and getattr(version, "cuda", None) and torch.cuda.is_initialized():
+        raise ZeusGPUInitError(
+            "this process computes on NVIDIA's GPUs, and AMD's are managed on this node; ask the "
+            "administrator to remove library under [amd] in zeusd.toml"
+        )
 
 
 def _visible_to_hip(gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> list[GpuInfo]:

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 @click.option(
     "--gpus", default="all", shell_complete=complete_gpus, help="GPUs to measure.  [default: all]"
 )
-@click.option("--cpu/--no-cpu", default=True, help="Include CPU and DRAM energy where available.")
+@click.option(
+    "--cpu/--no-cpu", default=True, help="Include CPU, DRAM and module energy where available."
+)
 @click.option(
     "-o",
     "--output",
@@ -60,6 +62,8 @@ def measure(
                 names[f"cpu:{package.index}"] = f"cpu:{package.index}"
                 if package.dram:
                     names[f"dram:{package.index}"] = f"dram:{package.index}"
+            for module in sorted({gpu.module for gpu in chosen if gpu.module is not None}):
+                names[f"module:{module}"] = f"module:{module}"
         session.client.windows(list(names)[:1])  # is there any history?
     except (CommandError, ZeusIpcError) as error:
         message = getattr(error, "message", None) or str(error)

@@ -77,6 +77,11 @@ class _Duration(_Type):
     help="Run COMMAND even if the set fails, with a warning.",
 )
 @click.option(
+    "--together",
+    is_flag=True,
+    help="Set a power profile even beside a leased power limit or clock, and the reverse.",
+)
+@click.option(
     "--persist", is_flag=True, help="Keep it until `zeusctl reset`, and exit (administrators)."
 )
 @ceiling_option("Bound what anyone may set (administrators): fleet, persisted or job:ID.")
@@ -97,6 +102,7 @@ def set_(
     command: tuple[str, ...],
     confirm_within: float | None,
     best_effort: bool,
+    together: bool,
     persist: bool,
     ceiling: str | None,
     ttl: float | None,
@@ -113,6 +119,7 @@ def set_(
     zeusctl set all --gpu-clocks 900,1200
     zeusctl set 0 -p 150 --confirm-within 30s
     zeusctl set 0 -p 200 --best-effort -- python train.py
+    zeusctl set all --power-profile max-q,llm-training -- python train.py
     sudo zeusctl set all -p 250 --persist
     sudo zeusctl set 0 -p 200 --ceiling job:1234
     sudo zeusctl set all -p 300 --ceiling fleet --for 30s --then 200
@@ -141,7 +148,7 @@ def set_(
         chosen = session.gpus(gpus)
         if "memory_clocks" in controls:
             _check_clocks(session, chosen, controls["memory_clocks"])
-        settings = _apply(session, chosen, controls)
+        settings = _apply(session, chosen, controls, together)
         if confirm_within is not None:
             _confirm(settings, confirm_within)
         if persist:
@@ -218,6 +225,7 @@ def _apply(
     session: Session,
     gpus: Sequence[GpuInfo],
     controls: dict[str, ControlValue],
+    together: bool,
 ) -> list[Setting]:
     """Acquire all leases, or none: release the first ones if a later one fails."""
     from zeusctl.reports import Setting
@@ -227,7 +235,7 @@ def _apply(
     before = _limits(session, uuids)
     settings = []
     for control, value in controls.items():
-        applied = session.client.set(uuids, control, value)
+        applied = session.client.set(uuids, control, value, together=together)
         settings += [
             Setting(
                 gpu=gpu.index,
@@ -282,7 +290,10 @@ def _answer(session: Session, settings: list[Setting], kept: str) -> None:
         return one.asked is not None and one.asked != one.value
 
     def number(value: Value | None) -> str:
-        return "-".join(f"{part:g}" for part in value) if isinstance(value, list) else f"{value:g}"
+        if isinstance(value, list):
+            parts = [part if isinstance(part, str) else f"{part:g}" for part in value]
+            return (", " if value and isinstance(value[0], str) else "-").join(parts) or "none"
+        return f"{value:g}"
 
     def lines() -> list[str]:
         return [
@@ -352,10 +363,13 @@ def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue
             continue  # the driver does not list its clocks, and decides
         if clocks and not any(value[0] <= mhz <= value[1] for mhz in clocks):
             there = ", ".join(map(str, clocks))
-            has = f"only {there} MHz" if len(clocks) == 1 else f"one of {there} MHz"
+            has = f"is always {there} MHz" if len(clocks) == 1 else f"can be {there} MHz"
+            asked = f"{value[0]} MHz"
+            if value[0] != value[1]:
+                asked = f"anything from {value[0]} to {value[1]} MHz"
             raise CommandError(
-                f"the memory clock of GPU {gpu.index} ({gpu.name}) can be {has}, and none of that "
-                f"is in {value[0]} to {value[1]} MHz; choose one that is",
+                f"the memory clock of GPU {gpu.index} ({gpu.name}) {has}, not {asked}; "
+                "choose a clock that it has",
                 Exit.OUT_OF_RANGE,
                 "out_of_range",
             )

@@ -14,12 +14,13 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, duration, energy, shorten, style, table
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu, Lease, Node, PowerLimit, StatusReport
+    from zeusctl.reports import Ceiling, Gpu, KnownGpu, Lease, Node, PowerLimit, StatusReport
 
 HEADER = (
     *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
     *("ENERGY", "THROTTLED BY"),
 )
+COUNTS = {"module": "the whole module", "unknown": "either the GPU or the whole module"}
 RIGHT = tuple(range(11))[:1] + tuple(range(2, 11))
 
 
@@ -42,7 +43,8 @@ def status(
 
     POWER, LIMIT and SITE are in watts, clocks in MHz. LIMIT is the power limit that software
     requested; 200>180 means that the board enforces less. SITE is the site limit, which a restore
-    writes. A clock marked with * is locked.
+    writes. A clock marked with * is locked. On superchips, the power of each module (CPU, memory
+    and GPUs) follows; its GPUs' power is part of it.
 
     \b
     zeusctl status -i 0,1 --columns index,power_w,utilization_percent --format csv --watch 1
@@ -55,21 +57,37 @@ def status(
 def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     """The node as it is now."""
     from zeusctl.reports import StatusReport
-    from zeusctl.views import gpu_reports, lease_reports, node_report, process_reports
+    from zeusctl.views import (
+        ceiling_reports,
+        lease_reports,
+        module_reports,
+        node_report,
+        process_reports,
+        read_states,
+        reports_of,
+    )
 
     session.look_again()
     chosen = session.gpus(gpus) if session.node.gpus or gpus != "all" else []
     quiesced = session.node.quiesced_ns is not None
     leases = lease_reports(session.client, session.node.gpus)
     indices = {gpu.index for gpu in chosen}
+    states, errors = ({}, {}) if quiesced else read_states(session.client, session.node.gpus)
+    modules = {gpu.module for gpu in chosen}
     return StatusReport(
         at=now(),
         node=node_report(session.node, session.socket, leases),
-        gpus=[] if quiesced else gpu_reports(session.client, chosen),
+        gpus=[] if quiesced else reports_of(chosen, states, errors),
         leases=[lease for lease in leases if lease.gpu in indices],
+        ceilings=ceiling_reports(chosen),
         processes=process_reports(session.client, chosen, leases)
         if processes and not quiesced
         else None,
+        modules=[
+            one
+            for one in module_reports(session.node.gpus, states)
+            if not quiesced and one.module in modules
+        ],
     )
 
 
@@ -101,6 +119,7 @@ def lines(report: StatusReport) -> Iterator[str]:
         yield "zeusd sees no GPUs; `zeusctl doctor` says why."
     else:
         yield from table(HEADER, [gpu_row(gpu) for gpu in report.gpus], RIGHT)
+        yield from module_lines(report)
         for gpu in report.gpus:
             if gpu.error is not None:
                 yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
@@ -111,16 +130,55 @@ def lines(report: StatusReport) -> Iterator[str]:
                     f"`zeusctl reset {gpu.index}` lowers it",
                     fg="yellow",
                 )
+        yield from not_enforced(report.gpus)
+        indices = {gpu.uuid: f"GPU {gpu.index}" for gpu in report.gpus}
+        for gpu in report.gpus:
+            if gpu.power_of is not None:
+                first = indices.get(gpu.power_of, gpu.power_of)
+                yield f"GPU {gpu.index}: {first} has the power limit, power and energy of both"
         for gpu in report.gpus:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
                 yield f"GPU {gpu.index}: persistent {what}; `zeusctl reset {gpu.index}` removes it"
+    for finding in report.node.findings:
+        yield style(f"zeusd.toml: {finding}", fg="yellow")
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)
+    if report.ceilings:
+        yield ""
+        yield from ceiling_lines(report.ceilings)
     if report.processes is not None:
         yield ""
         yield from process_lines(report.processes)
+
+
+def module_lines(report: StatusReport) -> Iterator[str]:
+    """The superchips, and what they draw together."""
+    if not report.modules:
+        return
+    rows = [
+        [
+            str(one.module),
+            ",".join(map(str, one.gpus)),
+            _number(one.power_w, 1),
+            _number(one.gpu_power_w, 1),
+            _difference(one.power_w, one.gpu_power_w),
+        ]
+        for one in report.modules
+    ]
+    yield ""
+    yield from table(("MODULE", "GPUS", "POWER", "OF GPUS", "OF THE REST"), rows, (0, 2, 3, 4))
+    powers = [one.power_w for one in report.modules]
+    if len(powers) > 1 and None not in powers:
+        yield f"{_number(sum(one or 0 for one in powers), 1)} W in {count(len(powers), 'module')}"
+    for gpu in report.gpus:
+        if gpu.energy_scope != "gpu":
+            yield f"GPU {gpu.index}: its energy counter counts {COUNTS[gpu.energy_scope]}"
+
+
+def _difference(one: float | None, other: float | None) -> str:
+    return "-" if one is None or other is None else _number(one - other, 1)
 
 
 def headline(node: Node) -> str:
@@ -140,6 +198,31 @@ def headline(node: Node) -> str:
 def above_site_limit(limit: PowerLimit) -> bool:
     """Whether software requested more than the site allows: before zeusd, or outside it."""
     return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
+
+
+def is_cap_only(limit: PowerLimit) -> bool:
+    """Whether a site limit below the GPU's own bounds only what zeusd sets."""
+    lower = limit.site is not None and limit.largest is not None and limit.site < limit.largest
+    return lower and not limit.site_enforced
+
+
+def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
+    """A line about site limits that others may exceed."""
+    found = [str(gpu.index) for gpu in gpus if is_cap_only(gpu.power_limit_w)]
+    if found:
+        which = f"{'GPU' if len(found) == 1 else 'GPUs'} {', '.join(found)}"
+        yield (
+            f"Site limit of {which}: not enforced; zeusd sets no more, but leaves what others set "
+            "(`enforce = true` in zeusd.toml changes that)."
+        )
+
+
+def site_text(limit: PowerLimit) -> str:
+    """The site limit, and whether others may exceed it."""
+    if limit.site is None:
+        return "-"
+    state = ", enforced" if limit.site_enforced else ""
+    return f"{limit.site:g} W" + (", not enforced" if is_cap_only(limit) else state)
 
 
 def gpu_row(gpu: Gpu) -> list[str]:
@@ -199,6 +282,22 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
             ]
         )
     return table(("GPU", "CONTROL", "SET TO", "RESTORE TO", "STATE", "SINCE", "HOLDER"), rows, (0,))
+
+
+def ceiling_lines(ceilings: Sequence[Ceiling]) -> list[str]:
+    """Ceilings as a table."""
+    rows = []
+    for one in ceilings:
+        until = "it is removed"
+        if one.name.startswith("job:"):
+            until = "the job ends"
+        if one.expires_in_s is not None:
+            then = "" if one.then is None else f", then {one.then:g} {one.unit}"
+            until = f"in {duration(one.expires_in_s)}{then}"
+        rows.append(
+            [str(one.gpu), one.name, f"{one.value:g} {one.unit}", until, one.user],
+        )
+    return table(("GPU", "CEILING", "AT MOST", "UNTIL", "SET BY"), rows, (0,))
 
 
 def _number(value: float | None, digits: int = 0) -> str:

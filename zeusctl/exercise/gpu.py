@@ -37,6 +37,7 @@ def held(client: Client, gpu: GpuInfo) -> Held:
         persistence_mode=state.persistence_mode,
         locked_gpu_clocks_mhz=state.locked_gpu_clocks_mhz,
         locked_memory_clocks_mhz=state.locked_memory_clocks_mhz,
+        power_profiles=state.controls.get(Control.POWER_PROFILE.value),
     )
 
 
@@ -129,6 +130,9 @@ def _values(client: Client, gpu: GpuInfo, control: Control) -> list[list[int]]:
         return [[mw] for mw in values.power_limits(low, min(high, site or high))]
     if control is Control.PERSISTENCE_MODE:
         return [[1], [0], [1]]
+    if control is Control.POWER_PROFILE:
+        profiles = [one.profile for one in gpu.power_profiles]
+        return [*([profile] for profile in profiles), profiles, []]
     clocks = client.clocks(gpu.uuid)
     if control is Control.MEMORY_CLOCKS:
         return [[mhz, mhz] for mhz in clocks.memory_mhz]

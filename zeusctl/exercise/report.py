@@ -83,6 +83,8 @@ class Held:
     persistence_mode: bool | None
     locked_gpu_clocks_mhz: list[int] | None
     locked_memory_clocks_mhz: list[int] | None
+    power_profiles: list[int] | None = None
+    """Workload power profiles that are requested."""
 
 
 @dataclass(frozen=True)

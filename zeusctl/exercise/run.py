@@ -123,7 +123,7 @@ def _acquire(client: Client, gpu: GpuInfo, found: Held) -> None:
     Raises:
         CommandError: It is not.
     """
-    back = client.acquire(gpu.uuid, gpu.controls)[gpu.uuid]
+    back = client.acquire(gpu.uuid, gpu.controls, together=True)[gpu.uuid]
     readable = {
         Control.POWER_LIMIT.value: found.power_limit_mw,
         Control.PERSISTENCE_MODE.value: found.persistence_mode,

@@ -17,7 +17,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from zeus_ipc.client import Client
-from zeus_ipc.controls import SPECS
+from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import (
     CALL_BUCKETS_S,
@@ -114,6 +114,11 @@ def _daemon(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
         "zeusd_quiesced",
         "Whether zeusd is quiesced (the driver is closed).",
         node.quiesced_ns is not None,
+    )
+    yield _gauge(
+        "zeusd_configuration_findings",
+        "Rules of zeusd.toml that have no effect on this node.",
+        len(node.findings),
     )
 
 
@@ -306,6 +311,14 @@ def _sources(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
         "Energy that a CPU package or its memory drew.",
         labels=("package", "part"),
     )
+    module = CounterMetricFamily(
+        "zeusd_module_energy_joules",
+        "Energy that a superchip drew: its CPU, memory and GPUs, which are part of it.",
+        labels=("module",),
+    )
+    module_power = GaugeMetricFamily(
+        "zeusd_module_power_watts", "Power of a superchip.", labels=("module",)
+    )
     lag = GaugeMetricFamily(
         "zeusd_sample_lag_seconds", "Age of a device's latest sample.", labels=("source",)
     )
@@ -320,10 +333,14 @@ def _sources(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
             energy.add_metric(_labels(gpu), joules)
         else:
             part, _, number = source.source.partition(":")
-            package.add_metric([number, "memory" if part == "dram" else "package"], joules)
+            if part == "module":
+                module.add_metric([number], joules)
+                module_power.add_metric([number], source.power_mw / 1000)
+            else:
+                package.add_metric([number, "memory" if part == "dram" else "package"], joules)
         lag.add_metric([name], max(0.0, (metrics.t_ns - source.t_ns) / 1e9))
         tick.add_metric([name], source.tick_ns / 1e9)
-    yield from (energy, package, lag, tick)
+    yield from (energy, package, module, module_power, lag, tick)
 
 
 def _calls(metrics: Metrics) -> Iterator[Metric]:
@@ -346,6 +363,16 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
         "zeusd_gpu_info", "What a GPU is.", labels=(*GPU, "name", "pci_address")
     )
     power = GaugeMetricFamily("zeusd_gpu_power_watts", "Power at this moment.", labels=GPU)
+    memory_power = GaugeMetricFamily(
+        "zeusd_gpu_memory_power_watts",
+        "Power of a GPU's memory, which is part of the GPU's.",
+        labels=GPU,
+    )
+    scope = GaugeMetricFamily(
+        "zeusd_gpu_energy_counter_scope",
+        "What a superchip's energy counter counts: gpu, module or unknown.",
+        labels=(*GPU, "scope"),
+    )
     limits = GaugeMetricFamily(
         "zeusd_gpu_power_limit_watts",
         "Power limits: requested by software, enforced by the board, site limit.",
@@ -361,6 +388,11 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
     throttled = GaugeMetricFamily(
         "zeusd_gpu_throttled", "Whether clocks are throttled, by reason.", labels=(*GPU, "reason")
     )
+    profiles = GaugeMetricFamily(
+        "zeusd_gpu_power_profile",
+        "Workload power profiles: requested by anybody, enforced by the GPU.",
+        labels=(*GPU, "profile", "kind"),
+    )
     readable = GaugeMetricFamily("zeusd_gpu_readable", "Whether a GPU answers.", labels=GPU)
     for gpu in gpus:
         labels, state = _labels(gpu), states.get(gpu.uuid)
@@ -370,6 +402,9 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
         if state is None:
             continue
         _add(power, labels, state.power_mw, 1e-3)
+        _add(memory_power, labels, state.memory_power_mw, 1e-3)
+        if gpu.module is not None:
+            scope.add_metric([*labels, state.energy_scope], 1)
         _add(limits, [*labels, "requested"], state.power_limit_mw, 1e-3)
         _add(limits, [*labels, "enforced"], state.enforced_power_limit_mw, 1e-3)
         _add(clocks, [*labels, "gpu"], state.gpu_clock_mhz, 1e6)
@@ -380,11 +415,18 @@ def _gpus(gpus: Iterable[GpuInfo], states: Mapping[str, GpuState]) -> Iterator[M
         ):
             for end, value in zip(("lowest", "highest"), span or (), strict=False):
                 _add(locked, [*labels, clock, end], value, 1e6)
+        for kind, found in (
+            ("requested", state.controls.get(Control.POWER_PROFILE.value)),
+            ("enforced", state.enforced_power_profiles),
+        ):
+            for profile in found or ():
+                profiles.add_metric([*labels, profile_name(profile), kind], 1)
         _add(temperature, labels, state.temperature_c, 1)
         if state.throttle_reasons is not None:
             for bit, reason in REASONS.items():
                 throttled.add_metric([*labels, reason], bool(state.throttle_reasons & bit))
-    yield from (info, readable, power, limits, clocks, locked, temperature, throttled)
+    yield from (info, readable, power, memory_power, scope, limits)
+    yield from (clocks, locked, temperature, throttled, profiles)
 
 
 def _labels(gpu: GpuInfo) -> list[str]:

@@ -75,10 +75,22 @@ def _open(options: Mapping[str, Any]) -> tuple[Driver, Loads | None]:
             ) from None
         simulated = SimulatedDriver(options["simulate"])
         return simulated, simulated.load_on
+    driver = _real(options["library"])
+    return driver, None if options["no_load"] else _torch_on(driver)
+
+
+def _real(library: str | None) -> Driver:
+    """The driver of this machine. Without zeusd's packages there is NVIDIA's only."""
+    try:
+        from zeusctl.probe.amd import AmdDriver, is_amd
+    except ImportError:
+        pass
+    else:
+        if is_amd(library):
+            return AmdDriver(library)
     from zeusctl.probe.nvml import NvmlDriver
 
-    driver = NvmlDriver(options["library"])
-    return driver, None if options["no_load"] else _torch_on(driver)
+    return NvmlDriver(library)
 
 
 def _torch_on(driver: Driver) -> Loads | None:

@@ -29,7 +29,7 @@ OPTIONS = (
     Option("--calls", int, "N", 200, "Time each call this often."),
     Option("--no-load", None, None, None, "Run no bursts of load, even if PyTorch sees the GPU."),
     Option("--identify", None, None, None, "Include UUID, serial number and PCI address."),
-    Option("--library", str, "PATH", None, "Load this libnvidia-ml."),
+    Option("--library", str, "PATH", None, "Load this libnvidia-ml or libamd_smi."),
     Option("--in-unit", None, None, None, "Read all again inside zeusd's sandbox (systemd, root)."),
     Option("--simulate", str, "SPEC", None, "Probe simulated GPUs instead, such as 2xh100."),
 )

@@ -377,6 +377,12 @@ def _outcome(machine: ControlMachine) -> str:
 
 def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:
     """Why there is nothing to persist on a control."""
+    if machine.spec.merges:
+        return Failure(
+            ErrorCode.NOT_SUPPORTED,
+            f"{machine.control.value} of {machine.gpu} cannot be made to last, because others "
+            "choose in it too; use `nvidia-smi power-profiles`",
+        )
     if machine.held_by(peer.process) and machine.value is not None:
         return None
     return Failure(

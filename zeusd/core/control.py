@@ -151,7 +151,8 @@ class ControlMachine(Leased):
             recoveries=debt.recoveries + 1,
         )
         self._values, self._doubt = debt.values, debt.doubt
-        if self.spec.readable and debt.values and debt.target not in (*debt.values, self.target):
+        moved = debt.target not in (*debt.values, self.target) and not self.spec.merges
+        if self.spec.readable and debt.values and moved:
             # The site's target was another then, and writing it needed no record of its own.
             self._values = (debt.target, *debt.values)
         self.life.on(Event.RECOVER)
@@ -188,7 +189,8 @@ class ControlMachine(Leased):
             owed: What zeusd itself wrote, and nobody leases; None: nothing. Then a failure that
                 changes nothing is the end of it.
         """
-        if self.first is not None and not self.pinned and self.target != self.first:
+        merges = self.spec.merges  # what others have chosen meanwhile stays
+        if self.first is not None and not (self.pinned or merges) and self.target != self.first:
             self.aim_at(self.first)
         if self.phase is Phase.HELD:
             self._revoke("reset", clause, then, ALL)
@@ -473,6 +475,8 @@ class ControlMachine(Leased):
         assert lease is not None
         if item is not None:
             lease.asked, lease.over = value, item.over
+        if self.spec.merges:
+            value = self.spec.normal((*value, *self.target))
         before, doubt = self._values, self._doubt
         possible = before or (self.target if self._found is None else self._found,)
         self._values = (*(one for one in possible if one != value), value)

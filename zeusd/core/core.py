@@ -429,7 +429,9 @@ class Core:
             if control in gpu.machines or not (offered or debt):
                 continue
             baseline = values.get(baseline_key(uuid, control))
-            known = baseline or (debt.target if debt is not None and debt.target else None)
+            known = baseline
+            if known is None and debt is not None and (debt.target or SPECS[control].merges):
+                known = debt.target
             target = self.node.settings.site.target(control, facts, known)
             if target is None:
                 if debt is None:
@@ -464,7 +466,8 @@ class Core:
         )
         machine.first = values.get(first_key(uuid, control))
         if machine.spec.readable and first_seen and not target.pinned:
-            machine.first = machine.first or target.value
+            if machine.first is None:
+                machine.first = target.value
             for key in (baseline_key(uuid, control), first_key(uuid, control)):
                 self._out.add(Put(key, {"value": list(target.value)}))
         persisted = values.get(pin_key(uuid, control))

@@ -23,6 +23,11 @@ class Gpu:
         """What does not change about it."""
         return self.facts.info
 
+    @property
+    def shares_power(self) -> bool:
+        """Whether another GPU has its power limit and its energy."""
+        return self.info.power_domain[:1] not in ([], [self.info.uuid])
+
     def listed(self) -> list[ControlMachine]:
         """Its controls in the order in which people see them."""
         return [self.machines[control] for control in Control if control in self.machines]
@@ -60,7 +65,9 @@ class Node:
     def sources(self) -> set[str]:
         """Devices besides GPUs whose energy is sampled."""
         names = {f"cpu:{cpu.index}" for cpu in self.cpus}
-        return names | {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
+        names |= {f"dram:{cpu.index}" for cpu in self.cpus if cpu.dram}
+        modules = {gpu.info.module for gpu in self.gpus.values()} - {None}
+        return names | {f"module:{module}" for module in modules}
 
     def machines(self) -> list[ControlMachine]:
         """Every control of every GPU, in the order in which they are restored."""
@@ -76,6 +83,12 @@ class Node:
         if gpu is None:
             return self.unknown(uuid)
         machine = gpu.machines.get(control)
+        if machine is None and control is Control.POWER_LIMIT and gpu.shares_power:
+            return Failure(
+                ErrorCode.NOT_SUPPORTED,
+                f"{gpu.info.name} {uuid} shares its power limit with {gpu.info.power_domain[0]}, "
+                "which has it for both; set that one's",
+            )
         if machine is None:
             return Failure(
                 ErrorCode.NOT_SUPPORTED,

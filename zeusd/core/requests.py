@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from zeus_ipc.controls import BY_OPERATION, Control, ControlValue
+from zeus_ipc.controls import BY_OPERATION, SPECS, Control, ControlValue, exclusive, profile_name
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import GpuInfo
 from zeus_ipc.requests import (
@@ -70,7 +70,7 @@ def asked_of(request: SetRequest) -> tuple[Control, ControlValue | None]:
     if isinstance(request, Reset):
         return request.control, None
     if isinstance(request, SetControl):
-        return request.control, tuple(request.value)
+        return request.control, SPECS[request.control].normal(request.value)
     spec = BY_OPERATION[request.op]
     return spec.control, tuple(int(getattr(request, name)) for name in spec.arguments)
 
@@ -160,6 +160,7 @@ class Requests:
     def describe_node(self) -> dict[str, Any]:
         """`replies.NodeInfo` as a map."""
         gpus = sorted((gpu.info for gpu in self._node.gpus.values()), key=lambda info: info.index)
+        closed = self._node.quiesced_ns is not None
         return {
             "protocol": PROTOCOL_VERSION,
             "protocols": [PROTOCOL_VERSION],
@@ -172,6 +173,7 @@ class Requests:
             "stream": self._stream,
             "started_ns": self._node.started_ns,
             "quiesced_ns": self._node.quiesced_ns,
+            "findings": [] if closed else [*self._node.settings.findings(gpus)],
         }
 
     def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
@@ -187,6 +189,7 @@ class Requests:
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
             described["power_limit_site_mw"] = self._node.highest_mw(machine)
+            described["power_limit_enforced"] = machine.bounded
         return described
 
     def _track(
@@ -251,6 +254,7 @@ class Requests:
                     over=PERSISTED if self._access.is_admin(peer) else "",
                 ),
                 asked=asked,
+                together=request.together,
             )
 
     def _too_fast(self, peer: Peer) -> Failure | None:
@@ -287,8 +291,24 @@ class Requests:
             )
         return None
 
+    def _excluded(self, machine: ControlMachine) -> Failure | None:
+        """Why this control is not leased beside others of its GPU."""
+        for other in self._node.gpus[machine.gpu].machines.values():
+            if other.phase is Phase.HELD and exclusive(machine.control, other.control):
+                return Failure(
+                    ErrorCode.LEASE_HELD,
+                    f"{machine.control.value} of {machine.gpu} changes what {other.control.value} "
+                    "does, which is leased, and which of the two counts is undocumented; release "
+                    "that first, or ask for both together",
+                )
+        return None
+
     def _submit(
-        self, machine: ControlMachine, item: Set, asked: ControlValue | None = None
+        self,
+        machine: ControlMachine,
+        item: Set,
+        asked: ControlValue | None = None,
+        together: bool = False,
     ) -> None:
         """Hands a set or an acquire to its control, if this user may do that.
 
@@ -297,6 +317,8 @@ class Requests:
         peer, info = item.peer, self._node.gpus[machine.gpu].info
         refusal = self._access.refuse(peer, info, machine.control, asked)
         refusal = refusal or self._too_much(peer, machine)
+        if refusal is None and not together and not machine.held_by(peer.process):
+            refusal = self._excluded(machine)
         if refusal is not None:
             self._refused(peer, machine, refusal)
             item.done(refusal)
@@ -350,6 +372,8 @@ class Requests:
         fault = machine.spec.fault(asked)
         if fault is not None:
             return Failure(ErrorCode.OUT_OF_RANGE, f"{fault}; nothing was changed on {info.uuid}")
+        if machine.control is Control.POWER_PROFILE:
+            return _unknown_profile(info, asked)
         low = info.power_limit_min_mw
         high = self._node.highest_mw(machine, self._access.is_admin(peer))
         if low is None or high is None or low <= asked[0] <= high:
@@ -417,4 +441,18 @@ class Requests:
                     block=True,
                     done=done,
                 ),
+                together=request.together,
             )
+
+
+def _unknown_profile(info: GpuInfo, asked: ControlValue) -> Failure | None:
+    """Why a GPU does not take these workload power profiles."""
+    offered = [one.profile for one in info.power_profiles]
+    strange = [profile_name(one) for one in asked if one not in offered]
+    if not strange:
+        return None
+    known = ", ".join(profile_name(one) for one in offered)
+    return Failure(
+        ErrorCode.OUT_OF_RANGE,
+        f"{info.name} {info.uuid} has no workload power profile {strange[0]}; it has {known}",
+    )

@@ -199,7 +199,7 @@ class Restorable:
         """Someone else chose this value while nothing was held."""
         if current in (self.target, self._resting) or self.pinned:
             return
-        if self._override:
+        if self._override and not self.spec.merges:
             self._note_outside(self.target, current, "overridden")
             return
         self._note_outside(self.target, current, "adopted")
@@ -241,6 +241,7 @@ class Restorable:
             rounding=self.spec.rounding,
             refused_target=self.spec.refused_target,
             overwrite=self._overwrites(),
+            merges=self.spec.merges,
         )
         restoration.steps = restore_steps(restoration.plan)
         self._advance(None)
@@ -275,10 +276,11 @@ class Restorable:
             self._write_step(ticket, step)
 
     def _write_step(self, ticket: int, step: Put) -> None:
-        found = () if step.found is None else (step.found,)
-        self._values = tuple(dict.fromkeys((*self._values, *found, step.value)))
-        self._values = (*(one for one in self._values if one != step.value), step.value)
-        self._doubt = step.value if self.spec.readable else None
+        if not self.spec.merges:  # what others have chosen is none of zeusd's values
+            found = () if step.found is None else (step.found,)
+            self._values = tuple(dict.fromkeys((*self._values, *found, step.value)))
+            self._values = (*(one for one in self._values if one != step.value), step.value)
+            self._doubt = step.value if self.spec.readable else None
         self._out.add(
             Write(
                 ticket,
@@ -318,7 +320,7 @@ class Restorable:
             assert result.holds is not None
             failure = kept_failure(self.control, self.gpu, result.target, result.holds)
         if result.kind == "restored" or (result.pending and writing):
-            self._note_change("restore", result.found, result.holds or result.target, failure)
+            self._note_change("restore", result.found, result.in_force, failure)
         if result.pending:
             assert failure is not None
             self._failed(failure)
@@ -326,9 +328,9 @@ class Restorable:
         if result.kind == "restored":
             self._doubt = None
             moved = result.holds is not None and result.holds != restoration.plan.target
-            if moved or result.target != restoration.plan.target:
-                self._note_clamped(restoration.plan.target, result.holds or result.target)
-        in_force = result.holds or result.target
+            if not self.spec.merges and (moved or result.target != restoration.plan.target):
+                self._note_clamped(restoration.plan.target, result.in_force)
+        in_force = result.in_force
         if result.kind in ("restored", "already_back"):
             self.rest(in_force if self.bounded else None)
             if restoration.plan.target != self.target:

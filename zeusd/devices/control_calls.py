@@ -38,19 +38,22 @@ class TabledControls:
 
     def read_control(self, gpu: Handle, control: Control) -> ControlValue:
         """See `Backend`."""
-        read = self.controls[control].read
-        if read is None:
+        calls = self.controls.get(control)
+        if calls is None or calls.read is None:
             raise _unsupported("reading", control)
-        return read(gpu)
+        return calls.read(gpu)
 
     def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
         """See `Backend`."""
-        self.controls[control].write(gpu, value)
+        calls = self.controls.get(control)
+        if calls is None:
+            raise _unsupported("setting", control)
+        calls.write(gpu, value)
 
     def control_range(self, gpu: Handle, control: Control) -> tuple[int, int]:
         """See `Backend`."""
-        calls = self.controls[control]
-        if calls.range is None:
+        calls = self.controls.get(control)
+        if calls is None or calls.range is None:
             raise _unsupported("the range of", control)
         return calls.range(gpu)
 

@@ -72,9 +72,26 @@ class Sensors(NamedTuple):
     t_ns: int
     """CLOCK_MONOTONIC time, midway through the call."""
     energy_mj: int | None
+    """The energy counter. On a superchip it may count the whole module: see `energy.scope`."""
     power_instant_mw: int | None
+    """Of the GPU with its memory, never of its module."""
     power_average_mw: int | None
+    """The same, mean of the last second."""
     memory_power_average_mw: int | None
+    """The memory's part of it."""
+    module_power_mw: int | None = None
+    """Of the superchip: CPU, memory and all its GPUs, each of which reports the same."""
+
+
+class PowerProfile(NamedTuple):
+    """A workload power profile that a GPU offers."""
+
+    profile: int
+    """Number, see `zeus_ipc.controls.PROFILES`."""
+    priority: int
+    """The lower one of two that conflict is enforced."""
+    conflicts: tuple[int, ...]
+    """Profiles that cannot be enforced beside it."""
 
 
 class GpuProcess(NamedTuple):
@@ -128,6 +145,16 @@ class Backend(Protocol):
     def mig_enabled(self, gpu: Handle) -> bool:
         """Whether MIG mode is on. False where MIG does not exist."""
 
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """Indices of the GPUs that have one power limit, power and energy together, as the dies of
+        a card: it is the first one's, which reports it for all. Alone: empty."""
+
+    def module(self, gpu: Handle) -> int | None:
+        """Number of the superchip that the GPU is part of: the NUMA node of its PCI device.
+
+        None: it reports no module power, or the kernel does not know its NUMA node.
+        """
+
     def offers(self, gpu: Handle, control: Control) -> bool:
         """Whether the GPU has this control.
 
@@ -153,6 +180,17 @@ class Backend(Protocol):
 
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
         """The limit in force, which the board may have lowered below the requested one."""
+
+    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+        """Workload power profiles that the GPU offers, by number. Where there is no such thing:
+        none, or `UNSUPPORTED`."""
+
+    def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
+        """Workload power profiles in force: some of those requested may have lost.
+
+        Raises:
+            DeviceError: Also `UNSUPPORTED`.
+        """
 
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
         """Memory clocks, MHz, descending."""

@@ -136,7 +136,7 @@ def _open(vendor: str, options: Options) -> Backend:
         return AmdBackend(options.amd_library, options.sysfs)
     from zeusd.devices.nvml.backend import NvmlBackend
 
-    return NvmlBackend(options.nvidia_library)
+    return NvmlBackend(options.nvidia_library, options.sysfs)
 
 
 def has_gpu(sysfs: str, kind: tuple[str, tuple[str, ...]]) -> bool:

@@ -6,6 +6,7 @@ from zeusd.devices.port import Sensors
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge, Meter, expected_period_ns, sensor_window_ns
+from zeusd.energy.scope import Scope, ScopeTest
 from zeusd.energy.ticks import TickTracker
 
 POWER_RESOLUTION_MW = 400
@@ -32,6 +33,7 @@ class Channel:
     ) -> None:
         self.history = history
         self.slow = Slow()
+        self._scope = ScopeTest()
         self._tracker = TickTracker(now_ns)
         self._meter = Meter(sensor_window_ns(architecture, name), history.last())
         self._ceiling_mw = ceiling_mw
@@ -54,6 +56,11 @@ class Channel:
         return self._tracker.period_ns
 
     @property
+    def scope(self) -> Scope:
+        """What its energy counter counts. One that may count more than the GPU is not used."""
+        return self._scope.verdict
+
+    @property
     def curve(self) -> Curve:
         """Its energy over time."""
         counted = self._meter.raw_mj is not None and not self._meter.stuck
@@ -66,6 +73,10 @@ class Channel:
 
     def observe(self, sensors: Sensors) -> Edge | None:
         """The sensors were read. Returns the tick that they showed to have passed, if any."""
+        self._scope.observe(sensors)
+        if self._scope.verdict is not Scope.GPU:
+            sensors = sensors._replace(energy_mj=None)
+            self._meter.raw_mj = None
         if not self._meter.plausible(sensors):
             self._tracker.failed(sensors.t_ns)
             return None

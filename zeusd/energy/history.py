@@ -58,6 +58,8 @@ class Slow(NamedTuple):
     memory_mhz: int | None = None
     reasons: int | None = None
     limit_mw: int | None = None
+    module_mw: int | None = None
+    """Not in the rows: a module has a history of its own."""
 
 
 class History:

@@ -41,7 +41,7 @@ SUSPEND = "suspend"
 SUSPEND_NS = SECOND_NS
 MIN_TICKS = 2
 
-NO_GPUS = ("cpu:", "dram:")
+NO_GPUS = ("cpu:", "dram:", "module:")
 """How the names of sources begin that are no GPUs: they have no accounts."""
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from zeus_ipc.controls import SPECS, Control, ControlValue
-from zeus_ipc.replies import GpuInfo, GpuSupport
+from zeus_ipc.controls import SPECS, Control, ControlValue, profile_name
+from zeus_ipc.replies import GpuInfo, GpuSupport, ProfileInfo
 from zeusd.core.model import GpuFacts
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, PowerLimits
 
@@ -129,6 +129,7 @@ def _describe(
 ) -> GpuInfo:
     """All that does not change about one GPU."""
     sensors = _try(nvml.sensors, gpu)
+    profiles = _try(nvml.power_profiles, gpu) if Control.POWER_PROFILE in offered else None
     return GpuInfo(
         uuid=nvml.uuid(gpu),
         index=index,
@@ -148,6 +149,19 @@ def _describe(
             power_average=sensors is not None and sensors.power_average_mw is not None,
         ),
         controls=[control.value for control in SPECS if control in offered],
+        module=_try(nvml.module, gpu),
+        power_domain=[
+            nvml.uuid(nvml.device_handle(one)) for one in _try(nvml.power_domain, gpu) or ()
+        ],
+        power_profiles=[
+            ProfileInfo(
+                profile=one.profile,
+                name=profile_name(one.profile),
+                priority=one.priority,
+                conflicts=list(one.conflicts),
+            )
+            for one in profiles or ()
+        ],
     )
 
 

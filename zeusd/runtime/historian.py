@@ -23,7 +23,7 @@ from zeusd.energy.columns import Ring
 from zeusd.energy.history import ABSENT, History
 from zeusd.runtime.queries import TimelineQuery, WindowsQuery
 from zeusd.runtime.sampler import Sampler
-from zeusd.runtime.sources import Source
+from zeusd.runtime.sources import GpuSource, Source
 
 log = logging.getLogger(__name__)
 
@@ -239,6 +239,14 @@ def _has(source: Source, until_ns: int) -> bool:
 def _nothing(name: str, source: Source | None) -> Failure:
     if source is not None and isinstance(source.failure, DeviceError):
         return device_failure("reading the energy", name, source.failure)
+    if source is not None and isinstance(source.failure, OSError):
+        return Failure(ErrorCode.NOT_SUPPORTED, f"{name} cannot be read: {source.failure}")
+    if isinstance(source, GpuSource) and source.module_reading is not None:
+        return Failure(
+            ErrorCode.NOT_SUPPORTED,
+            f"{name} reports the power of its superchip only, which is not the GPU's; a newer "
+            "driver reports both, and `zeusctl status` shows the superchip's",
+        )
     return Failure(
         ErrorCode.NOT_SUPPORTED,
         f"{name} shows neither energy nor power at the moment; its driver may be stuck or its "

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
+from zeus_ipc.controls import Control
 from zeus_ipc.requests import (
     GetClocks,
     GetEnergy,
@@ -207,11 +208,17 @@ class Reads:
                 for one in result["processes"]
             ]
             return {**result, "processes": processes}
+        if reading is Reading.ENERGY:
+            return {**result, "scope": self._sampling.energy_scope(uuid)}
         if reading is not Reading.STATE:
             return result
+        there = self._core.node.gpus[uuid].machines
+        read = result.get("controls", {}).items()
+        controls = {name: value for name, value in read if Control(name) in there}
         held = self._core.node.unreadable(uuid)
         locked = {f"locked_{name}_mhz": value or None for name, value in held.items()}
-        return {**result, **locked, "controls": {**result.get("controls", {}), **held}}
+        scope = {"energy_scope": self._sampling.energy_scope(uuid)}
+        return {**result, **locked, **scope, "controls": {**controls, **held}}
 
     def _look_up(
         self, conn: int, request: PastRequest, query: WindowsQuery | TimelineQuery

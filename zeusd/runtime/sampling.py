@@ -15,10 +15,18 @@ from typing import Protocol
 from zeus_ipc.replies import CpuInfo, GpuInfo
 from zeusd.devices.port import Backend, Handle
 from zeusd.energy.history import LAYOUT, SIZE, History
+from zeusd.energy.scope import Scope
 from zeusd.runtime.historian import Historian, LookUp
-from zeusd.runtime.powercap import Package, Zone, ZoneSource, find_packages
+from zeusd.runtime.power_sources import (
+    PERIOD_NS,
+    PowerMeter,
+    PowerSource,
+    find_power_meters,
+    module_power_mw,
+)
+from zeusd.runtime.powercap import Zone, ZoneSource, find_packages
 from zeusd.runtime.sampler import Sampler
-from zeusd.runtime.sources import GpuSource, Sample
+from zeusd.runtime.sources import GpuSource, Sample, SharedGpuSource
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +108,8 @@ class Sampling:
         histories: Where histories are kept.
         publish: Called with the samples of streamed GPUs, on the sampler's thread.
         lazy: Sample a GPU only once someone asks for it.
-        powercap: Root of the powercap tree; None: CPUs are not measured.
+        powercap: Root of the powercap tree; None: CPUs are not measured with it.
+        hwmon: Root of the hwmon tree, where powercap has no CPU; None: it is not looked at.
         clock: Simulated time; None: the system's, on a thread.
     """
 
@@ -112,6 +121,7 @@ class Sampling:
         publish: Callable[[str, Sample], None],
         lazy: bool = False,
         powercap: str | None = None,
+        hwmon: str | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._nvml = nvml
@@ -120,7 +130,11 @@ class Sampling:
         self._clock = clock
         self._clock_ns: Callable[[], int] = time.monotonic_ns if clock is None else clock
         self._offered: dict[str, Callable[[], None]] = {}
-        self._packages: list[Package] = [] if powercap is None else find_packages(powercap)
+        self._modules: dict[int, set[str]] = {}
+        self._packages = [] if powercap is None else find_packages(powercap)
+        self._meters: list[PowerMeter] = []
+        if hwmon is not None and not self._packages:
+            self._meters = find_power_meters(hwmon)
         self.sampler = Sampler(self._ticked, publish, self._clock_ns)
         hurry = None if clock is None else clock.hurry
         self._historian = Historian(self.sampler, self._clock_ns, hurry)
@@ -128,7 +142,7 @@ class Sampling:
     @property
     def cpus(self) -> list[CpuInfo]:
         """The CPU packages that are measured."""
-        return [package.info for package in self._packages]
+        return [*(one.info for one in self._packages), *(one.info for one in self._meters)]
 
     @property
     def names(self) -> set[str]:
@@ -143,6 +157,9 @@ class Sampling:
             for name, zone in zones.items():
                 if zone is not None:
                     self._offer(name, partial(self._add_zone, name, zone))
+        for meter in self._meters:
+            name, period_ns = f"cpu:{meter.info.index}", meter.period_ns
+            self._offer(name, partial(self._add_power, name, "hwmon", meter.read_mw, period_ns))
         if self._clock is None:
             self.sampler.start()
         else:
@@ -152,6 +169,10 @@ class Sampling:
         """GPUs, at start or found again."""
         for info, handle in gpus:
             self._offer(info.uuid, partial(self._add_gpu, driver, info, handle))
+            if info.module is not None:
+                self._modules.setdefault(info.module, set()).add(info.uuid)
+        for module, uuids in self._modules.items():
+            self._offer(f"module:{module}", partial(self._add_module, driver, module, uuids))
 
     def pause(self, gpus: Iterable[str], timeout_s: float) -> bool:
         """Reads these GPUs no more until they are found again. Waits for calls that are under way.
@@ -197,6 +218,12 @@ class Sampling:
         source = self.sampler.find(name)
         return None if source is None else source.period_ns
 
+    def energy_scope(self, name: str) -> str:
+        """What a GPU's energy counter counts, see `energy.scope`."""
+        source = self.sampler.find(name)
+        scope = source.scope if isinstance(source, GpuSource) else Scope.GPU
+        return scope.value
+
     def stream(self, names: Iterable[str]) -> None:
         """Publish the samples of these sources from now on, and of no others."""
         self.sampler.streamed = frozenset(names)
@@ -231,11 +258,28 @@ class Sampling:
     def _add_gpu(self, driver: str, info: GpuInfo, handle: Handle) -> None:
         known = self.sampler.find(info.uuid)
         history = self._histories.open(info.uuid, driver) if known is None else known.history
-        self.sampler.add(info.uuid, GpuSource(self._nvml, handle, info, history, self._clock_ns))
+        shares = info.power_domain[:1] not in ([], [info.uuid])
+        kind = SharedGpuSource if shares else GpuSource
+        self.sampler.add(info.uuid, kind(self._nvml, handle, info, history, self._clock_ns))
 
     def _add_zone(self, name: str, zone: Zone) -> None:
         history = self._histories.open(name, "powercap")
         self.sampler.add(name, ZoneSource(zone, history, self._clock_ns))
+
+    def _add_module(self, driver: str, module: int, uuids: set[str]) -> None:
+        for uuid in uuids:
+            self._begin(uuid)
+        sources = (self.sampler.find(uuid) for uuid in uuids)
+        gpus = [source for source in sources if isinstance(source, GpuSource)]
+        read_mw = partial(module_power_mw, gpus, self._clock_ns)
+        self._add_power(f"module:{module}", driver, read_mw, PERIOD_NS)
+
+    def _add_power(
+        self, name: str, driver: str, read_mw: Callable[[], int], period_ns: int
+    ) -> None:
+        known = self.sampler.find(name)
+        history = self._histories.open(name, driver) if known is None else known.history
+        self.sampler.add(name, PowerSource(read_mw, history, period_ns, self._clock_ns))
 
     def _ticked(self, name: str) -> None:
         self._historian.ticked(name)

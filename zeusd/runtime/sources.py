@@ -11,6 +11,7 @@ from zeusd.energy.channel import Channel
 from zeusd.energy.curve import Curve
 from zeusd.energy.history import History, Slow
 from zeusd.energy.meter import Edge
+from zeusd.energy.scope import Scope
 
 STREAMED_SLOW_NS = 200_000_000
 """How often clocks, temperature, throttle reasons and limit are read of a GPU that is streamed; of
@@ -20,6 +21,9 @@ GIVE_UP_AFTER = 3
 """A reading that was never served is asked for this often; one that was, always."""
 
 DEFAULT_CEILING_MW = 1_000_000
+
+SHARED_PERIOD_NS = 100_000_000
+"""How often a GPU gets a row that has no energy of its own."""
 
 
 class Sample(NamedTuple):
@@ -48,6 +52,7 @@ def describe_sample(name: str, sample: Sample) -> dict[str, object]:
         "temperature_c": slow.temperature_c,
         "throttle_reasons": slow.reasons,
         "power_limit_mw": slow.limit_mw,
+        "module_mw": slow.module_mw,
     }
 
 
@@ -95,6 +100,9 @@ class GpuSource:
         info: What it is.
         history: Where its ticks go.
         clock_ns: CLOCK_MONOTONIC.
+
+    Attributes:
+        module_reading: Time and power, mW, of its superchip when that was last read.
     """
 
     aligns = True
@@ -114,6 +122,7 @@ class GpuSource:
         self._clock_ns = clock_ns
         ceiling_mw = info.power_limit_max_mw or DEFAULT_CEILING_MW
         self._channel = Channel(clock_ns(), history, info.architecture, info.name, ceiling_mw)
+        self.module_reading: tuple[int, int] | None = None
         self._slow_at_ns = 0
         self._served: set[str] = set()
         self._refused: dict[str, int] = {}
@@ -143,6 +152,11 @@ class GpuSource:
         """See `Source`."""
         return self._channel.slow
 
+    @property
+    def scope(self) -> Scope:
+        """What the GPU's energy counter counts."""
+        return self._channel.scope
+
     def read(self, streamed: bool) -> Edge | None:
         """See `Source`."""
         channel = self._channel
@@ -152,14 +166,22 @@ class GpuSource:
             self.failure = error
             channel.failed(self._clock_ns())
             return None
-        row_ns = 0 if streamed else self.history.next_row_ns
-        if sensors.t_ns >= max(self._slow_at_ns, row_ns):
-            self._slow_at_ns = sensors.t_ns + STREAMED_SLOW_NS
+        if sensors.module_power_mw is not None:
+            self.module_reading = sensors.t_ns, sensors.module_power_mw
+        if self._due(sensors.t_ns, streamed):
             self._read_slow(sensors)
         edge = channel.observe(sensors)
         if edge is not None:
             self.failure = None
         return edge
+
+    def _due(self, t_ns: int, streamed: bool) -> bool:
+        """Whether to read what is read each second, now."""
+        row_ns = 0 if streamed else self.history.next_row_ns
+        if t_ns < max(self._slow_at_ns, row_ns):
+            return False
+        self._slow_at_ns = t_ns + STREAMED_SLOW_NS
+        return True
 
     def _read_slow(self, sensors: Sensors) -> None:
         nvml = self._nvml
@@ -171,6 +193,7 @@ class GpuSource:
             memory_mhz=self._optional(nvml.memory_clock_mhz),
             reasons=self._optional(nvml.throttle_reasons),
             limit_mw=self._optional(nvml.enforced_power_limit_mw),
+            module_mw=sensors.module_power_mw,
         )
 
     def _optional(self, call: Callable[[Handle], int]) -> int | None:
@@ -186,3 +209,39 @@ class GpuSource:
             return None
         self._served.add(name)
         return value
+
+
+class SharedGpuSource(GpuSource):
+    """A GPU whose power and energy are another one's, as the second die of a card.
+
+    It draws nothing of its own: sums over GPUs count the card once.
+    """
+
+    _next_ns = 0
+
+    @property
+    def next_read_ns(self) -> int:
+        """See `Source`."""
+        return self._next_ns
+
+    @property
+    def latest_read_ns(self) -> int:
+        """See `Source`."""
+        return self._next_ns + SHARED_PERIOD_NS // 2
+
+    @property
+    def period_ns(self) -> int:
+        """See `Source`."""
+        return SHARED_PERIOD_NS
+
+    def read(self, streamed: bool) -> Edge | None:
+        """See `Source`."""
+        t_ns = self._clock_ns()
+        self._next_ns = t_ns + SHARED_PERIOD_NS
+        if t_ns <= self.history.ends_ns:
+            return None
+        if self._due(t_ns, streamed):
+            self._read_slow(Sensors(t_ns, None, 0, None, None))
+        edge = Edge(t_ns, 0, 0, 0, 0)
+        self.history.add(edge, None, None, self.slow)
+        return edge

@@ -16,7 +16,7 @@ from zeus_ipc.errors import ErrorCode
 from zeusd.core.effects import Listed, Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
-from zeusd.restore_rule import read_settled, write_verified
+from zeusd.restore_rule import read_settled, write_merged, write_verified
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.processes import job_of_process, owner_of
 from zeusd.runtime.wake import Wake
@@ -63,9 +63,22 @@ def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
         "energy_mj": None if sensors is None else sensors.energy_mj,
         "temperature_c": _optional(nvml.temperature_c, gpu),
         "throttle_reasons": _optional(nvml.throttle_reasons, gpu),
+        "enforced_power_profiles": _enforced_profiles(nvml, gpu, held),
+        "memory_power_mw": None if sensors is None else sensors.memory_power_average_mw,
+        "module_power_mw": None if sensors is None else sensors.module_power_mw,
         "utilization_percent": _optional(nvml.utilization_percent, gpu),
         "memory_used_mib": _optional(nvml.memory_used_mib, gpu),
     }
+
+
+def _enforced_profiles(
+    nvml: Backend, gpu: Handle, held: dict[str, list[int] | None]
+) -> list[int] | None:
+    """Workload power profiles in force; only GPUs that have some are asked."""
+    if held[Control.POWER_PROFILE.value] is None:
+        return None
+    found = _optional(nvml.enforced_power_profiles, gpu)
+    return None if found is None else list(found)
 
 
 def _read_control(nvml: Backend, control: Control, gpu: Handle) -> ControlValue:
@@ -92,6 +105,7 @@ def read_power(nvml: Backend, gpu: Handle) -> dict[str, Any]:
         "instant_mw": sensors.power_instant_mw,
         "average_mw": sensors.power_average_mw,
         "memory_average_mw": sensors.memory_power_average_mw,
+        "module_mw": sensors.module_power_mw,
     }
 
 
@@ -250,6 +264,9 @@ class GpuWorker:
             write(call.value)
             return Applied(call.value)
         read = partial(nvml.read_control, gpu, control)
+        if spec.merges:
+            earlier = call.expected or (() if call.before is None else (call.before,))
+            return Applied(write_merged(write, read, call.value, earlier, time.sleep))
         before = call.before
         if before is None or call.expected:
             before = read()

@@ -110,6 +110,7 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             "ZEUS_FLEET_RECORD": ("", "File that it appends a record to each second."),
             "ZEUS_FLEET_NAME": ("host name", "Name of the node or allocator."),
             "ZEUS_FLEET_POLICY": ("water-filling", "Policy of `zeus-fleet allocate`."),
+            "NODE_NAME": ("", "For `zeusd-kubernetes`: this node's name in Kubernetes."),
             "ZEUSCTL_TRACEBACK": ("", "If set, a bug in `zeusctl` shows its traceback."),
         },
     }

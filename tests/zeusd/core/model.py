@@ -25,7 +25,7 @@ from zeusd.core.effects import Effect, Read, Reading, Watch, Write
 from zeusd.core.lifecycle import Phase
 from zeusd.core.model import Applied, Debt, Process, debt_key
 from zeusd.core.policy import GpuRule, LeaseTerms, Settings, SitePolicy
-from zeusd.restore_rule import near
+from zeusd.restore_rule import merged, near
 
 GPUS = (GPU0, GPU1)
 CONTROLS = tuple(Control)
@@ -49,7 +49,10 @@ DEFAULTS: dict[Control, ControlValue] = {
     Control.PERSISTENCE_MODE: (0,),
     Control.GPU_CLOCKS: (),
     Control.MEMORY_CLOCKS: (),
+    Control.POWER_PROFILE: (),
 }
+FOREIGN = (7, 8, 9)
+"""Profiles that others request; processes ask for lower ones."""
 FAULTS = (15, 10, 4, 999, 2, 3, 16)
 """GPU_IS_LOST, TIMEOUT, NO_PERMISSION, UNKNOWN, INVALID_ARGUMENT, NOT_SUPPORTED, RESET_REQUIRED."""
 
@@ -144,6 +147,17 @@ class Model(World):
             self.request(
                 program, "set_persistence_mode", gpus=[gpu], enabled=bool(step % 2), block=block
             )
+        elif control is Control.POWER_PROFILE:
+            wanted = ([], [1], [1, 2], [2, 3], [4])[step]
+            self.request(
+                program,
+                "set",
+                gpus=[gpu],
+                control=control.value,
+                value=wanted,
+                block=block,
+                together=choice < 4,
+            )
         else:
             op = "set_gpu_clocks" if control is Control.GPU_CLOCKS else "set_memory_clocks"
             low = 300 + 100 * step
@@ -208,6 +222,11 @@ class Model(World):
         if self.values[key] != value:
             self.values[key] = value
             self.ours.discard(key)
+
+    def request_outside(self, gpu: str, choice: int) -> None:
+        """Someone runs nvidia-smi power-profiles: requests a profile, or clears it."""
+        key, profile = (gpu, Control.POWER_PROFILE), FOREIGN[choice % len(FOREIGN)]
+        self.values[key] = tuple(sorted({*self.values[key]} ^ {profile}))
 
     def misbehave(self, gpu: str, odd: Odd) -> None:
         """From now on the driver does not do quite what it is told on one GPU."""
@@ -378,7 +397,9 @@ class Model(World):
                 resting = rest.get("value", ())
                 listed = (*debt.values, debt.target, *self.targets[key], tuple(resting))
                 anything = newest_lost and debt.values
-                assert value in listed or anything or self._made_of(debt, value), (
+                known_values = {_own(control, one) for one in listed}
+                in_list = _own(control, value) in known_values
+                assert in_list or anything or self._made_of(debt, value), (
                     f"{control.value} of {gpu} holds {value}, which the journal does not list"
                 )
             elif known:
@@ -456,6 +477,9 @@ class Model(World):
     def _check_settled(self, gpu: str, control: Control) -> None:
         machine, key = self.machine(gpu, control), (gpu, control)
         value = self.values[key]
+        if control is Control.POWER_PROFILE and machine.phase is Phase.FREE:
+            assert _own(control, value) == (), f"{gpu} is left with the profiles {value}"
+            return
         if machine.phase is Phase.FREE:
             rests = value in (machine.target, machine._resting)
             rests = rests or _may_become(machine.target, value, control)
@@ -485,8 +509,8 @@ class Model(World):
         newest_lost = self._newest_lost(gpu, control)
         if key in self.ours and machine.value is not None and not newest_lost:
             # After a crash the newest of them may have been meant only, or be what the driver made.
-            listed = (*machine._values, machine.target)
-            assert value in listed or self._made_of(machine._debt(), value)
+            listed = {_own(control, one) for one in (*machine._values, machine.target)}
+            assert _own(control, value) in listed or self._made_of(machine._debt(), value)
 
     def _newest_lost(self, gpu: str, control: Control) -> bool:
         """Whether the journal may lack the newest value of a control that cannot be read."""
@@ -602,14 +626,24 @@ class Model(World):
     def _write_device(self, write: Write) -> None:
         """The device's side of a write whose caller is gone."""
         key = (write.gpu, write.control)
-        if write.expected and self.values[key] not in write.expected:
+        merges = SPECS[write.control].merges
+        if write.expected and not merges and self.values[key] not in write.expected:
             return
         if self.faults.get(key) is None and self._takes(write):
+            if SPECS[write.control].merges:
+                earlier = write.expected or (() if write.before is None else (write.before,))
+                write = replace(write, value=merged(self.values[key], earlier, write.value))
             self._apply(write)
 
     def _apply(self, call: Write) -> None:
         """What the driver takes is zeusd's own; what it ignores leaves things as they were."""
+        before = self.values[(call.gpu, call.control)]
         super()._apply(call)
+        if call.control is Control.POWER_PROFILE:
+            after = self.values[(call.gpu, call.control)]
+            assert {*before} & {*FOREIGN} == {*after} & {*FOREIGN}, (
+                f"what others request on {call.gpu} is {before}, and zeusd makes it {after}"
+            )
         odd = self.odd.get(call.gpu)
         if odd is None or not odd.ignores or call.control not in READABLE:
             self.ours.add((call.gpu, call.control))
@@ -632,6 +666,13 @@ class Model(World):
                 return
             self.device_step(0)
         raise AssertionError("device calls never end")
+
+
+def _own(control: Control, value: ControlValue) -> ControlValue:
+    """A value without what others have requested."""
+    if control is not Control.POWER_PROFILE:
+        return value
+    return tuple(one for one in value if one not in FOREIGN)
 
 
 def _may_become(asked: ControlValue | None, value: ControlValue, control: Control) -> bool:

@@ -77,7 +77,10 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
     elif name == "acquire":
         controls = [one.value for one in rng.sample(CONTROLS, rng.randrange(1, 4))]
         ttl_ms = rng.choice((0, 0, 2_000, 60_000))
-        model.request(program, "acquire", gpus=[gpu], controls=controls, ttl_ms=ttl_ms)
+        together = rng.random() < 0.7
+        model.request(
+            program, "acquire", gpus=[gpu], controls=controls, ttl_ms=ttl_ms, together=together
+        )
     elif name == "release":
         model.request(program, "release", gpus=[gpu] if rng.random() < 0.5 else [])
     elif name == "goodbye":
@@ -96,6 +99,7 @@ def _step(model: Model, name: str, rng: random.Random) -> None:
             model.start_program()
     elif name == "outside":
         model.outside(gpu, rng.randrange(5))
+        model.request_outside(gpu, rng.randrange(3))
     elif name == "fault":
         model.faults[(gpu, rng.choice((control, None)))] = rng.choice(FAULTS)
         model.reads_fail = rng.random() < 0.3

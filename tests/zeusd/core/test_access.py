@@ -20,6 +20,7 @@ SETS = {
     Control.GPU_CLOCKS: ("set_gpu_clocks", {"min_mhz": 300, "max_mhz": 900}),
     Control.MEMORY_CLOCKS: ("set_memory_clocks", {"min_mhz": 300, "max_mhz": 900}),
     Control.PERSISTENCE_MODE: ("set_persistence_mode", {"enabled": True}),
+    Control.POWER_PROFILE: ("set", {"control": "power_profile", "value": [1]}),
 }
 USERS = {
     "stranger": {"uid": 1000},

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue
+from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue, profile_name
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import GpuInfo, GpuSupport
+from zeus_ipc.replies import GpuInfo, GpuSupport, ProfileInfo
 from zeus_ipc.requests import request_adapter
 from zeusd.core.access import OPEN, Access
 from zeusd.core.ceilings import Ceiling
@@ -49,14 +49,16 @@ from zeusd.core.model import (
 from zeusd.core.policy import LeaseTerms, Settings, SitePolicy
 from zeusd.devices.nvml.codes import nvml_error
 from zeusd.records import covers
-from zeusd.restore_rule import read_settled, write_verified
+from zeusd.restore_rule import read_settled, write_merged, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
 MOST_WAKES = 100
 LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
-def facts(uuid: str, index: int, power_limit_mw: int = 300_000) -> GpuFacts:
+def facts(
+    uuid: str, index: int, power_limit_mw: int = 300_000, profiles: ControlValue = ()
+) -> GpuFacts:
     info = GpuInfo(
         uuid=uuid,
         index=index,
@@ -79,10 +81,15 @@ def facts(uuid: str, index: int, power_limit_mw: int = 300_000) -> GpuFacts:
             power_average=True,
         ),
         controls=[control.value for control in SPECS],
+        power_profiles=[
+            ProfileInfo(profile=number, name=profile_name(number), priority=number)
+            for number in range(10)
+        ],
     )
     values: dict[Control, ControlValue] = {
         Control.POWER_LIMIT: (power_limit_mw,),
         Control.PERSISTENCE_MODE: (0,),
+        Control.POWER_PROFILE: profiles,
     }
     return GpuFacts(info, values)
 
@@ -160,6 +167,7 @@ class World:
             self.values[(uuid, Control.PERSISTENCE_MODE)] = (0,)
             self.values[(uuid, Control.GPU_CLOCKS)] = ()
             self.values[(uuid, Control.MEMORY_CLOCKS)] = ()
+            self.values[(uuid, Control.POWER_PROFILE)] = ()
         self.core = self.start_core(alive=set())
 
     def start_core(self, alive: set[Process]) -> Core:
@@ -211,7 +219,8 @@ class World:
         self.apply(self.core.gpus_found(self.now_ns, "1.0", found, self.driver))
 
     def _facts(self, uuid: str, index: int) -> GpuFacts:
-        found = facts(uuid, index, self.values[(uuid, Control.POWER_LIMIT)][0])
+        limit, profiles = Control.POWER_LIMIT, Control.POWER_PROFILE
+        found = facts(uuid, index, self.values[(uuid, limit)][0], self.values[(uuid, profiles)])
         hidden = self.hidden.get(uuid, frozenset())
         offered = [control.value for control in SPECS if control not in hidden]
         limits = {} if Control.POWER_LIMIT not in hidden else dict.fromkeys(LIMITS)
@@ -431,7 +440,8 @@ class World:
         """A write as the worker of a GPU makes it: compare, write, read back."""
         key = (call.gpu, call.control)
         before = self.values[key]
-        if call.expected and call.control in READABLE and before not in call.expected:
+        compares = call.control in READABLE and not SPECS[call.control].merges
+        if call.expected and compares and before not in call.expected:
             return Changed(before)
         if code is None and not self._takes(call):
             code = 2
@@ -450,6 +460,9 @@ class World:
             write(call.value)
             return Applied(call.value)
         read = partial(self._read, call.gpu, call.control)
+        if SPECS[call.control].merges:
+            earlier = call.expected or (() if call.before is None else (call.before,))
+            return Applied(write_merged(write, read, call.value, earlier, lambda seconds: None))
         rounding = SPECS[call.control].rounding
         holds = write_verified(write, read, call.value, before, lambda seconds: None, rounding)
         return Applied(holds)

@@ -200,7 +200,7 @@ def test_the_second_die_of_an_mi250_has_neither_cap_nor_energy(open_amd: Opener)
     second = amd.device_handle(1)
     assert amd.power_limits(first) == PowerLimits(100_000, 560_000, 560_000)
     assert amd.sensors(first).power_instant_mw == 140_000  # it has an average only
-    assert amd.sensors(second)[1:] == (None, None, None, None)
+    assert amd.sensors(second)[1:] == (None,) * 5
     inspector = Inspector(amd, 1)
     for _ in range(4):
         inspector.look()
@@ -211,6 +211,16 @@ def test_the_second_die_of_an_mi250_has_neither_cap_nor_energy(open_amd: Opener)
     error = failure(amd.power_limits, second)
     assert error.outcome is Outcome.UNSUPPORTED
     assert "first die" in str(error)
+    uuids = [amd.uuid(gpu) for gpu in (first, second)]
+    assert facts.info.power_domain == uuids
+
+
+def test_dies_are_paired_by_their_place_on_the_bus_and_the_one_with_the_cap_is_first(
+    open_amd: Opener,
+) -> None:
+    amd, _, _ = open_amd(MI250X, MI250X_SECOND, {}, MI250X_SECOND, MI250X)
+    gpus = [amd.device_handle(index) for index in range(5)]
+    assert [amd.power_domain(gpu) for gpu in gpus] == [[0, 1], [0, 1], [], [4, 3], [4, 3]]
 
 
 # ----------------------------------------------------------------------------------- power cap
@@ -401,7 +411,7 @@ def test_readings_that_the_driver_fills_with_ones_are_absent(open_amd: Opener) -
     amd, _, gpu = open_amd(
         {"power_form": 0, "energy_absent": 1, "activity": 0xFFFF, "no_violations": 1}
     )
-    assert amd.sensors(gpu)[1:] == (None, None, None, None)
+    assert amd.sensors(gpu)[1:] == (None,) * 5
     for call in (amd.utilization_percent, amd.throttle_reasons):
         assert failure(call, gpu).outcome is Outcome.UNSUPPORTED
 

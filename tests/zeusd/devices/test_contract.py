@@ -6,7 +6,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -31,11 +31,15 @@ class Case:
         backend: Its backend, initialised.
         lose: Takes the first GPU off the bus.
         fail_once: Lets the next reading of the first GPU's power limit answer "not supported".
+        domains: GPUs that share the power of each.
+        modules: The superchip of each GPU.
     """
 
     backend: Backend
     lose: Callable[[], None]
     fail_once: Callable[[], None]
+    domains: list[list[int]] = field(default_factory=lambda: [[], []])
+    modules: list[int | None] = field(default_factory=lambda: [None, None])
 
     @property
     def gpu(self) -> Handle:
@@ -48,7 +52,8 @@ Opener = Callable[[bool], Case]
 
 def open_nvidia(folder: Path, monkeypatch: pytest.MonkeyPatch, root: bool) -> Case:
     privilege = nvidia.ALWAYS if root else nvidia.NEVER
-    double = nvidia.NvmlDouble(folder, [{"architecture": 7}] * 2, privilege=privilege)
+    gpu = {"architecture": 10, "profiles_valid": nvidia.mask_of(0, 1, 5, 6, 7)}
+    double = nvidia.NvmlDouble(folder, [gpu] * 2, privilege=privilege)
     for name, value in double.env.items():
         monkeypatch.setenv(name, value)
     copy = folder / "libnvidia-ml.so.1"
@@ -80,6 +85,7 @@ def simulated(key: str) -> Callable[[Path, pytest.MonkeyPatch, bool], Case]:
             node,
             lambda: node.lose(0),
             lambda: node.inject(0, "power_limit_mw", 3, count=1),
+            modules=[spec.module for spec in node.specs],
         )
 
     return open_simulated
@@ -89,6 +95,7 @@ BACKENDS = {
     "nvml": open_nvidia,
     "amd": open_amd,
     "simulated-a100": simulated("a100"),
+    "simulated-gb200": simulated("gb200"),
     "simulated-mi300x": simulated("mi300x"),
 }
 
@@ -141,6 +148,10 @@ def test_gpus_have_names_that_last(case: Case) -> None:
     assert backend.name(case.gpu)
     assert backend.memory_mib(case.gpu) > backend.memory_used_mib(case.gpu) >= 0
     assert backend.mig_enabled(case.gpu) is False
+    assert [
+        backend.power_domain(backend.device_handle(index)) for index in range(2)
+    ] == case.domains
+    assert [backend.module(backend.device_handle(index)) for index in range(2)] == case.modules
 
 
 def test_there_is_no_gpu_beyond_the_last(case: Case) -> None:
@@ -198,6 +209,34 @@ def offered(case: Case) -> list[Control]:
     return [control for control in Control if case.backend.offers(case.gpu, control)]
 
 
+def _some_profiles(backend: Backend, gpu: Handle) -> tuple[ControlValue, ...]:
+    found = [one.profile for one in backend.power_profiles(gpu)]
+    return tuple(tuple(found[:count]) for count in (1, 3) if found)
+
+
+def test_what_is_enforced_of_power_profiles_is_requested_and_free_of_conflicts(case: Case) -> None:
+    backend, gpu = case.backend, case.gpu
+    profiles = backend.power_profiles(gpu)
+    assert backend.offers(gpu, Control.POWER_PROFILE) == bool(profiles)
+    if not profiles:
+        refused = outcome(backend.write_control, gpu, Control.POWER_PROFILE, (1,))
+        assert refused is Outcome.UNSUPPORTED
+        assert outcome(backend.enforced_power_profiles, gpu) is Outcome.UNSUPPORTED
+        return
+    everything = tuple(one.profile for one in profiles)
+    backend.write_control(gpu, Control.POWER_PROFILE, everything)
+    enforced = backend.enforced_power_profiles(gpu)
+    assert 0 < len(enforced) < len(everything)
+    priority = {one.profile: one.priority for one in profiles}
+    for one in profiles:
+        rivals = [other for other in one.conflicts if other in enforced]
+        if one.profile in enforced:
+            assert rivals == []
+        else:
+            assert any(priority[other] < one.priority for other in rivals)
+    assert backend.enforced_power_profiles(backend.device_handle(1)) == ()
+
+
 def test_every_control_that_is_offered_can_be_set_and_reset(case: Case) -> None:
     backend, gpu = case.backend, case.gpu
     memory_mhz = backend.supported_memory_clocks(gpu)[0]
@@ -212,6 +251,7 @@ def test_every_control_that_is_offered_can_be_set_and_reset(case: Case) -> None:
         ),
         Control.MEMORY_CLOCKS: ((memory_mhz, memory_mhz), UNLOCKED),
         Control.PERSISTENCE_MODE: ((1,), (0,)),
+        Control.POWER_PROFILE: (*_some_profiles(backend, gpu), ()),
     }
     there = offered(case)
     assert {Control.POWER_LIMIT, Control.GPU_CLOCKS} <= set(there)
@@ -256,6 +296,10 @@ def test_sensors_say_when_they_were_read_and_never_count_backwards(case: Case) -
     assert all(isinstance(energy, int) for energy in energies)
     assert energies == sorted(energies, key=lambda energy: energy or 0)
     assert all(one.power_instant_mw and one.power_instant_mw > 1000 for one in read)
+    on_module = case.modules[0] is not None
+    for one in read:
+        assert (one.module_power_mw is not None) == on_module
+        assert not on_module or (one.module_power_mw or 0) > 2 * (one.power_instant_mw or 0)
 
 
 def test_the_state_is_in_the_ports_units(case: Case) -> None:

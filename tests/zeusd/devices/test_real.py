@@ -18,11 +18,13 @@ import pynvml
 import pytest
 
 from tests.fake_nvml import fixtures
-from tests.fake_nvml.double import ALWAYS, NEVER, NvmlDouble, build
+from tests.fake_nvml.double import ALWAYS, NEVER, NvmlDouble, build, mask_of
 from tests.support import TIMEOUT_S, as_nobody, script, wait_for
+from zeus_ipc.controls import Control
 from zeusd.devices.nvml.backend import NvmlBackend
 from zeusd.devices.nvml.codes import Return
 from zeusd.devices.port import DeviceError, GpuProcess, PowerLimits
+from zeusd.runtime.devices import Inspector
 
 Opener = Callable[..., tuple[NvmlBackend, NvmlDouble]]
 nvml_double = fixtures.nvml_double
@@ -328,9 +330,12 @@ def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(open_nvml
     assert plan.fields == [(186, 0)]
 
 
-def test_a_gpu_that_has_its_own_power_is_not_asked_for_the_modules(open_nvml: Opener) -> None:
-    nvml, _ = open_nvml({"has_average": 1})
-    nvml.sensors(nvml.device_handle(0))
+def test_a_gpu_without_a_module_is_soon_no_longer_asked_for_it(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"has_average": 1, "memory_power_mw": 41_000})
+    gpu = nvml.device_handle(0)
+    for _ in range(4):
+        assert nvml.sensors(gpu).module_power_mw is None
+    assert nvml.module(gpu) is None
     (plan,) = nvml._plans.values()
     assert sorted(plan.fields) == [(83, 0), (185, 0), (185, 2), (186, 0)]
 
@@ -410,15 +415,35 @@ def test_a_field_that_fails_now_and_then_is_not_given_up(open_nvml: Opener) -> N
     assert nvml.sensors(gpu).energy_mj is not None
 
 
-def test_power_that_only_the_module_has_is_found_at_once_and_kept(open_nvml: Opener) -> None:
+def test_the_power_of_a_module_is_never_given_as_the_gpus(open_nvml: Opener) -> None:
     nvml, _ = open_nvml({"module_only": 1, "has_average": 1})
     gpu = nvml.device_handle(0)
     for _ in range(5):
         sensors = nvml.sensors(gpu)
-        assert sensors.power_instant_mw is not None
-        assert sensors.power_average_mw is not None
+        assert sensors.power_instant_mw is None
+        assert sensors.power_average_mw is None
+        assert sensors.module_power_mw == pytest.approx(220_000, abs=10)
     (plan,) = nvml._plans.values()
-    assert sorted(plan.fields) == [(83, 0), (185, 1), (186, 1)]
+    assert sorted(plan.fields) == [(83, 0), (186, 1)]
+
+
+def test_gpus_of_a_superchip_are_paired_by_their_numa_node(
+    open_nvml: Opener, tmp_path: Path
+) -> None:
+    nvml, double = open_nvml(*[{"module_mw": 467_200}] * 2, {"module_mw": 459_800}, {})
+    nvml._sysfs = str(tmp_path)
+    for index, node in enumerate((0, 0, 1, 1)):
+        device = tmp_path / "bus/pci/devices" / f"0000:{7 + index:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    gpus = [nvml.device_handle(index) for index in range(4)]
+    assert [nvml.module(gpu) for gpu in gpus] == [0, 0, 1, None]
+    sensors = nvml.sensors(gpus[0])
+    assert sensors.module_power_mw == 467_200
+    assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
+    double.node.gpus[2].module_mw = 0  # success with zero is no reading
+    (tmp_path / "bus/pci/devices/0000:07:00.0/numa_node").write_text("-1\n")
+    assert [nvml.module(gpu) for gpu in gpus] == [None, 0, None, None]
 
 
 def test_a_driver_without_field_values_is_asked_call_by_call(open_nvml: Opener) -> None:
@@ -694,3 +719,79 @@ def test_processes_of_a_split_gpu_name_their_instance(open_nvml: Opener) -> None
     gpu = nvml.device_handle(0)
     assert nvml.processes(gpu) == [GpuProcess(4242, MIB, True, 7, 0)]
     assert code_of(nvml.utilization_percent, gpu) == Return.NOT_SUPPORTED
+
+
+# ----------------------------------------------------------------------------------- profiles
+
+GB200 = {"architecture": 10, "profiles_valid": mask_of(0, 1, 2, 3, 5, 6, 7, 13)}
+_PROFILE_CALL = "nvmlDeviceWorkloadPowerProfile"
+
+
+@pytest.mark.parametrize("shift", [0, 20])
+def test_profiles_are_told_with_what_they_conflict_with(open_nvml: Opener, shift: int) -> None:
+    """The table's places are not the profiles' numbers."""
+    nvml, _ = open_nvml(GB200 | {"profile_shift": shift})
+    gpu = nvml.device_handle(0)
+    assert nvml.offers(gpu, Control.POWER_PROFILE)
+    found = {one.profile: one for one in nvml.power_profiles(gpu)}
+    assert sorted(found) == [0, 1, 2, 3, 5, 6, 7, 13]
+    assert (found[6].priority, found[6].conflicts) == (6, (7,))
+    assert found[5].conflicts == ()
+    nvml.write_control(gpu, Control.POWER_PROFILE, (1, 6, 7))
+    assert nvml.read_control(gpu, Control.POWER_PROFILE) == (1, 6, 7)
+    assert nvml.enforced_power_profiles(gpu) == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("old", "calls"),
+    [
+        (0, [("UpdateProfiles_v1", 1), ("UpdateProfiles_v1", 0), ("UpdateProfiles_v1", 1)]),
+        (
+            1,
+            [
+                ("SetRequestedProfiles", 1),
+                ("ClearRequestedProfiles", 0),
+                ("SetRequestedProfiles", 1),
+            ],
+        ),
+    ],
+)
+def test_profiles_are_set_and_cleared_and_never_overwritten(
+    open_nvml: Opener, old: int, calls: list[tuple[str, int]]
+) -> None:
+    nvml, double = open_nvml(GB200 | {"profiles_old": old})
+    gpu = nvml.device_handle(0)
+    double.request_outside(0, 13)
+    nvml.write_control(gpu, Control.POWER_PROFILE, (1, 13))
+    nvml.write_control(gpu, Control.POWER_PROFILE, (7, 13))
+    assert double.profiles(0) == {7, 13}
+    made = [(one.symbol.removeprefix(_PROFILE_CALL), one.arguments) for one in double.calls()]
+    masks = [mask_of(1), mask_of(1), mask_of(7)]
+    assert made == [(name, (op, mask)) for (name, op), mask in zip(calls, masks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"architecture": 9, "profiles_valid": 3}, {"architecture": 10}]
+)
+def test_gpus_without_profiles_are_not_asked_again_and_again(
+    open_nvml: Opener, changes: dict[str, Any]
+) -> None:
+    nvml, _ = open_nvml(changes)
+    inspector = Inspector(nvml, 0)
+    for _ in range(4):
+        inspector.look()
+    assert inspector.settled
+    facts, _ = Inspector(nvml, 0).look() or (None, None)
+    assert facts is not None
+    assert "power_profile" not in facts.info.controls
+    error = code_of(nvml.read_control, nvml.device_handle(0), Control.POWER_PROFILE)
+    assert error == Return.NOT_SUPPORTED
+
+
+def test_profiles_need_privilege_and_a_gpu_that_has_them(open_nvml: Opener) -> None:
+    nvml, double = open_nvml(GB200, privilege=NEVER)
+    gpu = nvml.device_handle(0)
+    assert code_of(nvml.write_control, gpu, Control.POWER_PROFILE, (1,)) == Return.NO_PERMISSION
+    double.node.privilege = ALWAYS
+    assert code_of(nvml.write_control, gpu, Control.POWER_PROFILE, (9,)) == Return.INVALID_ARGUMENT
+    assert double.profiles(0) == set()

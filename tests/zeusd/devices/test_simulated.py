@@ -91,7 +91,7 @@ def test_slow_memory_has_a_short_list_of_clocks() -> None:
 
 @pytest.mark.parametrize("key", sorted(DEVICES))
 def test_each_device_offers_what_its_architecture_does(key: str) -> None:
-    nvml, _ = node(f"{DEVICES[key].dies}x{key}:setter_ms=0")
+    nvml, _ = node(f"{DEVICES[key].per_card}x{key}:setter_ms=0")
     gpu = nvml.device_handle(0)
     sensors = nvml.sensors(gpu)
     assert (sensors.energy_mj is None) == (key == "p100")

@@ -70,7 +70,7 @@ def test_dies_of_a_mi250x_share_limit_power_and_energy() -> None:
     backend, clock = node("4xmi250x:setter_ms=0")
     first, second = backend.device_handle(0), backend.device_handle(1)
     assert [spec.die for spec in backend.specs] == [0, 1, 0, 1]
-    assert backend.sensors(second)[1:] == (None, None, None, None)
+    assert backend.sensors(second)[1:] == (None,) * 5
     for call in (backend.power_limits, backend.power_limit_mw):
         with pytest.raises(DeviceError) as caught:
             call(second)
@@ -93,3 +93,57 @@ def test_dies_of_a_mi250x_share_limit_power_and_energy() -> None:
 def test_half_a_card_cannot_be_simulated() -> None:
     with pytest.raises(ValueError, match="a card of AMD Instinct MI250X is 2 GPUs; name 4xmi250x"):
         parse_spec("3xmi250x")
+
+
+def test_a_mixed_node_has_what_each_of_its_products_has() -> None:
+    backend, clock = node("a100,mi300x,2xmi250x,2xgb200,gh200:setter_ms=0")
+    clocks = ["gpu_clocks", "memory_clocks"]
+    controls = [
+        ["power_limit", *clocks, "persistence_mode"],
+        ["power_limit", *clocks],
+        ["power_limit", *clocks],
+        clocks,
+        ["power_limit", *clocks, "persistence_mode", "power_profile"],
+        ["power_limit", *clocks, "persistence_mode", "power_profile"],
+        ["power_limit", "gpu_clocks", "memory_clocks", "persistence_mode"],
+    ]
+    infos = []
+    for index, wanted in enumerate(controls):
+        inspector = Inspector(backend, index)
+        facts, gpu = inspector.look() or (None, None)
+        for _ in range(3):
+            inspector.look()
+        assert facts is not None
+        assert facts.info.controls == wanted
+        infos.append(facts.info)
+        if "power_limit" in facts.info.controls:
+            limits = backend.power_limits(gpu)
+            backend.write_control(gpu, Control.POWER_LIMIT, (limits.min_mw,))
+    assert [info.module for info in infos] == [None, None, None, None, 0, 0, 1]
+    assert [info.architecture for info in infos] == [7, 0, 0, 0, 10, 10, 9]
+    assert len({info.uuid for info in infos}) == len({info.pci_address for info in infos}) == 7
+    backend.open_work([0, 1, 4], "model/compute").launch(1e6)
+    clock.sleep(2.0)
+    for index in (0, 1, 4):
+        gpu = backend.device_handle(index)
+        power_mw = backend.sensors(gpu).power_instant_mw
+        assert power_mw is not None
+        assert 0.5 * backend.power_limits(gpu).min_mw < power_mw
+        assert backend.throttle_reasons(gpu) & 4
+
+
+def test_a_profile_caps_power_and_clock_as_long_as_it_is_requested() -> None:
+    backend, clock = node("2xgb200:setter_ms=0")
+    gpu = backend.device_handle(0)
+    backend.open_work([0], "model/compute").launch(1e6)
+    clock.sleep(1.0)
+    free_w = watts(backend, clock, (0,))
+    backend.write_control(gpu, Control.POWER_PROFILE, (1,))
+    clock.sleep(1.0)
+    capped_w = watts(backend, clock, (0,))
+    assert capped_w < 0.9 * free_w
+    assert backend.gpu_clock_mhz(gpu) <= 0.9 * backend.supported_gpu_clocks(gpu, 3996)[0]
+    backend.write_control(gpu, Control.POWER_PROFILE, (0, 1))  # max-p wins
+    assert backend.enforced_power_profiles(gpu) == (0,)
+    clock.sleep(1.0)
+    assert watts(backend, clock, (0,)) == pytest.approx(free_w, rel=0.01)

@@ -20,7 +20,9 @@ NvmlBackend = backend.NvmlBackend
 def no_nvidia_driver(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other tests of this process may have loaded a libnvidia-ml, which the linker would find."""
     missing = "/nowhere/libnvidia-ml.so.1"
-    monkeypatch.setattr(backend, "NvmlBackend", lambda library: NvmlBackend(library or missing))
+    monkeypatch.setattr(
+        backend, "NvmlBackend", lambda library, sysfs: NvmlBackend(library or missing, sysfs)
+    )
 
 
 NVIDIA, AMD = ("0x10de", "0x030200"), ("0x1002", "0x120000")

@@ -45,6 +45,9 @@ class Scene:
     def period_ns(self, name: str) -> int:
         return PERIOD_NS
 
+    def energy_scope(self, name: str) -> str:
+        return "gpu"
+
     def sample_ns(self) -> int:
         return self.now_ns
 

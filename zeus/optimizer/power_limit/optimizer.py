@@ -103,9 +103,11 @@ class GlobalPowerLimitOptimizer(Callback):
         self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
 
-        self._gpus = [monitor.gpus[index] for index in monitor.gpu_indices]
+        indices = monitor.gpus.with_power_limit(monitor.gpu_indices)
+        self._gpus = [monitor.gpus[index] for index in indices]
+        self._publishing = indices
         if self.profile_path is None or not self.profile_path.exists():
-            fleet.borrow(monitor.gpus, monitor.gpu_indices)
+            fleet.borrow(monitor.gpus, indices)
         min_mw, max_mw = self._common_range()
         step_mw = int(pl_step * 1000)
         self._planner = Planner(
@@ -301,7 +303,7 @@ class GlobalPowerLimitOptimizer(Callback):
             self._published = chosen
             if chosen is not None:
                 times_s = {one.power_limit_mw: one.time_s for one in chosen.estimates}
-                fleet.publish(self.monitor.gpus, self.monitor.gpu_indices, times_s)
+                fleet.publish(self.monitor.gpus, self._publishing, times_s)
 
     def _failed(self, error: Exception) -> None:
         self.give_up(error)

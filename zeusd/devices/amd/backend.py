@@ -19,11 +19,22 @@ from zeusd.devices.amd.library import INIT_S, Buffer, Library, Opener
 from zeusd.devices.amd.power_cap import Cap, write_cap
 from zeusd.devices.amd.sockets import Calls, Socket, lost, report_counter
 from zeusd.devices.control_calls import ControlCalls, TabledControls
-from zeusd.devices.port import DeviceError, GpuProcess, Handle, PowerLimits, Sensors
+from zeusd.devices.port import (
+    DeviceError,
+    GpuProcess,
+    Handle,
+    Outcome,
+    PowerLimits,
+    PowerProfile,
+    Sensors,
+)
 
 _HOTSPOT, _CURRENT = 1, 0
 _MILLIDEGREES_ABOVE = 1000
 _HOTTEST_C = 150
+
+_TWO_DIES = "MI250"
+"""In the name of products whose cards are two GPUs each."""
 """Above this a reading was torn."""
 
 _POWER, _HW_SLOWDOWN, _HW_THERMAL = 0x4, 0x8, 0x40
@@ -164,6 +175,38 @@ class AmdBackend(TabledControls):
     def mig_enabled(self, gpu: Handle) -> bool:
         """See `Backend`. Partitions are AMD's counterpart: they share cap, clocks and energy."""
         return len(self._socket(gpu).partitions) > 1
+
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """See `Backend`. The dies of an MI250 are neighbours on the bus; one has the cap."""
+        place = next(at for at, one in enumerate(self._sockets) if one is self._socket(gpu))
+        if _TWO_DIES not in self.name(gpu):
+            return []
+        like = [at for at, one in enumerate(self._sockets) if _TWO_DIES in self.name(one)]
+        first = like.index(place) // 2 * 2
+        dies = like[first : first + 2]
+        return sorted(dies, key=lambda at: not self._has_cap(self._sockets[at]))
+
+    def _has_cap(self, gpu: Handle) -> bool:
+        try:
+            return bool(self.power_limits(gpu))
+        except DeviceError as error:
+            if error.outcome is Outcome.UNSUPPORTED:
+                return False
+            raise
+
+    def module(self, gpu: Handle) -> int | None:
+        """See `Backend`. None: a socket's power is all that AMD's GPUs report."""
+        self._socket(gpu)
+        return None
+
+    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+        """See `Backend`. None: AMD's profiles tune the clocks' governor, and not on MI300."""
+        self._socket(gpu)
+        return []
+
+    def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
+        """See `Backend`. Always `UNSUPPORTED`."""
+        raise amd_error(Status.NOT_SUPPORTED, "power_profiles", "AMD GPUs have none")
 
     # --------------------------------------------------------------------------- power limits
 

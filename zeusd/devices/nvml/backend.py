@@ -10,12 +10,21 @@ import ctypes
 import threading
 import time
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import DeviceError, GpuProcess, Handle, PowerLimits, Sensors
+from zeusd.devices.nvml.profiles import ProfileTable
+from zeusd.devices.port import (
+    DeviceError,
+    GpuProcess,
+    Handle,
+    PowerLimits,
+    PowerProfile,
+    Sensors,
+)
 
 _ENERGY, _INSTANT, _AVERAGE = 83, 186, 185
 """Field ids of nvml.h: TOTAL_ENERGY_CONSUMPTION, POWER_INSTANT, POWER_AVERAGE."""
@@ -35,8 +44,8 @@ _REFUSALS = (*_ABSENT, Return.INVALID_ARGUMENT, Return.NOT_FOUND)
 
 _LOST = (Return.GPU_IS_LOST, Return.RESET_REQUIRED)
 
-_VOLTA, _AMPERE = 5, 7
-"""The first architectures that lock graphics, and memory, clocks."""
+_VOLTA, _AMPERE, _BLACKWELL = 5, 7, 10
+"""The first architectures that lock graphics, and memory, clocks, and that have profiles."""
 
 _UNKNOWN_ARCHITECTURE = 0xFFFFFFFF
 """NVML_DEVICE_ARCH_UNKNOWN: a GPU newer than the driver's table."""
@@ -62,7 +71,7 @@ _GPU_AVERAGE: _Field = (_AVERAGE, _GPU)
 _MEMORY_AVERAGE: _Field = (_AVERAGE, _MEMORY)
 _MODULE_INSTANT: _Field = (_INSTANT, _MODULE)
 _MODULE_AVERAGE: _Field = (_AVERAGE, _MODULE)
-"""The last two are for Grace Hopper boards that have these for the module only."""
+"""The last two are of the whole superchip, where there is one."""
 
 _WANTED: tuple[_Field, ...] = (
     _GPU_ENERGY,
@@ -83,6 +92,7 @@ class _FieldPlan:
         values: The structures of the batch, used again and again.
         slots: Each field with its structure, and the union in that.
         guard: Held while the structures are in use.
+        profiles: The GPU's workload power profiles, once they are known.
     """
 
     def __init__(self) -> None:
@@ -91,6 +101,7 @@ class _FieldPlan:
         self.values: Any = None
         self.guard = threading.Lock()
         self.slots: list[tuple[_Field, Any, Any]] = []
+        self.profiles: ProfileTable | None = None
         self._served: set[_Field] = set()
         self._refused: dict[_Field, int] = {}
         self._batch_refused = 0
@@ -104,8 +115,8 @@ class _FieldPlan:
         if field in self._served:
             return
         self._served.add(field)
-        if field[1] == _GPU:
-            self._drop((field[0], _MODULE))
+        if field == _MODULE_INSTANT:
+            self._drop(_MODULE_AVERAGE)
 
     def refused(self, field: _Field) -> None:
         if field in self._served:
@@ -131,10 +142,12 @@ class NvmlBackend(TabledControls):
 
     Args:
         library: The libnvidia-ml to load; None: libnvidia-ml.so.1 as the system finds it.
+        sysfs: Where sysfs is.
     """
 
-    def __init__(self, library: str | None = None) -> None:
+    def __init__(self, library: str | None = None, sysfs: str = "/sys") -> None:
         self._library = library
+        self._sysfs = sysfs
         self._pynvml: Any = None
         self._plans: dict[int | None, _FieldPlan] = {}
         self._plan_of: dict[int, tuple[Handle, _FieldPlan]] = {}
@@ -168,6 +181,11 @@ class NvmlBackend(TabledControls):
                 offered=lambda gpu: self.persistence_mode(gpu) in (True, False),
                 write=lambda gpu, value: self.set_persistence_mode(gpu, bool(value[0])),
                 read=lambda gpu: (int(self.persistence_mode(gpu)),),
+            ),
+            Control.POWER_PROFILE: ControlCalls(
+                offered=lambda gpu: bool(self.power_profiles(gpu)),
+                write=lambda gpu, value: self._profiles(gpu).write(value),
+                read=lambda gpu: self._profiles(gpu).requested(),
             ),
         }
 
@@ -263,6 +281,23 @@ class NvmlBackend(TabledControls):
             raise
         return bool(current)
 
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """See `Backend`. Every GPU of NVIDIA's has its own."""
+        self.uuid(gpu)
+        return []
+
+    def module(self, gpu: Handle) -> int | None:
+        """See `Backend`. No id of NVML pairs the GPUs of a superchip; their NUMA node does."""
+        if self.sensors(gpu).module_power_mw is None:
+            return None
+        domain, rest = self.pci_address(gpu).lower().split(":", 1)
+        device = Path(self._sysfs, "bus/pci/devices", f"{domain[-4:]}:{rest}")
+        try:
+            node = int((device / "numa_node").read_text())
+        except (OSError, ValueError):
+            return None
+        return node if node >= 0 else None
+
     # --------------------------------------------------------------------------- power limits
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
@@ -282,6 +317,27 @@ class NvmlBackend(TabledControls):
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
         """See `Backend`."""
         self._call("nvmlDeviceSetPowerManagementLimit", gpu, power_limit_mw)
+
+    # ------------------------------------------------------------------------------- profiles
+
+    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+        """See `Backend`."""
+        if self.architecture(gpu) < _BLACKWELL:
+            return []
+        return self._profiles(gpu).profiles
+
+    def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
+        """See `Backend`."""
+        return self._profiles(gpu).enforced()
+
+    def _profiles(self, gpu: Handle) -> ProfileTable:
+        """The GPU's table, read once. Only GPUs that have one are asked for what is requested."""
+        plan = self._plan(gpu)
+        if plan.profiles is None:
+            if self.architecture(gpu) < _BLACKWELL:
+                raise nvml_error(Return.NOT_SUPPORTED, "workload power profiles")
+            plan.profiles = ProfileTable(self._call_library, gpu, _is_missing)
+        return plan.profiles
 
     # --------------------------------------------------------------------------------- clocks
 
@@ -346,16 +402,16 @@ class NvmlBackend(TabledControls):
             plan.batch_failed(error.code)
             return self._sensors_one_by_one(gpu)
         instant_mw = read.get(_GPU_INSTANT)
-        if instant_mw is None:
-            instant_mw = read.get(_MODULE_INSTANT)
-            if not plan.serves_power:
-                # Drivers before R530 have the energy as a field, but the power only as a call.
-                instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
-        average_mw = read.get(_GPU_AVERAGE)
-        if average_mw is None:
-            average_mw = read.get(_MODULE_AVERAGE)
+        if instant_mw is None and not plan.serves_power:
+            # Drivers before R530 have the energy as a field, but the power only as a call.
+            instant_mw = self._or_none("nvmlDeviceGetPowerUsage", gpu)
         return Sensors(
-            t_ns, read.get(_GPU_ENERGY), instant_mw, average_mw, read.get(_MEMORY_AVERAGE)
+            t_ns,
+            read.get(_GPU_ENERGY),
+            instant_mw,
+            read.get(_GPU_AVERAGE),
+            read.get(_MEMORY_AVERAGE),
+            read.get(_MODULE_INSTANT, read.get(_MODULE_AVERAGE)),
         )
 
     def temperature_c(self, gpu: Handle) -> int:
@@ -436,6 +492,12 @@ class NvmlBackend(TabledControls):
         except self._pynvml.NVMLError as error:
             raise nvml_error(int(error.value), name) from None
 
+    def _call_library(self, name: str, *args: Any) -> None:
+        """Calls a function of the library that older nvidia-ml-py does not know."""
+        code = int(self._function(name)(*args))
+        if code != Return.SUCCESS:
+            raise nvml_error(code, name)
+
     def _plan(self, gpu: Handle) -> _FieldPlan:
         known = self._plan_of.get(id(gpu))
         if known is not None:
@@ -471,8 +533,8 @@ class NvmlBackend(TabledControls):
             code = value.nvmlReturn
             if code == 0:
                 number = int(getattr(union, _MEMBERS.get(value.valueType, "ullVal")))
-                # Boards that do not measure their memory's power succeed with zero.
-                if number == 0 and field == _MEMORY_AVERAGE:
+                # Boards that do not measure their memory's, or module's, power succeed with zero.
+                if number == 0 and field[1] != _GPU:
                     plan.refused(field)
                 else:
                     read[field] = number
@@ -520,6 +582,10 @@ class NvmlBackend(TabledControls):
             if error.code in _ABSENT:
                 return None
             raise
+
+
+def _is_missing(error: Exception) -> bool:
+    return isinstance(error, DeviceError) and error.code in _ABSENT
 
 
 def _instance(number: int | None) -> int | None:

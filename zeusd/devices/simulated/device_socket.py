@@ -169,7 +169,11 @@ class DeviceServer:
             self._node.clear_faults()
             return {}
         elif op == "outside":
-            self._node.set_outside(int(message["gpu"]), int(message["power_limit_mw"]))
+            if "profiles" in message:
+                profiles = tuple(sorted(int(one) for one in message["profiles"]))
+                self._node.set_profiles_outside(int(message["gpu"]), profiles)
+            else:
+                self._node.set_outside(int(message["gpu"]), int(message["power_limit_mw"]))
             return {}
         elif op == "truth":
             return {"energy_j": self._node.true_energy_j(int(message["gpu"]))}

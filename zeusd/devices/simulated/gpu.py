@@ -6,7 +6,7 @@ import random
 from collections import deque
 from typing import Protocol
 
-from zeusd.devices.simulated.models import DeviceModel
+from zeusd.devices.simulated.models import DeviceModel, Profile
 from zeusd.devices.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxation
 from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.sensors import PowerSensor
@@ -71,6 +71,7 @@ class SimulatedGpu:
         self.board_limit_mw: int | None = None
         self.gpu_lock_mhz: tuple[int, int] | None = None
         self.memory_lock_mhz: tuple[int, int] | None = None
+        self.profiles: frozenset[int] = frozenset()
         self.persistence = not self.model.persistence
         self.contexts = 0
         self.work: Running | None = None
@@ -109,7 +110,22 @@ class SimulatedGpu:
     @property
     def _own_limit_w(self) -> float:
         """Its share of the limit: dies of a card have equal ones."""
-        return self.enforced_limit_mw / 1000 / self.model.dies
+        limit_w = self.enforced_limit_mw / 1000 / self.model.dies
+        return min([limit_w, *(one.limit * self.limit_max_mw / 1000 for one in self._in_force)])
+
+    @property
+    def enforced_profiles(self) -> tuple[int, ...]:
+        """Workload power profiles in force: of two that conflict, the lower number."""
+        found: list[int] = []
+        for one in self.model.profiles:
+            if one.profile in self.profiles and not set(one.conflicts) & set(found):
+                found.append(one.profile)
+        return tuple(found)
+
+    @property
+    def _in_force(self) -> list[Profile]:
+        enforced = self.enforced_profiles
+        return [one for one in self.model.profiles if one.profile in enforced]
 
     def card_energy_j(self, t_s: float) -> float:
         """True energy of all that the sensor sees."""
@@ -168,6 +184,7 @@ class SimulatedGpu:
         self.limit_mw = min(self.limit_default_mw, self.limit_max_mw)
         self.limit_next_mw = None
         self.gpu_lock_mhz = self.memory_lock_mhz = None
+        self.profiles = frozenset()
         self.limit_moved(t_s)
         self.retarget(t_s, 0.0)
 
@@ -191,6 +208,8 @@ class SimulatedGpu:
         ceiling = self.model.clocks_at(self.memory_clock_mhz)[0]
         if self.gpu_lock_mhz is not None:
             ceiling = min(ceiling, self.gpu_lock_mhz[1])
+        for profile in self._in_force:
+            ceiling = min(ceiling, round(profile.clock * self.model.clocks_mhz[0]))
         if not self.work.active:
             return OperatingPoint(0.0, self.work.blocking_w or 0.0, ceiling, capped=False)
         return self.work.workload.point(self.model, self.work.rank(self), limit_w, ceiling)

@@ -5,7 +5,9 @@ measured by Yang et al., "Part-time Power Measurements: nvidia-smi's Lack of Att
 (arXiv:2312.02741). The four parameters of the power model are fitted to measured tables for P100,
 V100, Quadro RTX 6000, A40 and A100, and plausible for the others; see `physics`. Of AMD's GPUs
 limits and clocks are known; nobody has published how long their sensors' ticks are, and the
-power model is plausible only.
+power model is plausible only. Of Grace superchips the powers at idle are those that nvidia-smi
+showed of a GB200 node (GPUs 157 to 172 W, memory 29 to 35 W, modules 452 to 467 W) and, for
+GH200, the means of a published measurement (GPU 91 W, module 173 W).
 """
 
 from __future__ import annotations
@@ -38,6 +40,40 @@ class Sensor:
 
 
 @dataclass(frozen=True, slots=True)
+class Profile:
+    """A workload power profile.
+
+    Attributes:
+        profile: Its number.
+        conflicts: Profiles that are not in force beside it; the lower number wins.
+        limit: It caps the GPU at this share of its largest power limit.
+        clock: And at this share of its highest clock.
+    """
+
+    profile: int
+    conflicts: tuple[int, ...] = ()
+    limit: float = 1.0
+    clock: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Superchip:
+    """What a GPU's module has beside the GPU.
+
+    Attributes:
+        gpus: How many GPUs a module has.
+        rest_w: Draw of its CPU, the CPU's memory and the regulators.
+        memory_share: The part of the GPU's power that its memory draws.
+        counts_module: Whether the GPU's energy counter counts the whole module.
+    """
+
+    gpus: int
+    rest_w: float
+    memory_share: float
+    counts_module: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceModel:
     """One product.
 
@@ -64,6 +100,8 @@ class DeviceModel:
         has_counter: Whether there is an energy counter; None: as on other GPUs of its architecture.
         limit_step_mw: The driver truncates a power limit to a multiple of this.
         dies: How many GPUs share one power limit, sensor and counter, which are the first one's.
+        superchip: The module that it is part of; None: it is on a board of its own.
+        profiles: Workload power profiles that it offers.
     """
 
     key: str
@@ -87,6 +125,13 @@ class DeviceModel:
     has_counter: bool | None = None
     limit_step_mw: int = 1
     dies: int = 1
+    superchip: Superchip | None = None
+    profiles: tuple[Profile, ...] = ()
+
+    @property
+    def per_card(self) -> int:
+        """How many GPUs come together."""
+        return self.dies if self.superchip is None else self.superchip.gpus
 
     @property
     def energy_counter(self) -> bool:
@@ -190,6 +235,37 @@ _H100 = DeviceModel(
     knee=0.72,
     compute_load=(0.85, 760),
     memory_load=(0.25, 430),
+)
+
+_PROFILES = (
+    Profile(0, (1,)),
+    Profile(1, (0,), limit=0.8, clock=0.9),
+    Profile(2, (3,), limit=0.95),
+    Profile(3, (2,), limit=0.85, clock=0.85),
+    Profile(5, limit=0.9),
+    Profile(6, (7,), limit=0.75, clock=0.85),
+    Profile(7, (6,), limit=0.85),
+    Profile(13, limit=0.95),
+)
+"""Numbers are those that a published table has for GB200. What they do is known to NVIDIA only."""
+
+_B200 = DeviceModel(
+    key="b200",
+    name="NVIDIA B200",
+    architecture=BLACKWELL,
+    memory_mib=183359,
+    power_limits_w=(200, 1000, 1000),
+    idle_w=(144, 190),
+    idle_clock_mhz=120,
+    clocks_mhz=_grid(120, 1965, 15),
+    memory_clocks_mhz=(3996,),
+    sensor=_HOPPER_SENSOR,
+    static_w=150,
+    vmin=0.78,
+    knee=0.72,
+    compute_load=(0.85, 1080),
+    memory_load=(0.25, 600),
+    profiles=_PROFILES,
 )
 
 _MODELS = (
@@ -362,22 +438,28 @@ _MODELS = (
         memory_clocks_mhz=(3201,),
         static_w=100,
     ),
-    DeviceModel(
-        key="b200",
-        name="NVIDIA B200",
-        architecture=BLACKWELL,
-        memory_mib=183359,
-        power_limits_w=(200, 1000, 1000),
-        idle_w=(144, 190),
-        idle_clock_mhz=120,
-        clocks_mhz=_grid(120, 1965, 15),
-        memory_clocks_mhz=(3996,),
-        sensor=_HOPPER_SENSOR,
-        static_w=150,
-        vmin=0.78,
-        knee=0.72,
-        compute_load=(0.85, 1080),
-        memory_load=(0.25, 600),
+    replace(
+        _H100,
+        key="gh200",
+        name="NVIDIA GH200 480GB",
+        memory_mib=97871,
+        power_limits_w=(100, 900, 900),
+        idle_w=(91, 120),
+        memory_clocks_mhz=(2619,),
+        superchip=Superchip(gpus=1, rest_w=81, memory_share=0.19, counts_module=True),
+    ),
+    _B200,
+    replace(
+        _B200,
+        key="gb200",
+        name="NVIDIA GB200",
+        memory_mib=189471,
+        power_limits_w=(200, 1200, 1200),
+        idle_w=(166, 210),
+        static_w=165,
+        compute_load=(0.85, 1250),
+        memory_load=(0.25, 700),
+        superchip=Superchip(gpus=2, rest_w=132, memory_share=0.19),
     ),
     DeviceModel(
         key="mi300x",

@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from zeus_ipc.controls import Control, ControlValue
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import Backend, GpuProcess, Handle, PowerLimits, Sensors
+from zeusd.devices.port import Backend, GpuProcess, Handle, PowerLimits, PowerProfile, Sensors
 from zeusd.devices.simulated.gpu import SimulatedGpu
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
 from zeusd.devices.simulated.models import AMD, AMPERE, VOLTA
 from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.spec import GpuSpec, parse_spec
+from zeusd.devices.simulated.superchip import with_module
 from zeusd.devices.simulated.work import Work
 from zeusd.devices.simulated.workloads import Workload, find_workload
 
@@ -30,6 +31,7 @@ _LONGEST_LATENCY_S = 86_400.0
 _GENERIC = frozenset(name for name in vars(TabledControls) if not name.startswith("_"))
 CALLS = (frozenset(name for name in vars(Backend) if not name.startswith("_")) - _GENERIC) | {
     *("power_limit_mw", "set_power_limit", "persistence_mode", "set_persistence_mode"),
+    *("requested_power_profiles", "set_power_profiles"),
     *("set_gpu_clocks", "reset_gpu_clocks", "set_memory_clocks", "reset_memory_clocks"),
 }
 """What can fail: the calls that the table of controls is made of, and all others of the port."""
@@ -106,6 +108,11 @@ class SimulatedBackend(TabledControls):
                 ),
                 write=lambda gpu, value: self.set_persistence_mode(gpu, bool(value[0])),
                 read=lambda gpu: (int(self.persistence_mode(gpu)),),
+            ),
+            Control.POWER_PROFILE: ControlCalls(
+                offered=lambda gpu: bool(self.power_profiles(gpu)),
+                write=self.set_power_profiles,
+                read=self.requested_power_profiles,
             ),
         }
 
@@ -189,6 +196,17 @@ class SimulatedBackend(TabledControls):
         self._enter(gpu, "mig_enabled")
         return False
 
+    def power_domain(self, gpu: Handle) -> list[int]:
+        """See `Backend`."""
+        first = self._enter(gpu, "power_domain").first
+        if first.second is None:
+            return []
+        return [first.spec.index, first.second.spec.index]
+
+    def module(self, gpu: Handle) -> int | None:
+        """See `Backend`."""
+        return self._enter(gpu, "module").spec.module
+
     # --------------------------------------------------------------------------- power limits
 
     def power_limits(self, gpu: Handle) -> PowerLimits:
@@ -228,6 +246,33 @@ class SimulatedBackend(TabledControls):
             taken_mw = quirks.taken(power_limit_mw)
             state.limit_next_mw = taken_mw - taken_mw % state.model.limit_step_mw
             self._settle(state)
+
+    # ------------------------------------------------------------------------------- profiles
+
+    def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
+        """See `Backend`."""
+        profiles = self._enter(gpu, "power_profiles").model.profiles
+        return [PowerProfile(one.profile, one.profile, one.conflicts) for one in profiles]
+
+    def requested_power_profiles(self, gpu: Handle) -> ControlValue:
+        """What anybody has requested."""
+        return tuple(sorted(self._profiled(gpu, "requested_power_profiles").profiles))
+
+    def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
+        """See `Backend`."""
+        return self._profiled(gpu, "enforced_power_profiles").enforced_profiles
+
+    def set_power_profiles(self, gpu: Handle, profiles: ControlValue) -> None:
+        """Requests these, and no others."""
+        state = self._profiled(gpu, "set_power_profiles", setter=True)
+        if not set(profiles) <= {one.profile for one in state.model.profiles}:
+            raise nvml_error(
+                Return.INVALID_ARGUMENT, "nvmlDeviceWorkloadPowerProfileUpdateProfiles"
+            )
+        with self.lock:
+            if not state.quirks.ignores():
+                state.profiles = frozenset(profiles)
+                self._changed(state, LIMIT_TAU_S)
 
     # --------------------------------------------------------------------------------- clocks
 
@@ -315,13 +360,17 @@ class SimulatedBackend(TabledControls):
             model = state.model
             if state.first is not state:
                 return Sensors(now_ns, None, None, None, None)
-            return Sensors(
+            found = Sensors(
                 t_ns=now_ns,
                 energy_mj=state.sensor.energy_mj(now_s) if model.energy_counter else None,
                 power_instant_mw=state.sensor.instant_mw(now_s),
                 power_average_mw=state.sensor.average_mw(now_s) if model.sensor.average else None,
                 memory_power_average_mw=None,
             )
+            if model.superchip is None:
+                return found
+            module = (other for other in self._gpus if other.spec.module == state.spec.module)
+            return with_module(found, state, module, now_s)
 
     def temperature_c(self, gpu: Handle) -> int:
         """See `Backend`."""
@@ -491,6 +540,13 @@ class SimulatedBackend(TabledControls):
             state.limit_mw, state.limit_next_mw = power_limit_mw, None
             self._changed(state, LIMIT_TAU_S)
 
+    def set_profiles_outside(self, gpu: int, profiles: ControlValue) -> None:
+        """Someone else changes what is requested, as `nvidia-smi power-profiles` would."""
+        with self.lock:
+            state = self._existing(gpu)
+            state.profiles = frozenset(profiles)
+            self._changed(state, LIMIT_TAU_S)
+
     def set_board_limit(self, gpu: int, power_limit_mw: int | None) -> None:
         """The board's controller caps the GPU out of band; None: no longer."""
         with self.lock:
@@ -570,6 +626,13 @@ class SimulatedBackend(TabledControls):
         state = self._enter(gpu, call, setter)
         if state.first is not state:
             raise nvml_error(Return.NOT_SUPPORTED, call, "the card's first GPU has its power limit")
+        return state
+
+    def _profiled(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:
+        """For calls about workload power profiles."""
+        state = self._enter(gpu, call, setter)
+        if not state.model.profiles:
+            raise nvml_error(Return.NOT_SUPPORTED, call)
         return state
 
     def _persistent(self, gpu: Handle, call: str, setter: bool = False) -> SimulatedGpu:

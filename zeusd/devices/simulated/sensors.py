@@ -60,6 +60,11 @@ class PowerSensor:
         self._counter_mj = counter_mj
 
     @property
+    def last_tick_s(self) -> float:
+        """When the readings last changed."""
+        return self._last_tick_s
+
+    @property
     def needs_since_s(self) -> float:
         """Start of the time whose true energy may still be asked for."""
         return self._last_tick_s - self._window_s

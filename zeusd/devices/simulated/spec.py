@@ -30,6 +30,7 @@ class GpuSpec:
         counts_all: The energy counter sees all of a tick, also where the power reading does not.
         driver_version: What the driver says of itself.
         die: Which GPU of its card, where power limit and sensors are those of the first, 0.
+        module: Number of its superchip, if it is part of one.
     """
 
     model: DeviceModel
@@ -41,6 +42,7 @@ class GpuSpec:
     counts_all: bool = False
     driver_version: str = DRIVER_VERSION
     die: int = 0
+    module: int | None = None
 
     @property
     def uuid(self) -> str:
@@ -80,12 +82,17 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
         count = int(match.group(1) or 1)
         model = DEVICES[key]
         first = _apply_options(GpuSpec(model, index=0), group, options)
-        if count % model.dies:
+        if count % model.per_card:
             raise ValueError(
-                f"cannot simulate {kind.strip()!r}: a card of {model.name} is {model.dies} GPUs; "
-                f"name {count + 1}x{model.key}"
+                f"cannot simulate {kind.strip()!r}: a card of {model.name} is {model.per_card} "
+                f"GPUs; name {count + 1}x{model.key}"
             )
-        _add(gpus, text, [replace(first, die=number % model.dies) for number in range(count)])
+        modules = len({spec.module for spec in gpus} - {None})
+        more = []
+        for number in range(count):
+            module = None if model.superchip is None else modules + number // model.per_card
+            more.append(replace(first, die=number % model.dies, module=module))
+        _add(gpus, text, more)
     return tuple(gpus)
 
 

@@ -1,0 +1,149 @@
+"""The leased set: what a lease adds to what others have requested, and takes out again."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.zeusd.core.world import GPU0, World
+from zeus_ipc.controls import SPECS, Control
+from zeusd.core.access import OPEN
+from zeusd.restore_rule import Failed, Look, Plan, Put, merged, restore_steps
+
+ALICE, BOB = 1, 2
+PROFILE = Control.POWER_PROFILE
+MINE = (GPU0, PROFILE)
+
+
+@pytest.fixture
+def world() -> World:
+    world = World(access=OPEN)
+    world.connect(ALICE, uid=1000)
+    world.connect(BOB, uid=1001)
+    return world
+
+
+def ask(world: World, *profiles: int, conn: int = ALICE, **more: Any) -> dict[str, Any]:
+    arguments = {"gpus": [GPU0], "control": "power_profile", "value": list(profiles), **more}
+    found: dict[str, Any] = world.call(conn, "set", **arguments)["result"]["gpus"][GPU0]
+    return found
+
+
+def test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again(world: World) -> None:
+    world.values[MINE] = (8,)
+    assert ask(world, 3, 1) == {"applied": [1, 3, 8]}
+    world.values[MINE] = (1, 3, 9)  # someone clears 8 and requests 9
+    assert ask(world, 2) == {}
+    assert world.values[MINE] == (2, 9)
+    world.call(ALICE, "release")
+    assert world.values[MINE] == (9,)
+    assert world.events("restore_clamped") == []
+
+
+def test_what_was_requested_before_the_lease_is_requested_after_it(world: World) -> None:
+    world.values[MINE] = (1, 8)
+    ask(world, 1, 2)
+    assert world.values[MINE] == (1, 2, 8)
+    world.call(ALICE, "release")
+    assert world.values[MINE] == (1, 8)
+    ask(world)
+    assert world.values[MINE] == (1, 8)
+    world.call(ALICE, "release")
+    assert world.values[MINE] == (1, 8)
+
+
+def test_after_a_crash_only_the_leases_own_are_taken_out(world: World) -> None:
+    world.values[MINE] = (8,)
+    ask(world, 1)
+    world.values[MINE] = (1, 8, 9)
+    world.start_core(alive=set())
+    assert world.values[MINE] == (8, 9)
+    assert world.machine(GPU0, PROFILE).target == (8, 9)
+
+
+def test_an_administrators_restore_takes_out_nobody_elses(world: World) -> None:
+    ask(world, 1)
+    world.values[MINE] = (1, 9)
+    world.connect(3, uid=0)
+    world.call(3, "restore", controls=["power_profile"])
+    assert world.values[MINE] == (9,)
+    refused = world.call(3, "persist", gpus=[GPU0], controls=["power_profile"])
+    error = refused["result"]["gpus"][GPU0]["error"]
+    assert error["code"] == "not_supported"
+    assert "nvidia-smi power-profiles" in error["message"]
+
+
+def test_a_profile_that_the_gpu_lacks_is_refused_by_name(world: World) -> None:
+    error = ask(world, 1, 14)["error"]
+    assert error["code"] == "out_of_range"
+    assert "no workload power profile mig; it has max-p, max-q, compute" in error["message"]
+    assert world.writes == []
+
+
+@pytest.mark.parametrize("first", ["power_profile", "power_limit", "gpu_clocks", "memory_clocks"])
+def test_profiles_and_limits_are_leased_together_only_if_that_is_asked(
+    world: World, first: str
+) -> None:
+    second = "power_profile" if first != "power_profile" else "power_limit"
+    world.call(ALICE, "acquire", gpus=[GPU0], controls=[first])
+    for conn in (ALICE, BOB):
+        found = world.call(conn, "acquire", gpus=[GPU0], controls=[second])
+        error = found["result"]["gpus"][GPU0]["error"]
+        assert error["code"] == "lease_held"
+        assert f"{first} does, which is leased" in error["message"]
+    both = world.call(BOB, "acquire", gpus=[GPU0], controls=[second], together=True)
+    assert "back" in both["result"]["gpus"][GPU0]
+    world.call(BOB, "release")
+    assert world.set_power(ALICE, 200, together=True) == {} or first != "power_limit"
+    world.call(ALICE, "acquire", gpus=[GPU0], controls=["persistence_mode"])
+    assert len(world.call(ALICE, "leases")["result"]["leases"]) >= 2
+
+
+@pytest.mark.parametrize(
+    ("found", "before", "wanted", "becomes"),
+    [
+        ((), [()], (1,), (1,)),
+        ((8,), [(8,)], (1, 8), (1, 8)),
+        ((1, 8, 9), [(1, 8)], (2, 8), (2, 8, 9)),
+        ((9,), [(1, 8)], (1, 8), (9,)),  # others took them away, and they are not wanted anew
+        ((), [(8,), (1, 8)], (1, 8), (1,)),  # whether 1 was added is in doubt
+        ((4, 5), [], (4,), (4, 5)),
+    ],
+)
+def test_a_set_is_changed_by_what_zeusd_wants_otherwise(
+    found: tuple[int, ...],
+    before: list[tuple[int, ...]],
+    wanted: tuple[int, ...],
+    becomes: tuple[int, ...],
+) -> None:
+    assert merged(found, before, wanted) == becomes
+
+
+def test_a_restore_takes_out_what_was_added_and_fails_like_any_other() -> None:
+    plan = Plan(target=(8,), values=((8,), (1, 8)), merges=True)
+    steps = restore_steps(plan)
+    assert next(steps) == Look()
+    assert steps.send((1, 9)) == Put((9,), (1, 9))
+    with pytest.raises(StopIteration) as stopped:
+        steps.send(Failed("busy"))
+    assert stopped.value.value.pending
+    steps = restore_steps(plan)
+    next(steps)
+    with pytest.raises(StopIteration) as stopped:
+        steps.send((9,))
+    assert stopped.value.value.kind == "already_back"
+
+
+def test_profiles_are_read_and_written_by_name() -> None:
+    spec = SPECS[PROFILE]
+    assert spec.parse("LLM_Training, max-q,7") == (1, 7)
+    assert spec.parse("none") == ()
+    assert spec.text((1, 7, 99)) == "max-q, llm-training, profile-99"
+    assert spec.parse(spec.text((1, 7, 99))) == (1, 7, 99)
+    assert spec.text(()) == "none"
+    for wrong in ("max", "1.5", "300", ""):
+        with pytest.raises(ValueError, match="write names such as max-q"):
+            spec.parse(wrong)
+    assert spec.fault(tuple(range(33))) is not None
+    assert spec.fault((255,)) is not None

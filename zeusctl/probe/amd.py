@@ -1,0 +1,64 @@
+"""AMD GPUs, through zeusd's own binding of libamd_smi; nothing but getters is called."""
+
+from __future__ import annotations
+
+import time
+
+from zeusctl.probe.backend import BackendGpu, call_error
+from zeusctl.probe.driver import CallError, Clock, Gpu, NoDriverError
+from zeusd.devices.amd.backend import AmdBackend
+from zeusd.devices.port import DeviceError
+from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
+
+LIBRARY = "libamd_smi"
+
+
+def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
+    """Whether to probe AMD's GPUs: the library is theirs, or the bus has them and no NVIDIA's."""
+    if library is not None:
+        return LIBRARY in library
+    return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
+
+
+class AmdDriver:
+    """Implements `zeusctl.probe.driver.Driver`.
+
+    Args:
+        library: The libamd_smi to load; None: the one that is found.
+        sysfs: Where sysfs is.
+
+    Raises:
+        NoDriverError: It cannot be initialised.
+    """
+
+    simulated: str | None = None
+
+    def __init__(self, library: str | None = None, sysfs: str = SYSFS) -> None:
+        self.clock = Clock(time.monotonic_ns, time.sleep)
+        self._backend = AmdBackend(library, sysfs)
+        try:
+            self._backend.init()
+        except DeviceError as error:
+            raise NoDriverError(
+                f"libamd_smi cannot be initialised: {error.text}; load the amdgpu driver, and "
+                "check that `amd-smi list` works as this user"
+            ) from None
+
+    def versions(self) -> dict[str, str]:
+        """See `Driver`."""
+        return {"driver": self._backend.driver_version(), "binding": "zeusd's"}
+
+    def gpus(self) -> dict[int, Gpu | CallError]:
+        """See `Driver`."""
+        found: dict[int, Gpu | CallError] = {}
+        for index in range(self._backend.device_count()):
+            try:
+                handle = self._backend.device_handle(index)
+                found[index] = BackendGpu(self._backend, handle, self.clock)
+            except DeviceError as error:
+                found[index] = call_error(error)
+        return found
+
+    def close(self) -> None:
+        """See `Driver`."""
+        self._backend.shutdown()

@@ -1,0 +1,145 @@
+"""NVIDIA's workload power profiles, straight to libnvidia-ml: for the backend and `zeusd restore`.
+
+Standard library only. One mask per GPU holds what everybody has requested, and names nobody: so
+profiles are added to it and taken out of it, and it is never overwritten. The structures are those
+of nvml.h (API 13).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+from zeusd.devices.port import PowerProfile
+
+Call = Callable[..., None]
+"""Calls a function of the library, by its name; raises what its caller understands."""
+
+_PREFIX = "nvmlDeviceWorkloadPowerProfile"
+_MOST = 255
+_CLEAR, _SET = 0, 1
+"""nvmlPowerProfileOperation_t. 2 would overwrite what others have requested."""
+
+_Mask = ctypes.c_uint32 * 8
+
+
+class _Info(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("profile", ctypes.c_uint32),
+        ("priority", ctypes.c_uint32),
+        ("conflicts", _Mask),
+    ]
+
+
+class _Table(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("valid", _Mask),
+        ("profiles", _Info * _MOST),
+    ]
+
+
+class _Current(ctypes.Structure):
+    _fields_ = [
+        ("version", ctypes.c_uint32),
+        ("valid", _Mask),
+        ("requested", _Mask),
+        ("enforced", _Mask),
+    ]
+
+
+class _Requested(ctypes.Structure):
+    _fields_ = [("version", ctypes.c_uint32), ("mask", _Mask)]
+
+
+class _Update(ctypes.Structure):
+    """Without a version: the operation is its first field."""
+
+    _fields_ = [("operation", ctypes.c_uint32), ("mask", _Mask)]
+
+
+class ProfileTable:
+    """The profiles that one GPU offers, and what is requested of them.
+
+    Args:
+        call: Calls the library.
+        gpu: The GPU's handle.
+        missing: Whether an error says that this library lacks a function.
+
+    Attributes:
+        profiles: Those that it offers, by number.
+    """
+
+    def __init__(self, call: Call, gpu: Any, missing: Callable[[Exception], bool]) -> None:
+        self._call = call
+        self._gpu = gpu
+        self._missing = missing
+        table = _versioned(_Table)
+        call(f"{_PREFIX}GetProfilesInfo", gpu, ctypes.byref(table))
+        self._number = {bit: int(table.profiles[bit].profile) for bit in _bits(table.valid)}
+        self._bit = {number: bit for bit, number in self._number.items()}
+        self.profiles = sorted(
+            PowerProfile(
+                number,
+                int(table.profiles[bit].priority),
+                tuple(sorted(self._numbers(table.profiles[bit].conflicts))),
+            )
+            for bit, number in self._number.items()
+        )
+
+    def requested(self) -> tuple[int, ...]:
+        """What anybody has requested."""
+        return tuple(sorted(self._numbers(self._current().requested)))
+
+    def enforced(self) -> tuple[int, ...]:
+        """What of that is in force."""
+        return tuple(sorted(self._numbers(self._current().enforced)))
+
+    def write(self, wanted: tuple[int, ...]) -> None:
+        """Changes what is requested to these: takes profiles out, then adds some."""
+        before = set(self.requested())
+        self._change(_CLEAR, before - set(wanted))
+        self._change(_SET, set(wanted) - before)
+
+    def _change(self, operation: int, numbers: set[int]) -> None:
+        if not numbers:
+            return
+        mask = _mask(self._bit.get(number, number) for number in numbers)
+        update = _Update(operation, mask)
+        try:
+            self._call(f"{_PREFIX}UpdateProfiles_v1", self._gpu, ctypes.byref(update))
+        except Exception as error:
+            if not self._missing(error):
+                raise
+            older = _versioned(_Requested)
+            older.mask = mask
+            verb = "Set" if operation == _SET else "Clear"
+            self._call(f"{_PREFIX}{verb}RequestedProfiles", self._gpu, ctypes.byref(older))
+
+    def _current(self) -> Any:
+        current = _versioned(_Current)
+        self._call(f"{_PREFIX}GetCurrentProfiles", self._gpu, ctypes.byref(current))
+        return current
+
+    def _numbers(self, mask: Any) -> list[int]:
+        return [self._number.get(bit, bit) for bit in _bits(mask)]
+
+
+def _versioned(kind: Any) -> Any:
+    """An empty structure with its version: its size, and 1 in the highest byte."""
+    made = kind()
+    made.version = ctypes.sizeof(kind) | 1 << 24
+    return made
+
+
+def _bits(mask: Any) -> list[int]:
+    return [bit for bit in range(_MOST) if mask[bit // 32] >> bit % 32 & 1]
+
+
+def _mask(bits: Any) -> Any:
+    made = _Mask()
+    for bit in bits:
+        made[bit // 32] |= 1 << bit % 32
+    return made

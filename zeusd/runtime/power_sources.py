@@ -1,0 +1,183 @@
+"""Devices that report a power and no energy: superchips, and the CPUs on them.
+
+The power is integrated at a fixed period. On Grace the kernel's driver `acpi_power_meter` reports
+the power of each socket through hwmon, to everybody; there is no RAPL. A superchip's power comes
+with the readings of its GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zeus_ipc.replies import CpuInfo
+from zeusd.devices.port import DeviceError
+from zeusd.energy.curve import Curve
+from zeusd.energy.history import History, Slow
+from zeusd.energy.meter import Edge
+from zeusd.runtime.sources import GpuSource
+
+HWMON = "/sys/class/hwmon"
+PERIOD_NS = 100_000_000
+LONGEST_PERIOD_NS = 1_000_000_000
+RETRY_NS = 5_000_000_000
+CEILING_MW = 20_000_000
+
+FRESH_NS = 2_000_000_000
+"""How old a GPU's reading of its module's power may be."""
+
+LABELS = (
+    re.compile(r"Grace Power Socket (\d+)"),
+    re.compile(r"Total Power in uW socket (\d+)", re.IGNORECASE),
+    re.compile(r"CPU Power Socket (\d+)"),
+)
+"""Labels of a CPU's meter, the widest first. The first two are of the whole socket, the last of the
+cores' rail; a socket's rails are part of it, and are not added."""
+
+
+@dataclass(frozen=True, slots=True)
+class PowerMeter:
+    """A CPU's power meter in hwmon.
+
+    Attributes:
+        info: Which CPU.
+        path: File with its power, microwatts.
+        period_ns: How often it is read.
+    """
+
+    info: CpuInfo
+    path: Path
+    period_ns: int
+
+    def read_mw(self) -> int:
+        """Its power, mW.
+
+        Raises:
+            OSError: It cannot be read.
+        """
+        try:
+            return int(self.path.read_text()) // 1000
+        except ValueError as error:
+            raise OSError(str(error)) from None
+
+
+def find_power_meters(root: str = HWMON) -> list[PowerMeter]:
+    """The power meter of each CPU socket, in the order of the sockets."""
+    found: dict[int, tuple[int, str, Path]] = {}
+    for directory in sorted(Path(root).glob("hwmon*")):
+        for place in (directory, directory / "device"):
+            label = _text(place / "power1_oem_info")
+            for rank, pattern in enumerate(LABELS):
+                match = pattern.fullmatch(label)
+                path = _power_file(place)
+                if match is None or path is None:
+                    continue
+                socket = int(match.group(1))
+                known = found.get(socket)
+                if known is None or rank < known[0]:
+                    found[socket] = rank, label, path
+    return [
+        PowerMeter(CpuInfo(index=index, name=label, dram=False), path, _period_ns(path))
+        for index, (_, (_, label, path)) in enumerate(sorted(found.items()))
+    ]
+
+
+def _power_file(place: Path) -> Path | None:
+    for name in ("power1_average", "power1_input"):
+        if _text(place / name).isdigit():
+            return place / name
+    return None
+
+
+def _period_ns(path: Path) -> int:
+    """The meter's own averaging interval, within bounds."""
+    text = _text(path.with_name("power1_average_interval"))
+    interval_ns = int(text) * 1_000_000 if text.isdigit() else 0
+    return min(max(interval_ns, PERIOD_NS), LONGEST_PERIOD_NS)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def module_power_mw(gpus: Sequence[GpuSource], clock_ns: Callable[[], int]) -> int:
+    """A superchip's power: the mean of what its GPUs report, which they sample apart.
+
+    Raises:
+        OSError: None of them has reported it lately.
+    """
+    since_ns = clock_ns() - FRESH_NS
+    readings = [gpu.module_reading for gpu in gpus]
+    powers = [one[1] for one in readings if one is not None and one[0] >= since_ns]
+    if not powers:
+        raise OSError("no GPU of this superchip has reported its power in the last 2 s")
+    return sum(powers) // len(powers)
+
+
+class PowerSource:
+    """Integrates a power.
+
+    Args:
+        read_mw: Reads it, mW; raises OSError where that fails.
+        history: Where its energy goes.
+        period_ns: How often it is read.
+        clock_ns: CLOCK_MONOTONIC.
+    """
+
+    aligns = False
+    slow = Slow()
+
+    def __init__(
+        self,
+        read_mw: Callable[[], int],
+        history: History,
+        period_ns: int = PERIOD_NS,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self.history = history
+        self.failure: DeviceError | OSError | None = None
+        self.period_ns = period_ns
+        self.next_read_ns = clock_ns()
+        self._read_mw = read_mw
+        self._clock_ns = clock_ns
+        last = history.last()
+        self._last: Edge | None = None if last is None else last[0]
+
+    @property
+    def latest_read_ns(self) -> int:
+        """See `Source`."""
+        return self.next_read_ns + self.period_ns // 4
+
+    @property
+    def curve(self) -> Curve:
+        """See `Source`."""
+        return Curve(self.history, None, CEILING_MW)
+
+    def read(self, streamed: bool) -> Edge | None:
+        """See `Source`. The power is taken to move straight from one reading to the next."""
+        t_ns = self._clock_ns()
+        try:
+            power_mw = min(self._read_mw(), CEILING_MW)
+        except OSError as error:
+            self.failure = error
+            never = self._last is None
+            self.next_read_ns = t_ns + (self.period_ns if never else RETRY_NS)
+            return None
+        self.failure = None
+        self.next_read_ns = t_ns + self.period_ns
+        last = self._last
+        if last is not None and t_ns <= last.t_ns:
+            return None
+        energy_uj, level_mw = 0, power_mw
+        if last is not None:
+            level_mw = (last.power_mw + power_mw) // 2
+            energy_uj = last.energy_uj + level_mw * (t_ns - last.t_ns) // 1_000_000
+        self._last = edge = Edge(t_ns, energy_uj, level_mw, power_mw, energy_uj)
+        self.history.add(edge, None, None, Slow())
+        return edge
