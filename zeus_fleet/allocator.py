@@ -89,7 +89,7 @@ def by_want(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
 
 
 def evenly(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
-    """One level for all nodes, whatever they want."""
+    """One level for all nodes, without regard to what they want."""
     rows = claims.values()
     floors, most = [claim.floor_mw for claim in rows], [claim.capacity_mw for claim in rows]
     return dict(zip(claims, level(total_mw, floors, most), strict=True))

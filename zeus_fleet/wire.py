@@ -81,7 +81,7 @@ def _work_of(row: dict[str, Any]) -> Work:
 
 
 def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile | None:
-    """A profile of what somebody published; None if it is of no use.
+    """A profile of what a job published; None if it is of no use.
 
     Where a higher limit has less progress, both get their mean: that is noise.
     """
