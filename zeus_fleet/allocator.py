@@ -7,10 +7,10 @@ is not what was granted, but what a node may have in hardware at worst.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from zeus_fleet.levels import level_by_want
-from zeus_fleet.messages import Budget, Grant, Heartbeat, Plan, Timing, obeyed_mw
+from zeus_fleet.levels import level, level_by_want
+from zeus_fleet.messages import Budget, Grant, Heartbeat, Plan, Timing, Work, obeyed_mw
 
 MOST_COMPARED = 100
 """Nodes that one commit reclaims from: etcd takes 128 operations in a transaction."""
@@ -27,6 +27,7 @@ class Snapshot:
         plan: None: there is none yet.
         plan_revision: When it was last written; 0: never.
         heartbeats: The newest of each node.
+        works: What runs on each node, as far as it says.
     """
 
     token: int
@@ -35,6 +36,7 @@ class Snapshot:
     plan: Plan | None
     plan_revision: int
     heartbeats: Mapping[str, Heartbeat]
+    works: Mapping[str, tuple[Work, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class Claim:
     floor_mw: int
     wanted_mw: int
     capacity_mw: int
+    works: tuple[Work, ...] = ()
 
 
 Policy = Callable[[Mapping[str, Claim], int], Mapping[str, int]]
@@ -83,6 +86,13 @@ def by_want(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
         [claim.capacity_mw for claim in rows],
     )
     return dict(zip(claims, shares, strict=True))
+
+
+def evenly(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
+    """One level for all nodes, without regard to what they want."""
+    rows = claims.values()
+    floors, most = [claim.floor_mw for claim in rows], [claim.capacity_mw for claim in rows]
+    return dict(zip(claims, level(total_mw, floors, most), strict=True))
 
 
 class Allocator:
@@ -228,7 +238,7 @@ class Allocator:
         budget = read.budget
         floors = {node: _floor(node, read) for node in budget.floors_mw}
         claims = {
-            node: Claim(floors[node], beat.wanted_mw, beat.capacity_mw)
+            node: Claim(floors[node], beat.wanted_mw, beat.capacity_mw, read.works.get(node, ()))
             for node, beat in sorted(read.heartbeats.items())
             if node in floors and node not in silent and node not in budget.leaving
         }

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from zeus_fleet.profiles import Profile
+
 S = 1_000_000_000
 
 
@@ -54,6 +56,25 @@ class Domain:
 
 
 @dataclass(frozen=True)
+class Event:
+    """A lower limit of the site for some time, such as an operator of the grid asks for.
+
+    Attributes:
+        name: Unique within a budget.
+        limit_mw: The limit from start to end.
+        start_s: When it is in force everywhere, s since 1970.
+        end_s: Until when.
+        ramp_mw_per_s: How fast the limit falls before and rises after; 0: at once.
+    """
+
+    name: str
+    limit_mw: int
+    start_s: float
+    end_s: float
+    ramp_mw_per_s: int = 0
+
+
+@dataclass(frozen=True)
 class Budget:
     """What the operator allows.
 
@@ -62,6 +83,9 @@ class Budget:
         floors_mw: Of each listed node, the sum of its GPUs' minimum limits. A node is listed before
             it boots.
         leaving: Nodes that are to stay at their floor, so that they can be removed.
+        standing_mw: The site's limit outside of all events; None: there are none. Nodes go by the
+            first domain's limit alone, which the leading allocator writes.
+        events: What is to come, see `schedule`.
 
     Raises:
         ValueError: A domain's limit is below its floors and reserve, or the first lacks a node.
@@ -70,6 +94,8 @@ class Budget:
     domains: tuple[Domain, ...]
     floors_mw: Mapping[str, int]
     leaving: frozenset[str] = frozenset()
+    standing_mw: int | None = None
+    events: tuple[Event, ...] = ()
     spare_mw: Mapping[str, int] = field(init=False, compare=False)
     """By domain: what may be handed out above the floors."""
 
@@ -148,6 +174,7 @@ class Heartbeat:
         capacity_mw: Sum of its GPUs' maximum limits.
         wanted_mw: What it has use for.
         stuck_mw: How far GPUs that do not go down are above their minimum.
+        drawn_mw: What its GPUs draw.
     """
 
     number: int
@@ -157,6 +184,46 @@ class Heartbeat:
     capacity_mw: int
     wanted_mw: int
     stuck_mw: int = 0
+    drawn_mw: int = 0
+
+
+@dataclass(frozen=True)
+class Work:
+    """GPUs of one node that compute for the same job.
+
+    Attributes:
+        job: Names the job; the same on all nodes that it runs on.
+        kind: Product name of the GPUs.
+        gpus: Their positions on the node.
+        min_mw: Least limit of each.
+        max_mw: The most that each has use for: its maximum, or what the job itself asks for.
+        profile: What a limit is worth to the job; None: nobody knows.
+        measuring: It measures now, and needs its highest limit for that.
+    """
+
+    job: str
+    kind: str
+    gpus: tuple[int, ...]
+    min_mw: int
+    max_mw: int
+    profile: Profile | None = None
+    measuring: bool = False
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What the store has for a node, all of one revision.
+
+    Attributes:
+        plan: None: there is none yet.
+        budget: None: there is none yet.
+        limits_mw: How the node's grant is best divided, by the positions of its GPUs; those that
+            are left out get what they want. Nothing depends on it but progress.
+    """
+
+    plan: Plan | None
+    budget: Budget | None
+    limits_mw: Mapping[int, int] = field(default_factory=dict)
 
 
 def obeyed_mw(node: str, plan: Plan | None, budget: Budget | None, floor_mw: int) -> int:

@@ -6,7 +6,7 @@ at the deadline, whether or not this side is alive.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from zeus_fleet.levels import level_by_want
@@ -70,6 +70,8 @@ class Node:
         self._mins = tuple(gpu.min_mw for gpu in gpus)
         self._holds = list(holds_mw)
         self._wants = tuple(gpu.max_mw for gpu in gpus)
+        self._advised: Mapping[int, int] = {}
+        self._drawn_mw = 0
         self._stuck: frozenset[int] = frozenset()
         self._commanded: Ceilings | None = None
         self._last: Ceilings | None = None
@@ -99,12 +101,22 @@ class Node:
             capacity_mw=self.capacity_mw,
             wanted_mw=sum(self._wants),
             stuck_mw=sum(self._holds[index] - self._mins[index] for index in self._stuck),
+            drawn_mw=self._drawn_mw,
         )
 
+    def draws(self, power_mw: int) -> None:
+        """What its GPUs draw, in sum."""
+        self._drawn_mw = power_mw
+
     def answered(
-        self, number: int, plan: Plan | None, budget: Budget | None, now_ns: int
+        self,
+        number: int,
+        plan: Plan | None,
+        budget: Budget | None,
+        now_ns: int,
+        limits_mw: Mapping[int, int] | None = None,
     ) -> Ceilings | None:
-        """The store has heartbeat `number`, and had this plan and budget when it stored it."""
+        """The store has heartbeat `number`, and had this when it stored it, see `Answer`."""
         sent_ns = self._sent_ns.pop(number, None)
         if sent_ns is None:
             return None
@@ -115,6 +127,7 @@ class Node:
         self._granted_mw = self._obeyed_mw(plan, budget)
         grant = plan.grants.get(self.name) if plan is not None else None
         self._epoch = -1 if grant is None else grant.epoch
+        self._advised = limits_mw or {}
         return self._next(now_ns)
 
     # ------------------------------------------------------------------------------------- zeusd
@@ -196,9 +209,13 @@ class Node:
         shares = level_by_want(
             total_mw - sum(self._holds[index] for index in stuck),
             [self._mins[index] for index in others],
-            [self._wants[index] for index in others],
+            [self._use_mw(index) for index in others],
             [self._gpus[index].max_mw for index in others],
         )
         for index, share in zip(others, shares, strict=True):
             limits[index] = share
         return limits
+
+    def _use_mw(self, gpu: int) -> int:
+        """The most that a GPU has use for, or that the policy has for it."""
+        return min(self._wants[gpu], self._advised.get(gpu, self._wants[gpu]))

@@ -8,11 +8,10 @@ all is within the total, unless the minimum limits are above it. Which policy ga
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from zeus_fleet import profiles
-from zeus_fleet.allocator import Claim
 from zeus_fleet.levels import level
 from zeus_fleet.profiles import Profile
 
@@ -30,7 +29,7 @@ class Job:
         high_mw: Their maximum limit.
         busy: Whether they compute.
         profile: What a limit is worth; None: nobody knows.
-        nodes: Where they are, by node.
+        kind: Product name of the GPUs.
         needs_mw: The limit that its latency objective needs; None: it has none. No policy goes
             below it for others' sake. `ClockStatus.needed_w` of `zeus.serving` says it.
     """
@@ -40,7 +39,7 @@ class Job:
     high_mw: int
     busy: bool = True
     profile: Profile | None = None
-    nodes: Mapping[str, int] = field(default_factory=dict)
+    kind: str = ""
     needs_mw: int | None = None
 
 
@@ -103,8 +102,8 @@ def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
 def water_filling(jobs: Sequence[Job], total_mw: int, floor: float = FLOOR) -> list[int]:
     """Watts go where they add the most progress per GPU, above a floor for each job.
 
-    Jobs whose profile is unknown count by the mean of the known ones. Without any profile it is
-    `busy`. Greedy on the upper concave envelopes.
+    Jobs whose profile is unknown count by the mean of the known ones, of the same kind of GPU if
+    there are any. Without any profile it is `busy`. Greedy on the upper concave envelopes.
 
     Args:
         jobs: All of them, with idle GPUs.
@@ -141,41 +140,20 @@ POLICIES: dict[str, JobPolicy] = {
 """By name; the last is the default."""
 
 
-class ByJobs:
-    """A policy of an allocator: targets of nodes by the jobs that run on them.
-
-    Args:
-        policy: Who gets what.
-        jobs: All jobs. GPUs in none of them are idle.
-    """
-
-    def __init__(self, policy: JobPolicy, jobs: Sequence[Job] = ()) -> None:
-        self.policy = policy
-        self.jobs = jobs
-
-    def __call__(self, claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
-        """The target of each node; GPUs on other nodes are left out."""
-        here: list[tuple[Job, dict[str, int]]] = []
-        for job in self.jobs:
-            nodes = {node: count for node, count in job.nodes.items() if node in claims}
-            if nodes:
-                here.append((job, nodes))
-        jobs = [replace(job, gpus=sum(nodes.values()), nodes={}) for job, nodes in here]
-        targets = {node: claim.floor_mw for node, claim in claims.items()}
-        idle = sum(targets.values()) - sum(job.gpus * job.low_mw for job in jobs)
-        for (job, nodes), limit in zip(here, self.policy(jobs, total_mw - idle), strict=True):
-            for node, count in nodes.items():
-                targets[node] += count * (limit - job.low_mw)
-        return targets
-
-
 # ------------------------------------------------------------------------------------- internals
 
 
 def _curves(jobs: Sequence[Job]) -> list[Profile] | None:
-    """The profile of each job, or the mean; None if nothing is known."""
-    mean = profiles.mean(job.profile for job in jobs if job.busy and job.profile is not None)
-    return None if mean is None else [job.profile or mean for job in jobs]
+    """The profile of each job, or the mean of its kind of GPU, or of all; None: none is known."""
+    known = [job for job in jobs if job.busy and job.profile is not None]
+    mean = profiles.mean(job.profile for job in known if job.profile is not None)
+    if mean is None:
+        return None
+    by_kind = {
+        kind: profiles.mean(job.profile for job in known if job.profile and job.kind == kind)
+        for kind in {job.kind for job in known}
+    }
+    return [job.profile or by_kind.get(job.kind) or mean for job in jobs]
 
 
 def _sum(jobs: Sequence[Job], limits_mw: Sequence[int]) -> int:

@@ -5,112 +5,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
-from typing import Protocol
+from collections.abc import Callable
 
-from zeus_fleet.allocator import Allocator
-from zeus_fleet.messages import S, Timing
-from zeus_fleet.node import Ceilings, Gpu, Node
+from zeus_fleet import schedule
+from zeus_fleet.allocator import Allocator, Snapshot
+from zeus_fleet.gpus import Gpus
+from zeus_fleet.jobs import ByJobs
+from zeus_fleet.messages import S, Timing, Work
+from zeus_fleet.node import Ceilings, Node
 from zeus_fleet.store import Store, StoreUnavailable
-from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
 HEARTBEAT_S = 1.2
 PLAN_S = 1.0
-CEILING = "fleet"
-ZEUSD_TIMEOUT_S = 1.0
-"""zeusd drops a request that it does not come to within this time."""
-
 log = logging.getLogger("zeus_fleet")
 
 
 def clock_ns() -> int:
     """Time that counts while the machine sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
-
-
-class Gpus(Protocol):
-    """The GPUs of a node."""
-
-    ranges: Sequence[Gpu]
-
-    def holds_mw(self) -> list[int]:
-        """The most that each may hold now."""
-        ...
-
-    def carry_out(self, command: Ceilings) -> list[int]:
-        """Sets the ceilings; returns the most that each may hold then.
-
-        Raises:
-            ZeusIpcError: zeusd did not answer.
-        """
-        ...
-
-    def wanted_mw(self) -> list[int]:
-        """What each has use for."""
-        ...
-
-
-class ZeusdGpus:
-    """The GPUs of a zeusd. It must take this process's user for an administrator.
-
-    Args:
-        client: Of that zeusd.
-
-    Raises:
-        ValueError: A GPU has no power limit.
-    """
-
-    def __init__(self, client: Client) -> None:
-        self._client = client
-        self._uuids = []
-        ranges = []
-        for gpu in client.node().gpus:
-            low, high = gpu.power_limit_min_mw, gpu.power_limit_max_mw
-            if low is None or high is None:
-                raise ValueError(f"GPU {gpu.index} ({gpu.name}) has no power limit to bound")
-            self._uuids.append(gpu.uuid)
-            ranges.append(Gpu(low, high))
-        self.ranges: Sequence[Gpu] = tuple(ranges)
-
-    def holds_mw(self) -> list[int]:
-        """The most that each may hold now: what may be set, and what is in force."""
-        bounds = {gpu.uuid: gpu.power_limit_site_mw for gpu in self._client.node().gpus}
-        states = self._client.state(self._uuids)
-        holds = []
-        for uuid, gpu in zip(self._uuids, self.ranges, strict=True):
-            bound, limit = bounds.get(uuid), states[uuid].power_limit_mw
-            holds.append(gpu.max_mw if bound is None or limit is None else max(bound, limit))
-        return holds
-
-    def carry_out(self, command: Ceilings) -> list[int]:
-        """Sets the ceilings. A GPU that refuses keeps what it held."""
-        before = self.holds_mw()
-        holds = []
-        for index, (uuid, gpu) in enumerate(zip(self._uuids, self.ranges, strict=True)):
-            limit = command.limits_mw[index]
-            bounded = limit > gpu.min_mw
-            try:
-                highest = self._client.set_ceiling(
-                    uuid,
-                    CEILING,
-                    limit,
-                    until_boot_ns=command.deadline_ns if bounded else None,
-                    fallback_mw=gpu.min_mw if bounded else None,
-                )
-                holds.append(highest[uuid])
-            except ZeusIpcError as error:
-                log.warning("GPU %d keeps up to %g W: %s", index, before[index] / 1000, error)
-                holds.append(max(before[index], limit))
-        return holds
-
-    def wanted_mw(self) -> list[int]:
-        """The maximum of GPUs that compute, the minimum of others."""
-        states = self._client.state(self._uuids)
-        return [
-            gpu.min_mw if states[uuid].utilization_percent == 0 else gpu.max_mw
-            for uuid, gpu in zip(self._uuids, self.ranges, strict=True)
-        ]
 
 
 async def run_agent(
@@ -129,21 +42,30 @@ async def run_agent(
     number = await _newest_number(name, store)
     holds = await asyncio.to_thread(gpus.holds_mw)
     node = Node(name, gpus.ranges, holds, timing, number=number)
+    works: tuple[Work, ...] = ()
+    written: tuple[Work, ...] | None = None
     while True:
         began = clock()
         await _carry_out(node, gpus, node.tick(clock()), clock)
         try:
-            wanted = await asyncio.to_thread(gpus.wanted_mw)
-            await _carry_out(node, gpus, node.wants(wanted, clock()), clock)
+            load = await asyncio.to_thread(gpus.load)
+            works = load.works
+            node.draws(load.drawn_mw)
+            await _carry_out(node, gpus, node.wants(load.wanted_mw, clock()), clock)
         except ZeusIpcError as error:
             log.warning("zeusd does not say what is computed: %s", error)
         beat = node.heartbeat(clock())
         try:
-            answer = await store.beat(name, beat)
+            answer = await store.beat(name, beat, None if works == written else works)
             if answer is None:
                 log.error("another agent speaks for %s; stop one of the two", name)
             else:
-                await _carry_out(node, gpus, node.answered(beat.number, *answer, clock()), clock)
+                # Now and then again: the store may have begun empty.
+                written = works if beat.number % 50 else None
+                command = node.answered(
+                    beat.number, answer.plan, answer.budget, clock(), answer.limits_mw
+                )
+                await _carry_out(node, gpus, command, clock)
         except StoreUnavailable as error:
             log.warning("%s; zeusd lowers the GPUs if this lasts", error)
         await asyncio.sleep(max(0.05, HEARTBEAT_S - (clock() - began) / S))
@@ -176,16 +98,26 @@ async def run_allocator(
     store: Store,
     core: Allocator,
     *,
+    jobs: ByJobs | None = None,
     clock: Callable[[], int] = clock_ns,
 ) -> None:
-    """Plans whenever it is elected, until it is cancelled."""
+    """Plans whenever it is elected, until it is cancelled.
+
+    Args:
+        name: Of this allocator, unlike any other's.
+        store: Where the plan is.
+        core: Plans.
+        jobs: The core's policy, if it says how a node's GPUs share.
+        clock: CLOCK_BOOTTIME.
+    """
+    advised: dict[str, dict[int, int]] = {}
     lease: int | None = None
     token: int | None = None
     while True:
         try:
             now, lease = await store.campaign(name, lease)
             if now != token:
-                token = now
+                token, advised = now, {}
                 log.info("%s %s", name, "follows" if token is None else f"leads, token {token}")
                 if token is None:
                     core.follow()
@@ -193,9 +125,32 @@ async def run_allocator(
                     core.lead(token)
             if token is not None:
                 snapshot, revisions = await store.read()
+                if snapshot is not None and await _keep_schedule(store, snapshot):
+                    snapshot, revisions = await store.read()
                 commit = None if snapshot is None else core.plan(snapshot, clock())
                 if commit is not None and not await store.commit(commit, revisions):
                     log.info("the plan was not written: something has changed meanwhile")
+                if jobs is not None:
+                    await _advise(store, jobs, advised)
         except StoreUnavailable as error:
             log.warning("%s", error)
         await asyncio.sleep(PLAN_S)
+
+
+async def _keep_schedule(store: Store, read: Snapshot) -> bool:
+    """Writes the budget that events ask for now; whether there was anything to write."""
+    budget = schedule.due(read.budget, time.time())
+    if budget is read.budget:
+        return False
+    log.info("the site's limit is %g W now", budget.site.limit_mw / 1000)
+    await store.set_budget(budget, read.budget_revision)
+    return True
+
+
+async def _advise(store: Store, jobs: ByJobs, advised: dict[str, dict[int, int]]) -> None:
+    """Says how nodes divide their grants, where that has changed."""
+    new = jobs.limits_mw.items()
+    changed = {node: limits for node, limits in new if advised.get(node) != limits}
+    if changed:
+        await store.advise(changed)
+        advised.update(changed)

@@ -1,27 +1,38 @@
 """The store: etcd, by aetcd (the extra `fleet`). One endpoint at a time; the next after a failure.
 
-Keys: `budget`, `plan`, `leader` and `node/NAME`, all below one prefix.
+Keys: `budget`, `plan`, `leader`, and for each node `node/NAME` (heartbeat), `jobs/NAME` (what runs
+there) and `limits/NAME` (how to divide its grant), all below one prefix.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Sequence
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
-from zeus_fleet.messages import Budget, Heartbeat, Plan
+from zeus_fleet.connection import Tls, connect
+from zeus_fleet.messages import Answer, Budget, Heartbeat, Work
 
 PREFIX = "/zeus-fleet/"
 TIMEOUT_S = 5.0
-"""Of one transaction: a change of etcd's leader takes about three seconds."""
+"""Of one request: a change of etcd's leader takes about three seconds."""
 
 ELECTION_TTL_S = 5
 """Of the leader's key: it is etcd's lease, and proves nothing about nodes."""
 
+MOST_PUT = 100
+"""Keys that one transaction writes: etcd takes 128 operations."""
+
+_REFUSED = "permission denied"
+"""How etcd answers a user without the role, or without a name."""
+
 T = TypeVar("T")
+
+log = logging.getLogger("zeus_fleet")
 
 
 class StoreUnavailable(Exception):
@@ -34,11 +45,17 @@ class Store:
     Args:
         endpoints: `host:port` of members; the next is tried when one fails.
         prefix: Of all keys.
-        timeout_s: Of one transaction.
+        tls: None: connections are not encrypted.
+        timeout_s: Of one request to etcd.
     """
 
     def __init__(
-        self, endpoints: Sequence[str], *, prefix: str = PREFIX, timeout_s: float = TIMEOUT_S
+        self,
+        endpoints: Sequence[str],
+        *,
+        prefix: str = PREFIX,
+        tls: Tls | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         try:
             import aetcd
@@ -47,7 +64,7 @@ class Store:
             raise StoreUnavailable(
                 'etcd needs the extra fleet: pip install "zeusd[fleet]"'
             ) from None
-        self._aetcd: Any = aetcd
+        self._tls = tls
         self._failures = (asyncio.TimeoutError, OSError, aetcd.ClientError, grpc.RpcError)
         self._endpoints = [*endpoints]
         self._prefix = prefix
@@ -79,34 +96,43 @@ class Store:
 
         return await self._ask(ask)
 
-    async def beat(self, node: str, beat: Heartbeat) -> tuple[Plan | None, Budget | None] | None:
-        """Stores a heartbeat and reads plan and budget in the same revision.
+    async def beat(
+        self, node: str, beat: Heartbeat, works: tuple[Work, ...] | None = None
+    ) -> Answer | None:
+        """Stores a heartbeat and reads what there is for the node in the same revision.
+
+        Args:
+            node: Its name.
+            beat: The heartbeat.
+            works: What runs on it; None: as it was.
 
         Returns:
             None if the store has a newer heartbeat of this node.
         """
-        key = self._key(f"node/{node}")
+        key, jobs = self._key(f"node/{node}"), self._key(f"jobs/{node}")
         missing = False
 
-        async def ask(client: Any) -> tuple[Plan | None, Budget | None] | None:
+        async def ask(client: Any) -> Answer | None:
             nonlocal missing
             make = client.transactions
+            told = [] if works is None else [make.put(jobs, wire.works_bytes(works))]
             stored, replies = await client.transaction(
                 compare=[make.value(key) < wire.number_key(beat.number)],
                 success=[
                     make.put(key, wire.heartbeat_bytes(beat)),
-                    make.get(self._key("plan")),
-                    make.get(self._key("budget")),
+                    *told,
+                    *(make.get(self._key(name)) for name in ("plan", "budget", f"limits/{node}")),
                 ],
                 failure=[make.get(key)],
             )
             if not stored:
                 missing = not replies[0]
                 return None
-            plan, budget = replies[1], replies[2]
-            return (
+            plan, budget, limits = replies[-3:]
+            return Answer(
                 wire.plan_from(plan[0][0]) if plan else None,
                 wire.budget_from(budget[0][0]) if budget else None,
+                wire.limits_from(limits[0][0]) if limits else {},
             )
 
         answer = await self._ask(ask)
@@ -119,24 +145,25 @@ class Store:
 
     async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
         """All there is, in one revision; None without a budget. And the revision of each node."""
-        nodes = self._key("node/")
+        nodes, jobs = self._key("node/"), self._key("jobs/")
 
         async def ask(client: Any) -> tuple[Snapshot | None, dict[str, int]]:
             make = client.transactions
-            _, (leader, plan, budget, beats) = await client.transaction(
+            _, (leader, plan, budget, beats, works) = await client.transaction(
                 compare=[],
                 success=[
                     make.get(self._key("leader")),
                     make.get(self._key("plan")),
                     make.get(self._key("budget")),
-                    make.get(nodes, nodes[:-1] + bytes([nodes[-1] + 1])),
+                    *(make.get(one, one[:-1] + bytes([one[-1] + 1])) for one in (nodes, jobs)),
                 ],
                 failure=[],
             )
             if not budget:
                 return None, {}
             rows = [(item.key[len(nodes) :].decode(), value, item) for value, item in beats]
-            known = {node: wire.heartbeat_from(value) for node, value, _ in rows}
+            known = _parsed(rows, wire.heartbeat_from)
+            told = [(item.key[len(jobs) :].decode(), value, item) for value, item in works]
             snapshot = Snapshot(
                 leader[0][1].create_revision if leader else 0,
                 wire.budget_from(budget[0][0]),
@@ -144,6 +171,7 @@ class Store:
                 wire.plan_from(plan[0][0]) if plan else None,
                 plan[0][1].mod_revision if plan else 0,
                 {node: beat for node, beat in known.items() if beat.number},
+                _parsed(told, wire.works_from),
             )
             return snapshot, {node: item.mod_revision for node, _, item in rows}
 
@@ -175,6 +203,25 @@ class Store:
             return bool(done)
 
         return await self._ask(ask)
+
+    async def advise(self, limits_mw: Mapping[str, Mapping[int, int]]) -> None:
+        """Writes how nodes divide their grants; no harm is done where it comes late."""
+        rows = [*limits_mw.items()]
+
+        def put_some(first: int) -> Callable[[Any], Awaitable[Any]]:
+            async def ask(client: Any) -> Any:
+                put = client.transactions.put
+                some = rows[first : first + MOST_PUT]
+                puts = [
+                    put(self._key(f"limits/{node}"), wire.limits_bytes(limits))
+                    for node, limits in some
+                ]
+                return await client.transaction(compare=[], success=puts, failure=[])
+
+            return ask
+
+        for first in range(0, len(rows), MOST_PUT):
+            await self._ask(put_some(first))
 
     async def campaign(self, name: str, lease: int | None) -> tuple[int | None, int | None]:
         """Becomes the leader if there is none.
@@ -228,12 +275,28 @@ class Store:
     async def _ask(self, request: Callable[[Any], Awaitable[T]]) -> T:
         try:
             if self._client is None:
-                host, _, port = self._endpoints[0].rpartition(":")
-                self._client = self._aetcd.Client(host=host, port=int(port))
-            return await asyncio.wait_for(request(self._client), self._timeout_s)
+                self._client = connect(self._endpoints[0], self._tls, self._timeout_s)
+            # Not in wait_for: before Python 3.12 it may lose that this task is cancelled.
+            return await request(self._client)
         except self._failures as error:
             failed = self._endpoints[0]
             await self.close()
             self._endpoints.append(self._endpoints.pop(0))
             what = str(error) or type(error).__name__
+            if _REFUSED in what:
+                raise StoreUnavailable(
+                    f"etcd at {failed} refuses this user; grant it the role that "
+                    "docs/operate/fleet.md names"
+                ) from error
             raise StoreUnavailable(f"etcd at {failed} does not answer: {what}") from error
+
+
+def _parsed(rows: Iterable[tuple[str, bytes, Any]], parse: Callable[[bytes], T]) -> dict[str, T]:
+    """What nodes have written, without those that have written something else: as if silent."""
+    found = {}
+    for node, value, _ in rows:
+        try:
+            found[node] = parse(value)
+        except ValueError as error:
+            log.warning("%s: %s", node, error)
+    return found

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
-from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan
+from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
+from zeus_fleet.profiles import Profile, monotone
 
 DIGITS = 20
 """A heartbeat begins with its number, padded, so that the store can compare two of them."""
@@ -19,12 +23,85 @@ def number_key(number: int) -> bytes:
 def heartbeat_bytes(beat: Heartbeat) -> bytes:
     """A heartbeat."""
     rest = [beat.epoch, beat.held_mw, beat.floor_mw, beat.capacity_mw, beat.wanted_mw]
-    return number_key(beat.number) + json.dumps([*rest, beat.stuck_mw]).encode()
+    return number_key(beat.number) + json.dumps([*rest, beat.stuck_mw, beat.drawn_mw]).encode()
 
 
 def heartbeat_from(data: bytes) -> Heartbeat:
-    """The heartbeat that `heartbeat_bytes` wrote."""
-    return Heartbeat(int(data[:DIGITS]), *map(int, json.loads(data[DIGITS:])))
+    """The heartbeat that `heartbeat_bytes` wrote.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        return Heartbeat(int(data[:DIGITS]), *map(int, json.loads(data[DIGITS:])))
+    except TypeError as error:
+        raise ValueError(f"no heartbeat: {error}") from None
+
+
+def works_bytes(works: Iterable[Work]) -> bytes:
+    """What runs on a node."""
+    rows = []
+    for work in works:
+        row: dict[str, Any] = {"job": work.job, "kind": work.kind, "gpus": work.gpus}
+        row |= {"min_mw": work.min_mw, "max_mw": work.max_mw}
+        if work.profile is not None:
+            progress = [round(one, 4) for one in work.profile.progress]
+            row["profile"] = [work.profile.limits_mw, progress]
+        if work.measuring:
+            row["measuring"] = True
+        rows.append(row)
+    return _json(rows)
+
+
+def works_from(data: bytes) -> tuple[Work, ...]:
+    """What `works_bytes` wrote. A profile that is none counts as unknown.
+
+    Raises:
+        ValueError: It is not what `works_bytes` writes.
+    """
+    try:
+        return tuple(_work_of(row) for row in json.loads(data))
+    except (TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"not what runs on a node: {error}") from None
+
+
+def _work_of(row: dict[str, Any]) -> Work:
+    gpus = tuple(map(int, row["gpus"]))
+    if not gpus:
+        raise TypeError("a job without GPUs")
+    return Work(
+        str(row["job"]),
+        str(row["kind"]),
+        gpus,
+        int(row["min_mw"]),
+        int(row["max_mw"]),
+        profile_of(*row["profile"]) if "profile" in row else None,
+        bool(row.get("measuring")),
+    )
+
+
+def profile_of(limits_mw: Iterable[int], progress: Iterable[float]) -> Profile | None:
+    """A profile of what a job published; None if it is of no use.
+
+    Where a higher limit has less progress, both get their mean: that is noise.
+    """
+    try:
+        rates = monotone(map(float, progress))
+        if not all(map(math.isfinite, rates)):
+            return None
+        return Profile(tuple(map(int, limits_mw)), tuple(rate / rates[-1] for rate in rates))
+    except (ValueError, IndexError, ZeroDivisionError):
+        return None
+
+
+def limits_bytes(limits_mw: Mapping[int, int]) -> bytes:
+    """How a node's grant is best divided, by the GPUs' positions."""
+    return _json({str(gpu): limit for gpu, limit in limits_mw.items()})
+
+
+def limits_from(data: bytes) -> dict[int, int]:
+    """What `limits_bytes` wrote."""
+    return {int(gpu): int(limit) for gpu, limit in json.loads(data).items()}
 
 
 def plan_bytes(plan: Plan) -> bytes:
@@ -53,8 +130,12 @@ def budget_bytes(budget: Budget) -> bytes:
         }
         for domain in budget.domains
     ]
-    floors, leaving = dict(budget.floors_mw), sorted(budget.leaving)
-    return _json({"domains": domains, "floors_mw": floors, "leaving": leaving})
+    fields: dict[str, Any] = {"domains": domains, "floors_mw": dict(budget.floors_mw)}
+    fields["leaving"] = sorted(budget.leaving)
+    if budget.standing_mw is not None:
+        fields["standing_mw"] = budget.standing_mw
+        fields["events"] = [asdict(event) for event in budget.events]
+    return _json(fields)
 
 
 def budget_from(data: bytes) -> Budget:
@@ -64,7 +145,9 @@ def budget_from(data: bytes) -> Budget:
         Domain(one["name"], one["limit_mw"], frozenset(one["nodes"]), one["reserve_mw"])
         for one in read["domains"]
     )
-    return Budget(domains, read["floors_mw"], frozenset(read["leaving"]))
+    events = tuple(Event(**event) for event in read.get("events", ()))
+    leaving, standing = frozenset(read["leaving"]), read.get("standing_mw")
+    return Budget(domains, read["floors_mw"], leaving, standing, events)
 
 
 def budget_from_table(table: dict[str, Any]) -> Budget:

@@ -10,7 +10,7 @@ import contextlib
 import os
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from zeus_ipc import errors
@@ -456,6 +456,35 @@ class Client(Closing):
             fallback=None if fallback_mw is None else [fallback_mw],
         )
         return {uuid: int(one["highest"][0]) for uuid, one in self._per_gpu(answer).items()}
+
+    def publish_profile(
+        self,
+        gpus: str | Sequence[str],
+        progress: Mapping[int, float] | None = None,
+        *,
+        measuring: bool = False,
+    ) -> None:
+        """Says what each power limit is worth to this process, which holds their leases.
+
+        A restart of zeusd forgets it.
+
+        Args:
+            gpus: UUIDs.
+            progress: Relative speed by limit in mW, 1 at the highest; None: not known.
+            measuring: Whether this process measures now, and needs its highest limit for that.
+
+        Raises:
+            LeaseExpired: This process does not hold the lease of a GPU's power limit.
+        """
+        limits = sorted(progress or {})
+        answer = self._ask(
+            "publish_profile",
+            gpus=_uuids(gpus),
+            limits_mw=limits,
+            progress=[float((progress or {})[limit]) for limit in limits],
+            measuring=measuring,
+        )
+        self._per_gpu(answer)
 
     # ------------------------------------------------------------------------------- whose energy
 

@@ -348,6 +348,15 @@ class HeartbeatResult(Message):
     """[gpu, control] of leases that the process lost and has not acquired or released since."""
 
 
+class PowerProfile(Message):
+    """What power limits are worth to a job, see `PublishProfile`."""
+
+    limits_mw: list[int]
+    """Ascending."""
+    progress: list[float]
+    """Relative speed at each: 1 is the highest limit's."""
+
+
 class LeaseInfo(Message):
     """One lease."""
 
@@ -379,6 +388,10 @@ class LeaseInfo(Message):
     from Slurm 26.05 on, or Kubernetes' pod uid; None if it is in none, and as for `pid`."""
     trouble: str | None = None
     """Why the last attempt to put the control back failed."""
+    profile: PowerProfile | None = None
+    """What the holder has published; None: nothing."""
+    measuring: bool = False
+    """Whether the holder says that it measures and needs its highest limit."""
 
 
 class LeaseList(Message):

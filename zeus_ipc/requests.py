@@ -112,6 +112,9 @@ MAX_JOB_NAME = 64
 MAX_RECORDS = 200
 """Audit records in one reply: about 100 KB."""
 
+MAX_PROFILE = 64
+"""Power limits of a published profile."""
+
 MAX_LOOKUPS = 4096
 """Windows times sources in one request."""
 
@@ -373,6 +376,33 @@ class SetCeiling(_Request):
     """The bound from then on, at most `value`; None: then the ceiling ends."""
 
 
+class PublishProfile(_Request):
+    """Says what each power limit is worth to the holder of the power limit's lease.
+
+    It ends with the lease, and is shown with it (`LeaseInfo.profile`); whoever shares power among
+    GPUs may go by it. Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+    """
+
+    op: Literal["publish_profile"] = "publish_profile"
+    gpus: Gpus
+    limits_mw: Annotated[list[MilliWatts], Field(max_length=MAX_PROFILE)] = []
+    """Power limits, ascending; none: nothing is known."""
+    progress: Annotated[
+        list[Annotated[float, Field(gt=0, le=1)]], Field(max_length=MAX_PROFILE)
+    ] = []
+    """Relative speed at each limit: 1 is the highest limit's."""
+    measuring: bool = False
+    """Whether the holder measures now, and needs its highest limit for that."""
+
+    @model_validator(mode="after")
+    def _matching(self) -> PublishProfile:
+        if len(self.limits_mw) != len(self.progress):
+            raise ValueError("a profile needs one progress for each limit")
+        if any(low >= high for low, high in pairwise(self.limits_mw)):
+            raise ValueError("a profile's limits must ascend")
+        return self
+
+
 class Quiesce(_Request):
     """Restores everything and closes the driver, for a reset: for administrators.
 
@@ -564,6 +594,7 @@ Request = (
     | Restore
     | Persist
     | SetCeiling
+    | PublishProfile
     | AccountingRequest
     | Quiesce
     | Resume

@@ -56,6 +56,13 @@ Store(["localhost:2379"])
 done = CliRunner().invoke(main, ["status", "--etcd", "127.0.0.1:1"])
 assert "127.0.0.1:1 does not answer" in done.output, done.output
 """,
+    "fleet-server": """
+from zeus_fleet.server import FleetServer
+from zeus_fleet.store import Store
+import uvicorn
+
+FleetServer(Store(["localhost:2379"]))
+""",
     "pfo": """
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, torch_pipelining
 from zeus.optimizer.pipeline_frequency.planner import Planner

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.zeus_fleet.parts import Rules
-from zeus_fleet.allocator import Allocator, Claim, Commit, Policy, Snapshot, by_want
-from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan, S, Timing
-from zeus_fleet.node import Ceilings, Gpu
+from tests.zeus_fleet.parts import GPU, FakeStore, Machine, Rules
+from zeus_fleet.allocator import Allocator, Claim, Policy, by_want
+from zeus_fleet.messages import Budget, Domain, Plan, S, Timing
+from zeus_fleet.node import Ceilings
 
-GPUS = (Gpu(100_000, 300_000), Gpu(100_000, 300_000))
+GPUS = (GPU, GPU)
 FLOOR, MOST = 200_000, 600_000
 DRIFT = Timing().drift
 NAMES = ("a", "b")
@@ -35,7 +35,7 @@ def all_to(name: str) -> Policy:
     return share
 
 
-class Bench:
+class Bench(FakeStore):
     """Two nodes whose zeusd obeys at once, a store, and a clock that is moved by hand.
 
     Args:
@@ -44,24 +44,27 @@ class Bench:
     """
 
     def __init__(self, rules: Rules, limit_w: int) -> None:
-        self.rules = rules
+        super().__init__(rules, budget(limit_w))
         self.now = 0.0
-        self.budget, self.budget_revision = budget(limit_w), 1
-        self.plan: Plan | None = None
-        self.plan_revision = 0
-        self.token = 0
-        self.heartbeats: dict[str, Heartbeat] = {}
-        self.hardware = {name: [100_000, 100_000] for name in NAMES}
+        self.most_w = 0
+        """The most that was held right after a command."""
         # The slowest node and the fastest allocator that the drift allows.
+        self.machines = {name: Machine(name, 1 - DRIFT, 0) for name in NAMES}
         self.nodes = {
             name: rules.node(name, GPUS, [100_000, 100_000], rules.node_timing) for name in NAMES
         }
 
-    def node_ns(self) -> int:
-        return int(self.now * (1 - DRIFT) * S)
+    def node_ns(self, name: str) -> int:
+        machine = self.machines[name]
+        slept = machine.slept if self.rules.clock == "monotonic" else 0.0
+        return int((self.now - slept) * machine.rate * S)
 
     def allocator_ns(self) -> int:
         return int(self.now * (1 + DRIFT) * S)
+
+    @property
+    def hardware(self) -> dict[str, list[int]]:
+        return {name: machine.hardware for name, machine in self.machines.items()}
 
     @property
     def held_w(self) -> int:
@@ -74,56 +77,45 @@ class Bench:
         allocator.lead(self.token)
         return allocator
 
-    def read(self) -> Snapshot:
-        return Snapshot(
-            self.token,
-            self.budget,
-            self.budget_revision,
-            self.plan,
-            self.plan_revision,
-            dict(self.heartbeats),
-        )
-
-    def commit(self, commit: Commit | None) -> bool:
-        """Writes a plan if what it compares still holds."""
-        if commit is None:
-            return False
-        same = {
-            "token": commit.token == self.token,
-            "plan": commit.plan_revision == self.plan_revision,
-            "budget": commit.budget_revision == self.budget_revision,
-            "heartbeats": all(
-                self.heartbeats[name].number == number for name, number in commit.heartbeats.items()
-            ),
-        }
-        if not all(same[what] for what in self.rules.compares):
-            return False
-        self.plan, self.plan_revision = commit.plan, self.plan_revision + 1
-        return True
-
     def cut(self, limit_w: int) -> None:
-        """The operator writes another budget."""
-        self.budget, self.budget_revision = budget(limit_w), self.budget_revision + 1
+        """The operator writes a smaller budget."""
+        self.write_budget(budget(limit_w))
 
     def beat(self, name: str) -> Answer:
         """A heartbeat reaches the store; the answer is on its way."""
-        beat = self.nodes[name].heartbeat(self.node_ns())
+        beat = self.nodes[name].heartbeat(self.node_ns(name))
         self.heartbeats[name] = beat
         return beat.number, self.plan, self.budget
 
     def deliver(self, name: str, answer: Answer) -> None:
-        self.carry_out(name, self.nodes[name].answered(*answer, self.node_ns()))
+        """The answer arrives, and all that follows from it is done."""
+        self.carry_out(name, self.nodes[name].answered(*answer, self.node_ns(name)))
 
-    def carry_out(self, name: str, command: Ceilings | None) -> None:
+    def carry_out(self, name: str, command: Ceilings | None, ttl_ns: int | None = None) -> None:
+        """zeusd gets a command, which the agent decided on now or `ttl_ns` before its deadline."""
         while command is not None:
-            self.hardware[name] = [*command.limits_mw]
-            command = self.nodes[name].applied(command.limits_mw, self.node_ns())
+            now_ns, machine = self.node_ns(name), self.machines[name]
+            ttl_ns = command.deadline_ns - now_ns if ttl_ns is None else ttl_ns
+            machine.commanded(command, ttl_ns, now_ns, self.rules)
+            self.most_w = max(self.most_w, self.held_w)
+            machine.lower()
+            holds = [*map(max, machine.hardware, machine.ceilings)]
+            command, ttl_ns = self.nodes[name].applied(holds, now_ns), None
+
+    def pass_by(self, seconds: float, allocator: Allocator, names: tuple[str, ...]) -> None:
+        """Time passes; only these nodes are heard of. zeusd keeps deadlines where it runs."""
+        for _ in range(int(seconds)):
+            self.now += 1
+            for name, machine in self.machines.items():
+                if self.now >= machine.asleep_until and machine.expire(self.node_ns(name)):
+                    machine.lower()
+            self.round(allocator, names)
 
     def round(self, allocator: Allocator, names: tuple[str, ...] = NAMES) -> None:
         """Heartbeats and a plan, without any delay."""
         for name in names:
             self.deliver(name, self.beat(name))
-        self.commit(allocator.plan(self.read(), self.allocator_ns()))
+        self.commit(allocator.plan(self.snapshot(), self.allocator_ns()))
 
     def settle(self, allocator: Allocator, names: tuple[str, ...] = NAMES) -> None:
         """Until all is handed out."""

@@ -1,4 +1,4 @@
-"""A member of etcd for tests."""
+"""A member of etcd for tests, with certificates if asked."""
 
 from __future__ import annotations
 
@@ -21,15 +21,43 @@ def _free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
+class Certificates:
+    """An authority, and what it signed: `NAME.crt` and `NAME.key` for each common name.
+
+    Args:
+        folder: Where they are.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self.ca = folder / "ca.crt"
+        self._openssl("-subj", "/CN=test CA", "-keyout", "ca.key", "-out", "ca.crt")
+
+    def sign(self, name: str) -> tuple[Path, Path]:
+        """A certificate and its key, for a server on 127.0.0.1 or a client of this name."""
+        self._openssl(
+            *("-CA", "ca.crt", "-CAkey", "ca.key", "-subj", f"/CN={name}"),
+            *("-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=CA:FALSE"),
+            *("-keyout", f"{name}.key", "-out", f"{name}.crt"),
+        )
+        return self._folder / f"{name}.crt", self._folder / f"{name}.key"
+
+    def _openssl(self, *arguments: str) -> None:
+        key = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
+        command = ["openssl", "req", "-x509", *key, "-days", "2", *arguments]
+        subprocess.run(command, cwd=self._folder, check=True, capture_output=True)
+
+
 @contextlib.contextmanager
-def running_etcd() -> Iterator[str]:
-    """One member; yields `host:port`."""
+def running_etcd(certificates: Certificates | None = None) -> Iterator[str]:
+    """One member; yields `host:port`. With certificates it asks clients for theirs."""
     program = needs.tool("etcd")
+    secure = () if certificates is None else _secure(certificates)
     with tempfile.TemporaryDirectory() as name:
         for attempt in range(5):  # somebody else may take a port meanwhile
             client, peer = _free_ports(2)
             log = Path(name, f"log{attempt}")
-            process = _start(program, Path(name, f"data{attempt}"), client, peer, log)
+            process = _start(program, Path(name, f"data{attempt}"), client, peer, log, secure)
             try:
                 wait_for(lambda: _answers(process, client), "etcd to answer")
                 if process.poll() is None:
@@ -41,13 +69,22 @@ def running_etcd() -> Iterator[str]:
         raise AssertionError(f"etcd did not start:\n{log.read_text()}")
 
 
-def _start(program: str, data: Path, client: int, peer: int, log: Path) -> subprocess.Popen[bytes]:
-    command = [program, "--data-dir", str(data)]
-    for what, port in (("client", client), ("peer", peer)):
-        command += [f"--listen-{what}-urls", f"http://127.0.0.1:{port}"]
-    command += ["--advertise-client-urls", f"http://127.0.0.1:{client}"]
-    command += ["--initial-advertise-peer-urls", f"http://127.0.0.1:{peer}"]
-    command += ["--initial-cluster", f"default=http://127.0.0.1:{peer}"]
+def _secure(certificates: Certificates) -> tuple[str, ...]:
+    cert, key = certificates.sign("etcd")
+    files = ("--cert-file", str(cert), "--key-file", str(key))
+    return (*files, "--trusted-ca-file", str(certificates.ca), "--client-cert-auth")
+
+
+def _start(
+    program: str, data: Path, client: int, peer: int, log: Path, secure: tuple[str, ...]
+) -> subprocess.Popen[bytes]:
+    command = [program, "--data-dir", str(data), *secure]
+    scheme = "https" if secure else "http"
+    client_url, peer_url = f"{scheme}://127.0.0.1:{client}", f"http://127.0.0.1:{peer}"
+    for what, url in (("client", client_url), ("peer", peer_url)):
+        command += [f"--listen-{what}-urls", url]
+    command += ["--advertise-client-urls", client_url, "--initial-advertise-peer-urls", peer_url]
+    command += ["--initial-cluster", f"default={peer_url}"]
     with log.open("wb") as stream:
         return subprocess.Popen(command, stdout=stream, stderr=stream)
 

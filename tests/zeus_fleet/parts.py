@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from zeus_fleet.allocator import Allocator, Claim, Policy
-from zeus_fleet.levels import level
-from zeus_fleet.messages import Timing
-from zeus_fleet.node import Gpu, Node
+from zeus_fleet.allocator import Allocator, Commit, Policy, Snapshot
+from zeus_fleet.messages import Budget, Heartbeat, Plan, Timing
+from zeus_fleet.node import Ceilings, Gpu, Node
 
 GPU = Gpu(100_000, 300_000)
 GPUS = 2
@@ -65,9 +64,80 @@ class Machine:
     slept: float = 0.0
     excused_until: float = 0.0
 
+    def commanded(self, command: Ceilings, ttl_ns: int, now_ns: int, rules: Rules) -> None:
+        """zeusd has new ceilings, which may raise at once; lowering takes its time.
 
-def equal_shares(claims: Mapping[str, Claim], total_mw: int) -> Mapping[str, int]:
-    """A policy for the other allocator, so that two leaders never agree."""
-    rows = claims.values()
-    lows, highs = [one.floor_mw for one in rows], [one.capacity_mw for one in rows]
-    return dict(zip(claims, level(total_mw, lows, highs), strict=True))
+        Args:
+            command: What the agent asks for.
+            ttl_ns: How long until the deadline when the agent decided; only a mutant counts it.
+            now_ns: On the node's clock.
+            rules: What is shipped, or a mutant.
+        """
+        self.deadline_ns = now_ns + ttl_ns if rules.deadline == "ttl" else command.deadline_ns
+        expired = now_ns >= self.deadline_ns and rules.dead_man == "zeusd"
+        self.ceilings = [GPU.min_mw] * GPUS if expired else list(command.limits_mw)
+        self.hardware = [*map(max, self.hardware, self.ceilings)]
+
+    def expire(self, now_ns: int) -> bool:
+        """zeusd's dead-man: whether the deadline has passed, and all ceilings are the minimum."""
+        if now_ns < self.deadline_ns:
+            return False
+        self.ceilings = [GPU.min_mw] * GPUS
+        return True
+
+    def lower(self) -> None:
+        """The GPUs follow their ceilings, but for one that is stuck."""
+        for index, ceiling in enumerate(self.ceilings):
+            if index != self.stuck:
+                self.hardware[index] = min(self.hardware[index], ceiling)
+
+
+class FakeStore:
+    """The store's keys and transactions.
+
+    Args:
+        rules: Which comparisons a commit makes.
+        budget: The first one.
+    """
+
+    def __init__(self, rules: Rules, budget: Budget) -> None:
+        self.rules = rules
+        self.token = 0
+        self.budget, self.budget_revision = budget, 1
+        self.plan: Plan | None = None
+        self.plan_revision = 0
+        self.heartbeats: dict[str, Heartbeat] = {}
+
+    def snapshot(self) -> Snapshot:
+        """What an allocator reads."""
+        return Snapshot(
+            self.token,
+            self.budget,
+            self.budget_revision,
+            self.plan,
+            self.plan_revision,
+            dict(self.heartbeats),
+        )
+
+    def commit(self, commit: Commit | None) -> bool:
+        """Writes a plan if what it compares still holds."""
+        if commit is None:
+            return False
+        numbers = {
+            name: beat.number if (beat := self.heartbeats.get(name)) else None
+            for name in commit.heartbeats
+        }
+        same = {
+            "token": commit.token == self.token,
+            "plan": commit.plan_revision == self.plan_revision,
+            "budget": commit.budget_revision == self.budget_revision,
+            "heartbeats": commit.heartbeats == numbers,
+        }
+        if not all(same[what] for what in self.rules.compares):
+            return False
+        self.plan, self.plan_revision = commit.plan, self.plan_revision + 1
+        return True
+
+    def write_budget(self, budget: Budget) -> None:
+        """The operator writes another budget."""
+        self.budget, self.budget_revision = budget, self.budget_revision + 1

@@ -4,45 +4,45 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
+import functools
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 
-from tests.support import RunningDaemon, running_daemon
-from tests.zeus_fleet.etcd import running_etcd
+from tests.support import RunningDaemon, running_daemon, wait_for
+from zeus.device.gpu import GPUs
 from zeus_fleet import shells, wire
 from zeus_fleet.allocator import Allocator, Commit
-from zeus_fleet.command import main
-from zeus_fleet.messages import Budget, Domain, Grant, Heartbeat, Plan, S, Timing
+from zeus_fleet.gpus import Load, ZeusdGpus
+from zeus_fleet.jobs import ByJobs
+from zeus_fleet.messages import (
+    Answer,
+    Budget,
+    Domain,
+    Event,
+    Grant,
+    Heartbeat,
+    Plan,
+    S,
+    Timing,
+    Work,
+)
 from zeus_fleet.node import Ceilings, Gpu
-from zeus_fleet.shells import ZeusdGpus, run_agent, run_allocator
+from zeus_fleet.policies import water_filling
+from zeus_fleet.profiles import Profile
+from zeus_fleet.shells import run_agent, run_allocator
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc import Client
 
 pytestmark = pytest.mark.needs("etcd")
 
-PREFIXES = itertools.count()
 QUICK = Timing(lease_ns=2 * S, guard_ns=S // 2)
 BUDGET = Budget(
     (Domain("site", 700_000, frozenset("ab")),), {"a": 200_000, "b": 200_000}, frozenset()
 )
-
-
-@pytest.fixture(scope="module")
-def etcd() -> Iterator[str]:
-    with running_etcd() as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def prefix() -> str:
-    return f"/test{next(PREFIXES)}/"
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
             assert await store.newest_number("a") == 0
-            assert await store.beat("a", beat(2)) == (None, None)
+            assert await store.beat("a", beat(2)) == Answer(None, None)
             assert await store.beat("a", beat(1)) is None
             assert await store.beat("a", beat(2)) is None
             assert await store.newest_number("a") == 2
             assert await store.set_budget(BUDGET, 0)
-            assert await store.beat("a", beat(3)) == (None, BUDGET)
+            assert await store.beat("a", beat(3)) == Answer(None, BUDGET)
             snapshot, _ = await store.read()
             assert snapshot is not None
             assert snapshot.heartbeats == {"a": beat(3)}
@@ -100,10 +100,29 @@ def test_a_late_heartbeat_does_not_replace_a_newer_one(etcd: str, prefix: str) -
     asyncio.run(play())
 
 
+def test_what_a_node_writes_instead_of_a_heartbeat_harms_nobody_else(
+    etcd: str, prefix: str
+) -> None:
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store:
+            await store.set_budget(BUDGET, 0)
+            for node in "ab":
+                await store.newest_number(node)
+                await store.beat(node, beat(1), ())
+            for garbage in (b"", b"none", b"%020d[1]" % 7, b"%020d{}" % 7):
+                for key in ("node/a", "jobs/a"):
+                    await store._client.put(f"{prefix}{key}".encode(), garbage)
+                snapshot, _ = await store.read()
+                assert snapshot is not None
+                assert (snapshot.heartbeats, snapshot.works) == ({"b": beat(1)}, {"b": ()})
+
+    asyncio.run(play())
+
+
 def test_an_agent_goes_on_with_an_empty_store(etcd: str, prefix: str) -> None:
     async def play() -> None:
         async with opened(etcd, prefix=prefix) as store:
-            assert await store.beat("a", beat(40)) == (None, None)
+            assert await store.beat("a", beat(40)) == Answer(None, None)
             assert await store.newest_number("a") == 40
 
     asyncio.run(play())
@@ -173,7 +192,7 @@ class FakeGpus:
 
     def __init__(self, wanted_mw: int) -> None:
         self.limits = [100_000, 100_000]
-        self.wanted = [wanted_mw, wanted_mw]
+        self.now = Load((wanted_mw, wanted_mw), 0, ())
 
     def holds_mw(self) -> list[int]:
         return self.limits
@@ -182,14 +201,50 @@ class FakeGpus:
         self.limits = [*command.limits_mw]
         return self.limits
 
-    def wanted_mw(self) -> list[int]:
-        return self.wanted
+    def load(self) -> Load:
+        return self.now
 
 
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[RunningDaemon]:
     with running_daemon("--simulate", "2xv100-pcie", gpus=2) as one:
         yield one
+
+
+def test_gpus_are_busy_by_their_leases_and_jobs_by_what_they_publish(
+    daemon: RunningDaemon,
+) -> None:
+    now_s = 0.0
+    with daemon.client() as agent, daemon.client() as job:
+        gpus = ZeusdGpus(agent, "n1", clock=lambda: now_s)
+        uuids = [gpu.uuid for gpu in agent.node().gpus]
+        agent.set_ceiling(uuids, "fleet", None)
+        assert gpus.load().works == ()
+        job.set_power_limit(uuids[1], 150_000)
+        (one,) = gpus.load().works
+        assert (one.gpus, one.max_mw, one.profile) == ((1,), 150_000, None)
+        job.publish_profile(uuids[1], {100_000: 0.5, 200_000: 1.0}, measuring=True)
+        load = gpus.load()
+        (one,) = load.works
+        assert one.measuring
+        assert one.max_mw == load.wanted_mw[1] == gpus.ranges[1].max_mw
+        assert one.profile == Profile((100_000, 200_000), (0.5, 1.0))
+        assert load.wanted_mw[0] == gpus.ranges[0].min_mw
+        assert 20_000 < load.drawn_mw < 500_000
+        job.release(uuids)
+        wait_for(lambda: gpus.load().works == (), "the GPU to be idle")
+
+
+def test_a_process_sees_when_the_fleet_bounds_its_gpus(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        infos = client.node().gpus
+        gpus = GPUs(client, infos)
+        most = infos[0].power_limit_max_mw
+        assert most is not None
+        for watts, bounded in ((most - 1000, True), (most, False), (None, None)):
+            client.set_ceiling(infos[0].uuid, "fleet", watts)
+            assert gpus.bounded_by([0], "fleet") is bounded
+            assert gpus[0].get_power_management_limit_constraints()[1] == (watts or most)
 
 
 @pytest.mark.usefixtures("quick")
@@ -239,64 +294,64 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
             await asyncio.gather(*agents, *leaders, return_exceptions=True)
 
     with daemon.client() as client, daemon.client() as observer:
-        asyncio.run(play(ZeusdGpus(client), observer))
+        asyncio.run(play(ZeusdGpus(client, "a"), observer))
 
 
-# ------------------------------------------------------------------------------------ the commands
+@pytest.mark.usefixtures("quick")
+def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str) -> None:
+    steep = Profile((100_000, 250_000), (0.4, 1.0))
+    flat = Profile((100_000, 250_000), (0.95, 1.0))
+    nodes = {"a": FakeGpus(250_000), "b": FakeGpus(250_000)}
+    for name, profile in (("a", steep), ("b", flat)):
+        work = Work(name, "V100", (0,), 100_000, 250_000, profile)
+        nodes[name].now = Load((250_000, 100_000), 150_000, (work,))
+    jobs = ByJobs(functools.partial(water_filling, floor=0.0))
 
-TABLE = """
-limit_w = 700
-reserve_w = 150
-leaving = ["b"]
-[nodes]
-a = 200
-b = 200
-[[domain]]
-name = "rack1"
-limit_w = 400
-nodes = ["a"]
-"""
+    async def play() -> None:
+        async with contextlib.AsyncExitStack() as stack:
+            stores = [
+                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(4)
+            ]
+            less = replace(BUDGET.site, limit_mw=560_000)
+            await stores[3].set_budget(Budget((less,), BUDGET.floors_mw), 0)
+            core = Allocator(QUICK, jobs)
+            tasks = [
+                asyncio.create_task(run_agent("a", stores[0], nodes["a"], timing=QUICK)),
+                asyncio.create_task(run_agent("b", stores[1], nodes["b"], timing=QUICK)),
+                asyncio.create_task(run_allocator("l0", stores[2], core, jobs=jobs)),
+            ]
+            await until(lambda: nodes["a"].limits == [250_000, 100_000], "a's job to be raised")
+            assert nodes["b"].limits[0] <= 110_000
+            snapshot, _ = await stores[3].read()
+            assert snapshot is not None
+            assert {name: works[0].job for name, works in snapshot.works.items()} == {
+                "a": "a",
+                "b": "b",
+            }
+            assert snapshot.heartbeats["a"].drawn_mw == 150_000
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
 
-
-def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: Path) -> None:
-    file = tmp_path / "budget.toml"
-    file.write_text(TABLE)
-
-    def run(*arguments: str) -> tuple[int, str]:
-        done = CliRunner().invoke(main, [*arguments, "--etcd", etcd, "--prefix", prefix])
-        return done.exit_code, done.output
-
-    assert run("status") == (1, "Error: there is no budget yet; see zeus-fleet budget --help\n")
-    assert run("budget", "600")[0] == 1
-    code, said = run("budget", "--file", str(file))
-    assert code == 0
-    assert "site: 700 W for 2 nodes, floors 400 W, reserve 150 W" in said
-    assert "rack1: 400 W for 1 nodes" in said
-    assert run("budget", "600")[1].startswith("site: 600 W")
-    code, said = run("budget", "500")
-    assert code == 1
-    assert "allow 550 W or remove nodes" in said
-    assert run("budget")[1].startswith("site: 600 W")
-    code, said = run("status")
-    assert code == 0
-    assert "no heartbeat" in said
-    assert "of 600 W" in said
+    asyncio.run(play())
 
 
-@pytest.mark.parametrize(
-    ("text", "said"),
-    [
-        ("limit_w = 700", "the budget has no nodes"),
-        ("limit_w = 'x'\n[nodes]\na = 1", "wrong type"),
-        ("limit_w = ", "budget.toml cannot be read as TOML"),
-    ],
-)
-def test_a_file_that_is_no_budget_is_refused(
-    etcd: str, prefix: str, tmp_path: Path, text: str, said: str
-) -> None:
-    file = tmp_path / "budget.toml"
-    file.write_text(text)
-    arguments = ["budget", "--file", str(file), "--etcd", etcd, "--prefix", prefix]
-    done = CliRunner().invoke(main, arguments)
-    assert done.exit_code == 1
-    assert said in done.output
+@pytest.mark.usefixtures("quick")
+def test_the_leader_writes_what_an_event_asks_for(etcd: str, prefix: str) -> None:
+    now_s = time.time()
+    asked = Event("grid/now", 600_000, now_s - 60, now_s + 3600)
+    budget = Budget(BUDGET.domains, BUDGET.floors_mw, frozenset(), 700_000, (asked,))
+
+    async def play() -> None:
+        async with opened(etcd, prefix=prefix) as store, opened(etcd, prefix=prefix) as other:
+            await other.set_budget(budget, 0)
+            task = asyncio.create_task(run_allocator("l0", store, Allocator(QUICK)))
+            read = None
+            while read is None or read.plan is None:
+                read, _ = await other.read()
+                await asyncio.sleep(0.02)
+            assert read.budget.site.limit_mw == 600_000
+            assert read.plan.spare_mw == {"site": 200_000}
+            task.cancel()
+
+    asyncio.run(asyncio.wait_for(play(), 60))

@@ -60,6 +60,19 @@ def test_what_zeusd_may_have_done_is_reported_until_it_answers() -> None:
     assert node.heartbeat(after).held_mw == 200_000
 
 
+def test_a_grant_is_divided_as_the_policy_says_up_to_what_each_gpu_has_use_for() -> None:
+    node = Node("a", GPUS, [100_000, 100_000], Timing())
+    plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 400_000, 400_000)})
+    limits = {0: 130_000, 1: 270_000}
+    command = node.answered(node.heartbeat(0).number, plan, budget(1200), 1, limits)
+    assert command is not None
+    assert command.limits_mw == (130_000, 270_000)
+    node.applied(command.limits_mw, 2)
+    command = node.wants([300_000, 100_000], 3)
+    assert command is not None
+    assert command.limits_mw == (130_000, 200_000), "lower first"
+
+
 def test_an_answer_that_comes_after_its_deadline_raises_nothing() -> None:
     node = Node("a", GPUS, [100_000, 100_000], Timing())
     plan = Plan(1, {"site": 800_000}, {"a": Grant(1, 600_000, 600_000)})

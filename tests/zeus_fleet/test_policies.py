@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import random
 from collections.abc import Callable, Sequence
 
 import pytest
 
 from tests.seeds import fresh
-from zeus_fleet.allocator import Claim
 from zeus_fleet.levels import level, level_by_want
-from zeus_fleet.policies import POLICIES, ByJobs, Job, busy, max_min, uniform, water_filling
+from zeus_fleet.policies import POLICIES, Job, busy, max_min, uniform, water_filling
 from zeus_fleet.profiles import Profile, mean, monotone
 
 LOW, HIGH = 100_000, 300_000
@@ -151,19 +149,17 @@ def test_unknown_jobs_count_by_the_mean() -> None:
     assert water_filling(jobs, 700_000, floor=0.0) == [HIGH, HIGH, LOW]
 
 
-def test_targets_of_nodes_are_by_their_jobs() -> None:
-    steep, flat = Profile((LOW, HIGH), (0.4, 1.0)), Profile((LOW, HIGH), (0.9, 1.0))
-    jobs = [
-        Job(3, LOW, HIGH, profile=steep, nodes={"a": 2, "b": 1}),
-        Job(2, LOW, HIGH, profile=flat, nodes={"b": 1, "gone": 1}),
-    ]
-    claims = dict.fromkeys("abc", Claim(2 * LOW, 2 * HIGH, 2 * HIGH))
-    policy = ByJobs(functools.partial(water_filling, floor=0.0), jobs)
-    assert policy(claims, 900_000) == {
-        "a": 2 * LOW + 2 * 100_000,
-        "b": 2 * LOW + 100_000,
-        "c": 2 * LOW,
-    }
+def test_an_unknown_job_counts_by_the_mean_of_its_kind_of_gpu() -> None:
+    flat = Profile(LIMITS, (0.99,) * 8 + (1.0,))
+    steep = Profile(LIMITS, tuple(limit / HIGH for limit in LIMITS))
+    for kind, gains in (("steep", True), ("flat", False)):
+        jobs = [
+            Job(1, LOW, HIGH, profile=flat, kind="flat"),
+            Job(1, LOW, HIGH, profile=steep, kind="steep"),
+            Job(1, LOW, HIGH, kind=kind),
+        ]
+        limits = water_filling(jobs, 3 * LOW + 300_000, floor=0.0)
+        assert (limits[2] > 200_000) == gains
 
 
 # ------------------------------------------------------------------------------ levels, profiles

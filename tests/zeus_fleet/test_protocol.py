@@ -38,7 +38,7 @@ def test_a_silent_node_s_watts_are_used_when_it_has_lowered(rules: Rules) -> Non
         bench.now += 0.1
         bench.round(leader, ("b",))
         if bench.now >= deadline_s + 2.4:
-            bench.hardware["a"] = [100_000, 100_000]
+            bench.machines["a"].hardware = [100_000, 100_000]
         assert bench.held_w <= 800
     assert bench.hardware["b"] == [300_000, 300_000]
 
@@ -47,11 +47,11 @@ def test_a_heartbeat_between_read_and_commit_keeps_its_watts(rules: Rules) -> No
     bench = Bench(rules, 800)
     leader = bench.leader(all_to("a"))
     bench.settle(leader)
-    assert leader.plan(bench.read(), bench.allocator_ns()) is None
+    assert leader.plan(bench.snapshot(), bench.allocator_ns()) is None
     leader._policy = all_to("b")
     bench.now += 16
     bench.deliver("b", bench.beat("b"))
-    commit = leader.plan(bench.read(), bench.allocator_ns())
+    commit = leader.plan(bench.snapshot(), bench.allocator_ns())
     assert commit is not None
     assert "a" in commit.heartbeats
     bench.deliver("a", bench.beat("a"))  # it holds what the plan of now grants
@@ -88,9 +88,9 @@ def test_of_two_leaders_one_writes(rules: Rules) -> None:
     bench.round(first)
     for name in NAMES * 2:
         bench.deliver(name, bench.beat(name))
-    late = first.plan(bench.read(), bench.allocator_ns())
+    late = first.plan(bench.snapshot(), bench.allocator_ns())
     second = bench.leader(all_to("b"))
-    assert bench.commit(second.plan(bench.read(), bench.allocator_ns()))
+    assert bench.commit(second.plan(bench.snapshot(), bench.allocator_ns()))
     bench.deliver("b", bench.beat("b"))
     bench.commit(late)
     bench.deliver("a", bench.beat("a"))
@@ -137,8 +137,40 @@ def test_a_plan_after_a_cut_raises_nothing_that_was_lowered(rules: Rules) -> Non
     assert bench.hardware == {"a": [100_000, 100_000], "b": [250_000, 250_000]}
 
 
+def test_a_command_that_is_held_up_raises_nothing_after_its_deadline(rules: Rules) -> None:
+    """The agent is stopped between its decision and zeusd; it goes on when b has its watts."""
+    bench = Bench(rules, 800)
+    leader = bench.leader(all_to("a"))
+    for _ in range(3):
+        bench.round(leader)
+    command = bench.nodes["a"].answered(*bench.beat("a"), bench.node_ns("a"))
+    assert command is not None
+    assert sum(command.limits_mw) == MOST
+    ttl_ns = command.deadline_ns - bench.node_ns("a")
+    leader._policy = all_to("b")
+    bench.pass_by(20, leader, ("b",))
+    assert bench.hardware["b"] == [300_000, 300_000]
+    bench.carry_out("a", command, ttl_ns)
+    assert bench.most_w <= 800
+
+
+def test_a_machine_that_slept_finds_its_deadline_passed(rules: Rules) -> None:
+    bench = Bench(rules, 800)
+    leader = bench.leader(all_to("a"))
+    bench.settle(leader)
+    leader._policy = all_to("b")
+    bench.machines["a"].asleep_until, bench.machines["a"].slept = bench.now + 30, 30.0
+    bench.pass_by(30, leader, ("b",))
+    assert bench.hardware["b"] == [300_000, 300_000]
+    assert bench.held_w <= 800, "it lowers when it wakes"
+
+
 DIRECTED: dict[str, Callable[[Rules], None]] = {
     "no own obedience to cuts": test_a_cut_is_obeyed_without_an_allocator,
+    "clock stops in suspend": test_a_machine_that_slept_finds_its_deadline_passed,
+    "time to live instead of a deadline": (
+        test_a_command_that_is_held_up_raises_nothing_after_its_deadline
+    ),
     "no fence": test_of_two_leaders_one_writes,
     "no guard time": test_a_silent_node_s_watts_are_used_when_it_has_lowered,
     "reclaim at 0.8 L": test_a_silent_node_s_watts_are_used_when_it_has_lowered,
@@ -148,6 +180,14 @@ DIRECTED: dict[str, Callable[[Rules], None]] = {
     "charge by the grant": test_watts_are_lowered_before_they_are_handed_out,
     "grants kept after a cut": test_a_plan_after_a_cut_raises_nothing_that_was_lowered,
 }
+
+
+BY_SCHEDULES = {"dead-man in the agent", "proof by the store's leases"}
+"""What tests/zeus_fleet/test_schedules.py notices at any seed."""
+
+
+def test_each_mutant_is_noticed_by_some_test() -> None:
+    assert MUTANTS.keys() == DIRECTED.keys() | BY_SCHEDULES
 
 
 @pytest.mark.parametrize("mutant", DIRECTED)
@@ -162,7 +202,7 @@ def test_a_missing_rule_is_noticed(mutant: str) -> None:
 def test_the_first_plan_gives_nothing_before_nodes_confirm() -> None:
     bench = Bench(Rules(), 800)
     leader = bench.leader()
-    commit = leader.plan(bench.read(), 0)
+    commit = leader.plan(bench.snapshot(), 0)
     assert commit is not None
     assert commit.plan.grants == dict.fromkeys(NAMES, Grant(0, FLOOR, FLOOR))
     bench.settle(leader)
@@ -174,7 +214,7 @@ def test_a_plan_that_can_stay_is_not_written_again() -> None:
     leader = bench.leader()
     bench.settle(leader)
     bench.settle(leader)
-    assert leader.plan(bench.read(), bench.allocator_ns()) is None
+    assert leader.plan(bench.snapshot(), bench.allocator_ns()) is None
 
 
 def test_a_new_leader_waits_a_lease_before_it_reclaims() -> None:
@@ -196,9 +236,9 @@ def test_a_former_leader_plans_nothing() -> None:
     bench = Bench(Rules(), 800)
     first = bench.leader()
     bench.leader()
-    assert first.plan(bench.read(), 0) is None
+    assert first.plan(bench.snapshot(), 0) is None
     first.follow()
-    assert first.plan(bench.read(), 0) is None
+    assert first.plan(bench.snapshot(), 0) is None
 
 
 def test_a_silent_node_with_a_stuck_gpu_is_charged_for_it() -> None:

@@ -21,17 +21,17 @@ from tests.zeus_fleet.parts import (
     RESTART_S,
     SHIPPED,
     TIMING,
+    FakeStore,
     Machine,
     Rules,
     Violation,
-    equal_shares,
 )
-from zeus_fleet.allocator import Allocator, Commit, Snapshot, by_want
+from zeus_fleet.allocator import Allocator, Snapshot, by_want, evenly
 from zeus_fleet.messages import Budget, Domain, Heartbeat, Plan, S
 from zeus_fleet.node import Ceilings, Node
 
 
-class World:
+class World(FakeStore):
     """One random schedule.
 
     Args:
@@ -52,7 +52,6 @@ class World:
         faults_s: float = 3.0,
     ) -> None:
         self.random = random.Random(seed)
-        self.rules = rules
         self.now = 0.0
         self.seconds = seconds
         self.used_mw = self.allowed_mw = 0
@@ -69,18 +68,11 @@ class World:
             for name in names
         }
         self._rack = frozenset(names[: nodes // 2 + 1])
-        # the store
-        self.token = 0
-        self.budget = self._some_budget(high=True)
-        self.budget_revision = 1
-        self.plan: Plan | None = None
-        self.plan_revision = 0
-        self.revision = 1
-        self.heartbeats: dict[str, Heartbeat] = {}
+        super().__init__(rules, self._some_budget(high=True))
         self._allowed: list[tuple[float, Budget]] = []
         self.allocators = [
             Shell(self, rules.allocator(rules.allocator_timing, policy))
-            for policy in (by_want, equal_shares)
+            for policy in (by_want, evenly)
         ]
 
     # ------------------------------------------------------------------------------------- events
@@ -154,13 +146,9 @@ class World:
             self.at(0.5, self._failed, machine, incarnation)
             return
         now_ns = self.clock_ns(machine)
-        machine.deadline_ns = command.deadline_ns
-        if self.rules.deadline == "ttl":
-            machine.deadline_ns = now_ns + ttl_ns
-        expired = now_ns >= machine.deadline_ns and self.rules.dead_man == "zeusd"
-        machine.ceilings = [GPU.min_mw] * GPUS if expired else list(command.limits_mw)
-        self.raises += sum(machine.ceilings) > sum(machine.hardware)
-        machine.hardware = [*map(max, machine.hardware, machine.ceilings)]
+        before = sum(machine.hardware)
+        machine.commanded(command, ttl_ns, now_ns, self.rules)
+        self.raises += sum(machine.ceilings) > before
         self.check("raise")
         left = (machine.deadline_ns - now_ns) / S / machine.rate
         self.at(max(0.0, left) + 1e-6, self._expire, machine)
@@ -173,9 +161,7 @@ class World:
             if incarnation is not None:
                 self._failed(machine, incarnation)
             return
-        for index, ceiling in enumerate(machine.ceilings):
-            if index != machine.stuck:
-                machine.hardware[index] = min(machine.hardware[index], ceiling)
+        machine.lower()
         if incarnation is not None:
             holds = [*map(max, machine.hardware, machine.ceilings)]
             self.at(0.001, self._applied, machine, incarnation, holds)
@@ -190,8 +176,7 @@ class World:
         alive = machine.core is not None and self.now >= machine.frozen_until
         if self.rules.dead_man == "agent" and not alive:
             return
-        if self.clock_ns(machine) >= machine.deadline_ns:
-            machine.ceilings = [GPU.min_mw] * GPUS
+        if machine.expire(self.clock_ns(machine)):
             self.at(self.random.uniform(0.05, LOWERING_S), self._lowered, machine)
 
     def _later(self, machine: Machine, event: Callable[..., None], *arguments: Any) -> bool:
@@ -273,7 +258,6 @@ class World:
         known = self.heartbeats.get(machine.name)
         if machine.cut_off or (known is not None and known.number >= beat.number):
             return
-        self.revision += 1
         self.heartbeats[machine.name] = beat
         self.at(
             self._delay(),
@@ -304,40 +288,11 @@ class World:
 
     # -------------------------------------------------------------------------------------- store
 
-    def snapshot(self) -> Snapshot:
-        """What an allocator reads."""
-        return Snapshot(
-            self.token,
-            self.budget,
-            self.budget_revision,
-            self.plan,
-            self.plan_revision,
-            dict(self.heartbeats),
-        )
-
-    def commit(self, commit: Commit) -> None:
-        """The transaction of a plan."""
-        compares = self.rules.compares
-        numbers = {
-            name: beat.number if (beat := self.heartbeats.get(name)) else None
-            for name in commit.heartbeats
-        }
-        if (
-            ("token" in compares and commit.token != self.token)
-            or ("plan" in compares and commit.plan_revision != self.plan_revision)
-            or ("budget" in compares and commit.budget_revision != self.budget_revision)
-            or ("heartbeats" in compares and commit.heartbeats != numbers)
-        ):
-            return
-        self.revision += 1
-        self.plan, self.plan_revision = commit.plan, self.revision
-
     def set_budget(self, budget: Budget) -> None:
         """The operator writes a budget: a cut holds everywhere within a lease."""
         lease_s = TIMING.silence_ns / S
         self._allowed.append((self.now + lease_s, self.budget))
-        self.revision += 1
-        self.budget, self.budget_revision = budget, self.revision
+        self.write_budget(budget)
         self.at(lease_s + 1e-3, self.check, "budget cut")
 
     def _some_budget(self, high: bool = False) -> Budget:

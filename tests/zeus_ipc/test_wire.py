@@ -30,6 +30,7 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "usage": {"edges": [0, 900], "by": "job", "uid": 1000, "name": "1234"},
     "forget_user": {"uid": 1000},
     "set_ceiling": {"gpus": ["GPU-1"], "name": "fleet", "value": [200_000]},
+    "publish_profile": {"gpus": ["GPU-1"], "limits_mw": [100_000, 200_000], "progress": [0.5, 1.0]},
     "set_power_limit": {"gpus": ["GPU-1"], "power_limit_mw": 200_000},
     "set_gpu_clocks": {"gpus": ["GPU-1"], "min_mhz": 210, "max_mhz": 900},
     "set_memory_clocks": {"gpus": ["GPU-1"], "min_mhz": 405, "max_mhz": 405},

@@ -12,7 +12,7 @@ import os
 import re
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from zeus import _node
@@ -261,6 +261,35 @@ class GPUs(_CamelCase):
         with _translated():
             uuids = [self.gpus[index].uuid for index in gpu_indices]
             self._client.acquire(uuids, ["power_limit"])
+
+    def publish_profile(
+        self, gpu_indices: Sequence[int], progress: Mapping[int, float], measuring: bool = False
+    ) -> None:
+        """Says what each power limit is worth to this process, see `Client.publish_profile`."""
+        with _translated():
+            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            self._client.publish_profile(uuids, progress, measuring=measuring)
+
+    def bounded_by(self, gpu_indices: Sequence[int], ceiling: str) -> bool | None:
+        """Whether a ceiling of this name keeps a GPU below its other bounds, as zeusd has them now.
+
+        What this process knows of the bounds is brought up to date. None: there is no such ceiling.
+        """
+        with _translated():
+            infos = {gpu.uuid: gpu for gpu in self._client.node().gpus}
+        found: list[bool] = []
+        for index in gpu_indices:
+            gpu = self.gpus[index]
+            info = infos[gpu.uuid]
+            if info.power_limit_site_mw != gpu.info.power_limit_site_mw:
+                gpu.info = info
+            bounds = [
+                (one.name, one.value[0]) for one in info.ceilings if one.control == "power_limit"
+            ]
+            others = (mw for name, mw in bounds if name != ceiling)
+            most = min([info.power_limit_max_mw or 0, *others])
+            found += [mw < most for name, mw in bounds if name == ceiling]
+        return any(found) if found else None
 
     def release_all(self, gpu_indices: Sequence[int]) -> None:
         """Restores what this process changed on these GPUs and releases its leases."""

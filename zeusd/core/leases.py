@@ -1,20 +1,28 @@
-"""How leases are kept and released, and who holds which: the requests about them."""
+"""How leases are kept and released, who holds which, and what holders publish with them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.requests import Goodbye, Heartbeat, ListLeases, Release, Whose
+from zeus_ipc.requests import Goodbye, Heartbeat, ListLeases, PublishProfile, Release, Whose
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Note
+from zeusd.core.leasing import Lease
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import Failure, Peer
 from zeusd.core.node import Node
 from zeusd.core.outbox import Outbox
-from zeusd.core.pending import Connection
+from zeusd.core.pending import Connection, PerGpu
+
+NOT_HELD = Failure(
+    ErrorCode.LEASE_EXPIRED,
+    "this process does not hold the lease of the power limit, with which a profile is published; "
+    "acquire power_limit first",
+)
 
 
 def back_of(machine: ControlMachine) -> dict[str, Any]:
@@ -30,6 +38,7 @@ class LeaseRequests:
         outbox: Where effects go.
         ceilings: Ends a job's.
         too_fast: Why a user may change nothing more in this second.
+        track: Begins a request for several GPUs.
 
     Attributes:
         handlers: By request class.
@@ -41,16 +50,19 @@ class LeaseRequests:
         outbox: Outbox,
         ceilings: CeilingRequests,
         too_fast: Callable[[Peer], Failure | None],
+        track: Callable[..., PerGpu],
     ) -> None:
         self._node = node
         self._out = outbox
         self._ceilings = ceilings
         self._too_fast = too_fast
+        self._track = track
         self.handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Release: self._release,
             Goodbye: self._goodbye,
             ListLeases: self._list_leases,
             Heartbeat: self._heartbeat,
+            PublishProfile: self._publish,
         }
 
     def _release(self, connection: Connection, request: Release) -> None:
@@ -153,6 +165,23 @@ class LeaseRequests:
         ]
         connection.reply(self._out, request.id, result={"leases": leases})
 
+    def _publish(self, connection: Connection, request: PublishProfile) -> None:
+        pending = self._track(connection, request)
+        too_fast = self._too_fast(connection.peer)
+        for uuid in pending.gpus():
+            machine = self._node.machine(uuid, Control.POWER_LIMIT)
+            if isinstance(machine, Failure):
+                pending.fail(uuid, machine)
+            elif too_fast is not None:
+                pending.fail(uuid, too_fast)
+            elif machine.lease is None or not machine.held_by(connection.peer.process):
+                pending.fail(uuid, NOT_HELD)
+            else:
+                known = tuple(request.limits_mw), tuple(request.progress)
+                machine.lease.profile = known if request.limits_mw else None
+                machine.lease.measuring = request.measuring
+                pending.succeed(uuid, {})
+
     def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
         process, held = connection.peer.process, 0
         ttl_ns = self._node.settings.terms.ttl_ns
@@ -182,6 +211,14 @@ def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
     return not request.job or lease.job == request.job
 
 
+def _describe_profile(lease: Lease) -> dict[str, Any] | None:
+    """`replies.PowerProfile` as a map."""
+    if lease.profile is None:
+        return None
+    limits, progress = lease.profile
+    return {"limits_mw": list(limits), "progress": list(progress)}
+
+
 def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> dict[str, Any]:
     """`replies.LeaseInfo` as a map. Which process it is concerns its own user only."""
     lease = machine.lease
@@ -201,5 +238,7 @@ def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> dict[str, 
         "expires_ns": lease.expires_ns,
         "command": (lease.command or None) if open_to_reader else None,
         "job": (lease.job or None) if open_to_reader else None,
+        "profile": _describe_profile(lease),
+        "measuring": lease.measuring,
         "trouble": machine.trouble.message if restoring and machine.trouble else None,
     }

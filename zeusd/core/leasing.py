@@ -44,6 +44,10 @@ class Lease:
     """What the holder was doing when it was last looked at, since its last heartbeat."""
     heard_ns: int = 0
     """When the holder last sent a heartbeat."""
+    profile: tuple[tuple[int, ...], tuple[float, ...]] | None = None
+    """What the holder has published: power limits, mW, and its relative speed at each."""
+    measuring: bool = False
+    """Whether the holder says that it measures and needs its highest limit."""
 
     @property
     def name(self) -> str:

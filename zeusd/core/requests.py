@@ -107,7 +107,9 @@ class Requests:
         self._handlers: dict[type[Any], Callable[[Connection, Any], None]] = {
             Hello: self._hello,
             Acquire: self._acquire,
-            **LeaseRequests(node, outbox, self.administration.ceilings, self._too_fast).handlers,
+            **LeaseRequests(
+                node, outbox, self.administration.ceilings, self._too_fast, self._track
+            ).handlers,
             **self.administration.handlers,
             **accounting.handlers,
             **dict.fromkeys(_SETS, self._set),

@@ -23,6 +23,7 @@ from zeus.optimizer.power_limit import (
     Time,
     Warmup,
     ZeusCost,
+    fleet,
 )
 from zeus.utils.metric import zeus_cost
 from zeusd.devices.simulated import Work
@@ -607,3 +608,55 @@ def test_a_set_calls_every_callback_in_order() -> None:
     both.on_instruction_begin("forward")
     both.on_instruction_end("forward")
     assert calls == ["a step", "b step", "a 0.5", "b 0.5", "a forward", "b forward"]
+
+
+# --------------------------------------------------------------- a power budget over many nodes
+
+
+def test_a_search_publishes_what_each_limit_is_worth(node: VirtualNode, work: Work) -> None:
+    plo = optimizer(node, Energy())
+    train(plo, work, 300, until_done=True)
+    (lease,) = [one for one in node.client.leases() if one.control == "power_limit"]
+    assert lease.profile is not None
+    assert lease.profile.limits_mw == [100_000, 150_000, 200_000, 250_000]
+    progress = lease.profile.progress
+    assert progress[-1] == 1.0
+    assert progress[0] < 0.8
+
+
+class BoundGpus:
+    """GPUs whose fleet's ceiling is raised after some looks; None: there is none."""
+
+    def __init__(self, looks: int | None) -> None:
+        self.looks = looks
+        self.done: list[tuple[str, Any]] = []
+
+    def bounded_by(self, indices: Any, ceiling: str) -> bool | None:
+        if self.looks is None:
+            return None
+        self.looks -= 1
+        return self.looks >= 0
+
+    def acquire_power_limits(self, indices: Any) -> None:
+        self.done.append(("acquire", indices))
+
+    def publish_profile(self, indices: Any, progress: Any, measuring: bool = False) -> None:
+        self.done.append(("publish", measuring))
+
+
+@pytest.mark.parametrize(("looks", "waits"), [(None, 0), (0, 0), (3, 2)])
+def test_a_search_waits_for_its_highest_limit(
+    monkeypatch: pytest.MonkeyPatch, looks: int | None, waits: int
+) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr(fleet.time, "sleep", slept.append)
+    gpus: Any = BoundGpus(looks)
+    fleet.borrow(gpus, [0])
+    assert len(slept) == waits
+    assert gpus.done == ([] if looks is None else [("acquire", [0]), ("publish", True)])
+
+
+def test_a_search_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus: Any = BoundGpus(10**9)
+    fleet.borrow(gpus, [0], wait_s=0.0)
+    assert gpus.looks > 10**9 - 5

@@ -548,3 +548,34 @@ def test_a_stop_that_was_killed_is_finished_by_the_next_start(world: World) -> N
     world.start_core(alive={process})
     assert world.limit_w() == 300
     assert "stopping" not in world.journal
+
+
+# -------------------------------------------------------------------------------------- profiles
+
+
+def test_a_published_profile_lasts_as_long_as_the_lease(world: World) -> None:
+    def publish(conn: int, **more: object) -> dict[str, object]:
+        fields = {"limits_mw": [100_000, 300_000], "progress": [0.5, 1.0], **more}
+        reply = world.call(conn, "publish_profile", gpus=[GPU0], **fields)
+        result: dict[str, object] = reply["result"]["gpus"][GPU0]
+        return result
+
+    def published() -> list[tuple[object, object]]:
+        leases = world.call(1, "leases")["result"]["leases"]
+        return [(lease["profile"], lease["measuring"]) for lease in leases]
+
+    world.connect(1)
+    assert code(publish(1)) == "lease_expired"
+    world.set_power(1, 200)
+    assert published() == [(None, False)]
+    assert publish(1, measuring=True) == {}
+    known = {"limits_mw": [100_000, 300_000], "progress": [0.5, 1.0]}
+    assert published() == [(known, True)]
+    world.connect(2, pid=2)
+    assert code(publish(2)) == "lease_expired", "another process's lease"
+    assert publish(1, limits_mw=[], progress=[]) == {}
+    assert published() == [(None, False)]
+    publish(1)
+    world.call(1, "release", gpus=[GPU0])
+    world.set_power(1, 210)
+    assert published() == [(None, False)]

@@ -19,12 +19,12 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import actions, arguments, claims
+from zeus.optimizer.power_limit import actions, arguments, claims, fleet
 from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import Estimate
-from zeus.optimizer.power_limit.leader import Hello
+from zeus.optimizer.power_limit.leader import Choose, Hello
 from zeus.optimizer.power_limit.planner import Planner, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.report import Report
@@ -105,6 +105,9 @@ class GlobalPowerLimitOptimizer(Callback):
 
         indices = monitor.gpus.with_power_limit(monitor.gpu_indices)
         self._gpus = [monitor.gpus[index] for index in indices]
+        self._publishing = indices
+        if self.profile_path is None or not self.profile_path.exists():
+            fleet.borrow(monitor.gpus, indices)
         min_mw, max_mw = self._common_range()
         step_mw = int(pl_step * 1000)
         self._planner = Planner(
@@ -115,6 +118,7 @@ class GlobalPowerLimitOptimizer(Callback):
         self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
         self._shell = Shell(self._core, monitor, self._planner, max_mw)
         self._warned_ended = False
+        self._published: Choose | None = None
         self._inside = self._claimed = False  # training is known to be under way; it has claimed
         uuids = [gpu.uuid for gpu in self._gpus]
         if claims.firmly_held(self, uuids):
@@ -294,6 +298,12 @@ class GlobalPowerLimitOptimizer(Callback):
         if self._claimed and self._core.disabled:
             self._claimed = False
             claims.release(self)
+        chosen = self._core.chosen
+        if chosen is not self._published and not self._core.disabled:
+            self._published = chosen
+            if chosen is not None:
+                times_s = {one.power_limit_mw: one.time_s for one in chosen.estimates}
+                fleet.publish(self.monitor.gpus, self._publishing, times_s)
 
     def _failed(self, error: Exception) -> None:
         self.give_up(error)

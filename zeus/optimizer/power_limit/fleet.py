@@ -1,0 +1,58 @@
+"""What a search has to do with a power budget over many nodes, where the site has one.
+
+The allocator shares watts by what they are worth to jobs, so a job publishes what it has measured.
+To measure its highest limits it asks for them first: idle GPUs are held at their minimum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping, Sequence
+
+from zeus.device import GPUs
+from zeus.exceptions import ZeusBaseError
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 60.0
+"""How long a search waits for its highest limit: others may measure before."""
+CEILING = "fleet"
+
+
+def borrow(gpus: GPUs, indices: Sequence[int], wait_s: float = WAIT_S) -> None:
+    """Where there is a fleet's ceiling, says that a search begins, and waits for its highest limit.
+
+    Takes the leases of the power limits. Never raises: the search then has what there is.
+    """
+    try:
+        bounded = gpus.bounded_by(indices, CEILING)
+        if bounded is None:
+            return
+        gpus.acquire_power_limits(indices)
+        gpus.publish_profile(indices, {}, measuring=True)
+        if not bounded:
+            return
+        log.info("waiting up to %g s for the watts to measure with", wait_s)
+        end = time.monotonic() + wait_s
+        while gpus.bounded_by(indices, CEILING) and time.monotonic() < end:
+            time.sleep(0.5)
+    except ZeusBaseError as error:
+        log.info("the search has the power limits that are allowed now: %s", error.message)
+
+
+def publish(gpus: GPUs, indices: Sequence[int], times_s: Mapping[int, float]) -> None:
+    """Says what each limit is worth, and that nothing is measured any more. Never raises.
+
+    Args:
+        gpus: The GPUs of this process.
+        indices: Which of them.
+        times_s: Time per step by limit, mW.
+    """
+    if not times_s:
+        return
+    fastest = times_s[max(times_s)]
+    progress = {limit: min(1.0, fastest / time_s) for limit, time_s in times_s.items()}
+    with contextlib.suppress(ZeusBaseError):
+        gpus.publish_profile(indices, progress)

@@ -1,0 +1,104 @@
+"""How commands reach etcd: options, variables, and errors as one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+if TYPE_CHECKING:
+    from zeus_fleet.store import Store
+
+T = TypeVar("T")
+
+Reach = Callable[[Callable[["Store"], Coroutine[Any, Any, T]]], T]
+"""Does something with the store, and ends the command with a sentence if that fails."""
+
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+def with_etcd(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Adds the options of what speaks to etcd; the command gets a `Reach` as `reach`."""
+
+    @functools.wraps(command)
+    def wrapped(
+        endpoints: tuple[str, ...],
+        prefix: str,
+        ca: Path | None,
+        cert: Path | None,
+        key: Path | None,
+        **others: Any,
+    ) -> Any:
+        if (cert or key) and not (ca and cert and key):
+            raise click.UsageError("a client certificate takes --cacert, --cert and --key")
+
+        def reach(use: Callable[[Store], Coroutine[Any, Any, T]]) -> T:
+            return _run(use, endpoints, prefix, ca, cert, key)
+
+        return command(reach=reach, **others)
+
+    options = (
+        click.option(
+            "--etcd",
+            "endpoints",
+            multiple=True,
+            default=("localhost:2379",),
+            show_default=True,
+            metavar="HOST:PORT",
+            envvar="ZEUS_FLEET_ETCD",
+            help="A member of etcd; repeat it for the others.",
+        ),
+        click.option(
+            "--prefix",
+            default="/zeus-fleet/",
+            show_default=True,
+            envvar="ZEUS_FLEET_PREFIX",
+            help="Prefix of all keys in etcd.",
+        ),
+        click.option(
+            "--cacert", "ca", type=_FILE, envvar="ZEUS_FLEET_CACERT", help="Use TLS; etcd's CA."
+        ),
+        click.option("--cert", type=_FILE, envvar="ZEUS_FLEET_CERT", help="Client certificate."),
+        click.option("--key", type=_FILE, envvar="ZEUS_FLEET_KEY", help="Its private key."),
+    )
+    for option in reversed(options):
+        option(wrapped)
+    return wrapped
+
+
+def log_to_stderr() -> None:
+    """For commands that run on."""
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+
+
+def _run(
+    use: Callable[[Store], Coroutine[Any, Any, T]],
+    endpoints: tuple[str, ...],
+    prefix: str,
+    ca: Path | None,
+    cert: Path | None,
+    key: Path | None,
+) -> T:
+    from zeus_fleet.connection import Tls
+    from zeus_fleet.store import Store, StoreUnavailable
+
+    async def with_store() -> T:
+        tls = None if ca is None else Tls(ca, cert, key)
+        store = Store(endpoints, prefix=prefix, tls=tls)
+        try:
+            return await use(store)
+        finally:
+            await store.close()
+
+    try:
+        return asyncio.run(with_store())
+    except (StoreUnavailable, ValueError) as error:
+        raise click.ClickException(str(error)) from None
+    except KeyboardInterrupt:
+        sys.exit(0)

@@ -1,0 +1,208 @@
+"""How the budget is used: now, as it goes on, and afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import time
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
+from zeus_fleet.picture import svg
+from zeus_fleet.records import Record, Report, read, reports
+from zeus_fleet.view import NodeView, View, Watcher
+
+if TYPE_CHECKING:
+    from zeus_fleet.store import Store
+
+NO_BUDGET = "there is no budget yet; see zeus-fleet budget --help"
+_FILE = click.Path(path_type=Path, dir_okay=False)
+
+
+@click.command()
+@with_etcd
+def status(reach: Reach[Any]) -> None:
+    """Show what each node is granted, holds, draws and wants."""
+
+    async def look(store: Store) -> View:
+        snapshot, _ = await store.read()
+        if snapshot is None:
+            raise ValueError(NO_BUDGET)
+        return Watcher().look(snapshot, time.monotonic(), time.time())
+
+    view = reach(look)
+    click.echo("NODE             FLOOR  GRANTED     HELD    DRAWN   WANTED")
+    for node in view.nodes:
+        click.echo(f"{node.name:<13} {_w(node.floor_w)} {_w(node.granted_w)} {_said(node)}")
+    for domain in view.domains:
+        click.echo(
+            f"{domain.name}: granted {domain.granted_w:g} W, held {domain.held_w:g} W, "
+            f"drawn {domain.drawn_w:g} W of {domain.limit_w:g} W"
+        )
+
+
+def _said(node: NodeView) -> str:
+    if node.silent_s is None:
+        return "    no heartbeat"
+    stuck = f"  stuck: {node.stuck_w:g} W" if node.stuck_w else ""
+    return f"{_w(node.held_w)} {_w(node.drawn_w)} {_w(node.wanted_w)}{stuck}"
+
+
+def _w(watts: float) -> str:
+    return f"{watts:>6.0f} W"
+
+
+@click.command()
+@with_etcd
+@click.option("--every", type=click.FloatRange(0.1), default=1, show_default=True, help="Seconds.")
+@click.option("--record", type=_FILE, help="Append each line to this file, as JSON, for report.")
+@click.option("--count", type=click.IntRange(1), help="End after so many.  [never]")
+def watch(reach: Reach[Any], every: float, record: Path | None, count: int | None) -> None:
+    """Print a line for each moment: limit, sum of limits, power drawn, who waits."""
+
+    async def look_on(store: Store) -> None:
+        from zeus_fleet.store import StoreUnavailable
+
+        watcher, left = Watcher(), count
+        while left is None or left > 0:
+            try:
+                snapshot, _ = await store.read()
+                if snapshot is None:
+                    raise ValueError(NO_BUDGET)
+                view = watcher.look(snapshot, time.monotonic(), time.time())
+                click.echo(_line(view))
+                if record is not None:
+                    append(record, view)
+            except StoreUnavailable as error:
+                click.echo(str(error), err=True)
+            left = None if left is None else left - 1
+            if left != 0:
+                await asyncio.sleep(every)
+
+    reach(look_on)
+
+
+def append(file: Path, view: View) -> None:
+    """Adds a record to a file.
+
+    Raises:
+        ValueError: It cannot be written.
+    """
+    try:
+        with file.open("a", encoding="utf-8") as stream:
+            stream.write(Record.of(view).line())
+    except OSError as error:
+        raise ValueError(f"{file} cannot be written: {error.strerror}") from None
+
+
+def _line(view: View) -> str:
+    site = view.site
+    line = f"{datetime.fromtimestamp(view.at_s):%H:%M:%S}  limit {_w(site.limit_w)}"
+    line += f"  granted {_w(site.granted_w)}  held {_w(site.held_w)}  drawn {_w(site.drawn_w)}"
+    for state in ("waits", "silent", "absent", "stuck"):
+        names = [node.name for node in view.nodes if node.state == state]
+        if names:
+            line += f"  {state}: {' '.join(names[:4])}" + (" ..." if len(names) > 4 else "")
+    return line
+
+
+@click.command()
+@with_etcd
+@click.option(
+    "--listen",
+    default="127.0.0.1:9860",
+    show_default=True,
+    metavar="HOST:PORT",
+    envvar="ZEUS_FLEET_LISTEN",
+    help="Where it listens. It changes nothing, and asks for no password.",
+)
+@click.option(
+    "--record",
+    type=_FILE,
+    envvar="ZEUS_FLEET_RECORD",
+    help="Append a record each second to this file, for report.",
+)
+def serve(reach: Reach[Any], listen: str, record: Path | None) -> None:
+    """Serve a page of the fleet, and metrics for Prometheus (/metrics)."""
+    try:
+        import uvicorn
+
+        from zeus_fleet.server import FleetServer
+    except ImportError as error:
+        raise click.ClickException(
+            f'{error.name} is missing: pip install "zeusd[fleet-server]"'
+        ) from None
+    host, _, port = listen.rpartition(":")
+    if not host or not port.isdigit():
+        raise click.UsageError(f"{listen} is no address; give HOST:PORT")
+    log_to_stderr()
+    keep = None if record is None else functools.partial(append, record)
+
+    async def run(store: Store) -> None:
+        options = uvicorn.Config(
+            FleetServer(store, keep=keep),
+            host=host.strip("[]"),
+            port=int(port),
+            log_level="warning",
+            access_log=False,
+        )
+        await uvicorn.Server(options).serve()
+
+    reach(run)
+
+
+@click.command()
+@click.option("--picture", type=_FILE, help="Draw all of the file there, as SVG.")
+@click.argument("file", type=_FILE)
+def report(picture: Path | None, file: Path) -> None:
+    """Print what was promised and what was delivered, from a file of watch --record."""
+    try:
+        with file.open(encoding="utf-8") as stream:
+            records = read(stream)
+        if picture is not None:
+            picture.write_text(svg(records), encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"{error.filename}: {error.strerror}") from None
+    except ValueError as error:
+        raise click.ClickException(f"{file}: {error}") from None
+    found = reports(records)
+    if not found:
+        click.echo("The limit was never below the standing limit.")
+    for one in found:
+        click.echo(_text(one))
+
+
+def _text(one: Report) -> str:
+    start, end = (
+        f"{datetime.fromtimestamp(at):%Y-%m-%d %H:%M:%S}" for at in (one.start_s, one.end_s)
+    )
+    lines = [
+        f"From {start} to {end}",
+        f"  promised   {_kw(one.limit_w)}, {_kw(one.standing_w - one.limit_w)} below the standing "
+        f"limit: {one.promised_kwh:.3g} kWh",
+        f"  limits     at most {_kw(one.most_held_w)} in sum; above the limit for "
+        f"{one.above_s:.0f} s, by at most {_kw(one.most_above_w)}",
+    ]
+    if one.before_w is not None and one.delivered_kwh is not None:
+        lines.append(
+            f"  delivered  {_kw(one.drawn_w)} drawn, {_kw(one.before_w)} in the 15 minutes before: "
+            f"{one.delivered_kwh:.3g} kWh less"
+        )
+    else:
+        lines.append(f"  delivered  {_kw(one.drawn_w)} drawn; nothing is known of before")
+    share = f" ({one.lost_gpu_h / one.busy_gpu_h:.1%})" if one.busy_gpu_h else ""
+    lines.append(
+        f"  jobs lost  {one.lost_gpu_h:.3g} of {one.busy_gpu_h:.3g} GPU-hours{share}, by their "
+        "profiles"
+    )
+    if one.unknown_s:
+        lines.append(f"  no records of {one.unknown_s:.0f} s")
+    return "\n".join(lines)
+
+
+def _kw(watts: float) -> str:
+    return f"{watts / 1000:.4g} kW"

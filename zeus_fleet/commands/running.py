@@ -1,0 +1,68 @@
+"""What runs on: an agent per node, and allocators."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import click
+
+from zeus_fleet.commands.etcd import Reach, log_to_stderr, with_etcd
+from zeus_fleet.messages import Timing
+from zeus_fleet.policies import POLICIES
+
+
+@click.command()
+@with_etcd
+@click.option(
+    "--name",
+    default=socket.gethostname,
+    envvar="ZEUS_FLEET_NAME",
+    help="As the budget lists it.  [host name]",
+)
+@click.option("--socket", "path", help="zeusd's socket.  [$ZEUSD_SOCK_PATH]")
+def node(reach: Reach[Any], name: str, path: str | None) -> None:
+    """Bound this node's GPUs as the plan says; run it on each node.
+
+    Its user must be an administrator of zeusd. It needs no other rights.
+    """
+    from zeus_fleet.gpus import ZEUSD_TIMEOUT_S, ZeusdGpus
+    from zeus_fleet.shells import run_agent
+    from zeus_ipc import Client
+    from zeus_ipc.errors import ZeusIpcError
+
+    log_to_stderr()
+    try:
+        with Client(path, timeout_s=ZEUSD_TIMEOUT_S, heartbeat=False) as client:
+            gpus = ZeusdGpus(client, name)
+            reach(lambda store: run_agent(name, store, gpus))
+    except ZeusIpcError as error:
+        raise click.ClickException(str(error)) from None
+
+
+@click.command()
+@with_etcd
+@click.option(
+    "--name",
+    default=socket.gethostname,
+    envvar="ZEUS_FLEET_NAME",
+    help="Name of this allocator, unlike the others'.  [host name]",
+)
+@click.option(
+    "--policy",
+    type=click.Choice([*POLICIES]),
+    default=[*POLICIES][-1],
+    show_default=True,
+    envvar="ZEUS_FLEET_POLICY",
+    help="Who gets the watts; all allocators take the same.",
+)
+def allocate(reach: Reach[Any], name: str, policy: str) -> None:
+    """Plan who may hold what; run several, one of them leads."""
+    from zeus_fleet.allocator import Allocator, evenly
+    from zeus_fleet.jobs import ByJobs
+    from zeus_fleet.shells import run_allocator
+
+    log_to_stderr()
+    jobs = None if policy == "uniform" else ByJobs(POLICIES[policy])
+    core = Allocator(Timing(), jobs or evenly)
+    reach(lambda store: run_allocator(name, store, core, jobs=jobs))

@@ -1,0 +1,78 @@
+"""A connection to one member of etcd, with TLS if asked: aetcd 1.0 opens plain channels only.
+
+The files are read with each connection, so that renewed certificates are taken without a restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM.
+
+    Attributes:
+        ca: Certificates of the authority that signed etcd's.
+        cert: Our certificate; None: etcd asks for none. With `--client-cert-auth`, its common name
+            is the user whose roles count.
+        key: Its private key.
+    """
+
+    ca: Path
+    cert: Path | None = None
+    key: Path | None = None
+
+
+def connect(endpoint: str, tls: Tls | None, timeout_s: float) -> Any:
+    """An `aetcd.Client` of one member; it connects with the first request.
+
+    Args:
+        endpoint: `host:port`.
+        tls: None: without TLS.
+        timeout_s: Of each request.
+
+    Raises:
+        ValueError: A file cannot be read, or the endpoint is none.
+    """
+    import aetcd
+
+    host, _, port = endpoint.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"{endpoint} is no member of etcd; give HOST:PORT")
+    if tls is None:
+        return aetcd.Client(host=host, port=int(port), timeout=timeout_s)
+    return _secure_client(endpoint, tls, timeout_s)
+
+
+def _secure_client(endpoint: str, tls: Tls, timeout_s: float) -> Any:
+    import aetcd
+    import grpc
+    from aetcd import rpc
+
+    credentials = grpc.ssl_channel_credentials(_read(tls.ca), _read(tls.key), _read(tls.cert))
+
+    class Secure(aetcd.Client):  # type: ignore[misc]  # aetcd has no types
+        """Differs in the channel alone."""
+
+        channel: Any
+        kvstub: Any
+        leasestub: Any
+
+        async def connect(self) -> None:
+            """Opens the channel."""
+            if self.channel is None:
+                self.channel = rpc.secure_channel(endpoint, credentials)
+                self.kvstub = rpc.KVStub(self.channel)
+                self.leasestub = rpc.LeaseStub(self.channel)
+
+    return Secure(timeout=timeout_s)
+
+
+def _read(file: Path | None) -> bytes | None:
+    try:
+        return None if file is None else file.read_bytes()
+    except OSError as error:
+        raise ValueError(f"{file} cannot be read: {error.strerror}") from None

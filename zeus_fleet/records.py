@@ -1,0 +1,148 @@
+"""What was promised and what was delivered: records of a budget, and a report of them. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+
+from zeus_fleet.view import View
+
+BEFORE_S = 900.0
+"""The power drawn in this time before is what a reduction is measured against."""
+GAP_S = 60.0
+"""Nothing is known of a longer time without a record."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """A moment. Power in W."""
+
+    at_s: float
+    limit_w: float
+    standing_w: float
+    granted_w: float
+    held_w: float
+    drawn_w: float
+    busy_gpus: int
+    lost_gpus: float
+
+    @classmethod
+    def of(cls, view: View) -> Record:
+        """What is kept of a view."""
+        site = view.site
+        watts = (site.limit_w, view.standing_w, site.granted_w, site.held_w, site.drawn_w)
+        return cls(round(view.at_s, 3), *watts, view.busy_gpus, round(view.lost_gpus, 4))
+
+    def line(self) -> str:
+        """As a line of JSON."""
+        return json.dumps(asdict(self), separators=(",", ":")) + "\n"
+
+
+def read(lines: Iterable[str]) -> list[Record]:
+    """Records of a file, by time. The last line may have been cut off.
+
+    Raises:
+        ValueError: A line before the last is no record.
+    """
+    texts = [line for line in lines if line.strip()]
+    found = []
+    for number, text in enumerate(texts, 1):
+        try:
+            found.append(Record(**json.loads(text)))
+        except (TypeError, json.JSONDecodeError):
+            if number < len(texts):
+                raise ValueError(f"line {number} is no record of zeus-fleet") from None
+    return sorted(found, key=lambda one: one.at_s)
+
+
+@dataclass(frozen=True)
+class Report:
+    """An event: what was promised, and what was delivered.
+
+    Attributes:
+        start_s: From then on the limit was lower, s since 1970.
+        end_s: Until then.
+        standing_w: The limit before.
+        limit_w: The lowest limit.
+        promised_kwh: Standing limit less limit, over the time.
+        before_w: Mean power drawn in the 15 minutes before; None: nothing is known of them.
+        drawn_w: Mean power drawn meanwhile.
+        delivered_kwh: Power drawn before less power drawn, over the time; None as for `before_w`.
+        most_held_w: The largest sum of limits.
+        above_s: How long the sum of limits was above the limit.
+        most_above_w: By how much at most.
+        lost_gpu_h: Progress that jobs lost to limits, in hours of one GPU at full speed.
+        busy_gpu_h: Hours of GPUs of jobs.
+        unknown_s: Time without records.
+    """
+
+    start_s: float
+    end_s: float
+    standing_w: float
+    limit_w: float
+    promised_kwh: float
+    before_w: float | None
+    drawn_w: float
+    delivered_kwh: float | None
+    most_held_w: float
+    above_s: float
+    most_above_w: float
+    lost_gpu_h: float
+    busy_gpu_h: float
+    unknown_s: float
+
+
+def reports(records: Sequence[Record]) -> list[Report]:
+    """One for each time with a limit below the standing one."""
+    found = []
+    first: int | None = None
+    for index, one in enumerate(records):
+        lower = one.limit_w < one.standing_w
+        if lower and first is None:
+            first = index
+        elif not lower and first is not None:
+            found.append(_report(records, first, index))
+            first = None
+    if first is not None and first < len(records) - 1:
+        found.append(_report(records, first, len(records) - 1))
+    return found
+
+
+def _report(records: Sequence[Record], first: int, last: int) -> Report:
+    inside = records[first : last + 1]
+    start_s, end_s = inside[0].at_s, inside[-1].at_s
+    before = [one for one in records[:first] if one.at_s >= start_s - BEFORE_S]
+    before_w = sum(one.drawn_w for one in before) / len(before) if before else None
+    known_s = above_s = unknown_s = 0.0
+    promised = drawn = lost = busy = 0.0
+    for one, after in pairwise(inside):
+        seconds = after.at_s - one.at_s
+        if seconds > GAP_S:
+            unknown_s += seconds
+            continue
+        known_s += seconds
+        promised += seconds * (one.standing_w - one.limit_w)
+        drawn += seconds * one.drawn_w
+        lost += seconds * one.lost_gpus
+        busy += seconds * one.busy_gpus
+        above_s += seconds * (one.held_w > one.limit_w)
+    held = inside[:-1] or inside
+    delivered = None if before_w is None else (before_w * known_s - drawn) / 3.6e6
+    return Report(
+        start_s,
+        end_s,
+        inside[0].standing_w,
+        min(one.limit_w for one in held),
+        promised / 3.6e6,
+        before_w,
+        drawn / known_s if known_s else 0.0,
+        delivered,
+        max(one.held_w for one in held),
+        above_s,
+        max(0.0, *(one.held_w - one.limit_w for one in held)),
+        lost / 3600,
+        busy / 3600,
+        unknown_s,
+    )

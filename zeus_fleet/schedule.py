@@ -1,0 +1,114 @@
+"""Budgets by the clock: events, each with a limit, a beginning, an end and a ramp. Pure.
+
+Times are seconds since 1970, of the clock on the wall: an allocator whose clock is wrong cuts at
+the wrong time. What is never exceeded is the budget that is written, which needs no such clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+from zeus_fleet.messages import Budget, Event
+
+LEAD_S = 20.0
+"""A limit is written this much ahead: nodes that cannot be reached take 15 s to their floor."""
+STEP_S = 5.0
+"""Ramps have steps of this length; the lowest limit within one counts."""
+
+
+@dataclass(frozen=True)
+class _Curve:
+    """What one event allows at any time: down to its limit, level, and up again."""
+
+    event: Event
+    standing_mw: int
+
+    @property
+    def ramp_s(self) -> float:
+        drop = self.standing_mw - self.event.limit_mw
+        return drop / self.event.ramp_mw_per_s if self.event.ramp_mw_per_s else 0.0
+
+    def at(self, now_s: float) -> int:
+        """The limit, mW."""
+        event = self.event
+        away_s = max(event.start_s - now_s, now_s - event.end_s, 0.0)
+        if away_s == 0:
+            return min(event.limit_mw, self.standing_mw)
+        if away_s >= self.ramp_s:
+            return self.standing_mw
+        return min(self.standing_mw, event.limit_mw + int(away_s * event.ramp_mw_per_s))
+
+    def lowest(self, from_s: float, to_s: float) -> int:
+        """The least in an interval: there is one trough."""
+        return self.at(min(max(from_s, self.event.start_s), to_s))
+
+
+def limit_at(standing_mw: int, events: Iterable[Event], now_s: float) -> int:
+    """What the site may have at a time: the least of all events and of the standing limit."""
+    return min([standing_mw, *(_Curve(event, standing_mw).at(now_s) for event in events)])
+
+
+def due(budget: Budget, now_s: float) -> Budget:
+    """The budget to have written now; the same if it can stay.
+
+    It is lower early enough to be in force in time, and higher only when it may be. Events that are
+    over, with their ramps, are left out.
+    """
+    if budget.standing_mw is None:
+        return budget
+    step_s = now_s - now_s % STEP_S
+    standing = budget.standing_mw
+    ahead_s = step_s + STEP_S + LEAD_S
+    curves = (_Curve(event, standing) for event in budget.events)
+    limit = min([standing, *(curve.lowest(step_s, ahead_s) for curve in curves)])
+    left = tuple(
+        event
+        for event in budget.events
+        if now_s < event.end_s + max(0.0, _Curve(event, standing).ramp_s)
+    )
+    if not left:
+        limit = standing
+    if limit == budget.site.limit_mw and left == budget.events:
+        return budget
+    return _with(budget, limit, standing if left else None, left)
+
+
+def scheduled(budget: Budget, events: Iterable[Event], now_s: float) -> Budget:
+    """A budget with these events instead of those it has.
+
+    Raises:
+        ValueError: An event makes no sense, or its limit is below the floors and the reserve.
+    """
+    kept = tuple(sorted(events, key=lambda event: (event.start_s, event.name)))
+    standing = budget.site.limit_mw if budget.standing_mw is None else budget.standing_mw
+    for event in kept:
+        if event.end_s <= event.start_s:
+            raise ValueError(f"{event.name} ends before it begins")
+        if event.ramp_mw_per_s < 0:
+            raise ValueError(f"{event.name} has a negative ramp; give W per time, above 0")
+        _with(budget, event.limit_mw, standing, ())
+    if len({event.name for event in kept}) != len(kept):
+        raise ValueError("two events have the same name; give each its own")
+    return due(_with(budget, budget.site.limit_mw, standing, kept), now_s)
+
+
+def with_standing(budget: Budget, standing_mw: int, now_s: float) -> Budget:
+    """The budget with another limit outside of all events.
+
+    Raises:
+        ValueError: It is below the floors and the reserve.
+    """
+    if budget.standing_mw is None:
+        return _with(budget, standing_mw, None, ())
+    _with(budget, standing_mw, None, ())
+    return due(_with(budget, budget.site.limit_mw, standing_mw, budget.events), now_s)
+
+
+def _with(
+    budget: Budget, limit_mw: int, standing_mw: int | None, events: tuple[Event, ...]
+) -> Budget:
+    site = replace(budget.site, limit_mw=limit_mw)
+    return Budget(
+        (site, *budget.domains[1:]), budget.floors_mw, budget.leaving, standing_mw, events
+    )

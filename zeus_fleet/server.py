@@ -1,0 +1,122 @@
+"""The page and the metrics of a fleet: it reads etcd each second, and changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
+
+from zeus.utils import web
+from zeus_fleet import metrics
+from zeus_fleet.allocator import Snapshot
+from zeus_fleet.records import Record
+from zeus_fleet.store import StoreUnavailable
+from zeus_fleet.view import View, Watcher
+
+KEPT = 3600
+"""Records that the page shows."""
+
+log = logging.getLogger("zeus_fleet")
+
+_FRESH = {"Cache-Control": "no-store"}
+
+
+class Reader(Protocol):
+    """What the server needs of a `Store`."""
+
+    async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
+        """See `Store.read`."""
+        ...
+
+
+class FleetServer(web.Application):
+    """The application.
+
+    Args:
+        store: Where the budget is.
+        every_s: How often it looks.
+        keep: Called with each view.
+    """
+
+    def __init__(
+        self, store: Reader, every_s: float = 1.0, keep: Callable[[View], None] | None = None
+    ) -> None:
+        super().__init__("zeus-fleet")
+        self.view: View | None = None
+        self.trouble = "etcd has not answered yet"
+        self.history: deque[Record] = deque(maxlen=KEPT)
+        self._store = store
+        self._every_s = every_s
+        self._keep = keep
+        self._task: asyncio.Task[None] | None = None
+        _add(self)
+
+    async def opens(self) -> None:
+        """See `web.Application`."""
+        self._task = asyncio.create_task(self._look_on())
+
+    async def closes(self) -> None:
+        """See `web.Application`."""
+        if self._task is not None:
+            self._task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._task
+
+    async def _look_on(self) -> None:
+        watcher = Watcher()
+        while True:
+            try:
+                read, _ = await self._store.read()
+                if read is None:
+                    self.view, self.trouble = None, "there is no budget yet"
+                else:
+                    self.view = watcher.look(read, time.monotonic(), time.time())
+                    self.trouble = ""
+                    self.history.append(Record.of(self.view))
+                    if self._keep is not None:
+                        self._keep(self.view)
+            except (StoreUnavailable, ValueError) as error:
+                if str(error) != self.trouble:
+                    log.warning("%s", error)
+                self.trouble = str(error)
+            await asyncio.sleep(self._every_s)
+
+
+def _add(app: FleetServer) -> None:
+    @app.get("/state")
+    async def state() -> JSONResponse:
+        view = app.view
+        answer: dict[str, Any] = {"trouble": app.trouble, "view": None}
+        if view is not None:
+            nodes = [{**asdict(node), "state": node.state} for node in view.nodes]
+            answer["view"] = {**asdict(view), "nodes": nodes}
+        return JSONResponse(answer, headers=_FRESH)
+
+    @app.get("/history")
+    async def history(after: float = 0.0) -> JSONResponse:
+        rows = [asdict(one) for one in app.history if one.at_s > after]
+        return JSONResponse(rows, headers=_FRESH)
+
+    @app.get("/metrics")
+    async def figures() -> PlainTextResponse:
+        return PlainTextResponse(
+            metrics.text(app.view, not app.trouble),
+            media_type="text/plain; version=0.0.4; charset=utf-8",
+        )
+
+    @app.get("/healthz")
+    async def health() -> JSONResponse:
+        trouble = app.trouble
+        return JSONResponse({"status": trouble or "ok"}, status_code=503 if trouble else 200)
+
+    @app.get("/")
+    async def page() -> HTMLResponse:
+        assert __package__ is not None
+        return web.page(__package__)

@@ -1,0 +1,97 @@
+"""Events that others ask for: a JSON file, or the same by HTTP.
+
+    {"events": [{"name": "evening", "limit": "80kW", "start": "2026-11-23T17:00:00+01:00",
+                 "end": "2026-11-23T20:00:00+01:00", "ramp": "5kW/min"}]}
+
+A time without an offset is local. `limit` and `ramp` may be numbers: W, and W per minute.
+"""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from zeus_fleet.messages import Budget, Event
+from zeus_fleet.quantities import power_mw, ramp_mw_per_s, time_s
+from zeus_fleet.schedule import scheduled
+
+MOST_BYTES = 2**20
+TIMEOUT_S = 10.0
+
+
+def fetch(source: str) -> bytes:
+    """What a source says now.
+
+    Args:
+        source: A path, or an address that begins with http:// or https://.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: It is too large.
+    """
+    if source.startswith(("http://", "https://")):
+        with urllib.request.urlopen(source, timeout=TIMEOUT_S) as answer:
+            data: bytes = answer.read(MOST_BYTES + 1)
+    else:
+        data = Path(source).read_bytes()
+    if len(data) > MOST_BYTES:
+        raise ValueError(f"{source} has more than {MOST_BYTES} bytes")
+    return data
+
+
+def events_from(data: bytes, now_s: float) -> tuple[Event, ...]:
+    """The events of a signal.
+
+    Raises:
+        ValueError: It is none; the sentence says why.
+    """
+    try:
+        rows = json.loads(data)["events"]
+        return tuple(_event(row, now_s) for row in rows)
+    except KeyError as error:
+        raise ValueError(f"the signal has no {error.args[0]!r}") from None
+    except (TypeError, AttributeError, json.JSONDecodeError) as error:
+        raise ValueError(f"the signal is not as documented: {error}") from None
+
+
+def merged(budget: Budget, label: str, events: Iterable[Event], now_s: float) -> Budget:
+    """The budget with a source's events in place of those that it had before.
+
+    Args:
+        budget: The present one.
+        label: Of the source: its events' names begin with it.
+        events: What it says now. Those that are over are left out.
+        now_s: The time.
+
+    Raises:
+        ValueError: An event cannot be kept.
+    """
+    others = [event for event in budget.events if not event.name.startswith(f"{label}/")]
+    theirs = [
+        Event(
+            f"{label}/{event.name}",
+            event.limit_mw,
+            event.start_s,
+            event.end_s,
+            event.ramp_mw_per_s,
+        )
+        for event in events
+        if event.end_s > now_s or any(f"{label}/{event.name}" == one.name for one in budget.events)
+    ]
+    if {*others, *theirs} == {*budget.events}:
+        return budget
+    return scheduled(budget, [*others, *theirs], now_s)
+
+
+def _event(row: dict[str, Any], now_s: float) -> Event:
+    limit, ramp = row["limit"], row.get("ramp", 0)
+    return Event(
+        str(row["name"]),
+        power_mw(limit) if isinstance(limit, str) else round(1000 * limit),
+        time_s(row["start"], now_s),
+        time_s(row["end"], now_s),
+        ramp_mw_per_s(ramp) if isinstance(ramp, str) else round(1000 * ramp / 60),
+    )
