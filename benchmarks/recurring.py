@@ -1,6 +1,8 @@
 """How much recurring jobs lose until their batch size is found: the default policy, the published.
 
     python benchmarks/recurring.py [--seeds 20] [--quick] [--reference PYTHON] [--jobs N]
+    python benchmarks/recurring.py --transfer [--seeds 20]
+    python benchmarks/recurring.py --held-out SEED [--held-out SEED ...] [--seeds 20]
 
 Regret is counted in c*, the expected cost of a recurrence with the best batch size: R_n = sum of
 the costs of the first n recurrences, retries and power profiling with them, over c*, less n.
@@ -13,6 +15,11 @@ the costs of the first n recurrences, retries and power profiling with them, ove
 - Other shapes: eight sizes whose cost has one valley, two, or no shape at all.
 - `--reference`: an interpreter with zeus 0.16 installed; its simulator plays the same jobs, which
   must give the same runs as `pruning-gts` here, and is timed beside ours.
+
+- `--transfer`: each workload on a V100 for 60 recurrences, and then on the other GPUs, with and
+  without what was learnt there.
+- `--held-out`: invented jobs of thirteen kinds (`recurring_held_out.py`), other ones for each SEED.
+  The settings of `gp` were chosen on SEED 1 and 2.
 
 Seeds are 0 to N - 1, of policies and of runs.
 """
@@ -35,6 +42,17 @@ from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
+from recurring_held_out import (
+    BETA,
+    CLIFFS,
+    KINDS,
+    Grid,
+    SuccessiveHalving,
+    jobs_of,
+)
+from recurring_held_out import (
+    RECURRENCES as HELD_OUT_RECURRENCES,
+)
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
@@ -328,6 +346,163 @@ def play_synthetic(job: tuple[int, str, int, int]) -> Outcome:
     return play(policy, what, train, RECURRENCES, 2.0, best_costs)
 
 
+# --- invented jobs ------------------------------------------------------------------------------
+
+
+def play_held_out(task: tuple[int, int, str, int]) -> tuple[Outcome, bool]:
+    """Plays one through: the jobs' seed, its number, the policy, the seed.
+
+    Returns:
+        What came of it, and whether most of its last ten runs had the best size.
+    """
+    jobs_seed, number, name, seed = task
+    held = jobs_of(jobs_seed)[number]
+    simple = {"grid": Grid, "successive halving": SuccessiveHalving}
+    policy = simple[name]() if name in simple else make_policy(name, seed=seed)
+    policy.register_job(held.job, list(held.sizes))
+    trains = held.trainer(seed)
+    sizes: list[int] = []
+
+    def train(batch_size: int, cost_bound: float, recurrence: int) -> Run | None:
+        sizes.append(batch_size)
+        return trains(batch_size, cost_bound, recurrence)
+
+    expected = held.expected
+    costs = [float(expected.min())] * HELD_OUT_RECURRENCES
+    found = play(policy, held.job, train, HELD_OUT_RECURRENCES, BETA, costs)
+    best = held.sizes[int(expected.argmin())]
+    return found, sizes[-10:].count(best) >= 5
+
+
+def held_out_table(
+    policies: Sequence[str], found: dict[tuple[int, int, str, int], tuple[Outcome, bool]]
+) -> Table:
+    """By policy and kind; of each job the mean over its seeds."""
+    jobs_seeds = sorted({key[0] for key in found})
+    kind_of = {(seed, n): job.kind for seed in jobs_seeds for n, job in enumerate(jobs_of(seed))}
+    table = Table(title=f"invented jobs {', '.join(map(str, jobs_seeds))}: regret R_N, c*")
+    table.add_column("kind")
+    for policy in policies:
+        table.add_column(policy, justify="right")
+
+    def of(policy: str, kinds: Sequence[str]) -> list[list[tuple[Outcome, bool]]]:
+        groups: dict[tuple[int, int], list[tuple[Outcome, bool]]] = {}
+        for key, outcome in found.items():
+            if key[2] == policy and kind_of[key[:2]] in kinds:
+                groups.setdefault(key[:2], []).append(outcome)
+        return list(groups.values())
+
+    def means(policy: str, kinds: Sequence[str]) -> list[float]:
+        per_job = [mean([one for one, _ in group], "r_n") for group in of(policy, kinds)]
+        return [value for value in per_job if not math.isnan(value)]
+
+    every = list(KINDS)
+    rows: list[tuple[str, Callable[[str], str]]] = [
+        (kind, lambda policy, kind=kind: f"{statistics.fmean(means(policy, [kind])):.1f}")
+        for kind in every
+    ]
+    rows += [
+        ("all, mean", lambda policy: f"{statistics.fmean(means(policy, every)):.2f}"),
+        ("all, median", lambda policy: f"{statistics.median(means(policy, every)):.2f}"),
+        (
+            "stuck",
+            lambda policy: str(sum(o.stuck for group in of(policy, every) for o, _ in group)),
+        ),
+        (
+            "neighbor beside a cliff found",
+            lambda policy: f"{_share([ok for g in of(policy, CLIFFS) for _, ok in g]):.0%}",
+        ),
+    ]
+    for name, cell in rows:
+        table.add_row(name, *(cell(policy) for policy in policies))
+    return table
+
+
+def _share(of: Sequence[bool]) -> float:
+    return sum(of) / len(of)
+
+
+def held_out(jobs_seeds: Sequence[int], seeds: int, pool: ProcessPoolExecutor) -> Table:
+    """Plays all invented jobs of these seeds."""
+    policies = (*POLICIES, "grid", "successive halving")
+    tasks = [
+        (jobs_seed, number, policy, seed)
+        for jobs_seed in jobs_seeds
+        for number in range(len(jobs_of(jobs_seed)))
+        for policy in policies
+        for seed in range(seeds)
+    ]
+    outcomes = track(pool.map(play_held_out, tasks, chunksize=8), "invented", len(tasks))
+    return held_out_table(policies, dict(zip(tasks, outcomes, strict=True)))
+
+
+# --- from one GPU to another ----------------------------------------------------------------------
+
+TRANSFER_FROM = "v100"
+TRANSFER_TO = tuple(gpu for gpu in GPUS if gpu != TRANSFER_FROM)
+
+
+def play_transfer(task: tuple[int, str, bool, int]) -> float:
+    """R_30 of a workload on a GPU, with or without what was learnt on `TRANSFER_FROM`; the seed."""
+    number, gpu, with_it, seed = task
+
+    def regret(gpu: str, seed: int, recurrences: int, path: str | None) -> float:
+        simulator = Simulator(
+            train_trace(),
+            power_trace(gpu),
+            make_policy("gp", seed=seed),
+            JITPowerLimitOptimizer(verbose=False),
+            seed,
+            verbose=False,
+        )
+        job = workload_job(gpu, number, "usual")
+        history = simulator.simulate_one_job(job, recurrences, 2.0, 0.5, knowledge=path)
+        known = measurements(gpu)
+        spent = sum(zeus_cost(run.energy, run.time, 0.5, known.max_power) for run in history)
+        return spent / best(known, job, 0.5).cost - recurrences
+
+    if not with_it:
+        return regret(gpu, seed, 30, None)
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "knowledge.json")
+        regret(TRANSFER_FROM, seed + 1000, 60, path)
+        return regret(gpu, seed, 30, path)
+
+
+def transfer(seeds: int, pool: ProcessPoolExecutor) -> Table:
+    """All workloads on all other GPUs."""
+    tasks = [
+        (number, gpu, with_it, seed)
+        for number in range(len(WORKLOADS))
+        for gpu in TRANSFER_TO
+        for with_it in (False, True)
+        for seed in range(seeds)
+    ]
+    values = track(pool.map(play_transfer, tasks, chunksize=4), "transfer", len(tasks))
+    found = dict(zip(tasks, values, strict=True))
+    table = Table(title=f"R_30 without, and with what was learnt on {TRANSFER_FROM}, c*")
+    for column in ("workload", *TRANSFER_TO):
+        table.add_column(column, justify="left" if column == "workload" else "right")
+
+    def both(numbers: Sequence[int], gpus: Sequence[str]) -> str:
+        means = (
+            statistics.fmean(
+                value
+                for (number, gpu, given, _), value in found.items()
+                if number in numbers and gpu in gpus and given == with_it
+            )
+            for with_it in (False, True)
+        )
+        return " / ".join(f"{value:.2f}" for value in means)
+
+    for number, workload in enumerate(WORKLOADS):
+        table.add_row(workload.dataset, *(both([number], [gpu]) for gpu in TRANSFER_TO))
+    every = range(len(WORKLOADS))
+    table.add_row("mean", *(both(every, [gpu]) for gpu in TRANSFER_TO))
+    table.add_row("all", both(every, TRANSFER_TO), *("" for _ in TRANSFER_TO[1:]))
+    return table
+
+
 # --- beside the reference ---------------------------------------------------------------------
 
 REFERENCE = """
@@ -531,10 +706,20 @@ def main() -> None:
     )
     parser.add_argument("--seeds", type=int, default=20)
     parser.add_argument("--quick", action="store_true", help="the measured workloads only")
+    parser.add_argument("--transfer", action="store_true", help="from one GPU to the others only")
+    parser.add_argument("--held-out", type=int, action="append", metavar="SEED")
     parser.add_argument("--reference", metavar="PYTHON", help="an interpreter with zeus 0.16")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes")
     args = parser.parse_args()
     console = Console(width=max(110, Console().width))
+    if args.transfer:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            console.print(transfer(args.seeds, pool))
+        return
+    if args.held_out:
+        with ProcessPoolExecutor(args.jobs) as pool:
+            console.print(held_out(args.held_out, args.seeds, pool))
+        return
     same = beside_reference(args.reference, console) if args.reference else True
     with ProcessPoolExecutor(args.jobs) as pool:
         rows = {}

@@ -1,4 +1,4 @@
-"""Write the manual pages of zeusd, its exporter and zeus-fleet; zeusctl writes its own."""
+"""Write the manual pages of all programs but zeusctl, which writes its own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,22 @@ from pathlib import Path
 
 from zeus_fleet.command import main as fleet
 from zeusctl.exporter.__main__ import main as exporter
+from zeusctl.kubernetes.__main__ import main as kubernetes
 from zeusctl.man import pages
 from zeusd.cli import main as zeusd
+
+PROGRAMS = {
+    "zeusd": zeusd,
+    "zeusd-exporter": exporter,
+    "zeusd-kubernetes": kubernetes,
+    "zeus-fleet": fleet,
+}
 
 
 def main() -> None:
     """Writes them to the folder that the command line names."""
     folder = Path(sys.argv[1])
-    for command, name in ((zeusd, "zeusd"), (exporter, "zeusd-exporter"), (fleet, "zeus-fleet")):
+    for name, command in PROGRAMS.items():
         for page, text in pages(command, name).items():
             (folder / f"{page}.1").write_text(text, encoding="utf-8")
 

@@ -16,7 +16,7 @@ import click
 
 from zeus_fleet.messages import Budget, Timing
 from zeus_fleet.policies import FLOOR, POLICIES, JobPolicy, water_filling
-from zeus_fleet.simulation import CLUSTERS, compare, of_jobs
+from zeus_fleet.simulation import CLUSTERS, Result, blind, compare, of_jobs
 
 T = TypeVar("T")
 
@@ -190,6 +190,11 @@ def _w(mw: int) -> str:
     return f"{mw / 1000:>6.0f} W"
 
 
+def _cell(result: Result, *, latency: bool) -> str:
+    beside = f"{100 * result.squeezed:.0f} %" if latency else f"{result.worst:.2f}"
+    return f"{result.progress:.3f} ({beside})"
+
+
 @main.command()
 @click.option(
     "--cluster",
@@ -223,8 +228,22 @@ def _w(mw: int) -> str:
     show_default=True,
     help="Least progress of each job under water-filling, by its progress under busy.",
 )
+@click.option(
+    "--latency",
+    type=click.FloatRange(0, 100),
+    default=0,
+    show_default=True,
+    help="Jobs in % that serve under a latency objective; prints in parentheses the % of their "
+    "GPUs that get less than it needs.",
+)
 def simulate(
-    cluster: str, budgets: tuple[float, ...], mixes: int, seed: int, known: float, floor: float
+    cluster: str,
+    budgets: tuple[float, ...],
+    mixes: int,
+    seed: int,
+    known: float,
+    floor: float,
+    latency: float,
 ) -> None:
     """Compare policies on measured tables of training jobs.
 
@@ -235,15 +254,19 @@ def simulate(
         **POLICIES,
         "water-filling": functools.partial(water_filling, floor=floor),
     }
+    compared = {name: of_jobs(policy) for name, policy in policies.items()}
+    if latency:
+        compared["not told"] = blind(policies["water-filling"])
     found = compare(
         cluster,
         [budget / 100 for budget in budgets],
         range(seed, seed + mixes),
-        {name: of_jobs(policy) for name, policy in policies.items()},
+        compared,
         known / 100,
+        latency / 100,
     )
     click.echo(f"{CLUSTERS[cluster]}; 512 GPUs, 85 % busy; mean of {mixes} mixes of jobs")
-    click.echo("BUDGET  " + "".join(f"{name.upper():<15}" for name in policies).rstrip())
+    click.echo("BUDGET  " + "".join(f"{name.upper():<15}" for name in compared).rstrip())
     for share, results in found.items():
-        cells = [f"{one.progress:.3f} ({one.worst:.2f})" for one in results.values()]
+        cells = [_cell(one, latency=latency > 0) for one in results.values()]
         click.echo(f"{f'{100 * share:g} %':<8}" + "".join(f"{cell:<15}" for cell in cells).rstrip())

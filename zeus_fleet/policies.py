@@ -7,8 +7,9 @@ all is within the total, unless the minimum limits are above it. Which policy ga
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from zeus_fleet import profiles
 from zeus_fleet.allocator import Claim
@@ -30,6 +31,8 @@ class Job:
         busy: Whether they compute.
         profile: What a limit is worth; None: nobody knows.
         nodes: Where they are, by node.
+        needs_mw: The limit that its latency objective needs; None: it has none. No policy goes
+            below it for others' sake. `ClockStatus.needed_w` of `zeus.serving` says it.
     """
 
     gpus: int
@@ -38,21 +41,45 @@ class Job:
     busy: bool = True
     profile: Profile | None = None
     nodes: Mapping[str, int] = field(default_factory=dict)
+    needs_mw: int | None = None
 
 
-JobPolicy = Callable[[Sequence[Job], int], list[int]]
+JobPolicy = Callable[..., list[int]]
+"""`policy(jobs, total_mw)`: the limit of each job's GPUs."""
 
 
+def keeps_latency(policy: JobPolicy) -> JobPolicy:
+    """A policy that first gives jobs with a latency objective what it needs.
+
+    Where there is not enough for all of them, they share by one level; others get their minimum.
+    """
+
+    @functools.wraps(policy)
+    def kept(jobs: Sequence[Job], total_mw: int, *more: float, **options: float) -> list[int]:
+        lows = [job.low_mw for job in jobs]
+        needs = [_clipped(job, job.needs_mw or 0) if job.busy else job.low_mw for job in jobs]
+        if needs == lows:
+            return policy(jobs, total_mw, *more, **options)
+        lows = level(total_mw, lows, needs, [job.gpus for job in jobs])
+        bound = [replace(job, low_mw=low) for job, low in zip(jobs, lows, strict=True)]
+        return policy(bound, total_mw, *more, **options)
+
+    return kept
+
+
+@keeps_latency
 def uniform(jobs: Sequence[Job], total_mw: int) -> list[int]:
     """The same limit for all GPUs, idle ones too. Needs to know nothing."""
     return _level(jobs, total_mw, [job.low_mw for job in jobs])
 
 
+@keeps_latency
 def busy(jobs: Sequence[Job], total_mw: int) -> list[int]:
     """The same limit for all busy GPUs; idle ones at their minimum."""
     return _level(jobs, total_mw, [job.low_mw for job in jobs], idle=False)
 
 
+@keeps_latency
 def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
     """The highest progress that all busy jobs can have at the same time."""
     curves = _curves(jobs)
@@ -72,6 +99,7 @@ def max_min(jobs: Sequence[Job], total_mw: int) -> list[int]:
     return _level(jobs, total_mw, needed(low), idle=False)
 
 
+@keeps_latency
 def water_filling(jobs: Sequence[Job], total_mw: int, floor: float = FLOOR) -> list[int]:
     """Watts go where they add the most progress per GPU, above a floor for each job.
 
@@ -132,10 +160,7 @@ class ByJobs:
             nodes = {node: count for node, count in job.nodes.items() if node in claims}
             if nodes:
                 here.append((job, nodes))
-        jobs = [
-            Job(sum(nodes.values()), job.low_mw, job.high_mw, job.busy, job.profile)
-            for job, nodes in here
-        ]
+        jobs = [replace(job, gpus=sum(nodes.values()), nodes={}) for job, nodes in here]
         targets = {node: claim.floor_mw for node, claim in claims.items()}
         idle = sum(targets.values()) - sum(job.gpus * job.low_mw for job in jobs)
         for (job, nodes), limit in zip(here, self.policy(jobs, total_mw - idle), strict=True):

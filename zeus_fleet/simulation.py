@@ -9,7 +9,7 @@ from __future__ import annotations
 import csv
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import files
 
 from zeus_fleet.levels import level
@@ -26,6 +26,7 @@ CLUSTERS: dict[str, str] = {
 
 GPUS = 512
 BUSY = 0.85
+SERVING = 0.9
 SIZES = (1, 1, 1, 2, 4, 8, 8, 16, 32)
 """GPUs of a job; drawn with equal odds."""
 
@@ -70,11 +71,13 @@ class Result:
         progress: Mean per busy GPU, relative to no limit.
         worst: The least progress of any job.
         drawn: Power drawn by busy GPUs and charged to idle ones, by the budget.
+        squeezed: Share of GPUs with a latency objective whose limit is below what it needs.
     """
 
     progress: float
     worst: float
     drawn: float
+    squeezed: float = 0.0
 
 
 def tables(cluster: str) -> list[Measured]:
@@ -103,15 +106,17 @@ def tables(cluster: str) -> list[Measured]:
     return found
 
 
-def mix(runs: Sequence[Measured], seed: int, known: float = 1.0) -> Mix:
+def mix(runs: Sequence[Measured], seed: int, known: float = 1.0, latency: float = 0.0) -> Mix:
     """Random jobs on 512 GPUs, 85 % of them busy.
 
     Args:
         runs: What they are drawn from, network by network.
         seed: The same gives the same.
         known: Share of the jobs whose profile is known.
+        latency: Share of the jobs that serve under a latency objective: they need the limit at
+            which their network has `SERVING` of its progress.
     """
-    generator = random.Random(seed)
+    generator, serving = random.Random(seed), random.Random(~seed)
     low, high = runs[0].profile.limits_mw[0], runs[0].profile.limits_mw[-1]
     left = int(GPUS * BUSY)
     jobs, measured = [], []
@@ -119,7 +124,8 @@ def mix(runs: Sequence[Measured], seed: int, known: float = 1.0) -> Mix:
         gpus = min(left, generator.choice(SIZES))
         run = drawn(runs, generator)
         profile = run.profile if generator.random() < known else None
-        jobs.append(Job(gpus, low, high, profile=profile))
+        needs = run.profile.limit_for(SERVING) if serving.random() < latency else None
+        jobs.append(Job(gpus, low, high, profile=profile, needs_mw=needs))
         measured.append(run)
         left -= gpus
     idle = Job(GPUS - int(GPUS * BUSY), low, high, busy=False)
@@ -152,10 +158,13 @@ def evaluate(mix: Mix, limits_mw: Sequence[int], total_mw: int) -> Result:
     progress = [(job.gpus, run.profile.at(limit)) for job, run, limit in rows]
     draw = sum(job.gpus * run.drawn_w(limit) for job, run, limit in rows)
     draw += mix.jobs[-1].gpus * limits_mw[-1] / 1000
+    bound = [(job, limit) for job, _, limit in rows if job.needs_mw is not None]
+    below = sum(job.gpus for job, limit in bound if limit < (job.needs_mw or 0))
     return Result(
         sum(gpus * value for gpus, value in progress) / busy,
         min(value for _, value in progress),
         draw * 1000 / total_mw,
+        below / max(1, sum(job.gpus for job, _ in bound)),
     )
 
 
@@ -263,6 +272,7 @@ def compare(
     seeds: Iterable[int],
     policies: Mapping[str, Callable[[Mix, int], list[int]]],
     known: float = 1.0,
+    latency: float = 0.0,
 ) -> dict[float, dict[str, Result]]:
     """The means of all mixes, by budget as a share of the sum of maxima, and by policy.
 
@@ -272,9 +282,10 @@ def compare(
         seeds: Of the mixes.
         policies: `policy(mix, total_mw)` by name.
         known: Share of the jobs whose profile is known.
+        latency: Share of the jobs that serve under a latency objective.
     """
     runs = tables(cluster)
-    mixes = [mix(runs, seed, known) for seed in seeds]
+    mixes = [mix(runs, seed, known, latency) for seed in seeds]
     found: dict[float, dict[str, Result]] = {}
     for share in shares:
         found[share] = {}
@@ -287,8 +298,14 @@ def compare(
                 sum(one.progress for one in results) / len(results),
                 sum(one.worst for one in results) / len(results),
                 sum(one.drawn for one in results) / len(results),
+                sum(one.squeezed for one in results) / len(results),
             )
     return found
+
+
+def blind(policy: JobPolicy) -> Callable[[Mix, int], list[int]]:
+    """For comparison: a policy that is not told of latency objectives."""
+    return lambda mix, total_mw: policy([replace(job, needs_mw=None) for job in mix.jobs], total_mw)
 
 
 def of_jobs(policy: JobPolicy) -> Callable[[Mix, int], list[int]]:

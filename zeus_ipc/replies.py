@@ -98,6 +98,8 @@ class GpuInfo(Message):
     power_limit_default_mw: int | None
     power_limit_site_mw: int | None
     """The highest value that a client may set: the site limit. By default a restore writes it."""
+    power_limit_enforced: bool = False
+    """Whether zeusd lowers a limit above that as soon as it sees it, whoever set it."""
     mig_enabled: bool
     """Whether it is split; then its parts cannot be measured one by one."""
     supports: GpuSupport
@@ -152,6 +154,8 @@ class NodeInfo(Message):
     """CLOCK_MONOTONIC time at which the daemon started; 0: it does not say."""
     quiesced_ns: int | None = None
     """Since when the driver is closed (see `Quiesce`); None: it is not."""
+    findings: list[str] = []
+    """Rules of zeusd.toml that have no effect on this node, and why."""
 
 
 class GpuState(Message):

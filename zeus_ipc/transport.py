@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import grp
 import itertools
 import os
 import socket as raw_socket
+import stat
 import threading
 import time
 import weakref
@@ -386,8 +388,8 @@ def _diagnose(path: str) -> None:
             ) from None
         except PermissionError:
             raise AccessRefused(
-                f"you may not connect to zeusd at {path}; ask to become a member of the group "
-                "that owns the socket"
+                f"you may not connect to zeusd at {path}; ask the administrator "
+                f"{access_remedy(path)}"
             ) from None
         except OSError as error:
             if error.errno in (errno.EAGAIN, errno.ETIMEDOUT) or isinstance(error, TimeoutError):
@@ -395,6 +397,16 @@ def _diagnose(path: str) -> None:
             raise DaemonUnavailable(
                 f"cannot connect to zeusd at {path}: {error.strerror or error}"
             ) from None
+
+
+def access_remedy(path: str) -> str:
+    """What to ask the administrator for if one may not connect to a socket."""
+    with contextlib.suppress(OSError, KeyError):
+        found = os.stat(path)
+        if found.st_gid != 0 and found.st_mode & stat.S_IWGRP:
+            group = grp.getgrgid(found.st_gid).gr_name
+            return f"to add you to the group {group}, then log in again"
+    return "for the right to use it"
 
 
 _living: weakref.WeakSet[ZmqTransport] = weakref.WeakSet()

@@ -56,6 +56,8 @@ class Node(_Part):
     leases: int
     not_back: int
     """Controls that could not be restored yet."""
+    findings: list[str] = []
+    """Rules of zeusd.toml that have no effect on this node, and why."""
 
 
 class PowerLimit(_Part):
@@ -67,6 +69,8 @@ class PowerLimit(_Part):
     """What is in force."""
     site: float | None
     """The site limit: the restore target, and the highest value that may be set."""
+    site_enforced: bool = False
+    """Whether zeusd lowers a limit above the site limit as soon as it sees it, whoever set it."""
     smallest: float | None
     largest: float | None
     default: float | None
@@ -108,6 +112,26 @@ class Lease(_Part):
     """The holder is gone, and the restore is pending."""
     trouble: str | None
     """Why not."""
+
+
+class Ceiling(_Part):
+    """A named bound on a GPU's power limit, besides the site limit and a persistent limit."""
+
+    gpu: int
+    uuid: str
+    name: str
+    """fleet, or job:ID of a Slurm job or a pod."""
+    control: str
+    value: float
+    """The most that anybody may set."""
+    unit: str
+    uid: int
+    """Who set it."""
+    user: str
+    expires_in_s: float | None
+    """When `then` takes its place; None: never."""
+    then: float | None
+    """The bound from then on; None: there is none."""
 
 
 class Held(_Part):
@@ -204,6 +228,7 @@ class StatusReport(Report):
     leases: list[Lease]
     processes: list[Process] | None = None
     """With --processes only."""
+    ceilings: list[Ceiling] = []
     modules: list[Module] = []
     """Superchips, each once."""
 
@@ -223,6 +248,7 @@ class LeasesReport(Report):
     VERSION = 2
 
     leases: list[Lease]
+    ceilings: list[Ceiling] = []
 
 
 class KnownGpu(_Part):
@@ -276,6 +302,7 @@ class ShowReport(Report):
     """At the highest memory clock."""
     energy_last_hour_j: float | None
     processes: list[Process] = []
+    ceilings: list[Ceiling] = []
 
 
 class Setting(_Part):

@@ -10,6 +10,7 @@ from zeus_ipc.controls import SPECS, Control, profile_name
 from zeus_ipc.errors import SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.replies import GpuInfo, GpuState, LeaseInfo, NodeInfo, Permission, ProcessInfo
 from zeusctl.reports import (
+    Ceiling,
     Gpu,
     Held,
     KnownGpu,
@@ -223,6 +224,7 @@ def power_limit(gpu: GpuInfo, state: GpuState = _NO_STATE) -> PowerLimit:
         requested=_thousandth(state.power_limit_mw),
         enforced=_thousandth(state.enforced_power_limit_mw),
         site=_thousandth(gpu.power_limit_site_mw),
+        site_enforced=gpu.power_limit_enforced,
         smallest=_thousandth(gpu.power_limit_min_mw),
         largest=_thousandth(gpu.power_limit_max_mw),
         default=_thousandth(gpu.power_limit_default_mw),
@@ -278,6 +280,31 @@ def lease_reports(client: Client, gpus: Sequence[GpuInfo]) -> list[Lease]:
     return sorted(leases, key=lambda lease: lease.gpu)
 
 
+def ceiling_reports(gpus: Sequence[GpuInfo]) -> list[Ceiling]:
+    """The ceilings of these GPUs, in their order; a persistent limit is told by `Gpu.persisted`."""
+    return [
+        Ceiling(
+            gpu=gpu.index,
+            uuid=gpu.uuid,
+            name=one.name,
+            control=one.control,
+            value=one.value[0] / SPECS[Control(one.control)].scale,
+            unit=SPECS[Control(one.control)].unit,
+            uid=one.uid,
+            user=user_name(one.uid),
+            expires_in_s=None
+            if one.deadline_ns is None
+            else round(max(0.0, (one.deadline_ns - time.monotonic_ns()) / 1e9), 3),
+            then=None
+            if one.fallback is None
+            else one.fallback[0] / SPECS[Control(one.control)].scale,
+        )
+        for gpu in gpus
+        for one in gpu.ceilings
+        if one.name != "persisted"
+    ]
+
+
 def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
     """The daemon and its node."""
     return Node(
@@ -291,6 +318,7 @@ def node_report(node: NodeInfo, socket: str, leases: Sequence[Lease]) -> Node:
         gpus=len(node.gpus),
         leases=sum(not lease.restoring for lease in leases),
         not_back=sum(lease.restoring for lease in leases),
+        findings=node.findings,
     )
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import grp
 import pwd
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from fnmatch import fnmatchcase
 
 from zeus_ipc.replies import GpuInfo
 from zeusd.config import Config
+from zeusd.core.policy import Settings
 
 
 def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
@@ -20,8 +22,23 @@ def findings(config: Config, gpus: Sequence[GpuInfo] | None) -> list[str]:
     """
     found = [*_unknown_names(config)]
     if gpus is not None:
-        found += [*_site_limits(config, gpus), *_allowed_gpus(config, gpus)]
+        found += findings_on(config, gpus)
     return found
+
+
+def settings(config: Config) -> Settings:
+    """What the core needs of a configuration, with its findings; users are looked up now."""
+    unknown = [*_unknown_names(config)]
+
+    def of_node(gpus: Sequence[GpuInfo]) -> list[str]:
+        return [*unknown, *(findings_on(config, gpus) if gpus else ())]
+
+    return replace(config.settings(), findings=of_node)
+
+
+def findings_on(config: Config, gpus: Sequence[GpuInfo]) -> list[str]:
+    """The findings that depend on the node's GPUs; pure."""
+    return [*_site_limits(config, gpus), *_allowed_gpus(config, gpus)]
 
 
 def _site_limits(config: Config, gpus: Sequence[GpuInfo]) -> Iterable[str]:

@@ -16,7 +16,7 @@ from typing import Any
 
 from zeus_ipc import __version__
 from zeus_ipc.paths import stream_path
-from zeusd import logs, systemd
+from zeusd import config_check, logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
 from zeusd.nodes import Node, open_node
@@ -88,7 +88,7 @@ class Daemon:
             simulated = config.nvml.simulate is not None
             self._engine = Engine(
                 core=Core(
-                    config.settings(),
+                    config_check.settings(config),
                     daemon_version=__version__,
                     simulated=self._node.device_socket,
                     stream=stream_path(settings.socket),
@@ -214,7 +214,7 @@ class Daemon:
         systemd.notify("RELOADING=1")
         try:
             config = self._reload_config()
-            settings, limits = config.settings(), config.limits()
+            settings, limits = config_check.settings(config), config.limits()
         except (ConfigError, ValueError) as error:
             log.error(
                 "the configuration was not reloaded, the old one stays in force: %s",

@@ -90,7 +90,7 @@ esac""",
 """What stands in for the machine's own while pages are followed."""
 
 LANGUAGES = {"python", "sh", "toml", "json", "yaml", "hex", "text", "console", ""}
-OURS = r"(?:zeusctl|zeusd|zeusd-exporter|zeus-fleet|bso|python -m zeus[\w.]*)"
+OURS = r"(?:zeusctl|zeusd|zeusd-exporter|zeusd-kubernetes|zeus-fleet|bso|python -m zeus[\w.]*)"
 
 
 def name_of(page: Path) -> str:

@@ -39,6 +39,14 @@ from zeus.monitor.carbon import CarbonEmissionMonitor
 from zeus.monitor.price import EnergyCostMonitor
 import httpx
 """,
+    "kubernetes": """
+from click.testing import CliRunner
+from zeusctl.kubernetes.__main__ import main
+from zeusctl.kubernetes import agent, events, kubelet, watch
+
+done = CliRunner().invoke(main, ["--namespace", "research", "--node", "here"])
+assert "the API server cannot be found" in done.output, done.output
+""",
     "fleet": """
 from click.testing import CliRunner
 from zeus_fleet.command import main

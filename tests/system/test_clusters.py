@@ -1,4 +1,4 @@
-"""What batch systems and Kubernetes are given: scripts by their effect, manifests by rule."""
+"""The scripts that Slurm is given, by their effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from tests import needs
 from tests.support import RunningDaemon, configuration, running_daemon, script, wait_for
@@ -160,49 +159,3 @@ def test_no_hook_ever_drains_a_node(daemon: RunningDaemon, tmp_path: Path, name:
     assert done.returncode == 0
     assert "(zeusctl: 3)" in done.stderr
     assert "job 7" in done.stderr
-
-
-# --------------------------------------------------------------------------------------- Kubernetes
-
-
-def manifests(name: str) -> list[dict[str, Any]]:
-    return list(yaml.safe_load_all((EXAMPLES / "kubernetes" / name).read_text()))
-
-
-def test_the_daemonset_has_the_least_that_zeusd_needs() -> None:
-    (daemonset,) = (one for one in manifests("daemonset.yaml") if one["kind"] == "DaemonSet")
-    pod = daemonset["spec"]["template"]["spec"]
-    containers = {one["name"]: one for one in pod["containers"]}
-    zeusd, exporter = containers["zeusd"], containers["exporter"]
-    assert pod["hostPID"] is True, "zeusd must see the processes of its clients"
-    assert "hostNetwork" not in pod
-    assert pod["automountServiceAccountToken"] is False
-    rights = zeusd["securityContext"]
-    assert "privileged" not in rights
-    assert rights["capabilities"] == {"drop": ["ALL"], "add": ["SYS_ADMIN"]}
-    assert exporter["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert exporter["securityContext"]["runAsNonRoot"] is True
-    assert all(one["securityContext"]["readOnlyRootFilesystem"] for one in containers.values())
-    volumes = {one["name"]: one for one in pod["volumes"]}
-    assert volumes["run"]["hostPath"] == {"path": "/run/zeusd", "type": "DirectoryOrCreate"}
-    assert [one["name"] for one in pod["volumes"] if "hostPath" in one] == ["run"]
-
-
-def test_the_daemonsets_configuration_is_one_that_zeusd_takes(tmp_path: Path) -> None:
-    (config,) = (one for one in manifests("daemonset.yaml") if one["kind"] == "ConfigMap")
-    path = tmp_path / "zeusd.toml"
-    path.write_text(config["data"]["zeusd.toml"])
-    checked = subprocess.run(
-        [sys.executable, "-m", "zeusd", "check-config", str(path)], capture_output=True, text=True
-    )
-    assert (checked.returncode, checked.stderr) == (0, "")
-
-
-def test_a_training_pod_has_the_folder_and_no_rights() -> None:
-    (pod,) = manifests("training-pod.yaml")
-    (container,) = pod["spec"]["containers"]
-    (volume,) = pod["spec"]["volumes"]
-    assert volume["hostPath"] == {"path": "/run/zeusd", "type": "Directory"}
-    assert container["volumeMounts"][0]["mountPath"] == "/run/zeusd"
-    assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
-    assert container["securityContext"]["allowPrivilegeEscalation"] is False

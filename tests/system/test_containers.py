@@ -202,12 +202,14 @@ def stages() -> dict[str, list[tuple[str, str]]]:
     return found
 
 
-def test_both_images_stand_on_the_base_and_take_from_the_builder_what_it_built() -> None:
+def test_the_images_stand_on_the_base_and_take_from_the_builder_what_it_built() -> None:
     found = stages()
-    assert set(found) == {"", "python", "builder", "daemon", "training-builder", "training"}
+    targets = {"daemon": "builder"}
+    targets |= {name: f"{name}-builder" for name in ("kubernetes", "training")}
+    assert set(found) == {"", "python", *targets, *targets.values()}
     assert found[""] == [("ARG", "BASE=debian:bookworm-slim")]
     assert found["python"][0] == ("FROM", "${BASE} AS python")
-    for target, builder in (("daemon", "builder"), ("training", "training-builder")):
+    for target, builder in targets.items():
         assert found[target][0] == ("FROM", f"python AS {target}")
         assert ("COPY", f"--from={builder} /opt/zeusd /opt/zeusd") in found[target]
         for name, rest in found[target]:
@@ -241,7 +243,7 @@ def test_the_images_users_are_numbers_that_others_name() -> None:
 
 
 def test_the_images_are_labelled_with_this_version() -> None:
-    for target in ("daemon", "training"):
+    for target in ("daemon", "kubernetes", "training"):
         found = stages()[target]
         assert ("ARG", f"VERSION={__version__}") in found
         (labels,) = (rest for name, rest in found if name == "LABEL")
@@ -264,6 +266,7 @@ def test_the_pins_are_what_zeusd_needs_and_what_it_takes() -> None:
         *project["project"]["dependencies"],
         *project["project"]["optional-dependencies"]["metrics"],
         *project["project"]["optional-dependencies"]["top"],
+        *project["project"]["optional-dependencies"]["kubernetes"],
     ]
     for requirement in map(Requirement, wanted):
         assert requirement.name in pins

@@ -271,8 +271,13 @@ def test_an_absent_daemon_a_stale_socket_and_a_refused_user_are_told_apart(
 
 
 @pytest.mark.needs("two users")
-def test_who_may_not_connect_is_told_what_to_do() -> None:
-    with running_daemon("--simulate", SPEC, "--socket-mode", "0600") as private:
+@pytest.mark.parametrize(
+    ("mode", "remedy"),
+    [("0600", "for the right to use it"), ("0660", "to add you to the group daemon, then log in")],
+)
+def test_who_may_not_connect_is_told_what_to_do(mode: str, remedy: str) -> None:
+    options = ("--socket-mode", mode, "--socket-group", "daemon")
+    with running_daemon("--simulate", SPEC, *options) as private:
         pid = os.fork()
         if pid == 0:
             os.setgid(65534)
@@ -280,7 +285,7 @@ def test_who_may_not_connect_is_told_what_to_do() -> None:
             try:
                 Client(private.socket).node()
             except errors.AccessRefused as error:
-                os._exit(0 if "group" in str(error) else 2)
+                os._exit(0 if remedy in str(error) else 2)
             os._exit(1)
         _, status = os.waitpid(pid, 0)
         assert os.waitstatus_to_exitcode(status) == 0

@@ -16,8 +16,9 @@ from tests.system.machine import SOURCES, Machine
 from tests.system.test_systemd import LIMIT, Node, boot_node
 
 pytestmark = [
-    pytest.mark.needs("slurm", "gcc", "systemd-nspawn", "root"),
+    pytest.mark.needs("slurm", "slurmdbd", "gcc", "systemd-nspawn", "root"),
     pytest.mark.xdist_group("slurm"),
+    pytest.mark.timeout(300),
 ]
 
 SPANK = f"{SOURCES}/examples/slurm/spank"
@@ -40,6 +41,9 @@ SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1
 SelectType=select/cons_tres
 GresTypes=gpu
+AccountingStorageType=accounting_storage/slurmdbd
+AccountingStorageHost={host}
+AccountingStoragePort={accounting}
 Prolog=/etc/slurm/prolog.sh
 Epilog=/etc/slurm/epilog.sh
 PrologFlags=Alloc
@@ -48,6 +52,19 @@ KillWait=1
 NodeName={host} CPUs=2 Gres=gpu:2
 PartitionName=all Nodes=ALL Default=YES
 """
+
+ACCOUNTING = """
+AuthType=auth/munge
+DbdHost={host}
+DbdPort={accounting}
+SlurmUser=root
+PidFile=/run/slurmdbd.pid
+StorageType=accounting_storage/mysql
+StorageUser=root
+StorageLoc=slurm
+"""
+
+DATABASE = ("/usr/sbin/mariadbd", "--skip-networking", "--skip-grant-tables")
 
 
 def free_port() -> int:
@@ -68,8 +85,11 @@ class Cluster:
     def start(self) -> None:
         run, etc = self.machine.run, self.root / "etc/slurm"
         etc.mkdir(exist_ok=True)
-        ports = {"controller": free_port(), "daemon": free_port()}
-        (etc / "slurm.conf").write_text(CONFIGURATION.format(host=self.host, **ports))
+        names = ("controller", "daemon", "accounting")
+        facts = {name: str(free_port()) for name in names} | {"host": self.host}
+        (etc / "slurm.conf").write_text(CONFIGURATION.format(**facts))
+        (etc / "slurmdbd.conf").touch(0o600)
+        (etc / "slurmdbd.conf").write_text(ACCOUNTING.format(**facts))
         (etc / "gres.conf").write_text("Name=gpu File=/dev/zfake[0-1]\n")
         (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
         for name in ("prolog.sh", "epilog.sh"):
@@ -79,19 +99,29 @@ class Cluster:
         for minor in range(2):
             run("mknod", f"/dev/zfake{minor}", "c", "1", "3")
         (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.host}\n")
-        run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge")
+        run("mkdir", "-p", "/var/spool/slurmctld", "/var/spool/slurmd", "/run/munge", "/run/mysqld")
         run("chown", "munge:munge", "/run/munge")
-        for name in ("munge", "slurmctld", "slurmd"):
-            command = {
-                "munge": ("/usr/sbin/munged", "--foreground"),
-                "slurmctld": ("/usr/sbin/slurmctld", "-D"),
-                "slurmd": ("/usr/sbin/slurmd", "-D", "-N", self.host),
-            }[name]
-            user = ["--uid=munge"] if name == "munge" else []
-            run("systemd-run", "--quiet", f"--unit=test-{name}", *user, *command)
-            if name == "munge":
-                wait_for(lambda: run("munge", "-n", check=False).returncode == 0, "munge")
-        wait_for(lambda: "idle" in run("sinfo", "-h", "-o", "%T", check=False).stdout, "the node")
+        run("chown", "mysql:mysql", "/run/mysqld")
+        self.service("munge", "/usr/sbin/munged", "--foreground", user="munge")
+        self.service("mariadb", *DATABASE, user="mysql")
+        self.answers("munge", "-n")
+        self.answers("mariadb", "-e", "select 1")
+        self.service("slurmdbd", "/usr/sbin/slurmdbd", "-D")
+        self.answers("sacctmgr", "-i", "add", "cluster", "test")
+        self.service("slurmctld", "/usr/sbin/slurmctld", "-D")
+        self.start_slurmd()
+
+    def service(self, name: str, *command: str, user: str = "root") -> None:
+        options = ("--quiet", "--collect", f"--unit=test-{name}", f"--uid={user}")
+        self.machine.run("systemd-run", *options, *command)
+
+    def start_slurmd(self) -> None:
+        self.service("slurmd", "/usr/sbin/slurmd", "-D", "-N", self.host)
+        state = ("sinfo", "-h", "-o", "%T")
+        wait_for(lambda: "idle" in self.machine.run(*state, check=False).stdout, "the node")
+
+    def answers(self, *command: str) -> None:
+        wait_for(lambda: self.machine.run(*command, check=False).returncode == 0, command[0])
 
     def refusals(self, what: str) -> None:
         text = f"optional zeusd_spank.so min=50 max=700 on_refusal={what}\n"
@@ -121,6 +151,14 @@ class Cluster:
     def wait_state(self, job: str, *states: str) -> None:
         wait_for(lambda: self.state(job) in states, f"job {job} to be {states}")
 
+    def accounted(self, job: str) -> str:
+        """State and what was applied, as accounting has them."""
+        options = ("-n", "-P", "-X", "-j", job, "-o", "State,AdminComment")
+        return self.machine.run("sacct", *options, check=False).stdout.strip()
+
+    def wait_accounted(self, job: str, line: str) -> None:
+        wait_for(lambda: self.accounted(job) == line, f"sacct: {line}, not {self.accounted(job)}")
+
     def output(self, job: str) -> str:
         path = self.root / f"tmp/job-{job}.out"
         inside = self.machine.run("cat", f"/tmp/job-{job}.out", check=False).stdout
@@ -133,7 +171,7 @@ def cluster() -> Iterator[Cluster]:
         cluster = Cluster(node)
         cluster.start()
         yield cluster
-        for name in ("slurmd", "slurmctld", "munge"):
+        for name in ("slurmd", "slurmctld", "slurmdbd", "mariadb", "munge"):
             node.machine.systemctl("stop", f"test-{name}", check=False)
 
 
@@ -147,10 +185,10 @@ def restored(cluster: Cluster) -> None:
 
 ENDS = {
     "ends": ("COMPLETED", ()),
-    "is cancelled": ("CANCELLED", ("scancel",)),
+    "is cancelled": ("CANCELLED by 0", ("scancel",)),
     "is killed": ("FAILED", ("pkill", "-KILL", "-u", USER)),
 }
-"""By how a job ends: its state then, and what ends it."""
+"""By how a job ends: its state then, as sacct shows it, and what ends it."""
 
 
 @pytest.mark.parametrize("end", ENDS)
@@ -162,10 +200,10 @@ def test_a_jobs_power_limit_is_set_and_restored_however_it_ends(cluster: Cluster
     if command:
         assert capped(cluster, 150)
         cluster.machine.run(*command, *([job] if command[0] == "scancel" else []))
-    cluster.wait_state(job, state)
+    cluster.wait_state(job, state.split()[0])
     restored(cluster)
     assert "150" in cluster.output(job).split()
-    assert cluster.fact(job, "AdminComment") == "gpu_power_w=150"
+    cluster.wait_accounted(job, f"{state}|gpu_power_w=150")
 
 
 def test_clocks_are_locked_for_the_job(cluster: Cluster) -> None:
@@ -223,4 +261,24 @@ def test_a_step_cannot_ask_for_another_value(cluster: Cluster) -> None:
     cluster.wait_state(job, "COMPLETED")
     assert "a job's GPUs are set when it begins" in cluster.output(job)
     assert "ran" in cluster.output(job)
+    restored(cluster)
+
+
+def test_a_jobs_power_limit_is_restored_after_its_node_crashed(cluster: Cluster) -> None:
+    """slurmd, the job and zeusd end at once, and the GPU keeps its limit."""
+    run = cluster.machine.run
+    body = "zeusctl status --columns power_limit_w --format csv; sleep 100"
+    job = cluster.submit("--gpu-power=150W", "--no-requeue", body=body)
+    wait_for(lambda: "power_limit_w" in cluster.output(job), "the job to begin")
+    cluster.machine.systemctl("kill", "--signal=KILL", "zeusd", "test-slurmd")
+    run("pkill", "-KILL", "slurmstepd", check=False)
+    run("pkill", "-KILL", "-u", USER, check=False)
+    # What slurmctld does by itself after SlurmdTimeout.
+    run("scontrol", "update", f"NodeName={cluster.host}", "State=DOWN", "Reason=crashed")
+    cluster.wait_accounted(job, "NODE_FAIL|gpu_power_w=150")
+    known = ("zeusctl", "leases", "--json")
+    wait_for(lambda: f"job:{job}" in run(*known, check=False).stdout, "zeusd to be back")
+    assert capped(cluster, 150)
+    run("scontrol", "update", f"NodeName={cluster.host}", "State=RESUME")
+    cluster.start_slurmd()
     restored(cluster)

@@ -226,6 +226,9 @@ def test_the_exporter_is_an_ordinary_client_of_nobodys(node: Node) -> None:
     assert node.machine.systemctl("is-enabled", "zeusd-exporter", check=False) == "disabled"
     environment = Path(f"{node.machine.root}/etc/zeusd/exporter.env")
     environment.write_text(f"ZEUSD_EXPORTER_LISTEN=127.0.0.1:{port}\n")
+    for program in ("zeusd", "zeusctl", "zeusd-exporter", "zeusd-kubernetes", "zeus-fleet"):
+        assert os.access(f"{node.machine.root}/usr/local/share/man/man1/{program}.1", os.R_OK)
+    assert "zeusd_up 1.0" in node.machine.run("zeusd-exporter", "--once").stdout
     node.machine.systemctl("start", "zeusd-exporter")
 
     def scrape() -> str:

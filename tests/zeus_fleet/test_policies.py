@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import random
 from collections.abc import Callable, Sequence
@@ -221,3 +222,30 @@ def test_a_profile_is_read_both_ways() -> None:
 def test_what_is_no_profile_is_refused(limits: tuple[int, ...], values: tuple[float, ...]) -> None:
     with pytest.raises(ValueError, match="profile"):
         Profile(limits, values)
+
+
+# ---------------------------------------------------------------------------- latency objectives
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_no_policy_goes_below_what_a_latency_objective_needs(name: str) -> None:
+    generator = random.Random(fresh())
+    for jobs, _ in cases(20):
+        serving = [
+            dataclasses.replace(job, needs_mw=generator.randint(LOW, HIGH))
+            if job.busy and generator.random() < 0.4
+            else job
+            for job in jobs
+        ]
+        needed = held(serving, [job.needs_mw or job.low_mw for job in serving])
+        total = generator.randint(needed, sum(job.gpus for job in jobs) * HIGH)
+        limits = POLICIES[name](serving, total)
+        assert held(serving, limits) <= total
+        for job, limit in zip(serving, limits, strict=True):
+            assert limit >= (job.needs_mw or LOW)
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_where_objectives_need_more_than_there_is_they_share_it(name: str) -> None:
+    jobs = [Job(1, LOW, HIGH, needs_mw=HIGH), Job(1, LOW, HIGH, needs_mw=HIGH), Job(1, LOW, HIGH)]
+    assert POLICIES[name](jobs, 500_000) == [200_000, 200_000, LOW]

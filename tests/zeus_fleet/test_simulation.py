@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from click.testing import CliRunner
 
@@ -65,3 +67,14 @@ def test_the_command_prints_a_row_for_each_budget() -> None:
     assert header.split() == ["BUDGET", "UNIFORM", "BUSY", "MAX-MIN", "WATER-FILLING"]
     assert [row.split()[0] for row in rows] == ["50", "90"]
     assert all(float(cell) <= 1 for row in rows for cell in row.split()[2::2])
+
+
+def test_told_policies_squeeze_no_latency_objective() -> None:
+    arguments = ["simulate", "--cluster", "a40-sensitive", "--mixes", "2", "--budget", "50"]
+    done = CliRunner().invoke(main, [*arguments, "--latency", "30"])
+    assert done.exit_code == 0, done.output
+    _, header, row = done.output.splitlines()
+    names = header.replace("NOT TOLD", "BLIND").split()[1:]
+    squeezed = dict(zip(names, re.findall(r"\((\d+) %\)", row), strict=True))
+    assert int(squeezed.pop("BLIND")) > 0
+    assert set(squeezed.values()) == {"0"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import pwd
 
 import pytest
 
@@ -33,6 +35,31 @@ def test_the_least_of_the_ceilings_is_in_force_until_it_is_removed(
     assert limit_w(daemon, 0) == 220
     assert ctl("reset", "0,1", "--ceiling", "fleet").out.endswith("from 2 GPUs\n")
     assert limit_w(daemon, 0) == 250
+
+
+def test_who_bounds_a_gpu_is_shown_wherever_its_limit_is(ctl: Ctl) -> None:
+    ctl("set", "0", "-p", "200", "--ceiling", "job:1234")
+    ctl("set", "1", "-p", "220", "--ceiling", "fleet", "--for", "10min", "--then", "150")
+    try:
+        said = ctl("status").out
+        rows = [line.split() for line in said.partition("CEILING")[2].splitlines()[1:]]
+        assert rows[0][:8] == ["0", "job:1234", "200", "W", "the", "job", "ends", user_name()]
+        assert rows[1][:5] == ["1", "fleet", "220", "W", "in"]
+        assert rows[1][-4:] == ["then", "150", "W", user_name()]
+        for verb in (("show", "0"), ("leases",)):
+            assert "job:1234" in ctl(*verb).out
+        assert "CEILING" not in ctl("leases", "--mine").out
+        (bound,) = json.loads(ctl("show", "1", "--json").out)["ceilings"]
+        assert (bound["value"], bound["unit"], bound["then"]) == (220, "W", 150)
+        assert 500 < bound["expires_in_s"] <= 600
+    finally:
+        ctl("reset", "0", "--ceiling", "job:1234")
+        ctl("reset", "1", "--ceiling", "fleet")
+    assert "CEILING" not in ctl("status").out
+
+
+def user_name() -> str:
+    return pwd.getpwuid(os.geteuid()).pw_name
 
 
 def test_a_ceiling_falls_to_the_lower_bound_in_time(ctl: Ctl, daemon: RunningDaemon) -> None:

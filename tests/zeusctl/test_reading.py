@@ -332,7 +332,11 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("set", "0", "-g", "999999"), Exit.USAGE, "a graphics clock is 0 to 100000 MHz"),
         (("set", "0", "-p", "0"), Exit.USAGE, "a power limit is 1 to 100000 W"),
         (("set", "0", "-p", "900"), Exit.OUT_OF_RANGE, "900 W on GPU 0 is outside 100 to 250 W"),
-        (("set", "2", "-m", "1000"), Exit.OUT_OF_RANGE, "of GPU 2 (NVIDIA A100-SXM4-80GB) can be"),
+        (
+            ("set", "2", "-m", "1000"),
+            Exit.OUT_OF_RANGE,
+            "(NVIDIA A100-SXM4-80GB) is always 1593 MHz, not 1000 MHz; choose",
+        ),
         (("status", "--version"), Exit.USAGE, "stands before the verb: zeusctl --version"),
         (("stauts",), Exit.USAGE, "there is no command 'stauts'; did you mean 'status'?"),
         (("set",), Exit.USAGE, "Missing argument 'GPUS'"),

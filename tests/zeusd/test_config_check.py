@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import signal
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
-from tests.support import running_daemon
+from tests.support import configuration, running_daemon, wait_for
 from tests.zeusd.core.world import facts
+from zeusctl.cli import cli as zeusctl
+from zeusctl.exporter.collector import ZeusdCollector
 from zeusd.cli import main
 from zeusd.config import load
 from zeusd.config_check import findings
@@ -65,3 +69,47 @@ def test_check_config_asks_a_running_node(tmp_path: Path) -> None:
     assert "'Tesla V100-PCIE-16GB'" in first
     assert last == f"{path}: ok"
     assert strict.exit_code == 1
+
+
+def test_a_running_zeusd_names_rules_without_effect_and_again_after_a_reload(
+    tmp_path: Path,
+) -> None:
+    text = '[[gpu]]\nmatch = "H100*"\n[[allow]]\nusers = ["nobody-of-this-name"]\n'
+    options = configuration(tmp_path, text)
+    with running_daemon("--simulate", "1xv100-pcie", *options, gpus=1) as daemon:
+        with daemon.client() as client:
+            first, second = client.node().findings
+            assert "there is no user nobody-of-this-name here" in first
+            assert "[[gpu]] 1 (match = 'H100*') matches no GPU of this node" in second
+            for verb in ("status", "doctor"):
+                said = CliRunner().invoke(zeusctl, ["--socket", daemon.socket, verb]).output
+                assert second in said
+            found = {one.name: one.samples for one in ZeusdCollector(client).collect()}
+            assert found["zeusd_configuration_findings"][0].value == 2
+            configuration(tmp_path, '[[gpu]]\nmatch = "Tesla*"\npower_limit_w = 900\n')
+            daemon.process.send_signal(signal.SIGHUP)
+            wait_for(lambda: len(client.node().findings) == 1, "the reload")
+            (outside,) = client.node().findings
+            assert "power_limit_w = 900 is outside 100 to 250 W, which GPU 0" in outside
+            client.quiesce()
+            assert client.node().findings == [], "the GPUs are not known meanwhile"
+            client.resume()
+            wait_for(lambda: client.node().findings == [outside], "the GPUs")
+
+
+def test_wherever_a_cap_is_shown_it_is_said_whether_it_is_enforced(tmp_path: Path) -> None:
+    text = '[[gpu]]\nmatch = "Tesla*"\npower_limit_w = 200\nenforce = true\n'
+    options = configuration(tmp_path, text + '[[gpu]]\nmatch = "*A100*"\npower_limit_w = 300\n')
+    node = ("--simulate", "1xv100-pcie,a100-sxm-80", *options)
+    with running_daemon(*node, gpus=2) as daemon:
+
+        def said(*verb: str) -> str:
+            return CliRunner().invoke(zeusctl, ["--socket", daemon.socket, *verb]).output
+
+        for verb in ("status", "gpus"):
+            assert "Site limit of GPU 1: not enforced; zeusd sets no more" in said(verb)
+        assert "200 W, enforced" in said("show", "0")
+        assert "300 W, not enforced" in said("show", "1")
+        (first, second) = json.loads(said("gpus", "--json"))["gpus"]
+        assert first["power_limit_w"]["site_enforced"] is True
+        assert second["power_limit_w"]["site_enforced"] is False

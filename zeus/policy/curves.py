@@ -30,18 +30,30 @@ class Prior:
     Attributes:
         shapes: The curve's course in each hypothesis, shape (shapes, sizes).
         log_weights: Of the shapes, shape (shapes,).
-        deviations: Standard deviations of the smooth deviation, one a hypothesis.
-        own: Standard deviation of what each size has of its own.
+        deviations: Hypotheses about what the shape leaves out: standard deviation of the smooth
+            deviation, standard deviation of what each size has of its own, and log weight.
         noises: Standard deviations of one value's noise, one a hypothesis.
         octaves: How far the smooth deviation goes together.
     """
 
     shapes: Array
     log_weights: Array
-    deviations: tuple[float, ...]
-    own: float
+    deviations: tuple[tuple[float, float, float], ...]
     noises: tuple[float, ...]
     octaves: float = 1.5
+
+
+@dataclass(frozen=True)
+class Hint:
+    """What is thought of a curve's value at one size, without having seen it.
+
+    Attributes:
+        value: Its mean.
+        variance: Its variance.
+    """
+
+    value: float
+    variance: float
 
 
 class Tally:
@@ -49,18 +61,18 @@ class Tally:
 
     __slots__ = ("count", "mean", "scatter")
 
-    def __init__(self, count: int = 0, mean: float = 0.0, scatter: float = 0.0) -> None:
+    def __init__(self, count: float = 0.0, mean: float = 0.0, scatter: float = 0.0) -> None:
         self.count = count
         self.mean = mean
         self.scatter = scatter
         """Sum of the squared distances from the mean."""
 
-    def and_also(self, value: float) -> Tally:
-        """With another value."""
-        count = self.count + 1
+    def and_also(self, value: float, weight: float = 1.0) -> Tally:
+        """With another value, which may count for less than one."""
+        count = self.count + weight
         off = value - self.mean
-        mean = self.mean + off / count
-        return Tally(count, mean, self.scatter + off * (value - mean))
+        mean = self.mean + off * weight / count
+        return Tally(count, mean, self.scatter + weight * off * (value - mean))
 
 
 class Curve:
@@ -76,33 +88,54 @@ class Curve:
         smooth = np.exp(-0.5 * apart**2)
         self._covariances = np.stack(
             [
-                _LEVEL_SD**2 + sd**2 * smooth + prior.own**2 * np.eye(len(x))
-                for sd in prior.deviations
+                _LEVEL_SD**2 + sd**2 * smooth + own**2 * np.eye(len(x))
+                for sd, own, _ in prior.deviations
             ]
         )
         self._noises = np.array(prior.noises)
         self._shapes = prior.shapes
-        self._log_weights = prior.log_weights
+        self.log_weights = prior.log_weights
+        """Of the shapes, before anything was seen; shape (shapes,)."""
+        of_deviations = np.array([weight for _, _, weight in prior.deviations])
+        self._log_weights = of_deviations[:, None, None] + prior.log_weights
 
-    def learn(self, seen: Mapping[int, Tally], evidence: Array | float = 0.0) -> Belief:
+    def learn(
+        self,
+        seen: Mapping[int, Tally],
+        evidence: Array | float = 0.0,
+        hints: Mapping[int, Hint] | None = None,
+    ) -> Belief:
         """What is believed after some values.
 
         Args:
             seen: Values seen at each size, by its index; at least one.
             evidence: Further log likelihood of the shapes, shape (shapes,).
+            hints: What is thought of sizes, by their indices. They do not count as evidence for
+                a hypothesis.
         """
-        at = np.array(sorted(seen))
-        tallies = [seen[i] for i in at]
-        counts = np.array([float(tally.count) for tally in tallies])
+        at = np.array([*sorted(seen), *sorted(hints or {})])
+        tallies = [seen[i] for i in sorted(seen)]
+        counts = np.array([tally.count for tally in tallies])
         means = np.array([tally.mean for tally in tallies])
         within = sum(tally.scatter for tally in tallies)
+        values, noise = means, np.diag(1 / counts) * self._noises[:, None, None] ** 2
+        if hints:
+            thought = [hints[i] for i in sorted(hints)]
+            values = np.append(means, [hint.value for hint in thought])
+            noise = np.zeros((len(self._noises), len(at), len(at)))
+            noise[:, range(len(at)), range(len(at))] = np.concatenate(
+                [
+                    self._noises[:, None] ** 2 / counts,
+                    np.tile([hint.variance for hint in thought], (len(self._noises), 1)),
+                ],
+                axis=1,
+            )
         # Values of one size say as much as their mean and its scatter. From here on arrays are of
         # (deviations, noises, ...).
-        noisy = self._covariances[:, None][..., at[:, None], at[None, :]]
-        noisy = noisy + self._noises[:, None, None] ** 2 * np.diag(1 / counts)
+        noisy = self._covariances[:, None][..., at[:, None], at[None, :]] + noise
         root = np.linalg.cholesky(noisy)
         hypotheses = root.shape[:2]
-        off = (means[None, :] - self._shapes[:, at]).T
+        off = (values[None, :] - self._shapes[:, at]).T
         cross = self._covariances[:, None][..., at, :]
         both = np.concatenate(
             [
@@ -113,17 +146,21 @@ class Curve:
         )
         solved = np.linalg.solve(root, both)
         white, gain = solved[..., : off.shape[1]], solved[..., off.shape[1] :]
+        # Values come first, so that the upper left of a root is the root of theirs alone.
         log_likelihood = (
-            -0.5 * (white**2).sum(axis=2)
-            - np.log(np.diagonal(root, axis1=2, axis2=3)).sum(axis=2)[..., None]
-            + (-(counts - 1).sum() * np.log(self._noises) - 0.5 * within / self._noises**2)[:, None]
+            -0.5 * (white[..., : len(means), :] ** 2).sum(axis=2)
+            - np.log(np.diagonal(root, axis1=2, axis2=3)[..., : len(means)]).sum(axis=2)[..., None]
+            + (-(counts.sum() - len(counts)) * np.log(self._noises))[:, None]
+            + (-0.5 * within / self._noises**2)[:, None]
             + self._log_weights
             + evidence
         )
         weights = np.exp(log_likelihood - log_likelihood.max())
+        weights /= weights.sum()
         gain_t = np.swapaxes(gain, 2, 3)
         courses = self._shapes + np.swapaxes(gain_t @ white, 2, 3)
-        return Belief(weights / weights.sum(), courses, self._covariances[:, None] - gain_t @ gain)
+        noise_variance = float((weights.sum(axis=(0, 2)) * self._noises**2).sum())
+        return Belief(weights, courses, self._covariances[:, None] - gain_t @ gain, noise_variance)
 
 
 class Belief:
@@ -133,14 +170,24 @@ class Belief:
         weights: Of the hypotheses, shape (deviations, noises, shapes); their sum is 1.
         courses: Mean of each, shape (deviations, noises, shapes, sizes).
         covariances: Of each, shape (deviations, noises, sizes, sizes).
+        noise_variance: Of one value.
     """
 
-    def __init__(self, weights: Array, courses: Array, covariances: Array) -> None:
+    def __init__(
+        self, weights: Array, courses: Array, covariances: Array, noise_variance: float
+    ) -> None:
         self._weights = weights
         self._courses = courses
         self._covariances = covariances
+        self.noise_variance = noise_variance
         self.mean: Array = np.tensordot(weights, courses, axes=3)
         """Of the curve, shape (sizes,)."""
+
+    def variance(self, at: int) -> float:
+        """Of the curve at one size."""
+        within = (self._weights.sum(axis=2) * self._covariances[..., at, at]).sum()
+        between = (self._weights * (self._courses[..., at] - self.mean[at]) ** 2).sum()
+        return float(within + between)
 
     def draw(self, rng: np.random.Generator, draws: int) -> Array:
         """Curves that may be, shape (draws, sizes)."""

@@ -113,6 +113,12 @@ class GTSBatchSizeOptimizer(BatchSizeOptimizer):
         else:
             mab.fit_arm(batch_size, np.array([-cost]), reset=False)
 
+    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
+        """See `BatchSizeOptimizer`."""
+        mab = self.mabs[job]
+        mab.arms = [arm for arm in mab.arms if arm not in batch_sizes]
+        return True
+
     def estimates(self, job: Job) -> list[Estimate]:
         """See `BatchSizeOptimizer`."""
         seen = {size: len(rewards) for size, rewards in self.history[job].items()}

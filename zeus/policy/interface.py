@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from zeus.job import Job
+from zeus.policy.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
@@ -47,13 +48,14 @@ class Estimate:
 
     Attributes:
         batch_size: The batch size.
-        mean: Expected cost of a run, J (its median, where costs are taken to be lognormal); None
-            while nothing is known.
+        mean: Expected cost of a run that reaches the target, J (its median, where costs are taken
+            to be lognormal); None while nothing is known.
         low: Lower end of the 90 % interval of the expected cost, J; None while nothing is known.
         high: Its upper end, J.
         probability_best: Probability that no other size costs less.
         runs: Runs of this size that were observed.
         explored: Whether the policy may still choose it.
+        reach: Probability that a run reaches the target; None where the policy has no opinion.
     """
 
     batch_size: int
@@ -63,6 +65,7 @@ class Estimate:
     probability_best: float
     runs: int
     explored: bool = True
+    reach: float | None = None
 
 
 class BatchSizeOptimizer(ABC):
@@ -131,6 +134,39 @@ class BatchSizeOptimizer(ABC):
             None where the policy has no rule of its own: `beta_knob` times the lowest cost at
             which a recurrence has reached the target.
         """
+        return None
+
+    def knowledge(self, job: Job) -> Knowledge | None:
+        """What was learnt of a job, for the same job on another GPU; None where that is nothing."""
+        return None
+
+    def transfer(self, job: Job, knowledge: Knowledge) -> None:  # noqa: B027 - may be ignored
+        """Uses what was learnt of a job on another GPU.
+
+        Args:
+            job: The job, which is registered and has had no run yet.
+            knowledge: Of the same job; its sizes need not be the same.
+        """
+
+    def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
+        """Never chooses these sizes again: there is no memory for them.
+
+        Returns:
+            False: the policy cannot; a run of theirs that missed the target is to be observed
+            instead.
+        """
+        return False
+
+    def reseed(self, seed: int) -> bool:
+        """Begins further draws with another seed, as if the policy had been made with it.
+
+        Returns:
+            False: the policy cannot; it has to be made again.
+        """
+        return False
+
+    def best(self, job: Job) -> int | None:
+        """The cheapest of the sizes that have reached the target; None: `estimates` say."""
         return None
 
     def estimates(self, job: Job) -> list[Estimate]:

@@ -16,6 +16,10 @@ MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
 
 
+class UnreachableTargetError(RuntimeError):
+    """A job's target is out of reach: to begin it again comes to the same."""
+
+
 @dataclass(frozen=True)
 class Try:
     """A run that is to begin.
@@ -33,6 +37,60 @@ class Try:
     cost_bound: float
 
 
+class Bounds:
+    """At which cost the runs of a job are given up: one rule for all who train.
+
+    A policy may have a rule of its own (`BatchSizeOptimizer.cost_bound`). Else the bound is
+    `beta_knob` times the lowest cost at which the target was reached: by a recurrence with all its
+    tries where one run follows the other, by a single run where runs overlap.
+
+    Args:
+        policy: Chooses batch sizes; the job must be registered with it.
+        job: The job.
+        beta_knob: So many times the lowest cost is too much; infinite or None for never.
+        overlapping: Whether runs overlap.
+    """
+
+    def __init__(
+        self,
+        policy: BatchSizeOptimizer,
+        job: Job,
+        beta_knob: float | None,
+        *,
+        overlapping: bool = False,
+    ) -> None:
+        self._policy = policy
+        self._job = job
+        self._beta = math.inf if beta_knob is None else beta_knob
+        self._overlapping = overlapping
+        self._failures = 0
+        self._spent = 0.0
+        self.min_cost = math.inf
+        """The lowest cost at which the target was reached, J."""
+
+    def observe(self, cost: float, converged: bool) -> None:
+        """A run has ended; the policy must be told, too.
+
+        Args:
+            cost: Its cost, J.
+            converged: Whether it reached the target.
+        """
+        self._spent = cost if self._overlapping else self._spent + cost
+        if not converged:
+            self._failures += 1
+            return
+        self.min_cost = min(self.min_cost, self._spent)
+        self._failures, self._spent = 0, 0.0
+
+    def next(self) -> float:
+        """Of the next run, J; infinite for never."""
+        bound = self._policy.cost_bound(self._job, self._beta, self._failures)
+        if bound is not None:
+            return bound
+        # While nothing has converged, no cost is too much (and 0 times infinity is no number).
+        return math.inf if math.isinf(self.min_cost) else self._beta * self.min_cost
+
+
 class Recurrences:
     """Asks the policy what to run next, and tells it what came of it.
 
@@ -45,32 +103,30 @@ class Recurrences:
     def __init__(self, policy: BatchSizeOptimizer, job: Job, beta_knob: float) -> None:
         self._policy = policy
         self._job = job
-        self._beta = beta_knob
+        self._bounds = Bounds(policy, job, beta_knob)
         self.recurrence = 1
         """The recurrence that is to be done, or being done; from 1."""
         self._try = 1
-        self._cost_of_recurrence = 0.0
-        self.min_cost = math.inf
+
+    @property
+    def min_cost(self) -> float:
         """Lowest cost of a recurrence that has ended, all its tries together, J."""
+        return self._bounds.min_cost
 
     def begin(self) -> Try:
         """The next run.
 
         Raises:
-            RuntimeError: The target was not reached in `MOST_TRIES` tries.
+            UnreachableTargetError: The target was not reached in `MOST_TRIES` tries.
         """
         if self._try > MOST_TRIES:
-            raise RuntimeError(
+            raise UnreachableTargetError(
                 f"Unreachable target metric. {MOST_TRIES} runs of {self._job} in a row did not "
                 "reach it within their cost and epochs; check the target and max_epochs, or take "
                 "a larger beta_knob"
             )
         batch_size = self._policy.predict(self._job)
-        bound = self._policy.cost_bound(self._job, self._beta, self._try - 1)
-        if bound is None:
-            # While nothing has converged, no cost is too much (and 0 times infinity is no number).
-            bound = math.inf if math.isinf(self.min_cost) else self._beta * self.min_cost
-        return Try(self.recurrence, self._try, batch_size, bound)
+        return Try(self.recurrence, self._try, batch_size, self._bounds.next())
 
     def end(self, run: Run, *, observed: Run | None = None) -> None:
         """The run has ended.
@@ -80,18 +136,17 @@ class Recurrences:
             observed: As the policy is told of it, where that differs.
 
         Raises:
-            RuntimeError: The job's first run, of the default batch size, did not converge.
+            UnreachableTargetError: The default batch size missed the target before any run
+                reached it.
         """
         self._policy.observe_run(self._job, observed or run)
-        self._cost_of_recurrence += run.cost
+        self._bounds.observe(run.cost, run.converged)
         if run.converged:
-            self.min_cost = min(self.min_cost, self._cost_of_recurrence)
             self.recurrence += 1
             self._try = 1
-            self._cost_of_recurrence = 0.0
             return
-        if self.recurrence == 1:
-            raise RuntimeError(
+        if self.recurrence == 1 and run.batch_size == self._job.default_bs:
+            raise UnreachableTargetError(
                 f"The default batch size {run.batch_size} did not converge. The first run of a "
                 f"recurring job must reach its target; check it with {self._job}"
             )

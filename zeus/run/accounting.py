@@ -5,10 +5,10 @@ Pure: an account is told what each epoch took.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from zeus.policy.stopping import Verdict, judge
 from zeus.run.files import TrainResult
 from zeus.run.profiling import Reading
 from zeus.utils.metric import zeus_cost
@@ -44,21 +44,6 @@ class Epoch:
     train: Spent
     iterations: int
     settled: bool
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Whether to go on.
-
-    Attributes:
-        stop: Whether training ends here.
-        reached: Whether the target is reached.
-        next_cost: Where the run is given up for its cost: what another epoch would take it to, J.
-    """
-
-    stop: bool
-    reached: bool = False
-    next_cost: float | None = None
 
 
 class Account:
@@ -118,17 +103,14 @@ class Account:
             profiling: Whether limits are still being measured, which no cost interrupts.
             reading: See `next_epoch`.
         """
-        if reached:
-            return Verdict(stop=True, reached=True)
-        if len(self.epochs) >= self._max_epochs:
-            return Verdict(stop=True)
-        more = self.next_epoch(reading)
-        if profiling or more is None:
-            return Verdict(stop=False)
-        next_cost = self.cost(self.spent + more)
-        if math.isfinite(self._cost_thresh) and next_cost >= self._cost_thresh:
-            return Verdict(stop=True, next_cost=next_cost)
-        return Verdict(stop=False)
+        more = None if profiling else self.next_epoch(reading)
+        return judge(
+            reached=reached,
+            epochs=len(self.epochs),
+            max_epochs=self._max_epochs,
+            next_cost=None if more is None else self.cost(self.spent + more),
+            cost_bound=self._cost_thresh,
+        )
 
     def result(self, verdict: Verdict, reading: Reading | None) -> TrainResult:
         """What is written of the run when it ends."""
@@ -140,7 +122,7 @@ class Account:
             num_epochs=len(self.epochs),
             reached=verdict.reached,
             overhead=self._overhead(reading),
-            stopped_by_cost=verdict.next_cost is not None,
+            stopped_by_cost=verdict.by_cost,
             max_power=self._max_power,
         )
 

@@ -7,7 +7,8 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from zeus_ipc.programs import is_missing
@@ -21,17 +22,23 @@ _PATIENCE_S = 10.0
 
 
 def run_script(
-    command: Sequence[str], env: Mapping[str, str], workdir: str | None, log_path: Path
+    command: Sequence[str],
+    env: Mapping[str, str],
+    workdir: str | None,
+    log_path: Path,
+    started: Callable[[int], None] = lambda pid: None,
 ) -> int:
     """Runs a script to its end, and prints what it prints.
 
-    It does not outlive this function: an error here, such as KeyboardInterrupt, ends it, too.
+    It does not outlive this function: an error here, such as KeyboardInterrupt, ends it, too. Only
+    where this process is killed it goes on by itself; see `follow`.
 
     Args:
         command: Its words.
         env: The whole environment.
         workdir: Where it runs; None: here.
         log_path: File that gets its standard output and standard error.
+        started: Is told its process id.
 
     Returns:
         Its exit code; negative: the signal that killed it.
@@ -63,6 +70,7 @@ def run_script(
                 f"({reason}: {error.filename})"
             ) from None
         with _ended_in_the_end(process):
+            started(process.pid)
             while True:
                 code = _exit_code(process)
                 text = decoder.decode(output.read(), code is not None)
@@ -70,6 +78,26 @@ def run_script(
                     print(text, end="", flush=True)
                 if code is not None:
                     return code
+
+
+def follow(alive: Callable[[], bool], log_path: Path) -> None:
+    """Prints what a script prints that another process has started, until it has ended.
+
+    Args:
+        alive: Whether it runs.
+        log_path: File that has its output; what it has by now is not printed again.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    with log_path.open("rb") as output:
+        output.seek(0, os.SEEK_END)
+        runs = True
+        while runs:
+            runs = alive()
+            if runs:
+                time.sleep(POLL_S)
+            text = decoder.decode(output.read(), not runs)
+            if text:
+                print(text, end="", flush=True)
 
 
 def _exit_code(process: subprocess.Popen[bytes]) -> int | None:

@@ -18,7 +18,7 @@ except ModuleNotFoundError:
         "pip install 'zeusd[torch]'"
     ) from None
 
-from zeus.run.accounting import Verdict
+from zeus.policy.stopping import Verdict
 from zeus.run.exceptions import ZeusCostThresholdExceededError
 from zeus.run.session import Session
 from zeus.run.settings import Settings

@@ -34,3 +34,15 @@ class ZeusCostThresholdExceededError(ZeusBaseError):
         self.cost = cost
         self.next_cost = next_cost
         self.cost_thresh = cost_thresh
+
+
+class ScriptFailedError(RuntimeError):
+    """A training script ended before it had a result.
+
+    Attributes:
+        out_of_memory: Whether GPU memory did not suffice.
+    """
+
+    def __init__(self, message: str, out_of_memory: bool = False) -> None:
+        super().__init__(message)
+        self.out_of_memory = out_of_memory

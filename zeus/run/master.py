@@ -6,24 +6,23 @@ import contextlib
 import math
 import os
 import time
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 
 from zeus.analyze import HistoryEntry
 from zeus.device import get_gpus
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Run
-from zeus.policy.recurrence import Recurrences, Try
+from zeus.optimizer.batch_size.reasons import says_out_of_memory
+from zeus.policy.interface import BatchSizeOptimizer
+from zeus.policy.knowledge import load
 from zeus.run import files
 from zeus.run.child import how_it_ended, run_script, tail
 from zeus.run.console import FileAndConsole
-from zeus.run.files import FileError, TrainResult
+from zeus.run.exceptions import ScriptFailedError
+from zeus.run.records import RECORDS, Records, unfinished
 from zeus.run.settings import Settings
-from zeus.utils.metric import zeus_cost
-
-
-class ScriptFailedError(RuntimeError):
-    """A training script ended before it had a result."""
+from zeus.run.training import Training, result_of
 
 
 class ZeusMaster:
@@ -38,6 +37,8 @@ class ZeusMaster:
         observer_mode: Power limits are measured, but training stays at the highest.
         profile_warmup_iters: Iterations that are not measured after a change of the limit.
         profile_measure_iters: Iterations that are measured at each limit.
+        knowledge: File of what was learnt of a job on another GPU: what it has is used, and what is
+            learnt here is written to it.
 
     Raises:
         ValueError: A path is not absolute, a number of iterations is out of range, or no GPU is
@@ -54,6 +55,8 @@ class ZeusMaster:
         observer_mode: bool = False,
         profile_warmup_iters: int = 10,
         profile_measure_iters: int = 40,
+        *,
+        knowledge: str | None = None,
     ) -> None:
         for name, path in (("log_base", log_base), ("monitor_path", monitor_path)):
             if path is not None and not os.path.isabs(path):
@@ -73,10 +76,13 @@ class ZeusMaster:
         self.observer_mode = observer_mode
         self.profile_warmup_iters = profile_warmup_iters
         self.profile_measure_iters = profile_measure_iters
+        self.knowledge = knowledge
         gpus = get_gpus()
         self._device_count = len(gpus)
         _, highest_mw = gpus[0].get_power_management_limit_constraints()
-        self._max_power = highest_mw / 1000 * self._device_count
+        self.max_power = highest_mw / 1000 * self._device_count
+        # Of the script that runs now; told its process id.
+        self.script_started: Callable[[int], None] = lambda pid: None
 
     def build_logdir(
         self,
@@ -102,8 +108,9 @@ class ZeusMaster:
             OSError: It cannot be made.
         """
         now = time.strftime("%Y%m%d%H%M%s")
-        name = f"{job.to_logdir()}+x{num_recurrence}+eta{eta_knob}+beta{beta_knob}+{now}"
-        folder = os.path.join(self.log_base, name)
+        folder = os.path.join(
+            self.log_base, _prefix(job, num_recurrence, eta_knob, beta_knob) + now
+        )
         os.makedirs(folder, exist_ok=exist_ok)
         return folder
 
@@ -117,7 +124,10 @@ class ZeusMaster:
     ) -> list[HistoryEntry]:
         """Trains a job as often as it recurs, and each time until a run reaches the target.
 
-        `history.json` in the job's folder has all runs up to now at any time.
+        `history.json` in the job's folder has all runs up to now at any time. Where a process that
+        trained the same job, with the same arguments and policy, was killed or failed, its folder
+        is gone on with: what its runs have shown is known again, and a script that still trains is
+        waited for.
 
         Args:
             job: The job, with its command, default batch size and default learning rate.
@@ -148,82 +158,37 @@ class ZeusMaster:
         job.scale_lr(job.default_bs)
         policy = deepcopy(self.batch_size_optimizer)
         policy.register_job(job, batch_sizes)
-        recurrences = Recurrences(policy, job, beta_knob)
-        logdir = self.build_logdir(job, num_recurrence, eta_knob, beta_knob)
+        begun_with = {
+            "job": str(job),
+            "batch_sizes": sorted(batch_sizes),
+            "policy": policy.name,
+            "seed": self.seed,
+        }
+        found = unfinished(
+            self.log_base, _prefix(job, num_recurrence, eta_knob, beta_knob), begun_with
+        )
+        known = None if self.knowledge is None else load(self.knowledge)
+        if found is None:
+            logdir = _unused(self.build_logdir(job, num_recurrence, eta_knob, beta_knob))
+            records = Records(logdir)
+            records.add("job", **begun_with)
+            if known is not None:
+                records.add("knowledge", text=known.to_json())
+                policy.transfer(job, known)
+        else:
+            logdir, records = found
+            if records.progress.knowledge is not None:  # what it was begun with, not what is there
+                policy.transfer(job, records.progress.knowledge)
         with (
+            contextlib.closing(records),
             FileAndConsole(Path(logdir, files.MASTER_LOG)) as both,
             contextlib.redirect_stdout(both),
         ):
             print(f"[ZeusMaster] {job}, {num_recurrence} times; files are in {logdir}")
-            return self._train(job, num_recurrence, recurrences, eta_knob, logdir)
-
-    def _train(
-        self,
-        job: Job,
-        num_recurrence: int,
-        recurrences: Recurrences,
-        eta_knob: float,
-        logdir: str,
-    ) -> list[HistoryEntry]:
-        history: list[HistoryEntry] = []
-        done = failed = 0
-        while done < num_recurrence:
-            now = recurrences.begin()
-            seed = self.seed + len(history) + failed
-            try:
-                run, energy, seconds = self._try(job, now, seed, logdir, eta_knob)
-            except ScriptFailedError as error:
-                if not history or any(entry.bs == now.batch_size for entry in history):
-                    raise
-                # Others trained, this never did: for want of memory, most likely.
-                print(
-                    f"[ZeusMaster] {error}\nbatch size {now.batch_size} counts as one that does "
-                    "not reach the target"
-                )
-                failed += 1
-                recurrences.end(Run(now.batch_size, 0.0, converged=False))
-                continue
-            history.append(HistoryEntry(run.batch_size, None, energy, run.converged, seconds))
-            files.write_history(logdir, history)
-            print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {_told(run, seconds)}")
-            recurrences.end(run)
-            done += run.converged
-        return history
-
-    def _try(
-        self, job: Job, now: Try, seed: int, logdir: str, eta_knob: float
-    ) -> tuple[Run, float, float]:
-        """One run. Returns it, its energy, J, and its time, s."""
-        size = now.batch_size
-        energy, seconds, reached = self.run_job(
-            job,
-            batch_size=size,
-            learning_rate=job.scale_lr(size),
-            seed=seed,
-            logdir=logdir,
-            rec_i=now.recurrence,
-            tries=now.number,
-            eta_knob=eta_knob,
-            cost_ub=now.cost_bound,
-        )
-        result = self._result(logdir, files.job_id(now.recurrence, now.number), size)
-        if result is None:  # of a subclass that runs jobs in its own way
-            cost = zeus_cost(energy, seconds, eta_knob, self._max_power)
-            result = TrainResult(
-                energy=energy, time=seconds, cost=cost, num_epochs=0, reached=reached
+            training = Training(
+                self, job, policy, batch_sizes, beta_knob, eta_knob, logdir, records
             )
-        run = Run(
-            batch_size=size,
-            # Of the GPUs that it trained on, which need not be all that are visible here.
-            cost=result.cost,
-            converged=reached,
-            epochs=result.num_epochs or None,
-            overhead=result.overhead,
-            cost_bound=None if math.isinf(now.cost_bound) else now.cost_bound,
-            stopped_by_cost=result.stopped_by_cost,
-            utilization=result.utilization,
-        )
-        return run, energy, seconds
+            return training.run(num_recurrence)
 
     def run_job(
         self,
@@ -277,10 +242,12 @@ class ZeusMaster:
         bound = "" if math.isinf(cost_ub) else f", given up at {cost_ub:.0f} J"
         print(f"[ZeusMaster] {job_id}: batch size {batch_size}{bound}: {' '.join(command)}")
         log_path = files.train_log(logdir, job_id)
-        code = run_script(command, env, job.workdir, log_path)
-        result = self._result(logdir, job_id, batch_size)
+        code = run_script(command, env, job.workdir, log_path, self.script_started)
+        result = result_of(logdir, job_id, batch_size)
         if result is None:
-            raise ScriptFailedError(_failure(job_id, batch_size, code, log_path))
+            raise ScriptFailedError(
+                _failure(job_id, batch_size, code, log_path), says_out_of_memory(tail(log_path))
+            )
         if code != 0 and not result.stopped_by_cost:
             print(
                 f"[ZeusMaster] {job_id}: the script {how_it_ended(code)}, but its result was "
@@ -288,26 +255,19 @@ class ZeusMaster:
             )
         return result.energy, result.time, result.reached
 
-    @staticmethod
-    def _result(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
-        path = files.train_json(logdir, job_id, batch_size)
-        if not path.exists():
-            return None
-        try:
-            return files.load_result(path)
-        except FileError as error:
-            raise RuntimeError(f"{error}; run the job again") from None
+
+def _unused(folder: str) -> str:
+    """The folder, or another where a job that was begun in the same second has it."""
+    number, name = 1, folder
+    while os.path.exists(os.path.join(name, RECORDS)):
+        number += 1
+        name = f"{folder}+{number}"
+        os.makedirs(name, exist_ok=True)
+    return name
 
 
-def _told(run: Run, seconds: float) -> str:
-    if run.converged:
-        end = "reached the target"
-    elif run.stopped_by_cost:
-        end = "was given up for its cost"
-    else:
-        end = "did not reach the target"
-    epochs = "" if run.epochs is None else f" after {run.epochs} epochs"
-    return f"batch size {run.batch_size} {end}{epochs}, {seconds:.1f} s, cost {run.cost:.0f} J"
+def _prefix(job: Job, num_recurrence: int, eta_knob: float, beta_knob: float) -> str:
+    return f"{job.to_logdir()}+x{num_recurrence}+eta{eta_knob}+beta{beta_knob}+"
 
 
 def _failure(job_id: str, batch_size: int, code: int, log_path: Path) -> str:

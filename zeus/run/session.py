@@ -19,8 +19,9 @@ from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
 from zeus.monitor import Measurement, ZeusMonitor
 from zeus.optimizer.power_limit.held import HeldLimits
 from zeus.optimizer.power_limit.planner import scan
+from zeus.policy.stopping import Verdict
 from zeus.run import files
-from zeus.run.accounting import Account, Epoch, Spent, Verdict
+from zeus.run.accounting import Account, Epoch, Spent
 from zeus.run.files import TrainResult
 from zeus.run.kept import KeptProfile
 from zeus.run.profiling import Action, Close, Drop, Hold, Open, Profiler, Reading, best_limit

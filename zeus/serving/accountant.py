@@ -8,6 +8,7 @@ parallelism each engine has a ledger and GPUs of its own.
 from __future__ import annotations
 
 import math
+import re
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from dataclasses import dataclass, replace
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
-from zeus.serving.wire import Finish, Step
+from zeus.serving.wire import Arrival, Finish, Owner, Step
 
 LAG_NS = 2 * 10**9
 """Steps and samples are complete this long after their end."""
@@ -29,6 +30,15 @@ MOST_KEPT = 100_000
 GAP_NS = 10**9
 """Samples of one GPU that are further apart have a hole between them."""
 
+
+NEAR_NS = 5_000_000
+"""Steps that are closer are one busy time."""
+MOST_BUSY = 100_000
+"""Busy times that are remembered."""
+_SEQUENCE = re.compile(r"^\d+_")
+"""What vLLM puts before the id of each sequence of a request with several."""
+_PROMPT = re.compile(r"-\d+$")
+"""What vLLM puts after the id of each prompt of a completion."""
 
 PHASES = ("prefill", "decode", "shared", "idle")
 
@@ -55,8 +65,9 @@ class Meter:
         self._seen_ns = seen_ns
         self._points: dict[str, deque[tuple[int, float]]] = {gpu: deque() for gpu in gpus}
         self._last: dict[str, _Gpu] = {}
-        self._edge_ns: int | None = None
         self._clock: dict[int, float] = {}
+        self.boards_j = dict.fromkeys(gpus, 0.0)
+        """Energy of each GPU since its first sample, J, without holes."""
 
     def sample(
         self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
@@ -71,6 +82,8 @@ class Meter:
             restarted = number <= last.number or energy_uj < last.energy_uj
             if restarted or t_ns - last.t_ns > GAP_NS:
                 self._reset()
+            else:
+                self.boards_j[gpu] += (energy_uj - last.energy_uj) / 1e6
         self._last[gpu] = _Gpu(t_ns, energy_uj, number)
         self._points[gpu].append((t_ns, energy_uj / 1e6))
         if gpu == self._gpus[0]:
@@ -129,6 +142,38 @@ def _at(points: deque[tuple[int, float]], t_ns: int) -> float:
     return before[1]
 
 
+class IdleTime:
+    """Energy of sensor updates in which no step ran, until a period's idle energy is settled."""
+
+    def __init__(self) -> None:
+        self._busy: deque[tuple[int, int]] = deque()
+        self._updates: deque[tuple[int, int, float]] = deque()
+
+    def step(self, begin_ns: int, end_ns: int) -> None:
+        """Takes a step. Steps come in the order of their ends; ones that touch are kept as one."""
+        busy = self._busy
+        if busy and begin_ns <= busy[-1][1] + NEAR_NS:
+            begin_ns = min(begin_ns, busy.pop()[0])
+        busy.append((begin_ns, end_ns))
+
+    def update(self, begin_ns: int, end_ns: int, joules: float) -> None:
+        """Takes a sensor update."""
+        self._updates.append((begin_ns, end_ns, joules))
+
+    def joules(self, until_ns: int) -> float:
+        """Energy of updates without a step that ended before, each once."""
+        busy, updates, found = self._busy, self._updates, 0.0
+        while updates and updates[0][1] <= until_ns:
+            begin_ns, end_ns, joules = updates.popleft()
+            while busy and busy[0][1] <= begin_ns:
+                busy.popleft()
+            if not busy or busy[0][0] >= end_ns:
+                found += joules
+        while len(busy) > MOST_BUSY:  # no update has come for long
+            busy.popleft()
+        return found
+
+
 class Accountant:
     """One instance's ledger and what can be asked about it.
 
@@ -154,11 +199,14 @@ class Accountant:
         self._ledger = Ledger(method, prior=prior)
         self._meter = Meter(gpus, seen_ns)
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
+        self._tenants: OrderedDict[str, str] = OrderedDict()
+        self._traces: OrderedDict[str, str] = OrderedDict()
+        self._idle = IdleTime()
         self._number = 0
         self._end_ns = 0
         self._settled_ns: int | None = None
         self.steps_lost = 0
-        self.tokens = {"prefill": 0, "decode": 0}
+        self.tokens = {"prefill": 0.0, "decode": 0.0}
         self.settlements = 0
         self.newest = Totals()
         """Of the newest settled period."""
@@ -185,8 +233,11 @@ class Accountant:
         if self._number and lost > 0:
             self.steps_lost += lost
             self._ledger.foreign(self._end_ns, step.begin_ns + 1, f"{lost} steps were not received")
-        self._number = step.number  # a lower one: the engine was restarted
+        if step.number <= self._number:  # the engine was restarted: what it computed is over
+            self._ledger.finish_all()
+        self._number = step.number
         self._end_ns = max(self._end_ns, step.end_ns)
+        self._idle.step(step.begin_ns, step.end_ns)
         self._ledger.step(
             step.begin_ns, step.end_ns, step.ids, step.prefill, step.tokens, step.context
         )
@@ -195,7 +246,20 @@ class Accountant:
 
     def finish(self, message: Finish) -> None:
         """Takes the end of a request."""
-        self._ledger.finish(message.request, message.tenant)
+        self._ledger.finish(message.request, message.tenant or self._tenant(message.request))
+
+    def arrived(self, message: Arrival) -> None:
+        """Takes the arrival of a request: the trace that it belongs to."""
+        if message.trace:
+            _keep(self._traces, message.request, message.trace)
+
+    def trace(self, request: str) -> str:
+        """The `traceparent` of a request, once; empty: it is not traced."""
+        return self._traces.pop(request, "")
+
+    def owner(self, message: Owner) -> None:
+        """Takes whose a request is that has not ended."""
+        _keep(self._tenants, message.request, message.tenant)
 
     def sample(
         self, gpu: str, t_ns: int, energy_uj: int, number: int, clock_mhz: int | None
@@ -212,9 +276,9 @@ class Accountant:
             Requests whose energy became known or changed: provisional ones, or, when a period was
             settled, its final ones.
         """
-        for update in self._meter.updates():
-            self._ledger.update(*update)
+        self._take_updates()
         until_ns = now_ns - (FRONT_END_LAG_NS if self._front_end else LAG_NS)
+        self._provisional["idle"] += self._idle.joules(until_ns)
         if self._settled_ns is None:
             self._settled_ns = until_ns
         if until_ns - self._settled_ns >= PERIOD_NS:
@@ -227,13 +291,17 @@ class Accountant:
 
     def close(self) -> list[RequestEnergy]:
         """Settles what there is; returns the final rows of all requests."""
-        for update in self._meter.updates():
-            self._ledger.update(*update)
+        self._take_updates()
         return self._settle(self._ledger.settle())
 
     def energy(self, request: str) -> RequestEnergy | None:
         """A request's energy; None: it has not finished, or it was long ago."""
         return self._rows.get(request)
+
+    @property
+    def boards_j(self) -> dict[str, float]:
+        """Energy of each GPU since the first sample, J, by UUID; of holes nothing is known."""
+        return dict(self._meter.boards_j)
 
     @property
     def totals(self) -> Totals:
@@ -244,6 +312,18 @@ class Accountant:
     def weights(self) -> list[float] | None:
         """See `Ledger.weights`."""
         return self._ledger.weights
+
+    def _take_updates(self) -> None:
+        for update in self._meter.updates():
+            self._ledger.update(*update)
+            self._idle.update(*update[:3])
+
+    def _tenant(self, request: str) -> str:
+        """Whose a request is; the front end knows it by the id that all its sequences share."""
+        known = self._tenants
+        shared = _SEQUENCE.sub("", request)
+        first = _PROMPT.sub("-0", shared)
+        return known.get(request) or known.get(shared) or known.get(first, "")
 
     def _settle(self, done: Settlement) -> list[RequestEnergy]:
         rows = self._stated(done.rows)
@@ -282,6 +362,12 @@ class Accountant:
             self._rows[row.request] = row
         while len(self._rows) > MOST_KEPT:
             self._rows.popitem(last=False)
+
+
+def _keep(known: OrderedDict[str, str], request: str, value: str) -> None:
+    known[request] = value
+    while len(known) > MOST_KEPT:
+        known.popitem(last=False)
 
 
 def _count(sums: dict[str, float], rows: Sequence[RequestEnergy]) -> None:

@@ -6,13 +6,19 @@ Joules are known about two seconds after a request has ended, so a response carr
 the header `X-Energy-Request`: ask `GET /energy/{id}` of `python -m zeus.serving serve`. The id is
 the request's `X-Request-Id`; where it has none it gets one, which engines that take it from the
 header (vLLM) use too.
+
+Where `ZEUS_SERVING_TENANT_HEADER` names a header, its value is the request's tenant in reports: set
+it in your gateway, and let no client set it.
 """
 
 from __future__ import annotations
 
+import os
 import uuid
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
+
+from zeus.serving.recorder import Recorder
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -21,6 +27,7 @@ Application = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 ID_HEADER = b"x-request-id"
 ENERGY_HEADER = b"x-energy-request"
+TENANT_ENV = "ZEUS_SERVING_TENANT_HEADER"
 MOST_BYTES = 200
 """Of an id; a longer one is replaced."""
 
@@ -37,6 +44,8 @@ class EnergyHeader:
     def __init__(self, app: Application, engine_id: str | None = None) -> None:
         self._app = app
         self._engine_id = engine_id
+        self._tenant_header = os.environ.get(TENANT_ENV, "").strip().lower().encode()
+        self._recorder = Recorder()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request."""
@@ -50,12 +59,16 @@ class EnergyHeader:
             headers = [(name, value) for name, value in headers if name.lower() != ID_HEADER]
             headers.append((ID_HEADER, given))
             scope = {**scope, "headers": headers}
-        energy_id = self._id_of(scope).replace("{}", given.decode()).encode()
+        energy_id = self._id_of(scope).replace("{}", given.decode())
+        if self._tenant_header:
+            tenant = next((v for name, v in headers if name.lower() == self._tenant_header), b"")
+            if tenant:
+                self._recorder.owner(energy_id, tenant[:MOST_BYTES].decode("latin-1"))
 
         async def with_header(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 sent = list(message.get("headers", ()))
-                message = {**message, "headers": [*sent, (ENERGY_HEADER, energy_id)]}
+                message = {**message, "headers": [*sent, (ENERGY_HEADER, energy_id.encode())]}
             await send(message)
 
         await self._app(scope, receive, with_header)

@@ -14,6 +14,7 @@ import click
 
 from zeus.serving.clock_control import ClockControl
 from zeus.serving.clock_feed import ForwardPassFeed
+from zeus.serving.clock_recorded import listen as listen_on
 from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
@@ -25,7 +26,8 @@ from zeus_ipc.errors import ZeusIpcError
 @click.option(
     "--feed",
     required=True,
-    help="Address of the engine's forward-pass metrics, such as tcp://127.0.0.1:20380.",
+    help="Where steps come from: the address of the engine's forward-pass metrics, such as "
+    "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as /run/zeus-clocks.sock.",
 )
 @click.option(
     "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
@@ -81,7 +83,8 @@ def clocks(
 @click.option(
     "--feed",
     required=True,
-    help="Address of the engine's forward-pass metrics, such as tcp://127.0.0.1:20380.",
+    help="Where steps come from: the address of the engine's forward-pass metrics, such as "
+    "tcp://127.0.0.1:20380, or a socket of ZEUS_SERVING_SOCKET, such as /run/zeus-clocks.sock.",
 )
 @click.option(
     "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
@@ -173,10 +176,22 @@ def listen(feed: str, control: ClockControl, rank: int | None, ended: threading.
     Raises:
         ClickException: The address cannot be used.
     """
-    import zmq
-
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
+    if "://" in feed:
+        _subscribe(feed, control, rank, ended)
+        return
+    try:
+        listen_on(feed, control, None if rank is None else str(rank), ended)
+    except OSError as error:
+        raise click.ClickException(
+            f"cannot listen on {feed}: {error.strerror}; check --feed"
+        ) from None
+
+
+def _subscribe(feed: str, control: ClockControl, rank: int | None, ended: threading.Event) -> None:
+    import zmq
+
     socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.SUB)
     try:
         socket.setsockopt(zmq.SUBSCRIBE, b"")

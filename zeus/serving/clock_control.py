@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from zeus.serving.clock_needs import Needs
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_rate import RateBound
 from zeus.serving.clock_status import ClockStatus
@@ -137,6 +138,7 @@ class ClockControl:
         self._serving_s = -math.inf  # since then it serves without a pause
         self._sampled, self._cap = math.nan, math.inf
         self._changes = 0
+        self._needs = Needs()
         self._seen = math.nan, math.nan
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._run, name="zeus-serving-clocks", daemon=True)
@@ -227,6 +229,8 @@ class ClockControl:
                 seen_tpot_s=tpot,
                 seen_ttft_s=ttft,
                 saving=policy.saving() if policy is not None else math.nan,
+                needed_mhz=self._needs.clock_mhz,
+                needed_w=self._needs.power_w,
             )
 
     @property
@@ -362,7 +366,9 @@ class ClockControl:
         known = [mhz for mhz in clocks if mhz is not None]
         idle = any((state.throttle_reasons or 0) & IDLE_REASON for state in states)
         now = time.monotonic()
+        watts = max((state.power_mw or 0 for state in states), default=0) / 1000
         with self._guard:
+            self._needs.seen(now, self._wanted, watts)
             self._sampled = float(min(known)) if len(known) == len(self._gpus) else math.nan
             # An idle GPU lowers its clock by itself: that says nothing of its next step.
             serving = now - self._stepped_s < IDLE_S and now - self._serving_s > SETTLED_S

@@ -55,12 +55,14 @@ class ClockCollector:
 
         yield by(
             "clock_hertz",
-            "Graphics clock: wanted by the policy, set, and sampled on the slowest GPU",
+            "Graphics clock: wanted by the policy, set, sampled on the slowest GPU, and the "
+            "highest that the objectives needed in the last minutes",
             "kind",
             {
                 "wanted": status.wanted_mhz * 1e6,
                 "set": status.set_mhz * 1e6,
                 "effective": status.effective_mhz * 1e6,
+                "needed": status.needed_mhz * 1e6 or math.nan,
             },
             False,
         )
@@ -95,6 +97,11 @@ class ClockCollector:
             found = self._core.CounterMetricFamily(f"zeus_serving_{name}", text, labels=names)
             found.add_metric(self._labels, number)
             yield found
+        yield gauge(
+            "needed_power_watts",
+            "The most that one GPU of the instance drew in the last minutes",
+            status.needed_w,
+        )
         yield gauge(
             "energy_saving_ratio",
             "Energy saved against the highest clock, by a fit of the board's energy",

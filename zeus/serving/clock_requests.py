@@ -29,11 +29,11 @@ class Sink(Protocol):
 
 
 class _Request:
-    __slots__ = ("arrived_s", "first_s", "last_s", "left", "outputs")
+    __slots__ = ("arrived_s", "first_s", "last_s", "left", "outputs", "prompt")
 
     def __init__(self, arrived_s: float, prompt: float) -> None:
         self.arrived_s = arrived_s
-        self.left = prompt
+        self.prompt = self.left = prompt
         self.first_s = self.last_s = math.nan
         self.outputs = 0
 
@@ -57,7 +57,7 @@ class RequestFeed:
         Args:
             request: Its id.
             at_s: When, s.
-            prompt_tokens: Of its prompt; without those found in a cache, where that is known.
+            prompt_tokens: Of its prompt, those found in a cache too.
         """
         self._forget(request)
         if len(self._requests) >= MOST_REQUESTS:
@@ -93,7 +93,8 @@ class RequestFeed:
                 one = known[name]
             if prompt:
                 computed += count
-                part = min(count, one.left)
+                cached = max(0.0, before - (one.prompt - one.left))
+                part = min(count + cached, one.left)
                 one.left -= part
                 self._backlog -= part
                 if one.left > 0:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 
@@ -21,6 +22,10 @@ class ClockStatus:
         predicted_tpot_s, predicted_ttft_s: At the clock wanted.
         seen_tpot_s, seen_ttft_s: Of the last request that ended; NaN: none yet.
         saving: Share of energy; see `ClockPolicy.saving`.
+        needed_mhz: The clock floor: the highest clock that the objectives needed in the last
+            minutes; 0: not known yet.
+        needed_w: The most that one GPU drew in this time: a power limit below it may cost the
+            objectives. In a dry run it is what the highest clock draws. NaN: not known.
     """
 
     wanted_mhz: int
@@ -37,3 +42,5 @@ class ClockStatus:
     seen_tpot_s: float
     seen_ttft_s: float
     saving: float
+    needed_mhz: float = 0.0
+    needed_w: float = math.nan

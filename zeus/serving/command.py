@@ -82,6 +82,12 @@ def replay(
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
 @click.option("--weights", type=_IN, help="Keep the fit's weights here for the next start.")
 @click.option("--method", type=click.Choice(METHODS[:2]), default=METHODS[0], show_default=True)
+@click.option(
+    "--feed", default="", help="Address of forward-pass metrics: of phases, not requests."
+)
+@click.option(
+    "--otlp", default="", help="Send spans and hw.energy there, such as http://localhost:4318."
+)
 @click.option("--front-end", is_flag=True, help="Steps come from vLLM with ZEUS_SERVING=stats.")
 def serve(
     model: str,
@@ -91,6 +97,8 @@ def serve(
     listen: str,
     weights: Path | None,
     method: str,
+    feed: str,
+    otlp: str,
     front_end: bool,
 ) -> None:
     """Keep the ledger of an engine on this node until Ctrl-C.
@@ -101,7 +109,7 @@ def serve(
         needed("numpy", "python -m zeus.serving", "serving")
         from zeus.serving.running import Options, run
 
-        run(Options(model, engines, path, log_path, listen, weights, method, front_end))
+        run(Options(model, engines, path, log_path, listen, weights, method, front_end, otlp, feed))
 
 
 @main.command()

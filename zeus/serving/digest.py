@@ -153,6 +153,11 @@ class Digest:
         self._level_at = _recent(*self._level_at)
         return finished if finished.count else None
 
+    @property
+    def next_ns(self) -> float:
+        """End of the first step that is not condensed; infinite: all are."""
+        return int(self._steps[0].end_ns[0]) if self._steps else math.inf
+
     def condensed(self) -> Condensed:
         """What there is so far."""
         self._compact()

@@ -14,8 +14,11 @@ from typing import Any
 import msgpack
 import zmq
 
+from zeus.serving.wire import Finish, Message, Step
 from zeus_ipc.errors import RequestRejected
 
+BLOCK = 1000
+"""Passes whose rows have the same names in a ledger: figures are known after each block."""
 MOST_SEQUENCES = 4096
 """Sequences of a step that are believed."""
 
@@ -74,7 +77,10 @@ def decode(data: bytes) -> ForwardPass:
     """
     try:
         fields: list[Any] = msgpack.unpackb(data)
-        _, worker, rank, number, seconds, scheduled = fields[:6]
+        _, worker, rank, number, *rest = fields
+        if isinstance(rest[0], str):  # newer ones say first what was timed
+            rest = rest[1:]
+        seconds, scheduled = rest[:2]
         prefills, tokens, _, prefill_kv, decodes, decode_kv = scheduled[:6]
         found = ForwardPass(
             str(worker),
@@ -148,3 +154,34 @@ class Subscriber:
     def close(self) -> None:
         """Ends the subscription."""
         self._socket.close()
+
+
+class LedgerFeed:
+    """Passes forward passes on to a ledger as steps of an engine that is named by its rank.
+
+    Args:
+        subscriber: Where they come from.
+        take: Called with each message for the ledger.
+    """
+
+    def __init__(self, subscriber: Subscriber, take: Callable[[Message], object]) -> None:
+        self._subscriber = subscriber
+        self._take = take
+        self._block: dict[str, int] = {}
+        self._names: dict[str, set[str]] = {}
+
+    def receive(self, timeout_s: float) -> None:
+        """Takes the next pass, if one comes within this time."""
+        found = self._subscriber.receive(timeout_s)
+        if found is None or not found[2].seconds:
+            return
+        begin_ns, end_ns, one = found
+        engine, block = str(one.rank), one.number // BLOCK
+        if self._block.get(engine) != block:
+            for name in self._names.get(engine, ()):
+                self._take(Finish(engine, name))
+            self._block[engine], self._names[engine] = block, set()
+        ids, prefill, tokens, context = one.rows()
+        names = [f"{name}#{block}" for name in ids]
+        self._names[engine].update(names)
+        self._take(Step(engine, one.number + 1, begin_ns, end_ns, names, prefill, tokens, context))

@@ -13,8 +13,13 @@ from dataclasses import dataclass, field
 
 WAIT_NS = 120 * 10**9
 """A step is given out with the requests that are known by then, even if some still run."""
-NEAR_NS = 2_000_000
-"""By how much instants of the same step may differ."""
+LATE = 0.3
+"""Share of a step by which the front end may hear of the one before too late."""
+NEAR_STEPS = 3
+"""So many steps, counted by tokens, may be more or fewer than there were by the clock: beyond, a
+step gave several tokens, or a preempted request was computed twice."""
+MOST_NAMES = 10_000
+"""Names that are remembered without looking whether they are needed."""
 
 
 @dataclass
@@ -57,21 +62,25 @@ class FrontEnd:
         self._iterations: list[_Iteration] = []
         self._ends: list[int] = []
         self._last_ns = -(2**62)
+        self._last_of: dict[str, int] = {}
 
-    def iteration(self, end_ns: int, running: int, finished: list[Finished]) -> None:
+    def iteration(self, end_ns: int, running: int, finished: list[Finished]) -> list[str]:
         """A step's output came.
 
         Args:
             end_ns: When.
             running: Requests in it.
             finished: Requests whose last token was in it.
+
+        Returns:
+            What steps call each of them: its id, with a number before it where another one of this
+            id ran at the same time.
         """
         if self._ends and end_ns <= self._ends[-1]:
             end_ns = self._ends[-1] + 1
         self._iterations.append(_Iteration(end_ns, running))
         self._ends.append(end_ns)
-        for one in finished:
-            self._place(one, end_ns)
+        return [self._place(one, end_ns) for one in finished]
 
     def ready(self, now_ns: int) -> Iterator[Row]:
         """Steps whose requests are all known, or that have waited long enough, each once."""
@@ -87,22 +96,56 @@ class FrontEnd:
             self._last_ns = one.end_ns
         del self._iterations[:done], self._ends[:done]
 
-    def _place(self, one: Finished, last_ns: int) -> None:
+    def _place(self, one: Finished, last_ns: int) -> str:
         first_ns = last_ns - round(one.decode_s * 1e9)
         begin_ns = first_ns - round(one.prefill_s * 1e9)
-        low = bisect_right(self._ends, begin_ns + NEAR_NS)
-        middle = bisect_right(self._ends, first_ns + NEAR_NS)
         high = bisect_left(self._ends, last_ns) + 1
+        # The step of its first token is the one that ended next to that instant, or as many steps
+        # before the last as it has tokens: counting does not depend on when the front end heard.
+        middle = min(self._nearest(first_ns) + 1, high)
+        counted = high - (one.generated - 1)
+        if counted > 0 and abs(counted - middle) <= NEAR_STEPS:
+            middle = counted
+        low = max(0, min(self._after(begin_ns), middle - 1))
+        name = self._name(one.request, low, last_ns)
         prefills = self._iterations[low:middle]
         for number, step in enumerate(prefills):
             part = one.prompt / len(prefills)
-            self._add(step, begin_ns, one.request, True, part, one.cached + number * part)
+            self._add(step, begin_ns, name, True, part, one.cached + number * part)
         decodes = self._iterations[middle:high]
         for number, step in enumerate(decodes):
             # More than one token per step: speculation, of which only accepted tokens are known.
             part = max(1.0, (one.generated - 1) / len(decodes))
             before = one.cached + one.prompt + number * part
-            self._add(step, begin_ns, one.request, False, part, before)
+            self._add(step, begin_ns, name, False, part, before)
+        return name
+
+    def _nearest(self, at_ns: int) -> int:
+        """The step that ended next to an instant."""
+        after = min(bisect_left(self._ends, at_ns), len(self._ends) - 1)
+        before = max(0, after - 1)
+        return min(after, before, key=lambda n: abs(self._ends[n] - at_ns))
+
+    def _after(self, begin_ns: int) -> int:
+        """The first step that began at an instant or later, by the ends of steps."""
+        low = bisect_right(self._ends, begin_ns)
+        if 0 < low < len(self._ends):
+            length_ns = self._ends[low] - self._ends[low - 1]
+            if self._ends[low] - begin_ns < LATE * length_ns:
+                return low + 1
+        return low
+
+    def _name(self, request: str, low: int, last_ns: int) -> str:
+        first_ns = self._ends[low]
+        name, number = request, 0
+        while self._last_of.get(name, first_ns - 1) >= first_ns:
+            number += 1
+            name = f"{number}_{request}"
+        self._last_of[name] = last_ns
+        if len(self._last_of) > MOST_NAMES:
+            oldest_ns = self._ends[0]
+            self._last_of = {n: at for n, at in self._last_of.items() if at >= oldest_ns}
+        return name
 
     @staticmethod
     def _add(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Generic, TypeVar
 
 log = logging.getLogger(__name__)
@@ -38,6 +38,10 @@ class InFlight(Generic[T]):
     def begin(self, begin_ns: int, what: T) -> None:
         """A step began."""
         self._steps.append((begin_ns, what))
+
+    def under_way(self) -> Iterator[T]:
+        """What the steps under way are."""
+        return (what for _, what in self._steps)
 
     def end(self) -> tuple[int, int, T] | None:
         """The oldest step ended: its begin, its end and what it is; None: none was begun."""

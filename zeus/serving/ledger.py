@@ -65,7 +65,8 @@ class Ledger:
         self._steps: list[tuple[int, int, Sequence[str], object, object, object]] = []
         self._costs: list[tuple[object, object]] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []
-        self._finished: list[tuple[str, str]] = []
+        self._finished: list[tuple[int, str, str]] = []
+        self._end_ns = -(2**62)  # of the newest step
         self._foreign: list[Interval] = []
         self._early: list[Settlement] = []
         self.totals = Totals()
@@ -79,8 +80,8 @@ class Ledger:
         end_ns: int,
         ids: Sequence[str],
         prefill: Sequence[bool] | Floats,
-        tokens: Sequence[int] | Floats,
-        context: Sequence[int] | Floats,
+        tokens: Sequence[float] | Floats,
+        context: Sequence[float] | Floats,
         flops: Sequence[float] | Floats | None = None,
         bytes: Sequence[float] | Floats | None = None,
     ) -> None:
@@ -98,6 +99,7 @@ class Ledger:
         """
         if not len(ids):
             ids, prefill, tokens, context, flops, bytes = (DUMMY,), (False,), (1,), (0,), (0,), (0,)
+        self._end_ns = max(self._end_ns, end_ns)
         self._steps.append((begin_ns, end_ns, ids, prefill, tokens, context))
         self._costs.append((flops, bytes))
         if len(self._steps) >= MOST_PENDING:
@@ -111,6 +113,8 @@ class Ledger:
             names: The requests.
         """
         self._flush_steps()
+        if steps.count:
+            self._end_ns = max(self._end_ns, int(steps.end_ns.max()))
         used, where = np.unique(steps.request, return_inverse=True)
         numbers = self._requests.numbers([names[number] for number in used.tolist()])
         self._digest.add(by_end(replace(steps, request=numbers[where])))
@@ -154,7 +158,12 @@ class Ledger:
 
     def finish(self, request: str, tenant: str = "") -> None:
         """Marks a request as finished, completed or aborted."""
-        self._finished.append((request, tenant))
+        self._finished.append((self._end_ns, request, tenant))
+
+    def finish_all(self) -> None:
+        """Marks all requests so far as finished: the engine that computed them is gone."""
+        self._flush_steps()
+        self._finished += [(self._end_ns, name, "") for name in self._requests.names()]
 
     def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
         """Excludes a span from attribution, such as one in which another process used the GPU.
@@ -218,12 +227,16 @@ class Ledger:
     def _condense(self, until_ns: int | None) -> None:
         self._flush_steps()
         self._flush_updates()
-        for request, tenant in self._finished:
-            self._requests.finish(request, tenant)
-        self._finished = []
         done = self._digest.advance(until_ns)
         if done is not None:
             self._requests.saw(done)
+        next_ns, later = self._digest.next_ns, []
+        for end_ns, request, tenant in self._finished:
+            if end_ns < next_ns:
+                self._requests.finish(request, tenant)
+            else:  # its last step is not condensed yet
+                later.append((end_ns, request, tenant))
+        self._finished = later
 
     def _flush_steps(self) -> None:
         if not self._steps:

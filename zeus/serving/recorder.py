@@ -9,7 +9,13 @@ import socket
 import time
 from collections.abc import Sequence
 
-from zeus.serving.wire import pack_finish, pack_step, socket_path
+from zeus.serving.wire import (
+    pack_arrival,
+    pack_finish,
+    pack_owner,
+    pack_step,
+    socket_paths,
+)
 
 log = logging.getLogger(__name__)
 
@@ -27,24 +33,27 @@ class Recorder:
 
     Args:
         engine: Which engine of the instance, with data parallelism.
-        path: The listener's socket; None: `$ZEUS_SERVING_SOCKET`.
-
-    Attributes:
-        sent: Messages that the listener's kernel buffer took.
-        dropped: Messages that it did not, or that nobody listened for.
+        path: The listener's socket; None: those of `$ZEUS_SERVING_SOCKET`.
     """
 
     def __init__(self, engine: str = "0", path: str | None = None) -> None:
         self._engine = engine
-        self._path = path or socket_path()
+        self._listeners = [_Listener(one) for one in ([path] if path else socket_paths())]
         self._number = 0
         self._pid = os.getpid()
         self._failed = False
-        self._tried_s = -RETRY_S
-        self.sent = 0
-        self.dropped = 0
-        self._socket: socket.socket | None = None
+        self._unsent = 0
         self._closed = False
+
+    @property
+    def sent(self) -> int:
+        """Messages that a listener's kernel buffer took."""
+        return sum(one.sent for one in self._listeners)
+
+    @property
+    def dropped(self) -> int:
+        """Messages that it did not, or that nobody listened for."""
+        return self._unsent + sum(one.dropped for one in self._listeners)
 
     def step(
         self,
@@ -66,6 +75,20 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - never raise into the engine
             self._fail(error)
 
+    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
+        """Sends the arrival of a request, of which clock control wants to know.
+
+        Args:
+            request: Its id.
+            at_ns: When, of CLOCK_MONOTONIC.
+            prompt: Tokens of its prompt, cached ones too.
+            trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
+        """
+        try:
+            self._send(pack_arrival(self._engine, request, at_ns, prompt, trace))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
     def finish(self, request: str, tenant: str = "") -> None:
         """Sends the end of a request."""
         try:
@@ -73,14 +96,43 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
+    def owner(self, request: str, tenant: str) -> None:
+        """Sends whose a request is, from a process that does not know its steps."""
+        try:
+            self._send(pack_owner(request, tenant))
+        except Exception as error:  # noqa: BLE001 - as above
+            self._fail(error)
+
     def close(self) -> None:
         """Sends nothing from now on."""
         self._closed = True
-        self._disconnect()
+        for one in self._listeners:
+            one.disconnect()
 
     def _send(self, data: bytes) -> None:
         if self._closed or os.getpid() != self._pid:
             return
+        for one in self._listeners:
+            one.send(data)
+
+    def _fail(self, error: Exception) -> None:
+        self._unsent += 1
+        if not self._failed:
+            self._failed = True
+            with contextlib.suppress(Exception):
+                log.warning("steps are not recorded: %s", error)
+
+
+class _Listener:
+    """One socket that is sent to, whether or not a process listens."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._socket: socket.socket | None = None
+        self._tried_s = -RETRY_S
+        self.sent = self.dropped = 0
+
+    def send(self, data: bytes) -> None:
         if self._socket is None:
             self._connect()
         if self._socket is None:
@@ -92,9 +144,14 @@ class Recorder:
             self.dropped += 1
         except OSError:
             self.dropped += 1
-            self._disconnect()
+            self.disconnect()
         else:
             self.sent += 1
+
+    def disconnect(self) -> None:
+        if self._socket is not None:
+            self._socket.close()
+            self._socket = None
 
     def _connect(self) -> None:
         now_s = time.monotonic()
@@ -109,15 +166,3 @@ class Recorder:
             connection.close()
         else:
             self._socket = connection
-
-    def _disconnect(self) -> None:
-        if self._socket is not None:
-            self._socket.close()
-            self._socket = None
-
-    def _fail(self, error: Exception) -> None:
-        self.dropped += 1
-        if not self._failed:
-            self._failed = True
-            with contextlib.suppress(Exception):
-                log.warning("steps are not recorded: %s", error)

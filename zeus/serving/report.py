@@ -155,11 +155,12 @@ def plot(report: Report, by: str, path: Path) -> None:
         label="idle",
     )
     left.set_xlabel("J")
-    left.legend()
+    figure.legend(loc="outside lower center", ncols=2)
     right.barh(names, [row["j_per_output_token"] or 0.0 for row in rows])
     right.set_xlabel("J per output token")
     for axes in (left, right):
         axes.invert_yaxis()
+        axes.set_xlim(0, 1.05 * axes.get_xlim()[1])
     figure.suptitle(f"Attributed energy by {by}")
     figure.savefig(path)
 

@@ -75,6 +75,10 @@ class Requests:
             found[position] = number
         return found
 
+    def names(self) -> list[str]:
+        """All requests that are known."""
+        return list(self._number)
+
     def finish(self, name: str, tenant: str) -> None:
         """Marks a request as finished. A request without a step is ignored."""
         number = self._number.get(name)

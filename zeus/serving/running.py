@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import signal
-from collections.abc import Sequence
+import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import zmq
+
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.weights import WeightStore
-from zeus.serving.wire import socket_path
+from zeus.serving.wire import socket_paths
 from zeus_ipc import Client
 
 if TYPE_CHECKING:
     from zeus.serving.accountant import Accountant
+    from zeus.serving.service import Service
     from zeus_ipc.replies import GpuInfo
+
+
+FEED_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -31,6 +38,8 @@ class Options:
     weights: Path | None
     method: str
     front_end: bool
+    otlp: str = ""
+    feed: str = ""
 
 
 def run(options: Options) -> None:
@@ -50,7 +59,8 @@ def run(options: Options) -> None:
     engines = engines_of(options.engines, gpus)
     by_uuid = {gpu.uuid: gpu for gpu in gpus}
     store = None if options.weights is None else WeightStore(options.weights)
-    accountants, keys = {}, {}
+    accountants: dict[str, Accountant] = {}
+    keys = {}
     for name, uuids in engines.items():
         first = by_uuid[uuids[0]]
         keys[name] = (first.name, str(len(uuids)), options.model)
@@ -62,12 +72,23 @@ def run(options: Options) -> None:
             front_end=options.front_end,
         )
     registry, collectors = _metrics(options.model, accountants)
+    telemetry = None
+    if options.otlp:
+        from zeus.serving.telemetry import over_http
+
+        def boards() -> dict[str, float]:
+            return {u: j for one in accountants.values() for u, j in one.boards_j.items()}
+
+        telemetry = over_http(options.otlp, boards, options.model)
     counted: dict[str, set[str]] = {name: set() for name in accountants}
 
     def on_rows(engine: str, rows: list[RequestEnergy]) -> None:
         seen = counted[engine]
+        new = [row for row in rows if row.request not in seen]
         if engine in collectors:
-            collectors[engine].finished([row for row in rows if row.request not in seen])
+            collectors[engine].finished(new)
+        if telemetry is not None:
+            telemetry.finished(engine, new, accountants[engine].trace)
         if rows and not rows[0].provisional:
             seen.clear()
             weights = accountants[engine].weights
@@ -78,7 +99,7 @@ def run(options: Options) -> None:
 
     every = [uuid for uuids in engines.values() for uuid in uuids]
     service = Service(
-        options.socket or socket_path(),
+        options.socket or socket_paths()[0],
         accountants,
         Sensors(Client, every),
         options.log,
@@ -86,6 +107,10 @@ def run(options: Options) -> None:
         on_rows,
     )
     with contextlib.ExitStack() as stack:
+        if telemetry is not None:
+            stack.callback(telemetry.close)
+        if options.feed:
+            stack.callback(_follow(options.feed, service))
         if options.listen:
             from zeus.serving.web import Web
 
@@ -94,6 +119,31 @@ def run(options: Options) -> None:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: service.stop())
         service.run()
+
+
+def _follow(address: str, service: Service) -> Callable[[], None]:
+    """Feeds a service forward-pass metrics, in a thread; returns what ends it."""
+    from zeus.serving.forward_pass import LedgerFeed, Subscriber
+
+    try:
+        subscriber = Subscriber(address)
+    except zmq.ZMQError as error:
+        raise ValueError(f"cannot listen to {address}: {error}; check --feed") from None
+    ended, feed = threading.Event(), LedgerFeed(subscriber, service.take)
+
+    def run() -> None:
+        while not ended.is_set():
+            feed.receive(FEED_S)
+        subscriber.close()
+
+    thread = threading.Thread(target=run, name="zeus-serving-feed", daemon=True)
+    thread.start()
+
+    def end() -> None:
+        ended.set()
+        thread.join()
+
+    return end
 
 
 def engines_of(named: Sequence[str], gpus: Sequence[GpuInfo]) -> dict[str, list[str]]:

@@ -8,14 +8,9 @@ zeusd is restarted; energy that was not measured is attributed to no request.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import logging
 import math
-import os
-import select
-import socket
-import stat
 import threading
 import time
 from collections import deque
@@ -24,9 +19,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from zeus.serving.accountant import Accountant
+from zeus.serving.receiver import Receiver
 from zeus.serving.rows import RequestEnergy
-from zeus.serving.wire import MOST_BYTES, Step, unpack
-from zeus_ipc.errors import RequestRejected, ZeusIpcError
+from zeus.serving.wire import Arrival, Message, Owner, Step
+from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
     from zeus_ipc.client import Client
@@ -35,10 +31,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 POLL_S = 0.5
+RECEIVE_S = 0.1
 RECONNECT_S = 2.0
 MOST_SAMPLES = 100_000
-MOST_ENGINES = 64
-"""Processes that may be connected."""
 
 
 def seen_ns(gpu: GpuInfo) -> int | None:
@@ -133,24 +128,15 @@ class Service:
         self._model = model
         self._logged = dict.fromkeys(accountants, 0)
         self._on_rows = on_rows
-        self._path = path
         self._stop = threading.Event()
         self.guard = threading.Lock()
         """Held while accountants change."""
-        self.rejected = 0
-        self._engines: list[socket.socket] = []
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        try:
-            with contextlib.suppress(FileNotFoundError):
-                if stat.S_ISSOCK(os.stat(path).st_mode):
-                    os.unlink(path)
-            self._socket.bind(path)
-            os.chmod(path, 0o660)
-            self._socket.listen(MOST_ENGINES)
-        except OSError as error:
-            self._socket.close()
-            raise OSError(error.errno, error.strerror, path) from None
-        self._socket.setblocking(False)
+        self._receiver = Receiver(path, self._take)
+
+    @property
+    def rejected(self) -> int:
+        """Messages that were none."""
+        return self._receiver.rejected
 
     def run(self) -> None:
         """Works until `stop`, then settles what there is."""
@@ -158,8 +144,11 @@ class Service:
         try:
             while not self._stop.is_set():
                 deadline = time.monotonic() + POLL_S
-                while (left := deadline - time.monotonic()) > 0 and not self._stop.is_set():
-                    select.select([self._socket, *self._engines], [], [], min(left, 0.1))
+                # Messages wait in the socket meanwhile: each one that woke this process would
+                # take the engine's time.
+                while (left := deadline - time.monotonic()) > 0 and not self._stop.wait(
+                    min(left, RECEIVE_S)
+                ):
                     self._receive()
                 self.poll(time.monotonic_ns())
         finally:
@@ -169,10 +158,7 @@ class Service:
             with self.guard:
                 for engine, accountant in self._accountants.items():
                     self._tell(engine, accountant, accountant.close())
-            for one in (self._socket, *self._engines):
-                one.close()
-            with contextlib.suppress(OSError):
-                os.unlink(self._path)
+            self._receiver.close()
 
     def stop(self) -> None:
         """Has `run` return."""
@@ -197,41 +183,29 @@ class Service:
                         sample.gpu_clock_mhz,
                     )
 
-    def _receive(self) -> None:
-        with contextlib.suppress(BlockingIOError):
-            while len(self._engines) < MOST_ENGINES:
-                connection, _ = self._socket.accept()
-                connection.setblocking(False)
-                self._engines.append(connection)
+    def take(self, message: Message) -> None:
+        """Takes a message that came another way."""
         with self.guard:
-            for connection in list(self._engines):
-                if not self._drained(connection):
-                    connection.close()
-                    self._engines.remove(connection)
+            self._take(message)
 
-    def _drained(self, connection: socket.socket) -> bool:
-        """Takes what one engine sent; returns whether it is still there."""
-        for _ in range(10_000):
-            try:
-                data = connection.recv(MOST_BYTES)
-            except BlockingIOError:
-                return True
-            except OSError:
-                return False
-            if not data:
-                return False
-            try:
-                message = unpack(data)
-            except RequestRejected:
-                self.rejected += 1
-                continue
-            accountant = self._accountants.get(message.engine)
-            if accountant is None:
-                self.rejected += 1
-            elif isinstance(message, Step):
-                accountant.step(message)
-            else:
-                accountant.finish(message)
+    def _receive(self) -> None:
+        with self.guard:
+            self._receiver.receive()
+
+    def _take(self, message: Message) -> bool:
+        if isinstance(message, Owner):
+            for one in self._accountants.values():
+                one.owner(message)
+            return True
+        accountant = self._accountants.get(message.engine)
+        if accountant is None:
+            return False
+        if isinstance(message, Step):
+            accountant.step(message)
+        elif isinstance(message, Arrival):
+            accountant.arrived(message)
+        else:
+            accountant.finish(message)
         return True
 
     def _tell(self, engine: str, accountant: Accountant, rows: list[RequestEnergy]) -> None:

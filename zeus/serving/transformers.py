@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import logging
+import time
 from typing import Any
 
 from zeus.serving.in_flight import InFlight, Silent
@@ -26,7 +27,7 @@ def install(recorder: Any = None) -> bool:
     """Has every batch of continuous batching in this process recorded.
 
     Args:
-        recorder: Has `step` and `finish` as `Recorder`; None: a `Recorder`.
+        recorder: Has `arrived`, `step` and `finish` as `Recorder`; None: a `Recorder`.
 
     Returns:
         Whether this version of transformers has what is wrapped.
@@ -75,9 +76,11 @@ class Probe:
         self.in_flight: InFlight[Any] = InFlight()
         self._recorder = recorder
         self._states: list[Any] = []
+        self._known: set[str] = set()
 
     def prepared(self, begin_ns: int, processor: Any) -> None:
         """A batch was composed."""
+        self._meet(processor)
         names, prefill, tokens, context, states = [], [], [], [], []
         for one in processor.inputs_and_outputs.requests_in_batch:
             state, length = one.state, one.query_length
@@ -101,8 +104,20 @@ class Probe:
         """The requests of the batch were brought up to date."""
         for state in self._states:
             if getattr(state.status, "name", "") in ("FINISHED", "FAILED"):
+                self._known.discard(state.request_id)
                 self._recorder.finish(state.request_id)
         self._states = []
+
+    def _meet(self, processor: Any) -> None:
+        """Requests that were not known, in the batch or waiting."""
+        waiting = getattr(getattr(processor, "scheduler", None), "waiting_requests", None) or {}
+        batch = [one.state for one in processor.inputs_and_outputs.requests_in_batch]
+        for state in (*batch, *waiting.values()):
+            if state.request_id not in self._known:
+                self._known.add(state.request_id)
+                created_s = getattr(state, "created_time", None) or time.monotonic()
+                prompt = len(state.initial_tokens)
+                self._recorder.arrived(state.request_id, round(created_s * 1e9), prompt)
 
 
 def _of(processor: Any, recorder: Any) -> Probe:

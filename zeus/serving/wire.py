@@ -17,15 +17,17 @@ import msgpack
 from zeus_ipc.errors import RequestRejected
 
 SOCKET_ENV = "ZEUS_SERVING_SOCKET"
-"""Socket of the process that keeps the ledger."""
+"""Sockets that steps are sent to, separated by colons: of the process that keeps the ledger, of the
+one that sets clocks."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
 MOST_BYTES = 180_000
 """Of one message; longer ones are cut off, and rejected."""
 
 
-def socket_path() -> str:
+def socket_paths() -> list[str]:
     """Where steps are sent to."""
-    return os.environ.get(SOCKET_ENV) or DEFAULT_SOCKET
+    named = os.environ.get(SOCKET_ENV, "").split(":")
+    return [one for one in named if one] or [DEFAULT_SOCKET]
 
 
 @dataclass(frozen=True)
@@ -48,8 +50,27 @@ class Step:
     end_ns: int
     ids: Sequence[str]
     prefill: Sequence[bool]
-    tokens: Sequence[int]
-    context: Sequence[int]
+    tokens: Sequence[float]
+    context: Sequence[float]
+
+
+@dataclass(frozen=True)
+class Arrival:
+    """A request has come.
+
+    Attributes:
+        engine: Which engine of the instance.
+        request: Its id.
+        at_ns: CLOCK_MONOTONIC.
+        prompt: Tokens of its prompt, cached ones too.
+        trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
+    """
+
+    engine: str
+    request: str
+    at_ns: int
+    prompt: int
+    trace: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +80,17 @@ class Finish:
     engine: str
     request: str
     tenant: str = ""
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Whose a request is: of the front end, which does not know the engine."""
+
+    request: str
+    tenant: str
+
+
+Message = Step | Arrival | Finish | Owner
 
 
 def pack_step(
@@ -84,7 +116,19 @@ def pack_finish(engine: str, request: str, tenant: str = "") -> bytes:
     return found
 
 
-def unpack(data: bytes) -> Step | Finish:
+def pack_arrival(engine: str, request: str, at_ns: int, prompt: int, trace: str = "") -> bytes:
+    """The arrival of a request as bytes."""
+    found: bytes = msgpack.packb(("a", engine, request, at_ns, prompt, trace))
+    return found
+
+
+def pack_owner(request: str, tenant: str) -> bytes:
+    """The owner of a request as bytes."""
+    found: bytes = msgpack.packb(("o", request, tenant))
+    return found
+
+
+def unpack(data: bytes) -> Message:
     """A message.
 
     Raises:
@@ -96,9 +140,20 @@ def unpack(data: bytes) -> Step | Finish:
             return Finish(*(_text(one) for one in rest[:3]))
         if kind == "s":
             return _step(rest)
+        if kind == "a":
+            return _arrival(rest)
+        if kind == "o":
+            return Owner(_text(rest[0]), _text(rest[1]))
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
         pass
-    raise RequestRejected("this is no message about a step or the end of a request")
+    raise RequestRejected("this is no message about a step or a request")
+
+
+def _arrival(rest: list[Any]) -> Arrival:
+    engine, request, at_ns, prompt, trace = rest[:5]
+    if not isinstance(at_ns, int) or not isinstance(prompt, int) or prompt < 0:
+        raise ValueError
+    return Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))
 
 
 def _step(rest: list[Any]) -> Step:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,7 +17,8 @@ import numpy as np
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, PowerLimitOptimizer, Run
-from zeus.policy.recurrence import Recurrences
+from zeus.policy.knowledge import load, save
+from zeus.policy.recurrence import Bounds, Recurrences
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
 from zeus.utils.metric import zeus_cost
 
@@ -67,7 +69,13 @@ class Simulator:
         return sorted({limit for table in tables for limit in table.power.limits})
 
     def simulate_one_job(
-        self, job: Job, num_recurrence: int, beta_knob: float, eta_knob: float
+        self,
+        job: Job,
+        num_recurrence: int,
+        beta_knob: float,
+        eta_knob: float,
+        *,
+        knowledge: str | Path | None = None,
     ) -> list[HistoryEntry]:
         """A job that recurs, one run after the other.
 
@@ -76,15 +84,21 @@ class Simulator:
             num_recurrence: How many times it recurs.
             beta_knob: A run is given up before it costs so many times the best; infinite for never.
             eta_knob: 1 counts energy only, 0 time only.
+            knowledge: File of what was learnt of the job on another GPU: what it has is used, and
+                what is learnt now is written to it.
 
         Returns:
             All runs, in order.
 
         Raises:
-            ValueError: Nothing was measured of the job, or the default batch size is missing.
+            ValueError: Nothing was measured of the job, the default batch size is missing, or the
+                file is something else.
             RuntimeError: The default batch size missed the target, or the target is unreachable.
         """
         play = _Play(self, job, eta_knob)
+        known = None if knowledge is None else load(knowledge)
+        if known is not None:
+            play.bso.transfer(job, known)
         recurrences = Recurrences(play.bso, job, beta_knob)
         history: list[HistoryEntry] = []
         while recurrences.recurrence <= num_recurrence:
@@ -98,6 +112,9 @@ class Simulator:
             if self.verbose:
                 print(f"[Simulator] {job}, recurrence {now.recurrence}.{now.number}: {history[-1]}")
             recurrences.end(trained.run)
+        learnt = play.bso.knowledge(job)
+        if knowledge is not None and learnt is not None:
+            save(knowledge, learnt)
         return history
 
     def simulate_one_alibaba_group(
@@ -278,9 +295,7 @@ class _Group(_Play):
     def __init__(self, simulator: Simulator, job: Job, beta_knob: float, eta_knob: float) -> None:
         super().__init__(simulator, job, eta_knob)
         self.history: list[tuple[HistoryEntry, float]] = []
-        self._beta = beta_knob
-        self._min_cost = math.inf
-        self._failures = 0
+        self._bounds = Bounds(self.bso, job, beta_knob, overlapping=True)
         self._in_flight: list[_InFlight] = []
 
     def submit(self, start: float, end: float, ratio: float, retries: int) -> None:
@@ -295,10 +310,7 @@ class _Group(_Play):
             batch_size = self.bso.predict_beside(self.job, sizes)
         else:
             batch_size = self.bso.predict(self.job)
-        bound = self.bso.cost_bound(self.job, self._beta, self._failures)
-        if bound is None:
-            bound = math.inf if math.isinf(self._min_cost) else self._beta * self._min_cost
-        trained = self.train(batch_size, bound)
+        trained = self.train(batch_size, self._bounds.next())
         self._in_flight.append(_InFlight(start, end, ratio, trained, retries))
 
     def finish_until(self, now: float) -> None:
@@ -313,12 +325,9 @@ class _Group(_Play):
     def _finish(self, job: _InFlight) -> None:
         trained = job.trained
         self.bso.observe_run(self.job, trained.run)
+        self._bounds.observe(trained.run.cost, trained.run.converged)
         if not trained.never_ran:
             self.history.append((trained.entry(job.ratio), job.ratio))
-        if trained.run.converged:
-            self._failures = 0
-            self._min_cost = min(self._min_cost, trained.run.cost)
-        else:
-            self._failures += 1
+        if not trained.run.converged:
             # It is taken to last as long as the run before.
             self.submit(job.end, job.end + (job.end - job.start), job.ratio, job.retries + 1)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeusctl.columns import Output, output_options
+from zeusctl.commands.status import not_enforced
 from zeusctl.completing import gpus_argument, id_option
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import table
@@ -73,4 +74,4 @@ def _lines(report: GpusReport) -> list[str]:
         cells.append(
             [str(gpu.index), gpu.name, memory, gpu.uuid, gpu.pci_address, span, site, controls]
         )
-    return table(HEADER, cells, (0, 2))
+    return [*table(HEADER, cells, (0, 2)), *not_enforced(report.gpus)]

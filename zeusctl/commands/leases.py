@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from zeusctl.commands.status import lease_lines
+from zeusctl.commands.status import ceiling_lines, lease_lines
 from zeusctl.session import Session, common_options, now, pass_session
 
 
@@ -13,17 +13,23 @@ from zeusctl.session import Session, common_options, now, pass_session
 @common_options
 @pass_session
 def leases(session: Session, mine: bool) -> None:
-    """List leases: holder, age, and restore target.
+    """List leases and ceilings: holder, age, restore target.
 
     Only the process's own user and administrators see the process, its program and its job.
     """
     import os
 
     from zeusctl.reports import LeasesReport
-    from zeusctl.views import lease_reports
+    from zeusctl.views import ceiling_reports, lease_reports
 
     found = lease_reports(session.client, session.node.gpus)
     if mine:
         found = [lease for lease in found if lease.uid == os.geteuid()]
-    report = LeasesReport(at=now(), leases=found)
-    session.answer(report, lambda: lease_lines(found) if found else ["no leases"])
+    ceilings = [] if mine else ceiling_reports(session.node.gpus)
+    report = LeasesReport(at=now(), leases=found, ceilings=ceilings)
+
+    def lines() -> list[str]:
+        said = lease_lines(found) if found else ["no leases"]
+        return [*said, "", *ceiling_lines(ceilings)] if ceilings else said
+
+    session.answer(report, lines)

@@ -363,10 +363,13 @@ def _check_clocks(session: Session, gpus: Sequence[GpuInfo], value: ControlValue
             continue  # the driver does not list its clocks, and decides
         if clocks and not any(value[0] <= mhz <= value[1] for mhz in clocks):
             there = ", ".join(map(str, clocks))
-            has = f"only {there} MHz" if len(clocks) == 1 else f"one of {there} MHz"
+            has = f"is always {there} MHz" if len(clocks) == 1 else f"can be {there} MHz"
+            asked = f"{value[0]} MHz"
+            if value[0] != value[1]:
+                asked = f"anything from {value[0]} to {value[1]} MHz"
             raise CommandError(
-                f"the memory clock of GPU {gpu.index} ({gpu.name}) can be {has}, and none of that "
-                f"is in {value[0]} to {value[1]} MHz; choose one that is",
+                f"the memory clock of GPU {gpu.index} ({gpu.name}) {has}, not {asked}; "
+                "choose a clock that it has",
                 Exit.OUT_OF_RANGE,
                 "out_of_range",
             )

@@ -11,7 +11,7 @@ import click
 from zeus_ipc.controls import SPECS, Control
 from zeusctl.columns import GPU_COLUMNS, Output, output_options
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import lease_lines
+from zeusctl.commands.status import ceiling_lines, lease_lines, site_text
 from zeusctl.commands.status import read as read_status
 from zeusctl.commands.status import rows as status_rows
 from zeusctl.completing import gpus_argument, id_option
@@ -56,6 +56,7 @@ def _read(session: Session, gpus: str) -> ShowReport:
     from zeus_ipc.errors import ZeusIpcError
     from zeusctl.reports import ShowReport
     from zeusctl.views import (
+        ceiling_reports,
         gpu_reports,
         known_report,
         lease_reports,
@@ -94,6 +95,7 @@ def _read(session: Session, gpus: str) -> ShowReport:
         gpu_clocks_mhz=gpu_mhz,
         energy_last_hour_j=_last_hour(session, gpu.uuid),
         processes=process_reports(client, [gpu], leases),
+        ceilings=ceiling_reports([gpu]),
     )
 
 
@@ -127,7 +129,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
         ("power", _unit(state.power_w, "W")),
         ("limit requested", _unit(limit.requested, "W")),
         ("limit enforced", _unit(limit.enforced, "W")),
-        ("site limit", _unit(limit.site, "W")),
+        ("site limit", site_text(limit)),
         ("limits it accepts", _span(limit.smallest, limit.largest, "W")),
         ("vendor's default", _unit(limit.default, "W")),
         (
@@ -161,6 +163,9 @@ def _lines(report: ShowReport) -> Iterator[str]:
         yield from lease_lines(report.leases)
     else:
         yield "Nobody holds a lease on it."
+    if report.ceilings:
+        yield ""
+        yield from ceiling_lines(report.ceilings)
 
 
 def _profiles(report: ShowReport) -> Iterator[tuple[str, str]]:

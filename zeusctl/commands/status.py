@@ -14,7 +14,7 @@ from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, duration, energy, shorten, style, table
 
 if TYPE_CHECKING:
-    from zeusctl.reports import Gpu, Lease, Node, PowerLimit, StatusReport
+    from zeusctl.reports import Ceiling, Gpu, KnownGpu, Lease, Node, PowerLimit, StatusReport
 
 HEADER = (
     *("GPU", "NAME", "UTIL", "MEM USED", "POWER", "LIMIT", "SITE", "CLOCK", "MEMORY", "TEMP"),
@@ -58,6 +58,7 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
     """The node as it is now."""
     from zeusctl.reports import StatusReport
     from zeusctl.views import (
+        ceiling_reports,
         lease_reports,
         module_reports,
         node_report,
@@ -78,6 +79,7 @@ def read(session: Session, gpus: str, processes: bool = False) -> StatusReport:
         node=node_report(session.node, session.socket, leases),
         gpus=[] if quiesced else reports_of(chosen, states, errors),
         leases=[lease for lease in leases if lease.gpu in indices],
+        ceilings=ceiling_reports(chosen),
         processes=process_reports(session.client, chosen, leases)
         if processes and not quiesced
         else None,
@@ -128,6 +130,7 @@ def lines(report: StatusReport) -> Iterator[str]:
                     f"`zeusctl reset {gpu.index}` lowers it",
                     fg="yellow",
                 )
+        yield from not_enforced(report.gpus)
         indices = {gpu.uuid: f"GPU {gpu.index}" for gpu in report.gpus}
         for gpu in report.gpus:
             if gpu.power_of is not None:
@@ -137,9 +140,14 @@ def lines(report: StatusReport) -> Iterator[str]:
             if gpu.persisted:
                 what = ", ".join(gpu.persisted)
                 yield f"GPU {gpu.index}: persistent {what}; `zeusctl reset {gpu.index}` removes it"
+    for finding in report.node.findings:
+        yield style(f"zeusd.toml: {finding}", fg="yellow")
     if report.leases:
         yield ""
         yield from lease_lines(report.leases)
+    if report.ceilings:
+        yield ""
+        yield from ceiling_lines(report.ceilings)
     if report.processes is not None:
         yield ""
         yield from process_lines(report.processes)
@@ -190,6 +198,31 @@ def headline(node: Node) -> str:
 def above_site_limit(limit: PowerLimit) -> bool:
     """Whether software requested more than the site allows: before zeusd, or outside it."""
     return None not in (limit.requested, limit.site) and (limit.requested or 0) > (limit.site or 0)
+
+
+def is_cap_only(limit: PowerLimit) -> bool:
+    """Whether a site limit below the GPU's own bounds only what zeusd sets."""
+    lower = limit.site is not None and limit.largest is not None and limit.site < limit.largest
+    return lower and not limit.site_enforced
+
+
+def not_enforced(gpus: Sequence[Gpu | KnownGpu]) -> Iterator[str]:
+    """A line about site limits that others may exceed."""
+    found = [str(gpu.index) for gpu in gpus if is_cap_only(gpu.power_limit_w)]
+    if found:
+        which = f"{'GPU' if len(found) == 1 else 'GPUs'} {', '.join(found)}"
+        yield (
+            f"Site limit of {which}: not enforced; zeusd sets no more, but leaves what others set "
+            "(`enforce = true` in zeusd.toml changes that)."
+        )
+
+
+def site_text(limit: PowerLimit) -> str:
+    """The site limit, and whether others may exceed it."""
+    if limit.site is None:
+        return "-"
+    state = ", enforced" if limit.site_enforced else ""
+    return f"{limit.site:g} W" + (", not enforced" if is_cap_only(limit) else state)
 
 
 def gpu_row(gpu: Gpu) -> list[str]:
@@ -249,6 +282,22 @@ def lease_lines(leases: Sequence[Lease]) -> list[str]:
             ]
         )
     return table(("GPU", "CONTROL", "SET TO", "RESTORE TO", "STATE", "SINCE", "HOLDER"), rows, (0,))
+
+
+def ceiling_lines(ceilings: Sequence[Ceiling]) -> list[str]:
+    """Ceilings as a table."""
+    rows = []
+    for one in ceilings:
+        until = "it is removed"
+        if one.name.startswith("job:"):
+            until = "the job ends"
+        if one.expires_in_s is not None:
+            then = "" if one.then is None else f", then {one.then:g} {one.unit}"
+            until = f"in {duration(one.expires_in_s)}{then}"
+        rows.append(
+            [str(one.gpu), one.name, f"{one.value:g} {one.unit}", until, one.user],
+        )
+    return table(("GPU", "CEILING", "AT MOST", "UNTIL", "SET BY"), rows, (0,))
 
 
 def _number(value: float | None, digits: int = 0) -> str:

@@ -115,6 +115,11 @@ def _daemon(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
         "Whether zeusd is quiesced (the driver is closed).",
         node.quiesced_ns is not None,
     )
+    yield _gauge(
+        "zeusd_configuration_findings",
+        "Rules of zeusd.toml that have no effect on this node.",
+        len(node.findings),
+    )
 
 
 def _counts(metrics: Metrics) -> Iterator[Metric]:

@@ -113,9 +113,12 @@ class View:
     # --------------------------------------------------------------------------------- what
 
     def holder(self, gpu: Gpu) -> str:
-        """Who holds something on a GPU; of several, the first."""
+        """Who holds something on a GPU, else what bounds it; of several, the first."""
         held = [lease for lease in self.report.leases if lease.uuid == gpu.uuid]
-        return (held[0].job or held[0].user) if held else ""
+        if held:
+            return held[0].job or held[0].user
+        bounds = (one.name for one in self.report.ceilings if one.uuid == gpu.uuid)
+        return next(bounds, "").removeprefix("job:")
 
     def gpus(self) -> list[Gpu]:
         """The GPUs that are shown, in order."""

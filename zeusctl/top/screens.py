@@ -15,7 +15,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from zeusctl.commands.processes import process_lines
-from zeusctl.commands.status import lease_lines
+from zeusctl.commands.status import ceiling_lines, lease_lines, site_text
 from zeusctl.text import energy
 from zeusctl.top.lines import resample, sparkline
 from zeusctl.top.source import DOMAINS, HOUR_S, Source
@@ -36,7 +36,7 @@ HELP = """\
  q F10                        quit
 
  LIMIT: 200>180 is enforced at 180; yellow is below the site limit, red above it.
- CLOCK*: locked. In the bar | is the limit. HELD BY: job or user of a lease.
+ CLOCK*: locked. In the bar | is the limit. HELD BY: job or user of a lease, or a ceiling.
 """
 """The keys, which are htop's and nvitop's as far as they have them."""
 
@@ -115,7 +115,7 @@ class GpuScreen(Overlay):
             ("memory", f"{_with(gpu.memory_used_mib, 'MiB')} of {gpu.memory_total_mib} MiB"),
             ("power", _with(gpu.power_w, "W")),
             ("limit", f"{_with(limit.requested, 'W')}, enforced {_with(limit.enforced, 'W')}"),
-            ("site limit", _with(limit.site, "W")),
+            ("site limit", site_text(limit)),
             ("takes", f"{_with(limit.smallest, 'W')} to {_with(limit.largest, 'W')}"),
             ("clocks", f"{_with(gpu.gpu_clock_mhz, 'MHz')}, memory {gpu.memory_clock_mhz} MHz"),
             ("temperature", _with(gpu.temperature_c, "C")),
@@ -142,6 +142,8 @@ class GpuScreen(Overlay):
         leases = [lease for lease in report.leases if lease.uuid == self._uuid]
         processes = [one for one in report.processes or () if one.uuid == self._uuid]
         yield from lease_lines(leases) if leases else ["no leases"]
+        ceilings = [one for one in report.ceilings if one.uuid == self._uuid]
+        yield from ceiling_lines(ceilings) if ceilings else []
         yield ""
         yield from process_lines(processes)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import Literal
 
 from zeus_ipc.controls import SPECS, UNLOCKED, Control, ControlValue
+from zeus_ipc.replies import GpuInfo
 from zeusd.core.access import Access
 from zeusd.core.model import DEFAULT_TTL_NS, GpuFacts
 
@@ -135,11 +137,24 @@ class LedgerAccess:
     gids: frozenset[int] = frozenset()
 
 
+def _no_findings(gpus: Sequence[GpuInfo]) -> Sequence[str]:
+    return ()
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All that the core knows of `zeusd.toml`. A reload replaces it whole."""
+    """All that the core knows of `zeusd.toml`. A reload replaces it whole.
+
+    Attributes:
+        site: Limits, and what is restored.
+        access: Who may do what.
+        terms: How long leases last.
+        ledger: Who may see whose energy.
+        findings: Sentences about rules that have no effect on a node with these GPUs; pure.
+    """
 
     site: SitePolicy = field(default_factory=SitePolicy)
     access: Access = field(default_factory=Access)
     terms: LeaseTerms = field(default_factory=LeaseTerms)
     ledger: LedgerAccess = field(default_factory=LedgerAccess)
+    findings: Callable[[Sequence[GpuInfo]], Sequence[str]] = _no_findings

@@ -158,6 +158,7 @@ class Requests:
     def describe_node(self) -> dict[str, Any]:
         """`replies.NodeInfo` as a map."""
         gpus = sorted((gpu.info for gpu in self._node.gpus.values()), key=lambda info: info.index)
+        closed = self._node.quiesced_ns is not None
         return {
             "protocol": PROTOCOL_VERSION,
             "protocols": [PROTOCOL_VERSION],
@@ -170,6 +171,7 @@ class Requests:
             "stream": self._stream,
             "started_ns": self._node.started_ns,
             "quiesced_ns": self._node.quiesced_ns,
+            "findings": [] if closed else [*self._node.settings.findings(gpus)],
         }
 
     def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
@@ -185,6 +187,7 @@ class Requests:
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
             described["power_limit_site_mw"] = self._node.highest_mw(machine)
+            described["power_limit_enforced"] = machine.bounded
         return described
 
     def _track(

@@ -15,6 +15,7 @@ CLICK = {
     "zeusd": ("zeusd.cli", "main"),
     "zeusctl": ("zeusctl.cli", "cli"),
     "zeusd-exporter": ("zeusctl.exporter.__main__", "main"),
+    "zeusd-kubernetes": ("zeusctl.kubernetes.__main__", "main"),
     "zeus-fleet": ("zeus_fleet.command", "main"),
     "bso": ("zeus.optimizer.batch_size.command", "main"),
     "python -m zeus.optimizer.pipeline_frequency": (
@@ -38,6 +39,7 @@ PAGES = {
     "reference/commands/zeusd.md": ("zeusd",),
     "reference/commands/zeusctl.md": ("zeusctl",),
     "reference/commands/zeusd-exporter.md": ("zeusd-exporter",),
+    "reference/commands/zeusd-kubernetes.md": ("zeusd-kubernetes",),
     "reference/commands/zeus-fleet.md": ("zeus-fleet",),
     "reference/commands/bso.md": ("bso",),
     "reference/commands/python-m-zeus.md": (

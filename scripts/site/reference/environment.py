@@ -101,6 +101,7 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
         },
         "Commands": {
             "ZEUSD_EXPORTER_LISTEN": (DEFAULT_LISTEN, "Where `zeusd-exporter` listens."),
+            "NODE_NAME": ("", "For `zeusd-kubernetes`: this node's name in Kubernetes."),
             "ZEUSCTL_TRACEBACK": ("", "If set, a bug in `zeusctl` shows its traceback."),
         },
     }

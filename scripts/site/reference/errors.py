@@ -36,6 +36,10 @@ _OTHERS = {
         0: "stopped as asked",
         1: "it cannot listen, or prometheus_client is missing",
     },
+    "zeusd-kubernetes": {
+        0: "stopped as asked",
+        1: "there is no API server to ask, or the extra `kubernetes` is not installed",
+    },
     "zeus-fleet": {0: "done", 1: "failed; the sentence says why"},
     "bso": {
         0: "done",

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.zeus.node import VirtualNode
+from zeus.policy.stopping import Verdict
 from zeus.run import session as module
-from zeus.run.accounting import Verdict
 from zeus.run.session import Session
 from zeus.run.settings import Settings
 from zeusd.devices.simulated import Work

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from zeus.run.accounting import Account, Epoch, Spent, Verdict
+from zeus.policy.stopping import Verdict
+from zeus.run.accounting import Account, Epoch, Spent
 from zeus.run.profiling import Reading
 
 ETA, MAX_POWER = 0.5, 100.0

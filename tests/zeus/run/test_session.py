@@ -14,8 +14,8 @@ from tests.support import wait_for
 from tests.zeus.in_trainers import WORKLOAD
 from tests.zeus.node import VirtualNode
 from tests.zeus.run.sessions import ITERATIONS, session, settings, train, train_epoch
+from zeus.policy.stopping import Verdict
 from zeus.run import files
-from zeus.run.accounting import Verdict
 from zeus.utils.metric import zeus_cost
 from zeusd.devices.simulated import Work
 

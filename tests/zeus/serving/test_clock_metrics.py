@@ -9,6 +9,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from zeus.serving.clock_control import ClockControl
 from zeus.serving.clock_metrics import ClockCollector
+from zeus.serving.clock_needs import Needs
 from zeus.serving.clock_status import ClockStatus
 
 
@@ -31,6 +32,8 @@ class Control:
             seen_tpot_s=0.021,
             seen_ttft_s=0.1,
             saving=0.31,
+            needed_mhz=1380.0,
+            needed_w=412.5,
         )
 
 
@@ -42,6 +45,8 @@ def test_metrics() -> None:
     for line in (
         f'zeus_serving_clock_hertz{{{labels},kind="wanted",model_name="llama"}} 1.14e+09',
         f'zeus_serving_clock_hertz{{{labels},kind="set",model_name="llama"}} 1.26e+09',
+        f'zeus_serving_clock_hertz{{{labels},kind="needed",model_name="llama"}} 1.38e+09',
+        f'zeus_serving_needed_power_watts{{{labels},model_name="llama"}} 412.5',
         f'zeus_serving_predicted_seconds{{{labels},model_name="llama",slo="tpot"}} 0.02',
         f'zeus_serving_slo_violations_total{{{labels},model_name="llama",slo="ttft"}} 3.0',
         f'zeus_serving_escapes_total{{{labels},model_name="llama"}} 2.0',
@@ -50,3 +55,15 @@ def test_metrics() -> None:
     ):
         assert line in text
     assert "effective" not in text.replace("effective GPU", ""), "not known: no series"
+
+
+def test_what_was_needed_is_forgotten_after_some_minutes() -> None:
+    needs = Needs()
+    assert math.isnan(needs.power_w)
+    needs.seen(0.0, 1980, 500.0)
+    needs.seen(200.0, 1200, math.nan)
+    assert (needs.clock_mhz, needs.power_w) == (1980, 500.0)
+    needs.seen(400.0, 1300, 300.0)
+    assert (needs.clock_mhz, needs.power_w) == (1980, 500.0)
+    needs.seen(800.0, 1250, 280.0)
+    assert (needs.clock_mhz, needs.power_w) == (1300, 300.0)

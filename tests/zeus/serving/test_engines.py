@@ -16,11 +16,12 @@ from tests import seeds
 from tests.zeus.serving.server import Served, serve
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
-from zeus.serving.forward_pass import Subscriber, decode
+from zeus.serving.forward_pass import LedgerFeed, Subscriber, decode
 from zeus.serving.front_end import Finished, FrontEnd, Row
 from zeus.serving.ledger import Ledger
 from zeus.serving.vllm import probe as vllm_probe
 from zeus.serving.vllm.stats import EnergyStatLogger
+from zeus.serving.wire import Step
 from zeus_ipc.errors import RequestRejected
 
 
@@ -31,10 +32,14 @@ class Recorded:
         self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
         self.instants: list[tuple[int, int]] = []
         self.finished: list[str] = []
+        self.arrivals: dict[str, int] = {}
 
     def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
         self.instants.append((begin_ns, end_ns))
         self.steps.append((list(ids), list(prefill), list(tokens), list(context)))
+
+    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
+        self.arrivals[request] = prompt
 
     def finish(self, request: str, tenant: str = "") -> None:
         self.finished.append(request)
@@ -271,6 +276,30 @@ def test_a_subscriber_dates_passes_and_counts_what_is_lost():
     finally:
         subscriber.close()
         publisher.close()
+
+
+def test_forward_passes_reach_a_ledger_in_blocks():
+    told: list[Any] = []
+
+    class Passes:
+        """Hands one pass after another over."""
+
+        def __init__(self) -> None:
+            self.numbers = [998, 999, 1000]
+
+        def receive(self, timeout_s: float) -> Any:
+            one = decode(msgpack.packb([*PASS[:3], self.numbers.pop(0), "forward", *PASS[4:]]))
+            return 0, 20_000_000, one
+
+    feed = LedgerFeed(Passes(), told.append)  # type: ignore[arg-type]
+    for _ in range(3):
+        feed.receive(0)
+
+    assert [type(one).__name__ for one in told] == ["Step", "Step", *["Finish"] * 4, "Step"]
+    assert [one.number for one in told if isinstance(one, Step)] == [999, 1000, 1001]
+    assert told[0].ids[0] == "prefill-0#0"
+    assert {one.request for one in told[2:6]} == set(told[0].ids)
+    assert told[6].ids[0] == "prefill-0#1"
 
 
 # ------------------------------------------------------------------------------------------- ASGI

@@ -350,3 +350,26 @@ def test_provisional_figures_by_tokens_are_of_the_request_alone():
     assert row.provisional
     assert row.joules == pytest.approx(4.0)
     assert ledger.advance(1000) == []
+
+
+def test_a_figure_is_not_given_before_the_last_step_is_covered():
+    ledger = Ledger("tokens")
+    for n in range(10):
+        ledger.step(n * 100, n * 100 + 100, ["a"], [False], [1], [n])
+        ledger.update(n * 100, n * 100 + 100, 1.0)
+    ledger.finish("a")
+
+    assert ledger.advance(500) == []
+    (row,) = ledger.advance(1000)
+    assert row.joules == pytest.approx(10.0)
+    assert row.decode_tokens == 10
+
+
+def test_requests_of_an_engine_that_is_gone_are_finished():
+    ledger = Ledger("tokens")
+    ledger.step(0, 100, ["a", "b"], [True, True], [5, 5], [0, 0])
+    ledger.finish_all()
+    ledger.step(200, 300, ["c"], [True], [5], [0])
+    ledger.update(0, 300, 3.0)
+
+    assert sorted(row.request for row in ledger.advance(1000)) == ["a", "b"]

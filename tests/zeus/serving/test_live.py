@@ -28,10 +28,21 @@ from zeus.serving import service as service_module
 from zeus.serving.accountant import Accountant, Meter
 from zeus.serving.metrics import EnergyCollector
 from zeus.serving.recorder import Recorder
+from zeus.serving.relay import register, register_from_environment
 from zeus.serving.service import Service
 from zeus.serving.web import Web
 from zeus.serving.weights import WeightStore
-from zeus.serving.wire import Finish, Step, pack_finish, pack_step, unpack
+from zeus.serving.wire import (
+    Arrival,
+    Finish,
+    Owner,
+    Step,
+    pack_arrival,
+    pack_finish,
+    pack_owner,
+    pack_step,
+    unpack,
+)
 from zeus_ipc.errors import RequestRejected
 
 MS = 10**6
@@ -44,6 +55,8 @@ def test_messages_survive_the_wire():
 
     assert step == Step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
     assert unpack(pack_finish("1", "a", "x")) == Finish("1", "a", "x")
+    assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == Arrival("1", "a", 5, 9, "00-1")
+    assert unpack(pack_owner("a", "x")) == Owner("a", "x")
 
 
 @pytest.mark.parametrize(
@@ -58,6 +71,8 @@ def test_messages_survive_the_wire():
         pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
         pack_step(1, 7, 10, 20, [], [], [], []),  # type: ignore[arg-type]
         pack_finish("1", 5),  # type: ignore[arg-type]
+        pack_arrival("1", "a", 5, -1),
+        pack_owner("a", None),  # type: ignore[arg-type]
     ],
 )
 def test_what_is_no_message_is_rejected(data):
@@ -188,6 +203,35 @@ def test_an_accountant_answers_provisionally_and_then_finally():
     after = accountant.phases
     assert all(after[phase] >= before[phase] for phase in before)
     assert sum(after.values()) == pytest.approx(totals.requests_j + totals.idle_j, rel=0.05)
+
+
+@pytest.mark.parametrize("request_id", ["cmpl-a-0", "cmpl-a-1", "1_cmpl-a-0", "chat", "0_chat"])
+def test_the_front_end_says_whose_all_sequences_of_a_request_are(request_id):
+    accountant = Accountant(["x"], method="tokens")
+    for name in ("cmpl-a-0", "chat"):
+        accountant.owner(Owner(name, "search"))
+    accountant.step(Step("0", 1, 0, 10 * MS, [request_id, "other"], [True] * 2, [5] * 2, [0] * 2))
+    for name in (request_id, "other"):
+        accountant.finish(Finish("0", name))
+
+    assert {row.request: row.tenant for row in accountant.close()} == {
+        request_id: "search",
+        "other": "",
+    }
+
+
+def test_idle_energy_is_counted_before_its_hour_is_settled():
+    accountant = Accountant(["x"], method="tokens")
+    for n in range(41):
+        accountant.sample("x", n * 100 * MS, 1_000_000 * n, n, None)
+    for number, begin in enumerate((0, 8, 1000), 1):  # two close together, one later
+        begin_ns = begin * MS
+        accountant.step(Step("0", number, begin_ns, begin_ns + 5 * MS, ["a"], [False], [1], [5]))
+    accountant.poll(6000 * MS)
+
+    assert accountant.phases["idle"] == pytest.approx(38.0)  # of 40 updates two have a step in them
+    accountant.close()
+    assert accountant.phases["idle"] >= 38.0
 
 
 def test_lost_steps_refuse_the_requests_beside_them():
@@ -371,3 +415,24 @@ def test_the_dashboard_asks_for_metrics_that_there_are():
     assert len(panels) == 6
     assert len(asked) == 4
     assert asked <= there
+
+
+def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
+    accountants = {"0": Accountant(["x"])}
+    ledgers = prometheus.CollectorRegistry()
+    ledgers.register(EnergyCollector("m", "0", accountants["0"]))
+    service = Service(str(tmp_path / "socket"), accountants, FakeSensors())  # type: ignore[arg-type]
+    web = Web(("127.0.0.1", 0), service, accountants, ledgers)
+    engines = prometheus.CollectorRegistry()
+    relay = register(f"http://127.0.0.1:{web.port}", engines, every_s=0.05)
+    try:
+        assert relay is not None
+        wait_for(lambda: b"zeus_serving_tokens_total" in prometheus.generate_latest(engines), "it")
+        assert register(f"http://127.0.0.1:{web.port}", engines) is None
+        monkeypatch.setenv("ZEUS_SERVING_METRICS", f"http://127.0.0.1:{web.port}")
+        register_from_environment()  # it is there already
+        web.close()
+        wait_for(lambda: not prometheus.generate_latest(engines), "an end of what is unknown")
+    finally:
+        relay.close()
+        service._receiver.close()

@@ -18,10 +18,14 @@ class Recorded:
     def __init__(self) -> None:
         self.steps: list[tuple[list[str], list[bool], list[int], list[int]]] = []
         self.finished: list[str] = []
+        self.arrivals: dict[str, int] = {}
 
     def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
         assert begin_ns <= end_ns
         self.steps.append((ids, prefill, tokens, context))
+
+    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
+        self.arrivals[request] = prompt
 
     def finish(self, request: str, tenant: str = "") -> None:
         self.finished.append(request)
@@ -65,7 +69,7 @@ def test_the_composition_of_every_batch_is_seen(monkeypatch):
         for name, prefill, tokens, context in zip(*step, strict=True):
             assert context == prefilled[name] + decoded[name]
             (prefilled if prefill else decoded)[name] += tokens
-    assert prefilled == prompts
+    assert recorded.arrivals == prefilled == prompts
     # The first of the new tokens comes with the prefill.
     assert decoded == dict.fromkeys(prompts, NEW_TOKENS - 1)
     assert sorted(recorded.finished) == sorted(prompts)

@@ -1,7 +1,7 @@
 """What the next run of a job trains with, and what is known of its batch sizes. Pure, too.
 
-A job's state is its specification and its trials; everything else is recomputed from them when it
-is asked for, which takes a policy a few milliseconds.
+A job's state is its specification and its trials; everything else follows from them. `Known` is
+what follows, and can be kept and brought up to date with the trials that have changed since.
 
 - A size for which GPU memory did not suffice, and all larger ones, are not chosen again. A size
   whose last `CRASHES` runs crashed is not chosen again, nor one whose last `SILENT` runs were lost
@@ -27,6 +27,8 @@ from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.trials import JobRecord, Trial
 from zeus.policy import make_policy
 from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
+from zeus.policy.knowledge import Knowledge
+from zeus.policy.recurrence import Bounds
 
 CRASHES = 2
 """A size is parked after so many crashes in a row."""
@@ -89,42 +91,264 @@ class Analysis:
     regret: list[Spent]
 
 
-def choose(job: JobRecord, trials: Sequence[Trial], number: int) -> Choice:
-    """What the next trial begins with.
+class Known:
+    """What is known of a job.
 
     Args:
-        job: Its job.
-        trials: Those before it; what is lost must be marked so.
-        number: Its number. The choice is the same each time that it is made.
+        job: The job.
+        trials: All its trials; what is lost must be marked so.
 
-    Raises:
-        ZeusBSORuntimeError: No size is left (409).
+    Attributes:
+        job: The job, as of the last update.
+        last_trial: The highest number of a trial.
     """
-    policy, as_known = _policy(job, trials, number)
-    in_flight = [trial.batch_size for trial in trials if trial.running]
-    if in_flight:
-        batch_size = policy.predict_beside(as_known, in_flight)
-    else:
-        batch_size = policy.predict(as_known)
-    best, _ = _best(job, trials, policy.estimates(as_known))
-    return Choice(batch_size, _bound(job, trials, policy, as_known), best)
+
+    def __init__(self, job: JobRecord, trials: Iterable[Trial] = ()) -> None:
+        self.job = job
+        self.last_trial = 0
+        self._trials: dict[int, Trial] = {}
+        self._running: dict[int, Trial] = {}
+        self._told: list[Trial] = []
+        self._kept_out = _KeptOut(job)
+        self._policy: BatchSizeOptimizer | None = None
+        self._choice: tuple[object, Choice] | None = None
+        self.update(job, trials)
+
+    @property
+    def running(self) -> list[Trial]:
+        """The trials that have not ended."""
+        return list(self._running.values())
+
+    def update(self, job: JobRecord, changed: Iterable[Trial]) -> None:
+        """Trials have begun, were heard of, or have ended.
+
+        Args:
+            job: The job as it is now.
+            changed: At least those trials that are not as they were at the last update.
+        """
+        again = job.released != self.job.released
+        ended = []
+        for trial in changed:
+            before = self._trials.get(trial.number)
+            self._trials[trial.number] = trial
+            self.last_trial = max(self.last_trial, trial.number)
+            if trial.running:
+                self._running[trial.number] = trial
+            else:
+                self._running.pop(trial.number, None)
+            if before is not None and not before.running and before.status != trial.status:
+                again = True  # what had ended is running again, or has reached its target after all
+            if not trial.running and (before is None or before.status != trial.status):
+                ended.append(trial)
+        self.job = job
+        ended.sort(key=lambda trial: trial.order)
+        if again:
+            self._kept_out = _KeptOut(job)
+            ended_all = [trial for trial in self._trials.values() if not trial.running]
+            for trial in sorted(ended_all, key=lambda trial: trial.order):
+                self._kept_out.add(trial)
+        else:
+            for trial in ended:
+                self._kept_out.add(trial)
+        told_now = [trial for trial in ended if trial.status == "ok"]
+        self._told += told_now
+        if self._policy is None or self._left() != self._sizes:
+            self._policy = None
+        else:
+            for trial in told_now:
+                self._observe(trial)
+
+    def choose(self, number: int) -> Choice:
+        """What the next trial begins with.
+
+        Args:
+            number: Its number. The choice is the same each time that it is made.
+
+        Raises:
+            ZeusBSORuntimeError: No size is left (409).
+        """
+        in_flight = [trial.batch_size for trial in self._running.values()]
+        of_what = (number, len(self._told), tuple(in_flight), tuple(self._left()))
+        if self._choice is not None and self._choice[0] == of_what:
+            return self._choice[1]
+        policy = self._with_seed(number)
+        if in_flight:
+            batch_size = policy.predict_beside(self._as_known, in_flight)
+        else:
+            batch_size = policy.predict(self._as_known)
+        bound = self._bounds.next()
+        best, _ = self._best(policy, None)
+        choice = Choice(batch_size, bound if math.isfinite(bound) else None, best)
+        self._choice = (of_what, choice)
+        return choice
+
+    def analyze(self) -> Analysis:
+        """What is believed of each batch size, which is best, and what finding it has cost."""
+        spec = self.job.spec
+        out = self._kept_out.sizes
+        runs: dict[int, int] = {}
+        for trial in self._told:
+            runs[trial.batch_size] = runs.get(trial.batch_size, 0) + 1
+        found: dict[int, Estimate] = {}
+        policy: BatchSizeOptimizer | None = None
+        if len(out) < len(spec.batch_sizes):
+            policy = self._with_seed(_FOR_ESTIMATES)
+            found = {one.batch_size: one for one in policy.estimates(self._as_known)}
+        estimates = []
+        for size in spec.batch_sizes:
+            nothing = Estimate(size, None, None, None, 0.0, runs.get(size, 0), size not in out)
+            estimates.append(found.get(size, nothing))
+        best, best_cost = self._best(policy, estimates)
+        regret = _regret(self.job, self._trials.values(), best_cost)
+        return Analysis(estimates, out, best, best_cost, regret)
+
+    def knowledge(self) -> Knowledge | None:
+        """For the same job on another GPU."""
+        if not any(trial.converged for trial in self._told) or not self._left():
+            return None
+        return self._with_seed(_FOR_ESTIMATES).knowledge(self._as_known)
+
+    @property
+    def excluded(self) -> dict[int, str]:
+        """The sizes that are not chosen again, and of each why."""
+        return self._kept_out.sizes
+
+    # --------------------------------------------------------------------------------- internals
+
+    def _left(self) -> list[int]:
+        return [size for size in self.job.spec.batch_sizes if size not in self._kept_out.sizes]
+
+    def _with_seed(self, number: int) -> BatchSizeOptimizer:
+        """The policy, and `_as_known`: the job as it knows it."""
+        seed = _seed(self.job, number)
+        if self._policy is None or not self._policy.reseed(seed):
+            self._policy = self._make(seed)
+        return self._policy
+
+    def _make(self, seed: int) -> BatchSizeOptimizer:
+        spec, left = self.job.spec, self._left()
+        if not left:
+            raise ZeusBSORuntimeError(
+                f"no batch size of job {self.job.job_id} is left: "
+                + "; ".join(f"{size}: {why}" for size, why in self._kept_out.sizes.items())
+                + ". Once the cause is gone, release the job (bso release)",
+                409,
+            )
+        policy = make_policy(
+            spec.policy,
+            seed=seed,
+            window_size=spec.window_size,
+            prior_mean=spec.mab_prior_mean,
+            prior_precision=spec.mab_prior_precision,
+            num_exploration=spec.mab_num_explorations,
+            num_pruning_rounds=spec.num_pruning_rounds,
+            replay=True,
+        )
+        self._sizes = left
+        self._as_known = Job(
+            dataset=spec.job_id,
+            network=spec.gpu_model,
+            optimizer="",
+            target_metric=spec.target_metric,
+            max_epochs=spec.max_epochs,
+            default_bs=_nearest(spec.default_batch_size, left),
+        )
+        policy.register_job(self._as_known, left)
+        if self.job.knowledge is not None:
+            policy.transfer(self._as_known, self.job.knowledge)
+        self._policy = policy
+        self._bounds = Bounds(policy, self._as_known, spec.beta_knob, overlapping=True)
+        for trial in self._told:
+            self._observe(trial)
+        return policy
+
+    def _observe(self, trial: Trial) -> None:
+        assert self._policy is not None
+        run = _run(self.job, trial)
+        if trial.batch_size in self._sizes:
+            self._policy.observe_run(self._as_known, run)
+        self._bounds.observe(run.cost, run.converged)
+
+    def _best(
+        self, policy: BatchSizeOptimizer | None, estimates: Iterable[Estimate] | None
+    ) -> tuple[int | None, float | None]:
+        """The size that costs least of those that have reached the target; its expected cost, J.
+
+        Args:
+            policy: The policy; None: no size is left.
+            estimates: What it believes; None: the cost is not asked for.
+        """
+        best = None if policy is None else policy.best(self._as_known)
+        if best is not None and estimates is None:
+            return best, None
+        if estimates is None:
+            estimates = [] if policy is None else policy.estimates(self._as_known)
+        means = {one.batch_size: one.mean for one in estimates if one.explored}
+        costs: dict[int, list[float]] = {}
+        for trial in self._told:
+            if trial.converged:
+                cost = self.job.cost(trial.energy, trial.time)
+                costs.setdefault(trial.batch_size, []).append(cost)
+        expected: dict[int, float] = {}
+        for size, of_size in costs.items():
+            mean = means.get(size)
+            # Of a size that is not chosen again the policy has no opinion; its runs have been.
+            expected[size] = sum(of_size) / len(of_size) if mean is None else mean
+        left = {size: cost for size, cost in expected.items() if size in means} or expected
+        if not left:
+            return None, None
+        if best not in left:
+            best = min(left, key=lambda size: left[size])
+        return best, left[best]
 
 
-def _bound(
-    job: JobRecord, trials: Sequence[Trial], policy: BatchSizeOptimizer, as_known: Job
-) -> float | None:
-    beta = job.spec.beta_knob
-    if beta is None:
-        return None
-    ended = told(trials)
-    failures = 0
-    while failures < len(ended) and not ended[-1 - failures].converged:
-        failures += 1
-    bound = policy.cost_bound(as_known, beta, failures)
-    if bound is None:
-        costs = [job.cost(trial.energy, trial.time) for trial in ended if trial.converged]
-        bound = beta * min(costs) if costs else math.inf
-    return bound if math.isfinite(bound) else None
+class _KeptOut:
+    """The sizes that are not chosen again, from the trials that have ended, in their order."""
+
+    def __init__(self, job: JobRecord) -> None:
+        self._job = job
+        self._crashes: dict[int, int] = {}
+        self._silent: dict[int, int] = {}
+        self._too_large: int | None = None
+        self.sizes: dict[int, str] = {}
+        """Of each why."""
+
+    def add(self, trial: Trial) -> None:
+        if trial.order <= self._job.released:
+            return
+        size, crashes, silent = trial.batch_size, self._crashes, self._silent
+        if trial.status == "ok":
+            crashes[size] = silent[size] = 0
+        elif trial.status == "failed":
+            crashes[size] = crashes.get(size, 0) + 1
+        elif trial.status == "lost" and not trial.epochs:
+            silent[size] = silent.get(size, 0) + 1
+        elif trial.status == "oom":
+            self._too_large = min(size, self._too_large or size)
+        found = {n: f"its last {k} runs crashed" for n, k in crashes.items() if k >= CRASHES}
+        for n, k in silent.items():
+            if k >= SILENT:
+                found[n] = f"its last {k} runs were lost before their first epoch"
+        if self._too_large is not None:
+            for n in self._job.spec.batch_sizes:
+                if n >= self._too_large:
+                    found[n] = f"GPU memory does not suffice for {self._too_large}"
+        self.sizes = dict(sorted(found.items()))
+
+
+def choose(job: JobRecord, trials: Sequence[Trial], number: int) -> Choice:
+    """What the next trial begins with. See `Known.choose`."""
+    return Known(job, trials).choose(number)
+
+
+def analyze(job: JobRecord, trials: Sequence[Trial]) -> Analysis:
+    """What is known of a job. See `Known.analyze`."""
+    return Known(job, trials).analyze()
+
+
+def excluded(job: JobRecord, trials: Iterable[Trial]) -> dict[int, str]:
+    """The sizes that are not chosen again, and of each why."""
+    return Known(job, trials).excluded
 
 
 def told(trials: Iterable[Trial]) -> list[Trial]:
@@ -132,73 +356,6 @@ def told(trials: Iterable[Trial]) -> list[Trial]:
     return sorted(
         (trial for trial in trials if trial.status == "ok"), key=lambda trial: trial.order
     )
-
-
-def excluded(job: JobRecord, trials: Iterable[Trial]) -> dict[int, str]:
-    """The sizes that are not chosen again, and of each why."""
-    found: dict[int, str] = {}
-    ended = sorted(
-        (trial for trial in trials if trial.order > job.released), key=lambda trial: trial.order
-    )
-    crashes: dict[int, int] = {}
-    silent: dict[int, int] = {}
-    for trial in ended:
-        size = trial.batch_size
-        if trial.status == "ok":
-            crashes[size] = silent[size] = 0
-        elif trial.status == "failed":
-            crashes[size] = crashes.get(size, 0) + 1
-        elif trial.status == "lost" and not trial.epochs:
-            silent[size] = silent.get(size, 0) + 1
-    for size, count in crashes.items():
-        if count >= CRASHES:
-            found[size] = f"its last {count} runs crashed"
-    for size, count in silent.items():
-        if count >= SILENT:
-            found[size] = f"its last {count} runs were lost before their first epoch"
-    too_large = min((trial.batch_size for trial in ended if trial.status == "oom"), default=None)
-    if too_large is not None:
-        for size in job.spec.batch_sizes:
-            if size >= too_large:
-                found[size] = f"GPU memory does not suffice for {too_large}"
-    return dict(sorted(found.items()))
-
-
-def _policy(job: JobRecord, trials: Sequence[Trial], number: int) -> tuple[BatchSizeOptimizer, Job]:
-    """A policy that knows what there is to know, and the job as it knows it."""
-    spec = job.spec
-    out = excluded(job, trials)
-    left = [size for size in spec.batch_sizes if size not in out]
-    if not left:
-        raise ZeusBSORuntimeError(
-            f"no batch size of job {job.job_id} is left: "
-            + "; ".join(f"{size}: {why}" for size, why in out.items())
-            + ". Once the cause is gone, release the job (bso release)",
-            409,
-        )
-    policy = make_policy(
-        spec.policy,
-        seed=_seed(job, number),
-        window_size=spec.window_size,
-        prior_mean=spec.mab_prior_mean,
-        prior_precision=spec.mab_prior_precision,
-        num_exploration=spec.mab_num_explorations,
-        num_pruning_rounds=spec.num_pruning_rounds,
-        replay=True,
-    )
-    as_known = Job(
-        dataset=spec.job_id,
-        network=spec.gpu_model,
-        optimizer="",
-        target_metric=spec.target_metric,
-        max_epochs=spec.max_epochs,
-        default_bs=_nearest(spec.default_batch_size, left),
-    )
-    policy.register_job(as_known, left)
-    for trial in told(trials):
-        if trial.batch_size in left:
-            policy.observe_run(as_known, _run(job, trial))
-    return policy, as_known
 
 
 def _seed(job: JobRecord, number: int) -> int:
@@ -228,44 +385,6 @@ def _utilization(job: JobRecord, trial: Trial) -> float | None:
     if time <= 0:
         return None
     return min(1.0, (trial.energy - trial.overhead_energy) / (time * job.spec.max_power))
-
-
-def analyze(job: JobRecord, trials: Sequence[Trial]) -> Analysis:
-    """What is believed of each batch size, which is best, and what finding it has cost."""
-    out = excluded(job, trials)
-    runs: dict[int, int] = {}
-    for trial in told(trials):
-        runs[trial.batch_size] = runs.get(trial.batch_size, 0) + 1
-    found: dict[int, Estimate] = {}
-    if len(out) < len(job.spec.batch_sizes):
-        policy, as_known = _policy(job, trials, _FOR_ESTIMATES)
-        found = {one.batch_size: one for one in policy.estimates(as_known)}
-    estimates = []
-    for size in job.spec.batch_sizes:
-        nothing = Estimate(size, None, None, None, 0.0, runs.get(size, 0), size not in out)
-        estimates.append(found.get(size, nothing))
-    best, best_cost = _best(job, trials, estimates)
-    return Analysis(estimates, out, best, best_cost, _regret(job, trials, best_cost))
-
-
-def _best(
-    job: JobRecord, trials: Sequence[Trial], estimates: Iterable[Estimate]
-) -> tuple[int | None, float | None]:
-    costs: dict[int, list[float]] = {}
-    for trial in told(trials):
-        if trial.converged:
-            costs.setdefault(trial.batch_size, []).append(job.cost(trial.energy, trial.time))
-    means = {one.batch_size: one.mean for one in estimates if one.explored}
-    expected: dict[int, float] = {}
-    for size, of_size in costs.items():
-        mean = means.get(size)
-        # Of a size that is not chosen again the policy has no opinion; its runs have been, though.
-        expected[size] = sum(of_size) / len(of_size) if mean is None else mean
-    left = {size: cost for size, cost in expected.items() if size in means} or expected
-    if not left:
-        return None, None
-    best = min(left, key=lambda size: left[size])
-    return best, left[best]
 
 
 def _regret(job: JobRecord, trials: Iterable[Trial], best_cost: float | None) -> list[Spent]:

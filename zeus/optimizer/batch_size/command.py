@@ -97,7 +97,9 @@ def serve(
 
     Further settings are environment variables, such as ZEUS_BSO_TOKEN.
     """
-    options = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
+    options: dict[str, object] = {"DATABASE_URL": db, "LEASE_S": lease, "LOG_LEVEL": log_level}
+    if "ZEUS_BSO_WORKERS" not in os.environ:
+        options["WORKERS"] = workers
     given = {f"ZEUS_BSO_{name}": str(of) for name, of in options.items() if of is not None}
     try:
         import uvicorn

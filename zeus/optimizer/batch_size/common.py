@@ -58,6 +58,8 @@ class JobSpec(_Message):
         mab_prior_precision: Of the same: how sure that is; 0 for not at all.
         mab_num_explorations: Of the same: runs of each size before the first draw.
         mab_seed: Makes the choices repeatable.
+        family: Jobs of one family train the same on other GPUs; a new one begins with what is known
+            of the others. None for none.
     """
 
     job_id: JobId | None = None
@@ -76,6 +78,7 @@ class JobSpec(_Message):
     mab_prior_precision: NotNegative = 0.0
     mab_num_explorations: int = Field(default=2, ge=0)
     mab_seed: int | None = Field(default=None, ge=0)
+    family: JobId | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -93,7 +96,7 @@ class JobSpec(_Message):
 
 
 class GpuConfig(_Message):
-    """What a job trains on. Jobs on different GPUs do not share what was learnt.
+    """What a job trains on. Jobs on different GPUs are different jobs; see `JobSpec.family`.
 
     Attributes:
         max_power: Maximum power limits of all its GPUs, added, W.

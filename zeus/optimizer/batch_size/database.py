@@ -25,6 +25,10 @@ from zeus.optimizer.batch_size.tables import VERSION
 
 logger = logging.getLogger(__name__)
 
+_PUBLIC = "the database cannot be used now; the server's log says why. Try again later"
+SHARE = 0.75
+"""Of the connections that PostgreSQL allows the server takes so many, all workers together."""
+
 BUSY_S = 30.0
 """How long a transaction waits for others."""
 
@@ -74,20 +78,21 @@ class Database:
     Args:
         url_or_path: See `url_of`.
         echo: Whether statements are logged.
+        workers: So many processes of the same kind share PostgreSQL's connections.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong, or its driver is missing.
         ZeusBSORuntimeError: It cannot be used, or a newer release has changed its tables.
     """
 
-    def __init__(self, url_or_path: str | Path, *, echo: bool = False) -> None:
+    def __init__(self, url_or_path: str | Path, *, echo: bool = False, workers: int = 1) -> None:
         self.url = url_of(url_or_path)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         if self.is_sqlite and self.url.database in (None, "", ":memory:"):
             raise ZeusBSOConfigError("name a file for the SQLite database, such as bso.db")
         try:
             self._engine = (
-                _sqlite(self.url, echo) if self.is_sqlite else _postgresql(self.url, echo)
+                _sqlite(self.url, echo) if self.is_sqlite else _postgresql(self.url, echo, 1)
             )
         except NoSuchModuleError:
             raise ZeusBSOConfigError(
@@ -100,6 +105,12 @@ class Database:
         try:
             if self.is_sqlite:
                 self._attempt(self._write_ahead)
+            else:
+                allowed = self._attempt(lambda: self._connected(False, _connections))
+                self._engine.dispose()
+                self._engine = _postgresql(
+                    self.url, echo, max(1, int(SHARE * allowed) // max(1, workers))
+                )
             if self._attempt(lambda: self._connected(False, _version)) != VERSION:
                 self._attempt(lambda: self._connected(True, _upgrade))
         except BaseException:
@@ -158,6 +169,7 @@ class Database:
                     raise ZeusBSORuntimeError(
                         f"the database {self.name} cannot be used: {' '.join(str(cause).split())}",
                         503,
+                        _PUBLIC,
                     ) from None
                 logger.debug("attempt %d failed: %s", attempt, cause)
                 time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
@@ -204,15 +216,24 @@ def _sqlite(url: URL, echo: bool) -> Engine:
     return engine
 
 
-def _postgresql(url: URL, echo: bool) -> Engine:
+def _postgresql(url: URL, echo: bool, connections: int) -> Engine:
+    # Who finds none free waits here: PostgreSQL would refuse one too many.
     return create_engine(
         url,
         echo=echo,
         pool_pre_ping=True,
         pool_timeout=BUSY_S,
-        max_overflow=30,
+        pool_size=connections,
+        max_overflow=0,
         connect_args={"connect_timeout": 10},
     )
+
+
+def _connections(connection: Connection) -> int:
+    """How many connections PostgreSQL allows to who is no superuser."""
+    names = ("max_connections", "superuser_reserved_connections")
+    most, reserved = (int(connection.execute(text(f"SHOW {name}")).scalar_one()) for name in names)
+    return most - reserved
 
 
 def _version(connection: Connection) -> str | None:

@@ -14,11 +14,13 @@ class ZeusBSORuntimeError(ZeusBSOError):
 
     Attributes:
         status: HTTP status of the refusal; 0 where there was no answer.
+        public: What may be said to who need not be known: without hosts, users and paths.
     """
 
-    def __init__(self, message: str, status: int = 0) -> None:
+    def __init__(self, message: str, status: int = 0, public: str | None = None) -> None:
         super().__init__(message)
         self.status = status
+        self.public = message if public is None else public
 
 
 ZeusBSORuntimError = ZeusBSORuntimeError

@@ -14,6 +14,13 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+try:
+    import tenacity
+except ImportError:
+    raise ImportError(
+        "reporting runs needs tenacity; install it with pip install 'zeusd[bso]'"
+    ) from None
+
 from zeus.optimizer.batch_size.common import (
     EndTrial,
     NewTrial,
@@ -45,6 +52,8 @@ def may_pass(error: ZeusBSORuntimeError) -> bool:
 def patiently(ask: Callable[[], T], wait_s: float) -> T:
     """Asks again, ever more slowly, while nobody answers.
 
+    Clients that were refused at the same time come back at different times.
+
     Args:
         ask: Raises ZeusBSORuntimeError.
         wait_s: How long; 0 asks once.
@@ -52,17 +61,17 @@ def patiently(ask: Callable[[], T], wait_s: float) -> T:
     Raises:
         ZeusBSORuntimeError: It was refused, or nobody answered in that time.
     """
-    end = time.monotonic() + wait_s
-    pause_s = BACKOFF_S[0]
-    while True:
-        try:
-            return _asked(ask)
-        except ZeusBSORuntimeError as error:
-            left_s = end - time.monotonic()
-            if not may_pass(error) or left_s <= 0:
-                raise
-            time.sleep(min(left_s, pause_s * random.uniform(0.8, 1.2)))
-            pause_s = min(BACKOFF_S[1], 2 * pause_s)
+    shortest_s, longest_s = BACKOFF_S
+    retrying = tenacity.Retrying(
+        retry=tenacity.retry_if_exception(
+            lambda error: isinstance(error, ZeusBSORuntimeError) and may_pass(error)
+        ),
+        wait=tenacity.wait_random_exponential(multiplier=shortest_s, max=longest_s),
+        stop=tenacity.stop_before_delay(wait_s) | tenacity.stop_after_delay(wait_s),
+        reraise=True,
+    )
+    answer: T = retrying(_asked, ask)
+    return answer
 
 
 def _asked(ask: Callable[[], T]) -> T:

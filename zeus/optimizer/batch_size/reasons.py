@@ -40,6 +40,12 @@ def _out_of_memory(error: BaseException) -> bool:
     return bool(names & _OUT_OF_MEMORY) or any(words in text for words in _SAYS_SO)
 
 
+def says_out_of_memory(text: str) -> bool:
+    """Whether the end of a script's log says that GPU memory did not suffice."""
+    lower = text.lower()
+    return any(words in lower for words in (*_SAYS_SO, *(name.lower() for name in _OUT_OF_MEMORY)))
+
+
 def _chain(error: BaseException | None) -> Iterator[BaseException]:
     """An error and those that it came from."""
     seen: set[int] = set()

@@ -13,6 +13,7 @@ from zeus.optimizer.batch_size.common import CreatedJob, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.tables import events, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, ended, lost
+from zeus.policy.knowledge import Knowledge
 
 EventKind = Literal["registered", "begun", "report", "ended", "lost", "back", "released"]
 
@@ -117,6 +118,7 @@ def job_of(row: Row[Any]) -> JobRecord:
         trials=row.trials,
         events=row.events,
         released=row.released,
+        knowledge=None if row.knowledge is None else Knowledge.from_json(row.knowledge),
     )
 
 

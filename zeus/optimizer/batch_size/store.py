@@ -7,7 +7,8 @@
 Decisions are made in `trials` and `choosing`; here, what they are about is read and what they come
 to is written, in one transaction that has the job to itself. So any number of threads, processes
 and, with PostgreSQL, machines may share a database, and whoever is killed leaves all or nothing of
-what it did.
+what it did. A batch size is chosen before that transaction, and again where the job has changed by
+then: nobody waits for a lock while somebody computes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +26,8 @@ try:
 except ImportError:
     raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
-from zeus.optimizer.batch_size.choosing import analyze, choose, excluded
+from zeus.optimizer.batch_size.cache import KnownJob, KnownJobs
+from zeus.optimizer.batch_size.choosing import Choice, Known, analyze, excluded
 from zeus.optimizer.batch_size.common import (
     CreatedJob,
     EndTrial,
@@ -50,11 +52,15 @@ from zeus.optimizer.batch_size.rows import (
 )
 from zeus.optimizer.batch_size.tables import events, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
+from zeus.policy.knowledge import Knowledge
 
 LEASE_S = 600.0
 """A trial is lost when nothing was heard of it for so long; clients send heartbeats."""
 
 _KEY = 200
+
+_ATTEMPTS = 3
+"""So often a batch size is chosen outside the transaction; then inside, where nothing changes."""
 
 
 class Store:
@@ -65,6 +71,7 @@ class Store:
         lease_s: A trial is lost when nothing was heard of it for so long, s; None for never.
         clock: What time it is, s since 1970.
         echo: Whether SQL statements are logged.
+        workers: So many processes like this one share PostgreSQL's connections.
 
     Raises:
         ZeusBSOConfigError: The URL is wrong.
@@ -78,10 +85,12 @@ class Store:
         lease_s: float | None = LEASE_S,
         clock: Callable[[], float] = time.time,
         echo: bool = False,
+        workers: int = 1,
     ) -> None:
-        self._database = Database(url_or_path, echo=echo)
+        self._database = Database(url_or_path, echo=echo, workers=workers)
         self._lease_s = lease_s
         self._clock = clock
+        self._known = KnownJobs()
 
     @property
     def name(self) -> str:
@@ -110,6 +119,7 @@ class Store:
             )
         seed = secrets.randbits(63) if created.mab_seed is None else created.mab_seed
         now_s = self._clock()
+        known = self._of_family(created)
 
         def work(connection: Connection) -> tuple[CreatedJob, bool]:
             found = find_job(connection, created.job_id, lock=True)
@@ -125,6 +135,8 @@ class Store:
                     trials=0,
                     events=0,
                     released=0,
+                    family=created.family,
+                    knowledge=None if known is None else known.to_json(),
                 )
             )
             Writing(connection, JobRecord(created, seed, now_s), now_s).tell("registered").close()
@@ -149,30 +161,72 @@ class Store:
         if not 1 <= len(key) <= _KEY:
             raise ZeusBSORuntimeError(f"a key has 1 to {_KEY} characters", 422)
         lease = self._lease_s if lease_s == "usual" else lease_s
+        with self._known.of(job_id) as known:
+            for attempt in range(_ATTEMPTS + 1):
+                begun = self._begin(job_id, key, lease, known, inside=attempt == _ATTEMPTS)
+                if begun is not None:
+                    return begun
+        raise AssertionError  # the last attempt has the job to itself
 
-        def work(connection: Connection) -> NewTrial:
+    def _begin(
+        self, job_id: str, key: str, lease_s: float | None, known: KnownJob, *, inside: bool
+    ) -> NewTrial | None:
+        """A trial; None where the job has changed while its batch size was chosen.
+
+        Args:
+            job_id: The job.
+            key: Of the request.
+            lease_s: Of the trial.
+            known: What is known of the job.
+            inside: Whether to choose inside the transaction, where nothing changes.
+        """
+        given = (trials.c.job_id == job_id) & (trials.c.key == key)
+        chosen: tuple[JobRecord, Choice] | None = None
+
+        def decide(connection: Connection) -> tuple[JobRecord, Choice] | None:
+            job = find_job(connection, job_id)
+            if job is None:
+                raise no_job(job_id)
+            if connection.execute(select(trials.c.number).where(given)).one_or_none():
+                return None
+            now = known.now(connection, job)
+            # Who was lost is marked so before the choice, in the transaction.
+            gone = lost(now.running, self._clock())
+            return None if gone else (job, now.choose(job.trials + 1))
+
+        if not inside:
+            chosen = self._database.read(decide)
+
+        def work(connection: Connection) -> NewTrial | None:
             writing = self._open(connection, job_id)
             job = writing.job
-            given = (trials.c.job_id == job_id) & (trials.c.key == key)
             row = connection.execute(select(trials).where(given)).one_or_none()
-            before = trials_of(connection, job_id)
             if row is not None:
                 # Who asks again lives.
                 again = alive(trial_of(row), writing.now_s)
                 writing.told(trial_of(row), again)
                 writing.save(again)
                 writing.close()
-                return _new(job_id, again, analyze(job, before).best)
-            gone = {trial.number: trial for trial in writing.mark_lost(before)}
-            before = [gone.get(trial.number, trial) for trial in before]
+                return _new(job_id, again, analyze(job, trials_of(connection, job_id)).best)
             number = job.trials + 1
-            choice = choose(job, before, number)
+            if inside:
+                writing.mark_lost(trials_of(connection, job_id))
+                now = replace(job, events=writing.next_event - 1)
+                choice = known.now(connection, now).choose(number)
+            elif chosen is None:
+                if writing.mark_lost(trials_of(connection, job_id)):
+                    writing.close()
+                return None
+            elif chosen[0] != job:
+                return None
+            else:
+                choice = chosen[1]
             begun = Trial(
                 number=number,
                 batch_size=choice.batch_size,
                 began_s=writing.now_s,
                 heard_s=writing.now_s,
-                lease_s=lease,
+                lease_s=lease_s,
                 cost_bound=choice.cost_bound,
             )
             connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
@@ -345,6 +399,22 @@ class Store:
         return self._database.read(work)
 
     # --------------------------------------------------------------------------------- inside
+
+    def _of_family(self, spec: CreatedJob) -> Knowledge | None:
+        """What is known of the job of this family that has had the most trials."""
+        if spec.family is None:
+            return None
+        of_family = (jobs.c.family == spec.family) & (jobs.c.job_id != spec.job_id)
+        query = select(jobs).where(of_family).order_by(jobs.c.trials.desc(), jobs.c.job_id)
+
+        def work(connection: Connection) -> tuple[JobRecord, list[Trial]] | None:
+            row = connection.execute(query.limit(1)).one_or_none()
+            if row is None:
+                return None
+            return job_of(row), self._now(trials_of(connection, row.job_id))
+
+        found = self._database.read(work)
+        return None if found is None else Known(*found).knowledge()
 
     def _open(self, connection: Connection, job_id: str) -> Writing:
         found = find_job(connection, job_id, lock=True)

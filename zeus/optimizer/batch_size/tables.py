@@ -9,6 +9,7 @@ from sqlalchemy import (
     Double,
     ForeignKey,
     ForeignKeyConstraint,
+    Index,
     MetaData,
     String,
     Table,
@@ -16,7 +17,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-VERSION = "0001"
+VERSION = "0002"
 """The newest migration."""
 
 metadata = MetaData()
@@ -37,6 +38,9 @@ jobs = Table(
     Column("trials", BigInteger, nullable=False),
     Column("events", BigInteger, nullable=False),
     Column("released", BigInteger, nullable=False),
+    Column("family", String(400)),  # the same job on other GPUs
+    Column("knowledge", Text),  # JSON of Knowledge: what was known of it there when it was made
+    Index("jobs_family", "family"),
 )
 
 trials = Table(
@@ -62,6 +66,7 @@ trials = Table(
     Column("overhead_energy", Double, nullable=False),
     Column("metric", Double),
     UniqueConstraint("job_id", "key", name="trials_job_id_key"),
+    Index("trials_job_id_end_order", "job_id", "end_order"),
 )
 
 events = Table(

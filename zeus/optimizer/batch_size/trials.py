@@ -19,6 +19,8 @@ from zeus.optimizer.batch_size.common import (
     TrainingResult,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.policy.knowledge import Knowledge
+from zeus.policy.stopping import Verdict, judge
 from zeus.utils.metric import zeus_cost
 
 Status = Literal["running"] | Reason
@@ -35,6 +37,7 @@ class JobRecord:
         trials: Trials that it has had.
         events: Events that were recorded of it.
         released: Ends up to this event's number keep no size out.
+        knowledge: What was known of its family when it was registered.
     """
 
     spec: CreatedJob
@@ -43,6 +46,7 @@ class JobRecord:
     trials: int = 0
     events: int = 0
     released: int = 0
+    knowledge: Knowledge | None = None
 
     @property
     def job_id(self) -> str:
@@ -149,18 +153,24 @@ def reported(
     if not converged and trial.status not in ("running", "lost"):
         why = f"trial {trial.number} had ended: {trial.status}"
         return heard, _answer(job, heard, True, why)
-    stop, why = _judge(job, heard, converged)
-    if not stop:
+    verdict = judge(
+        reached=converged,
+        epochs=heard.epochs,
+        max_epochs=job.spec.max_epochs,
+        next_cost=_predicted_cost(job, heard),
+        cost_bound=heard.cost_bound,
+    )
+    why = _why(job, heard, verdict)
+    if not verdict.stop:
         heard = replace(heard, status="running", ended_s=None, end_order=None)
         return heard, _answer(job, heard, False, why)
-    by_cost = not converged and heard.epochs < job.spec.max_epochs
     heard = replace(
         heard,
         status="ok",
         ended_s=now_s,
         end_order=order,
         converged=converged,
-        stopped_by_cost=by_cost,
+        stopped_by_cost=verdict.by_cost,
     )
     return heard, _answer(job, heard, True, why)
 
@@ -196,21 +206,18 @@ def _reached(job: JobRecord, trial: Trial) -> bool:
     return trial.metric >= target if job.spec.higher_is_better_metric else trial.metric <= target
 
 
-def _judge(job: JobRecord, trial: Trial, converged: bool) -> tuple[bool, str]:
+def _why(job: JobRecord, trial: Trial, verdict: Verdict) -> str:
     spec = job.spec
-    if converged:
-        return True, f"{trial.metric:g} reaches the target {spec.target_metric:g}"
-    if trial.epochs >= spec.max_epochs:
-        return True, (
-            f"the target {spec.target_metric:g} is not reached in max_epochs {spec.max_epochs}"
-        )
-    predicted = _predicted_cost(job, trial)
-    if trial.cost_bound is not None and predicted > trial.cost_bound:
-        return True, (
-            f"after another epoch the run would have cost {predicted:.4g} J; its bound is "
-            f"{trial.cost_bound:.4g} J (beta_knob {spec.beta_knob:g})"
-        )
-    return False, "train on"
+    if not verdict.stop:
+        return "train on"
+    if verdict.reached:
+        return f"{trial.metric:g} reaches the target {spec.target_metric:g}"
+    if verdict.next_cost is None:
+        return f"the target {spec.target_metric:g} is not reached in max_epochs {spec.max_epochs}"
+    return (
+        f"after another epoch the run would have cost {verdict.next_cost:.4g} J; its bound is "
+        f"{trial.cost_bound:.4g} J (beta_knob {spec.beta_knob:g})"
+    )
 
 
 def _predicted_cost(job: JobRecord, trial: Trial) -> float:

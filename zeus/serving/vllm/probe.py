@@ -1,7 +1,7 @@
 """A probe on vLLM's scheduler, found by vLLM through its entry point `vllm.general_plugins`.
 
-It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33; of what it reads
-only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests` must be there.
+It does nothing unless `ZEUS_SERVING=steps`. Written against vLLM 0.32 and 0.33, run with 0.32; of
+what it reads only `SchedulerOutput.num_scheduled_tokens` and `Scheduler.requests` must be there.
 """
 
 from __future__ import annotations
@@ -9,6 +9,9 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+import re
+from collections.abc import Iterable
+from operator import lt, sub
 from typing import Any
 
 from zeus.serving.in_flight import InFlight, Silent
@@ -20,7 +23,12 @@ MODE_ENV = "ZEUS_SERVING"
 """`steps`: the scheduler probe. `stats`: the front end's statistics alone. Else nothing."""
 TESTED = ("0.32", "0.33")
 
+RANDOM_ENV = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
+"""With it, vLLM leaves the ids of callers as they are."""
+
 _MARK = "_zeus_serving_probe"
+_RANDOM = re.compile("-[0-9a-f]{8}$")
+"""What vLLM adds to the caller's id. Its scheduler does not know the id without it."""
 
 
 def register() -> None:
@@ -46,6 +54,7 @@ def install(scheduler: Any) -> bool:
     """
     schedule = getattr(scheduler, "schedule", None)
     update = getattr(scheduler, "update_from_output", None)
+    add = getattr(scheduler, "add_request", None)
     if not callable(schedule) or not callable(update):
         log.warning("no energy of requests: the scheduler has no schedule and update_from_output")
         return False
@@ -59,13 +68,22 @@ def install(scheduler: Any) -> bool:
         probe.silent(probe.scheduled, begin_ns, output)
         return output
 
+    def wrapped_add(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
+        probe = _of(self)
+        probe.silent(probe.arrived, request)
+        return add(self, request, *arguments, **options)  # type: ignore[misc]
+
     def wrapped_update(self: Any, *arguments: Any, **options: Any) -> Any:
         probe = _of(self)
+        probe.silent(probe.ended)
+        outputs = update(self, *arguments, **options)
         probe.silent(probe.updated)
-        return update(self, *arguments, **options)
+        return outputs
 
     setattr(wrapped_schedule, _MARK, True)
     scheduler.schedule = wrapped_schedule
+    if callable(add):
+        scheduler.add_request = wrapped_add
     scheduler.update_from_output = wrapped_update
     return True
 
@@ -81,41 +99,89 @@ class Probe:
     def __init__(self, scheduler: Any, recorder: Recorder | None = None) -> None:
         self.silent = Silent("vLLM")
         self.in_flight: InFlight[Any] = InFlight()
-        self._requests = scheduler.requests
+        self._requests = getattr(scheduler, "requests", {})
         self._recorder = recorder or Recorder(_engine(scheduler))
         self._known: dict[str, tuple[str, int]] = {}
+        self._names: set[str] = set()
+        self._ended: Iterable[str] = ()
+        self._count = 0
+        self._gone: list[tuple[str, str]] = []
+        self._random = not _is_set(RANDOM_ENV)
+
+    def arrived(self, request: Any) -> None:
+        """A request has come."""
+        if request.request_id not in self._known:  # else more input of a session
+            headers = getattr(request, "trace_headers", None) or {}
+            trace = str(headers.get("traceparent", ""))
+            self._recorder.arrived(*self._meet(request.request_id, request), trace)
 
     def scheduled(self, begin_ns: int, output: Any) -> None:
         """A step was composed."""
         for one in getattr(output, "finished_req_ids", None) or ():
-            gone = self._known.pop(one, None)
-            if gone is not None:
-                self._recorder.finish(gone[0])
+            self._forget(one)
+        self._finish()
         planned = output.num_scheduled_tokens
         if not planned:
             self.in_flight.begin(begin_ns, None)
             return
         known, requests = self._known, self._requests
-        for one in planned.keys() - known.keys():
-            request = requests[one]
-            known[one] = (
-                getattr(request, "external_req_id", None) or one,
-                getattr(request, "num_prompt_tokens", 0),
-            )
-        about = [known[one] for one in planned]
+        try:
+            about = [known[one] for one in planned]
+        except KeyError:  # its arrival was not seen
+            for one in planned.keys() - known.keys():
+                self._meet(one, requests[one])
+            about = [known[one] for one in planned]
         tokens = list(planned.values())
         # The scheduler has already moved on by this step's tokens.
         after = [requests[one].num_computed_tokens for one in planned]
-        context = [max(0, end - own) for end, own in zip(after, tokens, strict=True)]
-        prefill = [before < one[1] for before, one in zip(context, about, strict=True)]
-        self.in_flight.begin(begin_ns, ([one[0] for one in about], prefill, tokens, context))
+        context = list(map(sub, after, tokens))
+        names, prompts = zip(*about, strict=True)
+        prefill = list(map(lt, context, prompts))
+        self.in_flight.begin(begin_ns, (planned, names, prefill, tokens, context))
+
+    def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
+        """A request that was not known: its name for others, when it came, and its prompt."""
+        name = getattr(request, "external_req_id", None)
+        if not name:
+            name = _RANDOM.sub("", one) if self._random else one
+        if name in self._names:  # callers may use an id twice
+            name = one
+        prompt = int(getattr(request, "num_prompt_tokens", 0))
+        self._names.add(name)
+        self._known[one] = name, prompt
+        return name, self.in_flight.now_ns(), prompt
+
+    def ended(self) -> None:
+        """A step's output came."""
+        found, self._ended = self.in_flight.end(), ()
+        self._count = len(self._requests)
+        if found is not None and found[2] is not None:
+            begin_ns, end_ns, (self._ended, *rows) = found
+            self._recorder.step(begin_ns, end_ns, *rows)
 
     def updated(self) -> None:
-        """A step's output came."""
-        ended = self.in_flight.end()
-        if ended is not None and ended[2] is not None:
-            begin_ns, end_ns, (names, prefill, tokens, context) = ended
-            self._recorder.step(begin_ns, end_ns, names, prefill, tokens, context)
+        """The scheduler has taken the output in, and forgotten requests that it ended."""
+        if len(self._requests) != self._count:
+            for one in self._ended:
+                if one not in self._requests:
+                    self._forget(one)
+        self._finish()
+
+    def _forget(self, one: str) -> None:
+        gone = self._known.pop(one, None)
+        if gone is not None:
+            self._gone.append((one, gone[0]))
+
+    def _finish(self) -> None:
+        """Sends ends, but not while a step that was scheduled ahead still computes the request."""
+        if not self._gone:
+            return
+        ahead = {one for what in self.in_flight.under_way() if what for one in what[0]}
+        for one, name in self._gone:
+            if one not in ahead:
+                self._names.discard(name)
+                self._recorder.finish(name)
+        self._gone = [gone for gone in self._gone if gone[0] in ahead]
 
 
 def _of(scheduler: Any) -> Probe:
@@ -123,6 +189,10 @@ def _of(scheduler: Any) -> Probe:
     if found is None:
         found = scheduler._zeus_probe = Probe(scheduler)
     return found
+
+
+def _is_set(name: str) -> bool:
+    return os.environ.get(name, "0").strip().lower() in ("1", "true")
 
 
 def _engine(scheduler: Any) -> str:

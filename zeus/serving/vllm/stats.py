@@ -1,6 +1,7 @@
 """A stat logger, found by vLLM through its entry point `vllm.stat_logger_plugins`.
 
-It does nothing unless `ZEUS_SERVING=stats`. It works alone, without the probe in the scheduler,
+It records nothing unless `ZEUS_SERVING=stats`; with `ZEUS_SERVING_METRICS` it adds the ledger's
+metrics to vLLM's. It works alone, without the probe in the scheduler,
 with the larger error that `zeus.serving.front_end` explains. Written against vLLM 0.32 and 0.33,
 whose statistics may change: what is missing counts as nothing.
 """
@@ -15,6 +16,7 @@ from typing import Any
 from zeus.serving.front_end import Finished, FrontEnd
 from zeus.serving.in_flight import InFlight, Silent
 from zeus.serving.recorder import Recorder
+from zeus.serving.relay import register_from_environment
 from zeus.serving.vllm.probe import MODE_ENV
 
 log = logging.getLogger(__name__)
@@ -40,6 +42,7 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]
         self._clock: InFlight[None] = InFlight()
         self._front_end = FrontEnd()
         self._recorder: Recorder | None = None
+        register_from_environment()
         if os.environ.get(MODE_ENV) != "stats":
             return
         servers = getattr(getattr(vllm_config, "parallel_config", None), "_api_process_count", 1)
@@ -81,11 +84,11 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]
         now_ns = self._clock.now_ns()
         # Of those that were in the step, the scheduler no longer counts those that it ended.
         running = int(getattr(scheduler_stats, "num_running_reqs", 0) or 0) + len(ended)
-        self._front_end.iteration(now_ns, running, ended)
+        names = self._front_end.iteration(now_ns, running, ended)
         for step in self._front_end.ready(now_ns):
             self._recorder.step(*step)  # type: ignore[arg-type]
-        for one in ended:
-            self._recorder.finish(one.request)
+        for name in names:
+            self._recorder.finish(name)
 
 
 def _finished(one: Any) -> Finished | None:

@@ -14,6 +14,7 @@ import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.migration import MigrationContext
 from sqlalchemy import text
+from sqlalchemy.pool import QueuePool
 
 from tests.postgresql import PostgreSQL
 from tests.support import wait_for
@@ -158,7 +159,7 @@ def test_who_waits_for_another_writer_gets_its_turn(tmp_path: Path) -> None:
     writer.start()
     begun.wait()
     assert database.read(lambda c: c.execute(text("SELECT * FROM jobs")).all()) == []
-    other.execute("INSERT INTO jobs VALUES ('job', '{}', '1', 0, 0, 0, 0)")
+    other.execute("INSERT INTO jobs VALUES ('job', '{}', '1', 0, 0, 0, 0, NULL, NULL)")
     other.execute("INSERT INTO events VALUES ('job', 1, NULL, 0, 'registered', '{}')")
     other.execute("COMMIT")
     writer.join()
@@ -242,4 +243,16 @@ def test_what_others_make_fail_is_done_again(cluster: PostgreSQL) -> None:
     with pytest.raises(ZeusBSORuntimeError, match="cannot be used") as told:
         database.write(lambda c: c.execute(text("SELECT * FROM nothing")))
     assert told.value.status == 503
+    database.close()
+
+
+@pytest.mark.parametrize("workers", [1, 4, 1000])
+def test_all_workers_together_stay_below_what_postgresql_allows(
+    cluster: PostgreSQL, workers: int
+) -> None:
+    database = Database(cluster.new_database(), workers=workers)
+    pool = database._engine.pool
+    assert isinstance(pool, QueuePool)
+    assert pool.size() == max(1, int(0.75 * (300 - 3)) // workers)
+    assert pool._max_overflow == 0
     database.close()

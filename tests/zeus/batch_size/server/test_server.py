@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
@@ -281,3 +283,17 @@ def test_a_name_of_any_signs_can_be_used(serve: Serve) -> None:
     assert ok(http.get(f"/jobs/{quote(name)}"))["job_id"] == name
     assert ok(http.post(f"/jobs/{quote(name)}/trials"), 201)["trial_number"] == 2
     assert http.get("/metrics").status_code == 200
+
+
+def test_who_need_not_be_known_hears_of_no_path_or_host(
+    serve: Serve, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = serve()
+    with sqlite3.connect(tmp_path / "bso.db") as connection:
+        connection.execute("DROP TABLE events")
+        connection.execute("DROP TABLE trials")
+    sentence = refused(client.get("/jobs"), 503)
+    assert sentence.startswith("the database cannot be used now")
+    assert str(tmp_path) not in sentence
+    assert "no such table" not in sentence
+    assert str(tmp_path / "bso.db") in caplog.text

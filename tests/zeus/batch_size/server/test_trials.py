@@ -61,7 +61,8 @@ def over(
         (10, 0.1, None, True, False, "max_epochs 10"),
         (10, 0.6, 1.0, True, True, "reaches the target"),  # whatever it cost, and at the last epoch
         (10, 0.1, 1.0, True, False, "max_epochs 10"),
-        (2, 0.1, 900.0, False, False, "train on"),
+        (2, 0.1, 900.1, False, False, "train on"),
+        (2, 0.1, 900.0, True, False, "would have cost 900 J; its bound is 900 J"),
         (2, 0.1, 899.0, True, False, "would have cost 900 J; its bound is 899 J"),
         (1, None, None, False, False, "train on"),  # no number is no target
     ],

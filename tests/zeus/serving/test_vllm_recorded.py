@@ -1,0 +1,198 @@
+"""The vLLM plugins, played what a real vLLM 0.32 gave them.
+
+`python benchmarks/serving_vllm.py record` wrote the file: eleven requests of a small model on the
+CPU, with chunked prefill, preemption, a prefix cache, two aborts and one with two sequences.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zeus.serving.in_flight import InFlight
+from zeus.serving.vllm.probe import Probe, install
+from zeus.serving.vllm.stats import EnergyStatLogger
+
+FILE = Path(__file__).with_name("vllm_0_32.jsonl")
+CACHED = 256
+"""Tokens of the prompt of `again` that vLLM found in its cache."""
+
+
+class Recorded:
+    """Keeps what it is told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int, list[str], list[bool], list[float], list[float]]] = []
+        self.arrivals: dict[str, tuple[int, int]] = {}
+        self.finished: list[str] = []
+
+    def step(self, begin_ns, end_ns, ids, prefill, tokens, context) -> None:
+        self.steps.append((begin_ns, end_ns, ids, prefill, tokens, context))
+
+    def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
+        self.arrivals[request] = at_ns, prompt
+
+    def finish(self, request: str, tenant: str = "") -> None:
+        self.finished.append(request)
+
+
+class Clock:
+    """Stands at the instant of the event that is played."""
+
+    def __init__(self) -> None:
+        self.now_ns = 0
+
+    def __call__(self) -> int:
+        return self.now_ns
+
+
+class Played:
+    """A scheduler and a front end that do what was recorded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        lines = [json.loads(line) for line in FILE.read_text().splitlines()]
+        self.said = lines.pop()
+        self.events = lines
+        clock = Clock()
+        self.probed, self.logged = Recorded(), Recorded()
+        played = self
+
+        class Scheduler:
+            """As vLLM's, with the events' answers."""
+
+            def __init__(self) -> None:
+                self.requests: dict[str, Any] = {}
+
+            def add_request(self, request: Any) -> None:
+                self.requests[request.request_id] = request
+
+            def schedule(self, throttle_prefills: bool = False) -> Any:
+                event = played.event
+                for one, computed in event["after"].items():
+                    self.requests[one].num_computed_tokens = computed
+                clock.now_ns = event["at_ns"]
+                return SimpleNamespace(
+                    num_scheduled_tokens=event["tokens"], finished_req_ids=set(event["finished"])
+                )
+
+            def update_from_output(self, scheduled: Any, output: Any) -> dict[int, Any]:
+                for one in played.event["gone"]:
+                    del self.requests[one]
+                return {}
+
+        assert install(Scheduler)
+        scheduler = Scheduler()
+        probe = scheduler._zeus_probe = Probe(scheduler, self.probed)  # type: ignore[attr-defined]
+        probe.in_flight = InFlight(clock)
+        monkeypatch.setenv("ZEUS_SERVING", "stats")
+        logger = EnergyStatLogger(SimpleNamespace())
+        logger._recorder, logger._clock = self.logged, InFlight(clock)  # type: ignore[assignment]
+        for event in lines:
+            self.event = event
+            if event["event"] == "arrived":
+                clock.now_ns = event["at_ns"]
+                scheduler.add_request(
+                    SimpleNamespace(
+                        request_id=event["request"],
+                        num_prompt_tokens=event["prompt"],
+                        num_computed_tokens=0,
+                    )
+                )
+            elif event["event"] == "scheduled":
+                clock.now_ns = event["begin_ns"]
+                scheduler.schedule(False)
+            elif event["event"] == "updated":
+                clock.now_ns = event["ended_ns"]
+                scheduler.update_from_output(None, None)
+            else:
+                clock.now_ns = event["at_ns"]
+                logger.record(
+                    SimpleNamespace(num_running_reqs=event["running"]),
+                    SimpleNamespace(
+                        finished_requests=[SimpleNamespace(**one) for one in event["finished"]]
+                    ),
+                )
+        assert not probe.silent.failed
+        assert not logger._silent.failed
+        for row in logger._front_end.ready(2**62):
+            self.logged.step(*row)
+
+    def names(self) -> list[str]:
+        """What callers call the sequences."""
+        found = []
+        for name, one in self.said["requests"].items():
+            several = one["sequences"] > 1
+            found += [f"{n}_{name}" for n in range(one["sequences"])] if several else [name]
+        return sorted(found)
+
+
+@pytest.fixture(scope="module")
+def played() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        yield Played(patch)
+
+
+def _tokens(recorded: Recorded) -> tuple[Counter[str], Counter[str]]:
+    prefill: Counter[str] = Counter()
+    decode: Counter[str] = Counter()
+    for _, _, ids, prefills, tokens, _ in recorded.steps:
+        assert len(set(ids)) == len(ids)
+        for name, is_prefill, count in zip(ids, prefills, tokens, strict=True):
+            (prefill if is_prefill else decode)[name] += count
+    return prefill, decode
+
+
+def test_every_step_has_the_rows_that_vllm_says(played: Played) -> None:
+    said = [
+        (contexts + decodes, prompt + generated)
+        for contexts, prompt, decodes, generated in played.said["steps"]
+    ]
+    steps = played.probed.steps
+    assert [(len(ids), sum(tokens)) for _, _, ids, _, tokens, _ in steps] == said
+    assert all(begin < end for begin, end, *_ in steps)
+    assert all(a[1] <= b[0] for a, b in itertools.pairwise(steps))
+
+
+def test_requests_have_the_names_that_callers_gave_them(played: Played) -> None:
+    recorded = played.probed
+    assert sorted(recorded.finished) == played.names() == sorted(recorded.arrivals)
+    assert {recorded.arrivals[name][1] for name in ("a", "b")} == {30, 300}
+
+
+def test_a_request_computes_its_prompt_once_and_all_tokens_but_the_first(played: Played) -> None:
+    prefill, decode = _tokens(played.probed)
+    preempted = {
+        one["request_id"]
+        for event in played.events
+        for one in event.get("finished", ())
+        if isinstance(one, dict) and one["num_preemptions"]
+    }
+    assert preempted == {"twice", "h"}
+    for name, one in played.said["requests"].items():
+        if not one["aborted"] and name not in preempted:
+            computed = one["prompt"] - (CACHED if name == "again" else 0)
+            assert (prefill[name], decode[name]) == (computed, one["asked"] - 1)
+    assert decode["h"] + prefill["h"] > 350 + 39  # computed once more after the preemption
+    aborted = {name: prefill[name] + decode[name] for name in ("gone-1", "gone-2")}
+    assert aborted["gone-1"] < 200 + 89
+    assert sum(aborted.values()) > 0
+
+
+def test_the_front_end_alone_finds_the_same_rows(played: Played) -> None:
+    exact, found = played.probed, played.logged
+    assert len(found.steps) == len(exact.steps)
+    prefill, decode = _tokens(found)
+    theirs, own = _tokens(exact)
+    for name in ("a", "b", "c", "d", "e", "again", "f", "g"):
+        assert (round(prefill[name]), round(decode[name])) == (theirs[name], own[name])
+    # vLLM reports no end of what was aborted, and gives all sequences the same name.
+    assert sorted(found.finished) == sorted(
+        re.sub("^0_", "", name) for name in played.names() if "gone" not in name
+    )

@@ -1,0 +1,87 @@
+"""Pods, and a kubelet that says which GPUs they have."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import grpc
+
+NODE = "node-1"
+NVIDIA = "nvidia.com/gpu"
+
+
+def a_pod(
+    name: str = "training",
+    watts: str | None = "200",
+    namespace: str = "research",
+    *,
+    gpus: int = 1,
+    phase: str = "Running",
+    node: str = NODE,
+    **spec: Any,
+) -> dict[str, Any]:
+    """A pod's object, with a uid of its own."""
+    annotations = {} if watts is None else {"zeusd.dev/power-limit": watts}
+    limits = {NVIDIA: str(gpus)} if gpus else {}
+    return {
+        "kind": "Pod",
+        "apiVersion": "v1",
+        "metadata": {
+            "name": name,
+            "namespace": namespace,
+            "uid": str(uuid.uuid4()),
+            "annotations": annotations,
+        },
+        "spec": {
+            "nodeName": node,
+            "containers": [{"name": "c", "resources": {"limits": limits}}],
+            **spec,
+        },
+        "status": {"phase": phase},
+    }
+
+
+def field(number: int, value: bytes | str) -> bytes:
+    """One field of a Protocol Buffers message."""
+    value = value.encode() if isinstance(value, str) else value
+    length, prefix = len(value), b""
+    while length > 0x7F:
+        prefix += bytes([length & 0x7F | 0x80])
+        length >>= 7
+    return bytes([number << 3 | 2]) + prefix + bytes([length]) + value
+
+
+def pod_resources(
+    name: str, ids: Iterable[str], namespace: str = "research", resource: str = NVIDIA
+) -> bytes:
+    """A PodResources message. Of topology and CPUs it has something, too, as kubelet's have."""
+    topology = field(3, field(1, b"\x08\x01"))
+    devices = field(1, resource) + b"".join(field(2, one) for one in ids) + topology
+    cpus = field(3, b"\x00\x01\x02") + b"\x29" + bytes(8) + b"\x35" + bytes(4)
+    container = field(1, "c") + field(2, devices) + cpus
+    return field(1, name) + field(2, namespace) + field(3, container)
+
+
+class Kubelet:
+    """kubelet's PodResources, on a socket; `pods` is what it answers."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.pods: list[bytes] = []
+        self._server = grpc.server(ThreadPoolExecutor(1))
+        method = grpc.unary_unary_rpc_method_handler(self._list)
+        self._server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler("v1.PodResourcesLister", {"List": method}),)
+        )
+        self._server.add_insecure_port(f"unix://{path}")
+        self._server.start()
+
+    def _list(self, request: bytes, context: Callable[..., Any]) -> bytes:
+        return b"".join(field(1, one) for one in self.pods)
+
+    def stop(self) -> None:
+        """Ends it."""
+        self._server.stop(None).wait()

@@ -1,0 +1,143 @@
+"""What pods ask for, and what follows; pure."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.zeusctl.kubernetes.node import a_pod, field, pod_resources
+from zeus_ipc.replies import CeilingInfo, GpuInfo
+from zeusctl.kubernetes.kubelet import devices_of
+from zeusctl.kubernetes.plan import Plan, differences, gpu_of, held, plan
+from zeusctl.kubernetes.pods import milliwatts, pod_of
+
+KEY = ("research", "training")
+
+
+def gpu(index: int, **ceilings: int) -> GpuInfo:
+    found = GpuInfo.model_construct(
+        uuid=f"GPU-{index}abc", index=index, pci_address=f"00000000:0{index}:00.0", ceilings=[]
+    )
+    for name, watts in ceilings.items():
+        found.ceilings.append(
+            CeilingInfo.model_construct(
+                name=f"job:{name.replace('_', '-')}", control="power_limit", value=[watts * 1000]
+            )
+        )
+    return found
+
+
+GPUS = [gpu(0), gpu(1)]
+
+
+def planned(pod: dict[str, Any], *ids: str) -> Plan:
+    return plan([pod_of(pod)], {KEY: ids} if ids else {}, GPUS)
+
+
+@pytest.mark.parametrize(
+    ("text", "mw"),
+    [("200", 200_000), (" 200W ", 200_000), ("0", None), ("200mW", None), ("", None), ("1e3", None)]
+    + [("99999", None), ("-200", None), ("200.5", None), ("٢٠٠", None)],
+)
+def test_an_annotation_is_a_whole_number_of_watts(text: str, mw: int | None) -> None:
+    assert milliwatts(text) == mw
+
+
+def test_each_gpu_of_a_pod_gets_a_ceiling_of_the_pods_uid() -> None:
+    pod = a_pod()
+    found = planned(pod, "GPU-1abc", "GPU-0abc")
+    name = f"job:{pod['metadata']['uid']}"
+    assert found.bounds == {("GPU-0abc", name): 200_000, ("GPU-1abc", name): 200_000}
+    assert not found.refusals
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed"])
+def test_a_pod_that_has_ended_gets_none(phase: str) -> None:
+    assert not planned(a_pod(phase=phase), "GPU-0abc").bounds
+
+
+def test_a_pod_that_is_being_deleted_keeps_its_limit_while_it_runs() -> None:
+    pod = a_pod()
+    pod["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert planned(pod, "GPU-0abc").bounds
+
+
+def test_a_pod_without_its_gpus_yet_is_waited_for() -> None:
+    found = planned(a_pod())
+    assert found.waiting
+    assert not found.refusals
+
+
+@pytest.mark.parametrize(
+    ("pod", "ids", "said"),
+    [
+        (a_pod(watts="low"), ["GPU-0abc"], '"low" is not a number of watts'),
+        (a_pod(gpus=0), [], "no container of the pod requests a GPU"),
+        (a_pod(gpus=0, resourceClaims=[{}]), [], "GPUs of resource claims are not supported"),
+        (a_pod(), ["MIG-1234"], "a part of a GPU has no power limit of its own"),
+        (a_pod(), ["GPU-5abc"], "zeusd does not know it"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_reason(
+    pod: dict[str, Any], ids: list[str], said: str
+) -> None:
+    found = planned(pod, *ids)
+    (text,) = found.refusals.values()
+    assert said in text
+    assert not found.bounds
+    assert not found.waiting
+
+
+def test_a_static_pod_is_named_as_its_control_group_is() -> None:
+    pod = a_pod()
+    pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = "0123456789abcdef" * 2
+    ((_, name),) = planned(pod, "GPU-0abc").bounds
+    assert name == "job:" + "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "index"),
+    [("GPU-1abc", 1), ("gpu-1ABC", 1), ("GPU-1abc::3", 1), ("1", 1), ("0000:01:00.0", 1)]
+    + [("00000000:01:00.0", 1), ("11", None), ("", None)],
+)
+def test_device_plugins_name_gpus_in_several_ways(device: str, index: int | None) -> None:
+    found = gpu_of(device, GPUS)
+    assert (None if found is None else found.index) == index
+
+
+def test_only_what_differs_is_done_and_only_pods_ceilings_are_touched() -> None:
+    mine, old = "12345678-1234-1234-1234-123456789abc", "12345678-1234-1234-1234-123456789abd"
+    one = gpu(0, **{mine.replace("-", "_"): 200, old.replace("-", "_"): 150, "77": 180})
+    other = gpu(1, **{mine.replace("-", "_"): 200})
+    wanted = {("GPU-0abc", f"job:{mine}"): 200_000, ("GPU-1abc", f"job:{mine}"): 250_000}
+    put, removed = differences(Plan(wanted), held([one, other]))
+    assert put == {("GPU-1abc", f"job:{mine}"): 250_000}
+    assert removed == [("GPU-0abc", f"job:{old}")]
+
+
+def test_a_pod_keeps_its_limit_while_kubelet_does_not_name_its_gpus() -> None:
+    pod = a_pod()
+    one = gpu(0, **{pod["metadata"]["uid"].replace("-", "_"): 200})
+    assert differences(planned(pod), held([one])) == ({}, [])
+    pod["status"]["phase"] = "Succeeded"
+    assert differences(planned(pod), held([one]))[1], "but not longer than it lives"
+
+
+def test_kubelets_answer_is_read() -> None:
+    answer = b"".join(
+        field(1, one)
+        for one in (
+            pod_resources("training", ["GPU-1", "GPU-2"]),
+            pod_resources("net", ["0"], resource="rdma/hca"),
+            pod_resources("x" * 300, ["GPU-3"], "other"),
+        )
+    )
+    assert devices_of(answer) == {KEY: ["GPU-1", "GPU-2"], ("other", "x" * 300): ["GPU-3"]}
+
+
+@pytest.mark.parametrize("cut", [1, 2, 40])
+def test_a_cut_answer_of_kubelets_is_an_error(cut: int) -> None:
+    answer = field(1, pod_resources("training", ["GPU-1"]))
+    with pytest.raises(ValueError, match="not a list of pods"):
+        devices_of(answer[:cut])

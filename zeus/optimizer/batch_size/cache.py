@@ -1,0 +1,83 @@
+"""What is known of jobs, kept from one request to the next. Each process has its own.
+
+Whoever decides reads only the trials that have changed since the last decision.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from sqlalchemy import Connection, or_, select
+
+from zeus.optimizer.batch_size.choosing import Known
+from zeus.optimizer.batch_size.rows import trial_of
+from zeus.optimizer.batch_size.tables import trials
+from zeus.optimizer.batch_size.trials import JobRecord
+
+MOST_JOBS = 200
+
+
+class _Entry:
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.known: Known | None = None
+
+
+class KnownJobs:
+    """The jobs that were decided about last. Safe across threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: OrderedDict[str, _Entry] = OrderedDict()
+
+    @contextmanager
+    def of(self, job_id: str) -> Iterator[KnownJob]:
+        """A job, which this thread has to itself; after an error it is forgotten."""
+        with self._lock:
+            entry = self._entries.setdefault(job_id, _Entry())
+            self._entries.move_to_end(job_id)
+            while len(self._entries) > MOST_JOBS:
+                self._entries.popitem(last=False)
+        with entry.lock:
+            try:
+                yield KnownJob(entry)
+            except BaseException:
+                entry.known = None
+                raise
+
+
+class KnownJob:
+    """A job that a thread has to itself."""
+
+    def __init__(self, entry: _Entry) -> None:
+        self._entry = entry
+
+    def now(self, connection: Connection, job: JobRecord) -> Known:
+        """What is known of it in this transaction.
+
+        Args:
+            connection: The transaction.
+            job: The job, as the transaction sees it.
+        """
+        known = self._entry.known
+        if known is None or not _same(known.job, job):
+            known = self._entry.known = Known(job)
+        if known.job.events != job.events or not known.last_trial:
+            since = or_(
+                trials.c.end_order > known.job.events,
+                trials.c.number > known.last_trial,
+                trials.c.status == "running",
+            )
+            if not known.last_trial:
+                since = trials.c.number > 0
+            changed = select(trials).where((trials.c.job_id == job.job_id) & since)
+            known.update(job, [trial_of(row) for row in connection.execute(changed)])
+        return known
+
+
+def _same(known: JobRecord, job: JobRecord) -> bool:
+    """Whether it is the same job, and not one that was deleted and registered again."""
+    return (known.seed, known.created_s) == (job.seed, job.created_s) and known.events <= job.events

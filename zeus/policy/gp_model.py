@@ -1,0 +1,308 @@
+"""What runs say about the cost of every batch size: the model behind `zeus.policy.gp`.
+
+The logarithm of a run's cost is the sum of two curves over the batch size, the cost of an epoch and
+the epochs to the target; and a coin decides whether the run reaches the target at all. A run that
+missed the target is evidence for either, a cost above its bound or a coin that came up wrong: each
+as much as it explains.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from zeus.policy.curves import Array, Belief, Curve, Hint, Prior, Tally, critical, saturating
+from zeus.policy.interface import Run
+from zeus.policy.reach import Reach
+
+_KNEES = np.arange(-9.0, 10.0)
+"""Where a curve may bend, octaves from the default."""
+
+_MISSED = 0.3
+"""Where a size that has reached the target is given up for its cost, it is taken to have needed
+e^0.3 = 1.35 times its bound."""
+
+_CHANGED = 0.02
+"""Probability that a run costs more than its bound because the job has changed since."""
+
+_TINY = 1e-9
+
+# Mean power over the maximum is so much for an idle GPU, and so much more for a busy one.
+_IDLE, _BUSY, _UTILIZATION_SD = 0.15, 0.55, 0.12
+
+_DEVIATIONS = ((0.05, 0.05, 0.0), (0.15, 0.05, 0.0), (0.4, 0.05, 0.0), (0.15, 0.3, -3.0))
+_EPOCH_DEVIATIONS = ((0.03, 0.0, 0.0), (0.1, 0.0, 0.0), (0.3, 0.0, 0.0), (0.1, 0.2, -3.0))
+
+
+# What was learnt on another GPU is one more shape of each curve; it is as probable as this before
+# any run, and how far this GPU departs from it is learnt as of any shape.
+_EPOCHS_ALIKE, _EPOCH_COST_ALIKE = 0.9, 0.3
+_RUNS_ELSEWHERE = 0.5
+"""A run on another GPU says so much about reaching the target here, ..."""
+_MOST_ELSEWHERE = 1.0
+"""... and all of one size together no more than so many runs."""
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What was learnt on another GPU, of the sizes of this job; each of shape (sizes,).
+
+    Attributes:
+        log_epochs: Logarithm of the epochs to the target.
+        log_epoch_cost: Logarithm of an epoch's cost.
+        reached: Runs that reached the target.
+        missed: Runs that did not.
+    """
+
+    log_epochs: Array
+    log_epoch_cost: Array
+    reached: Array
+    missed: Array
+
+
+class Model:
+    """The runs that count.
+
+    Args:
+        x: Octaves from the default, shape (sizes,).
+        max_epochs: Of the job.
+        apart: Whether the cost of an epoch and the number of epochs are known of all runs; where
+            they are not, one curve is of their product.
+        elsewhere: What is known from another GPU.
+    """
+
+    def __init__(
+        self, x: Array, max_epochs: int, apart: bool, elsewhere: Elsewhere | None = None
+    ) -> None:
+        self._x = x
+        self._max_epochs = max_epochs
+        self._apart = apart
+        self._epoch_curve, self._epochs_curve = _curves(x, apart, elsewhere)
+        self._epoch: dict[int, Tally] = {}
+        self._epochs: dict[int, Tally] = {}
+        # Logarithms of what runs that missed would have taken at least: cost, or epochs.
+        self._dear: dict[int, Tally] = {}
+        self._long: dict[int, Tally] = {}
+        self._reached, self._failed = np.zeros(len(x)), np.zeros(len(x))
+        self._reached_too = self._missed_too = np.zeros(len(x))
+        if elsewhere is not None:
+            self._reached_too, self._missed_too = (
+                np.minimum(_RUNS_ELSEWHERE * runs, _MOST_ELSEWHERE)
+                for runs in (elsewhere.reached, elsewhere.missed)
+            )
+        # Curves are of the distance from the first run: they know nothing of its level.
+        self._epoch_level: float | None = None
+        self._epochs_level: float | None = None
+
+    def takes(self, run: Run) -> bool:
+        """Whether a run tells as much as those before: its epochs, or none does."""
+        return not run.converged or bool(run.epochs) == self._apart
+
+    def observe(self, at: int, run: Run) -> None:
+        """A run of a size, by its index."""
+        cost = max(run.cost - run.overhead, _TINY)
+        if self._apart and run.epochs:
+            epoch = math.log(cost / run.epochs)
+            if self._epoch_level is None:
+                self._epoch_level = epoch
+            _add(self._epoch, at, epoch - self._epoch_level)
+        if run.converged:
+            epochs = math.log(run.epochs if self._apart and run.epochs else cost)
+            if self._epochs_level is None:
+                self._epochs_level = epochs
+            _add(self._epochs, at, epochs - self._epochs_level)
+            self._reached[at] += 1
+        elif run.stopped_by_cost and run.cost_bound is not None:
+            _add(self._dear, at, math.log(max(run.cost_bound, _TINY)))
+        elif self._apart:
+            _add(self._long, at, math.log(self._max_epochs))
+        else:
+            self._failed[at] += 1
+
+    def fit(self, utilization: tuple[int, float] | None) -> Fit:
+        """What is believed now. At least one run that reached the target must count; where both
+        curves are known, one that has told its epochs.
+
+        Args:
+            utilization: Index of a size, and how busy the GPU was with it.
+        """
+        epoch_level, epochs_level = self._epoch_level or 0.0, self._epochs_level or 0.0
+        epoch: Belief | None = None
+        if self._epoch_curve is not None:
+            evidence = _evidence(self._x, utilization, len(self._epoch_curve.log_weights))
+            epoch = self._epoch_curve.learn(self._epoch, evidence)
+        bounds: list[tuple[int, float, float]] = []
+        for at, tally in self._dear.items():
+            of_epoch = 0.0 if epoch is None else epoch_level + float(epoch.mean[at])
+            bounds.append((at, tally.mean - of_epoch - epochs_level, tally.count))
+        epochs = [(at, t.mean - epochs_level, t.count) for at, t in self._long.items()]
+        tallies, hints, missed = self._explain(bounds, epochs)
+        return Fit(
+            epoch_level + epochs_level,
+            epoch,
+            tallies,
+            hints,
+            self._epochs_curve,
+            Reach(self._x, self._reached, missed, self._reached_too, self._missed_too),
+            None if epoch is None else math.log(self._max_epochs) - epochs_level,
+        )
+
+    def _explain(
+        self, bounds: list[tuple[int, float, float]], epochs: list[tuple[int, float, float]]
+    ) -> tuple[dict[int, Tally], dict[int, Hint], Array]:
+        """Runs that missed, each as a value above its bound and as a coin that came up wrong.
+
+        Args:
+            bounds: Of runs that were given up for their cost: index of a size, what its runs would
+                have taken at least, and how many.
+            epochs: The same of runs that had all their epochs.
+        """
+        tallies, missed = dict(self._epochs), self._failed.copy()
+        hints: dict[int, Hint] = {}
+        if not bounds and not epochs:
+            return tallies, hints, missed
+        if not tallies:  # as of a window in which nothing reached the target
+            for at, bound, count in (*bounds, *epochs):
+                _add(tallies, at, bound + _MISSED, count)
+            return tallies, hints, missed
+        believed = self._epochs_curve.learn(tallies)
+        # A size that begins to cost more after many good runs has changed; one that uses up all its
+        # epochs again and again has not: half of those are taken for the coin's to begin with.
+        coins = missed.copy()
+        for at, _, count in epochs:
+            coins[at] += count / 2
+        reach = Reach(self._x, self._reached, coins, self._reached_too, self._missed_too)
+        for at, bound, count in (*bounds, *epochs):
+            q, mean, variance = (
+                float(reach.mean[at]),
+                float(believed.mean[at]),
+                believed.variance(at),
+            )
+            scale = math.sqrt(variance + believed.noise_variance)
+            z = (mean - bound) / scale
+            above = max(_CHANGED, 0.5 * math.erfc(-z / math.sqrt(2)))
+            either = 1 - q + q * above
+            missed[at] += count * (1 - q) / either
+            if self._reached[at]:
+                # It has cost less: the job may have changed.
+                _add(tallies, at, max(bound, mean) + _MISSED, count * q * above / either)
+                continue
+            # The moments of the curve's value given the miss (assumed density filtering; Rasmussen
+            # and Williams, section 3.6), as if so much of it had been seen.
+            slope = q * math.exp(-0.5 * z * z) / math.sqrt(2 * math.pi) / either / scale
+            curvature = slope * (slope + z / scale)
+            if slope > 1e-6 and curvature > 1e-6:
+                hints[at] = Hint(mean + slope / curvature, 1 / curvature - variance)
+        return tallies, {at: h for at, h in hints.items() if h.variance > 1e-6}, missed
+
+
+class Fit:
+    """What is believed of the curves, whose sum is the logarithm of a run's cost, J, and of the
+    coins.
+
+    Attributes:
+        log_cost: Mean logarithm of the cost of a run that reaches the target, shape (sizes,).
+        noise: Standard deviation of the logarithm of a run's cost.
+        reach: Whether runs reach the target.
+    """
+
+    def __init__(
+        self,
+        level: float,
+        epoch: Belief | None,
+        tallies: dict[int, Tally],
+        hints: dict[int, Hint],
+        curve: Curve,
+        reach: Reach,
+        most_epochs: float | None,
+    ) -> None:
+        self._level = level
+        self._epoch = epoch
+        self._tallies = tallies
+        self._hints = hints
+        self._curve = curve
+        self._epochs = curve.learn(tallies, hints=hints)
+        self._most_epochs = most_epochs
+        self.noise = math.sqrt(self._epochs.noise_variance)
+        self.reach = reach
+        self.log_cost: Array = level + self._epochs.mean + (0.0 if epoch is None else epoch.mean)
+
+    def draw(self, rng: np.random.Generator, draws: int) -> tuple[Array, Array]:
+        """Logarithms of the cost of a run that reaches the target, and of one that takes all its
+        epochs (infinite where that is not known); each of shape (draws, sizes)."""
+        epochs = self._level + self._epochs.draw(rng, draws)
+        if self._epoch is None or self._most_epochs is None:
+            return epochs, np.full_like(epochs, np.inf)
+        epoch = self._epoch.draw(rng, draws)
+        return epochs + epoch, self._level + self._most_epochs + epoch
+
+    def curves(self) -> tuple[Array, Array] | None:
+        """Mean logarithms of the epochs and of an epoch's cost, both but for a constant; None where
+        they are not known apart."""
+        return None if self._epoch is None else (self._epochs.mean, self._epoch.mean)
+
+    def missed(self) -> Array:
+        """Mean of the second of `draw`, shape (sizes,)."""
+        if self._epoch is None or self._most_epochs is None:
+            return np.full_like(self.log_cost, np.inf)
+        return np.asarray(self._level + self._most_epochs + self._epoch.mean)
+
+    def with_pending(self, sizes: list[int]) -> Fit:
+        """As if runs of these sizes had ended, with as many epochs as expected."""
+        more = dict(self._tallies)
+        for i in sizes:
+            _add(more, i, float(self._epochs.mean[i]))
+        return Fit(
+            self._level,
+            self._epoch,
+            more,
+            {at: hint for at, hint in self._hints.items() if at not in sizes},
+            self._curve,
+            self.reach,
+            self._most_epochs,
+        )
+
+
+def _add(tallies: dict[int, Tally], at: int, value: float, weight: float = 1.0) -> None:
+    tallies[at] = tallies.get(at, Tally()).and_also(value, weight)
+
+
+def _with_shape(
+    shapes: Array, log_weights: Array, more: Array, probability: float, x: Array
+) -> tuple[Array, Array]:
+    """One more shape, as probable as given; 0 at the default, as all are."""
+    weight = np.log(np.exp(log_weights).sum() * probability / (1 - probability))
+    course = more - more[int(np.argmin(np.abs(x)))]
+    return np.concatenate([shapes, course[None]]), np.append(log_weights, weight)
+
+
+def _curves(x: Array, apart: bool, elsewhere: Elsewhere | None) -> tuple[Curve | None, Curve]:
+    """Of the cost of an epoch and of the epochs; or none, and of their product."""
+    saturates = -0.5 * ((_KNEES + 2) / 3) ** 2
+    turns = -0.5 * (_KNEES / 5) ** 2
+    if apart:
+        of_epoch, of_epochs = (saturating(x, _KNEES), saturates), (critical(x, _KNEES), turns)
+        if elsewhere is not None:
+            of_epoch = _with_shape(*of_epoch, elsewhere.log_epoch_cost, _EPOCH_COST_ALIKE, x)
+            of_epochs = _with_shape(*of_epochs, elsewhere.log_epochs, _EPOCHS_ALIKE, x)
+        epoch = Prior(*of_epoch, _EPOCH_DEVIATIONS, (0.01, 0.04))
+        epochs = Prior(*of_epochs, _DEVIATIONS, (0.06, 0.12, 0.24))
+        return Curve(x, epoch), Curve(x, epochs)
+    both = saturating(x, _KNEES[::2])[:, None] + critical(x, _KNEES[::2])[None]
+    weights = saturates[::2, None] + turns[None, ::2]
+    shapes = both.reshape(-1, len(x))
+    return None, Curve(x, Prior(shapes, weights.ravel(), _DEVIATIONS, (0.03, 0.1, 0.3)))
+
+
+def _evidence(x: Array, utilization: tuple[int, float] | None, shapes: int) -> Array | float:
+    """Log likelihood of where an epoch stops becoming cheaper, by how busy the GPU was; of a shape
+    that is not one of those, as of the average one."""
+    if utilization is None:
+        return 0.0
+    at, seen = utilization
+    busy = 1 / (1 + 2.0 ** -(x[at] - _KNEES))
+    of_knees = -0.5 * ((seen - _IDLE - _BUSY * busy) / _UTILIZATION_SD) ** 2
+    average = np.log(np.mean(np.exp(of_knees)))
+    return np.append(of_knees, [average] * (shapes - len(of_knees)))

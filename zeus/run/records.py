@@ -1,0 +1,211 @@
+"""What `ZeusMaster` writes down as it goes, so that it can be killed at any moment and go on.
+
+`runs.jsonl` in a job's folder has a line for each thing that happened: the job, a run that begins,
+its process, its end, a size that is left out, and the end of it all. A line is complete or does not
+count. Whoever writes holds a lock on the file, which ends with its process.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zeus.analyze import HistoryEntry
+from zeus.policy.interface import Run
+from zeus.policy.knowledge import Knowledge
+from zeus.run.settings import JOB_ID, LOG_DIR
+
+RECORDS = "runs.jsonl"
+
+
+@dataclass(frozen=True)
+class Script:
+    """A process, so that no other that has its number later is taken for it.
+
+    Attributes:
+        pid: Its number.
+        started: When it started, clock ticks since the machine's start.
+        boot: Which start of the machine.
+    """
+
+    pid: int
+    started: int
+    boot: str
+
+    @classmethod
+    def of(cls, pid: int) -> Script | None:
+        """The process with this number; None where there is none, or it has ended."""
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+            boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        except OSError:
+            return None
+        # The name, in parentheses, may have anything in it.
+        state, *fields = stat.rpartition(")")[2].split()
+        return None if state in "ZX" else cls(pid, int(fields[18]), boot)
+
+    @classmethod
+    def with_settings(cls, log_dir: str, job_id: str) -> Script | None:
+        """The oldest process that `ZeusMaster` has started for a run, by its environment: where it
+        was killed before it could write down which that is."""
+        asked = {f"{LOG_DIR}={log_dir}".encode(), f"{JOB_ID}={job_id}".encode()}
+        found = []
+        for path in Path("/proc").glob("[0-9]*/environ"):
+            try:
+                given = set(path.read_bytes().split(b"\0"))
+            except OSError:  # it has ended, or is somebody else's
+                continue
+            script = cls.of(int(path.parent.name)) if asked <= given else None
+            if script is not None:
+                found.append(script)
+        return min(found, key=lambda one: one.started, default=None)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it is still there."""
+        return Script.of(self.pid) == self
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A run that has ended.
+
+    Attributes:
+        run: As the policy was told of it.
+        entry: As the history has it; None where its script had no result.
+    """
+
+    run: Run
+    entry: HistoryEntry | None
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """A size turned out too large for the GPU's memory.
+
+    Attributes:
+        batch_size: The size.
+    """
+
+    batch_size: int
+
+
+@dataclass
+class Progress:
+    """How far a job has come.
+
+    Attributes:
+        ended: Its runs, and the sizes that were left out, in order.
+        script: The process of a run that has begun and whose end is not recorded.
+        in_flight: Whether there is such a run.
+        knowledge: What was known from another GPU when the job was begun.
+        over: Whether nothing is left to do.
+    """
+
+    ended: list[Ended | LeftOut] = field(default_factory=list)
+    script: Script | None = None
+    in_flight: bool = False
+    knowledge: Knowledge | None = None
+    over: bool = False
+
+
+class Records:
+    """The file, open and locked.
+
+    Args:
+        folder: The job's folder.
+
+    Raises:
+        BlockingIOError: Another process writes it.
+        OSError: It cannot be written.
+
+    Attributes:
+        job: What the job was begun with; None in a new file.
+        progress: How far it had come when the file was opened.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._file = open(Path(folder, RECORDS), "a+", encoding="utf-8")  # noqa: SIM115
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            self._file.close()
+            raise
+        self.job: dict[str, Any] | None = None
+        self.progress = Progress()
+        self._file.seek(0)
+        for line in self._file.readlines():
+            self._take(line)
+
+    def _take(self, line: str) -> None:
+        try:
+            row = json.loads(line)
+            kind = row.pop("kind")
+        except (ValueError, KeyError, AttributeError):
+            return  # cut off when its writer was killed
+        now = self.progress
+        if kind == "job":
+            self.job = row
+        elif kind == "begun":
+            now.in_flight, now.script = True, None
+        elif kind == "started":
+            now.script = Script(**row)
+        elif kind == "ended":
+            entry = None if row["entry"] is None else HistoryEntry(**row["entry"])
+            now.ended.append(Ended(Run(**row["run"]), entry))
+            now.in_flight, now.script = False, None
+        elif kind == "left out":
+            now.ended.append(LeftOut(row["batch_size"]))
+            now.in_flight, now.script = False, None
+        elif kind == "knowledge":
+            now.knowledge = Knowledge.from_json(row["text"])
+        elif kind == "over":
+            now.over = True
+
+    def add(self, kind: str, **row: Any) -> None:
+        """Writes something down; it is on the disk when this returns.
+
+        Raises:
+            OSError: It cannot be written.
+        """
+        # On a line of its own, also after one that was cut off.
+        start = "" if self._ends_whole() else "\n"
+        self._file.write(start + json.dumps({"kind": kind, **row}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def _ends_whole(self) -> bool:
+        size = os.fstat(self._file.fileno()).st_size
+        return size == 0 or os.pread(self._file.fileno(), 1, size - 1) == b"\n"
+
+    def close(self) -> None:
+        """Another process may have the file."""
+        self._file.close()
+
+
+def unfinished(log_base: str, prefix: str, job: dict[str, Any]) -> tuple[str, Records] | None:
+    """The newest folder of a job that was begun in the same way and is not over.
+
+    Args:
+        log_base: Folder of all jobs' folders.
+        prefix: What the names of the job's folders begin with.
+        job: What the job is begun with.
+
+    Returns:
+        The folder and its records; None where there is none, or where another process has it.
+    """
+    folders = [path.parent for path in Path(log_base).glob(f"*/{RECORDS}")]
+    mine = [path for path in folders if path.name.startswith(prefix)]
+    for folder in sorted(mine, key=lambda path: path.stat().st_mtime, reverse=True):
+        try:
+            records = Records(folder)
+        except OSError:
+            continue
+        if records.job == job and not records.progress.over:
+            return str(folder), records
+        records.close()
+    return None

@@ -1,0 +1,209 @@
+"""One job that `ZeusMaster` trains, from its first run, or where another process has left it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from zeus.analyze import HistoryEntry
+from zeus.job import Job
+from zeus.policy.interface import BatchSizeOptimizer, Run
+from zeus.policy.knowledge import save
+from zeus.policy.recurrence import Recurrences, Try, UnreachableTargetError
+from zeus.run import files
+from zeus.run.child import follow
+from zeus.run.exceptions import ScriptFailedError
+from zeus.run.files import FileError, TrainResult
+from zeus.run.records import LeftOut, Records, Script
+from zeus.utils.metric import zeus_cost
+
+if TYPE_CHECKING:
+    from zeus.run.master import ZeusMaster
+
+
+class Training:
+    """A job that a master trains: its policy, and what was written down of it."""
+
+    def __init__(
+        self,
+        master: ZeusMaster,
+        job: Job,
+        policy: BatchSizeOptimizer,
+        batch_sizes: Sequence[int],
+        beta_knob: float,
+        eta_knob: float,
+        logdir: str,
+        records: Records,
+    ) -> None:
+        self._master = master
+        self._job = job
+        self._policy = policy
+        self._sizes = batch_sizes
+        self._eta = eta_knob
+        self._logdir = logdir
+        self._records = records
+        self._recurrences = Recurrences(policy, job, beta_knob)
+        self._history: list[HistoryEntry] = []
+        self._runs = self._done = 0
+
+    def run(self, num_recurrence: int) -> list[HistoryEntry]:
+        """Until the job has recurred so often."""
+        try:
+            self._go_on()
+            while self._done < num_recurrence:
+                self._next()
+        except UnreachableTargetError:
+            self._records.add("over")  # to begin again would come to the same
+            raise
+        self._records.add("over")
+        path, learnt = self._master.knowledge, self._policy.knowledge(self._job)
+        if path is not None and learnt is not None:
+            save(path, learnt)
+        return self._history
+
+    def _go_on(self) -> None:
+        """Takes up what an earlier process has written down."""
+        progress = self._records.progress
+        for what in progress.ended:
+            self._recurrences.begin()  # as it was asked then, so that its draws are the same
+            if isinstance(what, LeftOut):
+                self._leave_out(what.batch_size)
+            else:
+                self._observe(what.run, what.entry)
+        if progress.ended or progress.in_flight:
+            print(f"[ZeusMaster] goes on after {self._runs} runs")
+        if not progress.in_flight:
+            return
+        now = self._recurrences.begin()
+        job_id = files.job_id(now.recurrence, now.number)
+        script = progress.script or Script.with_settings(self._logdir, job_id)
+        if script is not None and script.alive:
+            print(
+                f"[ZeusMaster] {job_id}: its script, process {script.pid}, still trains", flush=True
+            )
+            follow(lambda: script.alive, files.train_log(self._logdir, job_id))
+        result = result_of(self._logdir, job_id, now.batch_size)
+        if result is not None:
+            self._collect(now, result)
+        else:
+            self._try(now)
+
+    def _next(self) -> None:
+        self._try(self._recurrences.begin())
+
+    def _try(self, now: Try) -> None:
+        """One run."""
+        master, size = self._master, now.batch_size
+        job_id = files.job_id(now.recurrence, now.number)
+        files.train_json(self._logdir, job_id, size).unlink(missing_ok=True)
+        self._records.add("begun", recurrence=now.recurrence, number=now.number, batch_size=size)
+        master.script_started = self._script_started
+        try:
+            energy, seconds, reached = master.run_job(
+                self._job,
+                batch_size=size,
+                learning_rate=self._job.scale_lr(size),
+                seed=master.seed + self._runs,
+                logdir=self._logdir,
+                rec_i=now.recurrence,
+                tries=now.number,
+                eta_knob=self._eta,
+                cost_ub=now.cost_bound,
+            )
+        except ScriptFailedError as error:
+            self._failed(size, error)
+            return
+        result = result_of(self._logdir, job_id, size)
+        if result is None:  # of a subclass that runs jobs in its own way
+            cost = zeus_cost(energy, seconds, self._eta, master.max_power)
+            result = TrainResult(
+                energy=energy, time=seconds, cost=cost, num_epochs=0, reached=reached
+            )
+        self._collect(now, result)
+
+    def _script_started(self, pid: int) -> None:
+        script = Script.of(pid)
+        if script is not None:
+            self._records.add("started", **asdict(script))
+
+    def _failed(self, size: int, error: ScriptFailedError) -> None:
+        """A script had no result."""
+        if any(entry.bs == size for entry in self._history):
+            raise error
+        larger = size > (self._job.default_bs or 0)
+        if error.out_of_memory and larger and self._leave_out(size):
+            # It says nothing about the target: as if the size had not been asked for.
+            print(
+                f"[ZeusMaster] {error}\nGPU memory does not suffice for batch size {size} or more"
+            )
+            self._records.add("left out", batch_size=size)
+            return
+        if not self._history:
+            raise error
+        # Others trained, this never did.
+        run = Run(size, 0.0, converged=False)
+        print(
+            f"[ZeusMaster] {error}\nbatch size {size} counts as one that does not reach the target"
+        )
+        self._records.add("ended", run=asdict(run), entry=None)
+        self._observe(run, None)
+
+    def _collect(self, now: Try, result: TrainResult) -> None:
+        """A run has its result."""
+        run = Run(
+            batch_size=now.batch_size,
+            # Of the GPUs that it trained on, which need not be all that are visible here.
+            cost=result.cost,
+            converged=result.reached,
+            epochs=result.num_epochs or None,
+            overhead=result.overhead,
+            cost_bound=None if math.isinf(now.cost_bound) else now.cost_bound,
+            stopped_by_cost=result.stopped_by_cost,
+            utilization=result.utilization,
+        )
+        entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
+        self._records.add("ended", run=asdict(run), entry=asdict(entry))
+        print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {_told(run, result.time)}")
+        self._observe(run, entry)
+
+    def _observe(self, run: Run, entry: HistoryEntry | None) -> None:
+        self._runs += 1
+        if entry is not None:
+            self._history.append(entry)
+            files.write_history(self._logdir, self._history)
+        self._recurrences.end(run)
+        self._done += run.converged
+
+    def _leave_out(self, batch_size: int) -> bool:
+        """This size and larger ones do not fit into the GPU's memory. False: the policy has no way
+        to leave them out."""
+        larger = [one for one in self._sizes if one >= batch_size]
+        return self._policy.exclude(self._job, larger)
+
+
+def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
+    """What a run's script has written; None: nothing.
+
+    Raises:
+        RuntimeError: It cannot be read.
+    """
+    path = files.train_json(logdir, job_id, batch_size)
+    if not path.exists():
+        return None
+    try:
+        return files.load_result(path)
+    except FileError as error:
+        raise RuntimeError(f"{error}; run the job again") from None
+
+
+def _told(run: Run, seconds: float) -> str:
+    if run.converged:
+        end = "reached the target"
+    elif run.stopped_by_cost:
+        end = "was given up for its cost"
+    else:
+        end = "did not reach the target"
+    epochs = "" if run.epochs is None else f" after {run.epochs} epochs"
+    return f"batch size {run.batch_size} {end}{epochs}, {seconds:.1f} s, cost {run.cost:.0f} J"

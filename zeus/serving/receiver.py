@@ -1,0 +1,90 @@
+"""Receives what recorders in engines send: a socket, and who is connected to it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from collections.abc import Callable
+
+from zeus.serving.wire import MOST_BYTES, Message, unpack
+from zeus_ipc.errors import RequestRejected
+
+MOST_ENGINES = 64
+"""Processes that may be connected."""
+MOST_AT_ONCE = 10_000
+"""Messages taken from one of them before the next one's turn."""
+
+
+class Receiver:
+    """Listens for engines.
+
+    There is no waiting for a message: who waits is woken by each, and that takes the engine's time.
+    Sleep, and `receive` what has come meanwhile.
+
+    Args:
+        path: Socket to listen on; an old one there is replaced.
+        take: Called with each message; returns whether it was one for this receiver.
+
+    Attributes:
+        rejected: Messages that were none, or for another receiver.
+
+    Raises:
+        OSError: The socket cannot be listened on.
+    """
+
+    def __init__(self, path: str, take: Callable[[Message], bool]) -> None:
+        self._path = path
+        self._take = take
+        self.rejected = 0
+        self._engines: list[socket.socket] = []
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                if stat.S_ISSOCK(os.stat(path).st_mode):
+                    os.unlink(path)
+            self._socket.bind(path)
+            os.chmod(path, 0o660)
+            self._socket.listen(MOST_ENGINES)
+        except OSError as error:
+            self._socket.close()
+            raise OSError(error.errno, error.strerror, path) from None
+        self._socket.setblocking(False)
+
+    def receive(self) -> None:
+        """Takes all that has come."""
+        with contextlib.suppress(BlockingIOError):
+            while len(self._engines) < MOST_ENGINES:
+                connection, _ = self._socket.accept()
+                connection.setblocking(False)
+                self._engines.append(connection)
+        for connection in list(self._engines):
+            if not self._drained(connection):
+                connection.close()
+                self._engines.remove(connection)
+
+    def close(self) -> None:
+        """Listens no more."""
+        for one in (self._socket, *self._engines):
+            one.close()
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+    def _drained(self, connection: socket.socket) -> bool:
+        """Takes what one engine sent; returns whether it is still there."""
+        for _ in range(MOST_AT_ONCE):
+            try:
+                data = connection.recv(MOST_BYTES)
+            except BlockingIOError:
+                return True
+            except OSError:
+                return False
+            if not data:
+                return False
+            try:
+                known = self._take(unpack(data))
+            except RequestRejected:
+                known = False
+            self.rejected += not known
+        return True

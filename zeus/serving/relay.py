@@ -1,0 +1,97 @@
+"""The ledger's metrics on an engine's own Prometheus registry.
+
+    from zeus.serving.relay import register
+    register("http://127.0.0.1:9462")
+
+A thread fetches them, so that whoever scrapes the engine never waits for the ledger. While it does
+not answer there are none. Needs prometheus_client: pip install "zeusd[metrics]".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+import urllib.request
+from collections.abc import Iterable
+from typing import Any
+
+from zeus.simulate.extras import needed
+
+log = logging.getLogger(__name__)
+
+URL_ENV = "ZEUS_SERVING_METRICS"
+"""Where the ledger answers: vLLM's plugin then relays its metrics."""
+EVERY_S = 5.0
+TIMEOUT_S = 2.0
+MOST_BYTES = 2**22
+PREFIX = "zeus_serving_"
+
+_registered: set[str] = set()
+
+
+def register(url: str, registry: Any = None, every_s: float = EVERY_S) -> Relay | None:
+    """Adds the ledger's metrics to a registry; a second time for the same URL it does nothing.
+
+    Args:
+        url: Of `python -m zeus.serving serve --listen`.
+        registry: A `CollectorRegistry`; None: `prometheus_client.REGISTRY`.
+        every_s: How often they are fetched.
+
+    Raises:
+        ImportError: prometheus_client is not installed.
+    """
+    if url in _registered:
+        return None
+    home = needed("prometheus_client", "metrics", "metrics")
+    relay = Relay(url, every_s)
+    (home.REGISTRY if registry is None else registry).register(relay)
+    _registered.add(url)
+    return relay
+
+
+class Relay:
+    """A collector of another process's metrics; see `register`."""
+
+    def __init__(self, url: str, every_s: float = EVERY_S) -> None:
+        self._url = f"{url.rstrip('/')}/metrics"
+        self._every_s = every_s
+        self._parse = needed(
+            "prometheus_client.parser", "metrics", "metrics"
+        ).text_string_to_metric_families
+        self._families: list[Any] = []
+        self._ended = threading.Event()
+        self._pid = os.getpid()
+        self._thread = threading.Thread(target=self._run, name="zeus-serving-relay", daemon=True)
+        self._thread.start()
+
+    def collect(self) -> Iterable[Any]:
+        """What was fetched last; called by the registry."""
+        return self._families if os.getpid() == self._pid else []
+
+    def close(self) -> None:
+        """Fetches no more."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            found: list[Any] = []
+            with contextlib.suppress(Exception):  # it is down, or something else answers
+                with urllib.request.urlopen(self._url, timeout=TIMEOUT_S) as answer:
+                    text = answer.read(MOST_BYTES).decode()
+                found = [one for one in self._parse(text) if one.name.startswith(PREFIX)]
+            self._families = found
+            if self._ended.wait(self._every_s):
+                return
+
+
+def register_from_environment() -> None:
+    """As `register`, with the URL of `$ZEUS_SERVING_METRICS`. Never raises into an engine."""
+    url = os.environ.get(URL_ENV)
+    if url:
+        try:
+            register(url)
+        except Exception as error:  # noqa: BLE001 - never raise into the engine
+            log.warning("the engine's metrics are without those of energy: %s", error)

@@ -1,0 +1,127 @@
+"""Energy for OpenTelemetry: `hw.energy` of boards, and a span for each finished request.
+
+OpenTelemetry has no attribute for the energy of a request: those here begin with `zeus.energy`. A
+span is a child of the request's own trace where the engine was given one (`traceparent`). It is
+sent when the figure is first known, some seconds after the request's end.
+
+Needs opentelemetry-sdk: pip install "zeusd[otel]".
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from zeus.serving.rows import RequestEnergy
+from zeus.simulate.extras import needed
+
+SPAN = "zeus.energy"
+SCOPE = "zeus.serving"
+
+
+class Telemetry:
+    """Sends to two providers of OpenTelemetry's.
+
+    Args:
+        tracers: A `TracerProvider`.
+        meters: A `MeterProvider`.
+        boards: Energy of each GPU so far, J, by UUID.
+        model: Attribute `gen_ai.request.model`.
+    """
+
+    def __init__(
+        self,
+        tracers: Any,
+        meters: Any,
+        boards: Callable[[], Mapping[str, float]],
+        model: str = "",
+    ) -> None:
+        self._providers = tracers, meters
+        self._tracer = tracers.get_tracer(SCOPE)
+        self._model = model
+        self._propagator = needed(
+            "opentelemetry.trace.propagation.tracecontext", "OpenTelemetry", "otel"
+        ).TraceContextTextMapPropagator()
+        observation = needed("opentelemetry.metrics", "OpenTelemetry", "otel").Observation
+
+        def observe(_: Any) -> Iterable[Any]:
+            for uuid, joules in boards().items():
+                yield observation(joules, {"hw.type": "gpu", "hw.id": uuid})
+
+        meters.get_meter(SCOPE).create_observable_counter(
+            "hw.energy", [observe], unit="J", description="Energy of a GPU board."
+        )
+
+    def finished(
+        self, engine: str, rows: Sequence[RequestEnergy], trace: Callable[[str], str]
+    ) -> None:
+        """Sends a span for each request.
+
+        Args:
+            engine: Which engine.
+            rows: Requests, each once.
+            trace: The `traceparent` of a request; empty: it has none.
+        """
+        wall_ns = time.time_ns() - time.monotonic_ns()
+        for row in rows:
+            parent = trace(row.request)
+            context = self._propagator.extract({"traceparent": parent}) if parent else None
+            span = self._tracer.start_span(
+                SPAN,
+                context=context,
+                start_time=wall_ns + row.begin_ns,
+                attributes=self._attributes(engine, row),
+            )
+            span.end(wall_ns + row.end_ns)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        for one in self._providers:
+            one.shutdown()
+
+    def _attributes(self, engine: str, row: RequestEnergy) -> dict[str, Any]:
+        found: dict[str, Any] = {
+            "gen_ai.request.id": row.request,
+            "zeus.engine": engine,
+            "zeus.energy.method": row.method,
+            "zeus.energy.provisional": row.provisional,
+        }
+        if self._model:
+            found["gen_ai.request.model"] = self._model
+        if row.tenant:
+            found["zeus.tenant"] = row.tenant
+        if row.refused:
+            found["zeus.energy.reason"] = row.reason
+        else:
+            found["zeus.energy.joules"] = row.joules
+            found["zeus.energy.uncertainty"] = row.uncertainty_j
+            found["zeus.energy.rule_uncertainty"] = row.rule_uncertainty_j
+        return found
+
+
+def over_http(endpoint: str, boards: Callable[[], Mapping[str, float]], model: str) -> Telemetry:
+    """Telemetry for a collector that speaks OTLP over HTTP.
+
+    Args:
+        endpoint: Such as `http://localhost:4318`.
+        boards: See `Telemetry`.
+        model: See `Telemetry`.
+
+    Raises:
+        ImportError: OpenTelemetry is not installed; the message says what to install.
+    """
+
+    def module(name: str) -> Any:
+        return needed(f"opentelemetry.{name}", "--otlp", "otel")
+
+    http = "exporter.otlp.proto.http"
+    base = endpoint.rstrip("/")
+    resource = module("sdk.resources").Resource.create({"service.name": "zeus-serving"})
+    tracers = module("sdk.trace").TracerProvider(resource=resource)
+    spans = module(f"{http}.trace_exporter").OTLPSpanExporter(f"{base}/v1/traces")
+    tracers.add_span_processor(module("sdk.trace.export").BatchSpanProcessor(spans))
+    metrics = module(f"{http}.metric_exporter").OTLPMetricExporter(f"{base}/v1/metrics")
+    reader = module("sdk.metrics.export").PeriodicExportingMetricReader(metrics)
+    meters = module("sdk.metrics").MeterProvider(metric_readers=[reader], resource=resource)
+    return Telemetry(tracers, meters, boards, model)

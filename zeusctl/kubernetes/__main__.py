@@ -1,0 +1,107 @@
+"""The command `zeusd-kubernetes`: the agent of one node."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import sys
+import threading
+
+import click
+
+from zeus_ipc import __version__
+
+KUBELET = "/var/lib/kubelet/pod-resources/kubelet.sock"
+ZEUSD_TIMEOUT_S = 10.0
+
+
+@click.command(context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--namespace",
+    "namespaces",
+    multiple=True,
+    required=True,
+    metavar="NAME",
+    help='Obey annotations in this namespace; repeat it for others, "*" for all.',
+)
+@click.option(
+    "--node",
+    required=True,
+    envvar="NODE_NAME",
+    show_envvar=True,
+    metavar="NAME",
+    help="This node's name in Kubernetes.",
+)
+@click.option("--socket", metavar="PATH", help="zeusd's socket.")
+@click.option(
+    "--pod-resources",
+    default=KUBELET,
+    show_default=True,
+    metavar="PATH",
+    help="kubelet's socket for PodResources.",
+)
+@click.option(
+    "--kubeconfig",
+    type=click.Path(exists=True, dir_okay=False),
+    help="How to reach the API server from outside a pod.",
+)
+@click.version_option(__version__, prog_name="zeusd-kubernetes")
+def main(
+    namespaces: tuple[str, ...],
+    node: str,
+    socket: str | None,
+    pod_resources: str,
+    kubeconfig: str | None,
+) -> None:
+    """Limit the power of the GPUs of pods that ask for it by annotation.
+
+    Run it on each node, as an administrator of zeusd. A pod with the annotation
+    zeusd.dev/power-limit: "200" gets GPUs that take at most 200 W until it ends.
+    """
+    try:
+        import grpc  # noqa: F401
+        import kubernetes
+    except ImportError as error:
+        raise SystemExit(
+            f'zeusd-kubernetes: {error.name} is not installed; pip install "zeusd[kubernetes]"'
+        ) from None
+    from zeus_ipc.client import Client
+    from zeusctl.kubernetes.agent import Agent
+    from zeusctl.kubernetes.events import Events
+    from zeusctl.kubernetes.kubelet import Kubelet
+    from zeusctl.kubernetes.watch import PodWatch
+
+    logging.basicConfig(
+        level=logging.INFO, format="zeusd-kubernetes: %(message)s", stream=sys.stderr
+    )
+    try:
+        if kubeconfig is None:
+            kubernetes.config.load_incluster_config()
+        else:
+            kubernetes.config.load_kube_config(kubeconfig)
+    except kubernetes.config.ConfigException as error:
+        raise SystemExit(
+            f"zeusd-kubernetes: the API server cannot be found ({error}); run it in a pod with a "
+            "service account, or name a --kubeconfig"
+        ) from None
+    changed, ended = threading.Event(), threading.Event()
+    watches = [
+        PodWatch(kubernetes.client.CoreV1Api(), node, one, changed.set) for one in namespaces
+    ]
+
+    def stop(*_: object) -> None:
+        ended.set()
+        changed.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, stop)
+    events = Events(kubernetes.client.CoreV1Api(), node)
+    with Client(socket, heartbeat=False, timeout_s=ZEUSD_TIMEOUT_S) as client:
+        for watch in watches:
+            watch.start()
+        logging.info("node %s, namespaces %s", node, ", ".join(namespaces))
+        Agent(client, watches, Kubelet(pod_resources), events, changed).run(ended)
+
+
+if __name__ == "__main__":
+    main()

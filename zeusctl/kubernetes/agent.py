@@ -1,0 +1,162 @@
+"""Keeps the ceilings of a node's GPUs as its pods ask: a loop around the plan.
+
+The state is in zeusd's journal, so a restarted agent continues where the last one ended. zeusd
+itself ends the ceilings of pods that end while no agent runs, with the pods' control groups.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Sequence
+from typing import Protocol
+
+from zeus_ipc import Client
+from zeus_ipc.errors import ErrorCode, ZeusIpcError
+from zeus_ipc.replies import GpuInfo
+from zeusctl.kubernetes.events import REFUSED, SET
+from zeusctl.kubernetes.kubelet import KubeletUnavailable
+from zeusctl.kubernetes.plan import Bounds, Devices, Plan, differences, held, plan
+from zeusctl.kubernetes.pods import ANNOTATION, Pod
+from zeusctl.text import named
+
+WAITING_S = 0.5
+"""How soon kubelet is asked again about a pod that has no GPUs yet."""
+RESYNC_S = 15.0
+"""How soon everything is compared again though no pod has changed."""
+
+_NOT_THE_PODS = frozenset(
+    {
+        *(ErrorCode.UNAVAILABLE, ErrorCode.TIMEOUT, ErrorCode.SHUTTING_DOWN, ErrorCode.OVERLOADED),
+        *(ErrorCode.DEADLINE_EXCEEDED, ErrorCode.QUIESCED),
+        *(ErrorCode.ACCESS_REFUSED, ErrorCode.PERMISSION_DENIED),
+    }
+)
+"""Errors that are about zeusd or this program, not about what a pod asks for."""
+
+log = logging.getLogger("zeusd_kubernetes")
+
+
+class Pods(Protocol):
+    """The pods of some namespaces."""
+
+    def pods(self) -> list[Pod] | None:
+        """The pods; None: not known yet."""
+        ...
+
+
+class HasDevices(Protocol):
+    """Who knows which pod has which GPUs."""
+
+    def devices(self) -> Devices:
+        """The ids of GPUs, by a pod's namespace and name.
+
+        Raises:
+            KubeletUnavailable: It does not say.
+        """
+        ...
+
+
+class Tells(Protocol):
+    """Where users are told."""
+
+    def tell(self, pod: Pod, reason: str, message: str) -> None:
+        """Tells what came of a pod's annotation."""
+        ...
+
+    def forget_others(self, uids: set[str]) -> None:
+        """Pods other than these are gone."""
+        ...
+
+
+class Agent:
+    """The agent of one node. zeusd must take its user for an administrator.
+
+    Args:
+        zeusd: The node's zeusd.
+        sources: The pods of each namespace that counts.
+        kubelet: The node's kubelet.
+        events: Where users are told.
+        changed: Set when a pod has changed.
+        resync_s: How soon everything is compared again though no pod has changed.
+    """
+
+    def __init__(
+        self,
+        zeusd: Client,
+        sources: Sequence[Pods],
+        kubelet: HasDevices,
+        events: Tells,
+        changed: threading.Event,
+        resync_s: float = RESYNC_S,
+    ) -> None:
+        self._zeusd = zeusd
+        self._sources = sources
+        self._kubelet = kubelet
+        self._events = events
+        self._changed = changed
+        self._resync_s = resync_s
+        self._trouble = ""
+
+    def run(self, ended: threading.Event) -> None:
+        """Works until `ended` is set, and `changed` with it. Ceilings stay: the pods go on."""
+        while not ended.is_set():
+            self._changed.clear()
+            waiting = True
+            try:
+                waiting = self.reconcile()
+                self._trouble = ""
+            except (ZeusIpcError, KubeletUnavailable) as error:
+                if str(error) != self._trouble:  # once, not at every attempt
+                    log.warning("%s", error)
+                self._trouble = str(error)
+            self._changed.wait(WAITING_S if waiting else self._resync_s)
+
+    def reconcile(self) -> bool:
+        """Makes the ceilings as the pods ask. Returns whether it should be called again soon.
+
+        Raises:
+            ZeusIpcError: zeusd did not answer.
+            KubeletUnavailable: kubelet did not.
+        """
+        seen = [source.pods() for source in self._sources]
+        if None in seen:
+            return True  # not all pods are known: what is set may be of one that lives
+        pods = [pod for some in seen if some is not None for pod in some]
+        self._events.forget_others({pod.uid for pod in pods})
+        asks = any(pod.asked is not None and not pod.ended for pod in pods)
+        gpus = self._zeusd.node().gpus
+        if not gpus:
+            return True  # no driver; zeusd keeps the ceilings until it is back
+        wanted = plan(pods, self._kubelet.devices() if asks else {}, gpus)
+        put, removed = differences(wanted, held(gpus))
+        for uuid, name in removed:
+            log.info("%s: the ceiling %s ends", _label(uuid, gpus), name)
+            self._zeusd.set_ceiling(uuid, name, None)
+        self._put(put, wanted, gpus)
+        for pod, why in wanted.refusals.items():
+            self._events.tell(pod, REFUSED, why)
+        return bool(wanted.waiting)
+
+    def _put(self, bounds: Bounds, wanted: Plan, gpus: Sequence[GpuInfo]) -> None:
+        done: dict[Pod, list[str]] = {}
+        for (uuid, name), bound_mw in bounds.items():
+            pod = wanted.pods[name]
+            try:
+                highest_mw = self._zeusd.set_ceiling(uuid, name, bound_mw)[uuid]
+            except ZeusIpcError as error:
+                if error.code in _NOT_THE_PODS:
+                    raise
+                indices = {gpu.uuid: gpu.index for gpu in gpus}
+                wanted.refusals[pod] = f"{ANNOTATION}: {named(str(error), indices)}"
+                continue
+            done.setdefault(pod, []).append(
+                f"{_label(uuid, gpus)}: at most {highest_mw / 1000:g} W until the pod ends"
+            )
+        for pod, texts in done.items():
+            if pod not in wanted.refusals:
+                self._events.tell(pod, SET, "; ".join(texts))
+
+
+def _label(uuid: str, gpus: Sequence[GpuInfo]) -> str:
+    return next((f"GPU {gpu.index}" for gpu in gpus if gpu.uuid == uuid), uuid)

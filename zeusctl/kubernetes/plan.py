@@ -1,0 +1,119 @@
+"""Which ceilings the GPUs of a node should have, and what differs from those they have. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from zeus_ipc.controls import Control
+from zeus_ipc.replies import GpuInfo
+from zeusctl.kubernetes.pods import ANNOTATION, Pod, milliwatts
+
+JOB = "job:"
+_POD = re.compile(r"job:[0-9a-f]{8}-?(?:[0-9a-f]{4}-?){3}[0-9a-f]{12}")
+"""The ceilings of pods. Those of Slurm's jobs have numbers or SLUIDs."""
+
+Bounds = dict[tuple[str, str], int]
+"""By a GPU's UUID and a ceiling's name: mW."""
+
+Devices = Mapping[tuple[str, str], Sequence[str]]
+"""By a pod's namespace and name: the ids that its device plugin gave its GPUs."""
+
+
+@dataclass(slots=True)
+class Plan:
+    """What should be.
+
+    Attributes:
+        bounds: The ceilings.
+        pods: The pod of each ceiling.
+        refusals: By pod: why it gets none, for its user.
+        waiting: Ceilings of pods whose GPUs kubelet does not name: it gives them when it admits the
+            pod, and forgets them for a while when its device plugin starts again.
+    """
+
+    bounds: Bounds = field(default_factory=dict)
+    pods: dict[str, Pod] = field(default_factory=dict)
+    refusals: dict[Pod, str] = field(default_factory=dict)
+    waiting: set[str] = field(default_factory=set)
+
+
+def plan(pods: Iterable[Pod], devices: Devices, gpus: Sequence[GpuInfo]) -> Plan:
+    """The ceilings that these pods ask for.
+
+    Args:
+        pods: Of this node, in the namespaces that count.
+        devices: From kubelet.
+        gpus: Of this node.
+    """
+    found = Plan()
+    for pod in pods:
+        if pod.asked is None or pod.ended:
+            continue
+        bound_mw, ids = milliwatts(pod.asked), devices.get((pod.namespace, pod.name), ())
+        if bound_mw is None:
+            found.refusals[pod] = (
+                f'{ANNOTATION}: "{pod.asked}" is not a number of watts; write, for example, "200"'
+            )
+        elif not ids and not pod.resources:
+            found.refusals[pod] = f"{ANNOTATION}: " + (
+                "GPUs of resource claims are not supported; request them from a device plugin, "
+                'such as "nvidia.com/gpu: 1"'
+                if pod.claims
+                else "no container of the pod requests a GPU"
+            )
+        elif not ids:
+            found.waiting.add(JOB + pod.job)
+        else:
+            _bound(found, pod, bound_mw, ids, gpus)
+    return found
+
+
+def _bound(
+    found: Plan, pod: Pod, bound_mw: int, ids: Sequence[str], gpus: Sequence[GpuInfo]
+) -> None:
+    name = JOB + pod.job
+    found.pods[name] = pod
+    for one in ids:
+        gpu = gpu_of(one, gpus)
+        if gpu is None:
+            part = "a part of a GPU has no power limit of its own; request whole GPUs"
+            unknown = "zeusd does not know it; `zeusctl doctor` on the node says why"
+            why = part if one.startswith("MIG-") else unknown
+            found.refusals[pod] = f"{ANNOTATION}: GPU {one}: {why}"
+        else:
+            found.bounds[gpu.uuid, name] = bound_mw
+
+
+def gpu_of(device: str, gpus: Sequence[GpuInfo]) -> GpuInfo | None:
+    """The GPU that a device plugin means: by UUID, index or PCI address; shared ones too.
+
+    Args:
+        device: The plugin's id, such as `GPU-8f6d...::3` for the third share of a GPU.
+        gpus: Of this node.
+    """
+    name = device.partition("::")[0].lower()
+    for gpu in gpus:
+        # AMD's plugin writes the domain with four digits, the drivers with eight.
+        addresses = (gpu.pci_address.lower(), gpu.pci_address.lower()[4:])
+        if name in (gpu.uuid.lower(), str(gpu.index), *addresses):
+            return gpu
+    return None
+
+
+def held(gpus: Sequence[GpuInfo]) -> Bounds:
+    """The ceilings of pods that GPUs have now."""
+    return {
+        (gpu.uuid, one.name): one.value[0]
+        for gpu in gpus
+        for one in gpu.ceilings
+        if one.control == Control.POWER_LIMIT.value and _POD.fullmatch(one.name)
+    }
+
+
+def differences(wanted: Plan, now: Bounds) -> tuple[Bounds, list[tuple[str, str]]]:
+    """Ceilings to set, and those to remove: none of a pod whose GPUs are not known."""
+    put = {key: bound for key, bound in wanted.bounds.items() if now.get(key) != bound}
+    kept = wanted.bounds.keys() | {key for key in now if key[1] in wanted.waiting}
+    return put, [key for key in now if key not in kept]
