@@ -44,6 +44,39 @@ it takes longer than `PATIENCE_S`."""
 
 MUTATIONS = (
     Mutation(
+        "a restore of a set takes out what the lease has added, and nothing else",
+        "zeusd.restore_rule.restore_steps",
+        unreached("added"),
+        (
+            "tests/zeusd/core/test_power_profiles.py::"
+            "test_after_a_crash_only_the_leases_own_are_taken_out",
+        ),
+    ),
+    Mutation(
+        "a set is changed, and never overwritten",
+        "zeusd.restore_rule.write_merged",
+        instead("merged", "wanted"),
+        (
+            "tests/zeusd/core/test_power_profiles.py::"
+            "test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again",
+        ),
+    ),
+    Mutation(
+        "no profile is leased beside a limit unless that is asked",
+        "zeusd.core.requests.Requests._submit",
+        drop("_excluded"),
+        (
+            "tests/zeusd/core/test_power_profiles.py::"
+            "test_profiles_and_limits_are_leased_together_only_if_that_is_asked",
+        ),
+    ),
+    Mutation(
+        "a counter of a whole module is not the GPU's",
+        "zeusd.energy.channel.Channel.observe",
+        never("verdict"),
+        ("tests/zeusd/energy/test_scope.py::test_energy_is_the_gpus_whatever_its_counter_counts",),
+    ),
+    Mutation(
         "pidfd watch",
         "zeusd.runtime.processes.ProcessWatch.watch",
         drop("add_reader"),

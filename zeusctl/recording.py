@@ -18,6 +18,7 @@ COLUMNS: dict[str, type] = {
     "power_w": float,
     "average_power_w": float,
     "memory_power_w": float,
+    "module_power_w": float,
     "energy_j": float,
     "power_limit_w": float,
     "gpu_clock_mhz": int,

@@ -135,6 +135,7 @@ def _row(sample: Sample, index: dict[str, int]) -> dict[str, Any]:
         "power_w": watts(sample.power_mw),
         "average_power_w": watts(sample.average_mw),
         "memory_power_w": watts(sample.memory_mw),
+        "module_power_w": watts(sample.module_mw),
         "energy_j": sample.energy_uj / 1e6,
         "power_limit_w": watts(sample.power_limit_mw),
         "gpu_clock_mhz": sample.gpu_clock_mhz,

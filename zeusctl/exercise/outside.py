@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from zeus_ipc.controls import Control
+from zeus_ipc.controls import SPECS, Control
 from zeusctl.probe.driver import CallError, NoDriverError
 from zeusctl.probe.nvml import NvmlDriver
 
@@ -97,6 +97,8 @@ def values(control: Control, valid: Sequence[Sequence[int]]) -> Iterator[list[in
         control: Which.
         valid: Values within its range, both ends among them.
     """
+    if SPECS[control].merges:
+        return  # a set has no ends, and its setters overwrite nothing
     low, high = min(one[0] for one in valid), max(one[-1] for one in valid)
     if control is Control.PERSISTENCE_MODE:
         yield [high + 1]

@@ -213,6 +213,7 @@ def test_values_outside_a_range_are_its_neighbours_and_pairs_the_wrong_way_round
     limits = [[100_000], [250_000], [175_000]]
     assert list(outside.values(Control.POWER_LIMIT, limits)) == [[99_000], [251_000], [0]]
     assert list(outside.values(Control.MEMORY_CLOCKS, [[877, 877]])) == [[1, 1], [1754, 1754]]
+    assert list(outside.values(Control.POWER_PROFILE, [[1], [1, 7], []])) == []
     assert [1380, 135] in outside.values(Control.GPU_CLOCKS, [[1380, 1380], [135, 135]])
 
 

@@ -105,6 +105,10 @@ def test_a_superchip_is_counted_once_and_its_cpu_where_there_is_no_rapl(
             ]
             gpus = [gpu.uuid for gpu in node.gpus]
             names = [*gpus, "module:0", "module:1", "module:2", "cpu:0"]
+            wait_for(
+                lambda: {one.source for one in client.metrics().sources} >= set(names),
+                "a sample of each source",
+            )
             begin_ns = time.monotonic_ns()
             time.sleep(1.5)  # what is measured
             end_ns = time.monotonic_ns()
