@@ -64,7 +64,7 @@ class Instance:
         from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
         from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 
-        profile = InstructionProfile.read(DATA / f"gpt3-175b+{self.gpu}.csv")
+        profile = InstructionProfile.read(DATA / f"gpt3-175b+{self.gpu}.csv.gz")
         if self.stages < profile.num_stages:
             profile = profile.pick([*range(self.stages - 1), profile.num_stages - 1])
         return profile, one_f_one_b(self.stages, self.microbatches)

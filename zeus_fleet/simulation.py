@@ -7,6 +7,7 @@ its job's network says.
 from __future__ import annotations
 
 import csv
+import gzip
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -89,9 +90,9 @@ def tables(cluster: str) -> list[Measured]:
     if cluster not in CLUSTERS:
         raise ValueError(f"there is no cluster {cluster!r}; choose one of {', '.join(CLUSTERS)}")
     gpu, _, sensitive = cluster.partition("-")
-    file = files("zeusd") / "devices" / "simulated" / "data" / f"summary_power_{gpu}.csv"
+    file = files("zeusd") / "devices" / "simulated" / "data" / f"summary_power_{gpu}.csv.gz"
     runs: dict[str, dict[int, tuple[float, float]]] = {}
-    for row in csv.DictReader(file.read_text(encoding="utf-8").splitlines()):
+    for row in csv.DictReader(gzip.decompress(file.read_bytes()).decode().splitlines()):
         key = "/".join(row[name] for name in ("network", "dataset", "batch_size", "optimizer"))
         measured = float(row["time_per_epoch"]), float(row["average_power"])
         runs.setdefault(key, {})[int(row["power_limit"]) * 1000] = measured

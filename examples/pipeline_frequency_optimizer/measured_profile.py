@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import gzip
 from importlib.resources import files
 from pathlib import Path
 
@@ -28,8 +29,8 @@ def main() -> None:
     if not 0 < options.scale <= 100:
         parser.error(f"--scale must be above 0 and at most 100, not {options.scale:g}")
     kept = [*range(options.num_stages - 1), STAGES - 1]
-    data = files("zeusd.devices.simulated") / "data" / "perseus" / f"gpt3-175b+{options.gpu}.csv"
-    header, *rows = csv.reader(data.read_text().splitlines())
+    data = files("zeusd.devices.simulated") / "data" / "perseus" / f"gpt3-175b+{options.gpu}.csv.gz"
+    header, *rows = csv.reader(gzip.decompress(data.read_bytes()).decode().splitlines())
     with options.output.open("w", newline="", encoding="utf-8") as file:
         table = csv.writer(file)
         table.writerow(header)

@@ -119,6 +119,10 @@ from zeus.serving.command import main
 Ledger("tokens").settle()
 assert CliRunner().invoke(main, ["replay", "--help"]).exit_code == 0
 """,
+    "otel": """
+from zeus.serving import telemetry
+import opentelemetry.sdk.trace, opentelemetry.exporter.otlp.proto.http
+""",
     "vllm": """
 from prometheus_client import CollectorRegistry
 from zeus.serving import Ledger

@@ -139,5 +139,5 @@ def test_the_base_is_small(built: Built) -> None:
     with zipfile.ZipFile(built.wheel) as archive:
         own = sum(item.file_size for item in archive.infolist())
     size = own + size_bytes(distributions_of(None))
-    assert size < 15 * MIB, f"{size / MIB:.1f} MiB"
+    assert size < 15.5 * MIB, f"{size / MIB:.1f} MiB"
     assert built.wheel.stat().st_size < 1.25 * MIB

@@ -83,7 +83,7 @@ def train_trace() -> Path:
 
 
 def power_trace(gpu: str) -> Path:
-    """File of measured epochs: time and average power, by batch size and power limit.
+    """File of measured epochs: time and average power, by batch size and power limit; gzip.
 
     Args:
         gpu: One of `GPUS`.
@@ -93,7 +93,7 @@ def power_trace(gpu: str) -> Path:
     """
     if gpu.lower() not in GPUS:
         raise ValueError(f"there are no traces of a {gpu}; there are {', '.join(GPUS)}")
-    return _data(f"summary_power_{gpu.lower()}.csv")
+    return _data(f"summary_power_{gpu.lower()}.csv.gz")
 
 
 def _data(name: str) -> Path:

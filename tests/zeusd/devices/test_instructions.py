@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import random
 from collections.abc import Iterator
 from importlib.resources import files
@@ -31,7 +32,7 @@ def node(spec: str = "a100:setter_ms=0") -> tuple[SimulatedBackend, VirtualClock
 
 
 def rows(gpu: str) -> list[tuple[int, str, int, float, float]]:
-    lines = (DATA / f"gpt3-175b+{gpu}.csv").read_text().splitlines()
+    lines = gzip.decompress((DATA / f"gpt3-175b+{gpu}.csv.gz").read_bytes()).decode().splitlines()
     return [
         (
             int(row["stage"]),

@@ -14,13 +14,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-try:
-    import tenacity
-except ImportError:
-    raise ImportError(
-        "reporting runs needs tenacity; install it with pip install 'zeusd[bso]'"
-    ) from None
-
 from zeus.optimizer.batch_size.common import (
     EndTrial,
     NewTrial,
@@ -60,7 +53,14 @@ def patiently(ask: Callable[[], T], wait_s: float) -> T:
 
     Raises:
         ZeusBSORuntimeError: It was refused, or nobody answered in that time.
+        ImportError: tenacity is not installed.
     """
+    try:
+        import tenacity
+    except ImportError:
+        raise ImportError(
+            "reporting runs needs tenacity; install it with pip install 'zeusd[bso]'"
+        ) from None
     shortest_s, longest_s = BACKOFF_S
     retrying = tenacity.Retrying(
         retry=tenacity.retry_if_exception(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
@@ -88,21 +89,22 @@ class InstructionProfile:
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> InstructionProfile:
-        """Reads a profile with five columns, or more.
+        """Reads a profile with five columns, or more; gzip, if its name ends with `.gz`.
 
         Raises:
             PipelineFrequencyError: It names the row and the column that are wrong.
         """
         name = os.fspath(path)
         try:
-            with Path(path).open(newline="", encoding="utf-8-sig") as file:
+            opened: Any = gzip.open if name.endswith(".gz") else open
+            with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
                 return cls._of_lines(name, csv.reader(file))
         except OSError as error:
             raise PipelineFrequencyError(
                 f"the profile {name} cannot be read ({error.strerror}); give a CSV file with the "
                 f"columns {','.join(NEEDED)}"
             ) from None
-        except (UnicodeDecodeError, csv.Error) as error:
+        except (UnicodeDecodeError, EOFError, csv.Error) as error:
             raise PipelineFrequencyError(f"the profile {name} is no CSV file ({error})") from None
 
     @classmethod

@@ -7,11 +7,13 @@ the GPU spins in a receive: it draws its blocking power, at whatever clock.
 from __future__ import annotations
 
 import bisect
+import gzip
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from typing import Any
 
 from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, split_profile
 from zeusd.devices.simulated.models import DeviceModel
@@ -153,7 +155,8 @@ def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
     """
     if name.startswith(PROFILE_PREFIX):
         path, stage, blocking_w = split_profile(name)
-        with open(path, newline="", encoding="utf-8-sig") as file:
+        opened: Any = gzip.open if path.endswith(".gz") else open
+        with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
             return instructions_of(parse_profile(file, stage), device, blocking_w)
     if not name.startswith(PERSEUS_PREFIX):
         return None
@@ -175,6 +178,7 @@ def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
 
 @lru_cache(maxsize=4)
 def _shipped(gpu: str, model: str) -> dict[int, dict[str, list[tuple[int, float, float]]]]:
-    lines = (_DATA / f"{model}+{gpu}.csv").read_text().splitlines()
+    packed = (_DATA / f"{model}+{gpu}.csv.gz").read_bytes()
+    lines = gzip.decompress(packed).decode().splitlines()
     count = 1 + max(int(line.partition(",")[0]) for line in lines[1:])
     return {stage: parse_profile(lines, stage) for stage in range(count)}

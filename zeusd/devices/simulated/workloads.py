@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import csv
+import gzip
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -211,7 +212,7 @@ def find_workload(name: str, device: DeviceModel) -> Workload:
 
 def _read_trace(gpu: str, device: str) -> dict[str, MeasuredTable]:
     rows: dict[str, list[tuple[float, float, float]]] = {}
-    text = (_DATA / f"summary_power_{gpu}.csv").read_text()
+    text = gzip.decompress((_DATA / f"summary_power_{gpu}.csv.gz").read_bytes()).decode()
     for row in csv.DictReader(text.splitlines()):
         batch = int(row["batch_size"])
         name = f"nsdi23/{gpu}/{row['dataset']}/{row['network']}/{row['optimizer']}/{batch}"
