@@ -37,9 +37,9 @@ _DRAWS = 300
 _REACH_OCTAVES = 2.0
 """So far beyond the sizes that reached the target the next may be."""
 
-_LOG_GIVEN_UP = math.log(2.0)
-"""Logarithm of what a run costs at most, in costs of the best size: with the usual `beta_knob` it
-is given up then. The best follows once more, as the recurrence begins again."""
+_GIVEN_UP = 2.0
+"""What a run costs at most, in costs of the best size: with the usual `beta_knob` it is given up
+then. The best follows once more, as the recurrence begins again."""
 
 _REGRET_POWER = 2.0
 """Regret counts by this power; less would explore more."""
@@ -370,12 +370,12 @@ def _paid(reached: Array, missed: Array, reach: Array, noise: float) -> Array:
         reach: Probability that the target is reached, whatever it costs.
         noise: Standard deviation of the logarithm of a run's cost.
     """
-    limit = np.minimum(missed, _LOG_GIVEN_UP)
-    # The normal distribution function, nearly.
-    within = reach / (1 + np.exp(np.clip(1.702 * (reached - limit) / noise, -50, 50)))
-    return np.asarray(
-        within * np.exp(np.minimum(reached, limit)) + (1 - within) * (np.exp(limit) + 1)
-    )
+    # The normal distribution function, nearly: whether the epochs suffice.
+    within = reach / (1 + np.exp(np.clip(1.702 * (reached - missed) / noise, -50, 50)))
+    if_reached = np.exp(reached)
+    if_reached = np.where(if_reached > _GIVEN_UP, _GIVEN_UP + 1, if_reached)
+    if_missed = np.minimum(np.exp(missed), _GIVEN_UP) + 1
+    return np.asarray(within * if_reached + (1 - within) * if_missed)
 
 
 def _most_informative(paid: Array) -> int:

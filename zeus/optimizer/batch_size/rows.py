@@ -7,10 +7,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Literal
 
-from sqlalchemy import Connection, Row, insert, select, update
+from sqlalchemy import Connection, Row, case, func, insert, select, update
 
 from zeus.optimizer.batch_size.common import CreatedJob, TrialId
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
+from zeus.optimizer.batch_size.overview import Group, Overview
 from zeus.optimizer.batch_size.tables import events, jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, ended, lost
 from zeus.policy.knowledge import Knowledge
@@ -102,6 +103,7 @@ class Writing:
 
 
 _OF_TRIAL = tuple(field.name for field in fields(Trial))
+_OF_GROUP = tuple(field.name for field in fields(Group))
 
 
 def trial_of(row: Row[Any]) -> Trial:
@@ -160,6 +162,44 @@ def find_trial(connection: Connection, which: TrialId) -> Trial:
             404,
         )
     return trial_of(row)
+
+
+def overviews_of(connection: Connection, now_s: float) -> list[Overview]:
+    """All jobs, in the order in which they were registered, and sums of their trials.
+
+    Args:
+        connection: A transaction.
+        now_s: The time, s since 1970: what was not heard of for its lease is lost.
+    """
+    # As in `trials.lost`.
+    gone = (trials.c.status == "running") & (trials.c.heard_s + trials.c.lease_s < now_s)
+    now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now")).subquery()
+    sums = select(
+        now.c.job_id,
+        now.c.batch_size,
+        now.c.now.label("status"),
+        now.c.converged,
+        func.count().label("trials"),
+        func.max(now.c.heard_s).label("heard_s"),
+        func.sum(now.c.time).label("time"),
+        func.sum(now.c.energy).label("energy"),
+    ).group_by(now.c.job_id, now.c.batch_size, now.c.now, now.c.converged)
+    order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
+    records = [job_of(row) for row in connection.execute(order)]
+    groups: dict[str, list[Group]] = {}
+    for row in connection.execute(sums):
+        values = {name: row._mapping[name] for name in _OF_GROUP}
+        groups.setdefault(row.job_id, []).append(Group(**values))
+    return [Overview(job, tuple(groups.get(job.job_id, ()))) for job in records]
+
+
+def events_of(connection: Connection, job_id: str) -> list[Event]:
+    """All that happened to a job, in its order; empty for an unknown job."""
+    of_job = select(events).where(events.c.job_id == job_id).order_by(events.c.number)
+    return [
+        Event(row.number, row.trial_number, row.at_s, row.kind, json.loads(row.body))
+        for row in connection.execute(of_job)
+    ]
 
 
 def no_job(job_id: str) -> ZeusBSORuntimeError:

@@ -13,16 +13,15 @@ then: nobody waits for a lock while a fit is computed.
 
 from __future__ import annotations
 
-import json
 import secrets
 import time
 from collections.abc import Callable
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
 
 try:
-    from sqlalchemy import Connection, case, delete, func, insert, select
+    from sqlalchemy import Connection, delete, func, insert, select
 except ImportError:
     raise ImportError("keeping trials needs sqlalchemy: pip install 'zeusd[bso-server]'") from None
 
@@ -39,18 +38,20 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.database import Database
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
-from zeus.optimizer.batch_size.overview import Group, Overview
+from zeus.optimizer.batch_size.overview import Overview
 from zeus.optimizer.batch_size.rows import (
     Event,
     Writing,
+    events_of,
     find_job,
     find_trial,
     job_of,
     no_job,
+    overviews_of,
     trial_of,
     trials_of,
 )
-from zeus.optimizer.batch_size.tables import events, jobs, trials
+from zeus.optimizer.batch_size.tables import jobs, trials
 from zeus.optimizer.batch_size.trials import JobRecord, Trial, alive, ended, lost, reported
 from zeus.policy.knowledge import Knowledge
 
@@ -336,32 +337,8 @@ class Store:
 
     def overviews(self) -> list[Overview]:
         """All jobs, in the order in which they were registered, and sums of their trials."""
-        # As in `trials.lost`.
-        gone = (trials.c.status == "running") & (
-            trials.c.heard_s + trials.c.lease_s < self._clock()
-        )
-        now = select(trials, case((gone, "lost"), else_=trials.c.status).label("now")).subquery()
-        sums = select(
-            now.c.job_id,
-            now.c.batch_size,
-            now.c.now.label("status"),
-            now.c.converged,
-            func.count().label("trials"),
-            func.max(now.c.heard_s).label("heard_s"),
-            func.sum(now.c.time).label("time"),
-            func.sum(now.c.energy).label("energy"),
-        ).group_by(now.c.job_id, now.c.batch_size, now.c.now, now.c.converged)
-
-        def work(connection: Connection) -> list[Overview]:
-            order = select(jobs).order_by(jobs.c.created_s, jobs.c.job_id)
-            records = [job_of(row) for row in connection.execute(order)]
-            groups: dict[str, list[Group]] = {}
-            for row in connection.execute(sums):
-                values = {name: row._mapping[name] for name in _OF_GROUP}
-                groups.setdefault(row.job_id, []).append(Group(**values))
-            return [Overview(job, tuple(groups.get(job.job_id, ()))) for job in records]
-
-        return self._database.read(work)
+        now_s = self._clock()
+        return self._database.read(lambda connection: overviews_of(connection, now_s))
 
     def job(self, job_id: str) -> tuple[JobRecord, list[Trial]]:
         """A job and its trials.
@@ -381,14 +358,7 @@ class Store:
     def events(self, job_id: str) -> list[Event]:
         """All that happened to a job, in its order; empty for an unknown job."""
 
-        def work(connection: Connection) -> list[Event]:
-            of_job = select(events).where(events.c.job_id == job_id).order_by(events.c.number)
-            return [
-                Event(row.number, row.trial_number, row.at_s, row.kind, json.loads(row.body))
-                for row in connection.execute(of_job)
-            ]
-
-        return self._database.read(work)
+        return self._database.read(lambda connection: events_of(connection, job_id))
 
     def count(self) -> int:
         """How many jobs there are: shows that the database can be read."""
@@ -430,7 +400,6 @@ class Store:
         return [gone.get(trial.number, trial) for trial in found]
 
 
-_OF_GROUP = tuple(field.name for field in fields(Group))
 _END_OF_LOG = 2**62
 """Comes after all events."""
 
