@@ -11,6 +11,8 @@ from zeus.optimizer.batch_size.client import RUN_ID_ENV
 from zeus.optimizer.batch_size.http import TOKEN_ENV as BATCH_SIZE_TOKEN_ENV
 from zeus.optimizer.pipeline_frequency.connection import TOKEN_ENV as PIPELINE_TOKEN_ENV
 from zeus.run import settings as run
+from zeus.serving.asgi import TENANT_ENV
+from zeus.serving.relay import URL_ENV
 from zeus.serving.vllm.probe import MODE_ENV
 from zeus.serving.wire import DEFAULT_SOCKET
 from zeus.serving.wire import SOCKET_ENV as SERVING_SOCKET_ENV
@@ -90,6 +92,15 @@ def ours() -> dict[str, dict[str, tuple[str, str]]]:
             SERVING_SOCKET_ENV: (
                 DEFAULT_SOCKET,
                 "Where an engine sends its steps, and `python -m zeus.serving serve` takes them.",
+            ),
+            URL_ENV: (
+                "",
+                "In vLLM's environment: where the ledger answers; its metrics are added to the "
+                "engine's own.",
+            ),
+            TENANT_ENV: (
+                "",
+                "For the ASGI middleware: the header whose value is a request's tenant in reports.",
             ),
         },
         "Emissions and cost": {

@@ -90,8 +90,8 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(grp, "getgrnam", _known("gr_gid", _GROUPS))
     plain = worlds.facts
 
-    def a40(uuid: str, index: int, power_limit_mw: int = 300_000) -> Any:
-        found = plain(uuid, index, power_limit_mw)
+    def a40(*arguments: Any) -> Any:
+        found = plain(*arguments)
         info = found.info.model_copy(update={"name": "NVIDIA A40"})
         return GpuFacts(info, found.values)
 
