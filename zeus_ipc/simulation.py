@@ -7,6 +7,7 @@ stream; how fast it goes depends on the power limit and clocks that are set at t
 from __future__ import annotations
 
 import csv
+import gzip
 import math
 import socket
 import struct
@@ -49,6 +50,18 @@ def split_profile(name: str) -> tuple[str, int, float | None]:
             "&blocking_w=80 for the power while nothing runs"
         ) from None
     return path, stage, blocking_w
+
+
+def read_profile(path: str, stage: int) -> dict[str, list[tuple[int, float, float]]]:
+    """`parse_profile` of a file; gzip, if its name ends with `.gz`.
+
+    Raises:
+        OSError: It cannot be read.
+        ValueError: As for `parse_profile`.
+    """
+    opened: Any = gzip.open if path.endswith(".gz") else open
+    with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
+        return parse_profile(file, stage)
 
 
 def parse_profile(lines: Iterable[str], stage: int) -> dict[str, list[tuple[int, float, float]]]:
@@ -139,8 +152,7 @@ class SimulatedWork(Closing):
         if workload.startswith(PROFILE_PREFIX):
             # Read here: whoever simulates may not see this process's files.
             file_path, stage, blocking_w = split_profile(workload)
-            with open(file_path, newline="", encoding="utf-8-sig") as file:
-                stages = parse_profile(file, stage)
+            stages = read_profile(file_path, stage)
             profile["blocking_w"] = blocking_w
             profile["instructions"] = {
                 name: [number for row in rows for number in row] for name, rows in stages.items()

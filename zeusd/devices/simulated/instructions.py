@@ -13,9 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
-from typing import Any
 
-from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, split_profile
+from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, read_profile, split_profile
 from zeusd.devices.simulated.models import DeviceModel
 from zeusd.devices.simulated.physics import OperatingPoint
 
@@ -155,9 +154,7 @@ def find_instructions(name: str, device: DeviceModel) -> Instructions | None:
     """
     if name.startswith(PROFILE_PREFIX):
         path, stage, blocking_w = split_profile(name)
-        opened: Any = gzip.open if path.endswith(".gz") else open
-        with opened(path, "rt", newline="", encoding="utf-8-sig") as file:
-            return instructions_of(parse_profile(file, stage), device, blocking_w)
+        return instructions_of(read_profile(path, stage), device, blocking_w)
     if not name.startswith(PERSEUS_PREFIX):
         return None
     gpu, _, rest = name[len(PERSEUS_PREFIX) :].partition("/")
