@@ -77,7 +77,7 @@ def controls(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
 
     rows: list[Row] = []
     for gpu in gpus:
-        offered = [one.value for one in Control if getattr(gpu.supports, one.value)]
+        offered = [one.value for one in Control if one.value in gpu.controls]
         rows.append((f"NVML {gpu.index} offers", ", ".join(offered) or "nothing to set"))
     if zeusd.info is None:
         return rows

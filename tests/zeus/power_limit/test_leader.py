@@ -224,6 +224,15 @@ class Gpus:
     def uuid(self) -> str:
         return f"GPU-{id(self._process)}"
 
+    def with_power_limit(self, gpu_indices: list[int]) -> list[int]:
+        return gpu_indices
+
+    def bounded_by(self, indices: list[int], ceiling: str) -> bool | None:
+        return None  # no power budget over many nodes
+
+    def publish_profile(self, indices: list[int], progress: dict[int, float]) -> None:
+        assert all(0 < speed <= 1 for speed in progress.values())
+
     def get_name(self) -> str:
         return "GPU"
 

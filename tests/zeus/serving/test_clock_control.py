@@ -246,7 +246,8 @@ class States:
         self._mhz, self._reasons = mhz, reasons
 
     def state(self, gpus: list[str]) -> dict[str, GpuState]:
-        absent = dict.fromkeys(GpuState.model_fields)
+        fields = GpuState.model_fields.items()
+        absent = {name: None for name, field in fields if field.is_required()}
         state = {
             **absent,
             "controls": {},
