@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from zeus_ipc.controls import Control
 from zeusctl.exercise.report import Check, Gpu, Report, Trial
 from zeusctl.text import count, value_text
 
@@ -38,7 +39,8 @@ def _gpu(gpu: Gpu) -> Iterator[str]:
                 yield f"    {value_text(control, trial.asked)}: {trial.error}{device}"
     for answer in gpu.outside:
         holds = f", holds {value_text(answer.control, answer.holds)}" if answer.holds else ""
-        asked = value_text(answer.control, answer.asked)
+        switch = answer.control == Control.PERSISTENCE_MODE.value  # 2 is neither on nor off
+        asked = str(answer.asked[0]) if switch else value_text(answer.control, answer.asked)
         yield f"  {answer.call}, {asked}: {answer.text} ({answer.code}){holds}"
     rounding = gpu.power_limit_rounding
     if rounding is not None:
