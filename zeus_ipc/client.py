@@ -396,7 +396,7 @@ class Client(Closing):
     def restore(
         self, gpus: str | Sequence[str] = (), controls: Sequence[Control | str] = ()
     ) -> dict[str, dict[str, str]]:
-        """Restores controls to the site limit, whoever holds or has set them.
+        """Restores controls to the site limit, also if others hold or have set them.
 
         For administrators. Holders lose their leases, and are told at their next set.
 

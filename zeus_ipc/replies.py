@@ -99,7 +99,7 @@ class GpuInfo(Message):
     power_limit_site_mw: int | None
     """The highest value that a client may set: the site limit. By default a restore writes it."""
     power_limit_enforced: bool = False
-    """Whether zeusd lowers a limit above that as soon as it sees it, whoever set it."""
+    """Whether zeusd lowers a limit above that as soon as it sees it, also one that others set."""
     mig_enabled: bool
     """Whether it is split; then its parts cannot be measured one by one."""
     supports: GpuSupport

@@ -313,7 +313,7 @@ class Release(_Request):
 
 
 class Restore(_Request):
-    """Restores controls to the site limit, whoever holds or has set them: for administrators.
+    """Restores controls to the site limit, also if others hold or set them: administrators.
 
     Holders lose their leases and are told so at their next set; what `persist` made the target is
     one no longer, and what someone set outside zeusd is overwritten.

@@ -70,7 +70,7 @@ class PowerLimit(_Part):
     site: float | None
     """The site limit: the restore target, and the highest value that may be set."""
     site_enforced: bool = False
-    """Whether zeusd lowers a limit above the site limit as soon as it sees it, whoever set it."""
+    """Whether zeusd lowers a limit above the site limit at once, also one that others set."""
     smallest: float | None
     largest: float | None
     default: float | None

@@ -2,7 +2,7 @@
 
 `runs.jsonl` in a job's folder has a line for each thing that happened: the job, a run that begins,
 its process, its end, a size that is left out, and the end of it all. A line is complete or does not
-count. Whoever writes holds a lock on the file, which ends with its process.
+count. A writer holds a lock on the file, which ends with its process.
 """
 
 from __future__ import annotations
@@ -129,6 +129,7 @@ class Records:
     """
 
     def __init__(self, folder: str | Path) -> None:
+        # Kept open, as its lock is the lock of the run.
         self._file = open(Path(folder, RECORDS), "a+", encoding="utf-8")  # noqa: SIM115
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)

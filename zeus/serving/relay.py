@@ -3,7 +3,7 @@
     from zeus.serving.relay import register
     register("http://127.0.0.1:9462")
 
-A thread fetches them, so that whoever scrapes the engine never waits for the ledger. While it does
+A thread fetches them, so that a scrape of the engine never waits for the ledger. While it does
 not answer there are none. Needs prometheus_client: pip install "zeusd[metrics]".
 """
 

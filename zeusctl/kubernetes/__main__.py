@@ -59,7 +59,7 @@ def main(
     zeusd.dev/power-limit: "200" gets GPUs that take at most 200 W until it ends.
     """
     try:
-        import grpc  # noqa: F401
+        import grpc  # noqa: F401 - is it there?
         import kubernetes
     except ImportError as error:
         raise SystemExit(

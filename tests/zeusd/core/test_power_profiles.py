@@ -106,7 +106,7 @@ def test_profiles_and_limits_are_leased_together_only_if_that_is_asked(
         ((), [()], (1,), (1,)),
         ((8,), [(8,)], (1, 8), (1, 8)),
         ((1, 8, 9), [(1, 8)], (2, 8), (2, 8, 9)),
-        ((9,), [(1, 8)], (1, 8), (9,)),  # others took them away, and they are not wanted anew
+        ((9,), [(1, 8)], (1, 8), (9,)),  # others took them away, and they are not wanted again
         ((), [(8,), (1, 8)], (1, 8), (1,)),  # whether 1 was added is in doubt
         ((4, 5), [], (4,), (4, 5)),
     ],

@@ -1,6 +1,6 @@
 """What is known of jobs, kept from one request to the next. Each process has its own.
 
-Whoever decides reads only the trials that have changed since the last decision.
+A decision reads only the trials that have changed since the last one.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ def install(scheduler: Any) -> bool:
     def wrapped_add(self: Any, request: Any, *arguments: Any, **options: Any) -> Any:
         probe = _of(self)
         probe.silent(probe.arrived, request)
-        return add(self, request, *arguments, **options)  # type: ignore[misc]
+        return add(self, request, *arguments, **options)  # type: ignore[misc]  # wrapped only if it is there
 
     def wrapped_update(self: Any, *arguments: Any, **options: Any) -> Any:
         probe = _of(self)

@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 1.0
 CLEANUP_S = 60.0
 MAKE_S = 5.0
-"""How long someone who asks for a plan waits while it is made; then the nearest is run."""
+"""How long a request for a plan waits while it is made; then the nearest plan runs."""
 
 
 class JobManager:
