@@ -18,7 +18,12 @@ from typing import TYPE_CHECKING, Any
 from zeus import _node
 from zeus.compat import old_names
 from zeus.device.visible import VARIABLES, visible_gpus
-from zeus.exceptions import ZeusGPUHeterogeneousError, ZeusGPUNotSupportedError, from_ipc
+from zeus.exceptions import (
+    ZeusGPUHeterogeneousError,
+    ZeusGPUInvalidArgError,
+    ZeusGPUNotSupportedError,
+    from_ipc,
+)
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -149,6 +154,53 @@ class GPU(_CamelCase):
             with contextlib.suppress(ZeusGPUNotSupportedError):
                 self.reset_memory_locked_clocks(block)
 
+    # ------------------------------------------------------------------------- power profiles
+
+    def get_supported_power_profiles(self) -> list[str]:
+        """Names of the workload power profiles that it offers, such as `max-q`; none before
+        Blackwell.
+        """
+        return [one.name for one in self.info.power_profiles]
+
+    def set_power_profiles(self, profiles: Sequence[int | str]) -> list[str]:
+        """Requests workload power profiles beside what others request; none: takes ours back.
+
+        A lease on the power limit or on clocks does not prevent that: which of the two counts where
+        they conflict is undocumented.
+
+        Args:
+            profiles: Names or numbers.
+
+        Returns:
+            Names of those that are not enforced, as what others request has priority.
+
+        Raises:
+            ZeusGPUInvalidArgError: The GPU does not offer one of them.
+        """
+        wanted = [self._profile(one) for one in profiles]
+        with _translated():
+            held = self._client.set(self.uuid, "power_profile", wanted, together=True)
+        requested = set(held[self.uuid])
+        offered = {one.profile: one for one in self.info.power_profiles}
+        return [
+            offered[one].name
+            for one in wanted
+            if any(
+                rival in requested and offered[rival].priority < offered[one].priority
+                for rival in offered[one].conflicts
+                if rival in offered
+            )
+        ]
+
+    def _profile(self, profile: int | str) -> int:
+        for one in self.info.power_profiles:
+            if profile in (one.profile, one.name):
+                return one.profile
+        names = ", ".join(self.get_supported_power_profiles()) or "none"
+        raise ZeusGPUInvalidArgError(
+            f"{self.info.name} has no workload power profile {profile!r}; it offers {names}", 2
+        )
+
     # -------------------------------------------------------------------------------- sensors
 
     def get_average_power_usage(self) -> int:
@@ -261,6 +313,27 @@ class GPUs(_CamelCase):
         with _translated():
             uuids = [self.gpus[index].uuid for index in gpu_indices]
             self._client.acquire(uuids, ["power_limit"])
+
+    def set_power_profiles_of(self, gpu_indices: Sequence[int], profiles: Sequence[int]) -> None:
+        """Requests workload power profiles on several GPUs, see `GPU.set_power_profiles`.
+
+        Raises:
+            ZeusGPUInvalidArgError: One of them is not enforced.
+        """
+        for index in gpu_indices:
+            lost = self.gpus[index].set_power_profiles(profiles)
+            if lost:
+                raise ZeusGPUInvalidArgError(
+                    f"{lost[0]} is not in force on {self.gpus[index].info.name}: another profile "
+                    "that is requested has priority (`zeusctl show` names it)",
+                    2,
+                )
+
+    def acquire_power_profiles(self, gpu_indices: Sequence[int]) -> None:
+        """Takes the leases on the power profiles of several GPUs, also after they were lost."""
+        with _translated():
+            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            self._client.acquire(uuids, ["power_profile"], together=True)
 
     def publish_profile(
         self, gpu_indices: Sequence[int], progress: Mapping[int, float], measuring: bool = False

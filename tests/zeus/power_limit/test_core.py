@@ -64,7 +64,7 @@ class Shell:
         core = self.core
         if isinstance(action, do.Join):
             core.joining(1)
-            self.leader = Leader(1, self.search, self.choose, lambda *_: None)
+            self.leader = Leader(1, self.search, self.best, lambda *_: None)
             return core.joined(True)
         if isinstance(action, do.Tell):
             assert self.leader is not None
@@ -128,12 +128,12 @@ class Shell:
             2,
             8,
             lambda curve: list(curve.energy_j),
-            lambda estimates, cautious: self.choose(list(estimates), None),
+            lambda estimates, cautious: self.best(list(estimates), None).power_limit_mw,
             1,
         )
 
-    def choose(self, estimates: list[Estimate], party: Any) -> int:
-        return min(estimates, key=lambda one: one.energy_j).power_limit_mw
+    def best(self, estimates: list[Estimate], party: Any) -> Estimate:
+        return min(estimates, key=lambda one: one.energy_j)
 
     def run(self, most: int = 500) -> int:
         for count in range(most):

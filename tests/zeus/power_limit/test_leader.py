@@ -610,7 +610,7 @@ def test_processes_that_do_not_wait_for_each_other(
 
 def test_a_piece_that_is_lost_after_a_limit_was_refused_keeps_nobody_waiting() -> None:
     lead = leader.Leader(
-        2, lambda _: Exhaustive([HIGH, LOW], 1, 4), lambda *_: HIGH, lambda *_: None
+        2, lambda _: Exhaustive([HIGH, LOW], 1, 4), lambda found, _: found[0], lambda *_: None
     )
 
     def tell(rank: int, trial: Try, index: int) -> None:

@@ -46,10 +46,13 @@ class Join(_Plain):
     """Find the processes that train together, and say hello. -> `joined`, or `cut_off`"""
 
 
+@dataclass(frozen=True)
 class SetLimit(_AtLimit):
-    """Set the limit on all GPUs, mW. -> `limit_set`, `limit_refused`, `limit_denied`,
-    `limit_failed`, or `unanswered`
+    """Set the limit on all GPUs, mW, and the workload power profile; None: that of others.
+    -> `limit_set`, `limit_refused`, `limit_denied`, `limit_failed`, or `unanswered`
     """
+
+    profile: int | None = None
 
 
 class AskForLimit(_Plain):

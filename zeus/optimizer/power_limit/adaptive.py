@@ -105,7 +105,7 @@ class Adaptive(Search):
         ]
 
     @override
-    def ran(self, power_limit_mw: int, steps: int) -> None:
+    def ran(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
         super().ran(power_limit_mw, steps)
         if power_limit_mw == self._at:
             self._stay += steps
@@ -126,12 +126,12 @@ class Adaptive(Search):
                 self._begun_at = None
 
     @override
-    def without(self, power_limit_mw: int) -> None:
+    def without(self, power_limit_mw: int, profile: int | None = None) -> None:
         super().without(power_limit_mw)
         self._estimates.limits_mw = self.limits_mw
         self._to_check = [one for one in self._to_check if one != power_limit_mw]
 
-    def check(self, chosen_mw: int, position: int) -> None:
+    def check(self, chosen_mw: int, position: int, profile: int | None = None) -> None:
         """Some steps after the choice: measures the highest limit and the choice once more."""
         self._to_check = [self.limits_mw[0], chosen_mw]
         self._begun_at = None
@@ -140,7 +140,7 @@ class Adaptive(Search):
         self.settled = False
 
     @override
-    def next(self, current_mw: int, position: int) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
         if self.settled:
             return None
         # A piece's energy comes a little later; until the first one is there, measuring continues.

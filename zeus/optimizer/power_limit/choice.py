@@ -12,7 +12,12 @@ from collections.abc import Sequence
 
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, watts
-from zeus.optimizer.power_limit.selectors import MaxSlowdownConstraint, OptimumSelector
+from zeus.optimizer.power_limit.selectors import (
+    MaxSlowdownConstraint,
+    NotMeasured,
+    OptimumSelector,
+)
+from zeus_ipc.controls import profile_name
 
 SURE = 2.2
 """So many standard deviations, and a limit's slowdown is within the constraint and its allowance,
@@ -30,6 +35,7 @@ def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMe
             power_limit=watts(one.power_limit_mw),
             energy=one.energy_j * steps,
             time=one.time_s * steps,
+            power_profile=None if one.profile is None else profile_name(one.profile),
         )
         for one in estimates
     ]
@@ -38,11 +44,19 @@ def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMe
 def choose(
     selector: OptimumSelector, estimates: Sequence[Estimate], steps: int, *, cautious: bool
 ) -> int:
-    """The best limit, mW.
+    """The limit of the best estimate, mW; see `best`."""
+    return best(selector, estimates, steps, cautious=cautious).power_limit_mw
+
+
+def best(
+    selector: OptimumSelector, estimates: Sequence[Estimate], steps: int, *, cautious: bool
+) -> Estimate:
+    """The best estimate.
 
     Args:
         selector: Says what is best.
-        estimates: Of the limits that were measured, descending; the first is the highest.
+        estimates: Of what was measured, by profile and limit; the first is of the highest limit
+            without a profile.
         steps: How many steps the selector's measurements are of.
         cautious: Pass over a limit that may cost more energy than the highest, or be slower than
             the constraint by more than `ALLOWANCE`.
@@ -52,21 +66,23 @@ def choose(
     """
     left = list(estimates)
     while True:
-        limit = _selected(selector, left, steps)
-        chosen = next((one for one in left if one.power_limit_mw == limit), None)
-        if chosen is None:
-            name = type(selector).__name__
-            raise ValueError(f"{name} chose {limit / 1000:g} W, which was not measured")
+        chosen = _selected(selector, left, steps)
         if not cautious or chosen is left[0] or _holds(selector, chosen, left[0]):
-            return limit
+            return chosen
         left.remove(chosen)
 
 
-def _selected(selector: OptimumSelector, estimates: Sequence[Estimate], steps: int) -> int:
+def _selected(selector: OptimumSelector, estimates: Sequence[Estimate], steps: int) -> Estimate:
+    name, rows = type(selector).__name__, measurements(estimates, steps)
     try:
-        return round(selector.select(measurements(estimates, steps)) * 1000)
+        row = selector.choose(rows)
+    except NotMeasured as error:
+        raise ValueError(f"{name} chose {error}, which was not measured") from None
     except Exception as error:  # noqa: BLE001 - a user's selector must not end training either
-        raise ValueError(f"{type(selector).__name__} could not choose: {error!r}") from None
+        raise ValueError(f"{name} could not choose: {error!r}") from None
+    if row not in rows:
+        raise ValueError(f"{name} chose {row!r}, which was not measured")
+    return estimates[rows.index(row)]
 
 
 def _holds(selector: OptimumSelector, chosen: Estimate, highest: Estimate) -> bool:

@@ -50,6 +50,7 @@ from zeus.optimizer.power_limit.silence import Silence
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, State, Warmup
 from zeus.optimizer.power_limit.stretches import Stretches
 from zeus.optimizer.power_limit.watch import Watch
+from zeus_ipc.controls import profile_name
 
 LISTEN_STEPS = 20
 """After the choice, commands are looked for this often."""
@@ -71,6 +72,7 @@ class Core:
     Attributes:
         state: See `states`.
         current_mw: The limit that is set; 0: none is, or it may not be in force.
+        profile: The workload power profile that is set with it; None: none.
         chosen: The choice; None: there is none.
         disabled: Whether the search was given up, for `reason`.
         over: Whether nothing is to be done any more.
@@ -86,6 +88,7 @@ class Core:
         self._adaptive = adaptive
         self.state: State = Ready(next_power_limit=self._highest, steps=wait_steps + 1)
         self.current_mw = 0
+        self.profile: int | None = None
         self.chosen: Choose | None = None
         self.disabled = self.over = False
         self.reason = ""
@@ -212,11 +215,11 @@ class Core:
         if not isinstance(self.state, Done):
             actions.append(Leave(reason))
             if self.chosen is not None and not self.disabled:
-                self.state = Done(optimal_power_limit=self.chosen.power_limit_mw)
+                self.state = _done(self.chosen)
             else:
                 self.state = Done(optimal_power_limit=self._highest, chosen=False, reason=reason)
         self.over = True
-        self.current_mw = 0
+        self.current_mw, self.profile = 0, None
         self._then, self._waiting = None, False
         self._silence.forget()
         return [*actions, ReleaseLimits()]
@@ -259,22 +262,25 @@ class Core:
             return [Leave(None), Say(f"training is not checked any more: {reason}")]
         return self.give_up(reason)
 
-    def limit_set(self, power_limit_mw: int) -> Actions:
-        """The limit is set."""
-        self.current_mw, self._waiting = power_limit_mw, False
+    def limit_set(self, power_limit_mw: int, profile: int | None = None) -> Actions:
+        """The limit is set, and the workload power profile."""
+        self.current_mw, self.profile, self._waiting = power_limit_mw, profile, False
         back = self._silence.end(self.step)
         then, self._then = self._then, None
         return back if then is None else [*back, *then()]
 
-    def limit_refused(self, power_limit_mw: int, reason: str) -> Actions:
-        """The GPUs do not take this limit: the search leaves it out."""
-        if power_limit_mw == self._highest or isinstance(self.state, Done):
+    def limit_refused(
+        self, power_limit_mw: int, reason: str, profile: int | None = None
+    ) -> Actions:
+        """The GPUs do not take this limit, or profile: the search leaves it out."""
+        highest = power_limit_mw == self._highest and profile is None
+        if highest or isinstance(self.state, Done):
             return self.limit_failed(reason)
         self._parts.trial = None
         self.current_mw, self._waiting = 0, False  # some of several GPUs may have taken it
         self.state = Ready(next_power_limit=self._highest, steps=1)
-        trouble = Tell(Trouble(reason=reason, power_limit_mw=power_limit_mw))
-        return self._set(self._highest, lambda: [trouble])
+        trouble = Trouble(reason=reason, power_limit_mw=power_limit_mw, profile=profile)
+        return self._set(self._highest, then=lambda: [Tell(trouble)])
 
     def limit_denied(self, reason: str) -> Actions:
         """This process may not set the limit."""
@@ -369,9 +375,9 @@ class Core:
             self.state = Warmup(current_power_limit=limit, steps=steps)
             return []
 
-        if limit != self.current_mw:
+        if (limit, trial.profile) != (self.current_mw, self.profile):
             self.state = Ready(next_power_limit=limit, steps=1)
-        return self._set(limit, begin)
+        return self._set(limit, trial.profile, begin)
 
     def _begin_part(self, limit: int) -> Actions:
         self.state = Profiling(current_power_limit=limit, steps=self._parts.open())
@@ -412,12 +418,18 @@ class Core:
 
     # ------------------------------------------------------------------------- limits, silence
 
-    def _set(self, power_limit_mw: int, then: Callable[[], Actions] | None = None) -> Actions:
-        """Sets the limit on all GPUs unless it is set, and then goes on."""
-        if power_limit_mw == self.current_mw and not self._waiting:
+    def _set(
+        self,
+        power_limit_mw: int,
+        profile: int | None = None,
+        then: Callable[[], Actions] | None = None,
+    ) -> Actions:
+        """Sets limit and profile on all GPUs unless they are set, and then goes on."""
+        wanted = power_limit_mw, profile
+        if wanted == (self.current_mw, self.profile) and not self._waiting:
             return [] if then is None else then()
         self._then = then or _nothing
-        return [SetLimit(power_limit_mw)]
+        return [SetLimit(power_limit_mw, profile)]
 
     def _silent(self, now_s: float) -> Actions:
         """zeusd does not answer: what was being measured may not be what it seems."""
@@ -433,10 +445,10 @@ class Core:
         """zeusd answers again, or a lease was lost: the limit may not be the one that was set."""
         aside = [*self._set_aside(), *self._silence.end(self.step)]
         self.current_mw = 0
-        limit = self._highest
-        if isinstance(self.state, Done):
-            limit = self.state.optimal_power_limit
-        return [*aside, *self._set(limit, self._then)]
+        limit, profile = self._highest, None
+        if isinstance(self.state, Done) and self.chosen is not None:
+            limit, profile = self.chosen.power_limit_mw, self.chosen.profile
+        return [*aside, *self._set(limit, profile, self._then)]
 
     def _set_aside(self) -> Actions:
         """What is being measured is worth nothing; the trial begins again with its warm-up."""
@@ -460,8 +472,9 @@ class Core:
         before = self.chosen
         self.chosen = command
         estimates = command.estimates
-        chosen = next(one for one in estimates if one.power_limit_mw == command.power_limit_mw)
-        self.state = Done(optimal_power_limit=chosen.power_limit_mw)
+        wanted = command.power_limit_mw, command.profile
+        chosen = next(one for one in estimates if (one.power_limit_mw, one.profile) == wanted)
+        self.state = _done(command)
 
         def go_on() -> Actions:
             if self._adaptive:
@@ -474,8 +487,10 @@ class Core:
             }
             return [Show(figures)]
 
-        said = Say(f"optimal power limit: {chosen.power_limit_mw / 1000:g} W")
-        return [said, *self._set(chosen.power_limit_mw, go_on)]
+        text = f"optimal power limit: {chosen.power_limit_mw / 1000:g} W"
+        if chosen.profile is not None:
+            text += f", with the workload power profile {profile_name(chosen.profile)}"
+        return [Say(text), *self._set(*wanted, go_on)]
 
     def _watch_over(self, chosen: Estimate, again: bool) -> None:
         before = self._watch
@@ -489,6 +504,11 @@ class Core:
     def _stop(self, reason: str) -> Actions:
         """The leader stops all. It says why; the others would only repeat it."""
         return self.give_up(reason, leave=False, warn=self._leads)
+
+
+def _done(choice: Choose) -> Done:
+    name = None if choice.profile is None else profile_name(choice.profile)
+    return Done(optimal_power_limit=choice.power_limit_mw, optimal_power_profile=name)
 
 
 def _nothing() -> Actions:

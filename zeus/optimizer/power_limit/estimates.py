@@ -36,6 +36,7 @@ class Sample:
         time_s: Time of all of them, of the slowest process.
         energy_error_j: How far off the energy may be, two standard deviations.
         position: Training steps between the beginning of the search and the sample's middle.
+        profile: The workload power profile; None: none was set.
     """
 
     power_limit_mw: int
@@ -44,6 +45,7 @@ class Sample:
     time_s: float
     energy_error_j: float = 0.0
     position: float = 0.0
+    profile: int | None = None
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,7 @@ class Estimate:
         time_ratio_error: Standard deviation of its time over the highest limit's, as a fraction:
             less than both errors together, since both limits share what they are unsure of.
         energy_ratio_error: The same of its energy.
+        profile: The workload power profile; None: none is set.
     """
 
     power_limit_mw: int
@@ -70,6 +73,7 @@ class Estimate:
     steps: int
     time_ratio_error: float = 0.0
     energy_ratio_error: float = 0.0
+    profile: int | None = None
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The power limit that a process holds on its GPUs, also where zeusd does not answer for a while.
+"""The power limit, and the profile, that a process holds on its GPUs, also where zeusd does not
+answer for a while.
 
 Training waits for an answer once, and not long. What was not answered is done by a thread that goes
 on until zeusd answers: a zeusd that comes back keeps what living processes hold, so that a limit
@@ -9,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zeus.device import GPUs
@@ -17,6 +18,9 @@ from zeus.exceptions import ZeusBaseError, ZeusGPULeaseExpiredError
 from zeus_ipc.circuit import bounded, unanswered
 
 log = logging.getLogger(__name__)
+
+_Wanted = tuple[int, int | None] | None
+"""A limit, mW, and a workload power profile; None: they are to be released."""
 
 RETRY_S = 1.0
 """How often a zeusd that does not answer is asked again."""
@@ -31,10 +35,12 @@ class Outcome:
     Attributes:
         power_limit_mw: The limit; None: limits were to be released.
         error: Why it is not done; None: it is.
+        profile: The workload power profile that was to be set with it.
     """
 
     power_limit_mw: int | None
     error: ZeusBaseError | None = None
+    profile: int | None = None
 
 
 class HeldLimits:
@@ -51,15 +57,17 @@ class HeldLimits:
         self._guard = threading.Lock()
         self._changed = threading.Event()
         self._behind: threading.Thread | None = None
-        self._wanted: int | None = None  # mW; None: they are to be released
+        self._wanted: _Wanted = None
+        self._profiled = False  # whether a profile was ever set
         self._outcome: Outcome | None = None
 
-    def set(self, power_limit_mw: int) -> Outcome | None:
-        """Sets a limit on all GPUs, mW. None: zeusd does not answer; see `outcome`. Never raises.
+    def set(self, power_limit_mw: int, profile: int | None = None) -> Outcome | None:
+        """Sets a limit on all GPUs, mW, and a workload power profile, or takes back the one that
+        was set. None: zeusd does not answer; see `outcome`. Never raises.
 
         A lease that was lost, as by a program that stood still, is acquired again.
         """
-        return self._want(power_limit_mw)
+        return self._want((power_limit_mw, profile))
 
     def outcome(self) -> Outcome | None:
         """What became of the limit that `set` returned None for; None: nothing yet. Takes no time,
@@ -73,15 +81,15 @@ class HeldLimits:
         """Restores the limits; where zeusd does not answer, a thread goes on. Never raises."""
         self._want(None)
 
-    def _want(self, power_limit_mw: int | None) -> Outcome | None:
+    def _want(self, wanted: _Wanted) -> Outcome | None:
         with self._guard:
-            behind, self._wanted, self._outcome = self._behind, power_limit_mw, None
+            behind, self._wanted, self._outcome = self._behind, wanted, None
             self._changed.set()
         if behind is not None:
             behind.join(THREAD_S)
             return self.outcome()
         with bounded():
-            outcome = self._done(power_limit_mw)
+            outcome = self._done(wanted)
         if outcome is None:
             with self._guard:
                 self._behind = threading.Thread(
@@ -104,25 +112,41 @@ class HeldLimits:
             if outcome is None:
                 self._changed.wait(RETRY_S)
 
-    def _done(self, power_limit_mw: int | None) -> Outcome | None:
+    def _done(self, wanted: _Wanted) -> Outcome | None:
         """Sets a limit, or releases them all. None: not answered."""
         try:
-            if power_limit_mw is None:
+            if wanted is None:
                 self._gpus.release_all(self._indices)
-            else:
-                self._write(power_limit_mw)
+                return Outcome(None)
+            self._write(*wanted)
         except ZeusBaseError as error:
             if unanswered(error.__cause__):
                 return None
-            if power_limit_mw is None:
+            if wanted is None:
                 log.info("limits are restored by zeusd when this process ends: %s", error.message)
-            return Outcome(power_limit_mw, error)
-        return Outcome(power_limit_mw)
+                return Outcome(None, error)
+            return Outcome(wanted[0], error, wanted[1])
+        return Outcome(wanted[0], profile=wanted[1])
 
-    def _write(self, power_limit_mw: int) -> None:
+    def _write(self, power_limit_mw: int, profile: int | None) -> None:
+        gpus, indices = self._gpus, self._indices
+        self._again(
+            lambda: gpus.set_power_management_limits(indices, power_limit_mw),
+            lambda: gpus.acquire_power_limits(indices),
+        )
+        if profile is None and not self._profiled:
+            return
+        self._profiled = True
+        profiles = [] if profile is None else [profile]
+        self._again(
+            lambda: gpus.set_power_profiles_of(indices, profiles),
+            lambda: gpus.acquire_power_profiles(indices),
+        )
+
+    def _again(self, write: Callable[[], None], acquire: Callable[[], None]) -> None:
         try:
-            self._gpus.set_power_management_limits(self._indices, power_limit_mw)
+            write()
         except ZeusGPULeaseExpiredError as error:
-            log.warning("acquiring the power limit again: %s", error.message)
-            self._gpus.acquire_power_limits(self._indices)
-            self._gpus.set_power_management_limits(self._indices, power_limit_mw)
+            log.warning("acquiring a lease again: %s", error.message)
+            acquire()
+            write()

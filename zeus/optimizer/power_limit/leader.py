@@ -28,6 +28,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, TypeAdapter
 
 from zeus.optimizer.power_limit.estimates import Estimate, Sample
 from zeus.optimizer.power_limit.search import Search, Trial
+from zeus_ipc.controls import profile_name
 
 log = logging.getLogger(__name__)
 
@@ -41,12 +42,15 @@ AHEAD = 2
 
 
 class Hello(BaseModel):
-    """What a process can. Limits in mW, the highest that it may set last."""
+    """What a process can. Limits in mW, the highest that it may set last, and the workload power
+    profiles to search.
+    """
 
     kind: Literal["hello"] = "hello"
     gpus: list[str]
     min_mw: PositiveInt
     max_mw: PositiveInt
+    profiles: list[int] = []
 
 
 class Piece(BaseModel):
@@ -70,11 +74,12 @@ class Missing(BaseModel):
 
 
 class Trouble(BaseModel):
-    """This limit cannot be set here (mW), or, without one, nothing can any more."""
+    """This limit (mW) or profile cannot be set here, or, without a limit, nothing can any more."""
 
     kind: Literal["trouble"] = "trouble"
     reason: str
     power_limit_mw: int | None = None
+    profile: int | None = None
 
 
 Message = Hello | Piece | Missing | Trouble
@@ -93,6 +98,7 @@ class Try(BaseModel):
     steps: int
     check: bool = False
     from_step: int = 0
+    profile: int | None = None
 
 
 class Choose(BaseModel):
@@ -106,6 +112,7 @@ class Choose(BaseModel):
     estimates: list[Estimate]
     reason: str = ""
     from_step: int = 0
+    profile: int | None = None
 
 
 class Stop(BaseModel):
@@ -128,18 +135,20 @@ class Party:
         gpus: The product name of each GPU, all processes' in order.
         min_mw: The lowest limit that all take.
         max_mw: The highest limit that all take.
+        profiles: The workload power profiles to search: those that all offer.
     """
 
     gpus: list[str]
     min_mw: int
     max_mw: int
+    profiles: tuple[int, ...] = ()
 
 
 @dataclass
 class _Shared:
     """A piece until all processes have told theirs."""
 
-    power_limit_mw: int
+    trial: Try
     position: float
     since_s: float
     since_step: int
@@ -154,7 +163,7 @@ class Leader:
     Args:
         world: How many processes train together.
         begin: Makes the search once all are known; raises ValueError if it cannot be made.
-        choose: The choice, mW, of estimates; raises ValueError if there is none.
+        choose: The choice of estimates; raises ValueError if there is none.
         save: Called with the search when a limit is left and when the choice is made.
     """
 
@@ -162,7 +171,7 @@ class Leader:
         self,
         world: int,
         begin: Callable[[Party], Search],
-        choose: Callable[[list[Estimate], Party], int],
+        choose: Callable[[list[Estimate], Party], Estimate],
         save: Callable[[Search, Party, int, bool], None],
     ) -> None:
         self.world = world
@@ -180,7 +189,7 @@ class Leader:
         self._heard: dict[int, tuple[float, int]] = {}
         self._commands: list[Command] = []
         self._missing: set[tuple[int, int]] = set()
-        self._chosen_mw = 0
+        self._chosen: Estimate | None = None
         self._checks = False  # whether a choice is checked that stands meanwhile
         self._all_run = False
         self._sampled = False  # whether the trial has a sample
@@ -213,17 +222,16 @@ class Leader:
         """This process has measured a piece of a trial; what it took will be told."""
         if self.search is None or self.over:
             return
-        limit = trial.power_limit_mw
         if (trial.trial, index) in self._missing:
             return
-        shared = self._shared.setdefault((trial.trial, index), self._new_shared(limit))
+        shared = self._shared.setdefault((trial.trial, index), self._new_shared(trial))
         shared.position = self.position - steps / 2
         shared.steps = steps
         # Once enough was run, all go on until told otherwise, and nobody waits for those pieces.
         wanted = self._is_current(trial.trial) and not self._enough
         shared.counts = wanted or self.world == 1
         if shared.counts:
-            self.search.ran(limit, steps)
+            self.search.ran(trial.power_limit_mw, steps, trial.profile)
         self._decide()
 
     def tick(self, now_s: float, step: int) -> None:
@@ -273,14 +281,15 @@ class Leader:
 
     def check(self, now_s: float, step: int) -> None:
         """The choice is some steps old: what it depends on is measured once more."""
-        if self.search is None or not self.over:
+        chosen = self._chosen
+        if self.search is None or chosen is None or not self.over:
             return
         self._now_s, self._step = now_s, step
         self.over, self._checks = False, True
         self._shared.clear()
         self._heard = dict.fromkeys(range(self.world), (now_s, step))
         self._trial = None
-        self.search.check(self._chosen_mw, self.position)
+        self.search.check(chosen.power_limit_mw, self.position, chosen.profile)
         self._decide()
 
     # ----------------------------------------------------------------------------- internals
@@ -308,6 +317,9 @@ class Leader:
             [gpu for hello in hellos for gpu in hello.gpus],
             max(hello.min_mw for hello in hellos),
             min(hello.max_mw for hello in hellos),
+            tuple(
+                one for one in hellos[0].profiles if all(one in hello.profiles for hello in hellos)
+            ),
         )
         self._checks = False
         self._shared.clear()
@@ -335,30 +347,31 @@ class Leader:
         if shared is None:
             if self._trial is None or piece.trial < self._trial.trial:
                 return  # of a trial that is over, whose other parts will not come
-            shared = self._shared[key] = self._new_shared(self._trial.power_limit_mw)
+            shared = self._shared[key] = self._new_shared(self._trial)
         shared.parts[rank] = piece
         if len(shared.parts) < self.world or self.search is None:
             return
         del self._shared[key]
         parts = [shared.parts[rank] for rank in range(self.world)]
-        steps = shared.steps
+        steps, trial = shared.steps, shared.trial
         self._sampled = self._sampled or self._is_current(piece.trial)
         if not shared.counts:
-            self.search.ran(shared.power_limit_mw, steps)
+            self.search.ran(trial.power_limit_mw, steps, trial.profile)
         self.search.add(
             Sample(
-                shared.power_limit_mw,
+                trial.power_limit_mw,
                 steps,
                 sum(part.energy_j / part.steps for part in parts) * steps,
                 max(part.time_s / part.steps for part in parts) * steps,
                 sum(part.energy_error_j / part.steps for part in parts) * steps,
                 shared.position,
+                trial.profile,
             )
         )
         self._decide()
 
-    def _new_shared(self, limit: int) -> _Shared:
-        return _Shared(limit, self.position, self._now_s, self._step)
+    def _new_shared(self, trial: Try) -> _Shared:
+        return _Shared(trial, self.position, self._now_s, self._step)
 
     def _is_current(self, trial: int) -> bool:
         return self._trial is not None and trial == self._trial.trial
@@ -378,22 +391,27 @@ class Leader:
     def _lose(self, key: tuple[int, int]) -> None:
         shared = self._shared.pop(key)
         if shared.counts and self.search is not None:
-            self.search.lost(shared.power_limit_mw, shared.steps)
+            trial = shared.trial
+            self.search.lost(trial.power_limit_mw, shared.steps, trial.profile)
             self._lost = True
 
     def _trouble(self, rank: int, trouble: Trouble) -> None:
-        limit = trouble.power_limit_mw
+        limit, profile = trouble.power_limit_mw, trouble.profile
         search = self.search
-        if limit is None or search is None or limit == search.limits_mw[0]:
+        highest = search is not None and limit == search.limits_mw[0] and profile is None
+        if limit is None or search is None or highest:
             self._stop(self._from(rank, trouble.reason))
             return
         if limit in search.limits_mw:
-            log.info("%g W is left out: %s", limit / 1000, self._from(rank, trouble.reason))
-            search.without(limit)
+            what = f"{limit / 1000:g} W"
+            if profile is not None:
+                what += f" with {profile_name(profile)}"
+            log.info("%s is left out: %s", what, self._from(rank, trouble.reason))
+            search.without(limit, profile)
         for key, shared in list(self._shared.items()):
-            if shared.power_limit_mw == limit:
+            if _same(shared.trial, limit, profile):
                 self._lose(key)
-        if self._trial is not None and self._trial.power_limit_mw == limit:
+        if self._trial is not None and _same(self._trial, limit, profile):
             self._left(rank, self._trial.trial)
             self._trial = None
         self._decide()
@@ -403,22 +421,24 @@ class Leader:
         if search is None or party is None or self.over:
             return
         self._lost = False
-        current = 0 if self._trial is None else self._trial.power_limit_mw
-        trial = search.next(current, self.position)
+        current, profile = 0, None
+        if self._trial is not None:
+            current, profile = self._trial.power_limit_mw, self._trial.profile
+        trial = search.next(current, self.position, profile)
         self._all_run = trial is None
-        self._enough = trial is None or trial.power_limit_mw != current
+        self._enough = trial is None or not _same(trial, current, profile)
         if trial is None:
             if not search.pending:
                 self._finish(search, party)
         elif self.world == 1 or self._trial is None or self._sampled or not self._enough:
-            self._try(trial, current)
+            self._try(trial, search, party)
         # else: all must have measured something of a trial before any is told to leave it
 
-    def _try(self, trial: Trial, current: int) -> None:
-        if trial.power_limit_mw == current and not trial.warmup_steps:
+    def _try(self, trial: Trial, search: Search, party: Party) -> None:
+        if not self._enough and not trial.warmup_steps:
             return  # as it is until told otherwise
-        if current and self.search is not None and self.party is not None:
-            self._save(self.search, self.party, self.position, False)
+        if self._trial is not None:
+            self._save(search, party, self.position, False)
         self._trials += 1
         self._longest = max(self._longest, trial.warmup_steps + trial.steps)
         self._sampled = self._enough = False
@@ -428,6 +448,7 @@ class Leader:
             warmup_steps=trial.warmup_steps,
             steps=trial.steps,
             check=self._checks,
+            profile=trial.profile,
         )
         self._commands.append(self._trial)
 
@@ -438,15 +459,24 @@ class Leader:
         except ValueError as error:
             self._stop(str(error))
             return
-        self.over, self._chosen_mw = True, chosen
+        self.over, self._chosen = True, chosen
         self._save(search, party, self.position, True)
         self._commands.append(
-            Choose(power_limit_mw=chosen, estimates=estimates, reason=search.reason)
+            Choose(
+                power_limit_mw=chosen.power_limit_mw,
+                estimates=estimates,
+                reason=search.reason,
+                profile=chosen.profile,
+            )
         )
 
     def _stop(self, reason: str) -> None:
         self.over = True
         self._commands.append(Stop(reason=reason))
+
+
+def _same(trial: Try | Trial, power_limit_mw: int, profile: int | None) -> bool:
+    return (trial.power_limit_mw, trial.profile) == (power_limit_mw, profile)
 
 
 def _ranks(ranks: list[int]) -> str:

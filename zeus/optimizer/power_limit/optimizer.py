@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from typing_extensions import override
@@ -19,7 +19,7 @@ from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import ZeusMonitor
-from zeus.optimizer.power_limit import actions, arguments, claims, fleet
+from zeus.optimizer.power_limit import actions, arguments, claims, fleet, power_profiles
 from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
@@ -28,13 +28,14 @@ from zeus.optimizer.power_limit.leader import Choose, Hello
 from zeus.optimizer.power_limit.planner import Planner, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.report import Report
-from zeus.optimizer.power_limit.search import SearchName, expected_steps
+from zeus.optimizer.power_limit.search import SearchName
 from zeus.optimizer.power_limit.selectors import OptimumSelector
 from zeus.optimizer.power_limit.shell import Shell
 from zeus.optimizer.power_limit.states import Done, State
 from zeus.utils import framework
 from zeus.utils.guard import guarded
 from zeus_ipc.circuit import bounded
+from zeus_ipc.controls import profile_name
 
 log = logging.getLogger(__name__)
 
@@ -61,16 +62,19 @@ class GlobalPowerLimitOptimizer(Callback):
             gone on from by the next run. With several processes only rank 0's counts.
         search: `adaptive` measures only what helps the choice, and measures again when training
             changes; `exhaustive` every limit once, from the highest down.
+        search_profiles: Search workload power profiles beside limits (Blackwell): all that the GPUs
+            offer, or those named. A candidate is then a pair of a limit and a profile.
 
     Raises:
-        ValueError: An argument is out of range, the GPUs differ in their ranges, or another
-            optimizer of this process trains on one of them.
+        ValueError: An argument is out of range, the GPUs differ in their ranges or do not offer
+            the profiles, or another optimizer of this process trains on one of them.
 
     Attributes:
         state: `Ready`, `Warmup`, `Profiling` or `Done`; `Done.chosen` tells a choice from a search
             that was given up.
         disabled: Whether the search was given up.
         current_power_limit: The limit that is set, mW; 0: none is.
+        current_power_profile: The workload power profile that is set with it; None: none.
         estimates: What the choice was made of.
         power_limits: The limits that may be tried, mW, descending.
         on_progress: Called with the optimizer after every step it takes notice of, if set.
@@ -87,6 +91,7 @@ class GlobalPowerLimitOptimizer(Callback):
         pl_step: int = 25,
         profile_path: str | Path | None = None,
         search: SearchName = "adaptive",
+        search_profiles: bool | Sequence[str] = False,
     ) -> None:
         arguments.check_monitor(monitor)
         arguments.check_selector(optimum_selector, OptimumSelector)
@@ -106,15 +111,18 @@ class GlobalPowerLimitOptimizer(Callback):
         indices = monitor.gpus.with_power_limit(monitor.gpu_indices)
         self._gpus = [monitor.gpus[index] for index in indices]
         self._publishing = indices
+        profiles = power_profiles.to_search(self._gpus, search_profiles)
         if self.profile_path is None or not self.profile_path.exists():
             fleet.borrow(monitor.gpus, indices)
         min_mw, max_mw = self._common_range()
         step_mw = int(pl_step * 1000)
         self._planner = Planner(
-            search, optimum_selector, warmup_steps, profile_steps, step_mw, self.profile_path
+            *(search, optimum_selector, warmup_steps, profile_steps, step_mw),
+            *(self.profile_path, profiles),
         )
         self._planner.limits_mw = scan(min_mw, max_mw, step_mw)
-        hello = Hello(gpus=[gpu.get_name() for gpu in self._gpus], min_mw=min_mw, max_mw=max_mw)
+        names = [gpu.get_name() for gpu in self._gpus]
+        hello = Hello(gpus=names, min_mw=min_mw, max_mw=max_mw, profiles=profiles)
         self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
         self._shell = Shell(self._core, monitor, self._planner, max_mw)
         self._warned_ended = False
@@ -239,6 +247,12 @@ class GlobalPowerLimitOptimizer(Callback):
         return self._core.current_mw
 
     @property
+    def current_power_profile(self) -> str | None:
+        """See `Attributes`."""
+        profile = self._core.profile
+        return None if profile is None else profile_name(profile)
+
+    @property
     def estimates(self) -> list[Estimate]:
         """See `Attributes`."""
         return [] if self._core.chosen is None else self._core.chosen.estimates
@@ -253,9 +267,7 @@ class GlobalPowerLimitOptimizer(Callback):
     @property
     def progress(self) -> tuple[int, int]:
         """Steps the search has taken, and takes at most."""
-        total = expected_steps(
-            self.search, len(self.power_limits), self.warmup_steps, self.profile_steps
-        )
+        total = self._planner.expected_steps
         taken = self._core.searched
         return (total if isinstance(self.state, Done) else min(taken, total)), total
 
@@ -270,8 +282,10 @@ class GlobalPowerLimitOptimizer(Callback):
         known = tuple(self._known())
         chosen = None
         if core.chosen is not None and not core.disabled:
-            limit = core.chosen.power_limit_mw
-            chosen = next((one for one in known if one.power_limit_mw == limit), None)
+            wanted = core.chosen.power_limit_mw, core.chosen.profile
+            chosen = next(
+                (one for one in known if (one.power_limit_mw, one.profile) == wanted), None
+            )
         state = core.state
         reason = state.reason if isinstance(state, Done) else ""
         if chosen is not None and core.chosen is not None:
@@ -302,7 +316,8 @@ class GlobalPowerLimitOptimizer(Callback):
         if chosen is not self._published and not self._core.disabled:
             self._published = chosen
             if chosen is not None:
-                times_s = {one.power_limit_mw: one.time_s for one in chosen.estimates}
+                plain = [one for one in chosen.estimates if one.profile is None]
+                times_s = {one.power_limit_mw: one.time_s for one in plain}
                 fleet.publish(self.monitor.gpus, self._publishing, times_s)
 
     def _failed(self, error: Exception) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from zeus.optimizer.power_limit import profile
 from zeus.optimizer.power_limit.adaptive import Adaptive
-from zeus.optimizer.power_limit.choice import choose, measurements
+from zeus.optimizer.power_limit.choice import best, choose, measurements
 from zeus.optimizer.power_limit.estimates import Curve, Estimate
 from zeus.optimizer.power_limit.leader import Party
 from zeus.optimizer.power_limit.profile import (
@@ -20,9 +20,11 @@ from zeus.optimizer.power_limit.profile import (
     SampleRow,
     watts,
 )
-from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName
+from zeus.optimizer.power_limit.search import Exhaustive, Search, SearchName, expected_steps, piece
 from zeus.optimizer.power_limit.selectors import OptimumSelector, ZeusCost
+from zeus.optimizer.power_limit.with_profiles import Reference, WithProfiles
 from zeus.utils import framework
+from zeus_ipc.controls import profile_name
 
 log = logging.getLogger(__name__)
 
@@ -37,6 +39,7 @@ class Planner:
         profile_steps: The same; measurements are of so many steps.
         step_mw: Difference of one limit to the next.
         path: Of the profile, or None.
+        profiles: Workload power profiles to search beside limits.
     """
 
     def __init__(
@@ -47,12 +50,14 @@ class Planner:
         profile_steps: int,
         step_mw: int,
         path: Path | None,
+        profiles: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
         self.step_mw = step_mw
         self.path = path
+        self.profiles = tuple(profiles)
         self.limits_mw: list[int] = []
         self._selector = ZeusCost(eta_knob=0.5) if selector is None else selector
         self._profile: Profile | None = None
@@ -81,8 +86,13 @@ class Planner:
         if reason is not None:
             warnings.warn(f"{self.path} {reason}. It is measured again and replaced.", stacklevel=6)
             return self._make(self.limits_mw, party)
-        samples = loaded.as_samples(self.profile_steps)
-        if loaded.selector not in (None, _describe(self._for(party))):
+        samples = [
+            one
+            for one in loaded.as_samples(self.profile_steps)
+            if one.profile is None or one.profile in party.profiles
+        ]
+        same = loaded.selector in (None, _describe(self._for(party)))
+        if not same or (loaded.power_profiles or []) != _names(party):
             # What it spent was spent on another question.
             search = self._make(self.limits_mw, party)
             search.resume(
@@ -96,14 +106,30 @@ class Planner:
             search.settle()
         return search
 
-    def choose(self, estimates: list[Estimate], party: Party) -> int:
-        """The best limit, mW.
+    def choose(self, estimates: list[Estimate], party: Party) -> Estimate:
+        """The best candidate.
 
         Raises:
             ValueError: The selector fails, or chooses what was not measured.
         """
         cautious = self.name == "adaptive"
-        return choose(self._for(party), estimates, self.profile_steps, cautious=cautious)
+        return best(self._for(party), estimates, self.profile_steps, cautious=cautious)
+
+    @property
+    def expected_steps(self) -> int:
+        """How many steps a search takes at most."""
+        limits = len(self.limits_mw)
+        one = expected_steps(self.name, limits, self.warmup_steps, self.profile_steps)
+        if not self.profiles:
+            return one
+        if self.name == "exhaustive":
+            return one * (1 + len(self.profiles))
+        return 2 * one + len(self.profiles) * (self.warmup_steps + self._brief_steps)
+
+    @property
+    def _brief_steps(self) -> int:
+        """Steps in which the adaptive search measures a profile at the highest limit."""
+        return 2 * piece(self.profile_steps)
 
     def save(self, search: Search, party: Party, position: int, complete: bool) -> None:
         """Keeps what is known. What cannot be written costs a warning."""
@@ -115,6 +141,7 @@ class Planner:
             gpus=party.gpus,
             range=(party.min_mw / 1000, party.max_mw / 1000),
             selector=_describe(self._for(party)),
+            power_profiles=_names(party) or None,
             complete=complete,
             position=position,
             samples=[SampleRow.of(sample) for sample in search.samples],
@@ -132,17 +159,34 @@ class Planner:
         return selector.of(len(party.gpus)) if isinstance(selector, ZeusCost) else selector
 
     def _make(self, limits_mw: Sequence[int], party: Party) -> Search:
+        if not party.profiles:
+            return self._of_limits(limits_mw, party, list)
+        return WithProfiles(
+            limits_mw,
+            party.profiles,
+            self.warmup_steps,
+            self.profile_steps,
+            lambda reference: self._of_limits(limits_mw, party, reference),
+            lambda estimates: self.choose(list(estimates), party),
+            self._brief_steps if self.name == "adaptive" else None,
+        )
+
+    def _of_limits(self, limits_mw: Sequence[int], party: Party, reference: Reference) -> Search:
+        """The search of limits under one profile, or under none."""
         if self.name == "exhaustive":
             return Exhaustive(limits_mw, self.warmup_steps, self.profile_steps)
         selector = self._for(party)
+
+        def choice(estimates: Sequence[Estimate], cautious: bool) -> int:
+            candidates = [*reference(), *estimates]
+            return choose(selector, candidates, self.profile_steps, cautious=cautious)
+
         search = Adaptive(
             limits_mw,
             self.warmup_steps,
             self.profile_steps,
-            lambda curve: costs_of(selector, search.limits_mw, curve),
-            lambda estimates, cautious: choose(
-                selector, estimates, self.profile_steps, cautious=cautious
-            ),
+            lambda curve: costs_of(selector, search.limits_mw, curve, reference()),
+            choice,
             len(party.gpus),
         )
         return search
@@ -156,17 +200,36 @@ def scan(min_mw: int, max_mw: int, step_mw: int) -> list[int]:
     return limits
 
 
-def costs_of(selector: OptimumSelector, limits_mw: list[int], curve: Curve) -> list[float] | None:
-    """What the selector makes of a curve; None: nothing, or it fails, as a user's may."""
+def costs_of(
+    selector: OptimumSelector,
+    limits_mw: list[int],
+    curve: Curve,
+    reference: Sequence[Estimate] = (),
+) -> list[float] | None:
+    """What the selector makes of a curve; None: nothing, or it fails, as a user's may.
+
+    Args:
+        selector: Says what limits cost.
+        limits_mw: The limits, descending.
+        curve: Of these limits.
+        reference: What the costs are compared with, besides.
+    """
+    candidates = [(one.power_limit_mw, one.energy_j, one.time_s) for one in reference]
+    candidates += zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
     rows = [
         PowerLimitMeasurement.model_construct(power_limit=watts(limit), energy=joules, time=seconds)
-        for limit, joules, seconds in zip(limits_mw, curve.energy_j, curve.time_s, strict=True)
+        for limit, joules, seconds in candidates
     ]
     try:
-        return selector.costs(rows)
+        costs = selector.costs(rows)
+        return None if costs is None else costs[len(reference) :]
     except Exception as error:  # noqa: BLE001 - it may be a user's, and costs only some steps
         log.info("%s does not say what limits cost: %r", type(selector).__name__, error)
         return None
+
+
+def _names(party: Party) -> list[str]:
+    return [profile_name(one) for one in party.profiles]
 
 
 def _describe(selector: OptimumSelector) -> str:

@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, ValidationErr
 
 from zeus.optimizer.power_limit.estimates import Sample
 from zeus.utils.atomic import write_text
+from zeus_ipc.controls import profile_id, profile_name
 
 
 class PowerLimitMeasurement(BaseModel):
@@ -22,11 +23,13 @@ class PowerLimitMeasurement(BaseModel):
         power_limit: W; whole numbers are integers.
         energy: J, of all GPUs together.
         time: s.
+        power_profile: The workload power profile, such as `max-q`; None: none was set.
     """
 
     power_limit: PositiveInt | PositiveFloat
     energy: PositiveFloat
     time: PositiveFloat
+    power_profile: str | None = None
 
 
 class SampleRow(BaseModel):
@@ -38,6 +41,7 @@ class SampleRow(BaseModel):
     time: PositiveFloat
     energy_error: float = 0.0
     position: float = 0.0
+    power_profile: str | None = None
 
     @classmethod
     def of(cls, sample: Sample) -> SampleRow:
@@ -49,6 +53,7 @@ class SampleRow(BaseModel):
             time=sample.time_s,
             energy_error=sample.energy_error_j,
             position=sample.position,
+            power_profile=None if sample.profile is None else profile_name(sample.profile),
         )
 
     def sample(self) -> Sample:
@@ -60,6 +65,7 @@ class SampleRow(BaseModel):
             self.time,
             self.energy_error,
             self.position,
+            None if self.power_profile is None else profile_id(self.power_profile),
         )
 
 
@@ -71,6 +77,7 @@ class Profile(BaseModel):
         gpus: Product names of the GPUs that trained together.
         range: Lowest and highest limit that they take, W.
         selector: What the search was for.
+        power_profiles: Names of the workload power profiles that were searched.
         complete: Whether the choice was made.
         position: Steps that the search took.
         samples: What the measurements were made of.
@@ -80,6 +87,7 @@ class Profile(BaseModel):
     gpus: list[str] | None = None
     range: tuple[float, float] | None = None
     selector: str | None = None
+    power_profiles: list[str] | None = None
     complete: bool = True
     position: int = 0
     samples: list[SampleRow] = Field(default_factory=list)
@@ -111,6 +119,7 @@ class Profile(BaseModel):
         return [
             Sample(round(one.power_limit * 1000), steps, one.energy, one.time)
             for one in self.measurements
+            if one.power_profile is None
         ]
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from zeus.optimizer.power_limit.estimates import Estimate
+from zeus_ipc.controls import profile_name
 
 _BLUE, _GREEN = "#4c72b0", "#2a9d4a"
 
@@ -69,12 +70,13 @@ class Report:
         if not self.estimates:
             ended = f" {self._ending}" if self.reason else ""
             return f"No power limit has been measured yet.{ended}"
-        lines = ["limit (W)   time (ms)       energy (J)        measured steps"]
+        lines = [f"limit (W)   time (ms)       energy (J)        measured steps{self._heading}"]
         for one in self.estimates:
             time_ms, energy_j = one.time_s * 1000, one.energy_j
             lines.append(
                 f"{one.power_limit_mw / 1000:9g} {time_ms:11.2f} ±{time_ms * one.time_error:6.2f} "
                 f"{energy_j:11.3f} ±{energy_j * one.energy_error:6.3f} {one.steps:9}"
+                + (f"        {_profile(one)}" if self._heading else "")
                 + ("  <- chosen" if one is self.chosen else "")
             )
         return "\n".join([*lines, self.sentence])
@@ -88,7 +90,7 @@ class Report:
             style = ' style="font-weight: bold"' if one is self.chosen else ""
             time_ms, energy_j = one.time_s * 1000, one.energy_j
             cells = (
-                f"{one.power_limit_mw / 1000:g}",
+                _name(one),
                 f"{time_ms:.2f} ± {time_ms * one.time_error:.2f}",
                 f"{energy_j:.3f} ± {energy_j * one.energy_error:.3f}",
                 f"{one.steps}",
@@ -119,12 +121,22 @@ class Report:
         if self.chosen is self._highest:
             why = f"stays, because {self.reason}" if self.reason else "is the best"
             return f"The highest limit, {limit:g} W, {why}; {searched} {self._in_force}"
+        profile = (
+            f" with the power profile {_profile(self.chosen)}"
+            if self.chosen.profile is not None
+            else ""
+        )
         return (
-            f"At {limit:g} W instead of {highest:g} W a step takes "
+            f"At {limit:g} W{profile} instead of {highest:g} W a step takes "
             f"{_change(-self.saving)} energy (±{self.saving_error:.1%}) and "
             f"{_change(self.slowdown)} time (±{self.slowdown_error:.1%}); {searched} "
             f"{self._in_force}"
         )
+
+    @property
+    def _heading(self) -> str:
+        """Of the column of profiles, where any was measured."""
+        return "   profile" if any(one.profile is not None for one in self.estimates) else ""
 
     @property
     def _ending(self) -> str:
@@ -165,12 +177,12 @@ class Report:
             savings,
             xerr=[(100 + x) * e.time_error for e, x in zip(self.estimates, times, strict=True)],
             yerr=[(100 - y) * e.energy_error for e, y in zip(self.estimates, savings, strict=True)],
-            fmt="o-", color=_BLUE, ecolor="#b0bfd9", markersize=6, linewidth=1.2, capsize=2,
+            fmt="o" if self._heading else "o-", color=_BLUE, ecolor="#b0bfd9", markersize=6, linewidth=1.2, capsize=2,
         )  # fmt: skip
         for one, x, y in zip(self.estimates, times, savings, strict=True):
             chosen = one is self.chosen
             axes.annotate(
-                f"{one.power_limit_mw / 1000:g} W",
+                _name(one, " W"),
                 (x, y),
                 textcoords="offset points",
                 xytext=(8, -13),
@@ -190,6 +202,15 @@ class Report:
         axes.margins(x=0.12, y=0.12)
         kind: dict[str, Any] = {} if isinstance(path, (str, Path)) else {"format": "svg"}
         figure.savefig(path, dpi=150, **kind)
+
+
+def _profile(one: Estimate) -> str:
+    return "-" if one.profile is None else profile_name(one.profile)
+
+
+def _name(one: Estimate, unit: str = "") -> str:
+    limit = f"{one.power_limit_mw / 1000:g}{unit}"
+    return limit if one.profile is None else f"{limit}, {_profile(one)}"
 
 
 def _change(share: float) -> str:

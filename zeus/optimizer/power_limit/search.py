@@ -19,15 +19,20 @@ SearchName = Literal["adaptive", "exhaustive"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What to run next: a limit, unmeasured steps if it is a new one, measured steps."""
+    """What to run next: a limit, unmeasured steps if it is a new one, measured steps, and the
+    workload power profile, if any.
+    """
 
     power_limit_mw: int
     warmup_steps: int
     steps: int
+    profile: int | None = None
 
 
 class Search(ABC):
     """Measures limits until it knows enough.
+
+    `profile` is a workload power profile; None, all that most searches know, is none.
 
     Args:
         limits_mw: The limits, descending.
@@ -47,7 +52,7 @@ class Search(ABC):
         self.position = 0  # where it begins: steps that an earlier run has spent
         self._run: Counter[int] = Counter()
 
-    def ran(self, power_limit_mw: int, steps: int) -> None:
+    def ran(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
         """Steps have been run and measured; their sample comes later."""
         self._run[power_limit_mw] += steps
 
@@ -55,7 +60,7 @@ class Search(ABC):
         """What steps that were run took."""
         self.samples.append(sample)
 
-    def lost(self, power_limit_mw: int, steps: int) -> None:
+    def lost(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
         """The sample of steps that were run will not come."""
         self._run[power_limit_mw] -= steps
 
@@ -79,28 +84,32 @@ class Search(ABC):
         for sample in samples:
             if sample.power_limit_mw not in self.limits_mw:
                 continue
-            self.ran(sample.power_limit_mw, sample.steps)
+            self.ran(sample.power_limit_mw, sample.steps, sample.profile)
             self.add(sample)
 
-    def check(self, chosen_mw: int, position: int) -> None:  # noqa: B027 - most need no check
+    def check(  # noqa: B027 - most need no check
+        self, chosen_mw: int, position: int, profile: int | None = None
+    ) -> None:
         """The choice is some steps old: has what it depends on measured once more.
 
         Args:
             chosen_mw: The choice.
             position: Training steps since the search began.
+            profile: That of the choice.
         """
 
-    def without(self, power_limit_mw: int) -> None:
+    def without(self, power_limit_mw: int, profile: int | None = None) -> None:
         """A limit cannot be set: it is not tried again, and not chosen."""
         self.limits_mw.remove(power_limit_mw)
 
     @abstractmethod
-    def next(self, current_mw: int, position: int) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
         """What to run next; None: enough is known, or will be when the last samples come.
 
         Args:
             current_mw: The limit that is set.
             position: Training steps since the search began.
+            profile: The workload power profile that is set.
         """
 
     @abstractmethod
@@ -111,7 +120,7 @@ class Search(ABC):
 class Exhaustive(Search):
     """Every limit, from the highest down, for `profile_steps` each; what was measured counts."""
 
-    def next(self, current_mw: int, position: int) -> Trial | None:
+    def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
         """See `Search`."""
         if self.settled:
             return None

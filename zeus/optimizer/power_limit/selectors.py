@@ -6,11 +6,17 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
+from typing_extensions import override
+
 from zeus.optimizer.power_limit.arguments import check_factor
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.utils.metric import zeus_cost
 
 log = logging.getLogger(__name__)
+
+
+class NotMeasured(ValueError):
+    """A selector names a limit that was not measured."""
 
 
 class OptimumSelector(ABC):
@@ -26,6 +32,21 @@ class OptimumSelector(ABC):
         Returns:
             The chosen limit, W: that of one of the measurements.
         """
+
+    def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
+        """The best measurement, where workload power profiles are searched too.
+
+        The default: of those at the limit that `select` names, the one of least energy.
+
+        Args:
+            measurements: One a pair of limit and profile. The first is of the highest limit without
+                a profile.
+        """
+        limit = self.select(measurements)
+        there = [one for one in measurements if round((one.power_limit - limit) * 1000) == 0]
+        if not there:
+            raise NotMeasured(f"{limit:g} W")
+        return min(there, key=lambda one: one.energy)
 
     def costs(self, measurements: Sequence[PowerLimitMeasurement]) -> list[float] | None:
         """What each limit costs, positive, in any unit: the adaptive search spares the steps at
@@ -58,7 +79,11 @@ class Time(OptimumSelector):
 
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
         """See `OptimumSelector`."""
-        return min(measurements, key=lambda one: one.time).power_limit
+        return self.choose(measurements).power_limit
+
+    @override
+    def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
+        return min(measurements, key=lambda one: one.time)
 
 
 class ZeusCost(OptimumSelector):
@@ -99,12 +124,18 @@ class ZeusCost(OptimumSelector):
 
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
         """See `OptimumSelector`."""
+        return self.choose(measurements).power_limit
+
+    @override
+    def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
         costs = self.costs(measurements)
-        return measurements[costs.index(min(costs))].power_limit
+        return measurements[costs.index(min(costs))]
 
 
 class MaxSlowdownConstraint(OptimumSelector):
     """The lowest limit at which training takes at most `factor` times as long as at the highest.
+
+    With workload power profiles: the lowest limit of each, and of these the one of least energy.
 
     Args:
         factor: Such as 1.1 for at most 10 % more time.
@@ -130,6 +161,13 @@ class MaxSlowdownConstraint(OptimumSelector):
 
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
         """See `OptimumSelector`."""
-        fastest = max(measurements, key=lambda one: one.power_limit)
+        return self.choose(measurements).power_limit
+
+    @override
+    def choose(self, measurements: list[PowerLimitMeasurement]) -> PowerLimitMeasurement:
+        fastest = max(measurements, key=lambda one: one.power_limit)  # the first of equals
         allowed = [one for one in measurements if one.time <= self.factor * fastest.time]
-        return min(one.power_limit for one in allowed)
+        lowest: dict[str | None, PowerLimitMeasurement] = {}
+        for one in sorted(allowed, key=lambda one: -one.power_limit):
+            lowest[one.power_profile] = one
+        return min(lowest.values(), key=lambda one: one.energy)

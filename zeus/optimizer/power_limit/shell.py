@@ -81,7 +81,7 @@ class Shell:
 
     @_do.register
     def _set_limit(self, action: actions.SetLimit) -> Actions:
-        return self._limit_is(self._limits.set(action.power_limit_mw))
+        return self._limit_is(self._limits.set(action.power_limit_mw, action.profile))
 
     @_do.register
     def _ask_for_limit(self, action: actions.AskForLimit) -> Actions:
@@ -91,12 +91,12 @@ class Shell:
         core = self.core
         if outcome is None or outcome.power_limit_mw is None:
             return core.unanswered()
-        limit, error = outcome.power_limit_mw, outcome.error
+        limit, profile, error = outcome.power_limit_mw, outcome.profile, outcome.error
         if error is None:
             self._last_set_mw = limit
-            return core.limit_set(limit)
-        if isinstance(error, ZeusGPUInvalidArgError):
-            return core.limit_refused(limit, error.message)
+            return core.limit_set(limit, profile)
+        if isinstance(error, ZeusGPUInvalidArgError) or profile is not None:
+            return core.limit_refused(limit, error.message, profile)
         if isinstance(error, ZeusGPUNoPermissionError):
             return core.limit_denied(error.message)
         return core.limit_failed(error.message)

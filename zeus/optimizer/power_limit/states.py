@@ -31,6 +31,8 @@ class Done(BaseModel):
 
     Attributes:
         optimal_power_limit: The choice; without one, the highest limit.
+        optimal_power_profile: The workload power profile of the choice, such as `max-q`; None:
+            none.
         chosen: Whether it is a choice. False: the search was given up, or training ended first;
             then the limit in force need not be `optimal_power_limit`.
         reason: Why there is no choice; empty where there is one.
@@ -39,6 +41,7 @@ class Done(BaseModel):
     optimal_power_limit: PositiveInt
     chosen: bool = True
     reason: str = ""
+    optimal_power_profile: str | None = None
 
 
 State = Ready | Warmup | Profiling | Done

@@ -91,7 +91,8 @@ class Watch:
         """
         if not self._verified and self.steps >= (FIRST_STEPS if self._loaded else VERIFY_STEPS):
             self._verified = True
-            depends = self._loaded or self.limit_mw != highest_mw
+            highest = self.limit_mw == highest_mw and self._chosen.profile is None
+            depends = self._loaded or not highest
             if self._check is not _Check.MEASURING and depends:
                 return [CheckChoice(), Listen()]
         if self._check is _Check.NONE and self.steps >= self._next:

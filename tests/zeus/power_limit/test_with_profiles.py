@@ -1,0 +1,339 @@
+"""Pairs of a power limit and a workload power profile: the search, the choice, and a GB200 node."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+
+from tests.zeus.node import VirtualNode, train
+from zeus.device import get_gpus
+from zeus.exceptions import ZeusGPUInvalidArgError
+from zeus.optimizer.power_limit import (
+    Done,
+    Energy,
+    GlobalPowerLimitOptimizer,
+    MaxSlowdownConstraint,
+    OptimumSelector,
+    PowerLimitMeasurement,
+    Time,
+    ZeusCost,
+)
+from zeus.optimizer.power_limit.choice import best
+from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus.optimizer.power_limit.leader import Party
+from zeus.optimizer.power_limit.planner import Planner
+from zeus.optimizer.power_limit.search import SearchName
+from zeusd.devices.simulated.models import DEVICES
+from zeusd.devices.simulated.physics import ModelLoad
+from zeusd.devices.simulated.workloads import ModelWorkload
+
+PARTY = Party(["GPU"], 200_000, 500_000, (1, 7))
+HIGHEST = 500_000
+
+
+class Job:
+    """A job that draws 480 W. Profile 1 takes a quarter of the power and a little time, profile 7
+    some power and no time, and then limits bind later.
+    """
+
+    cheaper: ClassVar[dict[int | None, float]] = {None: 1.0, 1: 0.75, 7: 0.95}
+    slower: ClassVar[dict[int | None, float]] = {None: 1.0, 1: 1.04, 7: 1.0}
+
+    def __init__(self, seed: int, noise: float = 0.02) -> None:
+        self.random = random.Random(seed)
+        self.noise = noise
+        self.position = 0
+        self.ran: list[tuple[int, int | None]] = []
+
+    def time_s(self, limit_mw: int, profile: int | None) -> float:
+        below = max(0.0, math.log(480_000 * self.cheaper[profile] / limit_mw))
+        return 0.3 * self.slower[profile] * math.exp(0.25 * below + 0.8 * below**2)
+
+    def energy_j(self, limit_mw: int, profile: int | None) -> float:
+        power_w = min(480.0 * self.cheaper[profile], 0.97 * limit_mw / 1000)
+        return self.time_s(limit_mw, profile) * power_w
+
+    def run(self, limit_mw: int, profile: int | None, steps: int) -> Sample:
+        self.ran.append((limit_mw, profile))
+        off = sum(math.exp(self.random.gauss(0, self.noise)) for _ in range(steps))
+        self.position += steps
+        found = self.energy_j(limit_mw, profile) * off, self.time_s(limit_mw, profile) * off
+        return Sample(limit_mw, steps, *found, 0.5, self.position - steps / 2, profile)
+
+
+def planner(
+    selector: OptimumSelector, name: SearchName = "adaptive", path: Path | None = None
+) -> Planner:
+    return Planner(name, selector, 10, 40, 50_000, path, PARTY.profiles)
+
+
+def search(planning: Planner, job: Job, party: Party = PARTY) -> Estimate:
+    """Runs a search to its end, with samples that come a piece late. Returns its choice."""
+    searching = planning.begin(party)
+    late: list[Sample] = []
+    current, profile = 0, None
+    trial = searching.next(current, job.position, profile)
+    while trial is not None or late:
+        assert job.position < 3000, "the search does not end"
+        if trial is not None:
+            if (trial.power_limit_mw, trial.profile) != (current, profile):
+                job.run(trial.power_limit_mw, trial.profile, max(1, trial.warmup_steps))
+            current, profile = trial.power_limit_mw, trial.profile
+            late.append(job.run(current, profile, trial.steps))
+            searching.ran(current, trial.steps, profile)
+        if len(late) > 1 or trial is None:
+            searching.add(late.pop(0))
+        trial = searching.next(current, job.position, profile)
+    planning.save(searching, party, job.position, complete=True)
+    return planning.choose(searching.estimates(job.position), party)
+
+
+def pairs(job: Job) -> list[tuple[int, int | None]]:
+    limits = range(HIGHEST, 199_999, -50_000)
+    return [(limit, profile) for profile in job.cheaper for limit in limits]
+
+
+@pytest.mark.parametrize("name", ["adaptive", "exhaustive"])
+@pytest.mark.parametrize(
+    "selector", [Energy(), ZeusCost(0.5), Time()], ids=lambda s: type(s).__name__
+)
+def test_the_choice_is_as_good_as_the_best_pair(
+    selector: OptimumSelector, name: SearchName
+) -> None:
+    for seed in range(2):
+        job = Job(seed)
+        planning = planner(selector, name)
+        chosen = search(planning, job)
+        rows = [
+            PowerLimitMeasurement(
+                power_limit=limit / 1000, energy=job.energy_j(limit, p), time=job.time_s(limit, p)
+            )
+            for limit, p in pairs(job)
+        ]
+        costs = selector.costs(rows)
+        assert costs is not None
+        cost = costs[pairs(job).index((chosen.power_limit_mw, chosen.profile))]
+        assert cost <= 1.02 * min(costs), f"seed {seed} chose {chosen}"
+        assert sum(one.steps for one in planning.begin(PARTY).samples) == 0
+        assert job.position <= planning.expected_steps
+
+
+@pytest.mark.parametrize("name", ["adaptive", "exhaustive"])
+def test_a_slowdown_counts_against_the_highest_limit_without_a_profile(name: SearchName) -> None:
+    """1.03 excludes profile 1, which takes 4 % more time at any limit."""
+    for seed in range(2):
+        job = Job(seed, noise=0.005)
+        chosen = search(planner(MaxSlowdownConstraint(1.03), name), job)
+        slowdown = job.time_s(chosen.power_limit_mw, chosen.profile) / job.time_s(HIGHEST, None)
+        assert slowdown <= 1.03, f"seed {seed}: {chosen}"
+        assert chosen.profile == 7
+        loose = search(planner(MaxSlowdownConstraint(1.08), name), Job(seed, noise=0.005))
+        assert loose.profile == 1
+
+
+def test_profiles_that_save_nothing_are_not_searched_further() -> None:
+    class Useless(Job):
+        cheaper: ClassVar[dict[int | None, float]] = {None: 1.0, 1: 1.0, 7: 1.02}
+        slower: ClassVar[dict[int | None, float]] = {None: 1.0, 1: 1.05, 7: 1.0}
+
+    job = Useless(3)
+    chosen = search(planner(Energy()), job)
+    assert chosen.profile is None
+    assert chosen.power_limit_mw < HIGHEST
+    assert {limit for limit, profile in job.ran if profile is not None} == {HIGHEST}
+
+
+def test_a_profile_that_is_refused_is_left_out() -> None:
+    job, searching = Job(1), planner(Energy()).begin(PARTY)
+    limit, profile, tried = 0, None, set()
+    while (trial := searching.next(limit, job.position, profile)) is not None:
+        if trial.profile == 1:
+            searching.without(trial.power_limit_mw, 1)
+            continue
+        limit, profile = trial.power_limit_mw, trial.profile
+        tried.add(profile)
+        searching.ran(limit, trial.steps, profile)
+        searching.add(job.run(limit, profile, trial.steps))
+    assert tried == {None, 7}
+    assert {one.profile for one in searching.estimates(job.position)} == {None, 7}
+
+
+def test_the_choice_is_checked_beside_the_highest_limit_without_a_profile() -> None:
+    job, planning = Job(5), planner(Energy())
+    searching = planning.begin(PARTY)
+    limit, profile = 0, None
+
+    def run() -> None:
+        nonlocal limit, profile
+        while (trial := searching.next(limit, job.position, profile)) is not None:
+            limit, profile = trial.power_limit_mw, trial.profile
+            searching.ran(limit, trial.steps, profile)
+            searching.add(job.run(limit, profile, trial.steps))
+
+    run()
+    chosen = planning.choose(searching.estimates(job.position), PARTY)
+    assert chosen.profile == 1
+    job.ran.clear()
+    searching.check(chosen.power_limit_mw, job.position, chosen.profile)
+    run()
+    checked = set(job.ran)
+    assert {(HIGHEST, None), (chosen.power_limit_mw, 1)} <= checked
+    assert 7 not in {profile for _, profile in checked}
+    assert planning.choose(searching.estimates(job.position), PARTY) is not None
+
+
+def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
+    path = tmp_path / "pl.json"
+    job = Job(2)
+    chosen = search(planner(Energy(), path=path), job)
+    written = json.loads(path.read_text())
+    assert written["power_profiles"] == ["max-q", "llm-training"]
+    assert {row.get("power_profile") for row in written["measurements"]} == {
+        None,
+        "max-q",
+        "llm-training",
+    }
+    again = planner(Energy(), path=path)
+    assert again.read_profile()
+    idle = Job(9)
+    found = search(again, idle)
+    assert (found.power_limit_mw, found.profile) == (chosen.power_limit_mw, chosen.profile)
+    assert idle.ran == []
+    plain = Planner("adaptive", Energy(), 10, 40, 50_000, path)
+    assert plain.read_profile()
+    alone = Party(PARTY.gpus, PARTY.min_mw, PARTY.max_mw)
+    without = search(plain, Job(9), alone)
+    assert without.profile is None
+    assert not any(one.profile for one in plain.begin(alone).samples)
+
+
+class ByLimit(OptimumSelector):
+    """A user's, which knows nothing of profiles."""
+
+    def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
+        return min(measurements, key=lambda one: one.energy).power_limit
+
+
+def test_a_selector_that_names_a_limit_gets_the_profile_of_least_energy() -> None:
+    found = [
+        Estimate(500_000, 1.0, 10.0, 0.0, 0.0, 8),
+        Estimate(400_000, 1.1, 9.0, 0.0, 0.0, 8),
+        Estimate(500_000, 1.0, 9.5, 0.0, 0.0, 8, profile=7),
+        Estimate(400_000, 1.2, 8.0, 0.0, 0.0, 8, profile=7),
+    ]
+    assert best(ByLimit(), found, 40, cautious=False) is found[3]
+
+
+# ------------------------------------------------------------------------------- a GB200 node
+
+MODEL = DEVICES["gb200"]
+WORKLOAD = ModelWorkload(ModelLoad(unit_s=0.1, k=0.75, power_w=1150.0))
+SMALL = {"warmup_steps": 4, "profile_steps": 16, "pl_step": 200}
+
+
+@pytest.fixture
+def node(virtual_node: Callable[[str], VirtualNode]) -> VirtualNode:
+    return virtual_node("2xgb200:setter_ms=0")
+
+
+def joules(limit_w: float, profile: int | None) -> float:
+    """Energy of a step, as the simulator has it."""
+    clock = MODEL.clocks_mhz[0]
+    if profile is not None:
+        one = next(one for one in MODEL.profiles if one.profile == profile)
+        limit_w = min(limit_w, one.limit * MODEL.power_limits_w[2])
+        clock = round(one.clock * clock)
+    point = WORKLOAD.point(MODEL, 0, limit_w, clock)
+    return point.power_w / point.rate
+
+
+def requested(node: VirtualNode) -> list[tuple[int, ...]]:
+    return [node.nvml.requested_power_profiles(node.nvml.device_handle(gpu)) for gpu in range(2)]
+
+
+def test_a_search_on_gb200s_sets_the_best_pair_and_restores_both(node: VirtualNode) -> None:
+    plo = GlobalPowerLimitOptimizer(
+        node.monitor(),
+        Energy(),
+        search_profiles=True,
+        **SMALL,  # type: ignore[arg-type]
+    )
+    train(plo, node.nvml.open_work([0, 1], WORKLOAD), 3000, until_done=True)
+    assert isinstance(plo.state, Done)
+    assert plo.state.chosen
+    name = plo.state.optimal_power_profile
+    profiles = {one.profile: one for one in node.client.node().gpus[0].power_profiles}
+    number = next((one for one, info in profiles.items() if info.name == name), None)
+    tried = [limit / 1000 for limit in plo.power_limits]
+    least = min(joules(limit, one) for limit in tried for one in (None, *profiles))
+    assert joules(plo.state.optimal_power_limit / 1000, number) <= 1.02 * least
+    assert plo.current_power_profile == name
+    assert requested(node) == [() if number is None else (number,)] * 2
+    report = str(plo.report())
+    assert f"At {plo.state.optimal_power_limit / 1000:g} W with the power profile {name}" in report
+    assert f"{name}  <- chosen" in report
+    plo.close()
+    assert requested(node) == [(), ()]
+    assert node.limit_w() == MODEL.power_limits_w[1]
+
+
+def test_a_profile_that_loses_to_another_users_is_left_out(node: VirtualNode) -> None:
+    node.nvml.set_profiles_outside(1, (6,))  # wins over 7
+    plo = GlobalPowerLimitOptimizer(
+        node.monitor(),
+        Energy(),
+        search_profiles=["llm-training"],
+        **SMALL,  # type: ignore[arg-type]
+    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(plo, node.nvml.open_work([0, 1], WORKLOAD), 3000, until_done=True)
+    assert isinstance(plo.state, Done)
+    assert plo.state.chosen
+    assert plo.state.optimal_power_profile is None
+    assert requested(node) == [(), (6,)]
+
+
+@pytest.mark.parametrize(
+    ("spec", "wanted", "said"),
+    [
+        ("a100", True, "A100.* offers no workload power profiles"),
+        ("4xmi300x", True, "MI300X offers no workload power profiles"),
+        (
+            "2xgb200",
+            ["max-q", "turbo"],
+            "names 'turbo', which these GPUs do not offer; there are max",
+        ),
+        ("2xgb200", "max-q", r"give \['max-q'\]"),
+    ],
+)
+def test_profiles_that_gpus_do_not_offer_are_refused_in_one_sentence(
+    virtual_node: Callable[[str], VirtualNode],
+    monkeypatch: pytest.MonkeyPatch,
+    spec: str,
+    wanted: bool | Sequence[str],
+    said: str,
+) -> None:
+    node = virtual_node(f"{spec}:setter_ms=0")
+    with pytest.raises(ValueError, match=said):
+        GlobalPowerLimitOptimizer(node.monitor(gpu_indices=[0]), search_profiles=wanted)
+
+
+def test_profiles_are_set_by_name_and_those_that_lose_are_named(node: VirtualNode) -> None:
+    gpu = get_gpus()[0]
+    assert {"max-q", "llm-training"} <= set(gpu.get_supported_power_profiles())
+    node.nvml.set_profiles_outside(0, (6,))
+    gpu.set_power_management_limit(800_000)
+    assert gpu.set_power_profiles(["max-q", 7]) == ["llm-training"]
+    assert requested(node)[0] == (1, 6, 7)
+    assert gpu.set_power_profiles([]) == []
+    assert requested(node)[0] == (6,)
+    with pytest.raises(ZeusGPUInvalidArgError, match="has no workload power profile 'turbo'"):
+        gpu.set_power_profiles(["turbo"])
