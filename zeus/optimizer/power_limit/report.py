@@ -177,7 +177,8 @@ class Report:
             savings,
             xerr=[(100 + x) * e.time_error for e, x in zip(self.estimates, times, strict=True)],
             yerr=[(100 - y) * e.energy_error for e, y in zip(self.estimates, savings, strict=True)],
-            fmt="o" if self._heading else "o-", color=_BLUE, ecolor="#b0bfd9", markersize=6, linewidth=1.2, capsize=2,
+            fmt="o" if self._heading else "o-",
+            color=_BLUE, ecolor="#b0bfd9", markersize=6, linewidth=1.2, capsize=2,
         )  # fmt: skip
         for one, x, y in zip(self.estimates, times, savings, strict=True):
             chosen = one is self.chosen
