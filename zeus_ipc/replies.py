@@ -102,6 +102,9 @@ class GpuInfo(Message):
     """Whether zeusd lowers a limit above that as soon as it sees it, also one that others set."""
     mig_enabled: bool
     """Whether it is split; then its parts cannot be measured one by one."""
+    runtime_indices: list[int] = []
+    """Numbers by which HIP counts it, or its partitions in their order, without visible-device
+    variables. Empty: not known, or not AMD's."""
     supports: GpuSupport
     """What it is known to offer."""
     controls: list[str] = []

@@ -20,7 +20,7 @@ from zeus_ipc.installed import overlap
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
-from zeusctl.text import count, duration, energy, named, user_name, value_text
+from zeusctl.text import count, duration, energy, named, split, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo, NodeInfo
@@ -325,10 +325,12 @@ def _gpus(node: NodeInfo) -> Check:
     if not node.simulated and expected > len(node.gpus):
         remedy = "see zeusd's log and the kernel log (Xid) for the others"
         return _fault("GPUs", f"{found} of {expected}", remedy)
-    sliced = [str(gpu.index) for gpu in node.gpus if gpu.mig_enabled]
-    if sliced:
-        remedy = "limits and energy are those of the whole GPU, shared by its instances"
-        return _note("GPUs", f"{found}; MIG is on for {', '.join(sliced)}", remedy)
+    parts = [
+        f"{split(gpu.runtime_indices)} for {gpu.index}" for gpu in node.gpus if gpu.mig_enabled
+    ]
+    if parts:
+        remedy = "limits and energy are those of the whole GPU, shared by its parts"
+        return _note("GPUs", f"{found}; {', '.join(parts)}", remedy)
     return _ok("GPUs", found)
 
 

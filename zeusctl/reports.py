@@ -261,6 +261,8 @@ class KnownGpu(_Part):
     architecture: int
     memory_mib: int
     mig_enabled: bool
+    runtime_indices: list[int] = []
+    """Numbers by which HIP counts it, or its partitions; empty: not known, or not AMD's."""
     controls: list[str]
     """What can be changed on it."""
     power_limit_w: PowerLimit

@@ -98,6 +98,11 @@ def duration(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def split(partitions: Sequence[int]) -> str:
+    """How a GPU is split that is: AMD's into partitions, NVIDIA's into instances."""
+    return count(len(partitions), "partition") if len(partitions) > 1 else "MIG is on"
+
+
 def memory(mib: int | None) -> str:
     """Memory: MiB below ten of them a GiB, else GiB."""
     if mib is None:

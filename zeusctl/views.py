@@ -241,6 +241,7 @@ def known_report(gpu: GpuInfo) -> KnownGpu:
         architecture=gpu.architecture,
         memory_mib=gpu.memory_mib,
         mig_enabled=gpu.mig_enabled,
+        runtime_indices=gpu.runtime_indices,
         controls=gpu.controls,
         power_limit_w=power_limit(gpu),
         power_profiles=[one.name for one in gpu.power_profiles],

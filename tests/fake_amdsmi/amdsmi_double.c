@@ -36,7 +36,8 @@ enum { POWER_SIZE = MAJOR == 24 ? 68 : MAJOR == 25 ? 40 : 192, POWER_AT = MAJOR 
 enum { OVERLAPS_HARM = MAJOR < 26 || (MAJOR == 26 && MINOR < 2) };
 
 /* Calls that need no answer from the GPU. */
-#define NAMING "amdsmi_get_processor_type amdsmi_get_gpu_device_bdf amdsmi_get_gpu_asic_info"
+#define NAMING "amdsmi_get_processor_type amdsmi_get_gpu_device_bdf amdsmi_get_gpu_asic_info " \
+               "amdsmi_get_gpu_kfd_info"
 
 #define MAX_SOCKETS 16
 #define MAX_PARTITIONS 8
@@ -44,7 +45,7 @@ enum { OVERLAPS_HARM = MAJOR < 26 || (MAJOR == 26 && MINOR < 2) };
 #define MAX_PIDS 256
 
 typedef struct {
-    int64_t bdf, partitions;
+    int64_t bdf, partitions, kfd_node;
     int64_t cap_uw, cap_min_uw, cap_max_uw, cap_default_uw, has_cap, cap_in_watts;
     int64_t sclk_low, sclk_high, sclk_min, sclk_max, mclk_high, mclk_min, mclk_max, level;
     int64_t power_w, power_form; /* bit 0: current, bit 1: average */
@@ -205,6 +206,16 @@ uint32_t amdsmi_get_gpu_device_bdf(void *h, uint64_t *out) {
     *out = (uint64_t)g->bdf | (uint64_t)part;
     return OK;
 }
+#if MAJOR > 24 || MINOR > 6
+uint32_t amdsmi_get_gpu_kfd_info(void *h, void *out) {
+    ENTER(h);
+    memset(out, 0, 64);
+    put64(out, 0, 0xABCD0000u + (uint64_t)(g->kfd_node + part));
+    put32(out, 8, (uint32_t)(g->kfd_node + part));
+    put32(out, 12, (uint32_t)part);
+    return OK;
+}
+#endif
 uint32_t amdsmi_get_gpu_asic_info(void *h, void *out) {
     ENTER(h);
     memset(out, 0, ASIC_SIZE);

@@ -33,7 +33,7 @@ VERSIONS = ((24, 6), (24, 7), (25, 5), (26, 1), (26, 2), (27, 1))
 _I64 = ctypes.c_int64
 
 _GPU_NUMBERS = (
-    *("bdf", "partitions"),
+    *("bdf", "partitions", "kfd_node"),
     *("cap_uw", "cap_min_uw", "cap_max_uw", "cap_default_uw", "has_cap", "cap_in_watts"),
     *("sclk_low", "sclk_high", "sclk_min", "sclk_max", "mclk_high", "mclk_min", "mclk_max"),
     *("level", "power_w", "power_form", "load_w"),
@@ -169,6 +169,7 @@ class AmdSmiDouble:
             "name": b"AMD Instinct MI300X",
             "bdf": (5 + 0x10 * index) << 8,
             "partitions": 1,
+            "kfd_node": 2 + 8 * index,
             "cap_uw": 750_000_000,
             "cap_max_uw": 750_000_000,
             "cap_default_uw": 750_000_000,

@@ -116,3 +116,62 @@ def test_a_card_of_two_dies_is_counted_and_limited_once(
     gpus = get_gpus()
     with pytest.raises(ZeusGPUNotSupportedError, match="shares its power limit with GPU-"):
         gpus.set_power_management_limit(1, 300_000)
+
+
+def test_partitions_are_measured_once_and_limited_by_a_job_that_sees_all(
+    virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    node = virtual_node("2xmi300x:setter_ms=0:partitions=2")
+    gpus = get_gpus()
+    assert [gpu.info.index for gpu in gpus.gpus] == [0, 0, 1, 1]
+    with pytest.warns(
+        UserWarning, match=r"GPUs 0, 1: 2 of the 2 partitions of one AMD Inst"
+    ) as told:
+        monitor = node.monitor(gpu_indices=[0, 1, 3])
+    assert "GPU 3: 1 of the 2 partitions" in str(told[1].message)
+    assert told[0].filename == told[1].filename
+    work = node.nvml.open_work([0, 1], WORKLOAD)
+    work.run(10)
+    before_j = [node.nvml.true_energy_j(gpu) for gpu in range(2)]
+    monitor.begin_window("steps")
+    work.run(50)
+    measured = monitor.end_window("steps").gpu_energy
+    drawn_j = [node.nvml.true_energy_j(gpu) - before_j[gpu] for gpu in range(2)]
+    assert measured[0] == pytest.approx(drawn_j[0], rel=0.01)
+    assert measured[1] == 0
+    assert measured[3] == pytest.approx(drawn_j[1], rel=0.01)
+    optimizer = GlobalPowerLimitOptimizer(
+        monitor, Energy(), warmup_steps=5, profile_steps=10, pl_step=200, search="exhaustive"
+    )
+    train(optimizer, work, 500, until_done=True)
+    assert isinstance(optimizer.state, Done)
+    assert optimizer.state.chosen
+    assert node.limit_w(0) == node.limit_w(1) == optimizer.state.optimal_power_limit / 1000 < 750
+    optimizer.close()
+    assert node.limit_w(0) == node.limit_w(1) == 750
+
+
+def test_a_job_that_sees_some_partitions_only_changes_nothing(
+    virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "1,2")
+    node = virtual_node("2xmi300x:setter_ms=0:partitions=8")
+    gpus = get_gpus()
+    assert [gpu.info.index for gpu in gpus.gpus] == [0, 0]
+    for change in (
+        lambda: gpus.set_power_management_limits([0], 500_000),
+        lambda: gpus.set_power_management_limit(0, 500_000),
+        lambda: gpus.set_gpu_locked_clocks(1, 900, 900),
+    ):
+        with pytest.raises(ZeusGPUNotSupportedError, match="8 partitions, of which this process"):
+            change()
+    with pytest.warns(UserWarning, match="of the 8 partitions"):
+        monitor = node.monitor()
+    with pytest.warns(UserWarning, match="sees 2, and its power limit"):
+        optimizer = GlobalPowerLimitOptimizer(monitor, Energy())
+    assert optimizer.disabled
+    assert node.limit_w() == 750

@@ -84,10 +84,35 @@ def test_on_amd_gpus_the_list_is_read_as_hip_reads_it(
     assert [gpu.index for gpu in visible_gpus(AMD, env, simulated=True)] == expected
 
 
-def test_partitions_of_an_amd_gpu_are_refused_with_what_to_do() -> None:
+PARTITIONED = [
+    gpu.model_copy(update={"mig_enabled": len(numbers) > 1, "runtime_indices": numbers})
+    for gpu, numbers in zip(AMD, ([4, 5], [6], [0, 1, 2], [3]), strict=True)
+]
+"""As HIP counts where the kernel's order is not that of PCI addresses."""
+
+
+@pytest.mark.parametrize(
+    ("env", "expected"),
+    [
+        ({}, [2, 2, 2, 3, 0, 0, 1]),
+        ({"HIP_VISIBLE_DEVICES": "6,4,0,1"}, [1, 0, 2, 2]),
+        ({"HIP_VISIBLE_DEVICES": "4,4"}, []),
+        ({"ROCR_VISIBLE_DEVICES": "3,4,5", "HIP_VISIBLE_DEVICES": "2,0"}, [0, 3]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-00000000000000a3,GPU-00000000000000a1"}, [3, 1]),
+    ],
+)
+def test_partitions_are_counted_as_hip_counts_them(
+    env: dict[str, str], expected: list[int]
+) -> None:
+    assert [gpu.index for gpu in visible_gpus(PARTITIONED, env)] == expected
+
+
+def test_partitions_that_cannot_be_told_apart_are_refused_with_what_to_do() -> None:
     divided = [AMD[0], AMD[1].model_copy(update={"mig_enabled": True})]
     with pytest.raises(ZeusGPUInitError, match=r"GPU 1 is partitioned.*to SPX"):
         visible_gpus(divided, {})
+    with pytest.raises(ZeusGPUInitError, match="name partitions by HIP's index"):
+        visible_gpus(PARTITIONED, {"ROCR_VISIBLE_DEVICES": "GPU-00000000000000a0"})
 
 
 def test_on_a_mixed_node_indices_need_an_order() -> None:

@@ -12,6 +12,7 @@ import os
 import re
 import threading
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -57,13 +58,19 @@ class _CamelCase:
 class GPU(_CamelCase):
     """One GPU of this node.
 
+    Args:
+        client: Its node.
+        info: What does not change about it.
+        seen: How many of its partitions this process sees; None: all.
+
     Attributes:
         info: What does not change about it.
     """
 
-    def __init__(self, client: Client, info: GpuInfo) -> None:
+    def __init__(self, client: Client, info: GpuInfo, seen: int | None = None) -> None:
         self._client = client
         self.info = info
+        self._seen = seen
 
     @property
     def uuid(self) -> str:
@@ -73,6 +80,21 @@ class GPU(_CamelCase):
     def get_name(self) -> str:
         """Product name."""
         return self.info.name
+
+    def check_whole(self) -> None:
+        """Check that this process sees all of the GPU, whose settings hold for all its partitions.
+
+        Raises:
+            ZeusGPUNotSupportedError: It sees only some partitions.
+        """
+        partitions = len(self.info.runtime_indices)
+        if self._seen is not None and self._seen < partitions:
+            raise ZeusGPUNotSupportedError(
+                f"{self.info.name} {self.uuid} has {partitions} partitions, of which this process "
+                f"sees {self._seen}, and its power limit and clocks hold for all; make all of them "
+                "visible to the job, or set them with zeusctl",
+                3,
+            )
 
     # --------------------------------------------------------------------------- power limits
 
@@ -90,6 +112,7 @@ class GPU(_CamelCase):
 
     def set_power_management_limit(self, power_limit_mw: int, block: bool = True) -> None:
         """Sets the power limit, mW."""
+        self.check_whole()
         with _translated():
             self._client.set_power_limit(self.uuid, power_limit_mw, block=block)
 
@@ -105,6 +128,7 @@ class GPU(_CamelCase):
 
     def set_persistence_mode(self, enabled: bool, block: bool = True) -> None:
         """Turns persistence mode on or off."""
+        self.check_whole()
         with _translated():
             self._client.set_persistence_mode(self.uuid, enabled, block=block)
 
@@ -129,6 +153,7 @@ class GPU(_CamelCase):
         self, min_clock_mhz: int, max_clock_mhz: int, block: bool = True
     ) -> None:
         """Locks the graphics clock to a range, MHz."""
+        self.check_whole()
         with _translated():
             self._client.set_gpu_clocks(self.uuid, min_clock_mhz, max_clock_mhz, block=block)
 
@@ -140,6 +165,7 @@ class GPU(_CamelCase):
         self, min_clock_mhz: int, max_clock_mhz: int, block: bool = True
     ) -> None:
         """Locks the memory clock to a range, MHz."""
+        self.check_whole()
         with _translated():
             self._client.set_memory_clocks(self.uuid, min_clock_mhz, max_clock_mhz, block=block)
 
@@ -177,6 +203,7 @@ class GPU(_CamelCase):
         Raises:
             ZeusGPUInvalidArgError: The GPU does not offer one of them.
         """
+        self.check_whole()
         wanted = [self._profile(one) for one in profiles]
         with _translated():
             held = self._client.set(self.uuid, "power_profile", wanted, together=True)
@@ -277,7 +304,8 @@ class GPUs(_CamelCase):
 
     def __init__(self, client: Client, infos: Sequence[GpuInfo]) -> None:
         self._client = client
-        self.gpus = [GPU(client, info) for info in infos]
+        seen = Counter(info.uuid for info in infos)
+        self.gpus = [GPU(client, info, seen[info.uuid]) for info in infos]
 
     @property
     def _gpus(self) -> list[GPU]:  # as programs for ml-energy/zeus reach them
@@ -291,19 +319,38 @@ class GPUs(_CamelCase):
 
     def with_power_limit(self, gpu_indices: Sequence[int]) -> list[int]:
         """Those of these GPUs that have a power limit of their own: of the dies of one card it is
-        one, if that is among them."""
-        uuids = {self.gpus[index].uuid for index in gpu_indices}
+        one, if that is among them, and of the partitions of a GPU the first that is."""
+        uuids: dict[str, int] = {}
+        for index in gpu_indices:
+            uuids.setdefault(self.gpus[index].uuid, index)
         return [
             index
-            for index in gpu_indices
+            for index in uuids.values()
             if self.gpus[index].info.power_domain[:1] in ([], [self.gpus[index].uuid])
             or self.gpus[index].info.power_domain[0] not in uuids
+        ]
+
+    def covered(self, gpu_indices: Sequence[int]) -> list[str]:
+        """What readings of partitions are of: a sentence for each GPU that has some."""
+        groups: dict[str, list[int]] = {}
+        for index in gpu_indices:
+            if len(self.gpus[index].info.runtime_indices) > 1:
+                groups.setdefault(self.gpus[index].uuid, []).append(index)
+        return [
+            f"GPU{'s' * (len(group) > 1)} {', '.join(map(str, group))}: {len(group)} of the "
+            f"{len(self.gpus[group[0]].info.runtime_indices)} partitions of one "
+            f"{self.gpus[group[0]].info.name}. Power and energy are those of the whole package, "
+            "with what its other partitions draw; windows count its energy once, at GPU "
+            f"{group[0]}."
+            for group in groups.values()
         ]
 
     def set_power_management_limits(
         self, gpu_indices: Sequence[int], power_limit_mw: int, block: bool = True
     ) -> None:
         """Sets the power limit, mW, of several GPUs in one message."""
+        for index in gpu_indices:
+            self.gpus[index].check_whole()
         uuids = [self.gpus[index].uuid for index in gpu_indices]
         with _translated():
             self._client.set_power_limit(uuids, power_limit_mw, block=block)
@@ -367,7 +414,7 @@ class GPUs(_CamelCase):
     def release_all(self, gpu_indices: Sequence[int]) -> None:
         """Restores what this process changed on these GPUs and releases its leases."""
         with _translated():
-            self._client.release([self.gpus[index].uuid for index in gpu_indices])
+            self._client.release(list(dict.fromkeys(self.gpus[one].uuid for one in gpu_indices)))
 
 
 class EmptyGPUs(GPUs):

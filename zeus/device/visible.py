@@ -7,7 +7,8 @@ Indices count in the order of CUDA_DEVICE_ORDER, whose default, FASTEST_FIRST, i
 only where all GPUs are alike.
 
 ROCm's runtime filters by ROCR_VISIBLE_DEVICES first; HIP counts what is left, and reads
-CUDA_VISIBLE_DEVICES where HIP_VISIBLE_DEVICES is not set (AMD, "GPU isolation techniques").
+CUDA_VISIBLE_DEVICES where HIP_VISIBLE_DEVICES is not set (AMD, "GPU isolation techniques"). It
+counts partitions, in the order of the kernel's topology, which zeusd knows.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import re
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from zeus.device.reach import within_reach
 from zeus.exceptions import ZeusGPUInitError
@@ -30,6 +31,9 @@ VARIABLES = (
 )
 """What of the environment decides."""
 
+_Device: TypeAlias = "tuple[GpuInfo, int]"
+"""A GPU, and the number of the device: partitions of one GPU differ in it."""
+
 _AMD_UUID = re.compile(r"GPU-([0-9a-f]{16}(-|$)|AMD-)")
 
 _warned = False
@@ -39,6 +43,8 @@ def visible_gpus(
     gpus: Sequence[GpuInfo], env: Mapping[str, str], simulated: bool = False
 ) -> list[GpuInfo]:
     """The GPUs a framework sees, by its own index: of those that this process may open at all.
+
+    A partitioned GPU of AMD's is there once for each of its partitions that is seen.
 
     Args:
         gpus: The node's GPUs in NVML order.
@@ -66,7 +72,7 @@ def visible_gpus(
     ordered = list(gpus) if simulated else within_reach(gpus)
     if by_index and not simulated and env.get("CUDA_DEVICE_ORDER") != "PCI_BUS_ID":
         ordered = _cuda_order(ordered, explicit=entries is not None)
-    return _chosen(entries, ordered)
+    return [gpu for gpu, _ in _chosen(entries, [(gpu, gpu.index) for gpu in ordered])]
 
 
 def _check_vendor(amd: bool) -> None:
@@ -92,16 +98,21 @@ def _check_vendor(amd: bool) -> None:
 
 
 def _visible_to_hip(gpus: Sequence[GpuInfo], env: Mapping[str, str]) -> list[GpuInfo]:
-    """What HIP sees of AMD's GPUs, counted by PCI address."""
-    divided = [str(gpu.index) for gpu in gpus if gpu.mig_enabled]
-    if divided:
-        raise ZeusGPUInitError(
-            f"GPU {divided[0]} is partitioned, but power, energy and clocks belong to whole GPUs; "
-            "set its compute partition to SPX to measure it"
-        )
-    left = _chosen(_entries(env, "ROCR_VISIBLE_DEVICES"), gpus)
+    """What HIP sees of AMD's GPUs. One that is partitioned is there once for each partition."""
+    numbered = {number: gpu for gpu in gpus for number in gpu.runtime_indices}
+    devices = [(numbered[number], number) for number in sorted(numbered)]
+    if not all(gpu.runtime_indices for gpu in gpus):
+        divided = [str(gpu.index) for gpu in gpus if gpu.mig_enabled]
+        if divided:
+            raise ZeusGPUInitError(
+                f"GPU {divided[0]} is partitioned, and how HIP counts its partitions is not known; "
+                "install ROCm 6.3 or later, or set its compute partition to SPX"
+            )
+        devices = [(gpu, gpu.index) for gpu in gpus]  # by PCI address
+    left = _chosen(_entries(env, "ROCR_VISIBLE_DEVICES"), devices)
     hip = _entries(env, "HIP_VISIBLE_DEVICES")
-    return _chosen(hip if hip is not None else _entries(env, "CUDA_VISIBLE_DEVICES"), left)
+    chosen = _chosen(hip if hip is not None else _entries(env, "CUDA_VISIBLE_DEVICES"), left)
+    return [gpu for gpu, _ in chosen]
 
 
 def _entries(env: Mapping[str, str], name: str) -> list[str] | None:
@@ -109,27 +120,32 @@ def _entries(env: Mapping[str, str], name: str) -> list[str] | None:
     return None if text is None else [entry.strip() for entry in text.split(",")]
 
 
-def _chosen(entries: Sequence[str] | None, ordered: Sequence[GpuInfo]) -> list[GpuInfo]:
-    """The GPUs that a list names; all where there is none."""
+def _chosen(entries: Sequence[str] | None, ordered: Sequence[_Device]) -> list[_Device]:
+    """The devices that a list names; all where there is none."""
     if entries is None:
         return list(ordered)
-    chosen: list[GpuInfo] = []
+    chosen: list[_Device] = []
     for entry in entries:
-        gpu = _find(entry, ordered)
-        if gpu is None:
+        device = _find(entry, ordered)
+        if device is None:
             break
-        if gpu in chosen:
+        if device in chosen:
             return []
-        chosen.append(gpu)
+        chosen.append(device)
     return chosen
 
 
-def _find(entry: str, ordered: Sequence[GpuInfo]) -> GpuInfo | None:
+def _find(entry: str, ordered: Sequence[_Device]) -> _Device | None:
     if entry.isdigit():
         index = int(entry)
         return ordered[index] if index < len(ordered) else None
     if entry.startswith("GPU-"):
-        matching = [gpu for gpu in ordered if gpu.uuid.startswith(entry)]
+        matching = [device for device in ordered if device[0].uuid.startswith(entry)]
+        if len(matching) > 1 and all(device[0] is matching[0][0] for device in matching):
+            raise ZeusGPUInitError(
+                f"{entry} is partitioned, so that its UUID does not say which partition is meant; "
+                "name partitions by HIP's index"
+            )
         return matching[0] if len(matching) == 1 else None
     return None
 

@@ -69,6 +69,8 @@ def check_indices(indices: Sequence[int] | None, gpus: GPUs) -> list[int]:
             )
     if len(set(indices)) != len(indices):
         raise ValueError(f"gpu_indices names a GPU twice: {list(indices)}")
+    for note in gpus.covered(indices):
+        warnings.warn(note, stacklevel=_WARNING_LEVEL + 1)
     return list(indices)
 
 

@@ -81,7 +81,7 @@ class Book:
         self._cpus = list(cpus)
         self._drams = list(drams)
         self._sources = [
-            *gpus.values(),
+            *dict.fromkeys(gpus.values()),
             *(f"cpu:{index}" for index in self._cpus),
             *(f"dram:{index}" for index in self._drams),
         ]
@@ -269,7 +269,12 @@ class Book:
     ) -> tuple[dict[int, float] | None, dict[int, float]]:
         energies: dict[int, float] = {}
         uncertainties: dict[int, float] = {}
+        counted: set[str] = set()
         for index, name in names.items():
+            if name in counted:  # another partition of a GPU: sums must be right
+                energies[index] = uncertainties[index] = 0.0
+                continue
+            counted.add(name)
             energy_uj = found[name].energy_uj[position]
             if energy_uj is None:
                 return None, {}
@@ -291,7 +296,7 @@ class Book:
             return found
         window = (pending.begin_ns, pending.end_ns, pending.aligned)
         with contextlib.suppress(ZeusIpcError), bounded():
-            known = client.windows(list(others.values()), [window])
+            known = client.windows(list(dict.fromkeys(others.values())), [window])
             energies, uncertainties = self._pick(known, 0, others)
             found._gpu.update(energies or {})
             found._uncertainty.update(uncertainties)

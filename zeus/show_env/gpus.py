@@ -102,10 +102,13 @@ def mapping(gpus: list[GpuInfo], zeusd: Zeusd) -> list[Row]:
             seen, unseen = [], "?"
             rows.append(("zeus", f"cannot tell GPUs apart: {error.message}"))
     rows += [("note", str(one.message)) for one in told]
-    order = {gpu.uuid: index for index, gpu in enumerate(seen)}
     for gpu in gpus:
-        index = order.get(gpu.uuid)
-        name = f"NVML {gpu.index} -> " + (unseen if index is None else f"zeus {index}")
-        mig = "  MIG is on: its instances cannot be measured apart" if gpu.mig_enabled else ""
-        rows.append((name, f"{gpu.name}  {gpu.uuid}  {gpu.pci_address}{mig}"))
+        indices = [str(index) for index, one in enumerate(seen) if one.uuid == gpu.uuid]
+        name = f"NVML {gpu.index} -> " + (f"zeus {', '.join(indices)}" if indices else unseen)
+        text = f"{gpu.name}  {gpu.uuid}  {gpu.pci_address}"
+        if gpu.mig_enabled:
+            parts = len(gpu.runtime_indices)
+            split = f"{parts} partitions: they" if parts > 1 else "MIG is on: its instances"
+            text += f"  {split} cannot be measured apart"
+        rows.append((name, text))
     return rows

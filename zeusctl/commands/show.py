@@ -17,7 +17,7 @@ from zeusctl.commands.status import rows as status_rows
 from zeusctl.completing import gpus_argument, id_option
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, common_options, now, pass_session
-from zeusctl.text import energy, style
+from zeusctl.text import energy, split, style
 from zeusctl.text import memory as memory_text
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ def _lines(report: ShowReport) -> Iterator[str]:
     yield from _rows(
         ("UUID", known.uuid),
         ("PCI address", known.pci_address),
-        ("memory", memory + (", MIG is on" if known.mig_enabled else "")),
+        ("memory", memory + (f", {split(known.runtime_indices)}" if known.mig_enabled else "")),
         ("memory in use", memory_text(state.memory_used_mib)),
         ("utilization", _unit(state.utilization_percent, "%")),
         ("power", _unit(state.power_w, "W")),

@@ -143,7 +143,12 @@ class Backend(Protocol):
         """Total device memory, MiB."""
 
     def mig_enabled(self, gpu: Handle) -> bool:
-        """Whether MIG mode is on. False where MIG does not exist."""
+        """Whether MIG mode is on, or the GPU is partitioned. False where neither exists."""
+
+    def runtime_indices(self, gpu: Handle) -> list[int]:
+        """Numbers by which the vendor's runtime counts the GPU's partitions, in their order; that
+        of the GPU itself where it has none. Empty: the runtime counts by PCI address, or its
+        environment decides."""
 
     def power_domain(self, gpu: Handle) -> list[int]:
         """Indices of the GPUs that have one power limit, power and energy together, as the dies of

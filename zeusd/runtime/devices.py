@@ -142,6 +142,7 @@ def _describe(
         power_limit_default_mw=None if limits is None else limits.default_mw,
         power_limit_site_mw=None,
         mig_enabled=bool(_try(nvml.mig_enabled, gpu)),
+        runtime_indices=_try(nvml.runtime_indices, gpu) or [],
         supports=GpuSupport(
             **{control.value: control in offered for control in _NAMED},
             energy_counter=sensors is not None and sensors.energy_mj is not None,

@@ -28,7 +28,7 @@ from zeus_ipc.controls import UNLOCKED, Control
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.amd.library import Library
 from zeusd.devices.port import DeviceError, Handle, Outcome, PowerLimits
-from zeusd.runtime.devices import Inspector
+from zeusd.runtime.devices import Inspector, inspect_gpu
 
 Opened = tuple[AmdBackend, AmdSmiDouble, Handle]
 Opener = Callable[..., Opened]
@@ -193,6 +193,26 @@ def test_a_partitioned_gpu_is_one_device(open_amd: Opener) -> None:
     assert amd.power_limit_mw(gpu) == 500_000
     listed = [(one.pid, one.memory_bytes) for one in amd.processes(gpu)]
     assert listed == [(11, 8 << 30), (12, 8 << 30)]
+
+
+def test_gpus_and_partitions_are_numbered_as_hip_counts_them(open_amd: Opener) -> None:
+    """In the order of the kernel's nodes, which need not be that of PCI addresses."""
+    four = {"partitions": 4, "kfd_node": 20}
+    amd, double, gpu = open_amd(four, {"kfd_node": 9}, {"partitions": 2, "kfd_node": 11})
+    handles = [amd.device_handle(index) for index in range(3)]
+    assert [amd.runtime_indices(one) for one in handles] == [[3, 4, 5, 6], [0], [1, 2]]
+    facts, _ = inspect_gpu(amd, 2)
+    assert (facts.info.mig_enabled, facts.info.runtime_indices) == (True, [1, 2])
+    double.node.gpus[1].kfd_node = 21
+    assert failure(amd.runtime_indices, gpu).outcome is Outcome.TRANSIENT
+    double.lose(1)
+    assert failure(amd.runtime_indices, gpu).outcome is Outcome.LOST
+
+
+def test_a_library_without_these_numbers_leaves_them_unknown(open_amd: Opener) -> None:
+    amd, _, gpu = open_amd({"partitions": 8}, version=(24, 6))
+    assert failure(amd.runtime_indices, gpu).outcome is Outcome.UNSUPPORTED
+    assert inspect_gpu(amd, 0)[0].info.runtime_indices == []
 
 
 def test_the_second_die_of_an_mi250_has_neither_cap_nor_energy(open_amd: Opener) -> None:

@@ -154,6 +154,12 @@ def test_gpus_have_names_that_last(case: Case) -> None:
     assert [backend.module(backend.device_handle(index)) for index in range(2)] == case.modules
 
 
+def test_numbers_of_the_runtime_are_unknown_or_name_each_gpu_once(case: Case) -> None:
+    backend = case.backend
+    numbers = [backend.runtime_indices(backend.device_handle(index)) for index in range(2)]
+    assert numbers in ([[], []], [[0], [1]])
+
+
 def test_there_is_no_gpu_beyond_the_last(case: Case) -> None:
     for index in (2, 99):
         assert outcome(case.backend.device_handle, index) is Outcome.INVALID

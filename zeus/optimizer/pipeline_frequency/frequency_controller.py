@@ -278,6 +278,7 @@ class FrequencyController:
             gpu = gpus[self._device_id]
         except ValueError as error:
             raise ZeusBaseError(str(error)) from None
+        gpu.check_whole()
         self._supported = sorted(gpu.get_supported_graphics_clocks())
         self._uuid, self._name = gpu.uuid, gpu.get_name()
         self._architecture = gpu.info.architecture

@@ -32,10 +32,10 @@ from zeusd.devices.port import (
 _HOTSPOT, _CURRENT = 1, 0
 _MILLIDEGREES_ABOVE = 1000
 _HOTTEST_C = 150
+"""Above this a reading was torn."""
 
 _TWO_DIES = "MI250"
 """In the name of products whose cards are two GPUs each."""
-"""Above this a reading was torn."""
 
 _POWER, _HW_SLOWDOWN, _HW_THERMAL = 0x4, 0x8, 0x40
 _REASONS = (_HW_SLOWDOWN, _POWER, _HW_THERMAL, _HW_THERMAL, _HW_THERMAL)
@@ -176,9 +176,35 @@ class AmdBackend(TabledControls):
         """See `Backend`. Partitions are AMD's counterpart: they share cap, clocks and energy."""
         return len(self._socket(gpu).partitions) > 1
 
+    def runtime_indices(self, gpu: Handle) -> list[int]:
+        """See `Backend`. HIP counts the nodes of the kernel's compute driver (KFD) in ascending
+        order; each partition is one. Before library 24.7 they are not known.
+        """
+        nodes = [
+            [self._node_of(socket, partition) for partition in socket.partitions]
+            for socket in self._sockets
+        ]
+        order = sorted(node for own in nodes for node in own)
+        if len(set(order)) < len(order):
+            text = "two partitions have the same number in the kernel's topology"
+            raise amd_error(Status.UNEXPECTED_DATA, "amdsmi_get_gpu_kfd_info", text)
+        return [order.index(node) for node in nodes[self._place(gpu)]]
+
+    def _node_of(self, socket: Socket, partition: int) -> int:
+        buffer = Buffer()
+        code = self._lib("get_gpu_kfd_info").status("get_gpu_kfd_info", partition, buffer.data)
+        if code != Status.SUCCESS:
+            raise self._error(socket, code, "get_gpu_kfd_info")
+        return buffer.number("<I", layouts.KFD_NODE)
+
+    def _place(self, gpu: Handle) -> int:
+        """Position on the node."""
+        socket = self._socket(gpu)
+        return next(at for at, one in enumerate(self._sockets) if one is socket)
+
     def power_domain(self, gpu: Handle) -> list[int]:
         """See `Backend`. The dies of an MI250 are neighbours on the bus; one has the cap."""
-        place = next(at for at, one in enumerate(self._sockets) if one is self._socket(gpu))
+        place = self._place(gpu)
         if _TWO_DIES not in self.name(gpu):
             return []
         like = [at for at, one in enumerate(self._sockets) if _TWO_DIES in self.name(one)]

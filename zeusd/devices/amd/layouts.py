@@ -34,6 +34,9 @@ LEVEL_COUNT, LEVELS, LEVELS_MAX = 4, 16, 33
 SCLK, MCLK, SCLK_LIMITS, MCLK_LIMITS = 0, 16, 32, 48
 """amdsmi_od_volt_freq_data_t as the library fills it: lower and upper u64, in Hz."""
 
+KFD_NODE = 8
+"""amdsmi_kfd_info_t: u32, number of the partition's node in /sys/class/kfd/kfd/topology."""
+
 ACTIVITY = 0
 """amdsmi_engine_usage_t: u32, percent."""
 

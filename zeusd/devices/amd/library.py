@@ -42,6 +42,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
     "get_processor_handles": (_P, _P, _P),
     "get_processor_type": (_P, _P),
     "get_gpu_device_bdf": (_P, _P),
+    "get_gpu_kfd_info": (_P, _P),
     "get_gpu_asic_info": (_P, _P),
     "get_power_cap_info": (_P, _U32, _P),
     "set_power_cap": (_P, _U32, _U64),

@@ -281,6 +281,10 @@ class NvmlBackend(TabledControls):
             raise
         return bool(current)
 
+    def runtime_indices(self, gpu: Handle) -> list[int]:
+        """See `Backend`. CUDA's order is chosen by CUDA_DEVICE_ORDER, in each process."""
+        return []
+
     def power_domain(self, gpu: Handle) -> list[int]:
         """See `Backend`. Every GPU of NVIDIA's has its own."""
         self.uuid(gpu)

@@ -193,8 +193,17 @@ class SimulatedBackend(TabledControls):
 
     def mig_enabled(self, gpu: Handle) -> bool:
         """See `Backend`."""
-        self._enter(gpu, "mig_enabled")
-        return False
+        return self._enter(gpu, "mig_enabled").spec.partitions > 1
+
+    def runtime_indices(self, gpu: Handle) -> list[int]:
+        """See `Backend`. HIP's are in the order of PCI addresses here."""
+        own = self._enter(gpu, "runtime_indices").spec
+        if own.model.architecture != AMD:
+            return []
+        before = sum(
+            one.partitions for one in self._specs[: own.index] if one.model.architecture == AMD
+        )
+        return list(range(before, before + own.partitions))
 
     def power_domain(self, gpu: Handle) -> list[int]:
         """See `Backend`."""

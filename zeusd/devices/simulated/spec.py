@@ -31,6 +31,7 @@ class GpuSpec:
         driver_version: What the driver says of itself.
         die: Which GPU of its card, where power limit and sensors are those of the first, 0.
         module: Number of its superchip, if it is part of one.
+        partitions: As how many devices HIP shows it (AMD).
     """
 
     model: DeviceModel
@@ -43,12 +44,18 @@ class GpuSpec:
     driver_version: str = DRIVER_VERSION
     die: int = 0
     module: int | None = None
+    partitions: int = 1
 
     @property
     def uuid(self) -> str:
         """The same for the same place on the same node, over restarts."""
         found = uuid.uuid5(_NAMESPACE, f"{self.index}:{self.model.key}:{self.seed}")
         return f"GPU-{found.hex[:16] if self.model.architecture == AMD else found}"
+
+    @property
+    def partitionable(self) -> bool:
+        """Whether it can be divided: AMD's GPUs from MI300 on."""
+        return self.model.architecture == AMD and self.model.dies == 1
 
     @property
     def pci_address(self) -> str:
@@ -61,7 +68,8 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
     """The GPUs that a spec names.
 
     `[Nx]KIND[:option=value...]`, several of them separated by commas. Options: seed, setter_ms,
-    gain_sigma, unprivileged, counts_all. `report:FILE` is the GPUs of a report of `zeusctl probe`.
+    gain_sigma, unprivileged, counts_all, partitions (MI300 and later). `report:FILE` is the GPUs of
+    a report of `zeusctl probe`.
 
     Raises:
         ValueError: It is not a spec; the message says what is.
@@ -124,11 +132,14 @@ def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
                 spec = replace(spec, unprivileged=True)
             elif option == "counts_all":
                 spec = replace(spec, counts_all=True)
+            elif name == "partitions" and spec.partitionable and 1 <= int(value) <= 8:
+                spec = replace(spec, partitions=int(value))
             else:
                 raise ValueError
         except ValueError:
             raise ValueError(
                 f"cannot simulate {group.strip()!r}: the option {option!r} is none of seed=N, "
-                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all"
+                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, and partitions=1 to 8 "
+                "on AMD's MI300"
             ) from None
     return spec
