@@ -382,6 +382,12 @@ class GPUs(_CamelCase):
             uuids = [self.gpus[index].uuid for index in gpu_indices]
             self._client.acquire(uuids, ["power_profile"], together=True)
 
+    def release_power_profiles(self, gpu_indices: Sequence[int]) -> None:
+        """Takes back the power profiles that this process requested, and releases the leases."""
+        with _translated():
+            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            self._client.release(uuids, ["power_profile"])
+
     def publish_profile(
         self, gpu_indices: Sequence[int], progress: Mapping[int, float], measuring: bool = False
     ) -> None:

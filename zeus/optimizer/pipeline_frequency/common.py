@@ -149,14 +149,14 @@ class ProfilingResult(_Message):
 
 
 class ProfileRow(_Message):
-    """Mean time and energy of an instruction at a clock, on one GPU.
+    """Mean time and energy of an instruction at a clock, or another named setting, on one GPU.
 
     `chunk` is which of the stage's model chunks, where it has several.
     """
 
     instruction: Name
     chunk: int = Field(default=0, ge=0)
-    frequency: Annotated[int, Field(ge=1, le=100_000)]
+    frequency: Annotated[int, Field(ge=1, le=100_000)] | SettingName
     time: Annotated[float, Field(gt=0, allow_inf_nan=False)]
     energy: Joules
 

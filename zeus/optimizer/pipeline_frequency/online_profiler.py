@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.plans import Setting
 from zeus.optimizer.pipeline_frequency.power_fit import WAITING, Power, Span, fill, fit, mixtures
 
 log = logging.getLogger(__name__)
@@ -52,6 +53,8 @@ class ProfilerSettings:
             a row.
         at_least_half: It does not end before half of the clocks are measured.
         floor_mhz: No clock below this one is measured.
+        power_profiles: Names of workload power profiles that are measured after the clocks, such
+            as `max-q`; the GPU chooses the clock under each.
         p2p_power_w: What the GPU draws while blocked on communication, W; None: it is measured, or
             taken from what is known of the GPU.
         csv_path: Where this rank's measurements are written, as CSV with nine columns; with
@@ -71,6 +74,7 @@ class ProfilerSettings:
     rises: int = 5
     at_least_half: bool = False
     floor_mhz: int = 0
+    power_profiles: Sequence[str] = ()
     p2p_power_w: float | None = None
     csv_path: str | os.PathLike[str] | None = None
     synchronize: Callable[[], None] | None = None
@@ -122,10 +126,12 @@ class Sensor(Protocol):
 
 @dataclass(frozen=True)
 class Measured:
-    """One instruction at one clock: MHz, s, J, and two standard deviations of the energy, J."""
+    """One instruction at one setting: MHz or a profile's name, s, J, and two standard deviations of
+    the energy, J.
+    """
 
     instruction: str
-    frequency: int
+    frequency: Setting
     time_s: float
     energy_j: float
     uncertainty_j: float
@@ -135,10 +141,10 @@ class OnlineProfiler:
     """The sweep of one rank.
 
     Args:
-        clocks: The clocks to measure, MHz, from the highest down.
+        clocks: The clocks to measure, MHz, from the highest down, and then names of profiles.
         settings: How.
         sensor: The GPU's.
-        set_clock: Locks the clock and waits for it; whether it is locked.
+        set_clock: Sets a clock or profile and waits for it; whether it is in force.
         in_force: Whether it still is.
         synchronize: Waits until the GPU has done what was launched.
         clock_ns: CLOCK_MONOTONIC.
@@ -153,10 +159,10 @@ class OnlineProfiler:
 
     def __init__(
         self,
-        clocks: Sequence[int],
+        clocks: Sequence[Setting],
         settings: ProfilerSettings,
         sensor: Sensor,
-        set_clock: Callable[[int], bool],
+        set_clock: Callable[[Setting], bool],
         in_force: Callable[[], bool],
         synchronize: Callable[[], None],
         clock_ns: Callable[[], int],
@@ -186,8 +192,8 @@ class OnlineProfiler:
         self._held = False
 
     @property
-    def frequency(self) -> int:
-        """The clock that is measured, MHz; 0 before the first."""
+    def frequency(self) -> Setting:
+        """The clock that is measured, MHz, or the profile's name; 0 before the first."""
         return self._clocks[self._position] if 0 <= self._position < len(self._clocks) else 0
 
     def step_begin(self) -> None:
@@ -253,7 +259,10 @@ class OnlineProfiler:
 
     def _next_clock(self) -> None:
         self._position += 1
-        if self._position >= len(self._clocks) or self._rose():
+        clocks = sum(isinstance(one, int) for one in self._clocks)
+        if self._position < clocks and self._rose(clocks):
+            self._position = clocks
+        if self._position >= len(self._clocks):
             self.finished = True
             return
         self._begin_clock()
@@ -339,9 +348,13 @@ class OnlineProfiler:
         ):
             self.blocking = power
 
-    def _rose(self) -> bool:
-        """Whether to stop: every instruction took more energy at each of the last clocks."""
-        if self._settings.at_least_half and 2 * self._position < len(self._clocks):
+    def _rose(self, clocks: int) -> bool:
+        """Whether to stop: every instruction took more energy at each of the last clocks.
+
+        Args:
+            clocks: How many there are.
+        """
+        if self._settings.at_least_half and 2 * self._position < clocks:
             return False
         for name in dict.fromkeys(self.instructions):
             energies = [row.energy_j for row in self.rows if row.instruction == name]

@@ -32,6 +32,8 @@ from zeus.optimizer.pipeline_frequency.online_profiler import (
     ProfilerSettings,
     known_blocking_w,
 )
+from zeus.optimizer.pipeline_frequency.plans import Setting
+from zeus.optimizer.pipeline_frequency.power_profiles import PowerProfiles
 from zeus.optimizer.pipeline_frequency.profile import Row, write_profile
 from zeus.utils import framework
 from zeus.utils.guard import guarded
@@ -67,7 +69,8 @@ class PipelineFrequencyOptimizer(Callback):
         wait_s: How long to wait here for the first plan, seconds, so that training begins with it;
             without, it begins at default clocks.
         apply: Called with the name of a setting that is no clock, in the training thread, before
-            each instruction that has another than the last one.
+            each instruction that has another than the last one. None: names of workload power
+            profiles that the GPU offers are requested through zeusd, instead of a clock.
 
     Raises:
         RuntimeError: torch.distributed is not initialised.
@@ -124,6 +127,7 @@ class PipelineFrequencyOptimizer(Callback):
         self._place = RankInfo(
             rank=rank, dp_rank=dp_rank, pp_rank=pp_rank, tp_rank=tp_rank, available_frequencies=[]
         )
+        self._profiles = PowerProfiles(device_id)
         self._apply = apply
         self._applied: str | None = None
         self._world_size = world_size
@@ -204,7 +208,7 @@ class PipelineFrequencyOptimizer(Callback):
         self._follower.pause()
         if self._profiler is not None:
             self._profiler.pause()
-        self._controller.reset()
+        self._reset()
 
     def on_instruction_begin(self, name: str) -> None:
         """An instruction begins: its clock is set, without waiting.
@@ -222,8 +226,11 @@ class PipelineFrequencyOptimizer(Callback):
             if isinstance(setting, str):
                 self._apply_setting(setting)
             elif setting == FREE:
-                self._controller.reset()
+                self._reset()
             else:
+                if setting and self._applied is not None and self._apply is None:
+                    self._applied = None
+                    self._profiles.want(None)
                 self._controller.set_frequency(setting)
             if follower.count == 1:
                 self._times.begin(follower.iteration)
@@ -261,6 +268,7 @@ class PipelineFrequencyOptimizer(Callback):
         self._settings = self._profiler = None
         self._follower = Follower(lambda sentence: None)
         self._controller.end()
+        self._profiles.end()
         if self._link is not None:
             self._link.stop()
 
@@ -279,11 +287,16 @@ class PipelineFrequencyOptimizer(Callback):
         """A plan has come; called by the link's thread."""
         settings = {setting for _, setting in schedule.steps}
         names = sorted(setting for setting in settings if isinstance(setting, str))
-        if names and self._apply is None:
+        unknown = names if self._apply is None else []
+        if unknown:
+            offered = self._profiles.offered
+            unknown = [name for name in names if name not in offered]
+        if unknown:
             log.warning(
-                "the plan has settings that are no clocks (%s), so training continues at default "
-                "clocks; pass PipelineFrequencyOptimizer(apply=...), which sets them",
-                ", ".join(names[:5]),
+                "the plan has settings that are no clocks (%s) and no workload power profiles of "
+                "this GPU, so training continues at default clocks; pass "
+                "PipelineFrequencyOptimizer(apply=...), which sets them",
+                ", ".join(unknown[:5]),
             )
             return
         self._controller.prepare({mhz for mhz in settings if isinstance(mhz, int)})
@@ -316,9 +329,21 @@ class PipelineFrequencyOptimizer(Callback):
             self._count = follower.count
 
     def _apply_setting(self, name: str) -> None:
-        if name != self._applied and self._apply is not None:
+        if name == self._applied:
+            return
+        if self._apply is not None:
             self._apply(name)
-            self._applied = name
+        else:
+            self._controller.reset()
+            self._profiles.want(name)
+        self._applied = name
+
+    def _reset(self) -> None:
+        """Default clocks, and no profile."""
+        self._controller.reset()
+        if self._apply is None:
+            self._profiles.want(None)
+            self._applied = None
 
     def _failed(self, error: Exception) -> None:
         log.info("the pipeline frequency optimizer failed", exc_info=True)
@@ -358,15 +383,31 @@ class PipelineFrequencyOptimizer(Callback):
             return None
         chosen = settings.chosen(clocks)
         self._controller.prepare(chosen)
+        offered = self._profiles.offered
+        missing = [name for name in settings.power_profiles if name not in offered]
+        if missing:
+            log.warning(
+                "this GPU offers no workload power profile %s, which is not measured; it offers %s",
+                missing[0],
+                ", ".join(offered) or "none",
+            )
+        profiles = [name for name in settings.power_profiles if name in offered]
         return OnlineProfiler(
-            chosen,
+            [*chosen, *profiles],
             settings,
             self._controller.sensor(),
-            self._controller.hold,
+            self._hold,
             lambda: self._controller.working,
             settings.synchronize or self._synchronize,
             self._clock_ns,
         )
+
+    def _hold(self, setting: Setting) -> bool:
+        """Sets a clock or a profile, and waits until it is in force. Returns whether it is."""
+        if isinstance(setting, str):
+            self._controller.reset()
+            return self._profiles.hold(setting)
+        return self._profiles.hold(None) and self._controller.hold(setting)
 
     def _synchronize(self) -> None:
         if cuda_in_use() is not None:
@@ -375,7 +416,7 @@ class PipelineFrequencyOptimizer(Callback):
     def _end_profiling(self, profiler: OnlineProfiler) -> None:
         """All is measured: the server plans, and meanwhile the GPU runs at its default clocks."""
         settings, self._settings, self._profiler = self._settings, None, None
-        self._controller.reset()
+        self._reset()
         if profiler.failure or not profiler.rows or settings is None:
             log.warning(
                 "the instructions could not be profiled (%s); training continues at default clocks",
