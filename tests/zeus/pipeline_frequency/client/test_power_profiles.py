@@ -17,7 +17,6 @@ from tests.zeus.pipeline_frequency.client.test_optimizer import ONE
 from zeus.optimizer.pipeline_frequency import PipelineFrequencyOptimizer, connection
 from zeus.optimizer.pipeline_frequency.common import ProfileRow, RankProfile
 from zeus.optimizer.pipeline_frequency.online_profiler import OnlineProfiler, ProfilerSettings
-from zeus.optimizer.pipeline_frequency.plans import Setting
 from zeus.optimizer.pipeline_frequency.power_profiles import PowerProfiles
 from zeus.optimizer.pipeline_frequency.server.planning import rows_of
 from zeusd.devices.simulated.models import DEVICES
@@ -32,7 +31,7 @@ def node(
     virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
 ) -> VirtualNode:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(Store()))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(Store()))
     monkeypatch.setattr(connection, "REPORT_INTERVAL_S", 0.02)
     monkeypatch.setattr(connection, "POLL_S", 0.01)
     return virtual_node("2xgb200:setter_ms=0")
@@ -44,7 +43,7 @@ def begin(node: VirtualNode) -> Iterator[Callable[..., PipelineFrequencyOptimize
     server = FakeServer()
     made: list[PipelineFrequencyOptimizer] = []
 
-    def make(plan: list[tuple[str, Setting]], **options: Any) -> PipelineFrequencyOptimizer:
+    def make(plan: list[Any], **options: Any) -> PipelineFrequencyOptimizer:
         server.schedule, server.version = plan, int(bool(plan))
         made.append(PipelineFrequencyOptimizer(**{**ONE, **options}, server_url=server.url))
         return made[-1]
@@ -64,6 +63,10 @@ def locked_mhz(node: VirtualNode) -> list[int] | None:
     return node.client.state(uuid)[uuid].locked_gpu_clocks_mhz
 
 
+def held(node: VirtualNode) -> tuple[tuple[int, ...], list[int] | None]:
+    return requested(node), locked_mhz(node)
+
+
 def test_a_plan_has_profiles_in_place_of_clocks(
     node: VirtualNode, begin: Callable[..., PipelineFrequencyOptimizer]
 ) -> None:
@@ -79,8 +82,8 @@ def test_a_plan_has_profiles_in_place_of_clocks(
         optimizer.on_step_begin()
         for (name, _), (profiles, clock) in zip(plan, wanted, strict=True):
             optimizer.on_instruction_begin(name)
-            wait_for(lambda p=profiles: requested(node) == p, "the profile")
-            wait_for(lambda c=clock: locked_mhz(node) == c, "the clock")
+            now = profiles, clock
+            wait_for(lambda now=now: held(node) == now, "profile and clock")  # type: ignore[misc]
             optimizer.on_instruction_end(name)
         optimizer.on_step_end()
     optimizer.on_step_begin()
