@@ -326,7 +326,7 @@ def _gpus(node: NodeInfo) -> Check:
         remedy = "see zeusd's log and the kernel log (Xid) for the others"
         return _fault("GPUs", f"{found} of {expected}", remedy)
     parts = [
-        f"{split(gpu.runtime_indices)} for {gpu.index}" for gpu in node.gpus if gpu.mig_enabled
+        f"GPU {gpu.index}: {split(gpu.runtime_indices)}" for gpu in node.gpus if gpu.mig_enabled
     ]
     if parts:
         remedy = "limits and energy are those of the whole GPU, shared by its parts"

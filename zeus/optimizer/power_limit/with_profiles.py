@@ -75,6 +75,8 @@ class WithProfiles(Search):
         self._brief_steps = brief_steps
         self._deepened = brief_steps is None
         self._families = [_Family(None, make(list), 0)]
+        self._highest: list[Estimate] = []  # the reference, as of so many samples without a profile
+        self._referred = 0
 
     @override
     def ran(self, power_limit_mw: int, steps: int, profile: int | None = None) -> None:
@@ -182,15 +184,18 @@ class WithProfiles(Search):
         """None: the profile was left out meanwhile."""
         return next((one for one in self._families if one.profile == profile), None)
 
-    def _reference(self, family_begun: int) -> list[Estimate]:
-        plain = self._families[0]
-        return plain.search.estimates(family_begun - plain.begun)[:1]
+    def _reference(self) -> list[Estimate]:
+        plain = self._families[0].search
+        if self._referred != (known := len(plain.samples)):
+            last = max((one.position for one in plain.samples), default=0.0)
+            self._referred, self._highest = known, plain.estimates(round(last))[:1]
+        return self._highest
 
     def _try(self, profile: int, position: int, deep: bool = False) -> None:
         """Begins with a profile: at the highest limit, or at all of them."""
         self._untried.remove(profile)
         if deep or self._brief_steps is None:
-            search = self._make(lambda: self._reference(position))
+            search = self._make(self._reference)
         else:
             search = Exhaustive(self.limits_mw[:1], self.warmup_steps, self._brief_steps)
         self._families.append(_Family(profile, search, position))
@@ -212,7 +217,7 @@ class WithProfiles(Search):
             replace(one, position=one.position + family.begun - position)
             for one in family.search.samples
         ]
-        family.search, family.begun = self._make(lambda: self._reference(position)), position
+        family.search, family.begun = self._make(self._reference), position
         family.search.resume(samples)
         family.over = False
         return True
