@@ -7,8 +7,8 @@ in `SPECS`, and its device calls in each backend under `zeusd/devices`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, TypeAlias
 
@@ -69,23 +69,9 @@ PROFILES = {
 """Names of NVIDIA's workload power profiles, by nvmlPowerProfileType_t. There may be more."""
 
 MAX_PROFILE = 254
-MAX_PROFILES = 32
-"""Profiles in one value."""
 
-
-def profile_name(profile: int) -> str:
-    """Name of a workload power profile."""
-    return PROFILES.get(profile, f"profile-{profile}")
-
-
-def profile_id(name: str) -> int | None:
-    """Number of a workload power profile; None: there is none of this name."""
-    word = name.strip().lower().replace("_", "-")
-    known = {text: number for number, text in PROFILES.items()}
-    number = word.removeprefix("profile-")
-    if word not in known and number.isdigit() and int(number) <= MAX_PROFILE:
-        return int(number)
-    return known.get(word)
+MOST_MEMBERS = 32
+"""Of a set, in one value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +102,8 @@ class ControlSpec:
         letter: zeusctl's short option; empty: none.
         metavar: How the option's help names the value.
         help: What the option's help says.
+        members: Of a set: names by number. There may be more, which are called by their number.
+        member_prefix: What then stands before it.
     """
 
     control: Control
@@ -137,6 +125,8 @@ class ControlSpec:
     metavar: str
     help: str
     excludes: tuple[Control, ...] = ()
+    members: Mapping[int, str] = field(default_factory=dict, hash=False)
+    member_prefix: str = ""
 
     @property
     def merges(self) -> bool:
@@ -168,8 +158,8 @@ class ControlSpec:
         return None
 
     def _set_fault(self, value: Sequence[int]) -> str | None:
-        if len(value) > MAX_PROFILES:
-            return f"{self.name} takes at most {MAX_PROFILES} numbers, not {len(value)}"
+        if len(value) > MOST_MEMBERS:
+            return f"{self.name} takes at most {MOST_MEMBERS} numbers, not {len(value)}"
         if not all(0 <= part <= self.largest for part in value):
             return f"{self.name} must be between 0 and {self.largest}"
         return None
@@ -181,13 +171,26 @@ class ControlSpec:
     def text(self, value: Sequence[int]) -> str:
         """The value for a person, with its unit."""
         if self.shape == "set":
-            return ", ".join(profile_name(part) for part in value) or "none"
+            return ", ".join(self.member(part) for part in value) or "none"
         if self.shape == "switch":
             return "on" if value[0] else "off"
         if not value:
             return "unlocked"
         parts = "-".join(f"{part / self.scale:g}" for part in value)
         return f"{parts} {self.unit}"
+
+    def member(self, number: int) -> str:
+        """Name of what a set may have."""
+        return self.members.get(number, f"{self.member_prefix}{number}")
+
+    def member_number(self, name: str) -> int | None:
+        """Its number; None: there is none of this name."""
+        word = name.strip().lower().replace("_", "-")
+        known = {text: number for number, text in self.members.items()}
+        digits = word.removeprefix(self.member_prefix)
+        if word not in known and digits.isdigit() and int(digits) <= self.largest:
+            return int(digits)
+        return known.get(word)
 
     def span_text(self, low: float, high: float) -> str:
         """A range of permitted integers for a person."""
@@ -234,11 +237,12 @@ class ControlSpec:
             return ()
         found = []
         for name in text.split(","):
-            number = profile_id(name)
+            number = self.member_number(name)
             if number is None:
+                first, second, *_ = self.members.values()
                 raise ValueError(
-                    f"{name.strip()!r} is no {self.title}; write names such as max-q or "
-                    "llm-training,network, or none; `zeusctl show GPU` lists the GPU's"
+                    f"{name.strip()!r} is no {self.title}; write names such as {second} or "
+                    f"{first},{second}, or none; `zeusctl show GPU` lists the GPU's"
                 )
             found.append(number)
         return self.normal(found)
@@ -347,6 +351,8 @@ SPECS: dict[Control, ControlSpec] = {
             metavar="NAME[,NAME]",
             help="Workload power profiles, such as max-q (Blackwell).",
             excludes=(Control.POWER_LIMIT, Control.GPU_CLOCKS, Control.MEMORY_CLOCKS),
+            members=PROFILES,
+            member_prefix="profile-",
         ),
     )
 }
@@ -360,6 +366,13 @@ RESTORE_ORDER = tuple(sorted(SPECS, key=lambda control: SPECS[control].restore_o
 
 BY_OPERATION = {spec.operation: spec for spec in SPECS.values() if spec.operation}
 """Specs by the protocol's request that sets them."""
+
+
+profile_name = SPECS[Control.POWER_PROFILE].member
+"""Name of a workload power profile."""
+
+profile_id = SPECS[Control.POWER_PROFILE].member_number
+"""Number of a workload power profile; None: there is none of this name."""
 
 
 def exclusive(one: Control, other: Control) -> bool:

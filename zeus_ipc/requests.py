@@ -214,7 +214,7 @@ class SetControl(_SetRequest):
     control: ControlName
     """Which."""
     value: Annotated[
-        list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=controls.MAX_PROFILES)
+        list[Annotated[int, Field(ge=0, le=2**62)]], Field(max_length=controls.MOST_MEMBERS)
     ]
     """As in the journal, see `Back.value`."""
 

@@ -166,7 +166,7 @@ def known_quantity(control: str, value: Sequence[int]) -> Value:
     if spec.shape == "switch":
         return bool(value[0])
     if spec.shape == "set":
-        return [profile_name(part) for part in value]
+        return [spec.member(part) for part in value]
     numbers = [part / spec.scale for part in value]
     return numbers if spec.shape == "range" else numbers[0]
 
