@@ -203,10 +203,19 @@ def test_gpus_and_partitions_are_numbered_as_hip_counts_them(open_amd: Opener) -
     assert [amd.runtime_indices(one) for one in handles] == [[3, 4, 5, 6], [0], [1, 2]]
     facts, _ = inspect_gpu(amd, 2)
     assert (facts.info.mig_enabled, facts.info.runtime_indices) == (True, [1, 2])
-    double.node.gpus[1].kfd_node = 21
-    assert failure(amd.runtime_indices, gpu).outcome is Outcome.TRANSIENT
     double.lose(1)
-    assert failure(amd.runtime_indices, gpu).outcome is Outcome.LOST
+    assert amd.runtime_indices(gpu) == [3, 4, 5, 6]
+
+
+def test_two_partitions_of_one_number_are_not_numbered(open_amd: Opener) -> None:
+    amd, _, gpu = open_amd({"kfd_node": 9}, {"kfd_node": 9})
+    assert failure(amd.runtime_indices, gpu).outcome is Outcome.TRANSIENT
+
+
+def test_numbers_that_another_gpus_loss_hides_do_not_make_this_one_lost(open_amd: Opener) -> None:
+    amd, double, gpu = open_amd({}, {})
+    double.lose(1)
+    assert failure(amd.runtime_indices, gpu).outcome is not Outcome.LOST
 
 
 def test_a_library_without_these_numbers_leaves_them_unknown(open_amd: Opener) -> None:

@@ -180,22 +180,19 @@ class AmdBackend(TabledControls):
         """See `Backend`. HIP counts the nodes of the kernel's compute driver (KFD) in ascending
         order; each partition is one. Before library 24.7 they are not known.
         """
-        nodes = [
-            [self._node_of(socket, partition) for partition in socket.partitions]
-            for socket in self._sockets
-        ]
-        order = sorted(node for own in nodes for node in own)
+        for socket in self._sockets:
+            if not socket.nodes:  # they stay as they are until the driver is loaded again
+                socket.nodes = [self._node_of(partition) for partition in socket.partitions]
+        order = sorted(node for socket in self._sockets for node in socket.nodes)
         if len(set(order)) < len(order):
             text = "two partitions have the same number in the kernel's topology"
             raise amd_error(Status.UNEXPECTED_DATA, "amdsmi_get_gpu_kfd_info", text)
-        return [order.index(node) for node in nodes[self._place(gpu)]]
+        return [order.index(node) for node in self._socket(gpu).nodes]
 
-    def _node_of(self, socket: Socket, partition: int) -> int:
-        buffer = Buffer()
-        code = self._lib("get_gpu_kfd_info").status("get_gpu_kfd_info", partition, buffer.data)
-        if code != Status.SUCCESS:
-            raise self._error(socket, code, "get_gpu_kfd_info")
-        return buffer.number("<I", layouts.KFD_NODE)
+    def _node_of(self, partition: int) -> int:
+        # Also of the other GPUs: one of them that is lost must not make this one lost.
+        found = self._lib("get_gpu_kfd_info").read("get_gpu_kfd_info", partition)
+        return found.number("<I", layouts.KFD_NODE)
 
     def _place(self, gpu: Handle) -> int:
         """Position on the node."""

@@ -27,6 +27,7 @@ class Socket:
         guard: Held while several calls make one change.
         counter: Its energy.
         celsius: How many of the library's units are a degree; None: not known yet.
+        nodes: Numbers of its partitions in the kernel's topology; empty: not known yet.
     """
 
     partitions: list[int]
@@ -37,6 +38,7 @@ class Socket:
     counter: EnergyCounter = field(default_factory=EnergyCounter)
     sensor_guard: threading.Lock = field(default_factory=threading.Lock)
     celsius: int | None = None
+    nodes: list[int] = field(default_factory=list)
 
     @property
     def first(self) -> int:
