@@ -118,6 +118,24 @@ def test_a_card_of_two_dies_is_counted_and_limited_once(
         gpus.set_power_management_limit(1, 300_000)
 
 
+@pytest.mark.parametrize("spec", ["4xmi250x", "2xmi300x:partitions=2"])
+def test_of_several_processes_one_sets_the_limit_of_a_card_or_package(
+    virtual_node: Callable[[str], VirtualNode], spec: str
+) -> None:
+    virtual_node(spec)
+    gpus = get_gpus()
+    assert len(gpus) == 4
+    assert [gpus.with_power_limit([rank], alone=False) for rank in range(4)] == [[0], [], [2], []]
+    assert gpus.with_power_limit([1, 0, 3, 2]) == [0, 2]
+    assert gpus.with_power_limit([3]) == [3]
+    high = gpus[0].get_power_management_limit_constraints()[1]
+    (owner,) = gpus.owners_of_limits([1])
+    assert owner.uuid == gpus[0].uuid
+    assert owner.get_power_management_limit_constraints()[1] == high
+    gpus.set_power_management_limits([], high)
+    gpus.release_all([])
+
+
 def test_partitions_are_measured_once_and_limited_by_a_job_that_sees_all(
     virtual_node: Callable[[str], VirtualNode], monkeypatch: pytest.MonkeyPatch
 ) -> None:

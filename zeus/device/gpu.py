@@ -317,18 +317,37 @@ class GPUs(_CamelCase):
     def __getitem__(self, gpu_index: int) -> GPU:
         return self.gpus[gpu_index]
 
-    def with_power_limit(self, gpu_indices: Sequence[int]) -> list[int]:
-        """Those of these GPUs that have a power limit of their own: of the dies of one card it is
-        one, if that is among them, and of the partitions of a GPU the first that is."""
-        uuids: dict[str, int] = {}
-        for index in gpu_indices:
-            uuids.setdefault(self.gpus[index].uuid, index)
-        return [
-            index
-            for index in uuids.values()
-            if self.gpus[index].info.power_domain[:1] in ([], [self.gpus[index].uuid])
-            or self.gpus[index].info.power_domain[0] not in uuids
-        ]
+    def with_power_limit(self, gpu_indices: Sequence[int], alone: bool = True) -> list[int]:
+        """Those of these GPUs whose power limit this process sets: of the dies of one card, and of
+        the partitions of a GPU, it is one.
+
+        Args:
+            gpu_indices: GPUs of this process.
+            alone: Whether no other process trains with this one. If not, that of the first die or
+                partition sets it, and none is found for the others.
+        """
+        chosen: dict[str, int] = {}
+        for index in sorted(gpu_indices, key=lambda one: not self._sets_limit(one)):
+            if alone or self._sets_limit(index):
+                chosen.setdefault(self._owner(index), index)
+        return sorted(chosen.values(), key=list(gpu_indices).index)
+
+    def _owner(self, index: int) -> str:
+        """UUID of the GPU that has this one's power limit."""
+        info = self.gpus[index].info
+        return info.power_domain[0] if info.power_domain else info.uuid
+
+    def _sets_limit(self, index: int) -> bool:
+        """Whether it has a power limit, and is the first partition, if it is one."""
+        uuids = [gpu.uuid for gpu in self.gpus]
+        return self._owner(index) == uuids[index] and uuids.index(uuids[index]) == index
+
+    def owners_of_limits(self, gpu_indices: Sequence[int]) -> list[GPU]:
+        """The GPUs that have the power limits of these, which this process need not see."""
+        with _translated():
+            infos = {info.uuid: info for info in self._client.node().gpus}
+        uuids = map(self._owner, gpu_indices)
+        return [GPU(self._client, infos[uuid]) for uuid in dict.fromkeys(uuids)]
 
     def covered(self, gpu_indices: Sequence[int]) -> list[str]:
         """What readings of partitions are of: a sentence for each GPU that has some."""
@@ -349,6 +368,8 @@ class GPUs(_CamelCase):
         self, gpu_indices: Sequence[int], power_limit_mw: int, block: bool = True
     ) -> None:
         """Sets the power limit, mW, of several GPUs in one message."""
+        if not gpu_indices:
+            return
         for index in gpu_indices:
             self.gpus[index].check_whole()
         uuids = [self.gpus[index].uuid for index in gpu_indices]
@@ -419,6 +440,8 @@ class GPUs(_CamelCase):
 
     def release_all(self, gpu_indices: Sequence[int]) -> None:
         """Restores what this process changed on these GPUs and releases its leases."""
+        if not gpu_indices:
+            return
         with _translated():
             self._client.release(list(dict.fromkeys(self.gpus[one].uuid for one in gpu_indices)))
 

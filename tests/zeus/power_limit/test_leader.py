@@ -224,8 +224,11 @@ class Gpus:
     def uuid(self) -> str:
         return f"GPU-{id(self._process)}"
 
-    def with_power_limit(self, gpu_indices: list[int]) -> list[int]:
-        return gpu_indices
+    def with_power_limit(self, gpu_indices: list[int], alone: bool = True) -> list[int]:
+        return [] if self._process.second else gpu_indices
+
+    def owners_of_limits(self, gpu_indices: list[int]) -> list[Gpus]:
+        return [self]
 
     def bounded_by(self, indices: list[int], ceiling: str) -> bool | None:
         return None  # no power budget over many nodes
@@ -247,6 +250,8 @@ class Gpus:
 
     def set_power_management_limits(self, indices: list[int], limit: int) -> None:
         process = self._process
+        if not indices:
+            return
         if process.denied:
             raise ZeusGPUNoPermissionError("not allowed here")
         if limit in process.refuses:
@@ -274,6 +279,8 @@ class Process:
     blind: bool = False
     cut_off: bool = False
     dead: bool = False
+    second: bool = False
+    """Its GPU is the second die of a card, whose limit and energy are the first one's."""
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -606,6 +613,33 @@ def test_processes_that_do_not_wait_for_each_other(
     job.begin().run_free(800)
     job.assert_chosen()
     job.assert_whole()
+
+
+@pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
+@pytest.mark.parametrize("second", [0, 1])
+def test_of_two_dies_with_a_process_each_the_first_sets_and_counts(
+    party: MakeParty, search: str, second: int
+) -> None:
+    job = party(2, search=search, optimum_selector=Energy())
+    job[second].second, job[second].weight = True, 0.0
+    job.begin().run(500)
+    first = job[1 - second]
+    assert job.done()
+    assert job[second].limits == []
+    for process in (first, job[second]):
+        assert process.optimizer.state.chosen  # type: ignore[union-attr]
+        assert process.optimizer.current_power_limit == first.limit
+    assert first.limit < HIGH
+    job.assert_whole()
+
+
+def test_second_dies_alone_are_not_searched(party: MakeParty) -> None:
+    job = party(2)
+    for process in job.processes:
+        process.second = True
+    with pytest.warns(UserWarning, match="no process of this job sees the die of each card"):
+        job.begin().run(5)
+    job.assert_given_up()
 
 
 def test_a_piece_that_is_lost_after_a_limit_was_refused_keeps_nobody_waiting() -> None:

@@ -309,7 +309,7 @@ class Core:
         if part is None:
             return [] if self._watch is None else self._watch.measured(joules, seconds)
         limit = part.trial.power_limit_mw
-        if joules <= 0:
+        if joules <= 0 and self._hello.gpus:
             return self.give_up(
                 f"{part.steps} steps at {watts(limit)} W were measured as 0 J; look at the GPU's "
                 "sensors with `nvidia-smi -q -d POWER`"

@@ -50,7 +50,7 @@ def publish(gpus: GPUs, indices: Sequence[int], times_s: Mapping[int, float]) ->
         indices: Which of them.
         times_s: Time per step by limit, mW.
     """
-    if not times_s:
+    if not times_s or not indices:
         return
     fastest = times_s[max(times_s)]
     progress = {limit: min(1.0, fastest / time_s) for limit, time_s in times_s.items()}

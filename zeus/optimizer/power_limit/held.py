@@ -53,7 +53,7 @@ class HeldLimits:
 
     def __init__(self, gpus: GPUs, indices: Sequence[int]) -> None:
         self._gpus = gpus
-        self._indices = gpus.with_power_limit(indices)
+        self._indices = gpus.with_power_limit(indices) if indices else []
         self._guard = threading.Lock()
         self._changed = threading.Event()
         self._behind: threading.Thread | None = None

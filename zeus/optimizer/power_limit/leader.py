@@ -24,7 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field, PositiveFloat, PositiveInt, TypeAdapter
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
 
 from zeus.optimizer.power_limit.estimates import Estimate, Sample
 from zeus.optimizer.power_limit.search import Search, Trial
@@ -43,7 +43,7 @@ AHEAD = 2
 
 class Hello(BaseModel):
     """What a process can. Limits in mW, the highest that it may set last, and the workload power
-    profiles to search.
+    profiles to search. No GPUs: others set the limits of its own, and count their energy.
     """
 
     kind: Literal["hello"] = "hello"
@@ -60,7 +60,7 @@ class Piece(BaseModel):
     trial: int
     index: int
     steps: PositiveInt
-    energy_j: PositiveFloat
+    energy_j: NonNegativeFloat
     energy_error_j: float
     time_s: PositiveFloat
 
@@ -327,6 +327,12 @@ class Leader:
         self._heard = dict.fromkeys(range(self.world), (self._now_s, self._step))
         self._trial, self._start_step = None, self._step
         self._sampled = self._enough = False
+        if not self.party.gpus:
+            self._stop(
+                "no process of this job sees the die of each card, or the first partition of each "
+                "package, that has the power limit; make it visible"
+            )
+            return
         if self.party.min_mw > self.party.max_mw:
             self._stop("there is no power limit that all GPUs of this job take")
             return

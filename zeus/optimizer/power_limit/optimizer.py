@@ -108,7 +108,8 @@ class GlobalPowerLimitOptimizer(Callback):
         self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
 
-        indices = monitor.gpus.with_power_limit(monitor.gpu_indices)
+        alone = framework.alone()
+        indices = monitor.gpus.with_power_limit(monitor.gpu_indices, alone)
         self._gpus = [monitor.gpus[index] for index in indices]
         self._publishing = indices
         profiles = power_profiles.to_search(self._gpus, search_profiles)
@@ -124,7 +125,7 @@ class GlobalPowerLimitOptimizer(Callback):
         names = [gpu.get_name() for gpu in self._gpus]
         hello = Hello(gpus=names, min_mw=min_mw, max_mw=max_mw, profiles=profiles)
         self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
-        self._shell = Shell(self._core, monitor, self._planner, max_mw)
+        self._shell = Shell(self._core, monitor, indices, self._planner, max_mw)
         self._warned_ended = False
         self._published: Choose | None = None
         self._inside = self._claimed = False  # training is known to be under way; it has claimed
@@ -133,7 +134,7 @@ class GlobalPowerLimitOptimizer(Callback):
             raise ValueError(f"{self._taken()}.")
 
         self._turn_persistence_on()
-        if self._planner.read_for_rank() and framework.alone():
+        if self._planner.read_for_rank() and alone:
             self._perform([actions.Join(), actions.Listen()])
         self._perform(self._core.begin())
 
@@ -345,8 +346,9 @@ class GlobalPowerLimitOptimizer(Callback):
         return f"GPU {indices}" if len(self._gpus) == 1 else f"some of GPUs {indices}"
 
     def _common_range(self) -> tuple[int, int]:
-        """The range of limits that all GPUs take, mW."""
-        ranges = {gpu.get_power_management_limit_constraints() for gpu in self._gpus}
+        """The range of limits that all GPUs take, mW; also where other processes set them."""
+        gpus = self._gpus or self.monitor.gpus.owners_of_limits(self.monitor.gpu_indices)
+        ranges = {gpu.get_power_management_limit_constraints() for gpu in gpus}
         if len(ranges) != 1:
             raise ValueError("Power limits ranges are not uniform across GPUs.")
         return ranges.pop()

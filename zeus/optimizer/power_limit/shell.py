@@ -6,7 +6,7 @@ import logging
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import singledispatchmethod
 
 from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
@@ -31,6 +31,8 @@ class Shell:
     Args:
         core: Says what to do.
         monitor: Of the GPUs.
+        indices: Those whose limit this process sets; none: another process sets it, and counts the
+            energy.
         planner: What the leader, if it is here, knows of its job.
         highest_mw: The highest limit of the GPUs.
 
@@ -40,7 +42,14 @@ class Shell:
         show: Called with figures by name, if set.
     """
 
-    def __init__(self, core: Core, monitor: ZeusMonitor, planner: Planner, highest_mw: int) -> None:
+    def __init__(
+        self,
+        core: Core,
+        monitor: ZeusMonitor,
+        indices: Sequence[int],
+        planner: Planner,
+        highest_mw: int,
+    ) -> None:
         self.core = core
         self.monitor = monitor
         self.link: Link | None = None
@@ -48,7 +57,8 @@ class Shell:
         self.show: Callable[[dict[str, float]], None] | None = None
         self._planner = planner
         self._highest_mw = highest_mw
-        self._limits = HeldLimits(monitor.gpus, monitor.gpu_indices)
+        self._indices = list(indices)
+        self._limits = HeldLimits(monitor.gpus, self._indices)
         self._unread: deque[tuple[Part | None, Measurement]] = deque()
         self._last_set_mw = 0
 
@@ -152,8 +162,10 @@ class Shell:
             # zeusd was started after the window's beginning: the next one's energy it will know.
             return core.unknown(part, error.message, lasting=error.__cause__ is not None)
         self._unread.popleft()
-        took = measurement.total_energy, measurement.uncertainty, measurement.time
-        return core.measured(part, *took)
+        energy_j, error_j = measurement.total_energy, measurement.uncertainty
+        if not self._indices:
+            energy_j = error_j = 0.0
+        return core.measured(part, energy_j, error_j, measurement.time)
 
     @_do.register
     def _forget(self, action: actions.Forget) -> Actions:
@@ -203,7 +215,7 @@ class Shell:
         if not action.warn:
             log.warning("the power limit optimizer stopped: %s", action.reason)
             return []
-        gpus, indices = self.monitor.gpus, self.monitor.gpu_indices
+        gpus, indices = self.monitor.gpus, self._indices
         limit = in_force.describe(gpus, indices, self._highest_mw, self._last_set_mw)
         warnings.warn(
             f"The power limit optimizer stopped, and training continues at {limit}: "
