@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from zeus import _node
 from zeus.compat import old_names
+from zeus.device import shared
 from zeus.device.visible import VARIABLES, visible_gpus
 from zeus.exceptions import (
     ZeusGPUHeterogeneousError,
@@ -207,17 +208,7 @@ class GPU(_CamelCase):
         wanted = [self._profile(one) for one in profiles]
         with _translated():
             held = self._client.set(self.uuid, "power_profile", wanted, together=True)
-        requested = set(held[self.uuid])
-        offered = {one.profile: one for one in self.info.power_profiles}
-        return [
-            offered[one].name
-            for one in wanted
-            if any(
-                rival in requested and offered[rival].priority < offered[one].priority
-                for rival in offered[one].conflicts
-                if rival in offered
-            )
-        ]
+        return shared.not_enforced(self.info, wanted, held[self.uuid])
 
     def _profile(self, profile: int | str) -> int:
         for one in self.info.power_profiles:
@@ -318,51 +309,23 @@ class GPUs(_CamelCase):
         return self.gpus[gpu_index]
 
     def with_power_limit(self, gpu_indices: Sequence[int], alone: bool = True) -> list[int]:
-        """Those of these GPUs whose power limit this process sets: of the dies of one card, and of
-        the partitions of a GPU, it is one.
-
-        Args:
-            gpu_indices: GPUs of this process.
-            alone: Whether no other process trains with this one. If not, that of the first die or
-                partition sets it, and none is found for the others.
-        """
-        chosen: dict[str, int] = {}
-        for index in sorted(gpu_indices, key=lambda one: not self._sets_limit(one)):
-            if alone or self._sets_limit(index):
-                chosen.setdefault(self._owner(index), index)
-        return sorted(chosen.values(), key=list(gpu_indices).index)
-
-    def _owner(self, index: int) -> str:
-        """UUID of the GPU that has this one's power limit."""
-        info = self.gpus[index].info
-        return info.power_domain[0] if info.power_domain else info.uuid
-
-    def _sets_limit(self, index: int) -> bool:
-        """Whether it has a power limit, and is the first partition, if it is one."""
-        uuids = [gpu.uuid for gpu in self.gpus]
-        return self._owner(index) == uuids[index] and uuids.index(uuids[index]) == index
+        """Those of these GPUs whose power limit this process sets, see `shared`."""
+        return shared.with_power_limit(self._infos, gpu_indices, alone)
 
     def owners_of_limits(self, gpu_indices: Sequence[int]) -> list[GPU]:
         """The GPUs that have the power limits of these, which this process need not see."""
         with _translated():
             infos = {info.uuid: info for info in self._client.node().gpus}
-        uuids = map(self._owner, gpu_indices)
-        return [GPU(self._client, infos[uuid]) for uuid in dict.fromkeys(uuids)]
+        uuids = dict.fromkeys(shared.owner(self._infos[index]) for index in gpu_indices)
+        return [GPU(self._client, infos[uuid]) for uuid in uuids]
 
     def covered(self, gpu_indices: Sequence[int]) -> list[str]:
         """What readings of partitions are of: a sentence for each GPU that has some."""
-        groups: dict[str, list[int]] = {}
-        for index in gpu_indices:
-            if len(self.gpus[index].info.runtime_indices) > 1:
-                groups.setdefault(self.gpus[index].uuid, []).append(index)
-        return [
-            f"GPU{'s' * (len(group) > 1)} {', '.join(map(str, group))}: {len(group)} of the "
-            f"{len(self.gpus[group[0]].info.runtime_indices)} partitions of one "
-            f"{self.gpus[group[0]].info.name}. Power and energy are those of the whole package, "
-            "with what its other partitions draw; windows count its energy once, at GPU "
-            f"{group[0]}."
-            for group in groups.values()
-        ]
+        return shared.covered(self._infos, gpu_indices)
+
+    @property
+    def _infos(self) -> list[GpuInfo]:
+        return [gpu.info for gpu in self.gpus]
 
     def set_power_management_limits(
         self, gpu_indices: Sequence[int], power_limit_mw: int, block: bool = True

@@ -13,7 +13,8 @@ from zeus.optimizer.power_limit.actions import Action, Actions
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import Estimate
-from zeus.optimizer.power_limit.leader import Choose, Hello, Leader
+from zeus.optimizer.power_limit.leader import Leader
+from zeus.optimizer.power_limit.messages import Choose, Hello
 from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.optimizer.power_limit.silence import SILENT_S
 from zeus.optimizer.power_limit.states import Done, Profiling, Ready, Warmup

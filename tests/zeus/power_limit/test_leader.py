@@ -21,8 +21,8 @@ from zeus.exceptions import ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.optimizer import GlobalPowerLimitOptimizer
 from zeus.optimizer.power_limit import Done, Energy, Time, ZeusCost, leader, link, shell
 from zeus.optimizer.power_limit import optimizer as product
-from zeus.optimizer.power_limit.leader import Choose, Hello, Piece, Trouble, Try
 from zeus.optimizer.power_limit.link import LinkError, Together, connect
+from zeus.optimizer.power_limit.messages import Choose, Hello, Piece, Trouble, Try
 from zeus.optimizer.power_limit.profile import load
 from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.utils import framework

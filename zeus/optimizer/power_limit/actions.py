@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from zeus.optimizer.power_limit.leader import Leader, Message, Try
+from zeus.optimizer.power_limit.leader import Leader
+from zeus.optimizer.power_limit.messages import Message, Try
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ from zeus.optimizer.power_limit.actions import (
     Tell,
 )
 from zeus.optimizer.power_limit.estimates import Estimate
-from zeus.optimizer.power_limit.leader import Choose, Command, Hello, Missing, Stop, Trouble, Try
+from zeus.optimizer.power_limit.messages import Choose, Command, Hello, Missing, Stop, Trouble, Try
 from zeus.optimizer.power_limit.parts import Parts
 from zeus.optimizer.power_limit.profile import watts
 from zeus.optimizer.power_limit.silence import Silence

@@ -15,16 +15,8 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from zeus.optimizer.power_limit.leader import (
-    COMMAND,
-    MESSAGE,
-    SILENCE_S,
-    SILENCE_STEPS,
-    Command,
-    Leader,
-    Message,
-    Trouble,
-)
+from zeus.optimizer.power_limit.leader import SILENCE_S, SILENCE_STEPS, Leader
+from zeus.optimizer.power_limit.messages import COMMAND, MESSAGE, Command, Message, Trouble
 from zeus.utils import framework
 
 log = logging.getLogger(__name__)

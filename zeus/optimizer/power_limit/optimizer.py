@@ -24,7 +24,7 @@ from zeus.optimizer.power_limit.actions import Actions
 from zeus.optimizer.power_limit.choice import measurements
 from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import Estimate
-from zeus.optimizer.power_limit.leader import Choose, Hello
+from zeus.optimizer.power_limit.messages import Choose, Hello
 from zeus.optimizer.power_limit.planner import Planner, scan
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.optimizer.power_limit.report import Report

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from zeus.optimizer.power_limit.actions import Part
-from zeus.optimizer.power_limit.leader import Piece, Try
+from zeus.optimizer.power_limit.messages import Piece, Try
 
 
 class Parts:

@@ -1,0 +1,105 @@
+"""What the processes that train together tell the leader, and what it commands.
+
+Hello     what a process can: its range of limits, its GPUs
+Piece     what some steps of a trial took here
+Missing   what such steps took is not known
+Trouble   this limit cannot be set here, or nothing can any more
+->
+Try       hold this limit, measure in pieces
+Choose    hold this limit from now on
+Stop      the highest limit, for this reason
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, Field, NonNegativeFloat, PositiveFloat, PositiveInt, TypeAdapter
+
+from zeus.optimizer.power_limit.estimates import Estimate
+
+
+class Hello(BaseModel):
+    """What a process can. Limits in mW, the highest that it may set last, and the workload power
+    profiles to search. No GPUs: others set the limits of its own, and count their energy.
+    """
+
+    kind: Literal["hello"] = "hello"
+    gpus: list[str]
+    min_mw: PositiveInt
+    max_mw: PositiveInt
+    profiles: list[int] = []
+
+
+class Piece(BaseModel):
+    """What some steps of a trial took here, on all GPUs of this process."""
+
+    kind: Literal["piece"] = "piece"
+    trial: int
+    index: int
+    steps: PositiveInt
+    energy_j: NonNegativeFloat
+    energy_error_j: float
+    time_s: PositiveFloat
+
+
+class Missing(BaseModel):
+    """What some steps of a trial took here will not be known; they are run again."""
+
+    kind: Literal["missing"] = "missing"
+    trial: int
+    index: int
+
+
+class Trouble(BaseModel):
+    """This limit (mW) or profile cannot be set here, or, without a limit, nothing can any more."""
+
+    kind: Literal["trouble"] = "trouble"
+    reason: str
+    power_limit_mw: int | None = None
+    profile: int | None = None
+
+
+Message = Hello | Piece | Missing | Trouble
+
+
+class Try(BaseModel):
+    """Hold a limit (mW) from a step on and measure in pieces until another command comes.
+
+    With `check` the choice that was made stands until another is.
+    """
+
+    kind: Literal["try"] = "try"
+    trial: int
+    power_limit_mw: int
+    warmup_steps: int
+    steps: int
+    check: bool = False
+    from_step: int = 0
+    profile: int | None = None
+
+
+class Choose(BaseModel):
+    """Hold a limit (mW) from a step on; that is the choice, made of these estimates.
+
+    `reason`: why no more was measured, where that is not that enough is known.
+    """
+
+    kind: Literal["choose"] = "choose"
+    power_limit_mw: int
+    estimates: list[Estimate]
+    reason: str = ""
+    from_step: int = 0
+    profile: int | None = None
+
+
+class Stop(BaseModel):
+    """Return to the highest limit."""
+
+    kind: Literal["stop"] = "stop"
+    reason: str
+
+
+Command = Try | Choose | Stop
+MESSAGE: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
+COMMAND: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
