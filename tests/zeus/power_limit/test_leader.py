@@ -19,8 +19,9 @@ import pytest
 
 from zeus.exceptions import ZeusGPUInvalidArgError, ZeusGPUNoPermissionError
 from zeus.optimizer import GlobalPowerLimitOptimizer
-from zeus.optimizer.power_limit import Done, Energy, Time, ZeusCost, leader, link, shell
+from zeus.optimizer.power_limit import Done, Energy, Time, ZeusCost, link, shell
 from zeus.optimizer.power_limit import optimizer as product
+from zeus.optimizer.power_limit.leader import SILENCE_S, Leader
 from zeus.optimizer.power_limit.link import LinkError, Together, connect
 from zeus.optimizer.power_limit.messages import Choose, Hello, Piece, Trouble, Try
 from zeus.optimizer.power_limit.profile import load
@@ -28,6 +29,7 @@ from zeus.optimizer.power_limit.search import Exhaustive, Search
 from zeus.utils import framework
 
 HIGH, LOW = 300_000, 150_000
+MAX_Q = 1
 SMALL: dict[str, Any] = {"warmup_steps": 2, "profile_steps": 16, "pl_step": 50}
 
 
@@ -239,6 +241,14 @@ class Gpus:
     def get_name(self) -> str:
         return "GPU"
 
+    def get_supported_power_profiles(self) -> list[str]:
+        return ["max-p", "max-q"]
+
+    def set_power_profiles_of(self, indices: list[int], profiles: list[int]) -> None:
+        if self._process.refuses_profiles and profiles:
+            raise ZeusGPUInvalidArgError("max-q is not in force")
+        self._process.profiles = list(profiles)
+
     def get_power_management_limit(self) -> int:
         return self._process.limit
 
@@ -261,7 +271,7 @@ class Gpus:
         process.limits.append((process.steps, limit))
 
     def release_all(self, indices: list[int]) -> None:
-        self._process.limit = self._process.high
+        self._process.limit, self._process.profiles = self._process.high, []
 
 
 @dataclass
@@ -279,6 +289,7 @@ class Process:
     blind: bool = False
     cut_off: bool = False
     dead: bool = False
+    refuses_profiles: bool = False
     second: bool = False
     """Its GPU is the second die of a card, whose limit and energy are the first one's."""
     options: dict[str, Any] = field(default_factory=dict)
@@ -291,6 +302,7 @@ class Process:
         self.parties = 0
         self.steps = 0
         self.busy_s = self.joules = 0.0
+        self.profiles: list[int] = []
         self.calls = 0
         self.seen_s = 0.0
 
@@ -305,12 +317,12 @@ class Process:
         self.optimizer = GlobalPowerLimitOptimizer(Monitor(self), **options)  # type: ignore[arg-type]
 
     @property
-    def leader(self) -> leader.Leader:
+    def leader(self) -> Leader:
         assert self.led is not None
         return self.led
 
     @property
-    def led(self) -> leader.Leader | None:
+    def led(self) -> Leader | None:
         found = self.optimizer._shell.link
         if found is not None:
             self._led = found.leader
@@ -332,7 +344,8 @@ class Process:
         self.call("on_step_begin")
         _ = self.led
         self.busy_s += self.lasts
-        self.joules += self.party.step_s * self.weight * self.gpu_count * joules_at(self.limit)
+        joules = joules_at(self.limit) * (0.8 if MAX_Q in self.profiles else 1.0)
+        self.joules += self.party.step_s * self.weight * self.gpu_count * joules
         self.steps += 1
 
     def call(self, what: str, *arguments: Any) -> None:
@@ -441,7 +454,7 @@ def most_steps(party: Party, silent: bool = False) -> int:
     limits = (HIGH - LOW) // (party.options["pl_step"] * 1000) + 1
     every = limits * (party.options["warmup_steps"] + party.options["profile_steps"])
     fastest = party.step_s * min(process.slow for process in party.processes)
-    waits = int(leader.SILENCE_S / fastest) if silent else 0
+    waits = int(SILENCE_S / fastest) if silent else 0
     return 2 * every + limits * (10 + int(2 * party.ripe_s / party.step_s)) + waits + 200
 
 
@@ -616,6 +629,23 @@ def test_processes_that_do_not_wait_for_each_other(
 
 
 @pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
+@pytest.mark.parametrize("refusing", [None, 0, 1])
+def test_all_hold_one_profile_or_none(party: MakeParty, search: str, refusing: int | None) -> None:
+    names = ["max-q", "max-p"]
+    job = party(3, search=search, optimum_selector=Energy(), search_profiles=names)
+    if refusing is not None:
+        job[refusing].refuses_profiles = True
+    job.begin().run(1500)
+    job.assert_chosen()
+    wanted = [] if refusing is not None else [MAX_Q]
+    assert [process.profiles for process in job.processes] == [wanted] * 3
+    estimates = job[2].optimizer.estimates
+    assert {one.profile for one in estimates} == ({None} if refusing is not None else {None, 0, 1})
+    job[0].end()
+    assert job[0].profiles == []
+
+
+@pytest.mark.parametrize("search", ["adaptive", "exhaustive"])
 @pytest.mark.parametrize("second", [0, 1])
 def test_of_two_dies_with_a_process_each_the_first_sets_and_counts(
     party: MakeParty, search: str, second: int
@@ -643,7 +673,7 @@ def test_second_dies_alone_are_not_searched(party: MakeParty) -> None:
 
 
 def test_a_piece_that_is_lost_after_a_limit_was_refused_keeps_nobody_waiting() -> None:
-    lead = leader.Leader(
+    lead = Leader(
         2, lambda _: Exhaustive([HIGH, LOW], 1, 4), lambda found, _: found[0], lambda *_: None
     )
 
@@ -704,7 +734,7 @@ def test_one_that_never_begins_is_named(party: MakeParty) -> None:
     with pytest.warns(UserWarning, match="highest limit: rank 2 did not begin"):
         job.run(most_steps(job, silent=True))
     job.assert_given_up()
-    assert leader.SILENCE_S < job.steps * job.step_s < leader.SILENCE_S + 5
+    assert SILENCE_S < job.steps * job.step_s < SILENCE_S + 5
 
 
 def test_silence_is_a_matter_of_steps_too(party: MakeParty) -> None:
@@ -823,7 +853,7 @@ def test_without_a_store_each_stays_at_the_highest_limit(
         job.begin().run(5)
     job.assert_given_up()
     with pytest.raises(LinkError):
-        connect(leader.Leader(2, *[lambda *_: None] * 3), 2)  # type: ignore[arg-type, list-item]
+        connect(Leader(2, *[lambda *_: None] * 3), 2)  # type: ignore[arg-type, list-item]
 
 
 def test_a_selector_that_fails_stops_all(party: MakeParty) -> None:
