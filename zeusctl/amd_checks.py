@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from zeusctl.reports import Check
 from zeusd.devices.amd.library import CANDIDATES
@@ -14,6 +14,17 @@ from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
 def gpus_are_amds(sysfs: str = SYSFS) -> bool:
     """Whether zeusd would look for AMD's GPUs on this machine."""
     return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
+
+
+def vendors_check(sysfs: str = SYSFS) -> Iterator[Check]:
+    """A note where the node has GPUs of two vendors, of which zeusd manages one's."""
+    if has_gpu(sysfs, AMD) and has_gpu(sysfs, NVIDIA):
+        yield Check(
+            name="vendors",
+            state="note",
+            found="this node has GPUs of NVIDIA and of AMD; one zeusd manages those of one vendor",
+            remedy="NVIDIA's are managed, unless library under [amd] in zeusd.toml names AMD's",
+        )
 
 
 def amd_checks(sysfs: str = SYSFS, libraries: Sequence[str] = CANDIDATES) -> tuple[Check, Check]:

@@ -97,11 +97,12 @@ def _of_node(session: Session, node: NodeInfo) -> Iterator[Check]:
             yield _fault(name, error.message, "look at zeusd's log (`journalctl -u zeusd`)")
 
 
-def _hardware() -> tuple[Check, Check]:
+def _hardware() -> Iterator[Check]:
     """Driver and library of the vendor whose GPUs are there."""
-    from zeusctl.amd_checks import amd_checks, gpus_are_amds
+    from zeusctl.amd_checks import amd_checks, gpus_are_amds, vendors_check
 
-    return amd_checks() if gpus_are_amds() else (_driver(), _library())
+    yield from vendors_check()
+    yield from amd_checks() if gpus_are_amds() else (_driver(), _library())
 
 
 def _driver() -> Check:

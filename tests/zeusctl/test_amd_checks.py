@@ -6,13 +6,16 @@ from pathlib import Path
 
 from tests.fake_amdsmi.double import AmdSmiDouble
 from tests.zeusd.devices.test_vendors import AMD, NVIDIA, bus
-from zeusctl.amd_checks import amd_checks, gpus_are_amds
+from zeusctl.amd_checks import amd_checks, gpus_are_amds, vendors_check
 
 
 def test_it_looks_for_what_zeusd_looks_for(tmp_path: Path) -> None:
     assert not gpus_are_amds(str(tmp_path))
     assert gpus_are_amds(str(bus(tmp_path, AMD)))
+    assert list(vendors_check(str(tmp_path))) == []
     assert not gpus_are_amds(str(bus(tmp_path, AMD, NVIDIA)))
+    (both,) = vendors_check(str(tmp_path))
+    assert (both.state, "[amd]" in both.remedy) == ("note", True)
 
 
 def test_it_says_what_is_there(tmp_path: Path) -> None:

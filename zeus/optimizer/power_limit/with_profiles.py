@@ -210,7 +210,10 @@ class WithProfiles(Search):
         self._deepened = True
         highest = self.limits_mw[0]
         there = [one for one in self.estimates(position) if one.power_limit_mw == highest]
-        family = self._family(self._best(there).profile)
+        try:
+            family = self._family(self._best(there).profile)
+        except ValueError:
+            return False  # the choice fails in the same way, and says so
         if family is None or family.profile is None:
             return False
         samples = [
