@@ -28,6 +28,11 @@ ALLOWANCE = 0.02
 """A slowdown that is beyond the constraint by this much is the most that is accepted."""
 
 
+ALIKE = 0.01
+"""A workload power profile that changes neither energy nor time by more than this share, against
+the choice without one, is not worth having."""
+
+
 def measurements(estimates: Sequence[Estimate], steps: int) -> list[PowerLimitMeasurement]:
     """Estimates as selectors and files have them: of so many steps."""
     return [
@@ -68,8 +73,18 @@ def best(
     while True:
         chosen = _selected(selector, left, steps)
         if not cautious or chosen is left[0] or _holds(selector, chosen, left[0]):
-            return chosen
+            break
         left.remove(chosen)
+    if chosen.profile is None:
+        return chosen
+    plain = [one for one in estimates if one.profile is None]
+    without = best(selector, plain, steps, cautious=cautious)
+    return without if _alike(chosen, without) else chosen
+
+
+def _alike(one: Estimate, other: Estimate) -> bool:
+    ratios = one.energy_j / other.energy_j, one.time_s / other.time_s
+    return all(abs(ratio - 1) <= ALIKE for ratio in ratios)
 
 
 def _selected(selector: OptimumSelector, estimates: Sequence[Estimate], steps: int) -> Estimate:
