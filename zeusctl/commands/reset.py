@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
     from zeusctl.reports import Lease, Outcome, ResetReport
 
+NOT_OFFERED = "not_offered"
+"""The outcome of a control that a GPU turns out not to have."""
+
 
 @click.command()
 @gpus_argument()
@@ -74,8 +77,8 @@ def _restore(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str])
             gpu=index[uuid],
             uuid=uuid,
             control=control,
-            ok=result == "ok",
-            trouble=None if result == "ok" else result,
+            ok=result in ("ok", NOT_OFFERED),
+            trouble=None if result == "ok" else session.readable(result),
         )
         for uuid, by_control in results.items()
         for control, result in by_control.items()
@@ -134,7 +137,11 @@ def _lines(report: ResetReport) -> list[str]:
         if not outcome.ok:
             text = f"GPU {outcome.gpu}: {outcome.control} is not back: {outcome.trouble}"
             lines.append(style(text, fg="red"))
-    back = sum(outcome.ok for outcome in report.outcomes)
+    absent = [outcome for outcome in report.outcomes if outcome.trouble == NOT_OFFERED]
+    for control in dict.fromkeys(outcome.control for outcome in absent):
+        where = ", ".join(str(outcome.gpu) for outcome in absent if outcome.control == control)
+        lines.append(f"GPUs without {control}: {where}")
+    back = sum(outcome.ok for outcome in report.outcomes) - len(absent)
     gpus = len({outcome.uuid for outcome in report.outcomes})
     if report.outcomes:
         are = "is" if back == 1 else "are"

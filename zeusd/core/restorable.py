@@ -319,7 +319,10 @@ class Restorable:
         if result.kept:
             assert result.holds is not None
             failure = kept_failure(self.control, self.gpu, result.target, result.holds)
-        if result.kind == "restored" or (result.pending and writing):
+        absent = failure is not None and failure.outcome is Outcome.UNSUPPORTED
+        if result.kind == "restored" or (
+            result.pending and writing and (restoration.owed or not absent)
+        ):
             self._note_change("restore", result.found, result.in_force, failure)
         if result.pending:
             assert failure is not None
