@@ -317,7 +317,8 @@ class Restore(_Request):
 
     Holders lose their leases and are told so at their next set; what `persist` made the target is
     one no longer, and what someone set outside zeusd is overwritten.
-    Result: `{"gpus": {uuid: {"controls": {control: "ok" | "not_offered" | why not}} | {"error": ...}}}`.
+    Result: `{"gpus": {uuid: {"controls": {control: outcome}} | {"error": ...}}}`; an outcome is
+    "ok", "not_offered", or why not.
     """
 
     op: Literal["restore"] = "restore"
