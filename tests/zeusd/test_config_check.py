@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,19 @@ def test_check_config_asks_a_running_node(tmp_path: Path) -> None:
     assert "'Tesla V100-PCIE-16GB'" in first
     assert last == f"{path}: ok"
     assert strict.exit_code == 1
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "zeusd.toml"
+    path.touch()
+    command = [sys.executable, "-m", "zeusd", "check-config", str(path)]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "zeusd: standard output cannot be written: No space left on device; make room, or write "
+        "elsewhere\n"
+    )
 
 
 def test_a_running_zeusd_names_rules_without_effect_and_again_after_a_reload(
