@@ -253,7 +253,7 @@ def test_a_reset_of_a_gpu_that_has_not_all_of_its_controls(
         said = ctl("reset", "all")
         assert (said.code, said.err) == (0, "")
         assert said.out == (
-            "GPUs without memory_clocks: 0, 1\n"
+            "memory_clocks is not offered by GPUs 0, 1\n"
             "6 controls of 2 GPUs are at the restore target again\n"
         )
         outcomes = said_json(ctl("reset", "0", "--json").out)["outcomes"]

@@ -12,7 +12,7 @@ from zeus_ipc.controls import SPECS
 from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import count, style
+from zeusctl.text import count, gpus_text, style
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -139,8 +139,8 @@ def _lines(report: ResetReport) -> list[str]:
             lines.append(style(text, fg="red"))
     absent = [outcome for outcome in report.outcomes if outcome.trouble == NOT_OFFERED]
     for control in dict.fromkeys(outcome.control for outcome in absent):
-        where = ", ".join(str(outcome.gpu) for outcome in absent if outcome.control == control)
-        lines.append(f"GPUs without {control}: {where}")
+        where = [outcome.gpu for outcome in absent if outcome.control == control]
+        lines.append(f"{control} is not offered by {gpus_text(where)}")
     back = sum(outcome.ok for outcome in report.outcomes) - len(absent)
     gpus = len({outcome.uuid for outcome in report.outcomes})
     if report.outcomes:
