@@ -139,8 +139,8 @@ def _lines(report: ResetReport) -> list[str]:
             lines.append(style(text, fg="red"))
     absent = [outcome for outcome in report.outcomes if outcome.trouble == NOT_OFFERED]
     for control in dict.fromkeys(outcome.control for outcome in absent):
-        where = [outcome.gpu for outcome in absent if outcome.control == control]
-        lines.append(f"{control} is not offered by {gpus_text(where)}")
+        without = [outcome.gpu for outcome in absent if outcome.control == control]
+        lines.append(f"{control} is not offered by {gpus_text(without)}")
     back = sum(outcome.ok for outcome in report.outcomes) - len(absent)
     gpus = len({outcome.uuid for outcome in report.outcomes})
     if report.outcomes:
