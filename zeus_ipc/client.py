@@ -413,7 +413,8 @@ class Client(Closing):
             controls: Empty: all.
 
         Returns:
-            By UUID and control: `ok`, or why it could not be restored yet; zeusd keeps retrying.
+            By UUID and control: `ok`; `not_offered`, where the driver says so, and zeusd has set
+            nothing; or why it could not be restored yet, and zeusd keeps retrying.
         """
         names = [Control(control).value for control in controls]
         answer = self._ask("restore", gpus=_uuids(gpus) if gpus else [], controls=names)

@@ -42,6 +42,7 @@ from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
 from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection, PerGpu
+from zeusd.devices.port import Outcome
 
 Track = Callable[..., PerGpu]
 
@@ -384,7 +385,11 @@ def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
 
 
 def _outcome(machine: ControlMachine) -> str:
-    return "ok" if machine.trouble is None else machine.trouble.message
+    if machine.trouble is None:
+        return "ok"
+    # No library can say beforehand whether a GPU has it, such as memory clocks on Hopper.
+    free, found = machine.phase is Phase.FREE, machine.trouble.outcome
+    return "not_offered" if free and found is Outcome.UNSUPPORTED else machine.trouble.message
 
 
 def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:

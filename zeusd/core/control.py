@@ -102,6 +102,23 @@ class ControlMachine(Leased):
         moved = (self.target, self.bounded) != before
         if self.spec.ceilings and moved and (self.bounded or self.rests_elsewhere):
             self.ceilings_moved()
+        self.enforce()
+
+    def enforce(self) -> None:
+        """Writes a value of the site that cannot be read, such as a range of clocks.
+
+        Nothing is written twice in one boot, unless someone else resets the GPU.
+        """
+        wanted = self._site.enforced and not self.spec.readable
+        if wanted and self.life.state is State.FREE and self._resting != self.target:
+            lease = self._stand_in(ZEUSD, 0, "zeusd")
+            self._restore_unheld(lease, Restoration("site limit", ALL, owed=False), None)
+
+    def returned(self) -> None:
+        """The GPU answers again: it may have been reset meanwhile."""
+        if not self.spec.readable and self.life.state is State.FREE:
+            self.rest(None)
+            self.enforce()
 
     def persist(self, uid: int) -> None:
         """What the holder has set becomes a ceiling; its lease is to end."""
@@ -224,6 +241,7 @@ class ControlMachine(Leased):
                 self.adopt(found)
             if self.bounded:
                 self._ceilings_moved = self._ceilings_moved or []
+            self.enforce()
         elif self.life.state is State.PENDING:
             self._attempt()
         self._pump()
