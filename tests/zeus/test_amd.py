@@ -134,6 +134,10 @@ def test_of_several_processes_one_sets_the_limit_of_a_card_or_package(
     assert owner.get_power_management_limit_constraints()[1] == high
     gpus.set_power_management_limits([], high)
     gpus.release_all([])
+    gpus.set_power_management_limits([0, 2], high - 100_000)
+    assert [gpus[index].get_power_management_limit() for index in (0, 2)] == [high - 100_000] * 2
+    gpus.release_all(range(4))
+    assert gpus[0].get_power_management_limit() == high
 
 
 def test_partitions_are_measured_once_and_limited_by_a_job_that_sees_all(
@@ -150,6 +154,9 @@ def test_partitions_are_measured_once_and_limited_by_a_job_that_sees_all(
         monitor = node.monitor(gpu_indices=[0, 1, 3])
     assert "GPU 3: 1 of the 2 partitions" in str(told[1].message)
     assert told[0].filename == told[1].filename
+    gpus.set_power_management_limits([0, 1], 700_000)
+    assert (node.limit_w(0), node.limit_w(1)) == (700, 750)
+    gpus.release_all([0, 1])
     work = node.nvml.open_work([0, 1], WORKLOAD)
     work.run(10)
     before_j = [node.nvml.true_energy_j(gpu) for gpu in range(2)]

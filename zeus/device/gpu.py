@@ -327,6 +327,10 @@ class GPUs(_CamelCase):
     def _infos(self) -> list[GpuInfo]:
         return [gpu.info for gpu in self.gpus]
 
+    def _uuids(self, gpu_indices: Sequence[int]) -> list[str]:
+        """Each once: partitions of one GPU share it."""
+        return list(dict.fromkeys(self.gpus[index].uuid for index in gpu_indices))
+
     def set_power_management_limits(
         self, gpu_indices: Sequence[int], power_limit_mw: int, block: bool = True
     ) -> None:
@@ -335,14 +339,14 @@ class GPUs(_CamelCase):
             return
         for index in gpu_indices:
             self.gpus[index].check_whole()
-        uuids = [self.gpus[index].uuid for index in gpu_indices]
+        uuids = self._uuids(gpu_indices)
         with _translated():
             self._client.set_power_limit(uuids, power_limit_mw, block=block)
 
     def acquire_power_limits(self, gpu_indices: Sequence[int]) -> None:
         """Takes the leases on the power limits of several GPUs, also after they were lost."""
         with _translated():
-            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            uuids = self._uuids(gpu_indices)
             self._client.acquire(uuids, ["power_limit"])
 
     def set_power_profiles_of(self, gpu_indices: Sequence[int], profiles: Sequence[int]) -> None:
@@ -363,13 +367,13 @@ class GPUs(_CamelCase):
     def acquire_power_profiles(self, gpu_indices: Sequence[int]) -> None:
         """Takes the leases on the power profiles of several GPUs, also after they were lost."""
         with _translated():
-            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            uuids = self._uuids(gpu_indices)
             self._client.acquire(uuids, ["power_profile"], together=True)
 
     def release_power_profiles(self, gpu_indices: Sequence[int]) -> None:
         """Takes back the power profiles that this process requested, and releases the leases."""
         with _translated():
-            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            uuids = self._uuids(gpu_indices)
             self._client.release(uuids, ["power_profile"])
 
     def publish_profile(
@@ -377,7 +381,7 @@ class GPUs(_CamelCase):
     ) -> None:
         """Says what each power limit is worth to this process, see `Client.publish_profile`."""
         with _translated():
-            uuids = [self.gpus[index].uuid for index in gpu_indices]
+            uuids = self._uuids(gpu_indices)
             self._client.publish_profile(uuids, progress, measuring=measuring)
 
     def bounded_by(self, gpu_indices: Sequence[int], ceiling: str) -> bool | None:
@@ -406,7 +410,7 @@ class GPUs(_CamelCase):
         if not gpu_indices:
             return
         with _translated():
-            self._client.release(list(dict.fromkeys(self.gpus[one].uuid for one in gpu_indices)))
+            self._client.release(self._uuids(gpu_indices))
 
 
 class EmptyGPUs(GPUs):
