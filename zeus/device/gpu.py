@@ -190,7 +190,7 @@ class GPU(_CamelCase):
         return [one.name for one in self.info.power_profiles]
 
     def set_power_profiles(self, profiles: Sequence[int | str]) -> list[str]:
-        """Requests workload power profiles beside what others request; none: takes ours back.
+        """Requests workload power profiles beside what others request; none: clears ours.
 
         A lease on the power limit or on clocks does not prevent that: which of the two counts where
         they conflict is undocumented.
@@ -371,7 +371,7 @@ class GPUs(_CamelCase):
             self._client.acquire(uuids, ["power_profile"], together=True)
 
     def release_power_profiles(self, gpu_indices: Sequence[int]) -> None:
-        """Takes back the power profiles that this process requested, and releases the leases."""
+        """Clears the power profiles that this process requested, and releases the leases."""
         with _translated():
             uuids = self._uuids(gpu_indices)
             self._client.release(uuids, ["power_profile"])

@@ -1,8 +1,8 @@
 """Workload power profiles as settings of a plan: requests one at a time on one GPU.
 
-The training thread says which profile it wants and goes on; a thread requests the latest, under a
-lease, so that what was requested is taken back when this process ends, however it ends. Nothing
-that goes wrong is raised: one warning says why, and the GPU runs without.
+The training thread states which profile it wants and continues. Another thread requests the latest
+under a lease, so that zeusd clears it when this process ends, for any reason. Failures are not
+raised: one warning names the reason, and the GPU runs without a profile.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class PowerProfiles:
             return []
 
     def want(self, name: str | None) -> None:
-        """Requests a profile in place of the last; None: takes that back. Returns at once, and
-        never raises.
+        """Requests a profile in place of the last; None: clears that. Returns at once, and never
+        raises.
         """
         if name == self._wanted or self._ended or os.getpid() != self._pid:
             return
@@ -60,7 +60,7 @@ class PowerProfiles:
         return self._request(name)
 
     def end(self) -> None:
-        """Takes the profile back, for good. Never raises."""
+        """Clears the profile, for good. Never raises."""
         if self._ended or os.getpid() != self._pid:
             return
         self._ended = True

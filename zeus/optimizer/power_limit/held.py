@@ -62,8 +62,8 @@ class HeldLimits:
         self._outcome: Outcome | None = None
 
     def set(self, power_limit_mw: int, profile: int | None = None) -> Outcome | None:
-        """Sets a limit on all GPUs, mW, and a workload power profile, or takes back the one that
-        was set. None: zeusd does not answer; see `outcome`. Never raises.
+        """Sets a limit on all GPUs, mW, and a workload power profile, or clears the one that was
+        set. None: zeusd does not answer; see `outcome`. Never raises.
 
         A lease that was lost, as by a program that stood still, is acquired again.
         """
