@@ -552,9 +552,13 @@ class ControlMachine(Leased):
                 self._note_outside(old, result.value, "noticed")
             return None
         failure = result if isinstance(result, Failure) else None
-        holds = asked
+        holds = shown = asked
         if isinstance(result, Applied):
-            holds = result.value
+            holds = shown = result.value
+            if self.spec.merges:
+                # What others had chosen stays theirs when they take it back: a later set that
+                # missed it among our values would choose it again.
+                holds = self.spec.normal((*holds, *self.target))
             self._values, self._doubt = (holds,), None
             if not took_effect(asked, holds, None, self.spec.rounding) and holds in possible:
                 failure = kept_failure(self.control, self.gpu, asked, holds)
@@ -564,8 +568,8 @@ class ControlMachine(Leased):
                 self._doubt = asked
             if holds != asked:
                 self._out.add(Put(self.key, self._debt().to_json()))
-        self._note_change("ceiling" if by_ceiling else "set", old, holds, failure, lease)
-        return failure or Applied(holds)
+        self._note_change("ceiling" if by_ceiling else "set", old, shown, failure, lease)
+        return failure or Applied(shown)
 
     # --------------------------------------------------------------------------------- ceilings
 
