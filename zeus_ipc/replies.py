@@ -382,8 +382,8 @@ class Restored(Message):
     """Result of `restore` for one GPU."""
 
     controls: dict[str, str]
-    """By control: `ok`; `not_offered`, where the driver says so, and zeusd has set nothing; or why
-    it could not be restored yet."""
+    """By control: `ok`; `not_offered`: the driver does not offer it, and zeusd has set nothing; or
+    why it could not be restored yet."""
 
 
 class CeilingSet(Message):

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 
 LIBRARY = "libnvidia-ml.so.1"
 GROUP, ADMIN_GROUP = "zeus", "zeus-admin"
+SYSTEMD = "/run/systemd/system"
+"""Is there where systemd has booted."""
 UNITS = ("zeusd.service", "zeusd.socket", "zeusd-stream.socket")
 CONFIGURATION = "/etc/zeusd/zeusd.toml"
 LATE_S = 2.0
@@ -197,7 +199,7 @@ def _user() -> str:
 
 
 def _systemd(simulated: bool) -> Iterator[Check]:
-    if simulated or not Path("/run/systemd/system").is_dir() or shutil.which("systemctl") is None:
+    if simulated or not Path(SYSTEMD).is_dir() or shutil.which("systemctl") is None:
         return
     for unit in UNITS:
         shown = _output("systemctl", "show", unit, "--property=LoadState,ActiveState,UnitFileState")

@@ -428,3 +428,6 @@ def test_the_proof_is_a_script_that_parses_and_gives_what_is_written() -> None:
     assert given == services()["zeusd"]["cap_add"]
     for option in ("--read-only", "--cap-drop ALL", "no-new-privileges", "--pid host"):
         assert option in text
+    (needed,) = re.findall(r"^for program in ([a-z ]+); do$", text, re.M)
+    page = " ".join((DOCKER.parent / "docs/operate/containers.md").read_text().split())
+    assert f"apt-get install {needed}`" in page

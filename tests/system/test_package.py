@@ -223,6 +223,10 @@ class TestPackage:
         for path in files:
             if not path.is_symlink():
                 assert not made_in.search(path.read_bytes()), f"{path}: a path of the build"
+        made, carried_examples = REPOSITORY / "examples", tmp_path / "usr/share/doc/zeusd/examples"
+        wanted = [path.relative_to(made) for path in made.rglob("*") if path.is_file()]
+        missing = [path for path in wanted if not (carried_examples / path).is_file()]
+        assert [path for path in missing if "__pycache__" not in path.parts] == []
         listed = (tmp_path / "usr/share/doc/zeusd/dependencies.txt").read_text()
         carried = [path.name for path in (tmp_path / "usr/lib/zeusd").rglob("*.dist-info")]
         assert len(carried) > 8

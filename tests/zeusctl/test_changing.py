@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -386,6 +387,18 @@ def test_pictures_of_history_and_recordings(ctl: Ctl, tmp_path: Path) -> None:
     assert {"power", "limit", "graphics clock"} <= set(_words(text))
     said = ctl("plot", "1", "-o", str(svg), "--recording", str(recording))
     assert "samples of GPUs 0, 2 only" in said.err
+
+
+def test_the_incident_pages_plots_can_be_drawn(
+    ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = Path(__file__).parents[2] / "docs/operate/incident.md"
+    monkeypatch.chdir(tmp_path)
+    commands = set(re.findall(r"zeusctl (plot [^`\n]+)", page.read_text()))
+    assert len(commands) == 2
+    for command in commands:
+        assert ctl(*command.split()).code == 0, command
+        assert Path(command.split()[-1]).read_bytes().startswith(b"\x89PNG")
 
 
 def _words(svg: str) -> list[str]:

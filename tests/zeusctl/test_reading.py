@@ -18,6 +18,7 @@ import pytest
 from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS, Ctl, spawn
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
+from zeusctl.checks import UNITS, _systemd
 from zeusctl.cli import VERBS, main
 from zeusctl.exits import MEANINGS, Exit
 from zeusctl.exporter.collector import ZeusdCollector
@@ -429,6 +430,32 @@ def test_the_doctor_reads_the_configuration(
     assert state == "note"
     assert "there is no group no-such-group here" in text
     assert found("[lease]\nttl_s = 3\n")[0] == "ok"
+
+
+def test_the_doctor_repeats_the_last_error_of_a_zeusd_that_does_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    says = {"systemctl": "LoadState=loaded\nActiveState=failed", "journalctl": "line 2: no [demon]"}
+    for name, text in says.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\necho '{text}'\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr("zeusctl.checks.SYSTEMD", str(tmp_path))
+    (check,) = _systemd(simulated=False)
+    assert (check.state, check.found) == (
+        "fault",
+        f"{UNITS[0]} is failed; it said: line 2: no [demon]",
+    )
+
+
+def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
+    """`record`, `set`, `status --watch` and `top` have tests of their own."""
+    for arguments in (("audit", "--follow"), ("measure", "--", "sh", "-c", "echo on; sleep 100")):
+        with spawn(daemon, *arguments) as running:
+            assert running.stdout is not None
+            assert running.stdout.readline()
+            os.killpg(running.pid, signal.SIGINT)  # as a terminal does
+            assert running.wait(20) == Exit.INTERRUPTED, arguments
 
 
 def test_a_bug_is_told_without_a_traceback(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:

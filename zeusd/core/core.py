@@ -80,6 +80,9 @@ class Core:
         self._debts: dict[tuple[str, Control], Debt] = {}
         self._losses: list[Loss] = []
         self._lost_gpus: set[str] = set()
+        # Since the last look around: GPUs that answered it, and that did not answer something.
+        self._answered: set[str] = set()
+        self._mute: set[str] = set()
         self._alive: set[Process] = set()
         self._driver: str | None = None
         self._was_stopping = False
@@ -155,14 +158,10 @@ class Core:
                     self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
                     self._out.add(Put(gpu_key(uuid), {"value": []}))
             known.facts = facts
-            returned = uuid in self._lost_gpus
-            if returned:
-                self._lost_gpus.discard(uuid)
-                self._out.add(Note("gpu_returned", {"gpu": uuid}))
+            if uuid in self._lost_gpus:
+                self._return_gpu(uuid)
             for machine in [*known.machines.values()]:
                 machine.retry_now()
-                if returned:
-                    machine.returned()
             self._add_controls(known)
         self._requests.administration.ceilings.recovered()
         if self._was_stopping:
@@ -248,16 +247,28 @@ class Core:
         return self._out.take()
 
     def _lose_gpu(self, failure: Failure) -> None:
-        """A GPU answers no more: one record, until it is found again."""
+        """A GPU answers no more: one record, until it answers or is found again."""
+        self._mute.add(failure.gpu)
         if failure.gpu and failure.gpu not in self._lost_gpus:
             self._lost_gpus.add(failure.gpu)
             fields = {"gpu": failure.gpu, "result": failure.message}
             self._out.add(Note("gpu_lost", fields, warning=True))
 
+    def _return_gpu(self, uuid: str) -> None:
+        self._lost_gpus.discard(uuid)
+        self._out.add(Note("gpu_returned", {"gpu": uuid}))
+        for machine in self.node.gpus[uuid].machines.values():
+            machine.returned()
+
     def look_around(self, now_ns: int) -> list[Effect]:
         """Reads what controls that nobody holds hold, to notice what someone else has set."""
         self._out.now_ns = now_ns
         if self.node.closed is None:
+            # Not at the first answer: a GPU may answer some calls and not others.
+            for uuid in sorted(self._lost_gpus & (self._answered - self._mute)):
+                self._return_gpu(uuid)
+            self._answered.clear()
+            self._mute.clear()
             for machine in self.node.machines():
                 if machine.spec.readable and machine.phase is Phase.FREE:
                     ticket = self._out.ticket(partial(self._looked_around, machine))
@@ -265,9 +276,9 @@ class Core:
                     self._out.add(Read(ticket, gpu, Reading.CONTROL, control))
         return self._out.take()
 
-    @staticmethod
-    def _looked_around(machine: ControlMachine, result: object) -> None:
+    def _looked_around(self, machine: ControlMachine, result: object) -> None:
         if isinstance(result, tuple):
+            self._answered.add(machine.gpu)
             machine.seen(result)
 
     def tick(self, now_ns: int) -> list[Effect]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shlex
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,6 +14,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import yaml
 from kubernetes import client
 
 from tests.support import RunningDaemon, running_daemon, wait_for
@@ -23,6 +28,7 @@ from zeusctl.kubernetes.pods import pod_of
 from zeusctl.kubernetes.watch import PodWatch
 
 HIGHEST_W = 250.0
+REPOSITORY = Path(__file__).parents[3]
 
 
 @pytest.fixture(scope="module")
@@ -155,6 +161,27 @@ def test_a_pod_is_limited_once_kubelet_has_given_it_gpus(cluster: Cluster) -> No
     wait_for(lambda: cluster.api.watchers() == 1, "the watch")
     cluster.kubelet.pods = [pod_resources("training", [cluster.uuids[0]])]
     cluster.wait(150, HIGHEST_W)
+
+
+def test_an_init_container_waits_until_the_limit_is_in_force(
+    cluster: Cluster, daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    """The command on the page, as an ordinary client."""
+    program = tmp_path / "zeusctl"
+    program.write_text(f'#!/bin/sh\nexec {shlex.quote(sys.executable)} -m zeusctl "$@"\n')
+    program.chmod(0o755)
+    page = (REPOSITORY / "docs/operate/clusters.md").read_text()
+    block = page.partition('```yaml title="wait for the limit"\n')[2].partition("```")[0]
+    (container,) = yaml.safe_load(block)["initContainers"]
+    pod = a_pod(watts="150")
+    path = f"{tmp_path}:{os.environ['PATH']}"
+    uid = pod["metadata"]["uid"]
+    env = {**os.environ, "PATH": path, "POD_UID": uid, "ZEUSD_SOCK_PATH": daemon.socket}
+    with subprocess.Popen(container["command"], env=env) as waiting:
+        cluster.start("research")
+        cluster.run(pod, 1)
+        assert waiting.wait(40) == 0
+        assert cluster.limits() == [HIGHEST_W, 150]
 
 
 def test_only_the_namespaces_that_the_administrator_lists_count(cluster: Cluster) -> None:

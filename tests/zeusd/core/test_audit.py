@@ -56,6 +56,21 @@ def test_a_lost_gpu_is_one_record() -> None:
     assert len(world.events("gpu_lost")) == 2
 
 
+def test_a_gpu_that_answers_again_has_returned() -> None:
+    """Though nobody looked for GPUs; not while it answers some calls only."""
+    world = make_world()
+    world.reads_fail = True
+    world.faults[POWER] = 15
+    world.set_power(ALICE, 200)
+    for _ in range(3):
+        world.look_around()
+    assert world.events("gpu_returned") == [], "its persistence mode can be read"
+    world.faults.clear()
+    for _ in range(3):
+        world.look_around()
+    assert len(world.events("gpu_returned")) == len(world.events("gpu_lost")) == 1
+
+
 def test_a_restart_is_no_record_for_each_gpu() -> None:
     world = World(limits_mw=(300_000, 300_000))
     assert len(world.events("gpu_found")) == 2
