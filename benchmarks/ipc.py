@@ -36,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.processes import without_limits
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.prepared import PreparedClocks
-from zeusd.server.zmtp import Engine, Role, State, frame
+from zeus_ipc.prepared import PreparedClocks, sibling
+from zeus_ipc.zmtp import frame
+from zeusd.server.zmtp import Engine, Role, State
 
 REQUEST = b"x" * 56
 REPLY = b"y" * 45
@@ -66,9 +67,12 @@ class Case:
     name: str
     call: Callable[[], object]
     spaced: bool = False
+    before: Callable[[], object] | None = None
     times_ns: list[int] = field(default_factory=list)
 
     def measure(self, count: int) -> None:
+        if self.before is not None:
+            self.before()
         for _ in range(count):
             if self.spaced:
                 time.sleep(SPACING_S)
@@ -227,9 +231,10 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
             values.reverse()
             client.set_power_limit(uuid, values[0], block=block)
 
-        client.acquire(uuid, ["gpu_clocks"])
+        straight = stack.enter_context(sibling(client))
+        straight.acquire(uuid, ["gpu_clocks"])
         supported = client.clocks(uuid)
-        clocks = PreparedClocks(client, uuid)
+        clocks = PreparedClocks(straight, uuid)
         changes = [clocks.prepare(mhz) for mhz in next(iter(supported.gpu_mhz.values()))[1:3]]
 
         def change_clock() -> None:
@@ -242,12 +247,17 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
                 Case(BARE, ping),
                 Case(DEALER, dealer_ping),
                 Case(SET, set_limit),
+                Case(
+                    "X direct set",
+                    lambda: (values.reverse(), straight.set_power_limit(uuid, values[0])),
+                ),
+                Case("X direct heartbeat", straight.heartbeat),
                 Case("state", lambda: client.state(uuid)),
                 Case(HEARTBEAT, client.heartbeat),
                 Case(HTTP, lambda: http.post("http://x/", content=REQUEST)),
                 Case(SEND, lambda: sink.send(REQUEST), spaced=True),
                 Case(DEALER_SEND, dealer_send, spaced=True),
-                Case(CLOCK, change_clock, spaced=True),
+                Case(CLOCK, change_clock, spaced=True, before=clocks.renew),
                 Case("set_power_limit, block=False", lambda: set_limit(False), spaced=True),
             )
         }

@@ -18,8 +18,15 @@ from collections.abc import Callable, Iterable
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import ZeusBaseError, from_ipc
+from zeus_ipc.circuit import bounded
 from zeus_ipc.client import Client
-from zeus_ipc.errors import DaemonUnavailable, DeferredSetFailed, LeaseExpired, ZeusIpcError
+from zeus_ipc.errors import (
+    DaemonUnavailable,
+    DeadlineExceeded,
+    DeferredSetFailed,
+    LeaseExpired,
+    ZeusIpcError,
+)
 from zeus_ipc.prepared import PreparedClocks, holds, let_go, sibling
 from zeus_ipc.requests import Domain
 
@@ -197,8 +204,8 @@ class FrequencyController:
             client.progress()
 
     def reset(self) -> None:
-        """Gives the clock back for now: it is the GPU's default until the next `set_frequency`.
-        Returns at once and never raises.
+        """Restores the clock for now: it is the GPU's default until the next `set_frequency`.
+        Returns at once, or within 0.3 s where zeusd does not answer, and never raises.
         """
         if not self._last or os.getpid() != self._pid:
             return
@@ -207,7 +214,8 @@ class FrequencyController:
         if self._sender is None or client is None:
             return
         try:
-            client.reset(self._uuid, CONTROL, block=False)
+            with bounded():
+                client.reset(self._uuid, CONTROL, block=False)
         except Exception as error:  # noqa: BLE001 - training must go on
             self._fail(error)
 
@@ -253,12 +261,13 @@ class FrequencyController:
                     self._reach()
                 assert self._client is not None
                 self._client.acquire(self._uuid, [CONTROL])
+                sender = PreparedClocks(self._client, self._uuid)
             except (ZeusBaseError, ZeusIpcError) as error:
                 self._fail(error)
                 return
             self._last = 0
             self._senders = {}
-            self._sender = PreparedClocks(self._client, self._uuid)
+            self._sender = sender
             self.prepare(())
             if self._sender is None:
                 return
@@ -306,14 +315,15 @@ class FrequencyController:
         """The thread: says what failed, and takes up again what was lost."""
         pause_s = RETRY_S[0]
         while not self._ended.wait(LOOK_S if self._sender is not None else pause_s):
-            client = self._client
+            client, sender = self._client, self._sender
             try:
-                if self._sender is None:
+                if sender is None:
                     pause_s = min(RETRY_S[1], 2 * pause_s)
                     self._begin()
                 elif client is not None:
                     if not self._failing:
                         pause_s = RETRY_S[0]
+                    sender.renew()
                     self._check(client)
             except Exception as error:  # a thread that nobody watches must not end in silence
                 log.debug("looking after clocks failed", exc_info=True)
@@ -330,6 +340,9 @@ class FrequencyController:
                 f"this process lost its lease on the clocks of {self._name}; zeusd's log says why"
             )
         except DeferredSetFailed as failed:
+            if isinstance(failed.last, DeadlineExceeded):
+                self._last = 0  # this process or zeusd stood still: the next instruction sets it
+                return
             error = failed.last
         except ZeusIpcError as failed:
             error = failed
