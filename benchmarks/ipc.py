@@ -235,11 +235,12 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
         straight.acquire(uuid, ["gpu_clocks"])
         supported = client.clocks(uuid)
         clocks = PreparedClocks(straight, uuid)
-        changes = [clocks.prepare(mhz) for mhz in next(iter(supported.gpu_mhz.values()))[1:3]]
+        changes = next(iter(supported.gpu_mhz.values()))[1:3]
+        clocks.prepare({mhz: mhz for mhz in changes})
 
         def change_clock() -> None:
             changes.reverse()
-            assert changes[0](), "zeusd is behind with the changes"
+            assert clocks.lock(changes[0]), "zeusd is behind with the changes"
 
         cases = {
             case.name: case

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Mapping
 
 from zeus_ipc.client import Client
 from zeus_ipc.codec import encode
@@ -60,47 +60,62 @@ class PreparedClocks:
     def __init__(self, client: Client, gpu: str) -> None:
         self._client = client
         self._gpu = gpu
-        self._frames: dict[int, list[bytes]] = {}
+        self._guard = threading.Lock()
+        self._clocks: dict[int, int] = {}
+        self._frames: dict[int, bytes] = {}
         transport = client._transport
         self._line = transport.line() if isinstance(transport, DirectTransport) else None
 
-    def prepare(self, mhz: int) -> Callable[[], bool]:
-        """Encodes what locks the clock to this, and returns what sends it: one system call.
+    def prepare(self, clocks: Mapping[int, int]) -> None:
+        """Encodes what locks the clock.
 
-        The call returns False where nothing can be sent at the moment. It raises ZeusIpcError where
-        the client was closed, or this is a child of fork.
+        Args:
+            clocks: What `lock` is called with, and the clock that this means, MHz.
         """
-        line = self._line
-        if line is None:
-            return partial(self._through_client, mhz)
-        # An instruction may come after a pause in which its code has left the processor's caches:
-        # what is called here is what a send costs, so the deadline is written by `renew`.
-        holder = self._frames.setdefault(mhz, [self._frame(mhz)])
-
-        def lock_clock() -> bool:
-            push = line.push
-            try:
-                push(holder[0], NO_SIGNAL)
-            except BlockingIOError:
-                return False
-            except OSError:
-                line.lost(push)
-                return False
-            return True
-
-        return lock_clock
+        with self._guard:
+            self._clocks.update(clocks)
+            self._encode()
 
     def renew(self) -> None:
         """Gives all that was prepared another deadline. Call it more often than `VALID_NS`."""
-        for mhz, holder in list(self._frames.items()):
-            holder[0] = self._frame(mhz)
+        with self._guard:
+            self._encode()
+
+    def lock(self, clock: int) -> bool:
+        """Locks the clock: one system call. What is called here is what an instruction costs, after
+        a pause in which its code has left the processor's caches; so it does no more than that.
+
+        Args:
+            clock: As in `prepare`.
+
+        Returns:
+            Whether it was sent; if not, nothing can be sent at the moment.
+
+        Raises:
+            KeyError: This clock was not prepared.
+            ZeusIpcError: The client was closed, or this is a child of fork.
+        """
+        line = self._line
+        if line is None:
+            mhz = self._clocks[clock]
+            self._client.set_gpu_clocks(self._gpu, mhz, mhz, block=False)
+            return True
+        push = line.push
+        try:
+            push(self._frames[clock], NO_SIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError:
+            line.lost(push)
+            return False
+        return True
+
+    def _encode(self) -> None:
+        if self._line is not None:
+            self._frames = {clock: self._frame(mhz) for clock, mhz in self._clocks.items()}
 
     def _frame(self, mhz: int) -> bytes:
         message = self._client._message("set_gpu_clocks", {"gpus": [self._gpu], "block": False})
         deadline_ns = time.monotonic_ns() + VALID_NS
         message.update(min_mhz=mhz, max_mhz=mhz, id=0, deadline_ns=deadline_ns)
         return frame(encode(message))
-
-    def _through_client(self, mhz: int) -> bool:
-        self._client.set_gpu_clocks(self._gpu, mhz, mhz, block=False)
-        return True

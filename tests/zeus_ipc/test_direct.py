@@ -180,14 +180,15 @@ def test_a_child_of_fork_has_a_connection_of_its_own(path: str) -> None:
 
         of_parent = serve(parent)
         transport.request({"op": "before"}, 20.0)
-        lock_clock = PreparedClocks(Client(transport=transport), GPU).prepare(900)
+        clocks = PreparedClocks(Client(transport=transport), GPU)
+        clocks.prepare({900: 900})
         of_child = serve(child)
         pid = os.fork()
         if pid == 0:
             status = 1
             with contextlib.suppress(BaseException):
                 try:
-                    lock_clock()
+                    clocks.lock(900)
                 except DaemonUnavailable:
                     transport.request({"op": "child"}, 20.0)
                     status = 0
@@ -220,14 +221,15 @@ def test_clocks_never_wait_for_room_and_go_on_when_there_is_some(path: str) -> N
 
     with listening(path) as serve, clocks_of(path) as clocks:
         serve(slow)
-        lock_clock, last = clocks.prepare(900), clocks.prepare(1200)
-        sent = 0
-        while lock_clock():
+        clocks.prepare({900: 900, 1200: 1200})
+        wait_for(lambda: clocks.lock(900), "a connection")
+        sent = 1
+        while clocks.lock(900):
             sent += 1
             assert sent < 10_000
-        assert not last()
+        assert not clocks.lock(1200)
         full.set()
-        wait_for(last, "room for the next clock")
+        wait_for(lambda: clocks.lock(1200), "room for the next clock")
     assert [one["min_mhz"] for one in seen] == [900] * sent + [1200]
     assert all(one["op"] == "set_gpu_clocks" and one["block"] is False for one in seen)
 
@@ -244,19 +246,19 @@ def test_clocks_find_a_daemon_that_was_started_again(path: str) -> None:
         with listening(path) as serve:
             serve(one)
             clocks = stack.enter_context(clocks_of(path))
-            lock_clock = clocks.prepare(900)
-            wait_for(lock_clock, "the first to be sent")
+            clocks.prepare({1: 900})
+            wait_for(lambda: clocks.lock(1), "the first to be sent")
             assert got.wait(20)
         os.unlink(path)
-        wait_for(lambda: not lock_clock(), "the loss to be noticed")
-        assert not lock_clock()
+        wait_for(lambda: not clocks.lock(1), "the loss to be noticed")
+        assert not clocks.lock(1)
         got.clear()
         with listening(path) as serve:
             serve(one)
-            wait_for(lock_clock, "another connection")
+            wait_for(lambda: clocks.lock(1), "another connection")
             assert got.wait(20)
     with pytest.raises(DaemonUnavailable, match="closed"):
-        lock_clock()
+        clocks.lock(1)
 
 
 def test_a_prepared_clock_has_the_deadline_of_the_last_renewal(
@@ -270,12 +272,12 @@ def test_a_prepared_clock_has_the_deadline_of_the_last_renewal(
 
     with listening(path) as serve, clocks_of(path) as clocks:
         serve(two)
-        lock_clock = clocks.prepare(900)
-        wait_for(lock_clock, "it to be sent")
-        assert lock_clock()
+        clocks.prepare({900: 900})
+        wait_for(lambda: clocks.lock(900), "it to be sent")
+        assert clocks.lock(900)
         monkeypatch.setattr(prepared, "VALID_NS", prepared.VALID_NS + 10**9)
         clocks.renew()
-        assert lock_clock()
+        assert clocks.lock(900)
         wait_for(lambda: len(deadlines) == 3, "all to arrive")
     assert deadlines[0] == deadlines[1] <= deadlines[2] - 10**9
 

@@ -13,7 +13,7 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from zeus import _node
 from zeus.device import get_gpus
@@ -96,7 +96,6 @@ class FrequencyController:
         self._supported: list[int] = []  # ascending
         self._last = 0  # what was sent last; 0: nothing, or not known
         self._wanted: set[int] = set()
-        self._senders: dict[int, Callable[[], bool]] = {}
         self._told = 0
         self._failing = False
         self._told_missing = False
@@ -148,13 +147,11 @@ class FrequencyController:
         Never raises.
         """
         with self._guard:
-            self._wanted.update(mhz for mhz in frequencies if mhz > 0)
-            sender = self._sender
-            if sender is None:
-                return
+            wanted = {mhz for mhz in frequencies if mhz > 0}
             try:
-                for mhz in self._wanted - self._senders.keys():
-                    self._senders[mhz] = sender.prepare(self._nearest(mhz))
+                if self._sender is not None:
+                    self._sender.prepare(self._clocks(wanted))
+                self._wanted |= wanted
             except Exception as error:  # noqa: BLE001 - training must go on
                 self._fail(error)
 
@@ -164,15 +161,14 @@ class FrequencyController:
         Args:
             frequency: MHz; 0 leaves the clock as it is.
         """
-        if frequency == self._last or not frequency or self._sender is None:
+        sender = self._sender
+        if frequency == self._last or not frequency or sender is None:
             return
         try:
-            send = self._senders.get(frequency)
-            if send is None:
+            if frequency not in self._wanted:
                 self.prepare([frequency])
-                send = self._senders[frequency]
             # What cannot be sent now is sent with the next instruction that has another clock.
-            self._last = frequency if send() else 0
+            self._last = frequency if sender.lock(frequency) else 0
         except Exception as error:  # noqa: BLE001 - training must go on
             self._fail(error)
 
@@ -232,6 +228,9 @@ class FrequencyController:
 
     # ---------------------------------------------------------------------------------- internals
 
+    def _clocks(self, wanted: Iterable[int]) -> dict[int, int]:
+        return {mhz: self._nearest(mhz) for mhz in wanted}
+
     def _nearest(self, mhz: int) -> int:
         """The supported clock that is nearest: plans may be made on another GPU of the kind."""
         clocks = self._supported
@@ -262,15 +261,12 @@ class FrequencyController:
                 assert self._client is not None
                 self._client.acquire(self._uuid, [CONTROL])
                 sender = PreparedClocks(self._client, self._uuid)
+                sender.prepare(self._clocks(self._wanted))
             except (ZeusBaseError, ZeusIpcError) as error:
                 self._fail(error)
                 return
             self._last = 0
-            self._senders = {}
             self._sender = sender
-            self.prepare(())
-            if self._sender is None:
-                return
         if self._failing:
             self._failing = False
             level = logging.WARNING if self._told <= MOST_WARNINGS else logging.DEBUG

@@ -139,13 +139,14 @@ def test_of_many_clocks_the_last_counts(gpu: Gpu) -> None:
     controller.end()
 
 
-def test_what_could_not_be_sent_is_sent_with_the_next_instruction(gpu: Gpu) -> None:
+def test_what_could_not_be_sent_is_sent_with_the_next_instruction(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     controller = FrequencyController(0)
     controller.prepare([900])
-    send = controller._senders[900]
-    controller._senders[900] = lambda: False  # no room in the queue
-    controller.set_frequency(900)
-    controller._senders[900] = send
+    with monkeypatch.context() as full:
+        full.setattr(prepared.PreparedClocks, "lock", lambda *_: False)
+        controller.set_frequency(900)
     controller.set_frequency(900)
     gpu.becomes(900)
     controller.end()
