@@ -143,8 +143,8 @@ class Follower:
             self._say(
                 "over",
                 f"a step has more than the {self.expected} instructions of the plan; the rest of "
-                "it runs at default clocks. Call on_step_end after each step and announce evaluations "
-                "with `with optimizer.paused():`",
+                "it runs at default clocks. Call on_step_end after each step and announce "
+                "evaluations with `with optimizer.paused():`",
             )
         return FREE
 
