@@ -211,7 +211,13 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
             stack.callback(one.close)
         http_path = stack.enter_context(peer(_http_pong, str(where / "http")))
         http = stack.enter_context(
-            httpx.Client(transport=httpx.HTTPTransport(uds=http_path), timeout=30)
+            httpx.Client(
+                # Its responder takes one connection, which may wait for its turn for a while.
+                transport=httpx.HTTPTransport(
+                    uds=http_path, limits=httpx.Limits(keepalive_expiry=None)
+                ),
+                timeout=30,
+            )
         )
         uuid = client.node().gpus[0].uuid
         values = [200_000, 190_000]

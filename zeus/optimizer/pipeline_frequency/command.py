@@ -251,7 +251,8 @@ def summary(frontier: Frontier, fastest_time_s: float) -> str:
         lines.append(f"{'plan':>5} {'this plan':>10}{names}")
     for index in chosen if frontier.policies else ():
         energies_j = [plans[index].energy_j, *frontier.beside(plans[index]).values()]
-        first, *others = (1 - one / frontier.baseline_energy_j for one in energies_j)
+        saved = (1 - one / frontier.baseline_energy_j for one in energies_j)
+        first, *others = (round(one, 6) + 0.0 for one in saved)  # -0.0 becomes 0.0
         cells = (f"{'-':>17}" if math.isnan(one) else f"{one:>17.2%}" for one in others)
         lines.append(f"{index:>5} {first:>10.2%}" + "".join(cells))
     gaps = [plan.gap for plan in plans]
