@@ -23,6 +23,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 TOOLS_COMMAND = "sudo scripts/test --tools"
 ROOT_COMMAND = "sudo scripts/test"
+PYTHON_COMMAND = "PYTHON=/usr/bin/python3 scripts/test"
 TITLE = "not run"
 """Of the last lines."""
 NOBODY = 65534
@@ -234,6 +235,11 @@ def _remedies(reasons: list[str]) -> list[str]:
     lines = []
     if tools := sorted(missing & TOOLS.keys()):
         lines.append(f"Install {', '.join(tools)}: {TOOLS_COMMAND}")
-    if missing & {"root", "two users", "CAP_SYS_ADMIN"}:
+    if "two users" in missing and os.geteuid() == 0:
+        lines.append(
+            f"Other users may not run {sys.executable}; make the environment with a Python that "
+            f"they may run: {PYTHON_COMMAND}"
+        )
+    elif missing & {"root", "two users", "CAP_SYS_ADMIN"}:
         lines.append(f"Run as root what needs root, two users or CAP_SYS_ADMIN: {ROOT_COMMAND}")
     return lines

@@ -190,8 +190,5 @@ def as_nobody() -> dict[str, Any]:
     """Options of Popen that make the child an ordinary user, where this process may do that."""
     if os.getuid() != 0:
         return {}
-    assert not needs.unmet("two users"), (
-        f"other users may not run {sys.executable}; make the environment with the system's Python "
-        "(PYTHON=/usr/bin/python3 scripts/test)"
-    )
+    needs.require("two users")
     return {"user": NOBODY, "group": NOBODY, "extra_groups": []}

@@ -146,6 +146,16 @@ def test_reasons_are_counted_and_followed_by_the_commands_that_help() -> None:
     ]
 
 
+def test_root_is_told_of_an_interpreter_that_others_may_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    assert needs.summary(["needs two users"])[2:] == [
+        f"Other users may not run {sys.executable}; make the environment with a Python that they "
+        f"may run: {needs.PYTHON_COMMAND}"
+    ]
+
+
 def test_nothing_is_skipped_in_another_way() -> None:
     others = re.compile(r"mark\.skip|pytest\.skip\(|importorskip|unittest\.skip")
     for path in sorted(Path(__file__).parent.rglob("*.py")):

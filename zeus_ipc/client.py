@@ -21,12 +21,18 @@ from zeus_ipc.controls import Control
 from zeus_ipc.heartbeat import Heartbeat
 from zeus_ipc.paths import socket_path
 from zeus_ipc.replies import (
+    Acquired,
+    Applied,
     AuditRecord,
     AuditTrail,
     Back,
+    CeilingSet,
+    Deallocated,
     EnergyReading,
+    Forgotten,
     GpuProcesses,
     GpuState,
+    HeartbeatResult,
     LeaseInfo,
     LeaseList,
     Metrics,
@@ -34,6 +40,8 @@ from zeus_ipc.replies import (
     Policy,
     PowerReading,
     Quiesced,
+    Released,
+    Restored,
     SupportedClocks,
     Timeline,
     Usage,
@@ -236,10 +244,13 @@ class Client(Closing):
             What each GPU holds now, as read back: a driver may round a value, or move it into its
             range. Empty without `block`.
         """
-        name, values = Control(control).value, list(value)
+        name, value = Control(control).value, list(value)
         more = {"together": True} if together else {}
-        answer = self._set("set", gpus, block, control=name, value=values, **more)
-        return {uuid: list(one.get("applied", value)) for uuid, one in answer.items()}
+        answer = self._set("set", gpus, block, control=name, value=value, **more)
+        return {
+            uuid: value if one.applied is None else one.applied
+            for uuid, one in _each(Applied, answer).items()
+        }
 
     def set_power_limit(
         self, gpus: str | Sequence[str], power_limit_mw: int, *, block: bool = True
@@ -318,10 +329,7 @@ class Client(Closing):
             answers = self._per_gpu(answer)
         finally:
             self._holds()
-        return {
-            uuid: {name: Back.model_validate(back) for name, back in one["back"].items()}
-            for uuid, one in answers.items()
-        }
+        return {uuid: one.back for uuid, one in _each(Acquired, answers).items()}
 
     def release(
         self,
@@ -362,7 +370,7 @@ class Client(Closing):
             pids=list(pids),
             job=job,
         )
-        return int(answer["released"])
+        return Released.model_validate(answer).released
 
     def leases(self) -> list[LeaseInfo]:
         """All leases on the node."""
@@ -370,7 +378,7 @@ class Client(Closing):
 
     def heartbeat(self) -> int:
         """Says that this process is alive. Returns how many leases it holds."""
-        return int(self._ask("heartbeat")["leases"])
+        return HeartbeatResult.model_validate(self._ask("heartbeat")).leases
 
     @property
     def answers(self) -> bool:
@@ -405,11 +413,13 @@ class Client(Closing):
             controls: Empty: all.
 
         Returns:
-            By UUID and control: `ok`, or why it could not be restored yet; zeusd keeps retrying.
+            By UUID and control: `ok`; `not_offered`, where the driver says so, and zeusd has set
+            nothing; or why it could not be restored yet, and zeusd keeps retrying.
         """
         names = [Control(control).value for control in controls]
         answer = self._ask("restore", gpus=_uuids(gpus) if gpus else [], controls=names)
-        return {uuid: one["controls"] for uuid, one in self._per_gpu(answer).items()}
+        answers = _each(Restored, self._per_gpu(answer))
+        return {uuid: one.controls for uuid, one in answers.items()}
 
     def persist(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:
         """Makes what this process has set the restore target, until `restore`.
@@ -455,7 +465,8 @@ class Client(Closing):
             until_boot_ns=until_boot_ns or 0,
             fallback=None if fallback_mw is None else [fallback_mw],
         )
-        return {uuid: int(one["highest"][0]) for uuid, one in self._per_gpu(answer).items()}
+        answers = _each(CeilingSet, self._per_gpu(answer))
+        return {uuid: one.highest[0] for uuid, one in answers.items()}
 
     def publish_profile(
         self,
@@ -542,7 +553,7 @@ class Client(Closing):
         """
         uuids = _uuids(gpus) if gpus else []
         answer = self._ask("deallocate", name=name, kind=kind, run=run, gpus=uuids)
-        return int(answer["ended"])
+        return Deallocated.model_validate(answer).ended
 
     def usage(
         self, edges: Sequence[int], by: str = "user", *, uid: int | None = None, name: str = ""
@@ -570,7 +581,7 @@ class Client(Closing):
 
         Returns how many of the user's accounts there were.
         """
-        return int(self._ask("forget_user", uid=uid)["accounts"])
+        return Forgotten.model_validate(self._ask("forget_user", uid=uid)).accounts
 
     def quiesce(self) -> Quiesced:
         """Restores everything and makes zeusd close the driver; for administrators."""
@@ -671,12 +682,11 @@ class Client(Closing):
         """Asks for anything. Raises what a request raises that got no answer."""
         self._exchange("hello", None, {"client_version": __version__})
 
-    def _beat(self) -> dict[str, Any]:
+    def _beat(self) -> HeartbeatResult:
         reply = self._exchange("heartbeat", None, {})
         if "error" in reply:
             raise errors.from_wire(reply["error"])
-        result: dict[str, Any] = reply["result"]
-        return result
+        return HeartbeatResult.model_validate(reply["result"])
 
     def _holds(self) -> None:
         """This process may hold a lease from now on."""
@@ -717,7 +727,11 @@ class Client(Closing):
 
     def _read(self, op: str, gpus: str | Sequence[str], kind: type[M]) -> dict[str, M]:
         answers = self._per_gpu(self._ask(op, gpus=_uuids(gpus)))
-        return {uuid: kind.model_validate(answer) for uuid, answer in answers.items()}
+        return _each(kind, answers)
+
+
+def _each(kind: type[M], answers: dict[str, Any]) -> dict[str, M]:
+    return {uuid: kind.model_validate(answer) for uuid, answer in answers.items()}
 
 
 def _uuids(gpus: str | Sequence[str]) -> list[str]:

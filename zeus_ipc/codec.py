@@ -6,14 +6,26 @@ from typing import Any, cast
 
 import msgpack
 
+from zeus_ipc.wire import Message
+
 
 class DecodeError(ValueError):
     """The bytes are not one bounded msgpack map."""
 
 
-def encode(message: dict[str, Any]) -> bytes:
+def encode(message: dict[str, Any] | Message) -> bytes:
     """One message as bytes. Thread-safe: a packer holds state, so each call makes its own."""
-    return cast("bytes", msgpack.packb(message, use_bin_type=True))
+    return cast("bytes", msgpack.packb(message, use_bin_type=True, default=_fields))
+
+
+def _fields(one: object) -> dict[str, Any]:
+    """A message as a map, without what it leaves at its default."""
+    if isinstance(one, Message):
+        values, given = vars(one), one.model_fields_set
+        if len(given) == len(values):
+            return values
+        return {name: value for name, value in values.items() if name in given}
+    raise TypeError(f"{type(one).__name__} is no part of a message")
 
 
 def decode_request(data: bytes | memoryview) -> dict[str, Any]:

@@ -13,9 +13,9 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
-from typing import Any
 
 from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.replies import HeartbeatResult
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class Heartbeat:
             was revoked, or ended with a daemon that was stopped in order.
     """
 
-    def __init__(self, beat: Callable[[], dict[str, Any]], stall_timeout_s: float | None) -> None:
+    def __init__(self, beat: Callable[[], HeartbeatResult], stall_timeout_s: float | None) -> None:
         self._beat = weakref.WeakMethod(beat)
         self._stall_timeout_s = stall_timeout_s
         self._progress_at = time.monotonic()
@@ -91,12 +91,12 @@ class Heartbeat:
                 return
             try:
                 before, result = self._held, beat()
-                pause_s = max(0.05, int(result["ttl_ms"]) / 5000)
-                held = int(result["leases"])
+                pause_s = max(0.05, result.ttl_ms / 5000)
+                held = result.leases
                 if held < before and self._held == before:
                     self.lost += 1
                 self._held = held
-                self._tell_lost({(str(gpu), str(control)) for gpu, control in result["lost"]})
+                self._tell_lost({(gpu, control) for gpu, control in result.lost})
             except ZeusIpcError as error:
                 log.debug("heartbeat failed: %s", error)
                 pause_s = RETRY_S

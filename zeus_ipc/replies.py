@@ -27,6 +27,30 @@ class ErrorBody(Message):
     unsupported, transient, unchanged), `device_code` and `device_call`, as its vendor has them."""
 
 
+class Refused(Message):
+    """What a reply carries for a GPU, or another source, that the request failed on."""
+
+    error: ErrorBody
+
+
+class Results(Message):
+    """Result of a request for several GPUs: what it comes to on each, or `Refused`."""
+
+    gpus: dict[str, Any]
+    """By UUID."""
+
+
+class PastResults(Message):
+    """Result of `windows` and `timeline`: what it comes to for each source, or `Refused`."""
+
+    sources: dict[str, Any]
+    """By its name."""
+
+
+class Done(Message):
+    """Result for one GPU of a request that has no other: it was done."""
+
+
 class Deferred(Message):
     """What a reply carries under `deferred` when sets with `block=False` have failed since."""
 
@@ -229,7 +253,7 @@ class GpuProcesses(Message):
 
 
 class Applied(Message):
-    """Result of a set for one GPU."""
+    """Result of a set for one GPU; `Done` where it holds what was asked."""
 
     applied: list[int] | None = None
     """What the GPU holds now, as read back: a driver may have rounded what was asked, or moved it
@@ -335,6 +359,35 @@ class Back(Message):
     """configured: by the site. observed: in force when zeusd first saw it. persisted, fleet,
     job:ID: the ceiling of this name, which is lower. unreadable: the device cannot tell what clocks
     were locked to before, so they are unlocked."""
+
+
+class Acquired(Message):
+    """Result of `acquire` for one GPU."""
+
+    back: dict[str, Back]
+    """By control, what it will be restored to."""
+
+
+class Released(Message):
+    """Result of `release` and `goodbye`."""
+
+    released: int
+    """How many leases have ended."""
+
+
+class Restored(Message):
+    """Result of `restore` for one GPU."""
+
+    controls: dict[str, str]
+    """By control: `ok`; `not_offered`, where the driver says so, and zeusd has set nothing; or why
+    it could not be restored yet."""
+
+
+class CeilingSet(Message):
+    """Result of `set_ceiling` for one GPU."""
+
+    highest: list[int]
+    """The most that may be set now, as in the journal, see `Back.value`."""
 
 
 class HeartbeatResult(Message):
@@ -445,6 +498,20 @@ class Usage(Message):
     out."""
     begins_s: int | None
     """The day on which the ledger begins, UTC; None: it is empty."""
+
+
+class Deallocated(Message):
+    """Result of `deallocate`."""
+
+    ended: int
+    """How many GPUs were held."""
+
+
+class Forgotten(Message):
+    """Result of `forget_user`."""
+
+    accounts: int
+    """How many of the user's accounts there were."""
 
 
 class Quiesced(Message):
@@ -645,3 +712,10 @@ class Metrics(Message):
     """Users who were refused something, or made to wait."""
     ledger: LedgerState | None = None
     """The energy ledger; None: there is none."""
+
+
+def prepare() -> None:
+    """Builds every message's validator now, and not on whichever thread makes the first one."""
+    for one in [*globals().values()]:
+        if isinstance(one, type) and issubclass(one, Message):
+            one.model_rebuild()

@@ -53,35 +53,35 @@ class Hello(_Request):
 
 
 class GetState(_Request):
-    """Reads the present state of GPUs. Result: `{"gpus": {uuid: GpuState | {"error": ...}}}`."""
+    """Reads the present state of GPUs. Result: `{"gpus": {uuid: GpuState | Refused}}`."""
 
     op: Literal["state"] = "state"
     gpus: Gpus
 
 
 class GetEnergy(_Request):
-    """Reads the energy counters. Result: `{"gpus": {uuid: EnergyReading | {"error": ...}}}`."""
+    """Reads the energy counters. Result: `{"gpus": {uuid: EnergyReading | Refused}}`."""
 
     op: Literal["energy"] = "energy"
     gpus: Gpus
 
 
 class GetPower(_Request):
-    """Reads the power sensors. Result: `{"gpus": {uuid: PowerReading | {"error": ...}}}`."""
+    """Reads the power sensors. Result: `{"gpus": {uuid: PowerReading | Refused}}`."""
 
     op: Literal["power"] = "power"
     gpus: Gpus
 
 
 class GetClocks(_Request):
-    """Reads the clocks a GPU can be locked to. Result: `{"gpus": {uuid: SupportedClocks}}`."""
+    """Reads which clocks GPUs offer. Result: `{"gpus": {uuid: SupportedClocks | Refused}}`."""
 
     op: Literal["clocks"] = "clocks"
     gpus: Gpus
 
 
 class GetProcesses(_Request):
-    """Reads which processes use GPUs. Result: `{"gpus": {uuid: GpuProcesses | {"error": ...}}}`.
+    """Reads which processes use GPUs. Result: `{"gpus": {uuid: GpuProcesses | Refused}}`.
 
     A driver is asked once a second at most, however many ask.
     """
@@ -141,7 +141,7 @@ class Domain(str, Enum):
 
 
 class GetWindows(_Request):
-    """Energy between pairs of instants. Result: `{"sources": {name: WindowEnergies | error}}`.
+    """Energy between pairs of instants. Result: `{"sources": {name: WindowEnergies | Refused}}`.
 
     The reply comes when the tick after the last window's end has been seen: at most one tick later.
     """
@@ -170,7 +170,7 @@ class GetWindows(_Request):
 
 
 class GetTimeline(_Request):
-    """What a device's sensors have shown. Result: `{"sources": {name: Timeline | error}}`.
+    """What a device's sensors have shown. Result: `{"sources": {name: Timeline | Refused}}`.
 
     Power is kept at every tick for minutes, and each second for hours; everything else each
     second; all of it every half minute for days.
@@ -192,7 +192,7 @@ class GetTimeline(_Request):
 class _SetRequest(_Request):
     """Changes one control of each GPU, taking its lease first if nobody holds it.
 
-    Result: `{"gpus": {uuid: Applied | {"error": ...}}}`.
+    Result: `{"gpus": {uuid: Applied | Done | Refused}}`.
 
     After a process has lost a lease (see `Heartbeat`), every set of that control answers
     `lease_expired` until the process acquires or releases it: nothing is re-applied silently.
@@ -267,7 +267,7 @@ class Acquire(_Request):
     """Takes leases without changing anything.
 
     The holder is the process that the kernel says is at the other end of the connection.
-    Result: `{"gpus": {uuid: {"back": {control: Back}} | {"error": ...}}}`.
+    Result: `{"gpus": {uuid: Acquired | Refused}}`.
     """
 
     op: Literal["acquire"] = "acquire"
@@ -295,7 +295,7 @@ class Whose(str, Enum):
 class Release(_Request):
     """Restores controls to their restore target and releases their leases.
 
-    Result: `{"released": count}`, sent when the targets are written or their writing has failed
+    Result: `Released`, sent when the targets are written or their writing has failed
     (a failed one is retried by the daemon). Releasing what is not held is no error.
     """
 
@@ -317,7 +317,7 @@ class Restore(_Request):
 
     Holders lose their leases and are told so at their next set; what `persist` made the target is
     one no longer, and what someone set outside zeusd is overwritten.
-    Result: `{"gpus": {uuid: {"controls": {control: "ok" | why not}} | {"error": ...}}}`.
+    Result: `{"gpus": {uuid: Restored | Refused}}`.
     """
 
     op: Literal["restore"] = "restore"
@@ -331,7 +331,7 @@ class Persist(_Request):
     """Makes what this process has set the restore target, until a `restore`: for administrators.
 
     A power limit is then also the most that others may set. The leases end.
-    Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+    Result: `{"gpus": {uuid: Done | Refused}}`.
     """
 
     op: Literal["persist"] = "persist"
@@ -349,7 +349,7 @@ class SetCeiling(_Request):
     """Puts an upper bound on a control, or removes it: for administrators.
 
     The least of a GPU's ceilings and the site's limit is the most that anybody may set, and what a
-    restore writes. Result: `{"gpus": {uuid: {"highest": [mW]} | {"error": ...}}}`, sent when the
+    restore writes. Result: `{"gpus": {uuid: CeilingSet | Refused}}`, sent when the
     GPU holds no more than that.
     """
 
@@ -380,7 +380,7 @@ class PublishProfile(_Request):
     """Says what each power limit is worth to the holder of the power limit's lease.
 
     It ends with the lease, and is shown with it (`LeaseInfo.profile`); whoever shares power among
-    GPUs may go by it. Result: `{"gpus": {uuid: {} | {"error": ...}}}`.
+    GPUs may go by it. Result: `{"gpus": {uuid: Done | Refused}}`.
     """
 
     op: Literal["publish_profile"] = "publish_profile"
@@ -470,7 +470,7 @@ class Allocate(_Request):
     A GPU is held whole by one, or in parts by several, who share by weight: an allocation of one
     form ends those of the other, and a whole one ends every other. It also ends with `deallocate`,
     and with the job's control group if it has had one. Asking twice is no error.
-    Result: `{"gpus": {uuid: {} | {"error": ...}}}`, sent when it is in the ledger.
+    Result: `{"gpus": {uuid: Done | Refused}}`, sent when it is in the ledger.
     """
 
     op: Literal["allocate"] = "allocate"
@@ -492,7 +492,7 @@ class Allocate(_Request):
 class Deallocate(_Request):
     """Ends allocations: for administrators.
 
-    Result: `{"ended": count}`, sent when the energy until then is in the ledger. None is no error.
+    Result: `Deallocated`, sent when the energy until then is in the ledger. None is no error.
     """
 
     op: Literal["deallocate"] = "deallocate"
@@ -548,7 +548,7 @@ class GetUsage(_Request):
 class ForgetUser(_Request):
     """Puts a random number in a user's place in the ledger: for administrators.
 
-    Sums stay what they are. Result: `{"accounts": count}`.
+    Sums stay what they are. Result: `Forgotten`.
     """
 
     op: Literal["forget_user"] = "forget_user"
@@ -557,7 +557,7 @@ class ForgetUser(_Request):
 
 
 class ListLeases(_Request):
-    """Lists the node's leases. Result: `{"leases": [LeaseInfo, ...]}`."""
+    """Lists the node's leases. Result: `LeaseList`."""
 
     op: Literal["leases"] = "leases"
 

@@ -20,7 +20,7 @@ from zeus_ipc.installed import overlap
 from zeusctl import containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
-from zeusctl.text import count, duration, energy, named, user_name, value_text
+from zeusctl.text import count, duration, energy, gpus_text, named, user_name, value_text
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo, NodeInfo
@@ -345,7 +345,7 @@ def _policy(session: Session, node: NodeInfo) -> Check:
             elif not why:
                 why = permission.why
     if allowed:
-        parts = [f"{control} of GPUs {', '.join(gpus)}" for control, gpus in allowed.items()]
+        parts = [f"{control} of {gpus_text(gpus)}" for control, gpus in allowed.items()]
         return _ok("policy", "you may change " + "; ".join(parts))
     if not node.gpus:
         return _note("policy", "there are no GPUs")

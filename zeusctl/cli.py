@@ -117,6 +117,10 @@ def cli(context: click.Context, socket: str | None, json_wanted: bool) -> None:
     context.call_on_close(context.obj.close)
 
 
+_FULL = (errno.ENOSPC, errno.EIO, errno.EDQUOT)
+"""What writing to a full or broken disk fails with."""
+
+
 def main(arguments: list[str] | None = None) -> NoReturn:
     """Runs the command line and exits."""
     # Plugins are looked for in every installed distribution, which takes longer than a request.
@@ -162,8 +166,9 @@ def _fail(error: Exception, json_wanted: bool) -> int:
         code, name, message = exit_for(_code(error)), error.code, error.message
     elif isinstance(error, OSError) and error.filename is not None:
         code, name = int(Exit.FAILED), "failed"
-        message = f"{error.filename}: {error.strerror}"
-    elif isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EIO, errno.EDQUOT):
+        full = "; make room, or write elsewhere" if error.errno in _FULL else ""
+        message = f"{error.filename}: {error.strerror}{full}"
+    elif isinstance(error, OSError) and error.errno in _FULL:
         # The rest of what was to be written would fail again at Python's end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code, name, json_wanted = int(Exit.FAILED), "failed", False

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from enum import IntEnum
+from pathlib import Path
 
 from zeus_ipc.errors import ErrorCode
 
@@ -73,3 +76,14 @@ class CommandError(Exception):
         super().__init__(message)
         self.exit_code = exit_code
         self.code = code
+
+
+@contextlib.contextmanager
+def writing(path: Path | None) -> Iterator[None]:
+    """Names the file in an error of writing to it; None: standard output."""
+    try:
+        yield
+    except OSError as error:
+        if path is not None and error.filename is None:
+            error.filename = str(path)
+        raise

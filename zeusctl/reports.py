@@ -341,6 +341,7 @@ class Outcome(_Part):
     control: str
     ok: bool
     trouble: str | None
+    """Why not. `not_offered` beside `ok`: the driver does not offer the control."""
 
 
 class ResetReport(Report):

@@ -66,6 +66,11 @@ def count(number: int, noun: str) -> str:
     return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
+def gpus_text(indices: Sequence[int | str]) -> str:
+    """GPUs by their indices: `GPU 0`, `GPUs 0, 3`."""
+    return f"GPU{'' if len(indices) == 1 else 's'} {', '.join(map(str, indices))}"
+
+
 def named(text: str, indices: Mapping[str, int]) -> str:
     """A sentence of zeusd's with names: of users, and of GPUs.
 

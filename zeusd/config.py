@@ -156,7 +156,8 @@ class GpuSection(_Section):
     """The site limit, in watts: the value that a restore writes, and the highest anyone may set."""
     enforce: bool = False
     """Whether zeusd lowers a power limit above the site limit whenever it sees one: at start, after
-    `zeusctl resume`, after a GPU returned, and when someone raised it outside zeusd."""
+    `zeusctl resume`, after a GPU returned, and when someone raised it outside zeusd. Clock ranges
+    are written at start, after `zeusctl resume`, and after a GPU returned."""
     gpu_clocks_mhz: tuple[int, int] | None = None
     """Range that a restore writes to the graphics clock; unset: unlocked."""
     memory_clocks_mhz: tuple[int, int] | None = None
@@ -164,8 +165,12 @@ class GpuSection(_Section):
 
     @model_validator(mode="after")
     def _enforces_something(self) -> GpuSection:
-        if self.enforce and self.power_limit_w is None:
-            raise ValueError("enforce needs a power_limit_w in the same [[gpu]] rule")
+        values = (self.power_limit_w, self.gpu_clocks_mhz, self.memory_clocks_mhz)
+        if self.enforce and values == (None, None, None):
+            raise ValueError(
+                "enforce needs a power_limit_w, gpu_clocks_mhz or memory_clocks_mhz in the same "
+                "[[gpu]] rule"
+            )
         return self
 
 

@@ -50,6 +50,8 @@ def _site_limits(config: Config, gpus: Sequence[GpuInfo]) -> Iterable[str]:
         taken |= {gpu.uuid for gpu in matching}
         if not matching:
             names = ", ".join(sorted({repr(gpu.name) for gpu in gpus})) or "none"
+            if rule.match.startswith("GPU-"):
+                names = "listed with their UUIDs by `zeusctl gpus`"
             yield f"{name} matches no GPU of this node; its GPUs are {names}"
         elif not mine:
             yield f"{name} has no effect: an earlier rule applies to all GPUs that it matches"

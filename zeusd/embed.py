@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from zeus_ipc import __version__
 from zeus_ipc.client import Client
+from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
 from zeus_ipc.requests import request_adapter
 from zeus_ipc.transport import Subscription
@@ -157,7 +158,7 @@ class _Subscription:
         """A sample was taken. If nobody reads, it is lost, and its number tells."""
         if name in self.names:
             with contextlib.suppress(queue.Full):
-                self._queue.put_nowait(describe_sample(name, sample))
+                self._queue.put_nowait(vars(describe_sample(name, sample)))
 
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
         """See `zeus_ipc.transport.Subscription`."""
@@ -277,7 +278,7 @@ class _Running:
     def _reply(self, conn: int, body: dict[str, Any]) -> None:
         waiting = self._replies.get(body["id"])
         if waiting is not None:
-            waiting[1].append(_as_said_here(body))
+            waiting[1].append(_as_said_here(decode_reply(encode(body))))
             waiting[0].set()
 
 

@@ -63,6 +63,8 @@ class Machine:
                 stdout=console,
                 stderr=subprocess.STDOUT,
                 preexec_fn=self._enter_groups,
+                # One tree of control groups, as distributions boot; not as this machine happens to.
+                env={**os.environ, "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1"},
             )
         self._leader = wait_for(self._find_leader, "the container's init", BOOT_S)
         wait_for(self._is_up, "the container to boot", BOOT_S)

@@ -22,6 +22,11 @@ pytestmark = [
 ]
 
 SPANK = f"{SOURCES}/examples/slurm/spank"
+ONE_HIERARCHY = str(Path(__file__).with_name("one_hierarchy.c"))
+PRELOADED = "/usr/local/lib/one_hierarchy.so"
+GROUP = "/sys/fs/cgroup/system.slice/{host}_slurmstepd.scope/job_{job}"
+"""Of a job, as Debian's slurmd names it."""
+
 USER = "daemon"
 """Whose jobs run: an ordinary user with a name."""
 
@@ -35,7 +40,7 @@ StateSaveLocation=/var/spool/slurmctld
 SlurmdSpoolDir=/var/spool/slurmd
 SlurmctldPidFile=/run/slurmctld.pid
 SlurmdPidFile=/run/slurmd.pid
-ProctrackType=proctrack/linuxproc
+ProctrackType=proctrack/cgroup
 TaskPlugin=task/none
 SchedulerType=sched/builtin
 SchedulerParameters=sched_interval=1
@@ -46,7 +51,7 @@ AccountingStorageHost={host}
 AccountingStoragePort={accounting}
 Prolog=/etc/slurm/prolog.sh
 Epilog=/etc/slurm/epilog.sh
-PrologFlags=Alloc
+PrologFlags=Contain
 ReturnToService=2
 KillWait=1
 NodeName={host} CPUs=2 Gres=gpu:2
@@ -91,9 +96,12 @@ class Cluster:
         (etc / "slurmdbd.conf").touch(0o600)
         (etc / "slurmdbd.conf").write_text(ACCOUNTING.format(**facts))
         (etc / "gres.conf").write_text("Name=gpu File=/dev/zfake[0-1]\n")
-        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v1\n")
-        for name in ("prolog.sh", "epilog.sh"):
-            shutil.copy(f"{self.root}{SOURCES}/examples/slurm/{name}", etc / name)
+        (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v2\n")
+        self.install("prolog.sh")
+        self.install("epilog.sh")
+        subprocess.run(
+            ["gcc", "-shared", "-fPIC", "-o", f"{self.root}{PRELOADED}", ONE_HIERARCHY], check=True
+        )
         self.refusals("fail")
         run("make", "-C", SPANK, "install")
         for minor in range(2):
@@ -111,12 +119,17 @@ class Cluster:
         self.service("slurmctld", "/usr/sbin/slurmctld", "-D")
         self.start_slurmd()
 
-    def service(self, name: str, *command: str, user: str = "root") -> None:
+    def install(self, name: str) -> None:
+        """The prolog or epilog of the example."""
+        shutil.copy(f"{self.root}{SOURCES}/examples/slurm/{name}", self.root / "etc/slurm" / name)
+
+    def service(self, name: str, *command: str, user: str = "root", preload: str = "") -> None:
         options = ("--quiet", "--collect", f"--unit=test-{name}", f"--uid={user}")
-        self.machine.run("systemd-run", *options, *command)
+        self.machine.run("systemd-run", *options, f"--setenv=LD_PRELOAD={preload}", *command)
 
     def start_slurmd(self) -> None:
-        self.service("slurmd", "/usr/sbin/slurmd", "-D", "-N", self.host)
+        command = ("/usr/sbin/slurmd", "-D", "-N", self.host)
+        self.service("slurmd", *command, preload=PRELOADED)
         state = ("sinfo", "-h", "-o", "%T")
         wait_for(lambda: "idle" in self.machine.run(*state, check=False).stdout, "the node")
 
@@ -133,6 +146,16 @@ class Cluster:
         return self.machine.run(
             "runuser", "-u", USER, "--", "sh", "-c", f"cd /tmp; {text}", check=False
         )
+
+    def salloc(self, *options: str, body: str) -> str:
+        """What a shell script said that ran in an allocation."""
+        command = ["salloc", "--quiet", "--gres=gpu:1", *options, "sh", "-c", body]
+        text = f"cd /tmp; {shlex.join(command)}"
+        return self.machine.run("runuser", "-u", USER, "--", "sh", "-c", text).stdout
+
+    def group(self, job: str) -> str:
+        """The control group of a job."""
+        return GROUP.format(host=self.host, job=job)
 
     def submit(self, *options: str, body: str = "sleep 60") -> str:
         done = self.sbatch(*options, body=body)
@@ -264,15 +287,54 @@ def test_a_step_cannot_ask_for_another_value(cluster: Cluster) -> None:
     restored(cluster)
 
 
+@pytest.fixture
+def no_epilog(cluster: Cluster) -> Iterator[None]:
+    """A site that forgot the epilog."""
+    (cluster.root / "etc/slurm/epilog.sh").write_text("#!/bin/sh\nexit 0\n")
+    yield
+    cluster.install("epilog.sh")
+
+
+@pytest.mark.parametrize("killed", [False, True], ids=["slurmstepd ends", "slurmstepd is killed"])
+def test_a_jobs_power_limit_ends_with_its_control_group(
+    cluster: Cluster, no_epilog: None, killed: bool
+) -> None:
+    """Long before the minute after which a job without a group loses its limit."""
+    run = cluster.machine.run
+    job = cluster.submit("--gpu-power=150", "--no-requeue", body="sleep 100")
+    cluster.wait_state(job, "RUNNING")
+    wait_for(lambda: capped(cluster, 150), "the limit")
+    run("sleep", "5")  # zeusd looks for a job's group every 2 s
+    if killed:
+        group = cluster.group(job)
+        run("sh", "-c", f"kill -9 $(find {group} -name cgroup.procs | xargs cat)")
+        assert "populated 0" in run("cat", f"{group}/cgroup.events").stdout
+    else:
+        run("scancel", job)
+    wait_for(lambda: cluster.node.limits() == [LIMIT, LIMIT], "the limits to be restored", 40)
+    run("scancel", job, check=False)
+    wait_for(lambda: cluster.state(job) not in ("RUNNING", "COMPLETING"), "the job to end")
+
+
+def test_a_limit_lasts_between_the_steps_of_an_allocation(cluster: Cluster) -> None:
+    """`PrologFlags=Contain` keeps the job's control group, and with it the ceiling."""
+    shows = "zeusctl status --columns power_limit_w --format csv"
+    group = cluster.group("$SLURM_JOB_ID")
+    body = f"srun true; cat {group}/cgroup.events; srun {shows}"
+    said = cluster.salloc("--gpu-power=150", body=body).split()
+    assert said[:2] == ["populated", "1"]
+    assert "150" in said[2:]
+    restored(cluster)
+
+
 def test_a_jobs_power_limit_is_restored_after_its_node_crashed(cluster: Cluster) -> None:
     """slurmd, the job and zeusd end at once, and the GPU keeps its limit."""
     run = cluster.machine.run
     body = "zeusctl status --columns power_limit_w --format csv; sleep 100"
     job = cluster.submit("--gpu-power=150W", "--no-requeue", body=body)
     wait_for(lambda: "power_limit_w" in cluster.output(job), "the job to begin")
-    cluster.machine.systemctl("kill", "--signal=KILL", "zeusd", "test-slurmd")
-    run("pkill", "-KILL", "slurmstepd", check=False)
-    run("pkill", "-KILL", "-u", USER, check=False)
+    ends = "systemctl kill --signal=KILL zeusd test-slurmd; pkill -KILL slurmstepd; pkill -KILL -u "
+    run("sh", "-c", ends + USER)  # at once: zeusd is back within a second
     # What slurmctld does by itself after SlurmdTimeout.
     run("scontrol", "update", f"NodeName={cluster.host}", "State=DOWN", "Reason=crashed")
     cluster.wait_accounted(job, "NODE_FAIL|gpu_power_w=150")

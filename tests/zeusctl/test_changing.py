@@ -244,6 +244,27 @@ def test_a_reset_ends_leases_and_outside_changes(
             client.set_power_limit(uuid, 150_000)
 
 
+def test_a_reset_of_a_gpu_that_has_not_all_of_its_controls(
+    ctl: Ctl, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Hopper's driver refuses memory clocks; that must not fail every prolog."""
+    with running_daemon("--simulate", "2xh100-sxm", gpus=2) as hopper:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", hopper.socket)
+        said = ctl("reset", "all")
+        assert (said.code, said.err) == (0, "")
+        assert said.out == (
+            "memory_clocks is not offered by GPUs 0, 1\n"
+            "6 controls of 2 GPUs are at the restore target again\n"
+        )
+        outcomes = said_json(ctl("reset", "0", "--json").out)["outcomes"]
+        assert {one["control"]: (one["ok"], one["trouble"]) for one in outcomes} == {
+            "power_limit": (True, None),
+            "gpu_clocks": (True, None),
+            "memory_clocks": (True, "not_offered"),
+            "persistence_mode": (True, None),
+        }
+
+
 def test_release_by_pid_and_of_nothing(ctl: Ctl, daemon: RunningDaemon) -> None:
     with daemon.client() as client:
         client.set_power_limit(client.node().gpus[0].uuid, 150_000)

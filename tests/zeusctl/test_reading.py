@@ -344,6 +344,11 @@ def test_without_a_daemon_every_verb_says_so_in_one_sentence(ctl: Ctl, tmp_path:
         (("release", "--job", "x" * 300), Exit.FAILED, "at most 64 characters"),
         (("plot", "-o", "/no/such/p.png"), Exit.FAILED, "/no/such/p.png cannot be written"),
         (("record", "-o", "/no/such/p.csv", "-d", "1s"), Exit.FAILED, "/no/such/p.csv: No such"),
+        (
+            ("record", "-o", "/dev/full", "-d", "1s"),
+            Exit.FAILED,
+            "/dev/full: No space left on device; make room, or write elsewhere",
+        ),
         (("nonsense",), Exit.USAGE, "run `zeusctl` to list all commands"),
         (("status", "--nonsense"), Exit.USAGE, "zeusctl status --help"),
         (("schema", "nonsense"), Exit.USAGE, "there are: status"),
@@ -373,6 +378,7 @@ def test_alone_it_says_what_it_can_do(ctl: Ctl) -> None:
 
 
 def test_a_full_disk_is_one_sentence(daemon: RunningDaemon) -> None:
+    """Standard output; files are in the table above."""
     with open("/dev/full", "w") as full:
         ran = subprocess.run(
             [sys.executable, "-m", "zeusctl", "--json", "leases"],

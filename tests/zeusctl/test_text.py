@@ -66,6 +66,11 @@ def test_values(control: str, value: list[int] | None, said: str) -> None:
     assert text.value_text(control, value) == said
 
 
+def test_gpus_by_their_indices() -> None:
+    assert text.gpus_text([0]) == "GPU 0"
+    assert text.gpus_text(["0", "3"]) == "GPUs 0, 3"
+
+
 def test_reasons_leave_idleness_out() -> None:
     assert text.reasons(0x1) == []
     assert text.reasons(0x4 | 0x40 | 0x1) == ["power limit", "hardware thermal"]

@@ -136,6 +136,23 @@ def test_what_does_not_fit_is_counted_and_scrolled_to(source: Source) -> None:
     assert run(source, (60, 18), script) is None
 
 
+def test_a_new_order_shows_its_first_rows(source: Source) -> None:
+    async def script(app: TopApp, pilot: Pilot[int]) -> None:
+        table = app.query_one("#gpus", Rows)
+        await pilot.press("end")
+        await pilot.pause()
+        assert (table.cursor_row, table.scroll_y > 0) == (GPUS - 1, True)
+        await pilot.press("P")
+        await pilot.pause()
+        assert (table.cursor_row, table.scroll_y, table.selected) == (
+            0,
+            0,
+            app.view.gpus()[0].uuid,
+        )
+
+    run(source, (60, 18), script)
+
+
 def test_sorting_filtering_and_what_is_chosen(source: Source) -> None:
     async def script(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("P")

@@ -60,6 +60,7 @@ def test_a_good_file_becomes_a_policy(tmp_path: Path) -> None:
         ("[[allow]]\nusers=['*']\npower_limit_w = [200, 100]\n", 3, "allow.0.power_limit_w"),
         ("[[allow]]\ncontrols = ['fan']\n", 2, "allow.0.controls"),
         ("[access]\nroot = true\n", 2, "access.root"),
+        ("[[gpu]]\nenforce = true\n", 1, "enforce needs a power_limit_w, gpu_clocks_mhz or"),
     ],
 )
 def test_a_bad_file_is_told_with_its_line(tmp_path: Path, text: str, line: int, words: str) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +40,7 @@ def test_rules_that_do_what_they_say_are_silent(tmp_path: Path) -> None:
     ("text", "sentence"),
     [
         ('[[gpu]]\nmatch = "H100*"\n', f"matches no GPU of this node; its GPUs are {NAME!r}"),
+        ('[[gpu]]\nmatch = "GPU-7*"\n', "its GPUs are listed with their UUIDs by `zeusctl gpus`"),
         ('[[gpu]]\n[[gpu]]\nmatch = "GPU-0"\n', "[[gpu]] 2 (match = 'GPU-0') has no effect"),
         ('[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 5000\n', "which GPU 1"),
         ('[[gpu]]\nmatch = "GPU-1"\npower_limit_w = 5000\n', "zeusd uses 300 W"),
@@ -69,6 +73,19 @@ def test_check_config_asks_a_running_node(tmp_path: Path) -> None:
     assert "'Tesla V100-PCIE-16GB'" in first
     assert last == f"{path}: ok"
     assert strict.exit_code == 1
+
+
+def test_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    path = tmp_path / "zeusd.toml"
+    path.touch()
+    command = [sys.executable, "-m", "zeusd", "check-config", str(path)]
+    with open("/dev/full", "w") as full:
+        ran = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert ran.returncode == 1
+    assert ran.stderr == (
+        "zeusd: standard output cannot be written: No space left on device; make room, or write "
+        "elsewhere\n"
+    )
 
 
 def test_a_running_zeusd_names_rules_without_effect_and_again_after_a_reload(
@@ -109,6 +126,7 @@ def test_wherever_a_cap_is_shown_it_is_said_whether_it_is_enforced(tmp_path: Pat
         for verb in ("status", "gpus"):
             assert "Site limit of GPU 1: not enforced; zeusd sets no more" in said(verb)
         assert "200 W, enforced" in said("show", "0")
+        assert re.search(r"restore .* 250 W +200 W +zeusd +ceiling, ok", said("audit"))
         assert "300 W, not enforced" in said("show", "1")
         (first, second) = json.loads(said("gpus", "--json"))["gpus"]
         assert first["power_limit_w"]["site_enforced"] is True

@@ -98,6 +98,8 @@ def _event(
 def _who(event: Event) -> str:
     if event.pid is None:
         return event.user or ""
+    if event.pid == 0:
+        return event.command or ""  # zeusd itself
     who = f"{event.command or 'process'} {event.pid} ({event.user})"
     return f"{who}, job {event.job}" if event.job else who
 

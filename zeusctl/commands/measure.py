@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from zeusctl.completing import complete_command, complete_gpus
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.running import run
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import style, table
@@ -126,10 +126,10 @@ def _answer(
     )
     if output is None:
         session.answer(report, lambda: _lines(report), err=True)
-    elif session.json:
-        output.write_text(report.model_dump_json(by_alias=True) + "\n", encoding="utf-8")
     else:
-        output.write_text("\n".join(_lines(report)) + "\n", encoding="utf-8")
+        lines = [report.model_dump_json(by_alias=True)] if session.json else _lines(report)
+        with writing(output):
+            output.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def _lines(report: MeasureReport) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeusctl.completing import gpus_argument
-from zeusctl.exits import CommandError, Exit
+from zeusctl.exits import CommandError, Exit, writing
 from zeusctl.running import asked_to_end
 from zeusctl.session import Session, common_options, now, pass_session
 from zeusctl.text import count, parse_duration
@@ -71,12 +72,13 @@ def record(
     chosen = session.gpus(gpus)
     index = {gpu.uuid: gpu.index for gpu in chosen}
     # Checked before a file is created: if recording is impossible, no file is left behind.
-    with session.client.stream(list(index), buffer=10_000) as stream, asked_to_end() as ended:
-        writer = writer_for(output, form)
-        try:
-            rows, lost = _copy(stream, writer, index, duration, every, ended)
-        finally:
-            writer.close()
+    with (
+        session.client.stream(list(index), buffer=10_000) as stream,
+        asked_to_end() as ended,
+        writing(output),
+        contextlib.closing(writer_for(output, form)) as writer,
+    ):
+        rows, lost = _copy(stream, writer, index, duration, every, ended)
     if lost:
         click.echo(f"zeusctl: missed {count(lost, 'sample')}; this machine was too busy", err=True)
     if output is not None:

@@ -12,11 +12,14 @@ from zeus_ipc.controls import SPECS
 from zeusctl.completing import gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.session import Session, ceiling_option, common_options, now, pass_session
-from zeusctl.text import count, style
+from zeusctl.text import count, gpus_text, style
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
     from zeusctl.reports import Lease, Outcome, ResetReport
+
+NOT_OFFERED = "not_offered"
+"""The outcome of a control that a GPU turns out not to have."""
 
 
 @click.command()
@@ -74,8 +77,8 @@ def _restore(session: Session, gpus: Sequence[GpuInfo], controls: Sequence[str])
             gpu=index[uuid],
             uuid=uuid,
             control=control,
-            ok=result == "ok",
-            trouble=None if result == "ok" else result,
+            ok=result in ("ok", NOT_OFFERED),
+            trouble=None if result == "ok" else session.readable(result),
         )
         for uuid, by_control in results.items()
         for control, result in by_control.items()
@@ -134,7 +137,11 @@ def _lines(report: ResetReport) -> list[str]:
         if not outcome.ok:
             text = f"GPU {outcome.gpu}: {outcome.control} is not back: {outcome.trouble}"
             lines.append(style(text, fg="red"))
-    back = sum(outcome.ok for outcome in report.outcomes)
+    absent = [outcome for outcome in report.outcomes if outcome.trouble == NOT_OFFERED]
+    for control in dict.fromkeys(outcome.control for outcome in absent):
+        without = [outcome.gpu for outcome in absent if outcome.control == control]
+        lines.append(f"{control} is not offered by {gpus_text(without)}")
+    back = sum(outcome.ok for outcome in report.outcomes) - len(absent)
     gpus = len({outcome.uuid for outcome in report.outcomes})
     if report.outcomes:
         are = "is" if back == 1 else "are"

@@ -78,6 +78,11 @@ class Rows(DataTable[Text]):
                 self.move_cursor(row=keys.index(chosen), animate=False, scroll=False)
             self.scroll_to(left, top, animate=False, immediate=True)
 
+    def scroll_first(self) -> None:
+        """Puts the cursor on the first row, and shows it."""
+        self.move_cursor(row=0, animate=False, scroll=False)
+        self.scroll_to(self.scroll_x, 0, animate=False, immediate=True)
+
     @property
     def selected(self) -> str | None:
         """Key of the row under the cursor."""
@@ -318,18 +323,23 @@ class TopApp(App[int]):
     def action_sort(self, step: int) -> None:
         """Another order."""
         self.view.sort_by(step)
-        self._draw()
+        self._reorder()
 
     def action_order(self, name: str) -> None:
         """This order."""
         assert name in SORTS
         self.view.sort, self.view.inverted = name, False
-        self._draw()
+        self._reorder()
 
     def action_invert(self) -> None:
         """The other way round."""
         self.view.inverted = not self.view.inverted
+        self._reorder()
+
+    def _reorder(self) -> None:
+        """Shows the first rows of a new order, wherever the cursor was."""
         self._draw()
+        self.screen_stack[0].query_one("#gpus", Rows).scroll_first()
 
     def action_filter(self) -> None:
         """Asks for a text."""

@@ -7,7 +7,9 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import Done, LedgerState, LedgerTotal
 from zeus_ipc.requests import NOBODY, Allocate, Deallocate, ForgetUser, GetUsage
+from zeus_ipc.wire import Message
 from zeusd.core.effects import Account
 from zeusd.core.model import Failure, Peer
 from zeusd.core.node import Node
@@ -36,16 +38,18 @@ def sees_all(settings: Settings, peer: Peer) -> bool:
     )
 
 
-def for_reader(ledger: dict[str, Any], uid: int) -> dict[str, Any]:
-    """`replies.LedgerState` as a user may see it who does not see all: the others are one sum."""
-    shown, others = [], {"kind": "others", "name": "", "uid": NOBODY, **dict.fromkeys(_AMOUNTS, 0)}
-    for total in ledger["totals"]:
-        if total["uid"] == uid or total["kind"] in _NOBODYS:
+def for_reader(ledger: LedgerState, uid: int) -> LedgerState:
+    """The ledger as a user may see it who does not see all: the others are one sum."""
+    shown: list[LedgerTotal] = []
+    others = dict.fromkeys(_AMOUNTS, 0)
+    for total in ledger.totals:
+        if total.uid == uid or total.kind in _NOBODYS:
             shown.append(total)
         else:
             for amount in _AMOUNTS:
-                others[amount] += total[amount]
-    return {**ledger, "totals": [*shown, others]}
+                others[amount] += getattr(total, amount)
+    shown.append(LedgerTotal(kind="others", name="", uid=NOBODY, **others))
+    return ledger.model_copy(update={"totals": shown})
 
 
 _AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")
@@ -95,7 +99,7 @@ class AccountingRequests:
                 if isinstance(result, Failure):
                     pending.fail(uuid, result)
                 else:
-                    pending.succeed(uuid, {})
+                    pending.succeed(uuid, Done())
 
         if known:
             asked = request.model_copy(update={"gpus": known})
@@ -119,5 +123,5 @@ class AccountingRequests:
         if isinstance(result, Failure):
             connection.refuse(self._out, request_id, result)
         else:
-            assert isinstance(result, dict)
-            connection.reply(self._out, request_id, result=result)
+            assert isinstance(result, Message)
+            connection.reply(self._out, request_id, result)

@@ -9,6 +9,18 @@ from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import (
+    AuditRecord,
+    AuditTrail,
+    Count,
+    Done,
+    Metrics,
+    NodeInfo,
+    Permission,
+    Policy,
+    Quiesced,
+    Restored,
+)
 from zeus_ipc.requests import (
     GetAudit,
     GetMetrics,
@@ -19,16 +31,18 @@ from zeus_ipc.requests import (
     Resume,
     SetCeiling,
 )
+from zeus_ipc.wire import Message
 from zeusd.core.accounting import for_reader, sees_all
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Forget, LetGo, Note, Put, Read, Reading, TakeUp
+from zeusd.core.effects import Forget, LetGo, Measured, Note, Put, Read, Reading, TakeUp
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
 from zeusd.core.node import Gpu, Node
 from zeusd.core.outbox import Outbox
 from zeusd.core.pending import Connection, PerGpu
+from zeusd.devices.port import Outcome
 
 Track = Callable[..., PerGpu]
 
@@ -46,7 +60,7 @@ class Administration:
         node: What they are about.
         outbox: Where effects go.
         track: Begins a request for several GPUs.
-        describe_node: `replies.NodeInfo` as a map.
+        describe_node: Tells what `hello` answers.
 
     Attributes:
         handlers: By request class.
@@ -57,7 +71,7 @@ class Administration:
         node: Node,
         outbox: Outbox,
         track: Track,
-        describe_node: Callable[[], dict[str, Any]],
+        describe_node: Callable[[], NodeInfo],
     ) -> None:
         self._node = node
         self._out = outbox
@@ -124,9 +138,8 @@ class Administration:
             nonlocal missing
             missing -= 1
             if missing == 0:
-                pending.succeed(
-                    uuid, {"controls": {m.control.value: _outcome(m) for m in machines}}
-                )
+                outcomes = {m.control.value: _outcome(m) for m in machines}
+                pending.succeed(uuid, Restored(controls=outcomes))
 
         if not machines:
             failure = Failure(
@@ -178,7 +191,7 @@ class Administration:
             nonlocal missing
             missing -= 1
             if missing == 0:
-                pending.succeed(uuid, {})
+                pending.succeed(uuid, Done())
 
         for machine in machines:
             value = machine.value
@@ -240,16 +253,17 @@ class Administration:
         assert isinstance(still_open, tuple)
         self._end(self._describe_quiesced(still_open))
 
-    def _describe_quiesced(self, still_open: Iterable[str]) -> dict[str, Any]:
-        return {
-            "since_ns": self._node.quiesced_ns,
-            "open": list(still_open),
-            "owed": _named(m for m in self._node.machines() if m.phase is not Phase.FREE),
-        }
+    def _describe_quiesced(self, still_open: Iterable[str]) -> Quiesced:
+        assert self._node.quiesced_ns is not None
+        return Quiesced(
+            since_ns=self._node.quiesced_ns,
+            open=list(still_open),
+            owed=_named(m for m in self._node.machines() if m.phase is not Phase.FREE),
+        )
 
     def _resume(self, connection: Connection, request: Resume) -> None:
         if self._node.quiesced_ns is None:
-            connection.reply(self._out, request.id, result=self._describe_node())
+            connection.reply(self._out, request.id, self._describe_node())
         elif self._begin(connection, request):
             self._out.add(TakeUp(self._out.ticket(partial(self._resumed, connection.peer))))
 
@@ -277,11 +291,11 @@ class Administration:
         begins, self._change = self._change is None, request.op
         return begins
 
-    def _end(self, result: dict[str, Any]) -> None:
+    def _end(self, result: Message) -> None:
         self._change = None
         askers, self._askers = self._askers, []
         for connection, request_id in askers:
-            connection.reply(self._out, request_id, result=result)
+            connection.reply(self._out, request_id, result)
 
     def _note(self, event: str, peer: Peer) -> None:
         fields = {"pid": peer.process.pid, "uid": peer.uid, "command": peer.command}
@@ -298,15 +312,11 @@ class Administration:
             }
             for uuid, gpu in self._node.gpus.items()
         }
-        result = {
-            "uid": peer.uid,
-            "admin": self._node.settings.access.is_admin(peer),
-            "on_host": peer.on_host,
-            "gpus": gpus,
-        }
-        connection.reply(self._out, request.id, result=result)
+        admin = self._node.settings.access.is_admin(peer)
+        result = Policy(uid=peer.uid, admin=admin, on_host=peer.on_host, gpus=gpus)
+        connection.reply(self._out, request.id, result)
 
-    def _permission(self, peer: Peer, gpu: Gpu, machine: ControlMachine) -> dict[str, Any]:
+    def _permission(self, peer: Peer, gpu: Gpu, machine: ControlMachine) -> Permission:
         access, control = self._node.settings.access, machine.control
         refusal = access.refuse(peer, gpu.info, control, None)
         ranges = access.ranges(peer, gpu.info, control)
@@ -314,11 +324,11 @@ class Administration:
             low = gpu.info.power_limit_min_mw or 0
             high = self._node.highest_mw(machine, access.is_admin(peer)) or 0
             ranges = [(max(low, one[0]), min(high, one[1])) for one in ranges or [(low, high)]]
-        return {
-            "allowed": refusal is None,
-            "why": "" if refusal is None else refusal.message,
-            "ranges": [list(one) for one in ranges] if refusal is None else [],
-        }
+        return Permission(
+            allowed=refusal is None,
+            why="" if refusal is None else refusal.message,
+            ranges=[list(one) for one in ranges] if refusal is None else [],
+        )
 
     def _audit(self, connection: Connection, request: GetAudit) -> None:
         peer = connection.peer
@@ -328,9 +338,9 @@ class Administration:
             fields = asdict(record)
             if not admin and record.uid != peer.uid:
                 fields |= dict.fromkeys(("pid", "lease", "command", "job"))
-            records.append(fields)
-        result = {"records": records, "dropped": self._out.trail.dropped}
-        connection.reply(self._out, request.id, result=result)
+            records.append(AuditRecord(**fields))
+        result = AuditTrail(records=records, dropped=self._out.trail.dropped)
+        connection.reply(self._out, request.id, result)
 
     def _metrics(self, connection: Connection, request: GetMetrics) -> None:
         ticket = self._out.ticket(partial(self._measured, connection, request.id))
@@ -338,31 +348,34 @@ class Administration:
 
     def _measured(self, connection: Connection, request_id: int, result: object) -> None:
         trail, machines = self._out.trail, [*self._node.machines()]
-        assert isinstance(result, dict)
-        peer, ledger = connection.peer, result.get("ledger")
+        assert isinstance(result, Measured)
+        peer, ledger = connection.peer, result.ledger
         if ledger is not None and not sees_all(self._node.settings, peer):
-            result = {**result, "ledger": for_reader(ledger, peer.uid)}
+            ledger = for_reader(ledger, peer.uid)
 
-        def counts(event: str, *labels: str) -> list[dict[str, Any]]:
+        def counts(event: str, *labels: str) -> list[Count]:
             return [
-                {"labels": dict(zip(labels, values, strict=True)), "count": count}
+                Count(labels=dict(zip(labels, values, strict=True)), count=count)
                 for values, count in trail.total(event)
             ]
 
-        metrics = {
-            "t_ns": self._out.now_ns,
-            "started_ns": self._node.started_ns,
-            "changes": counts("set", "control", "result"),
-            "restores": counts("lease_ended", "reason", "result"),
-            "restore_failures": counts("restore_failed", "control"),
-            "outside_changes": counts("outside_change", "control", "result"),
-            "refusals": counts("refusal", "code"),
-            "lease_expiries": sum(count for _, count in trail.total("lease_expired")),
-            "pending": _named(m for m in machines if m.retry_at_ns is not None),
-            "connections": self.connections(),
-            **result,
-        }
-        connection.reply(self._out, request_id, result=metrics)
+        metrics = Metrics(
+            t_ns=self._out.now_ns,
+            started_ns=self._node.started_ns,
+            changes=counts("set", "control", "result"),
+            restores=counts("lease_ended", "reason", "result"),
+            restore_failures=counts("restore_failed", "control"),
+            outside_changes=counts("outside_change", "control", "result"),
+            refusals=counts("refusal", "code"),
+            lease_expiries=sum(count for _, count in trail.total("lease_expired")),
+            pending=_named(m for m in machines if m.retry_at_ns is not None),
+            connections=self.connections(),
+            calls=result.calls,
+            sources=result.sources,
+            users=result.users,
+            ledger=ledger,
+        )
+        connection.reply(self._out, request_id, metrics)
 
 
 def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
@@ -372,7 +385,11 @@ def _offered(gpu: Gpu, controls: Iterable[Control]) -> list[ControlMachine]:
 
 
 def _outcome(machine: ControlMachine) -> str:
-    return "ok" if machine.trouble is None else machine.trouble.message
+    if machine.trouble is None:
+        return "ok"
+    # No library can say beforehand whether a GPU has it, such as memory clocks on Hopper.
+    free, found = machine.phase is Phase.FREE, machine.trouble.outcome
+    return "not_offered" if free and found is Outcome.UNSUPPORTED else machine.trouble.message
 
 
 def _unset(machine: ControlMachine, peer: Peer) -> Failure | None:

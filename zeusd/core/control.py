@@ -102,6 +102,23 @@ class ControlMachine(Leased):
         moved = (self.target, self.bounded) != before
         if self.spec.ceilings and moved and (self.bounded or self.rests_elsewhere):
             self.ceilings_moved()
+        self.enforce()
+
+    def enforce(self) -> None:
+        """Writes a value of the site that cannot be read, such as a range of clocks.
+
+        Nothing is written twice in one boot, unless someone else resets the GPU.
+        """
+        wanted = self._site.enforced and not self.spec.readable
+        if wanted and self.life.state is State.FREE and self._resting != self.target:
+            lease = self._stand_in(ZEUSD, 0, "zeusd")
+            self._restore_unheld(lease, Restoration("site limit", ALL, owed=False), None)
+
+    def returned(self) -> None:
+        """The GPU answers again: it may have been reset meanwhile."""
+        if not self.spec.readable and self.life.state is State.FREE:
+            self.rest(None)
+            self.enforce()
 
     def persist(self, uid: int) -> None:
         """What the holder has set becomes a ceiling; its lease is to end."""
@@ -224,6 +241,7 @@ class ControlMachine(Leased):
                 self.adopt(found)
             if self.bounded:
                 self._ceilings_moved = self._ceilings_moved or []
+            self.enforce()
         elif self.life.state is State.PENDING:
             self._attempt()
         self._pump()
@@ -534,9 +552,13 @@ class ControlMachine(Leased):
                 self._note_outside(old, result.value, "noticed")
             return None
         failure = result if isinstance(result, Failure) else None
-        holds = asked
+        holds = shown = asked
         if isinstance(result, Applied):
-            holds = result.value
+            holds = shown = result.value
+            if self.spec.merges:
+                # What others had chosen stays theirs when they take it back: a later set that
+                # missed it among our values would choose it again.
+                holds = self.spec.normal((*holds, *self.target))
             self._values, self._doubt = (holds,), None
             if not took_effect(asked, holds, None, self.spec.rounding) and holds in possible:
                 failure = kept_failure(self.control, self.gpu, asked, holds)
@@ -546,8 +568,8 @@ class ControlMachine(Leased):
                 self._doubt = asked
             if holds != asked:
                 self._out.add(Put(self.key, self._debt().to_json()))
-        self._note_change("ceiling" if by_ceiling else "set", old, holds, failure, lease)
-        return failure or Applied(holds)
+        self._note_change("ceiling" if by_ceiling else "set", old, shown, failure, lease)
+        return failure or Applied(shown)
 
     # --------------------------------------------------------------------------------- ceilings
 

@@ -155,11 +155,14 @@ class Core:
                     self._out.add(Note("gpu_found", {**fields, "pci_address": address}))
                     self._out.add(Put(gpu_key(uuid), {"value": []}))
             known.facts = facts
-            if uuid in self._lost_gpus:
+            returned = uuid in self._lost_gpus
+            if returned:
                 self._lost_gpus.discard(uuid)
                 self._out.add(Note("gpu_returned", {"gpu": uuid}))
             for machine in [*known.machines.values()]:
                 machine.retry_now()
+                if returned:
+                    machine.returned()
             self._add_controls(known)
         self._requests.administration.ceilings.recovered()
         if self._was_stopping:
@@ -489,3 +492,4 @@ class Core:
                 machine.revoke("quiesced", LET_GO)
         if machine.bounded or (machine.spec.ceilings and machine.rests_elsewhere):
             machine.ceilings_moved()
+        machine.enforce()

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import Any, TypeAlias
 
 from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.replies import CallTimes, LedgerState, SourceState, UserLoad
 from zeus_ipc.requests import AccountingRequest
 from zeusd.core.model import Process
 
@@ -28,11 +29,11 @@ class Reading(Enum):
     COMPUTE_UIDS = "compute_uids"
     """Users with a compute process on the GPU, a frozenset of uids."""
     PROCESSES = "processes"
-    """Processes with a context on the GPU, `replies.GpuProcesses` as a map."""
+    """Processes with a context on the GPU, `replies.GpuProcesses`."""
     PIDS = "pids"
     """Processes with a context on the GPU, as `Listed`; for the ledger."""
     METRICS = "metrics"
-    """What the runtime counts, as fields of `replies.Metrics`; of no GPU."""
+    """What the runtime counts, `Measured`; of no GPU."""
 
 
 LISTING = 0
@@ -46,6 +47,16 @@ class Listed:
     gpu: str
     t_ns: int
     pids: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What the runtime counts, see `replies.Metrics`."""
+
+    calls: list[CallTimes]
+    sources: list[SourceState]
+    users: list[UserLoad]
+    ledger: LedgerState | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +150,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Account:
-    """Change the energy ledger, or ask it. Comes back with a map, or a `Failure`.
+    """Change the energy ledger, or ask it. Comes back with its result, or a `Failure`.
 
     Attributes:
         request: What was asked, of GPUs that are here.

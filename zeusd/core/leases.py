@@ -7,6 +7,15 @@ from typing import Any
 
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import (
+    Back,
+    Done,
+    HeartbeatResult,
+    LeaseInfo,
+    LeaseList,
+    PowerProfile,
+    Released,
+)
 from zeus_ipc.requests import Goodbye, Heartbeat, ListLeases, PublishProfile, Release, Whose
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Note
@@ -25,9 +34,9 @@ NOT_HELD = Failure(
 )
 
 
-def back_of(machine: ControlMachine) -> dict[str, Any]:
-    """`replies.Back` as a map."""
-    return {"value": list(machine.target), "source": machine.target_source}
+def back_of(machine: ControlMachine) -> Back:
+    """What a control will be restored to."""
+    return Back(value=list(machine.target), source=machine.target_source)
 
 
 class LeaseRequests:
@@ -112,7 +121,7 @@ class LeaseRequests:
         missing = len(machines)
 
         def answer() -> None:
-            connection.reply(self._out, request_id, result={"released": len(machines)})
+            connection.reply(self._out, request_id, Released(released=len(machines)))
 
         def back() -> None:
             nonlocal missing
@@ -163,7 +172,7 @@ class LeaseRequests:
             for machine in gpu.listed()
             if machine.lease is not None
         ]
-        connection.reply(self._out, request.id, result={"leases": leases})
+        connection.reply(self._out, request.id, LeaseList(leases=leases))
 
     def _publish(self, connection: Connection, request: PublishProfile) -> None:
         pending = self._track(connection, request)
@@ -180,7 +189,7 @@ class LeaseRequests:
                 known = tuple(request.limits_mw), tuple(request.progress)
                 machine.lease.profile = known if request.limits_mw else None
                 machine.lease.measuring = request.measuring
-                pending.succeed(uuid, {})
+                pending.succeed(uuid, Done())
 
     def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
         process, held = connection.peer.process, 0
@@ -193,8 +202,8 @@ class LeaseRequests:
                 held += 1
             if machine.lost_by(process):
                 lost.append([machine.gpu, machine.control.value])
-        result = {"leases": held, "ttl_ms": ttl_ns // 1_000_000, "lost": lost}
-        connection.reply(self._out, request.id, result=result)
+        result = HeartbeatResult(leases=held, ttl_ms=ttl_ns // 1_000_000, lost=lost)
+        connection.reply(self._out, request.id, result)
 
 
 def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
@@ -211,34 +220,33 @@ def _is_meant(machine: ControlMachine, peer: Peer, request: Release) -> bool:
     return not request.job or lease.job == request.job
 
 
-def _describe_profile(lease: Lease) -> dict[str, Any] | None:
-    """`replies.PowerProfile` as a map."""
+def _describe_profile(lease: Lease) -> PowerProfile | None:
     if lease.profile is None:
         return None
     limits, progress = lease.profile
-    return {"limits_mw": list(limits), "progress": list(progress)}
+    return PowerProfile(limits_mw=list(limits), progress=list(progress))
 
 
-def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> dict[str, Any]:
-    """`replies.LeaseInfo` as a map. Which process it is concerns its own user only."""
+def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> LeaseInfo:
+    """The lease of a control. Which process holds it concerns its own user only."""
     lease = machine.lease
     assert lease is not None
     restoring = machine.phase is Phase.RESTORING
-    return {
-        "gpu": machine.gpu,
-        "control": machine.control.value,
-        "pid": lease.holder.pid if open_to_reader else None,
-        "uid": lease.uid,
-        "since_ns": lease.since_ns,
-        "value": None if machine.value is None else list(machine.value),
-        "asked": None if lease.asked is None else list(lease.asked),
-        "restoring": restoring,
-        "back": back_of(machine),
-        "ttl_ms": lease.ttl_ns // 1_000_000,
-        "expires_ns": lease.expires_ns,
-        "command": (lease.command or None) if open_to_reader else None,
-        "job": (lease.job or None) if open_to_reader else None,
-        "profile": _describe_profile(lease),
-        "measuring": lease.measuring,
-        "trouble": machine.trouble.message if restoring and machine.trouble else None,
-    }
+    return LeaseInfo(
+        gpu=machine.gpu,
+        control=machine.control,
+        pid=lease.holder.pid if open_to_reader else None,
+        uid=lease.uid,
+        since_ns=lease.since_ns,
+        value=None if machine.value is None else list(machine.value),
+        asked=None if lease.asked is None else list(lease.asked),
+        restoring=restoring,
+        back=back_of(machine),
+        ttl_ms=lease.ttl_ns // 1_000_000,
+        expires_ns=lease.expires_ns,
+        command=(lease.command or None) if open_to_reader else None,
+        job=(lease.job or None) if open_to_reader else None,
+        profile=_describe_profile(lease),
+        measuring=lease.measuring,
+        trouble=machine.trouble.message if restoring and machine.trouble else None,
+    )

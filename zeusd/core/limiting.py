@@ -8,6 +8,7 @@ from typing import Any
 
 from zeus_ipc.controls import SPECS, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import CeilingInfo, CeilingSet
 from zeus_ipc.requests import SetCeiling
 from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling
 from zeusd.core.control import ControlMachine
@@ -205,7 +206,7 @@ class CeilingRequests:
         if machine.trouble is not None and machine.trouble.outcome is not None:
             pending.fail(machine.gpu, machine.trouble)
         else:
-            pending.succeed(machine.gpu, {"highest": list(machine.highest())})
+            pending.succeed(machine.gpu, CeilingSet(highest=list(machine.highest())))
 
     @staticmethod
     def _key(machine: ControlMachine, name: str) -> str:
@@ -234,16 +235,16 @@ class CeilingRequests:
         self._out.add(Note(event, fields))
 
 
-def describe_ceilings(machine: ControlMachine, boot_offset_ns: int) -> list[dict[str, Any]]:
-    """`replies.CeilingInfo` as maps."""
+def describe_ceilings(machine: ControlMachine, boot_offset_ns: int) -> list[CeilingInfo]:
+    """The ceilings of a control."""
     return [
-        {
-            "name": name,
-            "control": machine.control.value,
-            "value": list(one.value),
-            "uid": one.uid,
-            "deadline_ns": None if one.deadline_ns is None else one.deadline_ns - boot_offset_ns,
-            "fallback": None if one.fallback is None else list(one.fallback),
-        }
+        CeilingInfo(
+            name=name,
+            control=machine.control.value,
+            value=list(one.value),
+            uid=one.uid,
+            deadline_ns=None if one.deadline_ns is None else one.deadline_ns - boot_offset_ns,
+            fallback=None if one.fallback is None else list(one.fallback),
+        )
         for name, one in machine.ceilings
     ]

@@ -99,7 +99,7 @@ class Node:
     def unreadable(self, uuid: str) -> dict[str, list[int]]:
         """What controls that no driver reads back are set to, by name."""
         return {
-            control.value: list(machine.value or machine.target)
+            control.value: list(machine.in_force)
             for control, machine in self.gpus[uuid].machines.items()
             if not machine.spec.readable
         }

@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import Deferred, ErrorBody, Refused, Results
+from zeus_ipc.wire import Message
 from zeusd.core.deadlines import Deadlines
 from zeusd.core.effects import Reply
 from zeusd.core.model import Failure, Peer
 from zeusd.core.outbox import Outbox
 
 
-def failure_body(failure: Failure, gpu: str | None = None) -> dict[str, Any]:
-    """A failure as `replies.ErrorBody` has it."""
-    body: dict[str, Any] = {"code": failure.code, "message": failure.message}
-    if gpu is not None:
-        body["gpu"] = gpu
+def error_body(failure: Failure, gpu: str | None = None) -> ErrorBody:
+    """A failure as clients are told of it."""
+    more: dict[str, Any] = {} if gpu is None else {"gpu": gpu}
     if failure.details:
-        body["details"] = failure.details
-    return body
+        more["details"] = failure.details
+    return ErrorBody(code=failure.code, message=failure.message, **more)
 
 
 def no_answer(gpu: str) -> Failure:
@@ -39,27 +39,31 @@ class Connection:
     peer: Peer
     waiting: int = 0
     _deferred: int = 0
-    _last: dict[str, Any] = field(default_factory=dict)
+    _last: ErrorBody | None = None
 
     def defer(self, failure: Failure, gpu: str) -> None:
         """Counts a failed set that was sent with `block=False`."""
         self._deferred += 1
-        self._last = failure_body(failure, gpu)
+        self._last = error_body(failure, gpu)
 
     def refuse(self, outbox: Outbox, request_id: int, failure: Failure) -> None:
         """Answers a request with why not."""
-        self.reply(outbox, request_id, error=failure_body(failure))
+        self._answer(outbox, {"id": request_id, "error": error_body(failure)})
 
-    def reply(self, outbox: Outbox, request_id: int, **content: Any) -> None:
-        """Answers a request, and reports what has failed unasked since the last answer."""
-        outbox.add(Reply(self.peer.conn, {"id": request_id, **content, **self.take_deferred()}))
+    def reply(self, outbox: Outbox, request_id: int, result: Message) -> None:
+        """Answers a request."""
+        self._answer(outbox, {"id": request_id, "result": result})
 
-    def take_deferred(self) -> dict[str, Any]:
+    def _answer(self, outbox: Outbox, body: dict[str, Any]) -> None:
+        outbox.add(Reply(self.peer.conn, {**body, **self.take_deferred()}))
+
+    def take_deferred(self) -> dict[str, Deferred]:
         """The field of a reply that reports failed sets nobody waited for; empty: none failed."""
-        if not self._deferred:
+        if self._last is None:
             return {}
-        count, self._deferred = self._deferred, 0
-        return {"deferred": {"count": count, "last": self._last}}
+        deferred = Deferred(count=self._deferred, last=self._last)
+        self._deferred, self._last = 0, None
+        return {"deferred": deferred}
 
 
 class PerGpu:
@@ -77,7 +81,7 @@ class PerGpu:
         self._connection = connection
         self._request_id = request_id
         self._out = outbox
-        self._results: dict[str, dict[str, Any] | None] = dict.fromkeys(gpus)
+        self._results: dict[str, Message | None] = dict.fromkeys(gpus)
         self._missing = len(self._results)
         connection.waiting += 1
 
@@ -85,13 +89,13 @@ class PerGpu:
         """The GPUs asked for, each once."""
         return list(self._results)
 
-    def succeed(self, gpu: str, result: dict[str, Any]) -> None:
+    def succeed(self, gpu: str, result: Message) -> None:
         """One GPU's result is there."""
         self._put(gpu, result)
 
     def fail(self, gpu: str, failure: Failure) -> None:
         """One GPU failed."""
-        self._put(gpu, {"error": failure_body(failure, gpu)})
+        self._put(gpu, Refused(error=error_body(failure, gpu)))
 
     def expire(self) -> None:
         """The deadline is over: answers with what there is."""
@@ -99,7 +103,7 @@ class PerGpu:
             if result is None:
                 self.fail(gpu, no_answer(gpu))
 
-    def _put(self, gpu: str, result: dict[str, Any]) -> None:
+    def _put(self, gpu: str, result: Message) -> None:
         if self._results[gpu] is not None:
             return
         self._results[gpu] = result
@@ -107,4 +111,4 @@ class PerGpu:
         if self._missing == 0:
             self._deadlines.pop(self)
             self._connection.waiting -= 1
-            self._connection.reply(self._out, self._request_id, result={"gpus": self._results})
+            self._connection.reply(self._out, self._request_id, Results(gpus=self._results))

@@ -25,8 +25,8 @@ class GpuRule:
     Attributes:
         match: Shell pattern, held against the GPU's UUID and its product name.
         power_limit_mw: The site limit.
-        enforce: Whether a power limit above the site limit is lowered whenever it is seen, though
-            nobody ever leased it.
+        enforce: Whether all of this is in force though nobody ever leased the control: a power
+            limit above the site limit is lowered whenever it is seen, clocks are written once.
         gpu_clocks_mhz: Range that a restore writes to the graphics clock; None: unlocked.
         memory_clocks_mhz: The same for the memory clock.
     """
@@ -47,7 +47,7 @@ class Target:
     """Restore target of a control. `pinned`: by configuration, so outside changes do not move it.
 
     `highest_mw` is the most a client may set, for power limits; `enforced`: what is above it is
-    lowered whenever it is seen.
+    lowered whenever it is seen; what cannot be read is written when the GPU is found.
     """
 
     value: ControlValue
@@ -87,7 +87,9 @@ class SitePolicy:
                 Control.GPU_CLOCKS: rule.gpu_clocks_mhz,
                 Control.MEMORY_CLOCKS: rule.memory_clocks_mhz,
             }.get(control)
-        return Target(UNLOCKED if wanted is None else wanted, pinned=wanted is not None)
+        if rule is None or wanted is None:
+            return Target(UNLOCKED, pinned=False)
+        return Target(wanted, pinned=True, enforced=rule.enforce)
 
     def _power_target(
         self, facts: GpuFacts, baseline: ControlValue | None, rule: GpuRule | None

@@ -10,9 +10,10 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from zeus_ipc import replies
 from zeus_ipc.controls import BY_OPERATION, SPECS, Control, ControlValue, exclusive, profile_name
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import GpuInfo
+from zeus_ipc.replies import GpuInfo, NodeInfo
 from zeus_ipc.requests import (
     Acquire,
     Hello,
@@ -155,42 +156,44 @@ class Requests:
             connection.defer(failure, request.gpus[0])  # type: ignore[union-attr]  # has block
 
     def _hello(self, connection: Connection, request: Hello) -> None:
-        connection.reply(self._out, request.id, result=self.describe_node())
+        connection.reply(self._out, request.id, self.describe_node())
 
-    def describe_node(self) -> dict[str, Any]:
-        """`replies.NodeInfo` as a map."""
+    def describe_node(self) -> NodeInfo:
+        """The daemon and its node, as of now."""
         gpus = sorted((gpu.info for gpu in self._node.gpus.values()), key=lambda info: info.index)
         closed = self._node.quiesced_ns is not None
-        return {
-            "protocol": PROTOCOL_VERSION,
-            "protocols": [PROTOCOL_VERSION],
-            "daemon_version": self._daemon_version,
-            "driver_version": self._node.driver_version,
-            "lease_ttl_ms": self._node.settings.terms.ttl_ns // 1_000_000,
-            "simulated": self._simulated,
-            "gpus": [self._describe_gpu(info) for info in gpus],
-            "cpus": [cpu.model_dump(mode="json") for cpu in self._node.cpus],
-            "stream": self._stream,
-            "started_ns": self._node.started_ns,
-            "quiesced_ns": self._node.quiesced_ns,
-            "findings": [] if closed else [*self._node.settings.findings(gpus)],
-        }
+        return NodeInfo(
+            protocol=PROTOCOL_VERSION,
+            protocols=[PROTOCOL_VERSION],
+            daemon_version=self._daemon_version,
+            driver_version=self._node.driver_version,
+            lease_ttl_ms=self._node.settings.terms.ttl_ns // 1_000_000,
+            simulated=self._simulated,
+            gpus=[self._describe_gpu(info) for info in gpus],
+            cpus=self._node.cpus,
+            stream=self._stream,
+            started_ns=self._node.started_ns,
+            quiesced_ns=self._node.quiesced_ns,
+            findings=[] if closed else [*self._node.settings.findings(gpus)],
+        )
 
-    def _describe_gpu(self, info: GpuInfo) -> dict[str, Any]:
-        described = info.model_dump(mode="json")
+    def _describe_gpu(self, info: GpuInfo) -> GpuInfo:
+        """A GPU with what only the core knows of it."""
         gpu = self._node.gpus[info.uuid]
         machines = gpu.listed()
-        described["persisted"] = [one.control.value for one in machines if one.persisted]
-        described["ceilings"] = [
-            ceiling
-            for one in machines
-            for ceiling in describe_ceilings(one, self._out.boot_offset_ns)
-        ]
+        known: dict[str, Any] = {
+            "persisted": [one.control.value for one in machines if one.persisted],
+            "ceilings": [
+                ceiling
+                for one in machines
+                for ceiling in describe_ceilings(one, self._out.boot_offset_ns)
+            ],
+        }
         machine = gpu.machines.get(Control.POWER_LIMIT)
         if machine is not None:
-            described["power_limit_site_mw"] = self._node.highest_mw(machine)
-            described["power_limit_enforced"] = machine.bounded
-        return described
+            known["power_limit_site_mw"] = self._node.highest_mw(machine)
+            known["power_limit_enforced"] = machine.bounded
+        return info.model_copy(update=known)
 
     def _track(
         self,
@@ -216,9 +219,9 @@ class Requests:
                     self._out.trail.refused(answer.code)
                     pending.fail(uuid, answer)
                 elif answer is None or answer.value == asked:
-                    pending.succeed(uuid, {})
+                    pending.succeed(uuid, replies.Done())
                 else:
-                    pending.succeed(uuid, {"applied": list(answer.value)})
+                    pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
         else:
             uuids = list(dict.fromkeys(request.gpus))
 
@@ -427,7 +430,7 @@ class Requests:
                             machine.release("acquire_failed")
                 else:
                     back = {machine.control.value: back_of(machine) for machine in machines}
-                    pending.succeed(uuid, {"back": back})
+                    pending.succeed(uuid, replies.Acquired(back=back))
 
         for machine in machines:
             self._submit(

@@ -218,6 +218,12 @@ class Restorable:
         self._resting = value
 
     @property
+    def in_force(self) -> ControlValue:
+        """What zeusd has written and not taken back, of a control that cannot be read."""
+        rests = self.persisted or self._resting == self.target
+        return self.value or (self.target if rests else ())
+
+    @property
     def rests_elsewhere(self) -> bool:
         """Whether zeusd left a value in force that is not the target any more."""
         return self._resting is not None and self._resting != self.target
@@ -319,7 +325,9 @@ class Restorable:
         if result.kept:
             assert result.holds is not None
             failure = kept_failure(self.control, self.gpu, result.target, result.holds)
-        if result.kind == "restored" or (result.pending and writing):
+        absent = failure is not None and failure.outcome is Outcome.UNSUPPORTED
+        idle = absent and restoration.reason == "reset" and not restoration.owed
+        if result.kind == "restored" or (result.pending and writing and not idle):
             self._note_change("restore", result.found, result.in_force, failure)
         if result.pending:
             assert failure is not None
@@ -332,7 +340,8 @@ class Restorable:
                 self._note_clamped(restoration.plan.target, result.in_force)
         in_force = result.in_force
         if result.kind in ("restored", "already_back"):
-            self.rest(in_force if self.bounded else None)
+            rests = self.bounded or (self.pinned and not self.spec.readable)
+            self.rest(in_force if rests else None)
             if restoration.plan.target != self.target:
                 self._values = (in_force,)  # the target moved meanwhile: once more
                 restoration.owed = True

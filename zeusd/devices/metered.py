@@ -6,10 +6,11 @@ import time
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable
+from itertools import accumulate
 from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
-from zeus_ipc.replies import CALL_BUCKETS_S
+from zeus_ipc.replies import CALL_BUCKETS_S, CallTimes
 from zeusd.devices.port import Backend, DeviceError, Handle
 
 _BOUNDS_NS = tuple(round(bound_s * 1e9) for bound_s in CALL_BUCKETS_S)
@@ -77,20 +78,16 @@ class MeteredBackend:
         self._wrapped[operation] = timed
         return timed
 
-    def describe(self) -> list[dict[str, Any]]:
-        """What was called so far: `replies.CallTimes` as maps."""
+    def describe(self) -> list[CallTimes]:
+        """What was called so far."""
         found = []
         for name, calls in sorted(self._calls.items()):
-            total, cumulated = 0, []
-            for count in calls.buckets:
-                total += count
-                cumulated.append(total)
             found.append(
-                {
-                    "operation": name,
-                    "seconds": calls.ns / 1e9,
-                    "buckets": cumulated,
-                    "errors": dict(calls.errors),
-                }
+                CallTimes(
+                    operation=name,
+                    seconds=calls.ns / 1e9,
+                    buckets=[*accumulate(calls.buckets)],
+                    errors=dict(calls.errors),
+                )
             )
         return found

@@ -12,9 +12,9 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import Deallocated, LedgerState
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser
 from zeusd.core.effects import Account, Listed
 from zeusd.core.model import Failure
@@ -99,7 +99,9 @@ class Accounting:
         self._dropped = 0
         self._published = -1
         self._refusing = False
-        self._state: dict[str, Any] = {"totals": [], "counted_uj": {}, "held": [], "damaged": []}
+        self._state = LedgerState(
+            totals=[], counted_uj={}, held=[], trouble="", damaged=[], dropped=0
+        )
 
     def start(self) -> None:
         """Begins."""
@@ -119,7 +121,7 @@ class Accounting:
 
         Args:
             effect: The request.
-            done: Gets its ticket and a map, or a `Failure`; on any thread.
+            done: Gets its ticket and a message, or a `Failure`; on any thread.
         """
         with self._guard:
             self._open[effect.ticket] = done
@@ -137,7 +139,7 @@ class Accounting:
         """GPUs whose processes are to be listed, by `listed`."""
         if self._ignored_units is None or self._trouble:
             return []
-        held = self._state["held"]
+        held = self._state.held
         return [name for name in self._names() if name not in held and not name.startswith(NO_GPUS)]
 
     def listed(self, found: Listed) -> None:
@@ -155,9 +157,9 @@ class Accounting:
         for ticket, done in waiting.items():
             done(ticket, ENDING)
 
-    def describe(self) -> dict[str, Any]:
-        """`replies.LedgerState` as a map."""
-        return {**self._state, "trouble": self._trouble, "dropped": self._dropped}
+    def describe(self) -> LedgerState:
+        """The ledger, as last settled."""
+        return self._state.model_copy(update={"trouble": self._trouble, "dropped": self._dropped})
 
     # --------------------------------------------------------------------------------- internals
 
@@ -189,7 +191,7 @@ class Accounting:
             self._ignored_units,
         )
         self._try(books.recover)
-        self._state["damaged"] = damaged(self._directory)
+        self._state = self._state.model_copy(update={"damaged": damaged(self._directory)})
         while True:
             wait_ns = POLL_NS if self._endings else CHECK_NS
             try:
@@ -251,17 +253,21 @@ class Accounting:
             self._try(books.settle)
             self._publish(books)  # who asks next sees it
             for one in over:
-                self._answer(one.asked.effect, {"ended": len(one.uuids)})
+                self._answer(one.asked.effect, Deallocated(ended=len(one.uuids)))
 
     def _publish(self, books: Books) -> None:
-        self._state["held"] = books.held
+        self._state = self._state.model_copy(update={"held": books.held})
         if books.stored == self._published:
             return
         if self._trouble:
             self._trouble = ""
             log.warning("the energy ledger works again", extra={"event": "ledger_recovered"})
         self._published = books.stored
-        self._try(lambda: self._state.update(books.describe()))
+        self._try(lambda: self._count(books))
+
+    def _count(self, books: Books) -> None:
+        counters = {"totals": books.totals(), "counted_uj": books.counted_uj()}
+        self._state = self._state.model_copy(update=counters)
 
     def _try(self, call: Callable[[], None]) -> None:
         """What fails now is done later: nothing is forgotten meanwhile."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
-from typing import Any
 
+from zeus_ipc import replies
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import Done, Forgotten, LedgerTotal, UsageSum
 from zeus_ipc.requests import MAX_SUMS, Allocate, Deallocate, GetUsage
 from zeusd.core.effects import Listed
 from zeusd.core.model import Failure
@@ -196,7 +197,7 @@ class Books:
 
     # --------------------------------------------------------------------------------- requests
 
-    def allocate(self, request: Allocate, t_ns: int) -> dict[str, Any]:
+    def allocate(self, request: Allocate, t_ns: int) -> Done:
         """See `requests.Allocate`."""
         account = Account(Kind(request.kind), request.name, request.run, request.uid)
         uuids = list(dict.fromkeys(request.gpus))
@@ -205,7 +206,7 @@ class Books:
                 self._presence.stop(uuid, t_ns)
         self._allocations.begin(uuids, account, request.weight, request.control_group, t_ns)
         self.stored += 1
-        return {}
+        return Done()
 
     def deallocate(self, request: Deallocate, t_ns: int) -> list[str]:
         """See `requests.Deallocate`. Returns the GPUs that were held."""
@@ -213,13 +214,13 @@ class Books:
             Kind(request.kind), request.name, request.run, request.gpus, t_ns
         )
 
-    def forget(self, uid: int) -> dict[str, Any]:
+    def forget(self, uid: int) -> Forgotten:
         """See `requests.ForgetUser`."""
         changed = self._store.forget(uid)
         self.stored += 1
-        return {"accounts": changed}
+        return Forgotten(accounts=changed)
 
-    def usage(self, request: GetUsage, reader: int | None) -> dict[str, Any] | Failure:
+    def usage(self, request: GetUsage, reader: int | None) -> replies.Usage | Failure:
         """See `requests.GetUsage`."""
         now_ns = self._clocks.monotonic_ns()
         asked = (reader, request.edges, request.by, request.uid, request.name)
@@ -240,36 +241,37 @@ class Books:
         end = request.offset + MAX_SUMS
         more = len(found.sums) > end
         self._page = (asked, now_ns, found) if more else None
-        return {
-            "sums": [
-                {**asdict(one), "methods": sorted(one.methods)}
+        return replies.Usage(
+            sums=[
+                UsageSum(**{**asdict(one), "methods": sorted(one.methods)})
                 for one in found.sums[request.offset : end]
             ],
-            "more": more,
-            "metered_uj": found.metered_uj,
-            "begins_s": self._reader.begins_s(),
-        }
+            more=more,
+            metered_uj=found.metered_uj,
+            begins_s=self._reader.begins_s(),
+        )
 
-    def describe(self) -> dict[str, Any]:
-        """Counters since the ledger began, as last settled: fields of `replies.LedgerState`."""
+    def totals(self) -> list[LedgerTotal]:
+        """Counters since the ledger began, as last settled."""
         totals = self._store.totals()
         for account in self._allocations.accounts():
             totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
-        return {
-            "totals": [
-                {
-                    "kind": account.kind.value,
-                    "name": account.name,
-                    "uid": account.uid,
-                    "active_uj": row.active_uj,
-                    "idle_uj": row.idle_uj,
-                    "lower_uj": row.lower_uj,
-                    "upper_uj": row.upper_uj,
-                }
-                for account, row in totals.items()
-            ],
-            "counted_uj": self._store.counted(),
-        }
+        return [
+            LedgerTotal(
+                kind=account.kind.value,
+                name=account.name,
+                uid=account.uid,
+                active_uj=row.active_uj,
+                idle_uj=row.idle_uj,
+                lower_uj=row.lower_uj,
+                upper_uj=row.upper_uj,
+            )
+            for account, row in totals.items()
+        ]
+
+    def counted_uj(self) -> dict[str, int]:
+        """What each GPU's counter has added since the ledger began."""
+        return self._store.counted()
 
     @property
     def held(self) -> list[str]:

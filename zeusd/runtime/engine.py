@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from zeus_ipc import replies
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import UserLoad
 from zeus_ipc.requests import Request
 from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.core.accounting import ABSENT
@@ -26,6 +28,7 @@ from zeusd.core.effects import (
     LetGo,
     Listed,
     Look,
+    Measured,
     Note,
     Put,
     Read,
@@ -108,7 +111,7 @@ class Engine:
         driver_id: Names the present load of the driver.
         driver_entry: What the journal should say about how the driver is reached.
         sampling: Makes the sampler, given the library.
-        users: What the server refused whom: `replies.UserLoad` as maps.
+        users: What the server refused whom.
         accounting: Makes the keeper of the energy ledger, given the sampler; None: there is none.
 
     Attributes:
@@ -129,7 +132,7 @@ class Engine:
         driver_entry: dict[str, Any] | None = None,
         *,
         sampling: Callable[[Backend], Sampling],
-        users: Callable[[], list[dict[str, Any]]] = list,
+        users: Callable[[], list[UserLoad]] = list,
         accounting: Callable[[Sampling], Accounting] | None = None,
     ) -> None:
         self.core = core
@@ -190,6 +193,7 @@ class Engine:
         Raises:
             JournalError: The journal cannot be used.
         """
+        replies.prepare()
         entries = self._journal.open()
         for directory in self._orphan_directories:
             for orphan, owed in orphans(directory, self._boot):
@@ -382,13 +386,13 @@ class Engine:
 
     def _call(self, call: Read) -> None:
         if call.reading is Reading.METRICS:
-            metrics = {
-                "calls": self._nvml.describe(),
-                "sources": self.sampling.describe(),
-                "users": self._users(),
-                "ledger": None if self._accounting is None else self._accounting.describe(),
-            }
-            self._done_on_thread(call.ticket, metrics)
+            measured = Measured(
+                self._nvml.describe(),
+                self.sampling.describe(),
+                self._users(),
+                None if self._accounting is None else self._accounting.describe(),
+            )
+            self._done_on_thread(call.ticket, measured)
         else:
             self._driver.submit(call)
 

@@ -13,9 +13,10 @@ from bisect import bisect_right, insort
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from operator import attrgetter
-from typing import Any
+from typing import TypeAlias
 
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import Timeline, WindowEnergies
 from zeusd.core.deadlines import Deadlines
 from zeusd.core.model import Failure, device_failure
 from zeusd.devices.port import DeviceError
@@ -50,6 +51,9 @@ _COLUMNS = {
 }
 
 
+Answer: TypeAlias = WindowEnergies | Timeline | Failure
+
+
 @dataclass(slots=True, eq=False)
 class LookUp:
     """One question about the past of one or several sources.
@@ -58,15 +62,15 @@ class LookUp:
         names: The sources.
         query: What is asked of each.
         done: Called on the historian's thread when all have their answer.
-        results: Answers so far: a map, or a `Failure`.
+        results: Answers so far: a message, or a `Failure`.
     """
 
     names: tuple[str, ...]
     query: WindowsQuery | TimelineQuery
     done: Callable[[LookUp], None]
-    results: dict[str, object] = field(default_factory=dict)
+    results: dict[str, Answer] = field(default_factory=dict)
 
-    def answer(self, name: str, result: object) -> None:
+    def answer(self, name: str, result: Answer) -> None:
         """The answer for one source."""
         self.results[name] = result
         if len(self.results) == len(self.names):
@@ -191,7 +195,7 @@ class Historian:
         self._give_up.pop(waiting)
         waiting.look_up.answer(waiting.name, self._answer(waiting.name, source, waiting))
 
-    def _answer(self, name: str, source: Source | None, waiting: _Waiting) -> object:
+    def _answer(self, name: str, source: Source | None, waiting: _Waiting) -> Answer:
         query = waiting.look_up.query
         try:
             if source is None or source.history.ticks.end < MIN_TICKS:
@@ -211,7 +215,7 @@ class Historian:
             )
 
 
-def _windows(source: Source, query: WindowsQuery) -> dict[str, Any]:
+def _windows(source: Source, query: WindowsQuery) -> WindowEnergies:
     energies: list[int | None] = []
     uncertainties: list[int] = []
     begins_ns = (source.history.begins_ns or 0) - source.period_ns
@@ -223,12 +227,12 @@ def _windows(source: Source, query: WindowsQuery) -> dict[str, Any]:
         energy = source.curve.window(begin_ns, end_ns, bool(aligned) and source.aligns)
         energies.append(energy.energy_uj)
         uncertainties.append(energy.uncertainty_uj)
-    return {
-        "energy_uj": energies,
-        "uncertainty_uj": uncertainties,
-        "begins_ns": begins_ns,
-        "tick_ns": source.period_ns,
-    }
+    return WindowEnergies(
+        energy_uj=energies,
+        uncertainty_uj=uncertainties,
+        begins_ns=begins_ns,
+        tick_ns=source.period_ns,
+    )
 
 
 def _has(source: Source, until_ns: int) -> bool:
@@ -254,7 +258,7 @@ def _nothing(name: str, source: Source | None) -> Failure:
     )
 
 
-def _timeline(source: Source, query: TimelineQuery) -> dict[str, Any]:
+def _timeline(source: Source, query: TimelineQuery) -> Timeline:
     history = source.history
     times: list[int] = []
     values: list[int] = []
@@ -270,7 +274,7 @@ def _timeline(source: Source, query: TimelineQuery) -> dict[str, Any]:
             times.append(t_ns)
             values.append(found)
     more = len(times) == limit
-    return {"t_ns": times[: query.limit], "values": values[: query.limit], "more": more}
+    return Timeline(t_ns=times[: query.limit], values=values[: query.limit], more=more)
 
 
 def _rings(history: History, domain: str) -> list[tuple[Ring, Callable[[Ring, int], int | None]]]:

@@ -1,4 +1,4 @@
-"""Which jobs and pods have a control group: what belongs to a job ends with its group.
+"""Which jobs and pods have a control group with processes: what belongs to a job ends with them.
 
 Only groups that root owns are searched, and each is read by the same rules as the groups of a
 process (`core.jobs`): a user may make a group of any name below the user's own.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 
 from zeusd.core.jobs import ControlGroup, Kind, workload_of
 
@@ -34,18 +35,20 @@ class JobGroups:
         self._known: dict[str, str] = {}
 
     def present(self, jobs: Iterable[str]) -> set[str]:
-        """Those of these jobs that have a control group now.
+        """Those of these jobs that have a control group now, with a process in it.
+
+        Version 1 of control groups does not say whether a group is empty; there it has to exist.
 
         Args:
             jobs: Slurm's job ids or SLUIDs, or the uids of pods.
         """
         wanted = set(jobs)
         self._known = {job: path for job, path in self._known.items() if job in wanted}
-        found = {job for job, path in self._known.items() if os.path.isdir(path)}
+        found = {job for job, path in self._known.items() if _is_used(path)}
         missing = wanted - found
         if missing:
             for job, path in self._search(self._root, "", 0):
-                if job in missing:
+                if job in missing and _is_used(path):
                     found.add(job)
                     self._known[job] = path
         return found
@@ -67,6 +70,18 @@ class JobGroups:
             found = entry.stat(follow_symlinks=False)
             return found.st_uid == self._owner and not found.st_mode & 0o022
         return False
+
+
+def _is_used(group: str) -> bool:
+    """Whether a group exists and is not known to be empty.
+
+    slurmstepd removes its job's groups; if it was killed, they stay.
+    """
+    try:
+        events = Path(group, "cgroup.events").read_text()
+    except OSError:
+        return os.path.isdir(group)
+    return "populated 0" not in events.splitlines()
 
 
 def _folders(folder: str) -> list[os.DirEntry[str]]:

@@ -14,6 +14,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeGuard
 
 from zeus_ipc.controls import Control
+from zeus_ipc.replies import (
+    EnergyReading,
+    GpuProcesses,
+    GpuState,
+    PastResults,
+    Refused,
+    Results,
+)
 from zeus_ipc.requests import (
     GetClocks,
     GetEnergy,
@@ -26,10 +34,11 @@ from zeus_ipc.requests import (
     ReadRequest,
     Request,
 )
+from zeus_ipc.wire import Message
 from zeusd.core.core import Core
 from zeusd.core.effects import Read, Reading
 from zeusd.core.model import Failure
-from zeusd.core.pending import failure_body, no_answer
+from zeusd.core.pending import error_body, no_answer
 from zeusd.core.requests import LATE, MAX_WAITING_REQUESTS, TOO_MANY_WAIT
 from zeusd.runtime.historian import LookUp
 from zeusd.runtime.queries import TimelineQuery, WindowsQuery
@@ -58,8 +67,8 @@ class _Pending:
     conn: int
     request_id: int
     deadline_ns: int
-    key: str
-    results: dict[str, dict[str, Any] | None]
+    of: Callable[[dict[str, Message | None]], Message]
+    results: dict[str, Message | None]
     missing: int
 
 
@@ -103,7 +112,7 @@ class Reads:
         self._tickets = itertools.count(-1, -1)
         self._calls: dict[int, _Call] = {}
         self._joinable: dict[tuple[str, Reading], _Call] = {}
-        self._known: dict[tuple[str, Reading], tuple[int, dict[str, Any]]] = {}
+        self._known: dict[tuple[str, Reading], tuple[int, Message]] = {}
         self._pending: dict[_Pending, None] = {}
         self._of_connection: dict[int, set[_Pending]] = {}
         self._expiring = False
@@ -151,16 +160,16 @@ class Reads:
         call = self._calls.pop(ticket)
         if self._joinable.get((call.uuid, call.reading)) is call:
             del self._joinable[call.uuid, call.reading]
-            if call.reading in (Reading.STATE, Reading.PROCESSES) and isinstance(result, dict):
+            if call.reading in (Reading.STATE, Reading.PROCESSES) and isinstance(result, Message):
                 self._known[call.uuid, call.reading] = (self._sampling.sample_ns(), result)
         for pending in call.askers:
-            self._put(pending, call.uuid, self._complete(pending, call.uuid, call.reading, result))
+            self._put(pending, call.uuid, self._complete(pending, call.uuid, result))
 
     # --------------------------------------------------------------------------------- internals
 
     def _read(self, conn: int, request: ReadRequest) -> None:
         reading = _READINGS[type(request)]
-        pending = self._track(conn, request, "gpus", request.gpus)
+        pending = self._track(conn, request, lambda found: Results(gpus=found), request.gpus)
         node = self._core.node
         for uuid in list(pending.results):
             if uuid not in node.gpus:
@@ -168,11 +177,11 @@ class Reads:
             elif node.quiesced is not None:
                 self._put(pending, uuid, node.quiesced)
             elif (known := self._fresh(uuid, reading)) is not None:
-                self._put(pending, uuid, self._complete(pending, uuid, reading, known))
+                self._put(pending, uuid, self._complete(pending, uuid, known))
             else:
                 self._call(uuid, reading, pending)
 
-    def _fresh(self, uuid: str, reading: Reading) -> dict[str, Any] | None:
+    def _fresh(self, uuid: str, reading: Reading) -> Message | None:
         """What was read a moment ago, if it still counts."""
         found = self._known.get((uuid, reading))
         if found is None:
@@ -193,37 +202,37 @@ class Reads:
         self._joinable[uuid, reading] = call
         self._submit(Read(ticket, uuid, reading))
 
-    def _complete(self, pending: _Pending, uuid: str, reading: Reading, result: object) -> object:
+    def _complete(self, pending: _Pending, uuid: str, result: object) -> object:
         """A state with what only the core knows: no driver reads locked clocks back.
 
         Which process it is concerns its own user and administrators only.
         """
-        if not isinstance(result, dict):
-            return result
-        if reading is Reading.PROCESSES:
+        if isinstance(result, GpuProcesses):
             processes = [
                 one
-                if self._core.may_know(pending.conn, one["uid"])
-                else {**one, **dict.fromkeys(("pid", "command", "job"))}
-                for one in result["processes"]
+                if self._core.may_know(pending.conn, one.uid)
+                else one.model_copy(update=dict.fromkeys(("pid", "command", "job")))
+                for one in result.processes
             ]
-            return {**result, "processes": processes}
-        if reading is Reading.ENERGY:
-            return {**result, "scope": self._sampling.energy_scope(uuid)}
-        if reading is not Reading.STATE:
+            return result.model_copy(update={"processes": processes})
+        if isinstance(result, EnergyReading):
+            return result.model_copy(update={"scope": self._sampling.energy_scope(uuid)})
+        if not isinstance(result, GpuState):
             return result
         there = self._core.node.gpus[uuid].machines
-        read = result.get("controls", {}).items()
+        read = result.controls.items()
         controls = {name: value for name, value in read if Control(name) in there}
         held = self._core.node.unreadable(uuid)
-        locked = {f"locked_{name}_mhz": value or None for name, value in held.items()}
-        scope = {"energy_scope": self._sampling.energy_scope(uuid)}
-        return {**result, **locked, **scope, "controls": {**controls, **held}}
+        known = {f"locked_{name}_mhz": value or None for name, value in held.items()}
+        scope, controls = self._sampling.energy_scope(uuid), {**controls, **held}
+        return result.model_copy(update={**known, "energy_scope": scope, "controls": controls})
 
     def _look_up(
         self, conn: int, request: PastRequest, query: WindowsQuery | TimelineQuery
     ) -> None:
-        pending = self._track(conn, request, "sources", request.sources)
+        pending = self._track(
+            conn, request, lambda found: PastResults(sources=found), request.sources
+        )
         node = self._core.node
         names = []
         for name in list(pending.results):
@@ -245,10 +254,14 @@ class Reads:
     # ----------------------------------------------------------------------------------- replies
 
     def _track(
-        self, conn: int, request: ReadRequest | PastRequest, key: str, names: Iterable[str]
+        self,
+        conn: int,
+        request: ReadRequest | PastRequest,
+        of: Callable[[dict[str, Message | None]], Message],
+        names: Iterable[str],
     ) -> _Pending:
-        results: dict[str, dict[str, Any] | None] = dict.fromkeys(names)
-        pending = _Pending(conn, request.id, request.deadline_ns, key, results, len(results))
+        results: dict[str, Message | None] = dict.fromkeys(names)
+        pending = _Pending(conn, request.id, request.deadline_ns, of, results, len(results))
         self._pending[pending] = None
         self._of_connection.setdefault(conn, set()).add(pending)
         if not self._expiring:
@@ -270,13 +283,13 @@ class Reads:
         if pending.results[name] is not None or pending not in self._pending:
             return  # it came after the deadline, or after the connection's end
         if isinstance(result, Failure):
-            result = {"error": failure_body(result, name)}
-        assert isinstance(result, dict)
+            result = Refused(error=error_body(result, name))
+        assert isinstance(result, Message)
         pending.results[name] = result
         pending.missing -= 1
         if pending.missing == 0:
             self._forget(pending)
-            self._answer(pending.conn, pending.request_id, result={pending.key: pending.results})
+            self._answer(pending.conn, pending.request_id, result=pending.of(pending.results))
 
     def _forget(self, pending: _Pending) -> None:
         del self._pending[pending]
@@ -286,7 +299,7 @@ class Reads:
             del self._of_connection[pending.conn]
 
     def _refuse(self, conn: int, request_id: int, failure: Failure) -> None:
-        self._answer(conn, request_id, error=failure_body(failure))
+        self._answer(conn, request_id, error=error_body(failure))
 
-    def _answer(self, conn: int, request_id: int, **content: Any) -> None:
+    def _answer(self, conn: int, request_id: int, **content: Message) -> None:
         self._reply(conn, {"id": request_id, **content, **self._core.take_deferred(conn)})

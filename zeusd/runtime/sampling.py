@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
-from zeus_ipc.replies import CpuInfo, GpuInfo
+from zeus_ipc.replies import CpuInfo, GpuInfo, SourceState
 from zeusd.devices.port import Backend, Handle
 from zeusd.energy.history import LAYOUT, SIZE, History
 from zeusd.energy.scope import Scope
@@ -184,22 +184,22 @@ class Sampling:
             self._offered.pop(name, None)
         return self.sampler.pause(names, timeout_s)
 
-    def describe(self) -> list[dict[str, object]]:
-        """What was last seen of each device: `replies.SourceState` as maps."""
-        found: list[dict[str, object]] = []
+    def describe(self) -> list[SourceState]:
+        """What was last seen of each device."""
+        found: list[SourceState] = []
         for name in self.sampler.names():
             source = self.sampler.find(name)
             last = None if source is None else source.history.last()
             if source is not None and last is not None:
                 edge, _ = last
                 found.append(
-                    {
-                        "source": name,
-                        "energy_uj": edge.energy_uj,
-                        "power_mw": edge.power_mw,
-                        "t_ns": edge.t_ns,
-                        "tick_ns": source.period_ns,
-                    }
+                    SourceState(
+                        source=name,
+                        energy_uj=edge.energy_uj,
+                        power_mw=edge.power_mw,
+                        t_ns=edge.t_ns,
+                        tick_ns=source.period_ns,
+                    )
                 )
         return found
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+from zeus_ipc import replies
 from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
 from zeusd.energy.channel import Channel
@@ -36,24 +37,24 @@ class Sample(NamedTuple):
     number: int
 
 
-def describe_sample(name: str, sample: Sample) -> dict[str, object]:
-    """`replies.Sample` as a map."""
+def describe_sample(name: str, sample: Sample) -> replies.Sample:
+    """A sample as it is published."""
     slow = sample.slow
-    return {
-        "gpu": name,
-        "t_ns": sample.t_ns,
-        "number": sample.number,
-        "energy_uj": sample.energy_uj,
-        "power_mw": sample.power_mw,
-        "average_mw": slow.average_mw,
-        "memory_mw": slow.memory_mw,
-        "gpu_clock_mhz": slow.gpu_mhz,
-        "memory_clock_mhz": slow.memory_mhz,
-        "temperature_c": slow.temperature_c,
-        "throttle_reasons": slow.reasons,
-        "power_limit_mw": slow.limit_mw,
-        "module_mw": slow.module_mw,
-    }
+    return replies.Sample(
+        gpu=name,
+        t_ns=sample.t_ns,
+        number=sample.number,
+        energy_uj=sample.energy_uj,
+        power_mw=sample.power_mw,
+        average_mw=slow.average_mw,
+        memory_mw=slow.memory_mw,
+        gpu_clock_mhz=slow.gpu_mhz,
+        memory_clock_mhz=slow.memory_mhz,
+        temperature_c=slow.temperature_c,
+        throttle_reasons=slow.reasons,
+        power_limit_mw=slow.limit_mw,
+        module_mw=slow.module_mw,
+    )
 
 
 class Source(Protocol):

@@ -13,6 +13,14 @@ from typing import Any
 
 from zeus_ipc.controls import SPECS, Control, ControlValue
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import (
+    EnergyReading,
+    GpuProcesses,
+    GpuState,
+    PowerReading,
+    ProcessInfo,
+    SupportedClocks,
+)
 from zeusd.core.effects import Listed, Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
@@ -38,8 +46,8 @@ def _optional(call: Callable[[Handle], Any], gpu: Handle) -> Any:
         return None
 
 
-def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`replies.GpuState` as a map, without what only the core knows."""
+def read_state(nvml: Backend, gpu: Handle) -> GpuState:
+    """The present state, without what only the core knows."""
     sensors = _optional(nvml.sensors, gpu)
     held: dict[str, list[int] | None] = {}
     for control, spec in SPECS.items():
@@ -49,26 +57,26 @@ def read_state(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     limit, persistence = (
         held[one.value] for one in (Control.POWER_LIMIT, Control.PERSISTENCE_MODE)
     )
-    return {
-        "t_ns": time.monotonic_ns(),
-        "controls": held,
-        "power_limit_mw": None if limit is None else limit[0],
-        "enforced_power_limit_mw": _optional(nvml.enforced_power_limit_mw, gpu),
-        "gpu_clock_mhz": _optional(nvml.gpu_clock_mhz, gpu),
-        "memory_clock_mhz": _optional(nvml.memory_clock_mhz, gpu),
-        "locked_gpu_clocks_mhz": None,
-        "locked_memory_clocks_mhz": None,
-        "persistence_mode": None if persistence is None else bool(persistence[0]),
-        "power_mw": None if sensors is None else sensors.power_instant_mw,
-        "energy_mj": None if sensors is None else sensors.energy_mj,
-        "temperature_c": _optional(nvml.temperature_c, gpu),
-        "throttle_reasons": _optional(nvml.throttle_reasons, gpu),
-        "enforced_power_profiles": _enforced_profiles(nvml, gpu, held),
-        "memory_power_mw": None if sensors is None else sensors.memory_power_average_mw,
-        "module_power_mw": None if sensors is None else sensors.module_power_mw,
-        "utilization_percent": _optional(nvml.utilization_percent, gpu),
-        "memory_used_mib": _optional(nvml.memory_used_mib, gpu),
-    }
+    return GpuState(
+        t_ns=time.monotonic_ns(),
+        controls=held,
+        power_limit_mw=None if limit is None else limit[0],
+        enforced_power_limit_mw=_optional(nvml.enforced_power_limit_mw, gpu),
+        gpu_clock_mhz=_optional(nvml.gpu_clock_mhz, gpu),
+        memory_clock_mhz=_optional(nvml.memory_clock_mhz, gpu),
+        locked_gpu_clocks_mhz=None,
+        locked_memory_clocks_mhz=None,
+        persistence_mode=None if persistence is None else bool(persistence[0]),
+        power_mw=None if sensors is None else sensors.power_instant_mw,
+        energy_mj=None if sensors is None else sensors.energy_mj,
+        temperature_c=_optional(nvml.temperature_c, gpu),
+        throttle_reasons=_optional(nvml.throttle_reasons, gpu),
+        enforced_power_profiles=_enforced_profiles(nvml, gpu, held),
+        memory_power_mw=None if sensors is None else sensors.memory_power_average_mw,
+        module_power_mw=None if sensors is None else sensors.module_power_mw,
+        utilization_percent=_optional(nvml.utilization_percent, gpu),
+        memory_used_mib=_optional(nvml.memory_used_mib, gpu),
+    )
 
 
 def _enforced_profiles(
@@ -85,8 +93,8 @@ def _read_control(nvml: Backend, control: Control, gpu: Handle) -> ControlValue:
     return nvml.read_control(gpu, control)
 
 
-def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`replies.EnergyReading` as a map.
+def read_energy(nvml: Backend, gpu: Handle) -> EnergyReading:
+    """The energy counter; what it counts is not known here.
 
     Raises:
         DeviceError: Not supported where the GPU has no energy counter.
@@ -94,28 +102,28 @@ def read_energy(nvml: Backend, gpu: Handle) -> dict[str, Any]:
     sensors = nvml.sensors(gpu)
     if sensors.energy_mj is None:
         raise DeviceError(Outcome.UNSUPPORTED, "the energy counter", "not offered by this GPU")
-    return {"t_ns": sensors.t_ns, "energy_mj": sensors.energy_mj}
+    return EnergyReading(t_ns=sensors.t_ns, energy_mj=sensors.energy_mj)
 
 
-def read_power(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`replies.PowerReading` as a map."""
+def read_power(nvml: Backend, gpu: Handle) -> PowerReading:
+    """The power sensors."""
     sensors = nvml.sensors(gpu)
-    return {
-        "t_ns": sensors.t_ns,
-        "instant_mw": sensors.power_instant_mw,
-        "average_mw": sensors.power_average_mw,
-        "memory_average_mw": sensors.memory_power_average_mw,
-        "module_mw": sensors.module_power_mw,
-    }
+    return PowerReading(
+        t_ns=sensors.t_ns,
+        instant_mw=sensors.power_instant_mw,
+        average_mw=sensors.power_average_mw,
+        memory_average_mw=sensors.memory_power_average_mw,
+        module_mw=sensors.module_power_mw,
+    )
 
 
-def read_clocks(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`replies.SupportedClocks` as a map."""
+def read_clocks(nvml: Backend, gpu: Handle) -> SupportedClocks:
+    """The clocks that can be chosen."""
     memory = nvml.supported_memory_clocks(gpu)
-    return {
-        "memory_mhz": memory,
-        "gpu_mhz": {str(mhz): nvml.supported_gpu_clocks(gpu, mhz) for mhz in memory},
-    }
+    return SupportedClocks(
+        memory_mhz=memory,
+        gpu_mhz={str(mhz): nvml.supported_gpu_clocks(gpu, mhz) for mhz in memory},
+    )
 
 
 def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
@@ -124,24 +132,24 @@ def read_compute_uids(nvml: Backend, gpu: Handle) -> frozenset[int]:
     return frozenset(uid for uid in owners if uid is not None)
 
 
-def read_processes(nvml: Backend, gpu: Handle) -> dict[str, Any]:
-    """`replies.GpuProcesses` as a map."""
+def read_processes(nvml: Backend, gpu: Handle) -> GpuProcesses:
+    """The processes that have a context on the GPU."""
     t_ns = time.monotonic_ns()
     found = []
     for process in nvml.processes(gpu):
         memory = process.memory_bytes
         found.append(
-            {
-                "pid": process.pid,
-                "uid": owner_of(process.pid),
-                "command": command_of(process.pid) or None,
-                "job": job_of_process(process.pid) or None,
-                "memory_mib": None if memory is None else memory // (1024 * 1024),
-                "compute": process.compute,
-                "gpu_instance": process.gpu_instance,
-            }
+            ProcessInfo(
+                pid=process.pid,
+                uid=owner_of(process.pid),
+                command=command_of(process.pid) or None,
+                job=job_of_process(process.pid) or None,
+                memory_mib=None if memory is None else memory // (1024 * 1024),
+                compute=process.compute,
+                gpu_instance=process.gpu_instance,
+            )
         )
-    return {"t_ns": t_ns, "processes": found}
+    return GpuProcesses(t_ns=t_ns, processes=found)
 
 
 _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {
@@ -170,7 +178,7 @@ class GpuWorker:
         self._uuid = uuid
         self._handle = handle
         self._done = done
-        self._clocks: dict[str, Any] | None = None
+        self._clocks: SupportedClocks | None = None
         self._guard = threading.Lock()
         self._wake = Wake(os.EFD_SEMAPHORE)  # once for each call, and once for the end
         self._urgent: deque[Read | Write] = deque()
@@ -241,7 +249,7 @@ class GpuWorker:
             if self._stopped:
                 return None
 
-    def _supported_clocks(self) -> dict[str, Any]:
+    def _supported_clocks(self) -> SupportedClocks:
         """They do not change while the driver is loaded, and there may be hundreds."""
         if self._clocks is None:
             self._clocks = read_clocks(self._nvml, self._handle)

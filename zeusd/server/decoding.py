@@ -8,6 +8,7 @@ from pydantic import ValidationError
 
 from zeus_ipc.codec import DecodeError, decode_request
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import ErrorBody
 from zeus_ipc.requests import OPERATIONS, GetTimeline, GetWindows, Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION
 
@@ -35,9 +36,8 @@ class Invalid(Exception):
 
     def __init__(self, request_id: int, code: str, message: str, **details: Any) -> None:
         super().__init__(message)
-        error: dict[str, Any] = {"code": code, "message": message}
-        if details:
-            error["details"] = details
+        more: dict[str, Any] = {"details": details} if details else {}
+        error = ErrorBody(code=code, message=message, **more)
         self.reply = {"v": PROTOCOL_VERSION, "id": request_id, "error": error}
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from zeus_ipc.codec import encode
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.replies import UserLoad
 from zeus_ipc.requests import Request
 from zeus_ipc.zmtp import ProtocolError
 from zeusd.core.model import Peer
@@ -153,17 +154,17 @@ class Server:
         if self._topics.wanted(topic):
             self._topics.publish(topic, encode(describe_sample(name, sample)))
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Users who were refused something: `replies.UserLoad` as maps."""
+    def describe(self) -> list[UserLoad]:
+        """Users who were refused something, or made to wait."""
         return [
-            {
-                "uid": user.uid,
-                "connections": user.connections,
-                "limited_ns": user.limited_ns,
-                "limited": user.waiting,
-                "refused": user.refused,
-                "faults": user.faults,
-            }
+            UserLoad(
+                uid=user.uid,
+                connections=user.connections,
+                limited_ns=user.limited_ns,
+                limited=user.waiting,
+                refused=user.refused,
+                faults=user.faults,
+            )
             for user in self._turns.users
             if user.limited_ns or user.waiting or user.refused or user.faults
         ]

@@ -42,7 +42,9 @@ POLICIES = (
     SitePolicy(restore_power="device-default"),
     SitePolicy(outside_change="override"),
     SitePolicy(rules=(GpuRule("*", power_limit_mw=220_000, gpu_clocks_mhz=(300, 1200)),)),
-    SitePolicy(rules=(GpuRule("*", power_limit_mw=210_000, enforce=True),)),
+    SitePolicy(
+        rules=(GpuRule("*", power_limit_mw=210_000, gpu_clocks_mhz=(300, 1500), enforce=True),)
+    ),
 )
 DEFAULTS: dict[Control, ControlValue] = {
     Control.POWER_LIMIT: (280_000,),

@@ -10,7 +10,7 @@ import pytest
 from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, make_world
 from tests.zeusd.core.world import GPU0, World
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Metrics
+from zeus_ipc.replies import LedgerState, LedgerTotal, Metrics
 from zeus_ipc.requests import Allocate
 from zeusd.core.accounting import ABSENT
 from zeusd.core.model import Failure
@@ -79,20 +79,15 @@ def test_a_user_reads_as_that_user_and_administrators_and_readers_as_everybody(
 
 
 def test_metrics_name_others_only_to_those_who_may_know(world: World) -> None:
-    def total(kind: str, uid: int, amount: int) -> dict[str, Any]:
+    def total(kind: str, uid: int, amount: int) -> LedgerTotal:
         amounts = dict.fromkeys(("active_uj", "idle_uj", "lower_uj", "upper_uj"), amount)
-        return {"kind": kind, "name": "", "uid": uid, **amounts}
+        return LedgerTotal(kind=kind, name="", uid=uid, **amounts)
 
     totals = [total("user", 1002, 5), total("user", 1003, 7), total("namespace", -1, 11)]
     totals.append(total("idle", -1, 13))
-    world.ledger_state = {
-        "totals": totals,
-        "counted_uj": {GPU0: 72},
-        "held": [],
-        "trouble": "",
-        "damaged": [],
-        "dropped": 0,
-    }
+    world.ledger_state = LedgerState(
+        totals=totals, counted_uj={GPU0: 72}, held=[], trouble="", damaged=[], dropped=0
+    )
 
     def seen(conn: int) -> dict[tuple[str, int], int]:
         ledger = Metrics.model_validate(world.call(conn, "metrics")["result"]).ledger

@@ -84,6 +84,27 @@ def test_a_restore_ends_leases_and_tells_their_holders(world: World) -> None:
     assert "administrator (user 1001) reset the GPU" in refusal["message"]
 
 
+def test_a_control_that_a_gpu_does_not_offer_is_none_to_restore(world: World) -> None:
+    """A library lists memory clocks for Hopper, and its driver refuses them."""
+    world.faults[GPU0, Control.MEMORY_CLOCKS] = 3
+    outcomes = restore(world)["result"]["gpus"][GPU0]["controls"]
+    assert outcomes.pop("memory_clocks") == "not_offered"
+    assert set(outcomes.values()) == {"ok"}
+    records = world.call(ADMIN, "audit")["result"]["records"]
+    assert [one for one in records if one["control"] == "memory_clocks"] == []
+    world.call(ADMIN, "set_memory_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.faults.clear()
+    assert restore(world)["result"]["gpus"][GPU0]["controls"]["memory_clocks"] == "ok"
+
+
+def test_a_set_control_whose_driver_refuses_is_pending(world: World) -> None:
+    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
+    world.faults[CLOCKS] = 3
+    outcome = restore(world)["result"]["gpus"][GPU0]["controls"]["gpu_clocks"]
+    assert "not supported" in outcome
+    assert world.call(ADMIN, "leases")["result"]["leases"] != []
+
+
 def test_a_restore_of_one_control_leaves_the_others(world: World) -> None:
     world.set_power(ALICE, 200)
     world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)
@@ -134,11 +155,12 @@ def test_a_restore_that_fails_says_so_and_goes_on_when_something_was_owed(world:
     assert world.limit_w() == 300
 
 
-def test_a_wish_that_fails_owes_nothing(world: World) -> None:
+@pytest.mark.parametrize(("code", "said"), [(3, "not_offered"), (4, "permission")])
+def test_a_wish_that_fails_owes_nothing(world: World, code: int, said: str) -> None:
     """Nobody had changed the clock: a GPU that refuses is not leased to nobody forever."""
-    world.faults[CLOCKS] = 3
+    world.faults[CLOCKS] = code
     outcome = restore(world, controls=["gpu_clocks"])["result"]["gpus"][GPU0]["controls"]
-    assert "not supported" in outcome["gpu_clocks"]
+    assert said in outcome["gpu_clocks"]
     world.faults.clear()
     assert world.call(ADMIN, "leases")["result"]["leases"] == []
     reply = world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=900, max_mhz=1000)

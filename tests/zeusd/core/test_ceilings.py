@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from tests.zeusd.core.test_administration import ADMIN, ALICE, BOB, POWER, connect, make_world
+from tests.zeusd.core.test_administration import (
+    ADMIN,
+    ALICE,
+    BOB,
+    CLOCKS,
+    POWER,
+    connect,
+    make_world,
+)
 from tests.zeusd.core.world import GPU0, Odd, World
 from zeusd.core.ceilings import Ceiling, Ceilings
 from zeusd.core.policy import GpuRule, SitePolicy
@@ -251,6 +259,41 @@ def test_an_enforced_site_limit_leaves_a_lower_one_alone_and_follows_a_reload() 
     world.values[POWER] = (250_000,)
     world.look_around()
     assert world.limit_w() == 250, "it is not enforced any more"
+
+
+def locking(enforce: bool = True, high_mhz: int = 1200) -> SitePolicy:
+    return SitePolicy(rules=(GpuRule("*", gpu_clocks_mhz=(300, high_mhz), enforce=enforce),))
+
+
+@pytest.mark.parametrize("enforce", [True, False])
+def test_clocks_of_a_rule_are_written_without_any_lease_if_they_are_enforced(enforce: bool) -> None:
+    clocks = (300, 1200) if enforce else ()
+    world = make_world(locking(enforce))
+    assert world.values[CLOCKS] == clocks
+    assert world.core.node.unreadable(GPU0)["gpu_clocks"] == list(clocks), "what is shown is true"
+    world.call(ADMIN, "quiesce")
+    world.values[CLOCKS] = ()
+    world.call(ADMIN, "resume")
+    assert world.values[CLOCKS] == clocks
+    world.values[CLOCKS] = ()  # the GPU was lost, and came back
+    world.faults[GPU0, None] = 15
+    world.set_power(ALICE, 200)
+    world.faults.clear()
+    world.find_gpus()
+    assert world.values[CLOCKS] == clocks
+
+
+def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:
+    world = make_world(locking())
+    writes = len(world.writes)
+    world.start_core(alive=set())
+    connect(world)
+    assert len(world.writes) == writes
+    world.reload(locking(high_mhz=900))
+    assert world.values[CLOCKS] == (300, 900)
+    world.call(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=400, max_mhz=500)
+    world.call(ALICE, "release")
+    assert world.values[CLOCKS] == (300, 900)
 
 
 def test_a_device_that_cannot_go_as_low_is_not_written_again_and_again() -> None:

@@ -41,6 +41,23 @@ def test_a_lease_adds_to_what_others_request_and_takes_its_own_out_again(world: 
     assert world.events("restore_clamped") == []
 
 
+def test_what_others_take_back_while_a_set_is_under_way_stays_away(world: World) -> None:
+    world.values[MINE] = (7, 9)
+    world.hold = True
+    number = world.ask(ALICE, "set", gpus=[GPU0], control="power_profile", value=[])
+    world._device(world.held.pop(0))  # what is in force is read
+    world.values[MINE] = (9,)
+    world.hold = False
+    world._device(world.held.pop(0))
+    reply = world.answer(ALICE, number)
+    assert reply is not None
+    assert reply["result"]["gpus"][GPU0] == {"applied": [9]}
+    ask(world, 1)
+    assert world.values[MINE] == (1, 9)
+    world.call(ALICE, "release")
+    assert world.values[MINE] == (9,)
+
+
 def test_what_was_requested_before_the_lease_is_requested_after_it(world: World) -> None:
     world.values[MINE] = (1, 8)
     ask(world, 1, 2)

@@ -7,10 +7,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue, profile_name
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import GpuInfo, GpuSupport, ProfileInfo
+from zeus_ipc.replies import (
+    Done,
+    EnergyReading,
+    GpuInfo,
+    GpuSupport,
+    LedgerState,
+    ProfileInfo,
+)
 from zeus_ipc.requests import request_adapter
+from zeus_ipc.wire import Message
 from zeusd.core.access import OPEN, Access
 from zeusd.core.ceilings import Ceiling
 from zeusd.core.control import ControlMachine
@@ -21,6 +30,7 @@ from zeusd.core.effects import (
     Forget,
     LetGo,
     Look,
+    Measured,
     Note,
     Put,
     Read,
@@ -157,8 +167,8 @@ class World:
         self.hold = False
         self.driver_open = False
         self.accounted: list[Account] = []
-        self.ledger: dict[str, Any] | Failure = {}
-        self.ledger_state: dict[str, Any] | None = None
+        self.ledger: Message | Failure = Done()
+        self.ledger_state: LedgerState | None = None
         self.held: list[Read | Write] = []
         self.limits_mw = limits_mw
         self._ids = itertools.count(1)
@@ -348,7 +358,7 @@ class World:
         self.keep_late()
         for effect in effects:
             if isinstance(effect, Reply):
-                self.replies.setdefault(effect.conn, []).append(effect.body)
+                self.replies.setdefault(effect.conn, []).append(decode_reply(encode(effect.body)))
             elif isinstance(effect, Write):
                 durable = self.journal.get(effect.key)
                 if covers(durable, effect.entry, effect.control in READABLE):
@@ -420,9 +430,9 @@ class World:
         elif call.reading is Reading.COMPUTE_UIDS:
             result = self.compute_uids
         elif call.reading is Reading.METRICS:
-            result = {"calls": [], "sources": [], "ledger": self.ledger_state}
+            result = Measured([], [], [], self.ledger_state)
         else:
-            result = {"t_ns": self.now_ns, "energy_mj": 5}
+            result = EnergyReading(t_ns=self.now_ns, energy_mj=5)
         self.apply(self.core.device_done(self.now_ns, call.ticket, result))
 
     def range_of(self, gpu: str) -> tuple[int, int]:

@@ -12,6 +12,7 @@ import pytest
 
 from tests import seeds
 from tests.zeusd.ledger.world import START_S, World
+from zeus_ipc.replies import Usage
 from zeus_ipc.requests import MAX_SUMS, NOBODY, Allocate, Deallocate, GetUsage
 from zeusd.core.model import Failure
 from zeusd.energy.history import SECOND_NS
@@ -42,16 +43,16 @@ def usage(
     """Joules by name, or else by kind or uid; checks that they add up to the meters."""
     books.settle()
     answer = books.usage(GetUsage(id=1, edges=edges, by=by, **fields), reader)  # type: ignore[arg-type]
-    assert isinstance(answer, dict)
+    assert isinstance(answer, Usage)
     found: dict[str, int] = defaultdict(int)
     total_uj = 0
-    for one in answer["sums"]:
-        energy_uj = one["active_uj"] + one["idle_uj"]
+    for one in answer.sums:
+        energy_uj = one.active_uj + one.idle_uj
         total_uj += energy_uj
-        label = one["name"] or (f"uid {one['uid']}" if one["kind"] == "user" else one["kind"])
-        found[label + (f"/{one['run']}" if one["run"] else "")] += energy_uj // 1_000_000
+        label = one.name or (f"uid {one.uid}" if one.kind == "user" else one.kind)
+        found[label + (f"/{one.run}" if one.run else "")] += energy_uj // 1_000_000
     if not fields:
-        assert total_uj == sum(answer["metered_uj"])
+        assert total_uj == sum(answer.metered_uj)
     return dict(found)
 
 
@@ -74,10 +75,10 @@ def test_a_job_that_holds_and_does_not_compute_is_charged_as_held_idle(world: Wo
     world.tick(80, 50, idle=True)
     books.settle()
     answer = books.usage(GetUsage(id=1, edges=ALL, by="job"), None)
-    assert isinstance(answer, dict)
-    (one,) = answer["sums"]
-    assert (one["active_uj"], one["idle_uj"]) == (0, 400_000_000)
-    assert one["methods"] == ["allocated"]
+    assert isinstance(answer, Usage)
+    (one,) = answer.sums
+    assert (one.active_uj, one.idle_uj) == (0, 400_000_000)
+    assert one.methods == ["allocated"]
 
 
 def test_shards_share_by_weight_and_a_whole_allocation_ends_them(world: World) -> None:
@@ -282,11 +283,11 @@ def test_days_add_up_in_every_zone(tmp_path: Path) -> None:
         assert len(found) >= 16
         for by in ("user", "job"):
             answer = books.usage(GetUsage(id=1, edges=found, by=by), None)
-            assert isinstance(answer, dict)
+            assert isinstance(answer, Usage)
             by_day: dict[int, int] = defaultdict(int)
-            for one in answer["sums"]:
-                by_day[one["interval"]] += one["active_uj"] + one["idle_uj"]
-            assert [by_day[day] for day in range(len(found) - 1)] == answer["metered_uj"]
+            for one in answer.sums:
+                by_day[one.interval] += one.active_uj + one.idle_uj
+            assert [by_day[day] for day in range(len(found) - 1)] == answer.metered_uj
             assert sum(by_day.values()) == world.gpus["GPU-0"].energy_uj
     spring = [
         int(datetime(2026, 3, day, tzinfo=ZoneInfo("Europe/Paris")).timestamp()) for day in (29, 30)
@@ -331,7 +332,7 @@ def test_a_forgotten_user_leaves_every_sum_as_it_was(world: World) -> None:
     allocate(books, world, "7")
     world.tick(100, 10)
     before = usage(books, "total")
-    assert books.forget(1000) == {"accounts": 2}
+    assert books.forget(1000).accounts == 2
     assert usage(books, "total") == before
     for by in ("job", "user"):
         assert "7" not in usage(books, by)
@@ -420,9 +421,9 @@ def test_long_answers_come_in_pages(tmp_path: Path) -> None:
     more, offset = True, 0
     while more:
         answer = books.usage(GetUsage(id=1, edges=ALL, by="job", offset=offset), None)
-        assert isinstance(answer, dict)
-        found |= {one["name"] for one in answer["sums"]}
-        more, offset = answer["more"], offset + len(answer["sums"])
+        assert isinstance(answer, Usage)
+        found |= {one.name for one in answer.sums}
+        more, offset = answer.more, offset + len(answer.sums)
     assert found == {f"job{number}" for number in range(MAX_SUMS + 20)}
     assert not isinstance(answer, Failure)
 
@@ -459,9 +460,8 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
     truth = sum(gpu.energy_uj for gpu in world.gpus.values())
     for by in ("user", "job", "gpu", "total", "namespace", "pod"):
         answer = books.usage(GetUsage(id=1, edges=ALL, by=by), None)
-        assert isinstance(answer, dict)
-        assert sum(one["active_uj"] + one["idle_uj"] for one in answer["sums"]) == truth
-        assert sum(answer["metered_uj"]) == truth
-    state = books.describe()
-    assert sum(one["active_uj"] + one["idle_uj"] for one in state["totals"]) == truth
-    assert sum(state["counted_uj"].values()) == truth
+        assert isinstance(answer, Usage)
+        assert sum(one.active_uj + one.idle_uj for one in answer.sums) == truth
+        assert sum(answer.metered_uj) == truth
+    assert sum(one.active_uj + one.idle_uj for one in books.totals()) == truth
+    assert sum(books.counted_uj().values()) == truth

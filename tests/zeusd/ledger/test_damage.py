@@ -14,6 +14,7 @@ import pytest
 
 from tests import seeds
 from tests.zeusd.ledger.world import World
+from zeus_ipc.replies import Usage
 from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.runtime.books import Books
@@ -77,8 +78,8 @@ def test_a_kill_at_any_instant_charges_nothing_twice_and_loses_nothing(tmp_path:
     books = world.books()
     books.settle()
     answer = books.usage(GetUsage(id=1, edges=[0, 2**40 // 900 * 900], by="job"), None)
-    assert isinstance(answer, dict)
-    charged = sum(one["active_uj"] + one["idle_uj"] for one in answer["sums"])
+    assert isinstance(answer, Usage)
+    charged = sum(one.active_uj + one.idle_uj for one in answer.sums)
     assert charged == check(world) > 0
 
 

@@ -51,6 +51,15 @@ def test_a_job_is_present_while_its_group_exists(tmp_path: Path, path: str, job:
     assert found.present([job]) == set()
 
 
+def test_a_group_that_a_killed_slurmstepd_left_empty_is_not_a_job(tmp_path: Path) -> None:
+    group = tmp_path / "system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    found = groups(tmp_path)
+    for populated, jobs in (("0", set()), ("1", {"7"}), ("0", set())):
+        (group / "cgroup.events").write_text(f"populated {populated}\nfrozen 0\n")
+        assert found.present(["7"]) == jobs
+
+
 def test_a_group_below_one_that_another_user_owns_or_writes_is_not_a_job(tmp_path: Path) -> None:
     name = "slurmstepd.scope/job_7"
     (tmp_path / "user.slice/user-1000.slice/user@1000.service" / name).mkdir(parents=True)

@@ -7,8 +7,19 @@ from typing import Any
 import pytest
 
 from tests.zeusd.core.world import GPU0, GPU1, World
+from zeus_ipc.codec import decode_reply, encode
+from zeus_ipc.replies import (
+    EnergyReading,
+    GpuProcesses,
+    GpuState,
+    PowerReading,
+    ProcessInfo,
+    SupportedClocks,
+    WindowEnergies,
+)
 from zeus_ipc.requests import request_adapter
-from zeusd.core.effects import Read
+from zeus_ipc.wire import Message
+from zeusd.core.effects import Read, Reading
 from zeusd.runtime.historian import LookUp
 from zeusd.runtime.reads import PROCESSES_NS, Reads
 
@@ -31,7 +42,7 @@ class Scene:
             self,  # type: ignore[arg-type]  # the reactor's part
             self,  # type: ignore[arg-type]  # the sampler's part
             self.calls.append,
-            lambda conn, body: self.replies.append((conn, body)),
+            lambda conn, body: self.replies.append((conn, decode_reply(encode(body)))),
             lambda: self.now_ns,
         )
         self.world.connect(1, uid=65534)
@@ -66,14 +77,36 @@ class Scene:
     def finish(self, power_mw: int = 5) -> None:
         """The oldest call returns."""
         call = self.calls.pop(0)
-        mine, other = ({"uid": uid, "pid": uid, "command": "x", "job": "7"} for uid in (65534, 1))
-        self.reads.done(call.ticket, {"power_mw": power_mw, "processes": [mine, other]})
+        self.reads.done(call.ticket, _read(call.reading, power_mw))
 
     def advance(self, ns: int) -> None:
         self.now_ns += ns
         timers, self.timers = self.timers, []
         for timer in timers:
             timer()
+
+
+def _read(reading: Reading, power_mw: int) -> Message:
+    """What a worker answers."""
+    processes = [
+        ProcessInfo(pid=uid, uid=uid, command="x", job="7", memory_mib=1, compute=True)
+        for uid in (65534, 1)
+    ]
+    unknown = [
+        name
+        for name, one in GpuState.model_fields.items()
+        if one.is_required() and name not in ("t_ns", "power_mw")
+    ]
+    answers: dict[Reading, Message] = {
+        Reading.STATE: GpuState(t_ns=1, power_mw=power_mw, **dict.fromkeys(unknown)),  # type: ignore[arg-type]  # all None
+        Reading.ENERGY: EnergyReading(t_ns=1, energy_mj=1),
+        Reading.POWER: PowerReading(
+            t_ns=1, instant_mw=power_mw, average_mw=None, memory_average_mw=None
+        ),
+        Reading.CLOCKS: SupportedClocks(memory_mhz=[], gpu_mhz={}),
+        Reading.PROCESSES: GpuProcesses(t_ns=1, processes=processes),
+    }
+    return answers[reading]
 
 
 @pytest.fixture
@@ -146,8 +179,11 @@ def test_which_process_it_is_concerns_its_own_user_and_administrators(scene: Sce
         scene.ask("processes", conn=conn, gpus=[GPU0])
     scene.finish()
     user, root = (reply["result"]["gpus"][GPU0]["processes"] for _, reply in scene.replies)
-    hidden = {"uid": 1, "pid": None, "command": None, "job": None}
-    assert user == [{"uid": 65534, "pid": 65534, "command": "x", "job": "7"}, hidden]
+    who = ("uid", "pid", "command", "job")
+    assert [[one[name] for name in who] for one in user] == [
+        [65534, 65534, "x", "7"],
+        [1, None, None, None],
+    ]
     assert [one["pid"] for one in root] == [65534, 1]
 
 
@@ -216,13 +252,13 @@ def test_windows_of_several_gpus_are_one_look_up(scene: Scene) -> None:
     (look_up,) = scene.look_ups
     assert look_up.names == (GPU0, GPU1)
     for name in look_up.names:
-        look_up.answer(name, {"energy_uj": [5]})
+        look_up.answer(
+            name, WindowEnergies(energy_uj=[5], uncertainty_uj=[1], begins_ns=0, tick_ns=1)
+        )
     (posted,) = scene.posted
     posted()
-    assert scene.replies[-1][1]["result"]["sources"] == {
-        GPU0: {"energy_uj": [5]},
-        GPU1: {"energy_uj": [5]},
-    }
+    sources = scene.replies[-1][1]["result"]["sources"]
+    assert {name: one["energy_uj"] for name, one in sources.items()} == {GPU0: [5], GPU1: [5]}
 
 
 def test_a_reply_reports_what_failed_unasked(scene: Scene) -> None:

@@ -132,11 +132,11 @@ def test_processes_are_read_with_their_user_and_command(worker: Worker) -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()
     work = worker.nvml.open_work([0], "model/compute", pid=os.getpid())
-    (process,) = worker.ask(Read(1, "GPU-x", Reading.PROCESSES))["processes"]
-    assert (process["pid"], process["uid"]) == (os.getpid(), os.geteuid())
-    assert process["memory_mib"] > 1000
-    assert process["command"] == command_of(os.getpid()) != ""
+    (process,) = worker.ask(Read(1, "GPU-x", Reading.PROCESSES)).processes
+    assert (process.pid, process.uid) == (os.getpid(), os.geteuid())
+    assert process.memory_mib > 1000
+    assert process.command == command_of(os.getpid()) != ""
     work.close()
     worker.nvml.open_work([0], "model/compute", pid=gone.pid)
-    (process,) = worker.ask(Read(2, "GPU-x", Reading.PROCESSES))["processes"]
-    assert (process["uid"], process["command"], process["job"]) == (None, None, None)
+    (process,) = worker.ask(Read(2, "GPU-x", Reading.PROCESSES)).processes
+    assert (process.uid, process.command, process.job) == (None, None, None)

@@ -11,6 +11,7 @@ import msgpack
 import pytest
 
 from tests.support import wait_for
+from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.requests import OPERATIONS
 from zeus_ipc.wire import PROTOCOL_VERSION
@@ -66,7 +67,7 @@ def request(**fields: object) -> bytes:
 def test_what_is_wrong_with_a_request(data: bytes, request_id: int, code: str, words: str) -> None:
     with pytest.raises(Invalid) as caught:
         decode(data)
-    reply = caught.value.reply
+    reply = decode_reply(encode(caught.value.reply))
     assert (reply["v"], reply["id"], reply["error"]["code"]) == (1, request_id, code)
     assert words in reply["error"]["message"]
 
@@ -74,7 +75,7 @@ def test_what_is_wrong_with_a_request(data: bytes, request_id: int, code: str, w
 def test_an_unknown_operation_is_told_which_there_are() -> None:
     with pytest.raises(Invalid) as caught:
         decode(request(op="fly"))
-    assert caught.value.reply["error"]["details"]["operations"] == list(OPERATIONS)
+    assert caught.value.reply["error"].details["operations"] == list(OPERATIONS)
 
 
 def test_what_costs_zeusd_more_costs_its_user_more() -> None:

@@ -19,6 +19,7 @@ import zmq
 
 from tests.support import wait_for
 from tests.zmtp_peer import command, exactly, frame, has_ended, hello, message, shaken
+from zeus_ipc.replies import UserLoad
 from zeus_ipc.requests import Request
 from zeusd.core.model import Peer
 from zeusd.runtime.reactor import Reactor
@@ -80,8 +81,8 @@ class Running:
         assert done.wait(10)
         return found[0]
 
-    def users(self) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = self.on_loop(self.server.describe)
+    def users(self) -> list[UserLoad]:
+        found: list[UserLoad] = self.on_loop(self.server.describe)
         return found
 
     def close(self) -> None:
@@ -268,7 +269,7 @@ def test_an_attacker_is_closed_logged_once_and_nobody_else_notices(
             wait_for(lambda stream=attacker: has_ended(stream), "the attacker to be closed")
         honest.send(ask(round_))
         assert msgpack.unpackb(honest.recv())["id"] == round_
-    wait_for(lambda: running.users()[0]["faults"] == 3, "three faults")
+    wait_for(lambda: running.users()[0].faults == 3, "three faults")
     wait_for(lambda: caplog.records, "the record")
     assert [record.event for record in caplog.records] == ["protocol_error"]  # type: ignore[attr-defined]
     assert "broke a rule of the protocol" in caplog.text
@@ -297,7 +298,7 @@ def test_a_client_that_is_owed_too_much_is_closed(running: Running) -> None:
     running.echo.payload = bytes(2 << 20)
     with shaken(running.path) as stream:
         stream.sendall(frame(ask(1)))
-        wait_for(lambda: running.users() and running.users()[0]["faults"], "the fault")
+        wait_for(lambda: running.users() and running.users()[0].faults, "the fault")
         wait_for(lambda: has_ended(stream), "the end")
 
 
@@ -341,9 +342,9 @@ def test_connections_of_one_user_and_of_all_are_bounded(tmp_path: Path) -> None:
                 with contextlib.suppress(OSError):
                     kept.append(stack.enter_context(shaken(running.path)))
             assert len(kept) == 10
-            assert running.users()[0]["refused"] == 10
+            assert running.users()[0].refused == 10
             kept.pop().close()
-            wait_for(lambda: running.users()[0]["connections"] == 9, "room for another")
+            wait_for(lambda: running.users()[0].connections == 9, "room for another")
             assert stack.enter_context(shaken(running.path))
 
 
@@ -380,7 +381,7 @@ def test_what_zeusd_itself_has_not_read_is_no_slow_handshake(
                 exactly(stream, 64)
                 message(stream)  # READY
                 assert msgpack.unpackb(message(stream))["id"] == 2
-        assert running.users()[0]["faults"] == 0
+        assert running.users()[0].faults == 0
 
 
 def test_who_sends_too_fast_is_read_later_and_never_closed(
@@ -394,8 +395,8 @@ def test_who_sends_too_fast_is_read_later_and_never_closed(
         for number in range(500):
             assert msgpack.unpackb(peer.recv())["id"] == number
         (user,) = running.users()
-        assert (user["faults"], user["refused"]) == (0, 0)
-        assert user["limited_ns"] > 500_000_000
+        assert (user.faults, user.refused) == (0, 0)
+        assert user.limited_ns > 500_000_000
         wait_for(lambda: "sends over 200 requests a second" in caplog.text, "the record")
 
 
@@ -457,7 +458,7 @@ def test_descriptors_in_a_message_stop_nothing(
                 honest.sendall(frame(ask(99)))
                 assert msgpack.unpackb(message(honest))["id"] == 99
         wait_for(
-            lambda: all(user["connections"] == 1 for user in running.users()),
+            lambda: all(user.connections == 1 for user in running.users()),
             "the attackers' connections to be closed, however long their descriptors linger",
         )
 
