@@ -36,8 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.processes import without_limits
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.prepared import PreparedClocks
-from zeusd.server.zmtp import Engine, Role, State, frame
+from zeus_ipc.prepared import PreparedClocks, sibling
+from zeus_ipc.zmtp import frame
+from zeusd.server.zmtp import Engine, Role, State
 
 REQUEST = b"x" * 56
 REPLY = b"y" * 45
@@ -66,9 +67,12 @@ class Case:
     name: str
     call: Callable[[], object]
     spaced: bool = False
+    before: Callable[[], object] | None = None
     times_ns: list[int] = field(default_factory=list)
 
     def measure(self, count: int) -> None:
+        if self.before is not None:
+            self.before()
         for _ in range(count):
             if self.spaced:
                 time.sleep(SPACING_S)
@@ -207,7 +211,13 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
             stack.callback(one.close)
         http_path = stack.enter_context(peer(_http_pong, str(where / "http")))
         http = stack.enter_context(
-            httpx.Client(transport=httpx.HTTPTransport(uds=http_path), timeout=30)
+            httpx.Client(
+                # Its responder takes one connection, which may wait for its turn for a while.
+                transport=httpx.HTTPTransport(
+                    uds=http_path, limits=httpx.Limits(keepalive_expiry=None)
+                ),
+                timeout=30,
+            )
         )
         uuid = client.node().gpus[0].uuid
         values = [200_000, 190_000]
@@ -227,14 +237,16 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
             values.reverse()
             client.set_power_limit(uuid, values[0], block=block)
 
-        client.acquire(uuid, ["gpu_clocks"])
+        straight = stack.enter_context(sibling(client))
+        straight.acquire(uuid, ["gpu_clocks"])
         supported = client.clocks(uuid)
-        clocks = PreparedClocks(client, uuid)
-        changes = [clocks.prepare(mhz) for mhz in next(iter(supported.gpu_mhz.values()))[1:3]]
+        clocks = PreparedClocks(straight, uuid)
+        changes = next(iter(supported.gpu_mhz.values()))[1:3]
+        clocks.prepare({mhz: mhz for mhz in changes})
 
         def change_clock() -> None:
             changes.reverse()
-            assert changes[0](), "zeusd is behind with the changes"
+            assert clocks.lock(changes[0]), "zeusd is behind with the changes"
 
         cases = {
             case.name: case
@@ -242,12 +254,17 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
                 Case(BARE, ping),
                 Case(DEALER, dealer_ping),
                 Case(SET, set_limit),
+                Case(
+                    "X direct set",
+                    lambda: (values.reverse(), straight.set_power_limit(uuid, values[0])),
+                ),
+                Case("X direct heartbeat", straight.heartbeat),
                 Case("state", lambda: client.state(uuid)),
                 Case(HEARTBEAT, client.heartbeat),
                 Case(HTTP, lambda: http.post("http://x/", content=REQUEST)),
                 Case(SEND, lambda: sink.send(REQUEST), spaced=True),
                 Case(DEALER_SEND, dealer_send, spaced=True),
-                Case(CLOCK, change_clock, spaced=True),
+                Case(CLOCK, change_clock, spaced=True, before=clocks.renew),
                 Case("set_power_limit, block=False", lambda: set_limit(False), spaced=True),
             )
         }

@@ -21,15 +21,15 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from ipc import REQUEST, Case, _cores, _swallow, peer, ratios, seqpacket
 
-from zeus.optimizer.pipeline_frequency.follower import FREE, Follower, Schedule
-from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
-from zeus.optimizer.pipeline_frequency.iteration_times import IterationTimes
+from zeus.optimizer.pipeline_frequency.follower import FREE, Schedule
 from zeus.optimizer.pipeline_frequency.optimizer import PipelineFrequencyOptimizer
+from zeus.utils import framework
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
@@ -55,6 +55,13 @@ def daemon(directory: Path) -> Iterator[str]:
         process.wait()
 
 
+class _Alone(PipelineFrequencyOptimizer):
+    """Knows no server."""
+
+    def _meet(self) -> None:
+        return None
+
+
 class Loop:
     """The instructions of a training loop, without what trains.
 
@@ -64,12 +71,8 @@ class Loop:
 
     def __init__(self, clocks: tuple[int, int]) -> None:
         # The optimizer as it is, without a server and torch.distributed.
-        optimizer = self.optimizer = object.__new__(PipelineFrequencyOptimizer)
-        optimizer._settings = optimizer._profiler = optimizer._link = None
-        optimizer._closed, optimizer._pid, optimizer._count = False, os.getpid(), 0
-        optimizer._follower = Follower(print)
-        optimizer._times = IterationTimes()
-        optimizer._controller = FrequencyController()
+        with mock.patch.object(framework, "initialized", return_value=True):
+            optimizer = self.optimizer = _Alone(0, 0, 0, 0, 0, 1, 1, 1, 1, "http://localhost")
         names = ("forward", "backward") * MICROBATCHES
         steps = tuple((name, clocks[n % 2]) for n, name in enumerate(names))
         optimizer._take(Schedule(1, steps))

@@ -19,6 +19,7 @@ plans, by the planner that has the frontier and by one that was asked nothing be
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import sys
 import time
@@ -97,17 +98,18 @@ def main() -> None:
     print(f"seeds from {arguments.seed}")
     began = time.perf_counter()
     table: dict[str, dict[str, float]] = {}
-    for work, number in ((heuristic, arguments.instances), (complete, arguments.exact)):
-        for turn in range(number):
-            kind = KINDS[turn % len(KINDS)]
-            counts = table.setdefault(kind, dict.fromkeys(COLUMNS, 0))
-            counts["instances"] += 1
-            try:
-                work(arguments.seed + turn, kind, counts)
-            except Exception:
-                counts["errors"] += 1
-                print(f"{kind} {arguments.seed + turn}")
-                traceback.print_exc(limit=-3)
+    with contextlib.suppress(KeyboardInterrupt):  # then the table has what was done
+        for work, number in ((heuristic, arguments.instances), (complete, arguments.exact)):
+            for turn in range(number):
+                kind = KINDS[turn % len(KINDS)]
+                counts = table.setdefault(kind, dict.fromkeys(COLUMNS, 0))
+                try:
+                    work(arguments.seed + turn, kind, counts)
+                except Exception:
+                    counts["errors"] += 1
+                    print(f"{kind} {arguments.seed + turn}")
+                    traceback.print_exc(limit=-3)
+                counts["instances"] += 1
     print(f"{'kind':<21}" + "".join(f"{name:>10}" for name in COLUMNS))
     for kind, counts in table.items():
         cells = [100 * counts[name] if name == "excess" else counts[name] for name in COLUMNS]

@@ -2,39 +2,36 @@
 
 from __future__ import annotations
 
-import struct
+import threading
 import time
-from collections.abc import Callable
-from functools import partial
-
-import zmq
+from collections.abc import Mapping
 
 from zeus_ipc.client import Client
 from zeus_ipc.codec import encode
-from zeus_ipc.errors import DaemonUnavailable
+from zeus_ipc.direct import NO_SIGNAL, DirectTransport
 from zeus_ipc.transport import ZmqTransport
+from zeus_ipc.zmtp import frame
 
-VALID_NS = 2_000_000_000
-"""A set that zeusd comes to later than this is not applied any more: others have followed."""
-
-_NO_DEADLINE = 2**62  # as long as any deadline, encoded
-_DEADLINE = struct.Struct(">Q")
+VALID_NS = 5_000_000_000
+"""A set that zeusd comes to later than this after `PreparedClocks.renew` is not applied any more:
+others have followed."""
 
 
 def sibling(client: Client, stall_timeout_s: float | None = None) -> Client:
     """A client of the same node with a connection, heartbeats and failed sets of its own.
 
-    Where the node is in this process there is one engine, and the client shares it.
+    What it sends goes straight to zeusd's socket. Where the node is in this process there is one
+    engine, and the client shares it.
     """
     transport = client._transport
-    if isinstance(transport, ZmqTransport):
-        return Client(transport._path, stall_timeout_s=stall_timeout_s)
+    if isinstance(transport, (ZmqTransport, DirectTransport)):
+        return Client(transport=DirectTransport(transport._path), stall_timeout_s=stall_timeout_s)
     return Client(transport=transport, heartbeat=False)
 
 
 def let_go(client: Client) -> None:
     """Ends what `sibling` made; an engine that it shares goes on. Never raises."""
-    if isinstance(client._transport, ZmqTransport):
+    if isinstance(client._transport, DirectTransport):
         client.close()
 
 
@@ -56,48 +53,69 @@ class PreparedClocks:
     as `DeferredSetFailed` by a later call of the client that waits.
 
     Args:
-        client: Its connection is used.
+        client: A `sibling`. Its connection is used.
         gpu: UUID.
     """
 
     def __init__(self, client: Client, gpu: str) -> None:
         self._client = client
         self._gpu = gpu
+        self._guard = threading.Lock()
+        self._clocks: dict[int, int] = {}
+        self._frames: dict[int, bytes] = {}
         transport = client._transport
-        self._zmq = transport if isinstance(transport, ZmqTransport) else None
+        self._line = transport.line() if isinstance(transport, DirectTransport) else None
 
-    def prepare(self, mhz: int) -> Callable[[], bool]:
-        """Encodes what locks the clock to this, and returns what sends it.
+    def prepare(self, clocks: Mapping[int, int]) -> None:
+        """Encodes what locks the clock.
 
-        The call returns False where nothing can be sent at the moment. It raises ZeusIpcError where
-        there is no connection, and none can be made.
+        Args:
+            clocks: What `lock` is called with, and the clock that this means, MHz.
         """
-        transport = self._zmq
-        if transport is None:
-            return partial(self._through_client, mhz)
-        message = self._client._message("set_gpu_clocks", {"gpus": [self._gpu], "block": False})
-        message.update(min_mhz=mhz, max_mhz=mhz, id=0, deadline_ns=_NO_DEADLINE)
-        data = bytearray(encode(message))
-        at = data.index(_DEADLINE.pack(_NO_DEADLINE))
-        connection = transport._connection or transport._connect()
-        lock, send, patch = connection.lock, connection.dealer.send, _DEADLINE.pack_into
-        now_ns, nowait = time.monotonic_ns, zmq.NOBLOCK
+        with self._guard:
+            self._clocks.update(clocks)
+            self._encode()
 
-        def lock_clock() -> bool:
-            if transport._connection is not connection:  # closed, or a child of fork
-                raise DaemonUnavailable("this connection was closed; make a new client")
-            try:
-                with lock:
-                    patch(data, at, now_ns() + VALID_NS)
-                    send(data, nowait)
-            except zmq.Again:
-                return False
-            except zmq.ZMQError as error:
-                raise DaemonUnavailable(f"the connection was closed ({error})") from None
+    def renew(self) -> None:
+        """Gives all that was prepared another deadline. Call it more often than `VALID_NS`."""
+        with self._guard:
+            self._encode()
+
+    def lock(self, clock: int) -> bool:
+        """Locks the clock: one system call. What is called here is what an instruction costs, after
+        a pause in which its code has left the processor's caches; so it does no more than that.
+
+        Args:
+            clock: As in `prepare`.
+
+        Returns:
+            Whether it was sent; if not, nothing can be sent at the moment.
+
+        Raises:
+            KeyError: This clock was not prepared.
+            ZeusIpcError: The client was closed, or this is a child of fork.
+        """
+        line = self._line
+        if line is None:
+            mhz = self._clocks[clock]
+            self._client.set_gpu_clocks(self._gpu, mhz, mhz, block=False)
             return True
-
-        return lock_clock
-
-    def _through_client(self, mhz: int) -> bool:
-        self._client.set_gpu_clocks(self._gpu, mhz, mhz, block=False)
+        push = line.push
+        try:
+            push(self._frames[clock], NO_SIGNAL)
+        except BlockingIOError:
+            return False
+        except OSError:
+            line.lost(push)
+            return False
         return True
+
+    def _encode(self) -> None:
+        if self._line is not None:
+            self._frames = {clock: self._frame(mhz) for clock, mhz in self._clocks.items()}
+
+    def _frame(self, mhz: int) -> bytes:
+        message = self._client._message("set_gpu_clocks", {"gpus": [self._gpu], "block": False})
+        deadline_ns = time.monotonic_ns() + VALID_NS
+        message.update(min_mhz=mhz, max_mhz=mhz, id=0, deadline_ns=deadline_ns)
+        return frame(encode(message))

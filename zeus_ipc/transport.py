@@ -17,7 +17,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import zmq
@@ -37,7 +37,7 @@ _RECONNECT_MAX_MS = 40
 _SILENT_NS = 5_000_000_000
 """A daemon that publishes nothing for this long is looked for."""
 
-_GRACE_NS = 100_000_000
+GRACE_NS = 100_000_000
 """A request's deadline is the daemon's; its answer that the deadline is over needs time too."""
 
 
@@ -182,7 +182,7 @@ class ZmqTransport:
         self._connection: _Connection | None = None
         self._inherited: list[_Connection] = []
         self._closed = False
-        _living.add(self)
+        survive_fork(self)
 
     @property
     def used(self) -> bool:
@@ -222,7 +222,7 @@ class ZmqTransport:
                     lost = connection.check_lost() > sent_at
                     if sent_at >= 0 and (lost or _went_nowhere(connection, sent_ns)):
                         sent_at = -1
-                self._check_time(deadline_ns + _GRACE_NS, sent_at >= 0, timeout_s)
+                check_time(self._path, deadline_ns + GRACE_NS, sent_at >= 0, timeout_s)
         finally:
             replies.pop(request_id, None)
 
@@ -240,15 +240,11 @@ class ZmqTransport:
             with connection.lock:
                 if self._try_send(connection, data):
                     return
-            self._check_time(deadline_ns, False, timeout_s)
+            check_time(self._path, deadline_ns, False, timeout_s)
 
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
         """See `Transport`."""
-        if path is None:
-            raise DaemonUnavailable(
-                f"zeusd at {self._path} publishes no samples; use one of this client's release"
-            )
-        return ZmqSubscription(path, names, buffer)
+        return subscription(self._path, names, path, buffer)
 
     def close(self) -> None:
         """Ends the connection. Only in the process that opened it is there one to end."""
@@ -264,13 +260,13 @@ class ZmqTransport:
     def _connect(self) -> _Connection:
         with self._guard:
             if self._closed:
-                raise _closed()
+                raise client_closed()
             if self._connection is None:
-                _diagnose(self._path)
+                diagnose(self._path)
                 self._connection = _Connection(self._path)
             return self._connection
 
-    def _after_fork(self) -> None:
+    def after_fork(self) -> None:
         """In a child: the inherited socket would hang or mute whoever touched it."""
         self._guard = threading.Lock()
         if self._connection is not None:
@@ -284,7 +280,7 @@ class ZmqTransport:
         except zmq.Again:
             return False
         except zmq.ZMQError:
-            raise _closed() from None
+            raise client_closed() from None
         return True
 
     @staticmethod
@@ -300,21 +296,11 @@ class ZmqTransport:
         except zmq.Again:
             return
         except zmq.ZMQError:
-            raise _closed() from None
+            raise client_closed() from None
         except DecodeError as error:
             raise DaemonUnavailable(
                 f"what answers is not zeusd ({error}); check the socket's path"
             ) from None
-
-    def _check_time(self, deadline_ns: int, sent: bool, timeout_s: float) -> None:
-        if time.monotonic_ns() < deadline_ns:
-            return
-        if not sent:
-            _diagnose(self._path)
-        raise RequestTimeout(
-            f"zeusd at {self._path} did not answer within {timeout_s:g} s; "
-            f"{silent_daemon(self._path)}"
-        )
 
 
 class ZmqSubscription:
@@ -327,7 +313,7 @@ class ZmqSubscription:
     """
 
     def __init__(self, path: str, names: Sequence[str], buffer: int) -> None:
-        _diagnose(path)
+        diagnose(path)
         self._path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._sub = self._context.socket(zmq.SUB)
@@ -348,7 +334,7 @@ class ZmqSubscription:
         try:
             if not self._sub.poll(max(0, round(timeout_s * 1000))):
                 if time.monotonic_ns() - self._heard_ns > _SILENT_NS:
-                    _diagnose(self._path)
+                    diagnose(self._path)
                 return None
             _, payload = self._sub.recv_multipart(zmq.NOBLOCK)
         except zmq.ZMQError:
@@ -366,11 +352,42 @@ class ZmqSubscription:
         self._context.destroy(linger=0)
 
 
-def _closed() -> DaemonUnavailable:
+def subscription(daemon: str, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
+    """See `Transport.subscribe`; `daemon` is the socket for requests."""
+    if path is None:
+        raise DaemonUnavailable(
+            f"zeusd at {daemon} publishes no samples; use one of this client's release"
+        )
+    return ZmqSubscription(path, names, buffer)
+
+
+def check_time(path: str, deadline_ns: int, sent: bool, timeout_s: float) -> None:
+    """Ends a request whose time is over.
+
+    Args:
+        path: The daemon's socket.
+        deadline_ns: When that is.
+        sent: Whether the request was sent.
+        timeout_s: What the caller gave it.
+
+    Raises:
+        DaemonUnavailable: It is over; the message says why, as far as can be told.
+    """
+    if time.monotonic_ns() < deadline_ns:
+        return
+    if not sent:
+        diagnose(path)
+    raise RequestTimeout(
+        f"zeusd at {path} did not answer within {timeout_s:g} s; {silent_daemon(path)}"
+    )
+
+
+def client_closed() -> DaemonUnavailable:
+    """What a closed client raises."""
     return DaemonUnavailable("this client was closed; make a new one")
 
 
-def _diagnose(path: str) -> None:
+def diagnose(path: str) -> None:
     """Says why nobody can be reached at `path`, if that can be told."""
     with raw_socket.socket(raw_socket.AF_UNIX, raw_socket.SOCK_STREAM) as probe:
         probe.settimeout(1.0)
@@ -409,17 +426,22 @@ def access_remedy(path: str) -> str:
     return "for the right to use it"
 
 
-_living: weakref.WeakSet[ZmqTransport] = weakref.WeakSet()
+class _Forked(Protocol):
+    def after_fork(self) -> None: ...
 
 
-def _each_living() -> Iterator[ZmqTransport]:
-    yield from list(_living)
+_living: weakref.WeakSet[_Forked] = weakref.WeakSet()
+
+
+def survive_fork(transport: _Forked) -> None:
+    """Has `after_fork` called in each child of fork, as long as there is such a transport."""
+    _living.add(transport)
 
 
 def _after_fork_in_child() -> None:
-    for transport in _each_living():
+    for transport in list(_living):
         with contextlib.suppress(Exception):
-            transport._after_fork()
+            transport.after_fork()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -19,6 +19,7 @@ from zeus_ipc.codec import encode
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import UserLoad
 from zeus_ipc.requests import Request
+from zeus_ipc.zmtp import ProtocolError
 from zeusd.core.model import Peer
 from zeusd.runtime.processes import NoSuchPeer, identify_peer
 from zeusd.runtime.reactor import Reactor
@@ -34,7 +35,6 @@ from zeusd.server.zmtp import (
     Cancel,
     Event,
     Message,
-    ProtocolError,
     Ready,
     Role,
     State,

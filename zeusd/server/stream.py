@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from zeus_ipc.zmtp import ProtocolError
 from zeusd.server.connection import Connection
-from zeusd.server.zmtp import MAX_TOPIC_BYTES, ProtocolError, publication
+from zeusd.server.zmtp import MAX_TOPIC_BYTES, publication
 
 MAX_TOPICS = 256
 """Topics of one connection: more than there are GPUs on any node."""

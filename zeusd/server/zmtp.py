@@ -15,6 +15,18 @@ from enum import Enum
 from typing import TypeAlias
 
 from zeus_ipc.wire import MAX_REQUEST_BYTES
+from zeus_ipc.zmtp import (
+    COMMAND,
+    GREETING,
+    GREETING_BYTES,
+    LONG,
+    MECHANISM,
+    MORE,
+    ProtocolError,
+    command,
+    frame,
+    metadata,
+)
 
 
 class Role(Enum):
@@ -32,10 +44,6 @@ class State(Enum):
     GREETING = "greeting"
     HANDSHAKE = "handshake"
     TRAFFIC = "traffic"
-
-
-class ProtocolError(Exception):
-    """The peer broke a rule of ZMTP or of this server. The text names the rule, in a few words."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,37 +90,15 @@ MAX_COMMAND_BYTES = 1024
 READ_BYTES = MAX_REQUEST_BYTES + 9
 """As much as the largest request with its header: what to ask a socket for at a time."""
 
-_MORE, _LONG, _COMMAND = 1, 2, 4
 _SIGNATURE_BYTES = 10
-_GREETING_BYTES = 64
-_MECHANISM = b"NULL".ljust(20, b"\0")
-_GREETING = b"\xff" + bytes(8) + b"\x7f" + b"\x03\x01" + _MECHANISM + bytes(32)
 _PEERS = {Role.ROUTER: (b"DEALER", b"REQ"), Role.PUB: (b"SUB", b"XSUB")}
-_DELIMITER = bytes((_MORE, 0))
+_DELIMITER = bytes((MORE, 0))
 _IGNORED = Ignored()
-
-
-def frame(body: bytes, flags: int = 0) -> bytes:
-    """One frame."""
-    size = len(body)
-    if size < 256:
-        return bytes((flags, size)) + body
-    return bytes((flags | _LONG,)) + size.to_bytes(8, "big") + body
-
-
-def command(name: bytes, body: bytes = b"") -> bytes:
-    """One command."""
-    return frame(bytes((len(name),)) + name + body, _COMMAND)
-
-
-def metadata(name: bytes, value: bytes) -> bytes:
-    """One property of a READY command."""
-    return bytes((len(name),)) + name + len(value).to_bytes(4, "big") + value
 
 
 def publication(topic: bytes, payload: bytes) -> bytes:
     """What a publisher sends to those who subscribe to a topic."""
-    return frame(topic, _MORE) + frame(payload)
+    return frame(topic, MORE) + frame(payload)
 
 
 class Engine:
@@ -144,7 +130,7 @@ class Engine:
         self._buffer = b""
         self._position = 0
         # All of it at once: libzmq waits for the signature before it sends its own version.
-        self._out = [_GREETING]
+        self._out = [GREETING]
         self._req = False
         self._delimited = False
 
@@ -183,9 +169,9 @@ class Engine:
         if have < 2:
             return None
         flags = buffer[start]
-        if flags & ~(_MORE | _LONG | _COMMAND):
+        if flags & ~(MORE | LONG | COMMAND):
             raise ProtocolError("reserved flag")
-        if flags & _LONG:
+        if flags & LONG:
             if have < 9:
                 return None
             size, begin = int.from_bytes(buffer[start + 1 : start + 9], "big"), start + 9
@@ -197,9 +183,9 @@ class Engine:
             return None
         self._position = end
         body = buffer[begin:end]
-        if flags & _COMMAND:
+        if flags & COMMAND:
             return self._command(body)
-        if flags & _MORE:
+        if flags & MORE:
             self._delimited = True
             return self.next_event()
         return self._message(body)
@@ -214,23 +200,23 @@ class Engine:
             raise ProtocolError("not ZMTP")
         if have > _SIGNATURE_BYTES and got[10] < 3:
             raise ProtocolError("ZMTP below 3.0")
-        if have >= 32 and got[12:32] != _MECHANISM:
+        if have >= 32 and got[12:32] != MECHANISM:
             raise ProtocolError("mechanism other than NULL")
-        if have < _GREETING_BYTES:
+        if have < GREETING_BYTES:
             return False
-        self._position = _GREETING_BYTES
+        self._position = GREETING_BYTES
         self.state = State.HANDSHAKE
         return True
 
     def _judge_header(self, flags: int, size: int) -> None:
-        if flags & _COMMAND:
-            if flags & _MORE:
+        if flags & COMMAND:
+            if flags & MORE:
                 raise ProtocolError("command in parts")
             if not 0 < size <= MAX_COMMAND_BYTES:
                 raise ProtocolError("command size")
         elif self.state is not State.TRAFFIC:
             raise ProtocolError("message before READY")
-        elif flags & _MORE:
+        elif flags & MORE:
             # Nothing but the empty frame before a REQ's request.
             if not self._req or self._delimited or size:
                 raise ProtocolError("message of several parts")

@@ -182,7 +182,9 @@ def pareto(
 
 
 def check_frontier(instance: Instance, frontier: Frontier) -> None:
-    """Every plan is what it says, none beats its bound, and none is beaten by another."""
+    """Every plan is what it says, none beats its bound, and none is beaten by another or by a
+    simpler policy at the same iteration time.
+    """
     stages = instance.pipeline.num_stages
     for plan in frontier.plans:
         time_s, energy_j = totals(
@@ -192,6 +194,8 @@ def check_frontier(instance: Instance, frontier: Frontier) -> None:
         assert math.isclose(plan.time_s, time_s, rel_tol=1e-9)
         assert math.isclose(plan.energy_j, energy_j, rel_tol=1e-9)
         assert plan.bound_j <= plan.energy_j + 1e-9 * scale
+        for policy_j in frontier.beside(plan).values():
+            assert math.isnan(policy_j) or plan.energy_j <= policy_j + 1e-9 * scale
     for slower, faster in itertools.pairwise(frontier.plans):
         assert slower.time_s > faster.time_s
         assert slower.effective_energy_j < faster.effective_energy_j

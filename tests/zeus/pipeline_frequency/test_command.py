@@ -45,6 +45,7 @@ def test_the_whole_frontier(tmp_path: Path) -> None:
     stages = ast.literal_eval((out / f"freqs_pipeline_{last:05d}.py").read_text())
     assert [len(stage) for stage in stages] == [8, 8, 8]
     assert stages[2][:2] == [("forward", 1410), ("backward", 1410)]
+    assert "simpler policies" in found.output
     assert "above the lower bound" in (out / "job.log").read_text()
     assert (out / "job.log").read_text().strip() in found.output
     with (out / "frontier.csv").open(newline="") as file:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 import math
 from pathlib import Path
@@ -19,7 +20,8 @@ def plan(time_s: float, energy_j: float, effective_j: float) -> Plan:
 def frontier() -> Frontier:
     """The middle plan takes the least energy; the slow one is for stragglers only."""
     plans = (plan(2.0, 110.0, 10.0), plan(1.5, 100.0, 25.0), plan(1.0, 120.0, 70.0))
-    return Frontier(plans, "1f1b", 2, 1, 25.0, 1, 1.0, 150.0)
+    policies = {"one clock": ((1.0, 150.0), (1.5, 110.0)), "one power limit": ((1.2, 140.0),)}
+    return Frontier(plans, "1f1b", 2, 1, 25.0, 1, 1.0, 150.0, policies)
 
 
 def test_a_deadline_asks_for_energy_and_a_straggler_for_effective_energy() -> None:
@@ -57,12 +59,31 @@ def test_files_hold_everything(tmp_path: Path) -> None:
     assert read_plan(tmp_path / "plans" / "freqs_pipeline_00001.py") == frontier().plans[1]
 
 
+def test_simpler_policies_stand_beside_each_plan(tmp_path: Path) -> None:
+    """Those that are done earlier block for the rest of the iteration."""
+    made = frontier()
+    slowest, fastest = made.plans[0], made.plans[-1]
+    assert made.beside(slowest) == {
+        "one clock": 110.0 + 50.0 * (slowest.time_s - 1.5),
+        "one power limit": 140.0 + 50.0 * (slowest.time_s - 1.2),
+    }
+    assert made.beside(fastest)["one clock"] == 150.0
+    assert math.isnan(made.beside(fastest)["one power limit"])
+    made.write(tmp_path / "plans")
+    with (tmp_path / "plans" / "frontier.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["one_clock_energy_j"]) for row in rows] == [
+        made.beside(plan)["one clock"] for plan in made.plans
+    ]
+
+
 def test_a_frontier_without_peaks_is_read(tmp_path: Path) -> None:
     frontier().write(tmp_path / "plans")
     index = tmp_path / "plans" / "frontier.json"
     old = json.loads(index.read_text())
     for one in old["plans"]:
         del one["peak_power_w"]
+    del old["policies"]
     index.write_text(json.dumps(old))
     found = Frontier.read(index)
     assert all(math.isnan(one.peak_power_w) for one in found.plans)

@@ -245,6 +245,16 @@ def summary(frontier: Frontier, fastest_time_s: float) -> str:
             f"{plan.energy_j:>12.1f} {1 - plan.energy_j / frontier.baseline_energy_j:>8.2%} "
             f"{plan.gap:>12.3%} {plan.clock_changes:>8} {plan.peak_power_w:>9.0f}"
         )
+    if frontier.policies:
+        lines.append("saved at the same iteration time by simpler policies:")
+        names = "".join(f"{name:>17}" for name in frontier.policies)
+        lines.append(f"{'plan':>5} {'this plan':>10}{names}")
+    for index in chosen if frontier.policies else ():
+        energies_j = [plans[index].energy_j, *frontier.beside(plans[index]).values()]
+        saved = (1 - one / frontier.baseline_energy_j for one in energies_j)
+        first, *others = (round(one, 6) + 0.0 for one in saved)  # -0.0 becomes 0.0
+        cells = (f"{'-':>17}" if math.isnan(one) else f"{one:>17.2%}" for one in others)
+        lines.append(f"{index:>5} {first:>10.2%}" + "".join(cells))
     gaps = [plan.gap for plan in plans]
     lines.append(
         f"{len(plans)} plan{'s' * (len(plans) > 1)}; above the lower bound by "

@@ -38,6 +38,7 @@ class Follower:
         iteration: The step that is under way, or the last one; -1 before the first.
         schedule: The plan in force.
         count: Instructions of this step so far.
+        expected: How many instructions a step has by the plan; 0 without one.
         training: Whether a step is under way.
         explicit: Whether the program says where steps begin.
     """
@@ -70,10 +71,10 @@ class Follower:
 
     def end_step(self) -> None:
         """A step has ended."""
-        if self.training and not self._lost and self.count and self._position < self._length:
+        if self.training and not self._lost and self.count and self._position < self.expected:
             self._say(
                 "missing",
-                f"a training step ran {self._position} instructions, the plan has {self._length}; "
+                f"a training step ran {self._position} instructions, the plan has {self.expected}; "
                 "make the plan for this number of microbatches, or call on_instruction_begin for "
                 "each forward and backward",
             )
@@ -110,11 +111,6 @@ class Follower:
             self.count += 1
             self._lost = True
 
-    @property
-    def expected(self) -> int:
-        """How many instructions a step has by the plan; 0 without one."""
-        return self._length
-
     # ---------------------------------------------------------------------------------- internals
 
     def _next_step(self) -> None:
@@ -129,11 +125,11 @@ class Follower:
 
     def _adopt(self, schedule: Schedule) -> None:
         self.schedule = schedule
-        self._length = len(schedule.steps)
+        self.expected = len(schedule.steps)
         self._steps: Sequence[tuple[str | None, int | str]] = (*schedule.steps, (None, FREE))
 
     def _misfit(self, name: str, expected: str | None) -> int:
-        if not self._length:
+        if not self.expected:
             return FREE  # there is no plan
         self._lost = True
         if expected is not None:
@@ -146,9 +142,9 @@ class Follower:
         else:
             self._say(
                 "over",
-                f"a step has more than the {self._length} instructions of the plan; the rest of it "
-                "runs at default clocks. Call on_step_end after each step and announce evaluations "
-                "with `with optimizer.paused():`",
+                f"a step has more than the {self.expected} instructions of the plan; the rest of "
+                "it runs at default clocks. Call on_step_end after each step and announce "
+                "evaluations with `with optimizer.paused():`",
             )
         return FREE
 

@@ -13,13 +13,20 @@ import contextlib
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from zeus import _node
 from zeus.device import get_gpus
 from zeus.exceptions import ZeusBaseError, from_ipc
+from zeus_ipc.circuit import bounded
 from zeus_ipc.client import Client
-from zeus_ipc.errors import DaemonUnavailable, DeferredSetFailed, LeaseExpired, ZeusIpcError
+from zeus_ipc.errors import (
+    DaemonUnavailable,
+    DeadlineExceeded,
+    DeferredSetFailed,
+    LeaseExpired,
+    ZeusIpcError,
+)
 from zeus_ipc.prepared import PreparedClocks, holds, let_go, sibling
 from zeus_ipc.requests import Domain
 
@@ -89,7 +96,6 @@ class FrequencyController:
         self._supported: list[int] = []  # ascending
         self._last = 0  # what was sent last; 0: nothing, or not known
         self._wanted: set[int] = set()
-        self._senders: dict[int, Callable[[], bool]] = {}
         self._told = 0
         self._failing = False
         self._told_missing = False
@@ -141,13 +147,11 @@ class FrequencyController:
         Never raises.
         """
         with self._guard:
-            self._wanted.update(mhz for mhz in frequencies if mhz > 0)
-            sender = self._sender
-            if sender is None:
-                return
+            wanted = {mhz for mhz in frequencies if mhz > 0}
             try:
-                for mhz in self._wanted - self._senders.keys():
-                    self._senders[mhz] = sender.prepare(self._nearest(mhz))
+                if self._sender is not None:
+                    self._sender.prepare(self._clocks(wanted))
+                self._wanted |= wanted
             except Exception as error:  # noqa: BLE001 - training must go on
                 self._fail(error)
 
@@ -157,15 +161,14 @@ class FrequencyController:
         Args:
             frequency: MHz; 0 leaves the clock as it is.
         """
-        if frequency == self._last or not frequency or self._sender is None:
+        sender = self._sender
+        if frequency == self._last or not frequency or sender is None:
             return
         try:
-            send = self._senders.get(frequency)
-            if send is None:
+            if frequency not in self._wanted:
                 self.prepare([frequency])
-                send = self._senders[frequency]
             # What cannot be sent now is sent with the next instruction that has another clock.
-            self._last = frequency if send() else 0
+            self._last = frequency if sender.lock(frequency) else 0
         except Exception as error:  # noqa: BLE001 - training must go on
             self._fail(error)
 
@@ -197,8 +200,8 @@ class FrequencyController:
             client.progress()
 
     def reset(self) -> None:
-        """Gives the clock back for now: it is the GPU's default until the next `set_frequency`.
-        Returns at once and never raises.
+        """Restores the clock for now: it is the GPU's default until the next `set_frequency`.
+        Returns at once, or within 0.3 s where zeusd does not answer, and never raises.
         """
         if not self._last or os.getpid() != self._pid:
             return
@@ -207,7 +210,8 @@ class FrequencyController:
         if self._sender is None or client is None:
             return
         try:
-            client.reset(self._uuid, CONTROL, block=False)
+            with bounded():
+                client.reset(self._uuid, CONTROL, block=False)
         except Exception as error:  # noqa: BLE001 - training must go on
             self._fail(error)
 
@@ -223,6 +227,9 @@ class FrequencyController:
                 self._let_go(client)
 
     # ---------------------------------------------------------------------------------- internals
+
+    def _clocks(self, wanted: Iterable[int]) -> dict[int, int]:
+        return {mhz: self._nearest(mhz) for mhz in wanted}
 
     def _nearest(self, mhz: int) -> int:
         """The supported clock that is nearest: plans may be made on another GPU of the kind."""
@@ -253,15 +260,13 @@ class FrequencyController:
                     self._reach()
                 assert self._client is not None
                 self._client.acquire(self._uuid, [CONTROL])
+                sender = PreparedClocks(self._client, self._uuid)
+                sender.prepare(self._clocks(self._wanted))
             except (ZeusBaseError, ZeusIpcError) as error:
                 self._fail(error)
                 return
             self._last = 0
-            self._senders = {}
-            self._sender = PreparedClocks(self._client, self._uuid)
-            self.prepare(())
-            if self._sender is None:
-                return
+            self._sender = sender
         if self._failing:
             self._failing = False
             level = logging.WARNING if self._told <= MOST_WARNINGS else logging.DEBUG
@@ -307,14 +312,15 @@ class FrequencyController:
         """The thread: says what failed, and takes up again what was lost."""
         pause_s = RETRY_S[0]
         while not self._ended.wait(LOOK_S if self._sender is not None else pause_s):
-            client = self._client
+            client, sender = self._client, self._sender
             try:
-                if self._sender is None:
+                if sender is None:
                     pause_s = min(RETRY_S[1], 2 * pause_s)
                     self._begin()
                 elif client is not None:
                     if not self._failing:
                         pause_s = RETRY_S[0]
+                    sender.renew()
                     self._check(client)
             except Exception as error:  # a thread that nobody watches must not end in silence
                 log.debug("looking after clocks failed", exc_info=True)
@@ -331,6 +337,9 @@ class FrequencyController:
                 f"this process lost its lease on the clocks of {self._name}; zeusd's log says why"
             )
         except DeferredSetFailed as failed:
+            if isinstance(failed.last, DeadlineExceeded):
+                self._last = 0  # this process or zeusd stood still: the next instruction sets it
+                return
             error = failed.last
         except ZeusIpcError as failed:
             error = failed

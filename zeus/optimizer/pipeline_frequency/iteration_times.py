@@ -130,12 +130,15 @@ class InstructionTimes:
     """The least time of each kind of instruction, in one of every few iterations.
 
     The least is that of an instruction that waited for no other stage.
+
+    Attributes:
+        steps: Of an iteration that is timed; None: `begin` and `end` need not be called.
     """
 
     def __init__(self) -> None:
         self._stamps = _Stamps()
         self._iteration = -1
-        self._steps: list[tuple[str, Setting, Any, Any]] | None = None
+        self.steps: list[tuple[str, Setting, Any, Any]] | None = None
         self._running: tuple[str, Setting, Any] | None = None
         self._open: deque[tuple[int, list[tuple[str, Setting, Any, Any]]]] = deque()
 
@@ -143,26 +146,26 @@ class InstructionTimes:
         """The first instruction of an iteration is about to begin."""
         self._iteration = iteration
         self._running = None
-        self._steps = [] if iteration % EVERY == EVERY - 1 else None
+        self.steps = [] if iteration % EVERY == EVERY - 1 else None
 
     def begin(self, name: str, setting: Setting) -> None:
         """An instruction begins."""
-        if self._steps is not None:
+        if self.steps is not None:
             self._running = (name, setting, self._stamps.take())
 
     def end(self) -> None:
         """It has ended, or was launched."""
-        if self._steps is not None and self._running is not None:
-            self._steps.append((*self._running, self._stamps.take()))
+        if self.steps is not None and self._running is not None:
+            self.steps.append((*self._running, self._stamps.take()))
             self._running = None
 
     def close(self) -> None:
         """The iteration is over."""
-        if self._steps:
-            self._open.append((self._iteration, self._steps))
+        if self.steps:
+            self._open.append((self._iteration, self.steps))
             if len(self._open) > MOST_TIMED:
                 self._free(self._open.popleft()[1])
-        self._steps = self._running = None
+        self.steps = self._running = None
 
     def collect(self) -> list[Least]:
         """What is known by now, each once."""

@@ -235,7 +235,7 @@ class PipelineFrequencyOptimizer(Callback):
             if follower.count == 1:
                 self._times.begin(follower.iteration)
                 self._instructions.begin_iteration(follower.iteration)
-            if setting != FREE:
+            if self._instructions.steps is not None and setting != FREE:
                 self._instructions.begin(name, setting)
         except Exception as error:  # noqa: BLE001 - training must go on
             self._failed(error)
@@ -249,7 +249,8 @@ class PipelineFrequencyOptimizer(Callback):
         try:
             if self._settings is not None and self._profiler is not None:
                 self._profiler.instruction_end(name)
-            self._instructions.end()
+            if self._instructions.steps is not None:
+                self._instructions.end()
             follower = self._follower
             if follower.count and follower.count >= (follower.expected or self._count):
                 self._times.end()

@@ -14,7 +14,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
@@ -137,6 +137,9 @@ class Frontier:
         gpus_per_stage: GPUs that share a stage's work.
         baseline_time_s: Of an iteration with every instruction at its highest clock, s.
         baseline_energy_j: Its energy, J.
+        policies: By name, what simpler policies take: times, s, rising, and energies, J.
+            One clock for all instructions; one power limit; the critical path at full clocks and
+            one clock for the rest of each stage, as EnvPipe has it.
         problem: What the plans were made for, as JSON can hold it (`planner.Planner.of_json` reads
             it), so that further plans can be made; None where that is not known.
     """
@@ -149,6 +152,7 @@ class Frontier:
     gpus_per_stage: int
     baseline_time_s: float
     baseline_energy_j: float
+    policies: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     problem: dict[str, Any] | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -187,6 +191,24 @@ class Frontier:
         limit = time_s * (1 + 1e-9)
         fitting = [index for index, plan in enumerate(self.plans) if plan.time_s <= limit]
         return min(fitting, key=lambda index: cost(self.plans[index]), default=self.fastest())
+
+    def beside(self, plan: Plan) -> dict[str, float]:
+        """What simpler policies take for an iteration of a plan's length, J: the best way of each
+        that is as fast, and blocking until then. nan: none is.
+        """
+        limit_s = plan.time_s * (1 + 1e-9)
+        blocking_w = self.p2p_power_w * self.gpus_per_stage * self.num_stages
+        return {
+            name: min(
+                (
+                    energy_j + blocking_w * max(0.0, plan.time_s - time_s)
+                    for time_s, energy_j in ways
+                    if time_s <= limit_s
+                ),
+                default=math.nan,
+            )
+            for name, ways in self.policies.items()
+        }
 
     def lacks(self, time_s: float, index: int) -> bool:
         """Whether a plan for this time may take less than the one that was found in the list.
@@ -245,6 +267,10 @@ class Frontier:
                 int(data["gpus_per_stage"]),
                 float(data["baseline"]["time_s"]),
                 float(data["baseline"]["energy_j"]),
+                {
+                    str(name): tuple((float(time_s), float(energy_j)) for time_s, energy_j in ways)
+                    for name, ways in data.get("policies", {}).items()
+                },
                 data.get("problem"),
             )
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -269,9 +295,11 @@ class Frontier:
         with (path / TABLE).open("w", newline="", encoding="utf-8") as file:
             table = csv.writer(file)
             names = [*(name for name, _ in _COSTS), "gap", "clock_changes"]
-            table.writerow(["plan", *names])
+            beside = [f"{name.replace(' ', '_')}_energy_j" for name in self.policies]
+            table.writerow(["plan", *names, *beside])
             for number, plan in enumerate(self.plans):
-                table.writerow([number, *(getattr(plan, name) for name in names)])
+                others = self.beside(plan).values()
+                table.writerow([number, *(getattr(plan, name) for name in names), *others])
         # Last, so that where there is an index there are all its plans.
         (path / INDEX).write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
 
@@ -317,6 +345,7 @@ class Frontier:
             "p2p_power_w": self.p2p_power_w,
             "gpus_per_stage": self.gpus_per_stage,
             "baseline": {"time_s": self.baseline_time_s, "energy_j": self.baseline_energy_j},
+            "policies": {name: [list(way) for way in ways] for name, ways in self.policies.items()},
         }
 
 

@@ -24,7 +24,7 @@ from tests.zeus.node import VirtualNode
 from zeus import _node
 from zeus.optimizer.pipeline_frequency import frequency_controller
 from zeus.optimizer.pipeline_frequency.frequency_controller import FrequencyController
-from zeus_ipc import Client
+from zeus_ipc import Client, prepared
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 
 OpenNode = Callable[[str], VirtualNode]
@@ -139,15 +139,38 @@ def test_of_many_clocks_the_last_counts(gpu: Gpu) -> None:
     controller.end()
 
 
-def test_what_could_not_be_sent_is_sent_with_the_next_instruction(gpu: Gpu) -> None:
+def test_what_could_not_be_sent_is_sent_with_the_next_instruction(
+    gpu: Gpu, monkeypatch: pytest.MonkeyPatch
+) -> None:
     controller = FrequencyController(0)
     controller.prepare([900])
-    send = controller._senders[900]
-    controller._senders[900] = lambda: False  # no room in the queue
-    controller.set_frequency(900)
-    controller._senders[900] = send
+    with monkeypatch.context() as full:
+        full.setattr(prepared.PreparedClocks, "lock", lambda *_: False)
+        controller.set_frequency(900)
     controller.set_frequency(900)
     gpu.becomes(900)
+    controller.end()
+
+
+def test_clocks_that_came_too_late_are_set_with_the_next_instruction(
+    gpu: Gpu, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after this process was stopped for a while: nobody needs to do anything about it."""
+    controller = FrequencyController(0)
+    monkeypatch.setattr(prepared, "VALID_NS", -1)
+    controller.prepare([900])
+    controller.set_frequency(900)
+    wait_for(lambda: controller._last == 0, "zeusd to say that it was late")
+    assert gpu.mhz() == 1410
+    monkeypatch.undo()
+
+    def set_again() -> bool:
+        controller.set_frequency(900)
+        return gpu.mhz() == 900
+
+    wait_for(set_again, "the clock to be set")
+    assert controller.working
+    assert warnings(caplog) == []
     controller.end()
 
 
@@ -271,6 +294,8 @@ def test_a_daemon_that_goes_and_comes_costs_nothing(
             for n in range(200):
                 begin = time.monotonic()
                 controller.set_frequency(900 + 15 * (n % 2))
+                if n % 50 == 49:
+                    controller.reset()
                 longest_s = max(longest_s, time.monotonic() - begin)
                 time.sleep(0.001)
             assert longest_s < 1.0  # a call that waited for the daemon would take its timeout

@@ -177,6 +177,23 @@ def test_without_exactness_plans_keep_deadlines_and_never_beat_the_best(turn: in
     check(profile, pipeline, planner.frontier(8), 60.0)
 
 
+def test_the_rest_of_a_stage_runs_at_the_clock_that_costs_no_time() -> None:
+    """By hand: the first stage's forward 1 and backward 0 have 4 s each, the rest is critical."""
+    clocks = {1400: (1.0, 100.0), 1200: (1.5, 80.0), 1000: (4.5, 20.0)}
+    options = {
+        (0, name, 0): [Option(mhz, *figures) for mhz, figures in clocks.items()]
+        for name in ("forward", "backward")
+    } | {(1, name, 0): [Option(1400, 2.0, 250.0)] for name in ("forward", "backward")}
+    frontier = Planner(
+        InstructionProfile(options), one_f_one_b(2, 2), p2p_power_w=10.0, exact=False
+    ).frontier()
+    busy_j, busy_s = 2 * 100.0 + 2 * 80.0 + 4 * 250.0, 2 * 1.0 + 2 * 1.5 + 4 * 2.0
+    ((time_s, energy_j),) = frontier.policies["critical path"]
+    assert time_s == pytest.approx(10.0)
+    assert energy_j == pytest.approx(busy_j + 10.0 * (2 * time_s - busy_s))
+    assert frontier.plans[-1].energy_j <= energy_j + 1e-9
+
+
 def test_a_straggler_makes_plans_slower_than_the_cheapest() -> None:
     """GPUs wait anyway: what is least is the effective energy, not the energy and then idling."""
     profile, pipeline = measured("a100", 4), one_f_one_b(4, 8)

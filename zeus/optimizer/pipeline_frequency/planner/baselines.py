@@ -1,10 +1,12 @@
-"""What simpler policies than a plan take: one clock for all, or one power limit for all.
+"""Simpler policies than a plan: one clock for all, one power limit for all, or full clocks on the
+critical path and one clock for the rest of each stage.
 
-The best of them are also where the search begins, so that no plan is worse than they are.
+They are also where the search begins, so no plan is worse than they are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +29,18 @@ class Policies:
     time_s: Floats
     cost_j: Floats
 
+    def ways(self, problem: Problem) -> list[tuple[float, float]]:
+        """Time, s, and energy, J, of those ways whose effective energy no faster one has, the
+        fastest first.
+        """
+        kept: list[tuple[float, float]] = []
+        least_j = np.inf
+        for way in np.lexsort((self.cost_j, self.time_s)).tolist():
+            if self.cost_j[way] < least_j:
+                least_j, time_s = self.cost_j[way], float(self.time_s[way])
+                kept.append((time_s, float(problem.energy(least_j, time_s))))
+        return kept
+
     def energy_within(self, problem: Problem, limit_s: float) -> float | None:
         """Least energy of an iteration within a time, J; None if no way is that fast."""
         fit = self.time_s <= limit_s * (1 + 1e-9)
@@ -39,12 +53,8 @@ def one_clock(problem: Problem) -> Policies:
 
     An instruction that was not measured at a clock takes its next higher one.
     """
-    clocks = np.unique([option.setting for options in problem.offered for option in options])
-    chosen = []
-    for options in problem.offered:
-        own = np.array([option.setting for option in options])
-        chosen.append(np.maximum((own[:, None] >= clocks).sum(axis=0) - 1, 0))
-    return _policies(problem, np.array(chosen))
+    kinds = range(len(problem.offered))
+    return _policies(problem, np.array(_at_one_clock(problem, kinds)))
 
 
 def one_power_limit(problem: Problem) -> Policies:
@@ -63,6 +73,60 @@ def one_power_limit(problem: Problem) -> Policies:
         within = own[:, None] <= limits
         chosen.append(np.where(within.any(axis=0), within.argmax(axis=0), len(own) - 1))
     return _policies(problem, np.array(chosen))
+
+
+def envelope(problem: Problem) -> Policies:
+    """Instructions on the critical path at their highest clock; in each stage one clock for all
+    others: the one that saves most of those that do not make the iteration longer. One way.
+
+    Source: the idea is that of EnvPipe (Choi et al., ATC 2023), which takes the pipeline's outer
+    envelope for the critical path, as it is where stages are equal.
+    """
+    figures = [problem.offered_figures(kind) for kind in range(len(problem.offered))]
+    durations = np.array([figures[kind][0][0] for kind in problem.kind])[:, None]
+    costs = np.array([figures[kind][1][0] for kind in problem.kind])[:, None]
+    before = problem.finishes(durations)[:-1]
+    after = problem.finishes(durations, problem.reverse)[:-1]
+    length_s = float(before.max()) * (1 + 1e-9)
+    slack = (before + after - durations)[:, 0] < (1 - 1e-9) * before.max()
+    for stage in range(problem.pipeline.num_stages):
+        kinds = [row for row, name in enumerate(problem.kinds) if name[0] == stage]
+        chosen = dict(zip(kinds, _at_one_clock(problem, kinds), strict=True))
+        places = [place for place in problem.pipeline.stages[stage] if slack[place]]
+        ways = max(len(one) for one in chosen.values())
+        tried, tried_cost = durations.repeat(ways, axis=1), costs.repeat(ways, axis=1)
+        for place in places:
+            kind = int(problem.kind[place])
+            tried[place] = figures[kind][0][chosen[kind]]
+            tried_cost[place] = figures[kind][1][chosen[kind]]
+        late = problem.longest(tried) > length_s
+        best = int(np.where(late, np.inf, tried_cost.sum(axis=0)).argmin())
+        durations, costs = tried[:, best, None], tried_cost[:, best, None]
+    options = np.array(
+        [
+            np.searchsorted(problem.curves[kind].time_s, time_s, side="right") - 1
+            for kind, time_s in zip(problem.kind.tolist(), durations[:, 0], strict=True)
+        ],
+        dtype=np.intp,
+    )
+    return Policies(options[:, None], problem.longest(durations), costs.sum(axis=0))
+
+
+POLICIES = {
+    "one clock": one_clock,
+    "one power limit": one_power_limit,
+    "critical path": envelope,
+}
+"""By the name under which they stand beside plans."""
+
+
+def _at_one_clock(problem: Problem, kinds: Sequence[int]) -> list[Ints]:
+    """For each of these kinds, its setting at each of their clocks, counted from the highest: the
+    next higher one where it was not measured at a clock.
+    """
+    own = [np.array([option.setting for option in problem.offered[kind]]) for kind in kinds]
+    clocks = np.unique(np.concatenate(own))
+    return [np.maximum((one[:, None] >= clocks).sum(axis=0) - 1, 0) for one in own]
 
 
 def _policies(problem: Problem, chosen: Ints) -> Policies:

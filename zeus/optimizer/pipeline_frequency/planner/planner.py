@@ -418,6 +418,7 @@ class Planner:
             problem.gpus_per_stage,
             baseline_s,
             baseline_j,
+            {name: tuple(one.ways(problem)) for name, one in self._search.policies.items()},
             self.problem,
         )
 

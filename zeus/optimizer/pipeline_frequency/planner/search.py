@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from zeus.optimizer.pipeline_frequency.planner.baselines import one_clock, one_power_limit
+from zeus.optimizer.pipeline_frequency.planner.baselines import POLICIES
 from zeus.optimizer.pipeline_frequency.planner.pool import Pool
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Problem
 from zeus.optimizer.pipeline_frequency.planner.relaxation import Relaxation, Relaxed
@@ -57,6 +57,7 @@ class Search:
         problem: The problem.
 
     Attributes:
+        policies: What simpler policies take.
         pool: Plans that were found so far.
         steps: How many steps `frontier` reports.
     """
@@ -71,8 +72,9 @@ class Search:
         self._solved: list[Relaxed] = []
         self._improved: set[int] = set()
         self._joined: set[tuple[int, int]] = set()
-        for policies in (one_clock(problem), one_power_limit(problem)):
-            self.pool.add(policies.options)
+        self.policies = {name: make(problem) for name, make in POLICIES.items()}
+        for one in self.policies.values():
+            self.pool.add(one.options)
 
     # ------------------------------------------------------------------------------- bounds
 

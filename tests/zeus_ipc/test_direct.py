@@ -1,0 +1,358 @@
+"""The way to the daemon without libzmq: what libzmq's own ROUTER makes of it, and bad peers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import zmq
+
+from tests.support import wait_for
+from tests.zmtp_peer import GREETING, command, exactly, frame, hello, message, ready
+from zeus_ipc import Client, prepared
+from zeus_ipc.codec import decode_request, encode
+from zeus_ipc.direct import DirectTransport
+from zeus_ipc.errors import DaemonUnavailable, RequestTimeout
+from zeus_ipc.prepared import PreparedClocks
+from zeus_ipc.zmtp import ProtocolError, Replies
+
+GPU = "GPU-1"
+Talk = Callable[[socket.socket], None]
+
+
+def shake(stream: socket.socket) -> None:
+    """The ROUTER's part of the handshake, after the peer's."""
+    assert exactly(stream, len(hello())) == hello()
+    stream.sendall(GREETING + ready(b"ROUTER"))
+
+
+def next_request(stream: socket.socket) -> dict[str, Any]:
+    return decode_request(message(stream))
+
+
+def answer(stream: socket.socket, request: dict[str, Any], **result: Any) -> None:
+    stream.sendall(frame(encode({"id": request["id"], "result": result})))
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "socket")
+
+
+@contextlib.contextmanager
+def listening(path: str) -> Iterator[Callable[[Talk], threading.Thread]]:
+    """Lets each connection that comes be talked to by a thread. The first is what `diagnose` opens
+    to see whether anybody listens; it says nothing and is passed over."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
+        server.bind(path)
+        server.listen()
+        server.settimeout(20)
+        failures: list[BaseException] = []
+        threads: list[threading.Thread] = []
+
+        def one(talk: Talk) -> None:
+            try:
+                while True:
+                    stream, _ = server.accept()
+                    with stream:
+                        stream.settimeout(20)
+                        if stream.recv(1, socket.MSG_PEEK):
+                            talk(stream)
+                            return
+            except BaseException as error:
+                failures.append(error)
+
+        def serve(talk: Talk) -> threading.Thread:
+            thread = threading.Thread(target=one, args=(talk,), daemon=True)
+            threads.append(thread)
+            thread.start()
+            return thread
+
+        yield serve
+        for thread in threads:
+            thread.join(20)
+        assert failures == []
+
+
+@contextlib.contextmanager
+def transport_to(path: str) -> Iterator[DirectTransport]:
+    transport = DirectTransport(path)
+    try:
+        yield transport
+    finally:
+        transport.close()
+
+
+# ------------------------------------------------------------------------------- with a good peer
+
+
+def test_a_router_of_libzmq_takes_it_for_a_dealer(path: str) -> None:
+    bound = threading.Event()
+
+    def serve() -> None:
+        with zmq.Context() as context, context.socket(zmq.ROUTER) as router:
+            router.setsockopt(zmq.RCVTIMEO, 20_000)
+            router.bind(f"ipc://{path}")
+            bound.set()
+            for _ in range(3):
+                peer, data = router.recv_multipart()
+                request = decode_request(data)
+                if request["op"] != "quiet":
+                    result = {"long": "x" * 60_000, "op": request["op"]}
+                    router.send_multipart([peer, encode({"id": request["id"], "result": result})])
+
+    server = threading.Thread(target=serve)
+    server.start()
+    assert bound.wait(20)
+    with transport_to(path) as transport:
+        assert transport.request({"op": "first"}, 20.0)["result"]["op"] == "first"
+        transport.send({"op": "quiet"}, 20.0)
+        reply = transport.request({"op": "last", "names": ["y" * 200] * 20}, 20.0)
+        assert reply["result"]["op"] == "last"
+    server.join()
+
+
+def test_threads_get_their_own_replies_in_any_order(path: str) -> None:
+    def backwards(stream: socket.socket) -> None:
+        shake(stream)
+        for request in [next_request(stream) for _ in range(8)][::-1]:
+            answer(stream, request, op=request["op"])
+            time.sleep(0.002)  # each thread that waits has its turn to read
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serve(backwards)
+        got: dict[str, str] = {}
+
+        def ask(op: str) -> None:
+            got[op] = transport.request({"op": op}, 20.0)["result"]["op"]
+
+        threads = [threading.Thread(target=ask, args=(f"op {n}",)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert got == {f"op {n}": f"op {n}" for n in range(8)}
+
+
+def test_a_request_whose_connection_is_lost_is_sent_again(path: str) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def hang_up(stream: socket.socket) -> None:
+        shake(stream)
+        seen.append(next_request(stream))
+
+    def reply(stream: socket.socket) -> None:
+        shake(stream)
+        seen.append(next_request(stream))
+        answer(stream, seen[-1], done=True)
+
+    with listening(path) as serve, transport_to(path) as transport:
+        first = serve(hang_up)
+        second = threading.Thread(target=lambda: (first.join(), serve(reply)))
+        second.start()
+        assert transport.request({"op": "state"}, 20.0)["result"] == {"done": True}
+        second.join()
+    assert seen[0] == seen[1]
+
+
+def test_a_child_of_fork_has_a_connection_of_its_own(path: str) -> None:
+    with listening(path) as serve, transport_to(path) as transport:
+        seen: list[str] = []
+
+        def parent(stream: socket.socket) -> None:
+            shake(stream)
+            for _ in range(2):
+                request = next_request(stream)
+                seen.append(request["op"])
+                answer(stream, request)
+            assert stream.recv(1) == b""  # no copy of it is open in the child
+
+        def child(stream: socket.socket) -> None:
+            shake(stream)
+            answer(stream, next_request(stream))
+
+        of_parent = serve(parent)
+        transport.request({"op": "before"}, 20.0)
+        clocks = PreparedClocks(Client(transport=transport), GPU)
+        clocks.prepare({900: 900})
+        of_child = serve(child)
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            with contextlib.suppress(BaseException):
+                try:
+                    clocks.lock(900)
+                except DaemonUnavailable:
+                    transport.request({"op": "child"}, 20.0)
+                    status = 0
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+        of_child.join()
+        transport.request({"op": "after"}, 20.0)
+        transport.close()
+        of_parent.join()
+        assert seen == ["before", "after"]
+
+
+# ------------------------------------------------------------------------------------ clocks
+
+
+@contextlib.contextmanager
+def clocks_of(path: str) -> Iterator[PreparedClocks]:
+    with transport_to(path) as transport:
+        yield PreparedClocks(Client(transport=transport, heartbeat=False), GPU)
+
+
+def test_clocks_never_wait_for_room_and_go_on_when_there_is_some(path: str) -> None:
+    full, seen = threading.Event(), []
+
+    def slow(stream: socket.socket) -> None:
+        shake(stream)
+        full.wait(20)
+        while not seen or seen[-1]["min_mhz"] != 1200:
+            seen.append(next_request(stream))
+
+    with listening(path) as serve, clocks_of(path) as clocks:
+        serve(slow)
+        clocks.prepare({900: 900, 1200: 1200})
+        wait_for(lambda: clocks.lock(900), "a connection")
+        sent = 1
+        while clocks.lock(900):
+            sent += 1
+            assert sent < 10_000
+        assert not clocks.lock(1200)
+        full.set()
+        wait_for(lambda: clocks.lock(1200), "room for the next clock")
+    assert [one["min_mhz"] for one in seen] == [900] * sent + [1200]
+    assert all(one["op"] == "set_gpu_clocks" and one["block"] is False for one in seen)
+
+
+def test_clocks_find_a_daemon_that_was_started_again(path: str) -> None:
+    got = threading.Event()
+
+    def one(stream: socket.socket) -> None:
+        shake(stream)
+        assert next_request(stream)["max_mhz"] == 900
+        got.set()
+
+    with contextlib.ExitStack() as stack:
+        with listening(path) as serve:
+            serve(one)
+            clocks = stack.enter_context(clocks_of(path))
+            clocks.prepare({1: 900})
+            wait_for(lambda: clocks.lock(1), "the first to be sent")
+            assert got.wait(20)
+        os.unlink(path)
+        wait_for(lambda: not clocks.lock(1), "the loss to be noticed")
+        assert not clocks.lock(1)
+        got.clear()
+        with listening(path) as serve:
+            serve(one)
+            wait_for(lambda: clocks.lock(1), "another connection")
+            assert got.wait(20)
+    with pytest.raises(DaemonUnavailable, match="closed"):
+        clocks.lock(1)
+
+
+def test_a_prepared_clock_has_the_deadline_of_the_last_renewal(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deadlines: list[int] = []
+
+    def two(stream: socket.socket) -> None:
+        shake(stream)
+        deadlines.extend(next_request(stream)["deadline_ns"] for _ in range(3))
+
+    with listening(path) as serve, clocks_of(path) as clocks:
+        serve(two)
+        clocks.prepare({900: 900})
+        wait_for(lambda: clocks.lock(900), "it to be sent")
+        assert clocks.lock(900)
+        monkeypatch.setattr(prepared, "VALID_NS", prepared.VALID_NS + 10**9)
+        clocks.renew()
+        assert clocks.lock(900)
+        wait_for(lambda: len(deadlines) == 3, "all to arrive")
+    assert deadlines[0] == deadlines[1] <= deadlines[2] - 10**9
+
+
+# ------------------------------------------------------------------------------- with a bad peer
+
+
+def test_nobody_listens(path: str) -> None:
+    with transport_to(path) as transport, pytest.raises(DaemonUnavailable, match="no such socket"):
+        transport.request({"op": "state"}, 1.0)
+
+
+def test_a_peer_that_does_not_answer_is_waited_for_as_long_as_asked(path: str) -> None:
+    released = threading.Event()
+
+    def silent(stream: socket.socket) -> None:
+        shake(stream)
+        released.wait(20)
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serve(silent)
+        with pytest.raises(RequestTimeout):
+            transport.request({"op": "state"}, 0.05)
+        released.set()
+
+
+def test_closing_ends_what_waits(path: str) -> None:
+    asked = threading.Event()
+
+    def silent(stream: socket.socket) -> None:
+        shake(stream)
+        next_request(stream)
+        asked.set()
+        assert stream.recv(1) == b""
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serve(silent)
+        threading.Thread(target=lambda: (asked.wait(20), transport.close())).start()
+        with pytest.raises(DaemonUnavailable, match="closed"):
+            transport.request({"op": "state"}, 20.0)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"HTTP/1.1 400 Bad Request\r\n\r\n",
+        GREETING[:10] + b"\x01" + GREETING[11:],
+        GREETING.replace(b"NULL", b"OPEN"),
+        GREETING + ready(b"ROUTER") + frame(b"", 1),
+        GREETING + command(b"ERROR", b"\x00"),
+        GREETING + ready(b"ROUTER") + b"\x02" + (2**40).to_bytes(8, "big"),
+        GREETING + ready(b"ROUTER") + frame(b"no map"),
+    ],
+)
+def test_what_is_not_zeusd_is_named(path: str, said: bytes) -> None:
+    def talk(stream: socket.socket) -> None:
+        exactly(stream, len(hello()))
+        stream.sendall(said)
+        while stream.recv(4096):
+            pass
+
+    with listening(path) as serve, transport_to(path) as transport:
+        serve(talk)
+        with pytest.raises(DaemonUnavailable, match="not zeusd"):
+            transport.request({"op": "state"}, 20.0)
+
+
+def test_replies_are_found_however_the_bytes_are_cut() -> None:
+    bodies = [b"a", b"", b"b" * 255, b"c" * 256, b"d" * 70_000]
+    said = GREETING + ready(b"ROUTER") + b"".join(map(frame, bodies))
+    said += command(b"PING", b"\0\0") + frame(b"last")
+    for size in (1, 7, 63, 64, 65, 4096, len(said)):
+        replies, found = Replies(), []
+        for at in range(0, len(said), size):
+            found += replies.receive(said[at : at + size])
+        assert found == [*bodies, b"last"]
+    with pytest.raises(ProtocolError):
+        Replies().receive(b"\0")
