@@ -8,6 +8,8 @@ from collections.abc import Generator, Iterable, Iterator, Sequence, Sized
 from types import TracebackType
 from typing import TypeVar, cast
 
+from zeus_ipc.overriding import override
+
 Item = TypeVar("Item")
 Self = TypeVar("Self", bound="Callback")
 
@@ -150,52 +152,52 @@ class CallbackSet(Callback):
     def __init__(self, callbacks: Sequence[Callback]) -> None:
         self.callbacks = list(callbacks)
 
+    @override
     def on_train_begin(self) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_train_begin()
 
+    @override
     def on_train_end(self) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_train_end()
 
+    @override
     def on_epoch_begin(self) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_epoch_begin()
 
+    @override
     def on_epoch_end(self) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_epoch_end()
 
+    @override
     def on_step_begin(self) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_step_begin()
 
+    @override
     def on_step_end(self) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_step_end()
 
+    @override
     def on_pause(self) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_pause()
 
+    @override
     def on_evaluate(self, metric: float) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_evaluate(metric)
 
+    @override
     def on_instruction_begin(self, name: str) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_instruction_begin(name)
 
+    @override
     def on_instruction_end(self, name: str) -> None:
-        """See `Callback`."""
         for callback in self.callbacks:
             callback.on_instruction_end(name)

@@ -19,6 +19,7 @@ from zeus_fleet.allocator import Snapshot
 from zeus_fleet.records import Record
 from zeus_fleet.store import StoreUnavailable
 from zeus_fleet.view import View, Watcher
+from zeus_ipc.overriding import override
 
 KEPT = 3600
 """Records that the page shows."""
@@ -58,12 +59,12 @@ class FleetServer(web.Application):
         self._task: asyncio.Task[None] | None = None
         _add(self)
 
+    @override
     async def opens(self) -> None:
-        """See `web.Application`."""
         self._task = asyncio.create_task(self._look_on())
 
+    @override
     async def closes(self) -> None:
-        """See `web.Application`."""
         if self._task is not None:
             self._task.cancel()
             with contextlib.suppress(asyncio.CancelledError):

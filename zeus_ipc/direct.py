@@ -18,9 +18,11 @@ from typing import Any
 
 from zeus_ipc.codec import DecodeError, decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable
+from zeus_ipc.overriding import override
 from zeus_ipc.transport import (
     GRACE_NS,
     Subscription,
+    Transport,
     check_time,
     client_closed,
     diagnose,
@@ -222,7 +224,7 @@ class Line:
             stream.close()
 
 
-class DirectTransport:
+class DirectTransport(Transport):
     """The way to a daemon's socket, as `ZmqTransport`, without libzmq between.
 
     A request whose connection is lost before the reply came is sent again once there is a new
@@ -302,8 +304,8 @@ class DirectTransport:
             check_time(self._path, deadline_ns, False, timeout_s)
             time.sleep(PAUSE_S)
 
+    @override
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
-        """See `Transport`."""
         return subscription(self._path, names, path, buffer)
 
     def close(self) -> None:

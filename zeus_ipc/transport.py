@@ -25,6 +25,7 @@ import zmq
 from zeus_ipc.codec import DecodeError, decode_reply, encode
 from zeus_ipc.diagnosis import silent_daemon
 from zeus_ipc.errors import AccessRefused, DaemonUnavailable, RequestTimeout
+from zeus_ipc.overriding import override
 
 _QUANTUM_MS = 2
 """How long a thread that waits for a reply keeps the socket from other threads."""
@@ -162,7 +163,7 @@ def _went_nowhere(connection: _Connection, sent_ns: int) -> bool:
     return unanswered and sent_ns - connection.lost_at_ns < _AFTER_LOSS_NS
 
 
-class ZmqTransport:
+class ZmqTransport(Transport):
     """The way to a daemon's socket.
 
     A request whose connection is lost before the reply came is sent again once there is a new
@@ -242,8 +243,8 @@ class ZmqTransport:
                     return
             check_time(self._path, deadline_ns, False, timeout_s)
 
+    @override
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
-        """See `Transport`."""
         return subscription(self._path, names, path, buffer)
 
     def close(self) -> None:
@@ -303,7 +304,7 @@ class ZmqTransport:
             ) from None
 
 
-class ZmqSubscription:
+class ZmqSubscription(Subscription):
     """Samples from a daemon's XPUB socket. It survives the daemon's restarts.
 
     Args:
@@ -329,8 +330,8 @@ class ZmqSubscription:
         self._sub.connect(f"ipc://{path}")
         self._heard_ns = time.monotonic_ns()
 
+    @override
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """See `Subscription`."""
         try:
             if not self._sub.poll(max(0, round(timeout_s * 1000))):
                 if time.monotonic_ns() - self._heard_ns > _SILENT_NS:
@@ -347,8 +348,8 @@ class ZmqSubscription:
                 f"what publishes is not zeusd ({error}); check the socket's path"
             ) from None
 
+    @override
     def close(self) -> None:
-        """See `Subscription`."""
         self._context.destroy(linger=0)
 
 

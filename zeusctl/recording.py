@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
+from zeus_ipc.overriding import override
 from zeusctl.exits import CommandError
 
 COLUMNS: dict[str, type] = {
@@ -49,7 +50,7 @@ class Writer(Protocol):
         """The end."""
 
 
-class CsvWriter:
+class CsvWriter(Writer):
     """Rows as CSV, to a file or standard output."""
 
     def __init__(self, path: Path | None) -> None:
@@ -58,22 +59,22 @@ class CsvWriter:
         self._csv = csv.DictWriter(self._file, COLUMNS, lineterminator="\n")
         self._csv.writeheader()
 
+    @override
     def write(self, row: Row) -> None:
-        """See `Writer`."""
         self._csv.writerow(row)
 
+    @override
     def flush(self) -> None:
-        """See `Writer`."""
         self._file.flush()
 
+    @override
     def close(self) -> None:
-        """See `Writer`."""
         self.flush()
         if self._own:
             self._file.close()
 
 
-class ParquetWriter:
+class ParquetWriter(Writer):
     """Rows as Parquet. The file appears under its name when it is complete: half of one is none."""
 
     def __init__(self, path: Path) -> None:
@@ -86,17 +87,18 @@ class ParquetWriter:
         self._file = parquet.ParquetWriter(self._aside, self._schema, compression="zstd")
         self._rows: list[Row] = []
 
+    @override
     def write(self, row: Row) -> None:
-        """See `Writer`."""
         self._rows.append(row)
         if len(self._rows) >= _ROWS_AT_ONCE:
             self._write_rows()
 
+    @override
     def flush(self) -> None:
-        """See `Writer`. Rows wait until there are enough of them."""
+        """Rows wait until there are enough of them."""
 
+    @override
     def close(self) -> None:
-        """See `Writer`."""
         self._write_rows()
         self._file.close()
         os.replace(self._aside, self._path)

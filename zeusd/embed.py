@@ -27,8 +27,9 @@ from zeus_ipc import __version__
 from zeus_ipc.client import Client
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import DaemonUnavailable, RequestRejected, RequestTimeout
+from zeus_ipc.overriding import override
 from zeus_ipc.requests import request_adapter
-from zeus_ipc.transport import Subscription
+from zeus_ipc.transport import Subscription, Transport
 from zeusd.core.access import OPEN
 from zeusd.core.core import Core
 from zeusd.core.model import PRIVILEGE_OF_ZEUSD, Peer
@@ -85,7 +86,7 @@ def _state_dir() -> str:
     return str(Path(tempfile.gettempdir(), f"zeusd-{os.geteuid()}"))
 
 
-class EmbeddedTransport:
+class EmbeddedTransport(Transport):
     """Carries requests to an engine on a thread of this process.
 
     After `fork` the child has no such thread: its first request starts an engine of its own.
@@ -108,20 +109,20 @@ class EmbeddedTransport:
         """Whether this process has an engine."""
         return self._running is not None
 
+    @override
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """See `zeus_ipc.transport.Transport`."""
         request_id = message["id"] = next(self._ids)
         message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
         return self._engine().ask(message, request_id, timeout_s)
 
+    @override
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        """See `zeus_ipc.transport.Transport`."""
         message["id"] = next(self._ids)
         message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
         self._engine().tell(message)
 
+    @override
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
-        """See `zeus_ipc.transport.Transport`."""
         return self._engine().subscribe(names, buffer)
 
     def close(self) -> None:
@@ -146,7 +147,7 @@ class EmbeddedTransport:
         self._running = None
 
 
-class _Subscription:
+class _Subscription(Subscription):
     """Samples of the sampler in this process."""
 
     def __init__(self, names: frozenset[str], buffer: int, ended: Callable[[], None]) -> None:
@@ -160,15 +161,15 @@ class _Subscription:
             with contextlib.suppress(queue.Full):
                 self._queue.put_nowait(vars(describe_sample(name, sample)))
 
+    @override
     def receive(self, timeout_s: float) -> dict[str, Any] | None:
-        """See `zeus_ipc.transport.Subscription`."""
         try:
             return self._queue.get(timeout=timeout_s) if timeout_s > 0 else self._queue.get_nowait()
         except queue.Empty:
             return None
 
+    @override
     def close(self) -> None:
-        """See `zeus_ipc.transport.Subscription`."""
         self._ended()
 
 

@@ -13,6 +13,7 @@ from zeus.exceptions import ZeusBaseError
 from zeus.monitor.rates import Rate, RatedMonitor
 from zeus.monitor.service import Service, ServiceError
 from zeus.utils.framework import Framework
+from zeus_ipc.overriding import override
 
 KEY_ENV = "OPENEI_API_KEY"
 URL = "https://api.openei.org"
@@ -78,13 +79,12 @@ class OpenEIClient(ElectricityPriceProvider):
         self._key = os.environ.get(KEY_ENV) if api_key is None else api_key
         self._service = Service("OpenEI", url, timeout_s)
 
+    @override
     def get_current_electricity_prices(self) -> dict[str, list[Any]]:
-        """See `ElectricityPriceProvider`.
-
-        Raises:
-            ZeusElectricityPriceHTTPError: There is no key, or the service cannot be reached, or
-                refuses.
-            ZeusElectricityPriceNotFoundError: It does not know the rate.
+        """Raises:
+        ZeusElectricityPriceHTTPError: There is no key, or the service cannot be reached, or
+            refuses.
+        ZeusElectricityPriceNotFoundError: It does not know the rate.
         """
         hint = f"give your own key as api_key, or in ${KEY_ENV}"
         if not self._key:

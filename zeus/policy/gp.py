@@ -25,6 +25,7 @@ from zeus.policy.curves import Array
 from zeus.policy.gp_model import Elsewhere, Fit, Model
 from zeus.policy.interface import BatchSizeOptimizer, Estimate, Run
 from zeus.policy.knowledge import Knowledge
+from zeus_ipc.overriding import override
 
 MOST_SIZES = 48
 """Of more sizes than these the policy considers so many, evenly spread over their octaves: their
@@ -66,37 +67,39 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         self._jobs: dict[Job, _Known] = {}
 
     @property
+    @override
     def name(self) -> str:
-        """See `BatchSizeOptimizer`."""
         return "GP BSO"
 
+    @override
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
-        """See `BatchSizeOptimizer`. A job that is known stays as it is."""
+        """A job that is known stays as it is."""
         if job not in self._jobs:
             self._jobs[job] = _Known(job, batch_sizes, self.window_size, self.seed)
 
+    @override
     def predict(self, job: Job) -> int:
-        """See `BatchSizeOptimizer`."""
         return self.predict_beside(job, ())
 
+    @override
     def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
-        """See `BatchSizeOptimizer`. What runs in flight will tell is not asked for again."""
+        """What runs in flight will tell is not asked for again."""
         batch_size = self._jobs[job].choose(in_flight)
         if self.verbose:
             print(f"[{self.name}] {job}: batch size {batch_size}")
         return batch_size
 
+    @override
     def observe(
         self, job: Job, batch_size: int, cost: float, converged: bool | None = None
     ) -> None:
-        """See `BatchSizeOptimizer`. `observe_run` tells more."""
+        """`observe_run` tells more."""
         self.observe_run(job, Run(batch_size, cost, converged is not False))
 
+    @override
     def observe_run(self, job: Job, run: Run) -> None:
-        """See `BatchSizeOptimizer`.
-
-        Raises:
-            ValueError: The job has no such batch size.
+        """Raises:
+        ValueError: The job has no such batch size.
         """
         self._jobs[job].observe(run)
 
@@ -108,32 +111,33 @@ class GPBatchSizeOptimizer(BatchSizeOptimizer):
         best = self._jobs[job].best_cost()
         return beta_knob * best * _PATIENCE ** max(0, failures - 1)
 
+    @override
     def knowledge(self, job: Job) -> Knowledge | None:
-        """See `BatchSizeOptimizer`."""
         return self._jobs[job].knowledge()
 
+    @override
     def transfer(self, job: Job, knowledge: Knowledge) -> None:
-        """See `BatchSizeOptimizer`. The first run has its best size, not the default."""
+        """The first run has its best size, not the default."""
         self._jobs[job].transfer(knowledge)
 
+    @override
     def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
-        """See `BatchSizeOptimizer`."""
         self._jobs[job].exclude(batch_sizes)
         return True
 
+    @override
     def reseed(self, seed: int) -> bool:
-        """See `BatchSizeOptimizer`."""
         self.seed = seed
         for known in self._jobs.values():
             known.reseed(seed)
         return True
 
+    @override
     def best(self, job: Job) -> int | None:
-        """See `BatchSizeOptimizer`."""
         return self._jobs[job].best()
 
+    @override
     def estimates(self, job: Job) -> list[Estimate]:
-        """See `BatchSizeOptimizer`."""
         return self._jobs[job].estimates()
 
 

@@ -10,6 +10,7 @@ from zeus.job import Job
 from zeus.policy.best import BestKnown
 from zeus.policy.interface import BatchSizeOptimizer, Estimate
 from zeus.policy.mab import GaussianTS, deviation, precision_of
+from zeus_ipc.overriding import override
 
 _DRAWS = 4000
 _NORMAL_95 = 1.645
@@ -56,12 +57,13 @@ class GTSBatchSizeOptimizer(BatchSizeOptimizer):
         self._best = BestKnown()
 
     @property
+    @override
     def name(self) -> str:
-        """See `BatchSizeOptimizer`."""
         return "GaussianTS BSO"
 
+    @override
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
-        """See `BatchSizeOptimizer`. A job that is known stays as it is."""
+        """A job that is known stays as it is."""
         if job in self.mabs:
             return
         self.mabs[job] = GaussianTS(
@@ -76,29 +78,27 @@ class GTSBatchSizeOptimizer(BatchSizeOptimizer):
         self.batch_sizes[job] = batch_sizes
         self.history[job] = {}
 
+    @override
     def predict(self, job: Job) -> int:
-        """See `BatchSizeOptimizer`."""
         batch_size = self.mabs[job].predict()
         if self.verbose:
             print(f"[{self.name}] {job}: batch size {batch_size}")
         return batch_size
 
+    @override
     def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
-        """See `BatchSizeOptimizer`.
-
-        Another draw where a log is replayed; else the best known size, as in the published
+        """Another draw where a log is replayed; else the best known size, as in the published
         simulation of a cluster.
         """
         best = None if self.replay else self._best.batch_size(job)
         return self.predict(job) if best is None else best
 
+    @override
     def observe(
         self, job: Job, batch_size: int, cost: float, converged: bool | None = None
     ) -> None:
-        """See `BatchSizeOptimizer`.
-
-        Raises:
-            ValueError: The job has no such batch size.
+        """Raises:
+        ValueError: The job has no such batch size.
         """
         if batch_size not in self.batch_sizes[job]:
             raise ValueError(f"{batch_size} is none of the batch sizes of {job}")
@@ -113,14 +113,14 @@ class GTSBatchSizeOptimizer(BatchSizeOptimizer):
         else:
             mab.fit_arm(batch_size, np.array([-cost]), reset=False)
 
+    @override
     def exclude(self, job: Job, batch_sizes: Sequence[int]) -> bool:
-        """See `BatchSizeOptimizer`."""
         mab = self.mabs[job]
         mab.arms = [arm for arm in mab.arms if arm not in batch_sizes]
         return True
 
+    @override
     def estimates(self, job: Job) -> list[Estimate]:
-        """See `BatchSizeOptimizer`."""
         seen = {size: len(rewards) for size, rewards in self.history[job].items()}
         return of_arms(self.mabs[job], self.batch_sizes[job], seen)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from zeus.job import Job
 from zeus.policy.interface import PowerLimitOptimizer
+from zeus_ipc.overriding import override
 
 
 class JITPowerLimitOptimizer(PowerLimitOptimizer):
@@ -21,20 +22,20 @@ class JITPowerLimitOptimizer(PowerLimitOptimizer):
         self.best_cost: dict[Job, dict[int, float]] = {}
 
     @property
+    @override
     def name(self) -> str:
-        """See `PowerLimitOptimizer`."""
         return "JITPSO"
 
+    @override
     def predict(self, job: Job, batch_size: int) -> int | None:
-        """See `PowerLimitOptimizer`."""
         limit = self.best_pl.get(job, {}).get(batch_size)
         if self.verbose:
             chosen = "has to be profiled" if limit is None else f"{limit} W"
             print(f"[{self.name}] {job} @ {batch_size}: power limit {chosen}")
         return limit
 
+    @override
     def observe(self, job: Job, batch_size: int, power_limit: int, cost: float) -> None:
-        """See `PowerLimitOptimizer`."""
         costs = self.best_cost.setdefault(job, {})
         if batch_size not in costs or cost < costs[batch_size]:
             costs[batch_size] = cost

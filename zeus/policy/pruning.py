@@ -16,6 +16,7 @@ from zeus.policy.best import BestKnown
 from zeus.policy.gts import of_arms
 from zeus.policy.interface import BatchSizeOptimizer, Estimate
 from zeus.policy.mab import GaussianTS, precision_of
+from zeus_ipc.overriding import override
 
 NOTHING = 0
 """Expected while the last result is in and the next size is not asked for yet."""
@@ -160,12 +161,12 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         self._best = BestKnown()
 
     @property
+    @override
     def name(self) -> str:
-        """See `BatchSizeOptimizer`."""
         return "Pruning GaussianTS BSO"
 
+    @override
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
-        """See `BatchSizeOptimizer`."""
         if job.default_bs is None:
             raise ValueError(f"{job} has no default batch size; give Job(default_bs=...)")
         self.exp_manager[job] = PruningExploreManager(
@@ -174,8 +175,8 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         self.history[job] = []
         self._sizes[job] = sorted(batch_sizes)
 
+    @override
     def predict(self, job: Job) -> int:
-        """See `BatchSizeOptimizer`."""
         walk = self.exp_manager[job]
         pruning = walk.wanted is not None
         batch_size = walk.next_batch_size() if pruning else self._mab(job).predict()
@@ -184,8 +185,9 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
             print(f"[{self.name}] {job}, {stage}: batch size {batch_size}")
         return batch_size
 
+    @override
     def predict_beside(self, job: Job, in_flight: Sequence[int]) -> int:
-        """See `BatchSizeOptimizer`. The walk cannot be at two sizes at once.
+        """The walk cannot be at two sizes at once.
 
         Where a log is replayed, the best known size is given only while the walk waits for one of
         the runs in flight, so that a job whose runs always overlap goes on with its search; else
@@ -200,13 +202,12 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         assert job.default_bs is not None
         return job.default_bs
 
+    @override
     def observe(
         self, job: Job, batch_size: int, cost: float, converged: bool | None = None
     ) -> None:
-        """See `BatchSizeOptimizer`.
-
-        Raises:
-            RuntimeError: Another size's result is expected, and runs do not overlap.
+        """Raises:
+        RuntimeError: Another size's result is expected, and runs do not overlap.
         """
         self.history[job].append((batch_size, -cost))
         self._best.observe(job, batch_size, cost, converged)
@@ -220,8 +221,8 @@ class PruningGTSBatchSizeOptimizer(BatchSizeOptimizer):
         if not self.concurrency or expected == batch_size:
             walk.report_batch_size_result(batch_size, cost, bool(converged))
 
+    @override
     def estimates(self, job: Job) -> list[Estimate]:
-        """See `BatchSizeOptimizer`."""
         runs: dict[int, int] = {}
         for size, _ in self.history[job]:
             runs[size] = runs.get(size, 0) + 1

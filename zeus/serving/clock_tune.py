@@ -13,10 +13,9 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from typing_extensions import override
-
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_steps import Queue, Step
+from zeus_ipc.overriding import override
 
 POLICY = 0
 """The arm that is the clock policy instead of one clock."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from zeus_ipc.controls import SPECS, Control
+from zeus_ipc.overriding import override
 from zeusctl.probe.driver import CallError, NoDriverError
 from zeusctl.probe.nvml import NvmlDriver
 
@@ -42,7 +43,7 @@ class Setters(Protocol):
         """Closes the driver."""
 
 
-class NvmlSetters:
+class NvmlSetters(Setters):
     """NVIDIA's.
 
     Args:
@@ -55,12 +56,12 @@ class NvmlSetters:
     def __init__(self, library: str | None) -> None:
         self._driver = NvmlDriver(library)
 
+    @override
     def call(self, control: Control) -> str:
-        """See `Setters`."""
         return _CALLS[control]
 
+    @override
     def ask(self, uuid: str, control: Control, value: Sequence[int]) -> CallError | None:
-        """See `Setters`."""
         nvml: Any = self._driver.binding
         try:
             handle = self._driver.checked(nvml.nvmlDeviceGetHandleByUUID, uuid)
@@ -69,8 +70,8 @@ class NvmlSetters:
             return error
         return None
 
+    @override
     def close(self) -> None:
-        """See `Setters`."""
         self._driver.close()
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 
+from zeus_ipc.overriding import override
 from zeusctl.probe.backend import BackendGpu, call_error
-from zeusctl.probe.driver import CallError, Clock, Gpu, NoDriverError
+from zeusctl.probe.driver import CallError, Clock, Driver, Gpu, NoDriverError
 from zeusd.devices.amd.backend import AmdBackend
 from zeusd.devices.port import DeviceError
 from zeusd.devices.vendors import AMD, NVIDIA, SYSFS, has_gpu
@@ -20,7 +21,7 @@ def is_amd(library: str | None, sysfs: str = SYSFS) -> bool:
     return has_gpu(sysfs, AMD) and not has_gpu(sysfs, NVIDIA)
 
 
-class AmdDriver:
+class AmdDriver(Driver):
     """Implements `zeusctl.probe.driver.Driver`.
 
     Args:
@@ -44,12 +45,12 @@ class AmdDriver:
                 "check that `amd-smi list` works as this user"
             ) from None
 
+    @override
     def versions(self) -> dict[str, str]:
-        """See `Driver`."""
         return {"driver": self._backend.driver_version(), "binding": "zeusd's"}
 
+    @override
     def gpus(self) -> dict[int, Gpu | CallError]:
-        """See `Driver`."""
         found: dict[int, Gpu | CallError] = {}
         for index in range(self._backend.device_count()):
             try:
@@ -59,6 +60,6 @@ class AmdDriver:
                 found[index] = call_error(error)
         return found
 
+    @override
     def close(self) -> None:
-        """See `Driver`."""
         self._backend.shutdown()

@@ -14,6 +14,8 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple, Protocol
 
+from zeus_ipc.overriding import override
+
 WAVES: tuple[tuple[float, float, float], ...] = (
     (2.0, 1.7, 7.5),
     (0.47, 0.39, 5.0),
@@ -82,7 +84,7 @@ class _Queued(NamedTuple):
     end: Any
 
 
-class TorchLoad:
+class TorchLoad(Load):
     """Matrix products on one GPU, by PyTorch with CUDA or HIP. It has never run on a GPU.
 
     Bursts are dated by stream events, against an event that was recorded while the device was idle
@@ -139,12 +141,12 @@ class TorchLoad:
             queued.end.record(self._stream)
             self._queued.append(queued)
 
+    @override
     def burst(self, seconds: float) -> None:
-        """See `Load`."""
         self._wanted.put(seconds)
 
+    @override
     def bursts(self) -> list[tuple[int, int]]:
-        """See `Load`."""
         self._wanted.put(None)
         self._thread.join()
         self._stream.synchronize()
@@ -153,14 +155,14 @@ class TorchLoad:
     def _at_ns(self, event: Any) -> int:
         return self._base_ns + int(self._base.elapsed_time(event) * 1e6)
 
+    @override
     def close(self) -> None:
-        """See `Load`."""
         self._wanted.put(None)
         self._a = self._out = None
         self._torch.cuda.empty_cache()
 
 
-class SimulatedLoad:
+class SimulatedLoad(Load):
     """Work on one GPU of a simulated node.
 
     Args:
@@ -176,19 +178,19 @@ class SimulatedLoad:
         self._now_ns = now_ns
         self._bursts: list[tuple[int, int]] = []
 
+    @override
     def burst(self, seconds: float) -> None:
-        """See `Load`."""
         begin_ns = self._now_ns()
         self._work.launch(seconds * self._rate)
         _, end_ns = self._work.progress()
         self._bursts.append((begin_ns, end_ns))
 
+    @override
     def bursts(self) -> list[tuple[int, int]]:
-        """See `Load`."""
         return self._bursts
 
+    @override
     def close(self) -> None:
-        """See `Load`."""
         self._work.close()
 
 

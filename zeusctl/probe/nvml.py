@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from zeusctl.probe.driver import CallError, Clock, Gpu, NoDriverError, Question, Readings
+from zeus_ipc.overriding import override
+from zeusctl.probe.driver import CallError, Clock, Driver, Gpu, NoDriverError, Question, Readings
 
 _GPU, _MODULE, _MEMORY = 0, 1, 2
 """Power scopes of nvml.h."""
@@ -29,7 +30,7 @@ _NO_MEMORY = 0xFFFFFFFFFFFFFFFF
 _UNCHECKED = "NVML Error with code"
 
 
-class NvmlDriver:
+class NvmlDriver(Driver):
     """The GPUs of this machine.
 
     Args:
@@ -65,8 +66,8 @@ class NvmlDriver:
                 "driver, and check that `nvidia-smi` works as this user"
             ) from None
 
+    @override
     def versions(self) -> dict[str, str]:
-        """See `Driver`."""
         nvml, found = self.binding, {"binding": f"nvidia-ml-py {_binding_version()}"}
         calls: dict[str, Callable[[], Any]] = {
             "driver": lambda: nvml.nvmlSystemGetDriverVersion(),
@@ -82,8 +83,8 @@ class NvmlDriver:
                 found[name] = f"unknown: {error}"
         return found
 
+    @override
     def gpus(self) -> dict[int, Gpu | CallError]:
-        """See `Driver`."""
         found: dict[int, Gpu | CallError] = {}
         for index in range(self.checked(self.binding.nvmlDeviceGetCount)):
             try:
@@ -94,8 +95,8 @@ class NvmlDriver:
                 found[index] = NvmlGpu(self, self.binding, handle)
         return found
 
+    @override
     def close(self) -> None:
-        """See `Driver`."""
         self.binding.nvmlShutdown()
 
     def checked(self, call: Callable[..., Any], *arguments: Any) -> Any:

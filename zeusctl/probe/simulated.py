@@ -5,8 +5,9 @@ Two minutes of probing take as long as they take to compute. Calls take no time.
 
 from __future__ import annotations
 
+from zeus_ipc.overriding import override
 from zeusctl.probe.backend import BackendGpu, call_error
-from zeusctl.probe.driver import CallError, Clock, Gpu
+from zeusctl.probe.driver import CallError, Clock, Driver, Gpu
 from zeusctl.probe.load import Load, SimulatedLoad
 from zeusd.devices.port import DeviceError
 from zeusd.devices.simulated import SimulatedBackend, VirtualClock
@@ -15,7 +16,7 @@ WORKLOAD = "model/compute"
 """What draws power when load is wanted."""
 
 
-class SimulatedDriver:
+class SimulatedDriver(Driver):
     """Implements `zeusctl.probe.driver.Driver`.
 
     Args:
@@ -32,12 +33,12 @@ class SimulatedDriver:
         self.clock = Clock(time, time.sleep)
         self.backend.init()
 
+    @override
     def versions(self) -> dict[str, str]:
-        """See `Driver`."""
         return {"driver": self.backend.driver_version(), "binding": "zeusd's simulated node"}
 
+    @override
     def gpus(self) -> dict[int, Gpu | CallError]:
-        """See `Driver`."""
         found: dict[int, Gpu | CallError] = {}
         for index in range(self.backend.device_count()):
             try:
@@ -58,6 +59,6 @@ class SimulatedDriver:
         work.wait()
         return SimulatedLoad(work, 1e9 / (end_ns - begin_ns), self.clock.now_ns)
 
+    @override
     def close(self) -> None:
-        """See `Driver`."""
         self.backend.shutdown()

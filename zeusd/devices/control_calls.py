@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from zeus_ipc.controls import Control, ControlValue
-from zeusd.devices.port import DeviceError, Handle, Outcome
+from zeus_ipc.overriding import override
+from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,32 +27,32 @@ class ControlCalls:
     range: Callable[[Handle], tuple[int, int]] | None = None
 
 
-class TabledControls:
+class TabledControls(Backend):
     """The generic part of `port.Backend`, over a table that a backend fills."""
 
     controls: Mapping[Control, ControlCalls]
 
+    @override
     def offers(self, gpu: Handle, control: Control) -> bool:
-        """See `Backend`."""
         calls = self.controls.get(control)
         return calls is not None and calls.offered(gpu)
 
+    @override
     def read_control(self, gpu: Handle, control: Control) -> ControlValue:
-        """See `Backend`."""
         calls = self.controls.get(control)
         if calls is None or calls.read is None:
             raise _unsupported("reading", control)
         return calls.read(gpu)
 
+    @override
     def write_control(self, gpu: Handle, control: Control, value: ControlValue) -> None:
-        """See `Backend`."""
         calls = self.controls.get(control)
         if calls is None:
             raise _unsupported("setting", control)
         calls.write(gpu, value)
 
+    @override
     def control_range(self, gpu: Handle, control: Control) -> tuple[int, int]:
-        """See `Backend`."""
         calls = self.controls.get(control)
         if calls is None or calls.range is None:
             raise _unsupported("the range of", control)

@@ -22,9 +22,11 @@ from zeus.optimizer.batch_size.common import (
     ReportResponse,
     TrainingResult,
     TrialId,
+    Trials,
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSOConfigError, ZeusBSORuntimeError
 from zeus.utils.http import detail
+from zeus_ipc.overriding import override
 
 try:
     import httpx
@@ -42,7 +44,7 @@ READ_S = 15.0
 Answer = TypeVar("Answer", bound=BaseModel)
 
 
-class HttpTrials:
+class HttpTrials(Trials):
     """See `Trials`. Safe across threads.
 
     Args:
@@ -70,29 +72,29 @@ class HttpTrials:
         except (httpx.InvalidURL, UnicodeError) as error:
             raise ZeusBSOConfigError(f"server_url or token cannot be used: {error}") from None
 
+    @override
     def register(self, spec: JobSpecFromClient) -> CreatedJob:
-        """See `Trials`."""
         return self._ask("POST", JOBS_URL, spec, CreatedJob)
 
+    @override
     def begin_trial(self, job_id: str, key: str) -> NewTrial:
-        """See `Trials`."""
         path = JOB_TRIALS_URL.format(job_id=quote(job_id, safe=""))
         return self._ask("POST", path, None, NewTrial, {IDEMPOTENCY_HEADER: key})
 
+    @override
     def report(self, result: TrainingResult) -> ReportResponse:
-        """See `Trials`."""
         return self._ask("POST", REPORT_URL, result, ReportResponse)
 
+    @override
     def heartbeat(self, trial: TrialId) -> None:
-        """See `Trials`."""
         self._send("POST", HEARTBEAT_URL, trial)
 
+    @override
     def end_trial(self, end: EndTrial) -> None:
-        """See `Trials`."""
         self._send("PATCH", TRIALS_URL, end)
 
+    @override
     def close(self) -> None:
-        """See `Trials`."""
         self._http.close()
 
     def _ask(

@@ -37,6 +37,7 @@ from zeus.optimizer.pipeline_frequency.iteration_times import Least
 from zeus.optimizer.pipeline_frequency.node_reports import NodeReports
 from zeus.utils import framework
 from zeus.utils.http import detail
+from zeus_ipc.overriding import override
 
 if TYPE_CHECKING:
     import httpx
@@ -81,7 +82,7 @@ class Meeting(Protocol):
         """
 
 
-class StoreMeeting:
+class StoreMeeting(Meeting):
     """Notes in the store that the processes have met through; no collective.
 
     Args:
@@ -91,12 +92,12 @@ class StoreMeeting:
     def __init__(self, store: Any) -> None:
         self._store = store
 
+    @override
     def put(self, key: str, value: str) -> None:
-        """See `Meeting`."""
         self._store.set(key, value.encode())
 
+    @override
     def get(self, key: str) -> str | None:
-        """See `Meeting`."""
         if not self._store.check([key]):
             return None
         return bytes(self._store.get(key)).decode()

@@ -8,10 +8,9 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from typing_extensions import override
-
 from zeus.optimizer.power_limit.leader import Leader
 from zeus.optimizer.power_limit.messages import Message, Try
+from zeus_ipc.overriding import override
 
 
 @dataclass(frozen=True)

@@ -7,11 +7,10 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from typing_extensions import override
-
 from zeus.optimizer.power_limit.estimates import Curve, Estimate, Estimates, Sample, visits
 from zeus.optimizer.power_limit.review import Review
 from zeus.optimizer.power_limit.search import Search, Trial, budget, expected_steps, piece
+from zeus_ipc.overriding import override
 
 Costs = Callable[[Curve], "list[float] | None"]
 """The cost of each limit under a curve, in the limits' order; None: it cannot be said."""

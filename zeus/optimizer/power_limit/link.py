@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 from zeus.optimizer.power_limit.leader import SILENCE_S, SILENCE_STEPS, Leader
 from zeus.optimizer.power_limit.messages import COMMAND, MESSAGE, Command, Message, Trouble
 from zeus.utils import framework
+from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
 
@@ -78,12 +79,12 @@ class Alone(Link):
     def __init__(self, leader: Leader) -> None:
         self.leader: Leader = leader
 
+    @override
     def tell(self, message: Message) -> None:
-        """See `Link`."""
         self.leader.take(0, message)
 
+    @override
     def hear(self, now_s: float, step: int) -> list[Command]:
-        """See `Link`."""
         self.leader.tick(now_s, step)
         return self.leader.commands()
 
@@ -109,8 +110,8 @@ class Together(Link):
         self._beats = -1
         self._beat_at = (0.0, 0)  # seconds and calls, when rank 0 was last known to live
 
+    @override
     def tell(self, message: Message) -> None:
-        """See `Link`."""
         if self.leader is not None:
             self.leader.take(self._rank, message)
             return
@@ -118,8 +119,8 @@ class Together(Link):
         self._told += 1
         self._count("told", 1)
 
+    @override
     def hear(self, now_s: float, step: int) -> list[Command]:
-        """See `Link`."""
         self._calls += 1
         if self.leader is None:
             new: list[Command] = []

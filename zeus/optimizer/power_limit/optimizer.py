@@ -13,8 +13,6 @@ import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from typing_extensions import override
-
 from zeus import _node
 from zeus.callback import Callback
 from zeus.exceptions import ZeusBaseError
@@ -36,6 +34,7 @@ from zeus.utils import framework
 from zeus.utils.guard import guarded
 from zeus_ipc.circuit import bounded
 from zeus_ipc.controls import profile_name
+from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
 

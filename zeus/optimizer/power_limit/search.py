@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from zeus.optimizer.power_limit.estimates import Estimate, Sample
+from zeus_ipc.overriding import override
 
 SearchName = Literal["adaptive", "exhaustive"]
 
@@ -120,8 +121,8 @@ class Search(ABC):
 class Exhaustive(Search):
     """Every limit, from the highest down, for `profile_steps` each; what was measured counts."""
 
+    @override
     def next(self, current_mw: int, position: int, profile: int | None = None) -> Trial | None:
-        """See `Search`."""
         if self.settled:
             return None
         for limit in self.limits_mw:
@@ -130,8 +131,8 @@ class Exhaustive(Search):
                 return Trial(limit, 0 if limit == current_mw else self.warmup_steps, missing)
         return None
 
+    @override
     def estimates(self, position: int) -> list[Estimate]:
-        """See `Search`."""
         return _averages(self.limits_mw, self.samples)
 
 

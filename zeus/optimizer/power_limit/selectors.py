@@ -6,11 +6,10 @@ import logging
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from typing_extensions import override
-
 from zeus.optimizer.power_limit.arguments import check_factor
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus.utils.metric import zeus_cost
+from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
 
@@ -65,8 +64,8 @@ class Energy(OptimumSelector):
         """The energy of each, J."""
         return [one.energy for one in measurements]
 
+    @override
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
-        """See `OptimumSelector`."""
         return min(measurements, key=lambda one: one.energy).power_limit
 
 
@@ -77,8 +76,8 @@ class Time(OptimumSelector):
         """The time of each, s."""
         return [one.time for one in measurements]
 
+    @override
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
-        """See `OptimumSelector`."""
         return self.choose(measurements).power_limit
 
     @override
@@ -122,8 +121,8 @@ class ZeusCost(OptimumSelector):
         max_power = max(one.power_limit for one in measurements) * self.world_size
         return [zeus_cost(one.energy, one.time, self.eta_knob, max_power) for one in measurements]
 
+    @override
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
-        """See `OptimumSelector`."""
         return self.choose(measurements).power_limit
 
     @override
@@ -159,8 +158,8 @@ class MaxSlowdownConstraint(OptimumSelector):
             for one in measurements
         ]
 
+    @override
     def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
-        """See `OptimumSelector`."""
         return self.choose(measurements).power_limit
 
     @override

@@ -9,10 +9,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from typing_extensions import override
-
 from zeus.optimizer.power_limit.estimates import Estimate, Sample
 from zeus.optimizer.power_limit.search import Exhaustive, Search, Trial
+from zeus_ipc.overriding import override
 
 Reference = Callable[[], list[Estimate]]
 """The estimate at the highest limit without a profile, which others are compared with; empty: none

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from statistics import median
 
 from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.overriding import override
 from zeusd.devices.amd import clocks, layouts, sysfs
 from zeusd.devices.amd.codes import Status, amd_error
 from zeusd.devices.amd.library import INIT_S, Buffer, Library, Opener
@@ -89,8 +90,9 @@ class AmdBackend(TabledControls):
 
     # ------------------------------------------------------------------------------ the driver
 
+    @override
     def init(self) -> None:
-        """See `Backend`. The library is initialised once, however often this is called."""
+        """The library is initialised once, however often this is called."""
         with self._guard:
             if self._inits == 0:
                 if not sysfs.driver_loaded(self._root):
@@ -104,8 +106,8 @@ class AmdBackend(TabledControls):
                 self._library = library
             self._inits += 1
 
+    @override
     def shutdown(self) -> None:
-        """See `Backend`."""
         with self._guard:
             library = self._lib("shut_down")
             self._inits -= 1
@@ -113,17 +115,17 @@ class AmdBackend(TabledControls):
                 self._library, self._sockets = None, []
                 library.call("shut_down")
 
+    @override
     def driver_version(self) -> str:
-        """See `Backend`."""
         return sysfs.driver_version(self._root)
 
+    @override
     def device_count(self) -> int:
-        """See `Backend`."""
         self._lib("get_socket_handles")
         return len(self._sockets)
 
+    @override
     def device_handle(self, index: int) -> Handle:
-        """See `Backend`."""
         self._lib("get_processor_handles")
         if not 0 <= index < len(self._sockets):
             raise amd_error(Status.INVALID, "amdsmi_get_processor_handles")
@@ -148,36 +150,40 @@ class AmdBackend(TabledControls):
 
     # ----------------------------------------------------------------------------- what it is
 
+    @override
     def uuid(self, gpu: Handle) -> str:
-        """See `Backend`. `GPU-` and the chip's unique_id, as ROCm's runtime names it.
+        """`GPU-` and the chip's unique_id, as ROCm's runtime names it.
 
         The library's own UUID changes between its releases. Without a unique_id of its own, or
         where two dies share one, the PCI address is part of it.
         """
         return self._socket(gpu).uuid
 
+    @override
     def name(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return self._read(gpu, "get_gpu_asic_info").text(0, 256) or "AMD GPU"
 
+    @override
     def pci_address(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return self._socket(gpu).address
 
+    @override
     def architecture(self, gpu: Handle) -> int:
-        """See `Backend`. Always `UNSUPPORTED`: the number is NVML's."""
+        """Always `UNSUPPORTED`: the number is NVML's."""
         raise amd_error(Status.NOT_SUPPORTED, "architecture", "AMD GPUs have no NVML architecture")
 
+    @override
     def memory_mib(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._memory(gpu, "total")
 
+    @override
     def mig_enabled(self, gpu: Handle) -> bool:
-        """See `Backend`. Partitions are AMD's counterpart: they share cap, clocks and energy."""
+        """Partitions are AMD's counterpart: they share cap, clocks and energy."""
         return len(self._socket(gpu).partitions) > 1
 
+    @override
     def runtime_indices(self, gpu: Handle) -> list[int]:
-        """See `Backend`. HIP counts the nodes of the kernel's compute driver (KFD) in ascending
+        """HIP counts the nodes of the kernel's compute driver (KFD) in ascending
         order; each partition is one. Before library 24.7 they are not known.
         """
         for socket in self._sockets:
@@ -199,8 +205,9 @@ class AmdBackend(TabledControls):
         socket = self._socket(gpu)
         return next(at for at, one in enumerate(self._sockets) if one is socket)
 
+    @override
     def power_domain(self, gpu: Handle) -> list[int]:
-        """See `Backend`. The dies of an MI250 are neighbours on the bus; one has the cap."""
+        """The dies of an MI250 are neighbours on the bus; one has the cap."""
         place = self._place(gpu)
         if _TWO_DIES not in self.name(gpu):
             return []
@@ -217,32 +224,36 @@ class AmdBackend(TabledControls):
                 return False
             raise
 
+    @override
     def module(self, gpu: Handle) -> int | None:
-        """See `Backend`. None: a socket's power is all that AMD's GPUs report."""
+        """None: a socket's power is all that AMD's GPUs report."""
         self._socket(gpu)
         return None
 
+    @override
     def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
-        """See `Backend`. None: AMD's profiles tune the clocks' governor, and not on MI300."""
+        """None: AMD's profiles tune the clocks' governor, and not on MI300."""
         self._socket(gpu)
         return []
 
+    @override
     def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
-        """See `Backend`. Always `UNSUPPORTED`."""
+        """Always `UNSUPPORTED`."""
         raise amd_error(Status.NOT_SUPPORTED, "power_profiles", "AMD GPUs have none")
 
     # --------------------------------------------------------------------------- power limits
 
+    @override
     def power_limits(self, gpu: Handle) -> PowerLimits:
-        """See `Backend`."""
         return self._cap(gpu).limits
 
     def power_limit_mw(self, gpu: Handle) -> int:
         """What the power cap is, mW."""
         return self._cap(gpu).mw
 
+    @override
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """See `Backend`. AMD has one value: what was requested."""
+        """AMD has one value: what was requested."""
         return self._cap(gpu).mw
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
@@ -252,24 +263,25 @@ class AmdBackend(TabledControls):
 
     # --------------------------------------------------------------------------------- clocks
 
+    @override
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
-        """See `Backend`."""
         found = self._read(gpu, "get_clk_freq", clocks.MEMORY)
         count = min(found.number("<I", layouts.LEVEL_COUNT), layouts.LEVELS_MAX)
         levels = found.numbers(f"<{count}Q", layouts.LEVELS)
         return sorted({level // 1_000_000 for level in levels if level}, reverse=True)
 
+    @override
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
-        """See `Backend`. The range is continuous; steps of it are listed."""
+        """The range is continuous; steps of it are listed."""
         low, high = self._clocks(gpu).limits[clocks.GRAPHICS]
         return sorted({*range(high, low, -_CLOCK_STEP_MHZ), low}, reverse=True)
 
+    @override
     def gpu_clock_mhz(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._clock_mhz(gpu, clocks.GRAPHICS)
 
+    @override
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._clock_mhz(gpu, clocks.MEMORY)
 
     def _clock_mhz(self, gpu: Handle, domain: int) -> int:
@@ -292,8 +304,9 @@ class AmdBackend(TabledControls):
 
     # ------------------------------------------------------------------------------ the state
 
+    @override
     def sensors(self, gpu: Handle) -> Sensors:
-        """See `Backend`. Two calls, each of which makes the driver ask the GPU.
+        """Two calls, each of which makes the driver ask the GPU.
 
         GPUs before MI300 have a filtered power only: it is given as the instant power too.
         """
@@ -332,8 +345,9 @@ class AmdBackend(TabledControls):
         now, average = (_watts(buffer.number("<I", one)) for one in library.layouts.power)
         return now if now is not None else average, average
 
+    @override
     def temperature_c(self, gpu: Handle) -> int:
-        """See `Backend`. Of the hottest spot; the library's unit changed between releases."""
+        """Of the hottest spot; the library's unit changed between releases."""
         socket = self._socket(gpu)
         if socket.celsius is None:
             typical = median(self._temperature(gpu) for _ in range(3))
@@ -350,8 +364,9 @@ class AmdBackend(TabledControls):
     def _temperature(self, gpu: Handle) -> int:
         return self._read(gpu, "get_temp_metric", _HOTSPOT, _CURRENT).number("<q")
 
+    @override
     def throttle_reasons(self, gpu: Handle) -> int:
-        """See `Backend`. The library's violations as the bits that the port counts in."""
+        """The library's violations as the bits that the port counts in."""
         found = self._read(gpu, "get_violation_status")
         active = found.numbers("<5B", self._lib("get_violation_status").layouts.violations)
         if all(one not in (0, 1) for one in active):
@@ -361,8 +376,9 @@ class AmdBackend(TabledControls):
             reasons |= reason if one == 1 else 0
         return reasons
 
+    @override
     def processes(self, gpu: Handle) -> list[GpuProcess]:
-        """See `Backend`. Of all partitions. Before ROCm 10 a process is on every GPU it opened."""
+        """Of all partitions. Before ROCm 10 a process is on every GPU it opened."""
         socket = self._socket(gpu)
         found: dict[int, int] = {}
         for partition in socket.partitions:
@@ -391,13 +407,13 @@ class AmdBackend(TabledControls):
             if pid:
                 yield pid, entries.number("<Q", entry * size + memory_at)
 
+    @override
     def utilization_percent(self, gpu: Handle) -> int:
-        """See `Backend`."""
         percent = self._read(gpu, "get_gpu_activity").number("<I", layouts.ACTIVITY)
         return _present(percent, "amdsmi_get_gpu_activity")
 
+    @override
     def memory_used_mib(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._memory(gpu, "used")
 
     # -------------------------------------------------------------------------------- internals

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.overriding import override
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.nvml.profiles import ProfileTable
@@ -191,8 +192,8 @@ class NvmlBackend(TabledControls):
 
     # ------------------------------------------------------------------------------ the driver
 
+    @override
     def init(self) -> None:
-        """See `Backend`."""
         with self._guard:
             if self._pynvml is None:
                 import pynvml
@@ -208,40 +209,41 @@ class NvmlBackend(TabledControls):
                 self._plan_of.clear()
             self._inits += 1
 
+    @override
     def shutdown(self) -> None:
-        """See `Backend`."""
         self._call("nvmlShutdown")
         with self._guard:
             self._inits = max(0, self._inits - 1)
 
+    @override
     def driver_version(self) -> str:
-        """See `Backend`."""
         return _text(self._call("nvmlSystemGetDriverVersion"))
 
+    @override
     def device_count(self) -> int:
-        """See `Backend`."""
         return int(self._call("nvmlDeviceGetCount"))
 
+    @override
     def device_handle(self, index: int) -> Handle:
-        """See `Backend`."""
         return self._call("nvmlDeviceGetHandleByIndex", index)
 
     # ----------------------------------------------------------------------------- what it is
 
+    @override
     def uuid(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return _text(self._call("nvmlDeviceGetUUID", gpu))
 
+    @override
     def name(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return _text(self._call("nvmlDeviceGetName", gpu))
 
+    @override
     def pci_address(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return _text(self._call("nvmlDeviceGetPciInfo", gpu).busId)
 
+    @override
     def architecture(self, gpu: Handle) -> int:
-        """See `Backend`. On drivers that cannot tell, from the CUDA compute capability.
+        """On drivers that cannot tell, from the CUDA compute capability.
 
         Raises:
             DeviceError: Also `NOT_SUPPORTED`, where neither tells.
@@ -267,12 +269,12 @@ class NvmlBackend(TabledControls):
             )
         return known
 
+    @override
     def memory_mib(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return int(self._call("nvmlDeviceGetMemoryInfo", gpu).total) // (1024 * 1024)
 
+    @override
     def mig_enabled(self, gpu: Handle) -> bool:
-        """See `Backend`."""
         try:
             current, _pending = self._call("nvmlDeviceGetMigMode", gpu)
         except DeviceError as error:
@@ -281,17 +283,20 @@ class NvmlBackend(TabledControls):
             raise
         return bool(current)
 
+    @override
     def runtime_indices(self, gpu: Handle) -> list[int]:
-        """See `Backend`. CUDA's order is chosen by CUDA_DEVICE_ORDER, in each process."""
+        """CUDA's order is chosen by CUDA_DEVICE_ORDER, in each process."""
         return []
 
+    @override
     def power_domain(self, gpu: Handle) -> list[int]:
-        """See `Backend`. Every GPU of NVIDIA's has its own."""
+        """Every GPU of NVIDIA's has its own."""
         self.uuid(gpu)
         return []
 
+    @override
     def module(self, gpu: Handle) -> int | None:
-        """See `Backend`. No id of NVML pairs the GPUs of a superchip; their NUMA node does."""
+        """No id of NVML pairs the GPUs of a superchip; their NUMA node does."""
         if self.sensors(gpu).module_power_mw is None:
             return None
         domain, rest = self.pci_address(gpu).lower().split(":", 1)
@@ -304,34 +309,34 @@ class NvmlBackend(TabledControls):
 
     # --------------------------------------------------------------------------- power limits
 
+    @override
     def power_limits(self, gpu: Handle) -> PowerLimits:
-        """See `Backend`."""
         low, high = self._call("nvmlDeviceGetPowerManagementLimitConstraints", gpu)
         default = self._call("nvmlDeviceGetPowerManagementDefaultLimit", gpu)
         return PowerLimits(int(low), int(high), int(default))
 
     def power_limit_mw(self, gpu: Handle) -> int:
-        """See `Backend`."""
+        """The power limit, mW."""
         return int(self._call("nvmlDeviceGetPowerManagementLimit", gpu))
 
+    @override
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return int(self._call("nvmlDeviceGetEnforcedPowerLimit", gpu))
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
-        """See `Backend`."""
+        """Sets the power limit, mW."""
         self._call("nvmlDeviceSetPowerManagementLimit", gpu, power_limit_mw)
 
     # ------------------------------------------------------------------------------- profiles
 
+    @override
     def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
-        """See `Backend`."""
         if self.architecture(gpu) < _BLACKWELL:
             return []
         return self._profiles(gpu).profiles
 
+    @override
     def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
-        """See `Backend`."""
         return self._profiles(gpu).enforced()
 
     def _profiles(self, gpu: Handle) -> ProfileTable:
@@ -345,52 +350,53 @@ class NvmlBackend(TabledControls):
 
     # --------------------------------------------------------------------------------- clocks
 
+    @override
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
-        """See `Backend`."""
         clocks = self._call("nvmlDeviceGetSupportedMemoryClocks", gpu)
         return sorted((int(mhz) for mhz in clocks), reverse=True)
 
+    @override
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
-        """See `Backend`."""
         clocks = self._call("nvmlDeviceGetSupportedGraphicsClocks", gpu, memory_clock_mhz)
         return sorted((int(mhz) for mhz in clocks), reverse=True)
 
     def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Backend`."""
+        """Locks the graphics clock to a range, MHz."""
         self._call("nvmlDeviceSetGpuLockedClocks", gpu, min_mhz, max_mhz)
 
     def reset_gpu_clocks(self, gpu: Handle) -> None:
-        """See `Backend`."""
+        """Unlocks the graphics clock."""
         self._call("nvmlDeviceResetGpuLockedClocks", gpu)
 
     def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Backend`."""
+        """Locks the memory clock to a range, MHz."""
         self._call("nvmlDeviceSetMemoryLockedClocks", gpu, min_mhz, max_mhz)
 
     def reset_memory_clocks(self, gpu: Handle) -> None:
-        """See `Backend`."""
+        """Unlocks the memory clock."""
         self._call("nvmlDeviceResetMemoryLockedClocks", gpu)
 
+    @override
     def gpu_clock_mhz(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_SM))
 
+    @override
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return int(self._call("nvmlDeviceGetClockInfo", gpu, self._pynvml.NVML_CLOCK_MEM))
 
     # ------------------------------------------------------------------------------ the state
 
     def persistence_mode(self, gpu: Handle) -> bool:
-        """See `Backend`."""
+        """Whether persistence mode is on."""
         return bool(self._call("nvmlDeviceGetPersistenceMode", gpu))
 
     def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
-        """See `Backend`."""
+        """Turns persistence mode on or off."""
         self._call("nvmlDeviceSetPersistenceMode", gpu, int(enabled))
 
+    @override
     def sensors(self, gpu: Handle) -> Sensors:
-        """See `Backend`. Drivers without field values are asked call by call."""
+        """Drivers without field values are asked call by call."""
         plan = self._plan(gpu)
         with plan.guard:
             return self._sensors(gpu, plan)
@@ -418,8 +424,8 @@ class NvmlBackend(TabledControls):
             read.get(_MODULE_INSTANT, read.get(_MODULE_AVERAGE)),
         )
 
+    @override
     def temperature_c(self, gpu: Handle) -> int:
-        """See `Backend`."""
         sensor = self._pynvml.NVML_TEMPERATURE_GPU
         try:
             return int(self._call("nvmlDeviceGetTemperatureV", gpu, sensor))
@@ -428,8 +434,9 @@ class NvmlBackend(TabledControls):
                 raise
         return int(self._call("nvmlDeviceGetTemperature", gpu, sensor))
 
+    @override
     def processes(self, gpu: Handle) -> list[GpuProcess]:
-        """See `Backend`. Drivers that cannot list what draws name what computes."""
+        """Drivers that cannot list what draws name what computes."""
         computing = self._call("nvmlDeviceGetComputeRunningProcesses", gpu)
         try:
             drawing = self._call("nvmlDeviceGetGraphicsRunningProcesses", gpu)
@@ -451,16 +458,16 @@ class NvmlBackend(TabledControls):
                 found[key] = GpuProcess(key[0], memory, compute, *key[1:])
         return [found[key] for key in sorted(found, key=lambda key: key[0])]
 
+    @override
     def utilization_percent(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return int(self._call("nvmlDeviceGetUtilizationRates", gpu).gpu)
 
+    @override
     def memory_used_mib(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return int(self._call("nvmlDeviceGetMemoryInfo", gpu).used) // (1024 * 1024)
 
+    @override
     def throttle_reasons(self, gpu: Handle) -> int:
-        """See `Backend`."""
         try:
             return int(self._call("nvmlDeviceGetCurrentClocksEventReasons", gpu))
         except DeviceError as error:

@@ -14,9 +14,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
 
+from zeus_ipc.overriding import override
 from zeus_ipc.simulation import PROFILE_PREFIX, parse_profile, read_profile, split_profile
 from zeusd.devices.simulated.models import DeviceModel
 from zeusd.devices.simulated.physics import OperatingPoint
+from zeusd.devices.simulated.workloads import Workload
 
 PERSEUS_PREFIX = "perseus/"
 
@@ -27,7 +29,7 @@ _DATA = files("zeusd.devices.simulated") / "data" / "perseus"
 
 
 @dataclass(frozen=True, slots=True)
-class InstructionTable:
+class InstructionTable(Workload):
     """Time and mean power of one instruction by clock; a `Workload` whose unit is one of it.
 
     Attributes:
@@ -40,12 +42,11 @@ class InstructionTable:
     unit_s: tuple[float, ...]
     power_w: tuple[float, ...]
 
+    @override
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
-        """See `Workload`.
-
-        The tables were measured at the default power limit, and some draw more than that on a
+        """The tables were measured at the default power limit, and some draw more than that on a
         simulated product; so a limit bites by its share of the default one.
         """
         ceiling = device.clocks_mhz[0] if clock_max_mhz is None else clock_max_mhz

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from zeus_ipc.controls import Control, ControlValue
+from zeus_ipc.overriding import override
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
 from zeusd.devices.port import Backend, GpuProcess, Handle, PowerLimits, PowerProfile, Sensors
@@ -123,16 +124,16 @@ class SimulatedBackend(TabledControls):
 
     # ------------------------------------------------------------------------------ the driver
 
+    @override
     def init(self) -> None:
-        """See `Backend`."""
         self._meet_fault(None, "init", "nvmlInit_v2")
         with self.lock:
             if self._driver_code is not None:
                 raise nvml_error(self._driver_code, "nvmlInit_v2")
             self._initialised += 1
 
+    @override
     def shutdown(self) -> None:
-        """See `Backend`."""
         self._meet_fault(None, "shutdown", "nvmlShutdown")
         with self.lock:
             if not self._initialised:
@@ -146,20 +147,20 @@ class SimulatedBackend(TabledControls):
             if not (self._initialised or gpu.contexts or gpu.persistence):
                 gpu.reset_settings(now_s)
 
+    @override
     def driver_version(self) -> str:
-        """See `Backend`."""
         self._check_initialised("nvmlSystemGetDriverVersion")
         self._meet_fault(None, "driver_version", "nvmlSystemGetDriverVersion")
         return self._specs[0].driver_version
 
+    @override
     def device_count(self) -> int:
-        """See `Backend`."""
         self._check_initialised("nvmlDeviceGetCount_v2")
         self._meet_fault(None, "device_count", "nvmlDeviceGetCount_v2")
         return len(self._specs)
 
+    @override
     def device_handle(self, index: int) -> Handle:
-        """See `Backend`."""
         call = "nvmlDeviceGetHandleByIndex_v2"
         self._check_initialised(call)
         if not 0 <= index < len(self._specs):
@@ -171,32 +172,33 @@ class SimulatedBackend(TabledControls):
 
     # ----------------------------------------------------------------------------- what it is
 
+    @override
     def uuid(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return self._enter(gpu, "uuid").spec.uuid
 
+    @override
     def name(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return self._enter(gpu, "name").model.name
 
+    @override
     def pci_address(self, gpu: Handle) -> str:
-        """See `Backend`."""
         return self._enter(gpu, "pci_address").spec.pci_address
 
+    @override
     def architecture(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._enter(gpu, "architecture").model.architecture
 
+    @override
     def memory_mib(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._enter(gpu, "memory_mib").model.memory_mib
 
+    @override
     def mig_enabled(self, gpu: Handle) -> bool:
-        """See `Backend`."""
         return self._enter(gpu, "mig_enabled").spec.partitions > 1
 
+    @override
     def runtime_indices(self, gpu: Handle) -> list[int]:
-        """See `Backend`. HIP's are in the order of PCI addresses here."""
+        """HIP's are in the order of PCI addresses here."""
         own = self._enter(gpu, "runtime_indices").spec
         if own.model.architecture != AMD:
             return []
@@ -205,26 +207,26 @@ class SimulatedBackend(TabledControls):
         )
         return list(range(before, before + own.partitions))
 
+    @override
     def power_domain(self, gpu: Handle) -> list[int]:
-        """See `Backend`."""
         first = self._enter(gpu, "power_domain").first
         if first.second is None:
             return []
         return [first.spec.index, first.second.spec.index]
 
+    @override
     def module(self, gpu: Handle) -> int | None:
-        """See `Backend`."""
         return self._enter(gpu, "module").spec.module
 
     # --------------------------------------------------------------------------- power limits
 
+    @override
     def power_limits(self, gpu: Handle) -> PowerLimits:
-        """See `Backend`."""
         state = self._limited(gpu, "power_limits")
         return PowerLimits(state.limit_min_mw, state.limit_max_mw, state.limit_default_mw)
 
     def power_limit_mw(self, gpu: Handle) -> int:
-        """See `Backend`."""
+        """The power limit, mW."""
         state = self._limited(gpu, "power_limit_mw")
         with self.lock:
             self._settle(state)
@@ -233,15 +235,15 @@ class SimulatedBackend(TabledControls):
                 return state.limit_before_mw
             return state.limit_mw
 
+    @override
     def enforced_power_limit_mw(self, gpu: Handle) -> int:
-        """See `Backend`."""
         state = self._enter(gpu, "enforced_power_limit_mw")
         with self.lock:
             self._settle(state)
             return state.enforced_limit_mw
 
     def set_power_limit(self, gpu: Handle, power_limit_mw: int) -> None:
-        """See `Backend`."""
+        """Sets the power limit, mW."""
         state = self._limited(gpu, "set_power_limit", setter=True)
         low, high, quirks = state.limit_min_mw, state.limit_max_mw, state.quirks
         if quirks.clamp_mw is None and not low <= power_limit_mw <= high:
@@ -258,8 +260,8 @@ class SimulatedBackend(TabledControls):
 
     # ------------------------------------------------------------------------------- profiles
 
+    @override
     def power_profiles(self, gpu: Handle) -> list[PowerProfile]:
-        """See `Backend`."""
         profiles = self._enter(gpu, "power_profiles").model.profiles
         return [PowerProfile(one.profile, one.profile, one.conflicts) for one in profiles]
 
@@ -267,8 +269,8 @@ class SimulatedBackend(TabledControls):
         """What anybody has requested."""
         return tuple(sorted(self._profiled(gpu, "requested_power_profiles").profiles))
 
+    @override
     def enforced_power_profiles(self, gpu: Handle) -> ControlValue:
-        """See `Backend`."""
         return self._profiled(gpu, "enforced_power_profiles").enforced_profiles
 
     def set_power_profiles(self, gpu: Handle, profiles: ControlValue) -> None:
@@ -285,19 +287,19 @@ class SimulatedBackend(TabledControls):
 
     # --------------------------------------------------------------------------------- clocks
 
+    @override
     def supported_memory_clocks(self, gpu: Handle) -> list[int]:
-        """See `Backend`."""
         return list(self._enter(gpu, "supported_memory_clocks").model.memory_clocks_mhz)
 
+    @override
     def supported_gpu_clocks(self, gpu: Handle, memory_clock_mhz: int) -> list[int]:
-        """See `Backend`."""
         model = self._enter(gpu, "supported_gpu_clocks").model
         if memory_clock_mhz not in model.memory_clocks_mhz:
             raise nvml_error(Return.NOT_FOUND, "nvmlDeviceGetSupportedGraphicsClocks")
         return list(model.clocks_at(memory_clock_mhz))
 
     def set_gpu_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Backend`. The range snaps to the clocks there are."""
+        """Locks the graphics clock to a range, MHz. The range snaps to the clocks there are."""
         state = self._enter(gpu, "set_gpu_clocks", setter=True)
         call = "nvmlDeviceSetGpuLockedClocks"
         if not state.model.gpu_clocks:
@@ -310,7 +312,7 @@ class SimulatedBackend(TabledControls):
             self._changed(state, CLOCK_TAU_S)
 
     def reset_gpu_clocks(self, gpu: Handle) -> None:
-        """See `Backend`."""
+        """Unlocks the graphics clock."""
         state = self._enter(gpu, "reset_gpu_clocks", setter=True)
         if not state.model.gpu_clocks:
             raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceResetGpuLockedClocks")
@@ -319,7 +321,7 @@ class SimulatedBackend(TabledControls):
             self._changed(state, CLOCK_TAU_S)
 
     def set_memory_clocks(self, gpu: Handle, min_mhz: int, max_mhz: int) -> None:
-        """See `Backend`."""
+        """Locks the memory clock to a range, MHz."""
         state = self._enter(gpu, "set_memory_clocks", setter=True)
         call = "nvmlDeviceSetMemoryLockedClocks"
         if not state.model.memory_clocks:
@@ -332,7 +334,7 @@ class SimulatedBackend(TabledControls):
             self._changed(state, CLOCK_TAU_S)
 
     def reset_memory_clocks(self, gpu: Handle) -> None:
-        """See `Backend`."""
+        """Unlocks the memory clock."""
         state = self._enter(gpu, "reset_memory_clocks", setter=True)
         if not state.model.memory_clocks:
             raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceResetMemoryLockedClocks")
@@ -340,28 +342,28 @@ class SimulatedBackend(TabledControls):
             state.memory_lock_mhz = None
             self._changed(state, CLOCK_TAU_S)
 
+    @override
     def gpu_clock_mhz(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._enter(gpu, "gpu_clock_mhz").point.clock_mhz
 
+    @override
     def memory_clock_mhz(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._enter(gpu, "memory_clock_mhz").memory_clock_mhz
 
     # ------------------------------------------------------------------------------ the state
 
     def persistence_mode(self, gpu: Handle) -> bool:
-        """See `Backend`."""
+        """Whether persistence mode is on."""
         return self._persistent(gpu, "persistence_mode").persistence
 
     def set_persistence_mode(self, gpu: Handle, enabled: bool) -> None:
-        """See `Backend`."""
+        """Turns persistence mode on or off."""
         state = self._persistent(gpu, "set_persistence_mode", setter=True)
         if not state.quirks.ignores():
             state.persistence = enabled
 
+    @override
     def sensors(self, gpu: Handle) -> Sensors:
-        """See `Backend`."""
         state = self._enter(gpu, "sensors")
         with self.lock:
             now_ns = self._clock_ns()
@@ -381,31 +383,31 @@ class SimulatedBackend(TabledControls):
             module = (other for other in self._gpus if other.spec.module == state.spec.module)
             return with_module(found, state, module, now_s)
 
+    @override
     def temperature_c(self, gpu: Handle) -> int:
-        """See `Backend`."""
         state = self._enter(gpu, "temperature_c")
         with self.lock:
             return round(state.temperature_c(self.advance()))
 
+    @override
     def throttle_reasons(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._enter(gpu, "throttle_reasons").reasons()
 
+    @override
     def processes(self, gpu: Handle) -> list[GpuProcess]:
-        """See `Backend`."""
         state = self._enter(gpu, "processes")
         work = state.work
         if not isinstance(work, Work) or work.pid is None:
             return []
         return [GpuProcess(work.pid, state.work_memory_mib * 1024 * 1024, compute=True)]
 
+    @override
     def utilization_percent(self, gpu: Handle) -> int:
-        """See `Backend`."""
         work = self._enter(gpu, "utilization_percent").work
         return 100 if work is not None and work.active else 0
 
+    @override
     def memory_used_mib(self, gpu: Handle) -> int:
-        """See `Backend`."""
         return self._enter(gpu, "memory_used_mib").memory_used_mib
 
     # ----------------------------------------------------------------------- what runs on it

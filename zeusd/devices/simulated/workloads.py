@@ -12,6 +12,7 @@ from functools import lru_cache
 from importlib.resources import files
 from typing import Protocol
 
+from zeus_ipc.overriding import override
 from zeusd.devices.simulated.models import DEVICES, DeviceModel
 from zeusd.devices.simulated.physics import ModelLoad, OperatingPoint, power_w, settle, slowdown
 
@@ -51,49 +52,49 @@ class Workload(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class ModelWorkload:
+class ModelWorkload(Workload):
     """A workload of the fitted model."""
 
     load: ModelLoad
 
+    @override
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
-        """See `Workload`."""
         return settle(device, self.load, limit_w, clock_max_mhz)
 
 
 @dataclass(frozen=True, slots=True)
-class PresetWorkload:
+class PresetWorkload(Workload):
     """A load that every product has figures for: one unit takes 0.1 s at full clock."""
 
     compute: bool
 
+    @override
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
-        """See `Workload`."""
         k, watts = device.compute_load if self.compute else device.memory_load
         return settle(device, ModelLoad(0.1, k, watts, 1.05), limit_w, clock_max_mhz)
 
 
 @dataclass(slots=True)
-class ScriptedWorkload:
+class ScriptedWorkload(Workload):
     """Draws what it is told to, up to the limit; see `Work.refresh`. One unit takes one second."""
 
     draw_w: float
 
+    @override
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
-        """See `Workload`."""
         return OperatingPoint(
             1.0, min(self.draw_w, limit_w), device.clocks_mhz[0], self.draw_w > limit_w
         )
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredTable:
+class MeasuredTable(Workload):
     """Time and power of a workload by power limit, as measured.
 
     Attributes:
@@ -115,10 +116,11 @@ class MeasuredTable:
         """How many GPUs it was measured on."""
         return len(self.power_w)
 
+    @override
     def point(
         self, device: DeviceModel, rank: int, limit_w: float, clock_max_mhz: int | None
     ) -> OperatingPoint:
-        """See `Workload`. Between rows the table is interpolated, beyond them the last row holds.
+        """Between rows the table is interpolated, beyond them the last row holds.
 
         The tables say nothing of clocks. The clock is the one at which the model's compute load
         is as much slower than at full clock as the row is than the fastest row; a lock below that

@@ -42,6 +42,7 @@ from zeus.optimizer.batch_size.server import metrics, views
 from zeus.optimizer.batch_size.server.settings import PREFIX, ServerSettings
 from zeus.optimizer.batch_size.store import Store
 from zeus.utils import web
+from zeus_ipc.overriding import override
 
 logger = logging.getLogger(__name__)
 
@@ -71,8 +72,8 @@ class BSOServer(web.Application):
         assert self._store is not None, "the server has not started"
         return self._store
 
+    @override
     async def opens(self) -> None:
-        """See `web.Application`."""
         settings = self.settings
         self._store = Store(
             settings.database_url,
@@ -82,8 +83,8 @@ class BSOServer(web.Application):
         )
         logger.info("database %s", self._store.name)
 
+    @override
     async def closes(self) -> None:
-        """See `web.Application`."""
         self.store.close()
 
 

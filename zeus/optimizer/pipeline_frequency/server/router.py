@@ -36,6 +36,7 @@ from zeus.optimizer.pipeline_frequency.server.job_manager import JobManager
 from zeus.optimizer.pipeline_frequency.server.settings import ServerSettings
 from zeus.optimizer.pipeline_frequency.server.storage import Storage
 from zeus.utils import web
+from zeus_ipc.overriding import override
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ class PFOServer(web.Application):
         assert self._manager is not None, "the server has not started"
         return self._manager
 
+    @override
     async def opens(self) -> None:
-        """See `web.Application`."""
         storage = Storage(self.settings.database_path)
         self._manager = JobManager(self.settings, storage)
         await self._manager.start()
@@ -67,8 +68,8 @@ class PFOServer(web.Application):
             _before_stopping(self._manager.close)
         logger.info("scheduler %s", self.settings.scheduler.__name__)
 
+    @override
     async def closes(self) -> None:
-        """See `web.Application`."""
         await self.manager.stop()
 
 
