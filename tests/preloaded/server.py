@@ -111,6 +111,8 @@ class Server:
             self._programs.pop(pid).close()
 
         def said() -> None:
+            if pid not in self._programs:
+                return  # it ended and the client hung up at once
             data = b""
             with contextlib.suppress(OSError):
                 data = client.recv(INTEGER.size)
