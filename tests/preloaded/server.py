@@ -201,7 +201,8 @@ def end(code: int) -> NoReturn:
     threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
-        stream.flush()
+        if not stream.closed:
+            stream.flush()
     os._exit(code)
 
 
