@@ -50,15 +50,20 @@ class Server:
 
     def serve(self) -> Asked | None:
         """Returns in each child, with what it is to be; and None when nobody holds it any more."""
-        while self._holders:
-            for key, _ in self._selector.select():
-                if key.fileobj is not self._door:
-                    key.data()
-                elif (asked := self._accept()) is not None:
-                    return asked
-        for pid in self._programs:
-            kill(pid)
-        return None
+        child = False
+        try:
+            while self._holders:
+                for key, _ in self._selector.select():
+                    if key.fileobj is not self._door:
+                        key.data()
+                    elif (asked := self._accept()) is not None:
+                        child = True
+                        return asked
+            return None
+        finally:
+            if not child:
+                for pid in self._programs:
+                    kill(pid)
 
     def _accept(self) -> Asked | None:
         """Returns in the child."""
