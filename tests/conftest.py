@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import gc
 import os
+import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from typing import Any
 
 import hypothesis
 import pytest
 
-from tests import needs, seeds
+from tests import needs, preloaded, seeds
 
 FIRST = (
     "tests/system/test_systemd.py",
@@ -40,7 +42,15 @@ def pytest_configure(config: pytest.Config) -> None:
     hypothesis.settings.register_profile("begun", derandomize=True, database=None)
     if seeds.VARIABLE in os.environ:
         hypothesis.settings.load_profile("begun")
+    if not hasattr(config, "workerinput"):
+        os.environ[preloaded.SHARED] = tempfile.mkdtemp(prefix="zeusd-tests-")
     config.addinivalue_line("markers", "needs(*names): what the test needs: see tests/needs.py")
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """What workers share is there no more."""
+    if not hasattr(config, "workerinput"):
+        shutil.rmtree(os.environ.pop(preloaded.SHARED))
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import httpx
 
+from tests.preloaded import Program, preloaded
 from tests.support import TIMEOUT_S, stopped, wait_for
 
 
@@ -27,8 +26,19 @@ def environment(prefix: str, settings: Mapping[str, str] | None = None) -> dict[
     return {**kept, **{f"{prefix}{name}": value for name, value in (settings or {}).items()}}
 
 
+IMPORTED = (
+    *("uvicorn", "uvicorn.protocols.http.auto", "uvicorn.lifespan.on", "httpx"),
+    *("fastapi.responses", "prometheus_client", "sqlalchemy.orm", "alembic.command", "psycopg"),
+    "zeus.optimizer.batch_size.server.views",
+    "zeus.optimizer.batch_size.store",
+    "zeus.optimizer.pipeline_frequency.server.job_manager",
+    "zeus.utils.web",
+)
+"""Most of what the servers import. Their routers read the environment when they are imported."""
+
+
 class ServerProcess:
-    """A server that answers `GET /healthz`, as a process of its own.
+    """A server that answers `GET /healthz`, as a process whose modules have been imported before.
 
     Args:
         directory: Where it runs and keeps what it keeps.
@@ -46,17 +56,11 @@ class ServerProcess:
         self.process = self._spawn()
         self.http = httpx.Client(base_url=self.url, timeout=TIMEOUT_S)
 
-    def _spawn(self) -> subprocess.Popen[bytes]:
-        command = [sys.executable, *self._arguments, "--port", str(self.port)]
+    def _spawn(self) -> Program:
+        start, where = preloaded(*IMPORTED).start, self.directory
+        command = [*self._arguments, "--port", str(self.port)]
         with self.log_path.open("ab") as log:
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env=self._env,
-                cwd=self.directory,
-            )
+            return start(*command, cwd=where, env=self._env, stdout=log, stderr=log)
 
     def wait_until_serving(self) -> None:
         """Waits until it answers."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from tests import needs
+from tests.preloaded import Program, preloaded
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
@@ -62,7 +63,7 @@ def configuration(directory: Path, text: str = ALL_MAY) -> tuple[str, str]:
     return "--config", str(path)
 
 
-def stopped(process: subprocess.Popen[bytes]) -> int:
+def stopped(process: subprocess.Popen[bytes] | Program) -> int:
     """SIGTERM, and waits for the end; one that does not end is killed, and is a failure.
 
     Returns:
@@ -70,23 +71,26 @@ def stopped(process: subprocess.Popen[bytes]) -> int:
     """
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(TIMEOUT_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
-            raise
-    return process.returncode
+    try:
+        return process.wait(TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+        raise
+
+
+IMPORTED = ("zeusd.cli", "zeusd.main", "zeusd.devices.simulated.node")
+"""Most of what a daemon imports."""
 
 
 class RunningDaemon:
-    """`zeusd serve` as a process of its own.
+    """`zeusd serve` as a process of its own, whose modules have been imported before.
 
     Args:
         directory: Where socket, journal and log go.
         arguments: Further options of `zeusd serve`.
         env: Further environment.
-        program: What Python runs instead of `-m zeusd`, the first time.
+        program: What a Python that has imported nothing runs instead of `-m zeusd`, the first time.
     """
 
     def __init__(
@@ -94,7 +98,7 @@ class RunningDaemon:
         directory: Path,
         *arguments: str,
         env: Mapping[str, str] | None = None,
-        program: Sequence[str] = ("-m", "zeusd"),
+        program: Sequence[str] = (),
     ) -> None:
         self.directory = directory
         self.socket = str(directory / "zeusd.sock")
@@ -104,10 +108,17 @@ class RunningDaemon:
         self._env = {**os.environ, **(env or {})}
         self.process = self._spawn(program)
 
-    def _spawn(self, program: Sequence[str] = ("-m", "zeusd")) -> subprocess.Popen[bytes]:
-        command = [sys.executable, *program, "serve", "--socket", self.socket]
-        command += ["--state-dir", str(self.state_dir), "--log-format", "json", *self._arguments]
+    def _spawn(self, program: Sequence[str] = ()) -> subprocess.Popen[bytes] | Program:
+        serve = ["serve", "--socket", self.socket, "--state-dir", str(self.state_dir)]
+        serve += ["--log-format", "json", *self._arguments]
         with self.log_path.open("ab") as log:
+            if not program:
+                start = preloaded(*IMPORTED).start
+                where = Path.cwd()
+                return start(
+                    "-m", "zeusd", *serve, cwd=where, env=self._env, stdout=log, stderr=log
+                )
+            command = [sys.executable, *program, *serve]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=self._env)
 
     def wait_until_serving(self, gpus: int | None = None) -> RunningDaemon:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
+from typing import IO
 
-from tests.preloaded import Preloaded
-from tests.support import RunningDaemon
+from tests.preloaded import Program, preloaded
+from tests.support import IMPORTED, RunningDaemon
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PRELOADED = (
@@ -44,17 +43,22 @@ def python(*arguments: str | Path) -> list[str]:
     return [sys.executable, *map(str, arguments)]
 
 
-@cache
-def _preloaded() -> Preloaded:
-    """For all tests of this worker."""
-    started = Preloaded(*PRELOADED)
-    atexit.register(started.close)
-    return started
-
-
 def with_torch(*arguments: str | Path) -> list[str]:
     """`python`, where PyTorch has been imported once for all programs."""
-    return [_preloaded().python, *map(str, arguments)]
+    return [preloaded(*PRELOADED).python, *map(str, arguments)]
+
+
+def start_with_torch(
+    *arguments: str | Path, folder: Path, env: dict[str, str], stderr: IO[bytes]
+) -> Program:
+    """Starts a program of `with_torch` in a folder; its process ID is the one that it has."""
+    given, start = [*map(str, arguments)], preloaded(*PRELOADED).start
+    return start(*given, cwd=folder, env=env, stdout=stderr, stderr=stderr)
+
+
+def without_torch(*arguments: str | Path) -> list[str]:
+    """`python`, for programs that say what is wrong before they import PyTorch"""
+    return [preloaded(*IMPORTED).python, *map(str, arguments)]
 
 
 def torchrun(ranks: int, *arguments: str | Path) -> list[str]:

@@ -33,9 +33,9 @@ def daemon() -> Iterator[RunningDaemon]:
 @pytest.fixture(scope="module")
 def python() -> Iterator[str]:
     """Runs programs for which Hugging Face's packages have been imported."""
-    preloaded = Preloaded(*PRELOADED, env=OFFLINE)
-    yield preloaded.python
-    preloaded.close()
+    started = Preloaded(*PRELOADED, env=OFFLINE)
+    yield started.python
+    started.close()
 
 
 def run(daemon: RunningDaemon, *command: str, **env: str) -> str:

@@ -19,7 +19,14 @@ from typing import Any
 
 import pytest
 
-from tests.examples.programs import EXAMPLES, environment, python, run, with_torch
+from tests.examples.programs import (
+    EXAMPLES,
+    environment,
+    run,
+    start_with_torch,
+    with_torch,
+    without_torch,
+)
 from tests.support import RunningDaemon, running_daemon, wait_for
 
 FOLDER = EXAMPLES / "pipeline_frequency_optimizer"
@@ -78,7 +85,7 @@ def test_the_power_of_a_blocked_gpu_is_found(daemon: RunningDaemon, tmp_path: Pa
     with running_daemon("--simulate", "2xa40", gpus=2) as other:
         jobs = {}
         for gpu, node, more in (("a100", daemon, ()), ("a40", other, ("--peer", "sleep"))):
-            command = python("profile_p2p.py", *SHORT, "--gpus", "1", "0", *more)
+            command = with_torch("profile_p2p.py", *SHORT, "--gpus", "1", "0", *more)
             command += ["--output", str(tmp_path / f"{gpu}.json")]
             jobs[gpu] = subprocess.Popen(
                 command,
@@ -120,14 +127,14 @@ def test_what_is_wrong_is_told_in_a_sentence(
 ) -> None:
     (tmp_path / "torch.py").write_text("raise ModuleNotFoundError(name=__name__)")
     env = environment(daemon.socket, tmp_path)
-    refused(run(python("profile_p2p.py", *arguments), FOLDER, env), message)
+    refused(run(without_torch("profile_p2p.py", *arguments), FOLDER, env), message)
 
 
 def test_a_simulated_gpu_without_measurements_replays_another(tmp_path: Path) -> None:
     """The quickstart's node has V100s."""
     output = tmp_path / "p2p.json"
     with running_daemon("--simulate", "2xv100-pcie", gpus=2) as other:
-        command = python("profile_p2p.py", *SHORT, "--output", str(output))
+        command = with_torch("profile_p2p.py", *SHORT, "--output", output)
         ran = run(command, FOLDER, environment(other.socket))
     assert ran.returncode == 0, ran.stderr
     assert "no pipeline was measured on a Tesla V100" in ran.stderr
@@ -137,7 +144,8 @@ def test_a_simulated_gpu_without_measurements_replays_another(tmp_path: Path) ->
 
 
 def test_a_node_without_zeusd_is_told() -> None:
-    refused(run(python("profile_p2p.py", *SHORT), FOLDER, environment("/nowhere")), "no zeusd ")
+    command = without_torch("profile_p2p.py", *SHORT)
+    refused(run(command, FOLDER, environment("/nowhere")), "no zeusd ")
 
 
 def test_a_port_that_is_taken_is_told(daemon: RunningDaemon) -> None:
@@ -194,19 +202,24 @@ def test_real_gpus_need_nccl_and_a_torch_that_sees_them(
         assert profile_p2p.check(options) == "NVIDIA A100-SXM4-80GB"
 
 
-def test_who_loses_its_peer_says_so_and_does_not_hang(daemon: RunningDaemon) -> None:
-    command = python("profile_p2p.py", "--backend", "gloo", "--duration", "600")
-    with subprocess.Popen(
-        command, cwd=FOLDER, env=environment(daemon.socket), stderr=subprocess.PIPE, text=True
-    ) as job:
-        # They wait for each other: the one has opened its work, and so has the other.
-        wait_for(lambda: len(children(job.pid)) == 2, "both processes")
-        waits, computes = children(job.pid)
-        wait_for(lambda: busy(daemon, 1), "the peer to compute")
-        os.kill(computes, signal.SIGKILL)
-        _, errors = job.communicate(timeout=60)
-    assert job.returncode == 2
-    assert errors == (
+def test_who_loses_its_peer_says_so_and_does_not_hang(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    said = tmp_path / "errors"
+    with said.open("wb") as errors:
+        job = start_with_torch(
+            *("profile_p2p.py", "--backend", "gloo", "--duration", "600"),
+            folder=FOLDER,
+            env=environment(daemon.socket),
+            stderr=errors,
+        )
+    # They wait for each other: the one has opened its work, and so has the other.
+    wait_for(lambda: len(children(job.pid)) == 2, "both processes")
+    waits, computes = children(job.pid)
+    wait_for(lambda: busy(daemon, 1), "the peer to compute")
+    os.kill(computes, signal.SIGKILL)
+    assert job.wait(60) == 2
+    assert said.read_text() == (
         "profile_p2p.py: the process of GPU 1 has ended (killed by signal 9) before anything was "
         "measured; start again\n"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.examples.programs import EXAMPLES, python
+from tests.preloaded import preloaded
 from tests.support import wait_for
 from zeus.job import Job
 from zeus.simulate.groups import synthetic_groups, write_groups
@@ -18,12 +19,11 @@ from zeus.simulate.results import RunRow, read_rows
 from zeus.simulate.study import Case, run_study
 
 FOLDER = EXAMPLES / "trace_driven"
+IMPORTED = ("numpy", "matplotlib.figure", "matplotlib.backends.backend_agg", "rich.table")
 
 
 def run(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        python(*arguments), cwd=FOLDER, capture_output=True, text=True, env={**os.environ}
-    )
+    return preloaded(*IMPORTED).run(*map(str, arguments), cwd=FOLDER, env=os.environ)
 
 
 def test_one_job_with_the_references_options(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import json
 import re
 from pathlib import Path
 
-from tests.examples.programs import EXAMPLES, environment, python, run, with_torch
+from tests.examples.programs import EXAMPLES, environment, run, with_torch
 from zeus.run import read_history
 
 FOLDER = EXAMPLES / "zeus_run"
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_told_in_a_sentence(tmp_path: Path) -> None:
         ([], "no zeusd listens at /nowhere"),
         (["--policy", "best"], "there is no policy 'best'"),
     ]:
-        ran = run(python("run_zeus.py", *arguments, *more), FOLDER, environment("/nowhere"))
+        ran = run(with_torch("run_zeus.py", *arguments, *more), FOLDER, environment("/nowhere"))
         assert ran.returncode == 2, ran.stderr
         assert ran.stdout == ""
         assert ran.stderr.startswith(f"run_zeus.py: {message}")

@@ -199,6 +199,8 @@ def test_bob_sees_nothing_of_alice_by_any_option() -> None:
                 client.allocate(gpus[1], "secret/pod", kind="pod")
                 client.allocate(gpus[2], "815", uid=NOBODY)
                 assert client.deallocate("4711") == 1
+                until = int(time.time()) // BUCKET_S * BUCKET_S + 2 * BUCKET_S
+                wait_for(lambda: client.usage([0, until], "job", name="815").sums, "its energy")
 
             def bob(*lines: tuple[str, ...]) -> str:
                 ran = subprocess.run(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import inspect
 import json
 import re
-import textwrap
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -28,11 +28,21 @@ def attribute_docs(cls: type[Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     for one in reversed(cls.__mro__):
         if one.__module__.split(".")[0] not in _OF_OTHERS:
-            tree = ast.parse(textwrap.dedent(inspect.getsource(one)))
-            body = tree.body[0]
-            assert isinstance(body, ast.ClassDef)
-            found |= below(body.body)
+            found |= below(_body(one))
     return found
+
+
+def _body(cls: type[Any]) -> list[ast.stmt]:
+    """The statements of a class."""
+    body = _module(inspect.getfile(cls)).body
+    for name in cls.__qualname__.split("."):
+        (body,) = [one.body for one in body if isinstance(one, ast.ClassDef) and one.name == name]
+    return body
+
+
+@functools.cache
+def _module(path: str) -> ast.Module:
+    return ast.parse(Path(path).read_text(encoding="utf-8"))
 
 
 def below(body: Iterable[ast.stmt]) -> dict[str, str]:
@@ -71,8 +81,7 @@ def listed_attributes(docstring: str) -> dict[str, str]:
 
 def meanings(model: type[BaseModel]) -> dict[str, str]:
     """What each field of a model means: as its class says, else as its type does."""
-    module = ast.parse(Path(inspect.getfile(model)).read_text(encoding="utf-8"))
-    of_types = below(module.body)
+    of_types = below(_module(inspect.getfile(model)).body)
     found = {
         name: of_types[str(kind)]
         for one in reversed(model.__mro__)

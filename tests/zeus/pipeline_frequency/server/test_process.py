@@ -9,14 +9,13 @@ import sqlite3
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.preloaded import Preloaded
-from tests.serving import free_port
+from tests.preloaded import preloaded
+from tests.serving import IMPORTED, free_port
 from tests.support import TIMEOUT_S, wait_for
 from tests.zeus.pipeline_frequency.server.running import (
     APP,
@@ -31,14 +30,6 @@ from tests.zeus.pipeline_frequency.server.running import (
     register,
     running_server,
 )
-
-
-@pytest.fixture(scope="module")
-def preloaded() -> Iterator[Preloaded]:
-    """Starts servers that do not come to serve."""
-    preloaded = Preloaded("uvicorn", "fastapi", "prometheus_client", "sqlalchemy", "pydantic")
-    yield preloaded
-    preloaded.close()
 
 
 @pytest.fixture
@@ -125,14 +116,12 @@ assert app.settings.scheduler.__name__ == "OnlineSolution"
         ("DATABASE", "/proc/nowhere/x", "the database /proc/nowhere/x cannot be used"),
     ],
 )
-def test_a_bad_setting_is_one_sentence(
-    preloaded: Preloaded, tmp_path: Path, name: str, value: str, words: str
-) -> None:
+def test_a_bad_setting_is_one_sentence(tmp_path: Path, name: str, value: str, words: str) -> None:
     (tmp_path / "evil.py").write_text("[open('/tmp/x')]")
     env = {n: v for n, v in os.environ.items() if not n.startswith("ZEUS_PFO_")}
     env[f"ZEUS_PFO_{name}"] = value
     serve = ("-m", "uvicorn", APP, "--port", str(free_port()))
-    ran = preloaded.run(*serve, cwd=tmp_path, env=env)
+    ran = preloaded(*IMPORTED).run(*serve, cwd=tmp_path, env=env)
     assert ran.returncode == 3
     assert words in ran.stderr
     assert "Traceback" not in ran.stderr

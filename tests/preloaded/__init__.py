@@ -1,0 +1,190 @@
+"""Python programs in processes that are forked after the imports which take them longest.
+
+For tests in which the start of a process is not the point: `import torch` alone takes a second, in
+each of a job's ranks, and imports are most of what a `zeusd` in a test computes.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import fcntl
+import functools
+import hashlib
+import os
+import select
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from tests.preloaded.protocol import ask, hold, integer
+
+SERVER = Path(__file__).with_name("server.py")
+STAND_IN = Path(__file__).with_name("stand_in.py")
+
+
+SHARED = "ZEUSD_TEST_SHARED"
+"""Environment variable: a folder that all workers of a test run have."""
+
+
+@functools.cache
+def preloaded(*modules: str, env: tuple[tuple[str, str], ...] = ()) -> Preloaded:
+    """Starts programs with these modules for all tests of all workers."""
+    folder = os.environ.get(SHARED)
+    found = Preloaded(*modules, env=dict(env), shared=Path(folder) if folder else None)
+    atexit.register(found.close)
+    return found
+
+
+class Preloaded:
+    """Starts Python programs, each in a process of its own.
+
+    Args:
+        modules: What all of them import. Modules of this project come from the working directory.
+        env: Further environment of these modules.
+        shared: A folder where tests of other workers find what this has imported, and this finds
+            what they have.
+
+    Attributes:
+        python: Path of what does for a script, for `-c` or for `-m torch.distributed.run`, what
+            Python does: any program may start it, signal it, and wait for it. It is
+            `sys.executable` in each program that it runs.
+    """
+
+    def __init__(
+        self, *modules: str, env: Mapping[str, str] | None = None, shared: Path | None = None
+    ) -> None:
+        environment = {"OMP_NUM_THREADS": "1", **(env or {})}
+        self._process: subprocess.Popen[bytes] | None = None
+        self._holder: IO[bytes] | socket.socket
+        if shared is None:
+            folder = self._start(modules, environment)
+        else:
+            key = repr((modules, environment, os.getcwd()))
+            note = shared / f"preloaded-{hashlib.sha256(key.encode()).hexdigest()}"
+            folder = self._find_or_start(note, modules, environment)
+        self._socket = os.path.join(folder, "socket")
+        self.python = os.path.join(folder, "python")
+
+    def run(
+        self, *arguments: str, cwd: Path, env: Mapping[str, str]
+    ) -> subprocess.CompletedProcess[str]:
+        """As `subprocess.run([sys.executable, *arguments], capture_output=True, text=True)`.
+
+        Args:
+            arguments: `SCRIPT.py`, `-m MODULE` or `-c CODE`, and what it is given.
+            cwd: Where it runs.
+            env: Its whole environment.
+        """
+        with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            code = self.start(*arguments, cwd=cwd, env=env, stdout=out, stderr=err).wait()
+            output, errors = (_text(one) for one in (out, err))
+        return subprocess.CompletedProcess([*arguments], code, output, errors)
+
+    def start(
+        self,
+        *arguments: str,
+        cwd: Path,
+        env: Mapping[str, str],
+        stdout: IO[bytes],
+        stderr: IO[bytes],
+    ) -> Program:
+        """As `subprocess.Popen([sys.executable, *arguments], stdin=subprocess.DEVNULL, ...)`.
+
+        The program is killed when this process ends.
+        """
+        with open(os.devnull) as nothing:
+            files = {0: nothing.fileno(), 1: stdout.fileno(), 2: stderr.fileno()}
+            server = ask(self._socket, self.python, arguments, str(cwd), env, files)
+        return Program(server, arguments)
+
+    def close(self) -> None:
+        """The server ends when nobody else holds it, and with it the programs that it runs."""
+        self._holder.close()
+
+    def _start(self, modules: Sequence[str], env: Mapping[str, str]) -> str:
+        """Starts a server. Returns its folder, which it removes when it ends."""
+        folder = tempfile.mkdtemp(prefix="preloaded-")
+        os.chmod(folder, 0o755)
+        path, python = os.path.join(folder, "socket"), os.path.join(folder, "python")
+        command = shlex.join([sys.executable, "-IS", str(STAND_IN), path, python])
+        Path(python).write_text(f'#!/bin/sh\nexec {command} "$@"\n')
+        os.chmod(python, 0o755)
+        self._process = subprocess.Popen(
+            [sys.executable, str(SERVER), path, *modules],
+            env={**os.environ, **env},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        assert self._process.stdout.readline(), "what is to be preloaded cannot be imported"
+        self._process.stdout.close()
+        self._holder = self._process.stdin
+        return folder
+
+    def _find_or_start(self, note: Path, modules: Sequence[str], env: Mapping[str, str]) -> str:
+        """Holds the server whose folder is noted, or starts it."""
+        with note.open("a+") as noted:
+            fcntl.flock(noted, fcntl.LOCK_EX)
+            noted.seek(0)
+            folder = noted.read()
+            with contextlib.suppress(OSError):
+                self._holder = hold(os.path.join(folder, "socket"))
+                return folder
+            noted.truncate(0)
+            noted.write(self._start(modules, env))
+            noted.flush()
+            return note.read_text()
+
+
+def _text(file: Any) -> str:
+    file.seek(0)
+    return str(file.read().decode(errors="replace"))
+
+
+class Program:
+    """A program that was started, with the methods of `subprocess.Popen`."""
+
+    def __init__(self, server: socket.socket, arguments: Sequence[str]) -> None:
+        self.args = arguments
+        self.pid = integer(server)
+        self.returncode: int | None = None
+        self._server = server
+
+    def poll(self) -> int | None:
+        """See `subprocess.Popen.poll`."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def wait(self, timeout: float | None = None) -> int:
+        """See `subprocess.Popen.wait`."""
+        if self.returncode is None:
+            if not select.select([self._server], [], [], timeout)[0]:
+                assert timeout is not None
+                raise subprocess.TimeoutExpired(self.args, timeout)
+            self.returncode = os.waitstatus_to_exitcode(integer(self._server))
+            self._server.close()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        """See `subprocess.Popen.send_signal`."""
+        if self.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
+
+    def terminate(self) -> None:
+        """See `subprocess.Popen.terminate`."""
+        self.send_signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """See `subprocess.Popen.kill`."""
+        self.send_signal(signal.SIGKILL)
