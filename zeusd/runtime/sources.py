@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 from zeus_ipc import replies
-from zeus_ipc.overriding import override
 from zeus_ipc.replies import GpuInfo
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome, Sensors
 from zeusd.energy.channel import Channel
@@ -93,7 +92,7 @@ class Source(Protocol):
         """What is read now and then."""
 
 
-class GpuSource(Source):
+class GpuSource:
     """One GPU.
 
     Args:
@@ -130,28 +129,28 @@ class GpuSource(Source):
         self._refused: dict[str, int] = {}
 
     @property
-    @override
     def next_read_ns(self) -> int:
+        """See `Source`."""
         return self._channel.next_read_ns
 
     @property
-    @override
     def latest_read_ns(self) -> int:
+        """See `Source`."""
         return self._channel.latest_read_ns
 
     @property
-    @override
     def period_ns(self) -> int:
+        """See `Source`."""
         return self._channel.period_ns or 100_000_000
 
     @property
-    @override
     def curve(self) -> Curve:
+        """See `Source`."""
         return self._channel.curve
 
     @property
-    @override
     def slow(self) -> Slow:
+        """See `Source`."""
         return self._channel.slow
 
     @property
@@ -159,8 +158,8 @@ class GpuSource(Source):
         """What the GPU's energy counter counts."""
         return self._channel.scope
 
-    @override
     def read(self, streamed: bool) -> Edge | None:
+        """See `Source`."""
         channel = self._channel
         try:
             sensors = self._nvml.sensors(self._handle)
@@ -222,22 +221,22 @@ class SharedGpuSource(GpuSource):
     _next_ns = 0
 
     @property
-    @override
     def next_read_ns(self) -> int:
+        """See `Source`."""
         return self._next_ns
 
     @property
-    @override
     def latest_read_ns(self) -> int:
+        """See `Source`."""
         return self._next_ns + SHARED_PERIOD_NS // 2
 
     @property
-    @override
     def period_ns(self) -> int:
+        """See `Source`."""
         return SHARED_PERIOD_NS
 
-    @override
     def read(self, streamed: bool) -> Edge | None:
+        """See `Source`."""
         t_ns = self._clock_ns()
         self._next_ns = t_ns + SHARED_PERIOD_NS
         if t_ns <= self.history.ends_ns:
