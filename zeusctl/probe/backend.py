@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any
 
 from zeus_ipc.controls import Control
-from zeus_ipc.overriding import override
-from zeusctl.probe.driver import CallError, Clock, Gpu, Question, Readings
+from zeusctl.probe.driver import CallError, Clock, Question, Readings
 from zeusd.devices.port import Backend, DeviceError
 
 _OF_SENSORS = {
@@ -25,7 +24,7 @@ _OF_SENSORS = {
 _NOT_SUPPORTED = 3
 
 
-class BackendGpu(Gpu):
+class BackendGpu:
     """Implements `zeusctl.probe.driver.Gpu`.
 
     Args:
@@ -65,8 +64,8 @@ class BackendGpu(Gpu):
             **{name: Question("sensors", partial(self._sensor, name)) for name in _OF_SENSORS},
         }
 
-    @override
     def read(self, sensors: Sequence[str]) -> Readings:
+        """See `Gpu`."""
         try:
             found = self._backend.sensors(self._handle)
         except DeviceError as error:

@@ -17,6 +17,7 @@ from tests.snippets import ROOT, every
 from tests.zeusd.core import world as worlds
 from tests.zeusd.core.world import GPU0, GPU1, World
 from zeus_ipc.requests import request_adapter
+from zeusctl import text
 from zeusd import config
 from zeusd.core.model import GpuFacts
 from zeusd.runtime.reads import Reads
@@ -160,11 +161,15 @@ def test_the_policies_are_the_files() -> None:
     assert {path.name: path.read_text() for path in EXAMPLES.iterdir()} == POLICIES
 
 
-def test_the_refusals_are_said_so(site: Any) -> None:
+def test_the_refusals_are_said_so(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As zeusctl prints them: zeusd's own say numbers of users, and UUIDs."""
+    names = {user["uid"]: name for name, user in _USERS.items()}
+    monkeypatch.setattr(text, "user_name", names.__getitem__)
     (shown,) = (block.source for block in every(PAGE) if block.language == "text")
     said = []
     for policy, name in (("", "bob"), ("students.toml", "sam")):
         world: World = site(policy)
         world.connect(1, **_USERS[name])
-        said.append(world.set_power(1, 200)["error"]["message"])
+        message = world.set_power(1, 200)["error"]["message"]
+        said.append(text.named(message, {worlds.GPU0: 0}))
     assert shown.splitlines() == said
