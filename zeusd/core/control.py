@@ -43,7 +43,7 @@ from zeusd.core.model import (
 )
 from zeusd.core.outbox import Outbox
 from zeusd.core.policy import LeaseTerms, Target
-from zeusd.core.restorable import RETRY_FIRST_NS, Restoration
+from zeusd.core.restorable import CEILING, RETRY_FIRST_NS, SITE_LIMIT, Restoration
 from zeusd.core.set_queue import MAX_WAITING, SetQueue
 from zeusd.restore_rule import ALL, HIGHER, took_effect
 
@@ -104,21 +104,22 @@ class ControlMachine(Leased):
             self.ceilings_moved()
         self.enforce()
 
-    def enforce(self) -> None:
-        """Writes a value of the site that cannot be read, such as a range of clocks.
+    def enforce(self, again: bool = False) -> None:
+        """Writes what the site wants in force of a control that cannot be read, such as clocks.
 
-        Nothing is written twice in one boot, unless someone else resets the GPU.
+        Nothing is written twice in one boot. What zeusd once left in force, and the site wants no
+        more, is taken back.
+
+        Args:
+            again: The GPU may have been reset: what zeusd left in force is written once more.
         """
-        wanted = self._site.enforced and not self.spec.readable
-        if wanted and self.life.state is State.FREE and self._resting != self.target:
+        if self.spec.readable or self.life.state is not State.FREE:
+            return
+        left = self._resting
+        if self._site.enforced if left is None else again or left != self.target:
             lease = self._stand_in(ZEUSD, 0, "zeusd")
-            self._restore_unheld(lease, Restoration("site limit", ALL, owed=False), None)
-
-    def returned(self) -> None:
-        """The GPU answers again: it may have been reset meanwhile."""
-        if not self.spec.readable and self.life.state is State.FREE:
-            self.rest(None)
-            self.enforce()
+            restoration = Restoration(SITE_LIMIT, ALL, owed=left is not None)
+            self._restore_unheld(lease, restoration, left)
 
     def persist(self, uid: int) -> None:
         """What the holder has set becomes a ceiling; its lease is to end."""
@@ -235,13 +236,13 @@ class ControlMachine(Leased):
             return
         self.life.on(Event.BACK)
         if self.life.state is State.FREE:
-            if found != self._resting:
+            if found != self._resting and self.spec.readable:
                 self.rest(None)  # a reset GPU has forgotten it
             if found is not None:
                 self.adopt(found)
             if self.bounded:
                 self._ceilings_moved = self._ceilings_moved or []
-            self.enforce()
+            self.enforce(again=True)
         elif self.life.state is State.PENDING:
             self._attempt()
         self._pump()
@@ -580,7 +581,7 @@ class ControlMachine(Leased):
             self._read(partial(self._bring_under, waiting))
             return
         lease = self._stand_in(ZEUSD, 0, "zeusd")
-        self._restore_unheld(lease, Restoration("ceiling", HIGHER, waiting=waiting), self._resting)
+        self._restore_unheld(lease, Restoration(CEILING, HIGHER, waiting=waiting), self._resting)
 
     def _bring_under(self, waiting: list[Callable[[], None]], result: object) -> None:
         """What the control holds under its lease is known."""

@@ -258,7 +258,7 @@ class Core:
         self._lost_gpus.discard(uuid)
         self._out.add(Note("gpu_returned", {"gpu": uuid}))
         for machine in self.node.gpus[uuid].machines.values():
-            machine.returned()
+            machine.enforce(again=True)
 
     def look_around(self, now_ns: int) -> list[Effect]:
         """Reads what controls that nobody holds hold, to notice what someone else has set."""

@@ -41,6 +41,9 @@ from zeusd.restore_rule import (
     restore_steps,
 )
 
+CEILING, SITE_LIMIT = "ceiling", "site limit"
+"""Reasons of restores that end no lease."""
+
 RETRY_FIRST_NS = 500_000_000
 RETRY_MAX_NS = 4_000_000_000
 """A restore follows within this time of the last error."""
@@ -363,7 +366,7 @@ class Restorable:
         assert restoration is not None
         assert self.lease is not None
         self._out.add(Forget(self.key))
-        if restoration.owed and restoration.reason != "ceiling":
+        if restoration.owed and restoration.reason not in (CEILING, SITE_LIMIT):
             self._out.add(
                 Note(
                     "lease_ended",
@@ -383,9 +386,11 @@ class Restorable:
     def _failed(self, failure: Failure) -> None:
         restoration = self._restoration
         assert restoration is not None
-        if not restoration.owed and failure.unchanged:
+        refused = failure.outcome is not None or restoration.reason != SITE_LIMIT
+        if not restoration.owed and failure.unchanged and refused:
             self._finish("failed", failure)
             return
+        restoration.owed |= not failure.unchanged  # it may be in force
         self.life.on(Event.FAIL)
         self.trouble = failure
         restoration.attempts += 1
@@ -483,7 +488,7 @@ class Restorable:
         if result.kind == "changed_outside":
             if self._values:
                 self._note_outside(self._values[-1], result.found, "kept")
-        elif self._override and restoration.reason not in ("reset", "ceiling") and self._values:
+        elif self._override and restoration.reason not in ("reset", CEILING) and self._values:
             self._note_outside(self._values[-1], result.found, "overridden")
 
     def _note_clamped(self, old: ControlValue, new: ControlValue) -> None:

@@ -483,7 +483,8 @@ class Model(World):
             assert _own(control, value) == (), f"{gpu} is left with the profiles {value}"
             return
         if machine.phase is Phase.FREE:
-            rests = value in (machine.target, machine._resting)
+            readable = SPECS[control].readable
+            rests = value == machine.target or (readable and value == machine._resting)
             rests = rests or _may_become(machine.target, value, control)
             assert rests or key not in self.ours, (
                 f"{control.value} of {gpu} is left at {value} instead of {machine.target}"

@@ -296,6 +296,37 @@ def test_a_restart_writes_no_clocks_again_and_a_reload_others() -> None:
     assert world.values[CLOCKS] == (300, 900)
 
 
+def test_clocks_that_the_site_wants_no_more_are_unlocked() -> None:
+    world = make_world(locking())
+    world.reload(SitePolicy())
+    assert world.values[CLOCKS] == ()
+
+
+@pytest.mark.parametrize("trouble", ["journal", "lost"])
+def test_enforced_clocks_that_could_not_be_written_again_are_not_forgotten(trouble: str) -> None:
+    world = make_world(locking())
+    world.call(ADMIN, "quiesce")
+    world.journal_broken = trouble == "journal"
+    if trouble == "lost":
+        world.faults[CLOCKS] = 15
+    world.call(ADMIN, "resume")
+    world.journal_broken = False
+    world.faults.clear()
+    world.reload(SitePolicy())
+    world.advance(30)
+    assert world.values[CLOCKS] == ()
+
+
+def test_enforced_clocks_are_written_when_the_journal_can_be() -> None:
+    world = make_world(SitePolicy())
+    world.journal_broken = True
+    world.reload(locking())
+    assert world.values[CLOCKS] == ()
+    world.journal_broken = False
+    world.advance(30)
+    assert world.values[CLOCKS] == (300, 1200)
+
+
 def test_a_device_that_cannot_go_as_low_is_not_written_again_and_again() -> None:
     world = make_world(enforcing(100))
     world.odd[GPU0] = Odd(clamp_mw=(130_000, 300_000))
