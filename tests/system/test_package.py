@@ -307,7 +307,10 @@ class TestPackage:
         node.wait_serving()
         machine.assert_no_front()
         for unit, pid in before.items():
-            assert node.main_pid(unit) not in (0, pid), unit
+            wait_for(
+                lambda unit=unit, pid=pid: node.main_pid(unit) not in (0, pid),  # type: ignore[misc]
+                f"another {unit}",
+            )
         assert node.zeusctl("status")["node"]["daemon_version"] == NEXT_VERSION
         (kept,) = node.leases()
         same = ("uuid", "control", "value", "pid")

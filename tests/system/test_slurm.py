@@ -308,7 +308,10 @@ def test_a_jobs_power_limit_ends_with_its_control_group(
     if killed:
         group = cluster.group(job)
         run("sh", "-c", f"kill -9 $(find {group} -name cgroup.procs | xargs cat)")
-        assert "populated 0" in run("cat", f"{group}/cgroup.events").stdout
+        wait_for(
+            lambda: "populated 0" in run("cat", f"{group}/cgroup.events").stdout,
+            "the last process to be gone",
+        )
     else:
         run("scancel", job)
     wait_for(lambda: cluster.node.limits() == [LIMIT, LIMIT], "the limits to be restored", 40)

@@ -397,6 +397,8 @@ class ControlMachine(Leased):
                 continue
             item = self._waiting.next()
             if item is None:
+                if self.rests_elsewhere:
+                    self.enforce()
                 return
             refusal = self._refusal(item.peer, item.value is None)
             if refusal is None and item.deadline_ns and self._out.now_ns > item.deadline_ns:

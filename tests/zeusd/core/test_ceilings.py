@@ -302,6 +302,19 @@ def test_clocks_that_the_site_wants_no_more_are_unlocked() -> None:
     assert world.values[CLOCKS] == ()
 
 
+def test_clocks_that_the_site_wants_no_more_are_unlocked_after_a_lease_that_set_nothing() -> None:
+    world = make_world(locking())
+    world.hold = True
+    world.ask(ALICE, "set_gpu_clocks", gpus=[GPU0], min_mhz=400, max_mhz=500)
+    world.reload(SitePolicy())
+    world.faults[CLOCKS] = 4
+    world.hold = False
+    world._device(world.held.pop(0))
+    world.faults.clear()
+    world.advance(30)
+    assert world.values[CLOCKS] == ()
+
+
 @pytest.mark.parametrize("trouble", ["journal", "lost"])
 def test_enforced_clocks_that_could_not_be_written_again_are_not_forgotten(trouble: str) -> None:
     world = make_world(locking())
