@@ -157,6 +157,11 @@ class Restorable:
         return self._under(self._site.value)
 
     @property
+    def unset(self) -> ControlValue:
+        """What a holder sets who wants the target: where others choose too, nothing beside it."""
+        return () if self.spec.merges else self.target
+
+    @property
     def bounded(self) -> bool:
         """Whether something above the ceilings, or the site limit, is lowered as soon as seen."""
         return self.spec.ceilings and (bool(self.ceilings) or self._site.enforced)

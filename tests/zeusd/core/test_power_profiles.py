@@ -58,6 +58,16 @@ def test_what_others_take_back_while_a_set_is_under_way_stays_away(world: World)
     assert world.values[MINE] == (9,)
 
 
+def test_a_reset_requests_nothing_that_others_have_taken_back_meanwhile(world: World) -> None:
+    world.values[MINE] = (8,)
+    ask(world)
+    world.call(ALICE, "release")
+    assert world.machine(GPU0, PROFILE).target == (8,)
+    world.values[MINE] = ()
+    world.call(ALICE, "reset", gpus=[GPU0], control="power_profile")
+    assert world.values[MINE] == ()
+
+
 def test_what_was_requested_before_the_lease_is_requested_after_it(world: World) -> None:
     world.values[MINE] = (1, 8)
     ask(world, 1, 2)
