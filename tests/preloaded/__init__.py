@@ -121,7 +121,8 @@ class Preloaded:
         os.chmod(python, 0o755)
         self._process = subprocess.Popen(
             [sys.executable, str(SERVER), path, *modules],
-            env={**os.environ, **env},
+            # PyTorch reads this when it is imported: it warns where no DNS answers.
+            env={**os.environ, "TORCH_CPP_LOG_LEVEL": "ERROR", **env},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,
