@@ -450,7 +450,9 @@ def test_the_doctor_repeats_the_last_error_of_a_zeusd_that_does_not_stay(
 
 def test_ctrl_c_ends_with_130(daemon: RunningDaemon) -> None:
     """`record`, `set`, `status --watch` and `top` have tests of their own."""
-    for arguments in (("audit", "--follow"), ("measure", "--", "sh", "-c", "echo on; sleep 100")):
+    # Not a shell's: it may have got the signal before it starts what it then waits for.
+    sleeper = (sys.executable, "-c", "import time; print('on', flush=True); time.sleep(100)")
+    for arguments in (("audit", "--follow"), ("measure", "--", *sleeper)):
         with spawn(daemon, *arguments) as running:
             assert running.stdout is not None
             assert running.stdout.readline()
