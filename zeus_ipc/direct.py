@@ -245,8 +245,8 @@ class DirectTransport(Transport):
         survive_fork(self)
 
     @property
+    @override
     def used(self) -> bool:
-        """Whether this process has connected."""
         return self._line is not None
 
     def line(self) -> Line:
@@ -263,16 +263,8 @@ class DirectTransport(Transport):
                 self._line = Line(self._path)
             return self._line
 
+    @override
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Sends a request and waits for its reply.
-
-        Args:
-            message: All of the request but `id` and `deadline_ns`.
-            timeout_s: Seconds to wait, for the connection and for the reply together.
-
-        Raises:
-            DaemonUnavailable: Nobody listens, or the daemon did not answer in time.
-        """
         line = self.line()
         request_id, deadline_ns, data = self._frame(message, timeout_s)
         until_ns = deadline_ns + GRACE_NS
@@ -292,12 +284,8 @@ class DirectTransport(Transport):
         finally:
             line.replies.pop(request_id, None)
 
+    @override
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        """Sends a request that gets no reply. Does not wait once there is a connection.
-
-        Raises:
-            DaemonUnavailable: There is none within `timeout_s`.
-        """
         line = self.line()
         _, deadline_ns, data = self._frame(message, timeout_s)
         while not line.send(data):

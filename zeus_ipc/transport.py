@@ -66,10 +66,22 @@ class Transport(Protocol):
     in_process: bool
 
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Sends a request and waits for its reply. Fills in `id` and `deadline_ns`."""
+        """Sends a request and waits for its reply.
+
+        Args:
+            message: All of the request but `id` and `deadline_ns`.
+            timeout_s: Seconds to wait, for the connection and for the reply together.
+
+        Raises:
+            DaemonUnavailable: Nobody listens, or the daemon did not answer in time.
+        """
 
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        """Sends a request that gets no reply."""
+        """Sends a request that gets no reply. Does not wait once there is a connection.
+
+        Raises:
+            DaemonUnavailable: There is none within `timeout_s`.
+        """
 
     def subscribe(self, names: Sequence[str], path: str | None, buffer: int) -> Subscription:
         """Opens a subscription to the samples of these sources.
@@ -186,20 +198,12 @@ class ZmqTransport(Transport):
         survive_fork(self)
 
     @property
+    @override
     def used(self) -> bool:
-        """Whether this process has connected."""
         return self._connection is not None
 
+    @override
     def request(self, message: dict[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Sends a request and waits for its reply.
-
-        Args:
-            message: All of the request but `id` and `deadline_ns`.
-            timeout_s: Seconds to wait, for the connection and for the reply together.
-
-        Raises:
-            DaemonUnavailable: Nobody listens, or the daemon did not answer in time.
-        """
         connection = self._connection or self._connect()
         request_id = message["id"] = next(self._ids)
         deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)
@@ -227,12 +231,8 @@ class ZmqTransport(Transport):
         finally:
             replies.pop(request_id, None)
 
+    @override
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
-        """Sends a request that gets no reply. Does not wait once there is a connection.
-
-        Raises:
-            DaemonUnavailable: There is none within `timeout_s`.
-        """
         connection = self._connection or self._connect()
         message["id"] = next(self._ids)
         deadline_ns = message["deadline_ns"] = time.monotonic_ns() + int(timeout_s * 1e9)

@@ -1,4 +1,4 @@
-"""Is a program of a server's for whoever has started it.
+"""Stands for a program that a server runs: the process that started it sees this one.
 
 python stand_in.py SOCKET PYTHON SCRIPT.py ...
 """

@@ -249,7 +249,7 @@ class Requests:
                 Set(
                     peer=peer,
                     client=request.client,
-                    value=machine.unset if asked is None else asked,
+                    value=machine.reset_value if asked is None else asked,
                     deadline_ns=request.deadline_ns,
                     ttl_ns=self._node.settings.terms.ttl_ns,
                     block=request.block,

@@ -157,8 +157,8 @@ class Restorable:
         return self._under(self._site.value)
 
     @property
-    def unset(self) -> ControlValue:
-        """What a holder sets who wants the target: where others choose too, nothing beside it."""
+    def reset_value(self) -> ControlValue:
+        """What a `reset` sets: the target; of workload power profiles, none of its own."""
         return () if self.spec.merges else self.target
 
     @property
