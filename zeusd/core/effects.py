@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.replies import CallTimes, LedgerState, SourceState, UserLoad
@@ -40,13 +40,51 @@ LISTING = 0
 """The ticket of a list of processes, which no request waits for."""
 
 
+class PidUse(NamedTuple):
+    """What one process used of a GPU.
+
+    Attributes:
+        pid: The process; 0: none that the driver lists.
+        end_ns: Until when this is known, CLOCK_MONOTONIC.
+        weight: Beside other processes.
+    """
+
+    pid: int
+    end_ns: int
+    weight: int
+
+
+@dataclass(frozen=True, slots=True)
+class Activity:
+    """What the processes of a GPU used of it, for a while.
+
+    Attributes:
+        begin_ns: Since when, CLOCK_MONOTONIC.
+        uses: What each used. One that is not named used nothing.
+        measured: Whether weights are a use that the driver measured, or only sizes of MIG
+            instances.
+    """
+
+    begin_ns: int
+    uses: tuple[PidUse, ...]
+    measured: bool = True
+
+
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """Processes of a GPU, when they were listed; None: they could not be."""
+    """Processes of a GPU, when they were listed; None: they could not be.
+
+    Attributes:
+        gpu: Its UUID.
+        t_ns: When, CLOCK_MONOTONIC.
+        pids: The processes.
+        activity: What they used of it; None: not known, or there is only one.
+    """
 
     gpu: str
     t_ns: int
     pids: tuple[int, ...] | None
+    activity: Activity | None = None
 
 
 @dataclass(frozen=True, slots=True)

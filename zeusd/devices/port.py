@@ -109,6 +109,34 @@ class GpuProcess(NamedTuple):
     """The part of the MIG instance; None: the whole GPU."""
 
 
+class ProcessUse(NamedTuple):
+    """What one process used of a GPU, in the driver's newest sample of it."""
+
+    pid: int
+    """As in `GpuProcess`."""
+    t_us: int
+    """When the sample ended, microseconds since the epoch: each process has its own."""
+    sm_percent: int
+    """Share of the time in which its kernels ran."""
+
+
+class MigInstance(NamedTuple):
+    """A MIG device: a compute instance of a GPU instance."""
+
+    uuid: str
+    """`MIG-...`"""
+    gpu_instance: int
+    """As in `GpuProcess`."""
+    compute_instance: int
+    """As in `GpuProcess`."""
+    slices: int
+    """Its size: compute slices."""
+    of: int
+    """Slices of the whole GPU."""
+    sm_percent: float | None
+    """Share of the GPU instance's SMs that were busy since the last call; None: not known."""
+
+
 class Backend(Protocol):
     """One vendor's devices on this node."""
 
@@ -224,6 +252,20 @@ class Backend(Protocol):
         Source: nvmlDeviceGetComputeRunningProcesses and nvmlDeviceGetGraphicsRunningProcesses; a
         process that both name is one, with the larger of its two memories.
         """
+
+    def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
+        """The driver's newest sample of each process that used the GPU; none: nobody did.
+
+        Args:
+            gpu: The GPU.
+            since_us: Only samples after this time, microseconds since the epoch.
+
+        Raises:
+            DeviceError: Also `UNSUPPORTED`, as in MIG mode.
+        """
+
+    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
+        """The MIG devices of a GPU, by their instances; none: it is not split."""
 
     def utilization_percent(self, gpu: Handle) -> int:
         """Share of the last sample period (0.17 to 1 s) in which a kernel ran.

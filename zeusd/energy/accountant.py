@@ -28,6 +28,8 @@ class Fact(str, Enum):
 
     HOLDER = "holder"
     PRESENT = "present"
+    USED = "used"
+    SLICES = "slices"
     LISTED = "listed"
     IDLE = "idle"
     UNKNOWN = "unknown"
@@ -42,7 +44,7 @@ class Span:
         fact: What.
         begin_ns: First instant, ns of CLOCK_MONOTONIC.
         end_ns: The instant after the last; NEVER_NS: it is so still.
-        claim: Whose, of HOLDER and PRESENT.
+        claim: Whose, of HOLDER, PRESENT, USED and SLICES; see `split.Situation`.
         reason: Of UNKNOWN and EXCLUDED.
     """
 
@@ -125,6 +127,7 @@ class Accountant:
         energy_uj: Callable[[int], int],
         offset_ns: int,
         observed: Iterable[Span] = (),
+        idle_uw: int = 0,
     ) -> Settlement:
         """Charges what was drawn since the position.
 
@@ -133,6 +136,7 @@ class Accountant:
             energy_uj: The meter at any time up to then.
             offset_ns: UTC less CLOCK_MONOTONIC: names the buckets of this time.
             observed: What else is known about this time.
+            idle_uw: What the GPU draws when nobody uses it; 0: not known.
         """
         begin_ns, begin_uj = self.position
         until_ns = max(begin_ns, until_ns)
@@ -156,7 +160,7 @@ class Accountant:
             before_uj = meter(first_ns)
             drawn_uj = meter(last_ns) - before_uj
             bucket = (first_ns + offset_ns) // BUCKET_NS
-            for charge in split(drawn_uj, last_ns - first_ns, _situation(active)):
+            for charge in split(drawn_uj, last_ns - first_ns, _situation(active, idle_uw)):
                 key = Key(bucket, charge.account, charge.method)
                 rows.setdefault(key, Row()).add(charge)
         edges = [begin_ns, *borders, until_ns]
@@ -199,7 +203,7 @@ def _pieces(
         before_ns = t_ns
 
 
-def _situation(active: Iterable[Span]) -> Situation:
+def _situation(active: Iterable[Span], idle_uw: int) -> Situation:
     spans = [*active]
     found = {span.fact for span in spans}
 
@@ -212,6 +216,9 @@ def _situation(active: Iterable[Span]) -> Situation:
     return Situation(
         holders=claims(Fact.HOLDER),
         present=claims(Fact.PRESENT),
+        used=claims(Fact.USED),
+        slices=claims(Fact.SLICES),
+        idle_uw=idle_uw,
         listed=Fact.LISTED in found,
         idle=Fact.IDLE in found,
         unknown=reason(Fact.UNKNOWN),

@@ -75,11 +75,36 @@ class Method(str, Enum):
     EXCLUSIVE = "exclusive"
     """No holder, and processes of one account: all of it. Exact."""
     UTILIZATION = "utilization"
-    """No holder, several accounts: by the use that the driver reports for their processes."""
+    """Several accounts: by the use that the driver reports for their processes."""
     EQUAL = "equal"
     """No holder, several accounts, and the driver reports no use: in equal parts."""
     NONE = "none"
     """Idle, or unattributed."""
+    SLICES = "slices"
+    """Several accounts on MIG instances whose use is not known: by the instances' sizes."""
+
+
+class Bounds(str, Enum):
+    """What the bounds of a charge follow from."""
+
+    EXACT = "exact"
+    """There is one possible value."""
+    ACTIVITY = "activity"
+    """Who used the GPU when, as the driver reports it: true if its samples are complete."""
+    PRESENCE = "presence"
+    """Who held the GPU or had a process on it: each of them may have used all of it, or nothing."""
+
+
+BOUNDS: dict[Method, Bounds] = {
+    Method.ALLOCATED: Bounds.EXACT,
+    Method.WEIGHTS: Bounds.PRESENCE,
+    Method.EXCLUSIVE: Bounds.EXACT,
+    Method.UTILIZATION: Bounds.ACTIVITY,
+    Method.EQUAL: Bounds.PRESENCE,
+    Method.NONE: Bounds.EXACT,
+    Method.SLICES: Bounds.PRESENCE,
+}
+"""The kind of the bounds that each method gives."""
 
 
 class Claim(NamedTuple):
@@ -88,12 +113,12 @@ class Claim(NamedTuple):
     Attributes:
         account: Whose.
         weight: Its part beside other claims. 0: only if no other claim has a weight.
-        measured: Whether the weight is a use that the driver reported.
+        of: Of how many parts, where a GPU is divided into a fixed number; 0: it is not.
     """
 
     account: Account
     weight: int = 1
-    measured: bool = False
+    of: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +151,10 @@ class Situation:
     Attributes:
         holders: To whom it is allocated.
         present: Who has processes on it.
+        used: How much of it each account used, as the driver measured it. Empty: not known.
+        slices: Sizes of the MIG instances on which accounts have processes, where their use is
+            not known.
+        idle_uw: What it draws when nobody uses it; 0: not known.
         listed: Whether its processes are known: nobody present then means that nobody used it.
         idle: Whether the driver reported it as idle.
         unknown: Why its users are not known; counts only where nobody holds it.
@@ -134,6 +163,9 @@ class Situation:
 
     holders: Sequence[Claim] = ()
     present: Sequence[Claim] = ()
+    used: Sequence[Claim] = ()
+    slices: Sequence[Claim] = ()
+    idle_uw: int = 0
     listed: bool = False
     idle: bool = False
     unknown: str = ""
@@ -177,16 +209,16 @@ def split(energy_uj: int, ns: int, situation: Situation) -> list[Charge]:
     """
     if situation.excluded:
         return [_nobody(unattributed(situation.excluded), energy_uj, ns)]
-    claims = _merged(situation.holders)
-    if claims:
-        method = Method.ALLOCATED if len(claims) == 1 else Method.WEIGHTS
-        return _charges(claims, method, energy_uj, ns, situation.idle)
+    if situation.holders:
+        claims = _with_rest(_merged(situation.holders))
+        if len(claims) > 1:
+            return _shared(claims, Method.WEIGHTS, energy_uj, ns, situation)
+        return [_whole(claims[0].account, Method.ALLOCATED, energy_uj, ns, situation.idle)]
     claims = _merged(situation.present)
     if claims:
-        measured = any(claim.measured for claim in claims)
-        several = Method.UTILIZATION if measured else Method.EQUAL
-        method = Method.EXCLUSIVE if len(claims) == 1 else several
-        return _charges(claims, method, energy_uj, ns, situation.idle)
+        if len(claims) > 1:
+            return _shared(claims, Method.EQUAL, energy_uj, ns, situation)
+        return [_whole(claims[0].account, Method.EXCLUSIVE, energy_uj, ns, situation.idle)]
     if situation.listed or situation.idle:
         return [_nobody(IDLE, energy_uj, ns)]
     return [_nobody(unattributed(situation.unknown or NO_HOLDER), energy_uj, ns)]
@@ -198,34 +230,68 @@ def _merged(claims: Iterable[Claim]) -> list[Claim]:
     for claim in claims:
         known = found.get(claim.account)
         if known is not None:
-            measured = claim.measured or known.measured
-            claim = Claim(claim.account, claim.weight + known.weight, measured)
+            of = max(claim.of, known.of)
+            claim = Claim(claim.account, claim.weight + known.weight, of)
         found[claim.account] = claim
     merged = [found[account] for account in sorted(found)]
-    # A process without use in this sample is present all the same; a service's is not.
-    weighty = [claim for claim in merged if claim.weight or claim.measured]
-    return weighty or merged
+    return [claim for claim in merged if claim.weight] or merged
 
 
-def _charges(
-    claims: Sequence[Claim], method: Method, energy_uj: int, ns: int, idle: bool
+def _with_rest(claims: list[Claim]) -> list[Claim]:
+    """Holders of parts, and the parts that nobody holds."""
+    rest = max(claim.of for claim in claims) - sum(claim.weight for claim in claims)
+    return [*claims, Claim(IDLE, rest)] if rest > 0 else claims
+
+
+def _basis(
+    claims: Sequence[Claim], default: Method, situation: Situation
+) -> tuple[Method, Sequence[Claim]]:
+    """By what several claims share what a GPU draws because it is used."""
+    known = {claim.account for claim in claims}
+    for method, weights in (
+        (Method.UTILIZATION, situation.used),
+        (Method.SLICES, situation.slices),
+    ):
+        found = [claim for claim in weights if claim.account in known and claim.weight]
+        if found:
+            return method, _merged(found)
+    return default, claims
+
+
+def _shared(
+    claims: Sequence[Claim], default: Method, energy_uj: int, ns: int, situation: Situation
 ) -> list[Charge]:
+    """What an idle GPU draws is shared by rule, and no part of it is anybody's doing. What it draws
+    beyond that is shared by use, which leaves a doubt."""
+    method, basis = _basis(claims, default, situation)
+    if situation.idle:
+        method, basis, standing_uj = default, claims, energy_uj
+    else:
+        standing_uj = min(energy_uj, situation.idle_uw * ns // 1_000_000_000)
+    used_uj = energy_uj - standing_uj
     weights = [claim.weight for claim in claims]
-    energies, times = shares(energy_uj, weights), shares(ns, weights)
-    # What an idle GPU draws is shared by rule, and no part of it is anybody's doing.
-    exact = len(claims) == 1 or idle
-    return [
-        Charge(
-            claim.account,
-            method,
-            active_uj=0 if idle else part_uj,
-            idle_uj=part_uj if idle else 0,
-            lower_uj=part_uj if exact else 0,
-            upper_uj=part_uj if exact else energy_uj,
-            ns=part_ns,
-        )
-        for claim, part_uj, part_ns in zip(claims, energies, times, strict=True)
-    ]
+    users = [claim.account for claim in basis]
+    parts = dict(zip(users, shares(used_uj, [claim.weight for claim in basis]), strict=True))
+    charges = []
+    for claim, rule_uj, part_ns in zip(
+        claims, shares(standing_uj, weights), shares(ns, weights), strict=True
+    ):
+        account, estimate_uj = claim.account, rule_uj + parts.get(claim.account, 0)
+        lower_uj, upper_uj = rule_uj, rule_uj + used_uj
+        if method is Method.UTILIZATION:
+            if account not in parts:
+                upper_uj = rule_uj
+            elif len(parts) == 1:
+                lower_uj = upper_uj
+        idle_uj = estimate_uj if situation.idle or account is IDLE else 0
+        active_uj = estimate_uj - idle_uj
+        charges.append(Charge(account, method, active_uj, idle_uj, lower_uj, upper_uj, part_ns))
+    return charges
+
+
+def _whole(account: Account, method: Method, energy_uj: int, ns: int, idle: bool) -> Charge:
+    idle_uj = energy_uj if idle else 0
+    return Charge(account, method, energy_uj - idle_uj, idle_uj, energy_uj, energy_uj, ns)
 
 
 def _nobody(account: Account, energy_uj: int, ns: int) -> Charge:

@@ -99,6 +99,7 @@ class Accounting:
         self._dropped = 0
         self._published = -1
         self._refusing = False
+        self._whole: set[str] = set()
         self._state = LedgerState(
             totals=[], counted_uj={}, held=[], trouble="", damaged=[], dropped=0
         )
@@ -136,11 +137,12 @@ class Accounting:
 
     @property
     def unheld(self) -> list[str]:
-        """GPUs whose processes are to be listed, by `listed`."""
+        """GPUs whose processes are to be listed, by `listed`: nobody holds them, or several do."""
         if self._ignored_units is None or self._trouble:
             return []
-        held = self._state.held
-        return [name for name in self._names() if name not in held and not name.startswith(NO_GPUS)]
+        whole = self._whole
+        names = self._names()
+        return [name for name in names if name not in whole and not name.startswith(NO_GPUS)]
 
     def listed(self, found: Listed) -> None:
         """The processes of a GPU were listed."""
@@ -257,6 +259,7 @@ class Accounting:
 
     def _publish(self, books: Books) -> None:
         self._state = self._state.model_copy(update={"held": books.held})
+        self._whole = books.whole
         if books.stored == self._published:
             return
         if self._trouble:

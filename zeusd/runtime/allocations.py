@@ -119,6 +119,23 @@ class Allocations:
         """GPUs that someone holds."""
         return {one.holding.uuid for one in self._open}
 
+    def whole(self) -> set[str]:
+        """GPUs that one job or pod holds as a whole."""
+        return {one.holding.uuid for one in self._open if not one.holding.weight}
+
+    def holder(self, uuid: str, account: Account) -> Account:
+        """The holder of a GPU whose processes are charged to an account; else that account.
+
+        Control groups name a job or pod otherwise than its holding does.
+        """
+        names = {account.name, account.name.rpartition("/")[2]}
+        for one in self._open:
+            holding = one.holding
+            if holding.uuid == uuid and holding.account.kind is account.kind:
+                if holding.account.name == account.name or holding.control_group in names:
+                    return holding.account
+        return account
+
     def _begun(self, holding: Holding) -> _Open:
         claim = Claim(holding.account, max(1, holding.weight))
         span = Span(Fact.HOLDER, holding.begin_ns, NEVER_NS, claim)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass
+from functools import partial
 
 from zeus_ipc import replies
 from zeus_ipc.errors import ErrorCode
@@ -13,14 +14,15 @@ from zeus_ipc.requests import MAX_SUMS, Allocate, Deallocate, GetUsage
 from zeusd.core.effects import Listed
 from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
+from zeusd.energy.history import History
 from zeusd.energy.split import Account, Kind, parent_of
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
 from zeusd.runtime.identities import Identities
 from zeusd.runtime.job_groups import JobGroups
-from zeusd.runtime.presence import Exits, Presence
-from zeusd.runtime.readings import observed
+from zeusd.runtime.presence import LATE_NS, STALE_NS, Exits, Presence
+from zeusd.runtime.readings import idle_uw, observed
 from zeusd.runtime.sources import Source
 
 SECOND_NS = 1_000_000_000
@@ -31,6 +33,9 @@ EXPIRE_NS = 6 * 3600 * SECOND_NS
 
 FRESH_NS = SECOND_NS // 5
 """What was settled so recently answers for the present."""
+
+MAX_LATE_NS = LATE_NS + STALE_NS
+"""A list of processes that is later than this does not come."""
 
 PAGES_NS = 10 * SECOND_NS
 """How long the rest of a long answer is kept."""
@@ -113,6 +118,7 @@ class Books:
         self._started_ns = clocks.monotonic_ns()
         self._accountants: dict[str, Accountant] = {}
         self._early: dict[str, list[Span]] = {}
+        self._idle: dict[str, int] = {}
         self._positions: dict[str, Position] = {}
         self._allocations = Allocations(store, self._add, lambda: clocks.utc_ns() // SECOND_NS)
         self._presence = None
@@ -180,7 +186,7 @@ class Books:
         """Whether these GPUs' sensors have ticked since a time."""
         for uuid in uuids:
             source = self._find(uuid)
-            if source is not None and source.history.ends_ns < t_ns:
+            if source is not None and self._until_ns(uuid, source) < t_ns:
                 return False
         return True
 
@@ -188,12 +194,13 @@ class Books:
         """The processes of a GPU were listed."""
         if self._presence is None:
             return
-        if found.gpu in self._allocations.held():
+        if found.gpu in self._allocations.whole():
             self._presence.stop(found.gpu, found.t_ns)
         elif found.pids is None:
             self._presence.failed(found.gpu, found.t_ns)
         else:
-            self._presence.listed(found.gpu, found.t_ns, found.pids)
+            charged = partial(self._allocations.holder, found.gpu)
+            self._presence.listed(found.gpu, found.t_ns, found.pids, found.activity, charged)
 
     # --------------------------------------------------------------------------------- requests
 
@@ -201,7 +208,7 @@ class Books:
         """See `requests.Allocate`."""
         account = Account(Kind(request.kind), request.name, request.run, request.uid)
         uuids = list(dict.fromkeys(request.gpus))
-        if self._presence is not None:
+        if self._presence is not None and not request.weight:
             for uuid in uuids:
                 self._presence.stop(uuid, t_ns)
         self._allocations.begin(uuids, account, request.weight, request.control_group, t_ns)
@@ -274,6 +281,11 @@ class Books:
         return self._store.counted()
 
     @property
+    def whole(self) -> set[str]:
+        """GPUs that one job or pod holds as a whole: their processes do not matter."""
+        return self._allocations.whole()
+
+    @property
     def held(self) -> list[str]:
         """GPUs that someone holds."""
         return sorted(self._allocations.held())
@@ -292,12 +304,28 @@ class Books:
             if history.ticks.end < MIN_TICKS:
                 continue
             accountant = self._accountant(uuid, source)
-            begin_ns, until_ns = accountant.position.t_ns, history.ends_ns
+            begin_ns, until_ns = accountant.position.t_ns, self._until_ns(uuid, source)
             if until_ns > begin_ns:
                 before[uuid] = (accountant.position, accountant.spans)
                 found = observed(history, begin_ns, until_ns, self._started_ns)
+                idle_uw = self._idle_uw(uuid, history)
                 energy_uj = source.curve.energy_uj
-                yield uuid, accountant.settle(until_ns, energy_uj, self._offset_ns, found)
+                yield uuid, accountant.settle(until_ns, energy_uj, self._offset_ns, found, idle_uw)
+
+    def _until_ns(self, uuid: str, source: Source) -> int:
+        """Until when a GPU's energy can be charged: lists of processes come after its ticks."""
+        ends_ns = source.history.ends_ns
+        known_ns = None if self._presence is None else self._presence.known_ns(uuid)
+        if known_ns is None or ends_ns - known_ns > MAX_LATE_NS:
+            return ends_ns
+        return min(ends_ns, known_ns)
+
+    def _idle_uw(self, uuid: str, history: History) -> int:
+        """What a GPU draws when nobody uses it, as last seen; for GPUs that several use."""
+        found = None if uuid in self._allocations.whole() else idle_uw(history)
+        if found is not None:
+            self._idle[uuid] = found
+        return self._idle.get(uuid, 0)
 
     def _offset(self) -> int:
         return self._clocks.utc_ns() - self._clocks.monotonic_ns()

@@ -14,8 +14,9 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
+from zeusd.core.effects import Activity, PidUse
 from zeusd.energy.accountant import NEVER_NS, Fact, Span
-from zeusd.energy.split import Claim, unattributed
+from zeusd.energy.split import Account, Claim, unattributed
 from zeusd.runtime.identities import Identities, is_ignored
 
 LIST_NS = 1_000_000_000
@@ -26,6 +27,9 @@ UNKNOWN_PROCESS = unattributed("unknown process")
 """For what was drawn while a process was listed that could not be identified."""
 
 LIST_FAILED = "process list failed"
+
+LATE_NS = 10 * LIST_NS
+"""A driver's samples of use may be this much older than the list that they come with."""
 
 TICK_NS = 1_000_000_000 // os.sysconf("SC_CLK_TCK")
 
@@ -43,9 +47,10 @@ class _Present:
 
 @dataclass(slots=True)
 class _Listed:
-    """What is known of one GPU's processes."""
+    """What is known of one GPU's processes, and until when everything is."""
 
     t_ns: int
+    known_ns: int
     processes: dict[int, _Present] = field(default_factory=dict)
 
 
@@ -123,19 +128,47 @@ class Presence:
         self._boot_offset_ns = boot_offset_ns
         self._gpus: dict[str, _Listed] = {}
 
-    def listed(self, uuid: str, t_ns: int, pids: Iterable[int]) -> None:
-        """The processes of a GPU at an instant."""
+    def listed(
+        self,
+        uuid: str,
+        t_ns: int,
+        pids: Iterable[int],
+        activity: Activity | None = None,
+        charged: Callable[[Account], Account] = lambda account: account,
+    ) -> None:
+        """The processes of a GPU at an instant.
+
+        Args:
+            uuid: The GPU.
+            t_ns: When they were listed.
+            pids: The processes.
+            activity: What they used since the last list, if it is known.
+            charged: Who is charged for what an account's processes use.
+        """
         known = self._gpus.get(uuid)
         if known is None or t_ns - known.t_ns > STALE_NS:
             self.stop(uuid, t_ns if known is None else known.t_ns)
-            known = self._gpus[uuid] = _Listed(t_ns)
+            known = self._gpus[uuid] = _Listed(t_ns, t_ns)
         before_ns = known.t_ns
         self._add(uuid, Span(Fact.LISTED, before_ns, t_ns))
         present = {*pids}
+        # One that used the GPU may have ended since.
+        accounts = _accounts(known)
         self._end(known, t_ns, present)
         for pid in sorted(present - known.processes.keys()):
             self._begin(uuid, known, pid, before_ns, t_ns)
-        known.t_ns = t_ns
+        known.t_ns = known.known_ns = t_ns
+        if activity is not None:
+            accounts |= _accounts(known)
+            for one in activity.uses:
+                self._use(uuid, activity, one, charged(accounts.get(one.pid, UNKNOWN_PROCESS)))
+            newest_ns = max(one.end_ns for one in activity.uses)
+            known.known_ns = min(t_ns, max(newest_ns, t_ns - LATE_NS))
+
+    def known_ns(self, uuid: str) -> int | None:
+        """Until when a GPU's processes and their use are known; None: they are not listed."""
+        known = self._gpus.get(uuid)
+        return None if known is None else known.known_ns
 
     def failed(self, uuid: str, t_ns: int) -> None:
         """The processes of a GPU could not be read."""
@@ -177,6 +210,13 @@ class Presence:
         self._exits.watch(identity.pidfd)
         known.processes[pid] = _Present(span, identity.pidfd)
 
+    def _use(self, uuid: str, activity: Activity, use: PidUse, account: Account) -> None:
+        begin_ns, end_ns = activity.begin_ns, use.end_ns
+        if account == UNKNOWN_PROCESS:
+            self._add(uuid, Span(Fact.PRESENT, begin_ns, end_ns, Claim(account)))
+        fact = Fact.USED if activity.measured else Fact.SLICES
+        self._add(uuid, Span(fact, begin_ns, end_ns, Claim(account, use.weight)))
+
     def _end(self, known: _Listed, t_ns: int, present: set[int]) -> None:
         """Ends the spans of processes that are gone, or not listed any more."""
         for pid, one in [*known.processes.items()]:
@@ -187,3 +227,8 @@ class Presence:
             one.span.end_ns = min(t_ns, ended_ns or t_ns)
             self._exits.forget(one.pidfd)
             del known.processes[pid]
+
+
+def _accounts(known: _Listed) -> dict[int, Account]:
+    claims = {pid: one.span.claim for pid, one in known.processes.items()}
+    return {pid: claim.account for pid, claim in claims.items() if claim is not None}

@@ -23,6 +23,29 @@ NOT_SAMPLED = "not sampled"
 """The GPU did not answer."""
 
 
+_POWER = 2
+"""Column of `history.ROWS`."""
+
+_SEARCHED = 3600
+"""So many rows are looked through for idle ones."""
+
+_IDLE_ROWS = 60
+"""Rows from which an idle GPU's power is taken: their median."""
+
+
+def idle_uw(history: History) -> int | None:
+    """What the GPU last drew while the driver reported it as idle, uW; None: it did not."""
+    ring = history.tiers[0]
+    power, reasons = ring.column(_POWER), ring.column(_REASONS)
+    found: list[int] = []
+    for number in range(ring.end - 1, max(ring.start, ring.end - _SEARCHED) - 1, -1):
+        if reasons[number] & REASON_IDLE and power[number] > 0:
+            found.append(power[number])
+            if len(found) == _IDLE_ROWS:
+                break
+    return sorted(found)[len(found) // 2] * 1000 if found else None
+
+
 def observed(history: History, begin_ns: int, end_ns: int, started_ns: int) -> Iterator[Span]:
     """Spans in which the GPU was idle, or was not sampled.
 

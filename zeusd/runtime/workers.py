@@ -25,6 +25,7 @@ from zeusd.core.effects import Listed, Read, Reading, Write
 from zeusd.core.model import Applied, Changed, Failure, device_failure
 from zeusd.devices.port import Backend, DeviceError, Handle, Outcome
 from zeusd.restore_rule import read_settled, write_merged, write_verified
+from zeusd.runtime.activity import ActivityReader
 from zeusd.runtime.commands import command_of
 from zeusd.runtime.processes import job_of_process, owner_of
 from zeusd.runtime.wake import Wake
@@ -177,6 +178,7 @@ class GpuWorker:
         self._nvml = nvml
         self._uuid = uuid
         self._handle = handle
+        self._activity = ActivityReader(nvml, handle)
         self._done = done
         self._clocks: SupportedClocks | None = None
         self._guard = threading.Lock()
@@ -258,10 +260,12 @@ class GpuWorker:
     def _list(self) -> Listed:
         """Its processes. That they cannot be listed is an answer too."""
         try:
-            pids = {process.pid for process in self._nvml.processes(self._handle)}
+            processes = self._nvml.processes(self._handle)
         except DeviceError:
             return Listed(self._uuid, time.monotonic_ns(), None)
-        return Listed(self._uuid, time.monotonic_ns(), tuple(sorted(pids)))
+        pids = tuple(sorted({process.pid for process in processes}))
+        t_ns = time.monotonic_ns()
+        return Listed(self._uuid, t_ns, pids, self._activity.read(processes))
 
     def _write(self, call: Write) -> Applied | Changed:
         """Compares, writes and reads back, as far as the control can be read."""

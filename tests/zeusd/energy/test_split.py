@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeusd.energy.split import (
+    BOUNDS,
     IDLE,
     NO_HOLDER,
     Account,
@@ -71,13 +72,71 @@ def test_processes_decide_where_nobody_holds_the_gpu() -> None:
     assert (alone.account, alone.method, alone.lower_uj) == (ALICE, Method.EXCLUSIVE, 100)
     equal = split(100, 4, Situation(present=[Claim(ALICE), Claim(BOB)], listed=True))
     assert [one.method for one in equal] == [Method.EQUAL] * 2
-    used = split(
-        100, 4, Situation(present=[Claim(ALICE, 90, measured=True), Claim(BOB, 0, measured=True)])
-    )
-    assert [(one.method, one.active_uj, one.upper_uj) for one in used] == [
-        (Method.UTILIZATION, 100, 100),
-        (Method.UTILIZATION, 0, 100),
+
+
+def test_several_share_by_use_and_its_bounds_are_those_of_activity() -> None:
+    present = [Claim(ALICE), Claim(BOB)]
+    both = Situation(present=present, used=[Claim(ALICE, 30), Claim(ALICE, 45), Claim(BOB, 25)])
+    assert [
+        (one.account, one.method, one.active_uj, one.lower_uj, one.upper_uj)
+        for one in split(100, 4, both)
+    ] == [
+        (ALICE, Method.UTILIZATION, 75, 0, 100),
+        (BOB, Method.UTILIZATION, 25, 0, 100),
     ]
+    # Who used nothing while another did is charged nothing, and that is certain.
+    alone = Situation(present=present, used=[Claim(ALICE, 1), Claim(MONITOR, 90)])
+    assert [(one.active_uj, one.lower_uj, one.upper_uj) for one in split(100, 4, alone)] == [
+        (100, 100, 100),
+        (0, 0, 0),
+    ]
+    nobody = Situation(present=present, used=[Claim(MONITOR, 90)])
+    assert {one.method for one in split(100, 4, nobody)} == {Method.EQUAL}
+
+
+def test_what_an_idle_gpu_draws_is_shared_by_rule_and_the_rest_by_use() -> None:
+    situation = Situation(
+        present=[Claim(ALICE), Claim(BOB)], used=[Claim(ALICE, 100)], idle_uw=40_000_000
+    )
+    first, second = split(200_000_000, 10**9, situation)
+    assert (first.active_uj, first.lower_uj, first.upper_uj) == (180_000_000,) * 3
+    assert (second.active_uj, second.lower_uj, second.upper_uj) == (20_000_000,) * 3
+    (low, _) = split(30_000_000, 10**9, situation)
+    assert low.active_uj == 15_000_000
+
+
+def test_a_mig_instance_never_gets_the_whole_gpus_figure_as_its_own() -> None:
+    """One instance of three slices is held, the other four slices by nobody."""
+    holder = [Claim(JOB, 3, of=7)]
+    job, rest = split(700, 7, Situation(holder))
+    assert (job.method, job.active_uj, job.lower_uj, job.upper_uj) == (Method.WEIGHTS, 300, 0, 700)
+    assert (rest.account, rest.idle_uj, rest.ns) == (IDLE, 400, 4)
+    # Measured, it is charged what is drawn beyond idle, and its slices' part of that.
+    job, rest = split(
+        700, 10**9, Situation(holder, used=[Claim(JOB, 5)], idle_uw=210, unknown="down")
+    )
+    assert (job.method, job.active_uj, job.lower_uj, job.upper_uj) == (
+        Method.UTILIZATION,
+        490 + 90,
+        490 + 90,
+        490 + 90,
+    )
+    assert (rest.account, rest.idle_uj) == (IDLE, 120)
+
+
+def test_instances_whose_use_is_not_known_share_by_size() -> None:
+    situation = Situation(
+        present=[Claim(ALICE), Claim(BOB)], slices=[Claim(ALICE, 1), Claim(BOB, 3)]
+    )
+    first, second = split(100, 4, situation)
+    assert (first.active_uj, second.active_uj) == (25, 75)
+    assert {(one.method, one.lower_uj, one.upper_uj) for one in (first, second)} == {
+        (Method.SLICES, 0, 100)
+    }
+
+
+def test_every_method_says_what_its_bounds_are() -> None:
+    assert {*BOUNDS} == {*Method}
 
 
 def test_a_service_pays_only_where_it_is_alone() -> None:
@@ -102,15 +161,24 @@ def test_without_holder_or_process_it_is_idle_or_unattributed_with_its_reason() 
         assert (charge.idle_uj == 100) == (account == IDLE)
 
 
+uses = st.builds(Claim, st.sampled_from([ALICE, BOB, MONITOR, JOB]), st.integers(0, 100_000))
 situations = st.builds(
     Situation,
-    st.lists(st.builds(Claim, st.sampled_from([JOB, ALICE, BOB]), st.integers(0, 8)), max_size=4),
     st.lists(
         st.builds(
-            Claim, st.sampled_from([ALICE, BOB, MONITOR]), st.integers(0, 100), st.booleans()
+            Claim,
+            st.sampled_from([JOB, ALICE, BOB]),
+            st.integers(0, 8),
+            st.sampled_from([0, 0, 7]),
         ),
-        max_size=5,
+        max_size=4,
     ),
+    st.lists(
+        st.builds(Claim, st.sampled_from([ALICE, BOB, MONITOR]), st.integers(0, 1)), max_size=5
+    ),
+    st.lists(uses, max_size=4),
+    st.lists(uses, max_size=4),
+    st.integers(0, 2**40),
     st.booleans(),
     st.booleans(),
     st.sampled_from(["", "down"]),

@@ -24,9 +24,11 @@ from zeusd.devices.port import (
     DeviceError,
     GpuProcess,
     Handle,
+    MigInstance,
     Outcome,
     PowerLimits,
     PowerProfile,
+    ProcessUse,
     Sensors,
 )
 
@@ -406,6 +408,16 @@ class AmdBackend(TabledControls):
             pid = entries.number("<I", entry * size + pid_at)
             if pid:
                 yield pid, entries.number("<Q", entry * size + memory_at)
+
+    @override
+    def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
+        """The library reports no use by process."""
+        raise DeviceError(Outcome.UNSUPPORTED, "process_utilization", "not offered by libamd_smi")
+
+    @override
+    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
+        """Partitions list no processes of their own."""
+        return []
 
     @override
     def utilization_percent(self, gpu: Handle) -> int:

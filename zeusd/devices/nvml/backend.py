@@ -17,13 +17,16 @@ from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.overriding import override
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
+from zeusd.devices.nvml.instances import Instances
 from zeusd.devices.nvml.profiles import ProfileTable
 from zeusd.devices.port import (
     DeviceError,
     GpuProcess,
     Handle,
+    MigInstance,
     PowerLimits,
     PowerProfile,
+    ProcessUse,
     Sensors,
 )
 
@@ -155,6 +158,7 @@ class NvmlBackend(TabledControls):
         self._get_field_values: Any = None
         self._inits = 0
         self._guard = threading.Lock()
+        self._instances = Instances(self._call, lambda: self._pynvml)
         self.controls = self._control_calls()
 
     def _control_calls(self) -> dict[Control, ControlCalls]:
@@ -207,6 +211,7 @@ class NvmlBackend(TabledControls):
                 # The driver may be another one by now, and handles are addresses that come back.
                 self._plans.clear()
                 self._plan_of.clear()
+                self._instances = Instances(self._call, lambda: self._pynvml)
             self._inits += 1
 
     @override
@@ -457,6 +462,21 @@ class NvmlBackend(TabledControls):
                     memory = max(known.memory_bytes, memory or 0)
                 found[key] = GpuProcess(key[0], memory, compute, *key[1:])
         return [found[key] for key in sorted(found, key=lambda key: key[0])]
+
+    @override
+    def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
+        try:
+            samples = self._call("nvmlDeviceGetProcessUtilization", gpu, since_us)
+        except DeviceError as error:
+            # nvidia-ml-py raises success, too: there is no sample.
+            if error.code in (Return.NOT_FOUND, Return.SUCCESS):
+                return []
+            raise
+        return [ProcessUse(int(one.pid), int(one.timeStamp), int(one.smUtil)) for one in samples]
+
+    @override
+    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
+        return self._instances.of(gpu)
 
     @override
     def utilization_percent(self, gpu: Handle) -> int:

@@ -11,6 +11,7 @@ from zeusd.devices.simulated.physics import LIMIT_TAU_S, OperatingPoint, Relaxat
 from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.sensors import PowerSensor
 from zeusd.devices.simulated.spec import GpuSpec
+from zeusd.devices.simulated.tenants import Tenant
 from zeusd.devices.simulated.workloads import Workload
 
 AMBIENT_C = 25.0
@@ -75,6 +76,7 @@ class SimulatedGpu:
         self.persistence = not self.model.persistence
         self.contexts = 0
         self.work: Running | None = None
+        self.tenants: tuple[Tenant, ...] = ()
         self.point = self._idle_point()
         gain = 1.0 + self.spec.gain_sigma * random.Random(f"gain:{spec.seed}:{spec.index}").gauss(
             0, 1
@@ -97,6 +99,11 @@ class SimulatedGpu:
         )
         limit_w = self._own_limit_w
         self._limit_w = Relaxation(now_s, limit_w, limit_w, 0.0)
+
+    @property
+    def busy(self) -> bool:
+        """Whether it works."""
+        return self.work is not None and self.work.active
 
     @property
     def enforced_limit_mw(self) -> int:

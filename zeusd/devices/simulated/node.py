@@ -5,14 +5,24 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from zeus_ipc.controls import Control, ControlValue
 from zeus_ipc.overriding import override
 from zeusd.devices.control_calls import ControlCalls, TabledControls
 from zeusd.devices.nvml.codes import Return, nvml_error
-from zeusd.devices.port import Backend, GpuProcess, Handle, PowerLimits, PowerProfile, Sensors
+from zeusd.devices.port import (
+    Backend,
+    GpuProcess,
+    Handle,
+    MigInstance,
+    PowerLimits,
+    PowerProfile,
+    ProcessUse,
+    Sensors,
+)
+from zeusd.devices.simulated import tenants
 from zeusd.devices.simulated.gpu import SimulatedGpu
 from zeusd.devices.simulated.instructions import Instructions, find_instructions
 from zeusd.devices.simulated.models import AMD, AMPERE, VOLTA
@@ -20,6 +30,7 @@ from zeusd.devices.simulated.physics import CLOCK_TAU_S, LIMIT_TAU_S
 from zeusd.devices.simulated.quirks import Quirks
 from zeusd.devices.simulated.spec import GpuSpec, parse_spec
 from zeusd.devices.simulated.superchip import with_module
+from zeusd.devices.simulated.tenants import Tenant
 from zeusd.devices.simulated.work import Work
 from zeusd.devices.simulated.workloads import Workload, find_workload
 
@@ -194,7 +205,8 @@ class SimulatedBackend(TabledControls):
 
     @override
     def mig_enabled(self, gpu: Handle) -> bool:
-        return self._enter(gpu, "mig_enabled").spec.partitions > 1
+        spec = self._enter(gpu, "mig_enabled").spec
+        return spec.partitions > 1 or bool(spec.mig)
 
     @override
     def runtime_indices(self, gpu: Handle) -> list[int]:
@@ -397,14 +409,31 @@ class SimulatedBackend(TabledControls):
     def processes(self, gpu: Handle) -> list[GpuProcess]:
         state = self._enter(gpu, "processes")
         work = state.work
+        if state.tenants:
+            return tenants.processes(state.tenants, state.work_memory_mib * 1024 * 1024)
         if not isinstance(work, Work) or work.pid is None:
             return []
         return [GpuProcess(work.pid, state.work_memory_mib * 1024 * 1024, compute=True)]
 
     @override
+    def process_utilization(self, gpu: Handle, since_us: int) -> list[ProcessUse]:
+        state = self._enter(gpu, "process_utilization")
+        now_us = time.time_ns() // 1000
+        return tenants.process_uses(state.spec, state.tenants, state.busy, since_us, now_us)
+
+    @override
+    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
+        state = self._enter(gpu, "mig_instances")
+        return tenants.mig_instances(state.spec, state.tenants, state.busy)
+
+    def share(self, gpu: int, processes: Iterable[Tenant]) -> None:
+        """Says which processes the work on a GPU is of, and how much of it each does."""
+        with self.lock:
+            self._existing(gpu).tenants = tuple(processes)
+
+    @override
     def utilization_percent(self, gpu: Handle) -> int:
-        work = self._enter(gpu, "utilization_percent").work
-        return 100 if work is not None and work.active else 0
+        return 100 if self._enter(gpu, "utilization_percent").busy else 0
 
     @override
     def memory_used_mib(self, gpu: Handle) -> int:

@@ -12,6 +12,11 @@ from zeusd.devices.simulated.reported import read_report
 
 DRIVER_VERSION = "595.58.03"
 REPORT = "report:"
+MIG_SLICES = 7
+MIG_ARCHITECTURES = (7, 9, 10)
+"""NVML's numbers of Ampere, Hopper and Blackwell."""
+GPM_ARCHITECTURE = 9
+"""From which on the driver measures the use of an instance."""
 
 _NAMESPACE = uuid.UUID("5a455553-4400-4000-8000-73696d756c61")
 
@@ -32,6 +37,7 @@ class GpuSpec:
         die: Which GPU of its card, where power limit and sensors are those of the first, 0.
         module: Number of its superchip, if it is part of one.
         partitions: As how many devices HIP shows it (AMD).
+        mig: Slices of each MIG instance that it is split into (NVIDIA); empty: it is not.
     """
 
     model: DeviceModel
@@ -45,6 +51,7 @@ class GpuSpec:
     die: int = 0
     module: int | None = None
     partitions: int = 1
+    mig: tuple[int, ...] = ()
 
     @property
     def uuid(self) -> str:
@@ -68,8 +75,8 @@ def parse_spec(text: str) -> tuple[GpuSpec, ...]:
     """The GPUs that a spec names.
 
     `[Nx]KIND[:option=value...]`, several of them separated by commas. Options: seed, setter_ms,
-    gain_sigma, unprivileged, counts_all, partitions (MI300 and later). `report:FILE` is the GPUs of
-    a report of `zeusctl probe`.
+    gain_sigma, unprivileged, counts_all, partitions (MI300 and later), mig (such as `mig=1g+2g`, at
+    most 7 slices, A100 and later). `report:FILE` is the GPUs of a report of `zeusctl probe`.
 
     Raises:
         ValueError: It is not a spec; the message says what is.
@@ -134,12 +141,17 @@ def _apply_options(spec: GpuSpec, group: str, options: list[str]) -> GpuSpec:
                 spec = replace(spec, counts_all=True)
             elif name == "partitions" and spec.partitionable and 1 <= int(value) <= 8:
                 spec = replace(spec, partitions=int(value))
+            elif name == "mig" and spec.model.architecture in MIG_ARCHITECTURES:
+                slices = tuple(int(one.removesuffix("g")) for one in value.split("+"))
+                if min(slices) < 1 or sum(slices) > MIG_SLICES:
+                    raise ValueError
+                spec = replace(spec, mig=slices)
             else:
                 raise ValueError
         except ValueError:
             raise ValueError(
                 f"cannot simulate {group.strip()!r}: the option {option!r} is none of seed=N, "
-                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, and partitions=1 to 8 "
-                "on AMD's MI300"
+                "setter_ms=MS, gain_sigma=SHARE, unprivileged, counts_all, partitions=1 to 8 on "
+                "AMD's MI300, and mig=1g+2g (at most 7 slices) on NVIDIA's A100 and later"
             ) from None
     return spec
