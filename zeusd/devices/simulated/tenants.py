@@ -1,0 +1,63 @@
+"""Processes that share a simulated GPU: what the driver lists and measures of each."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from zeusd.devices.nvml.codes import Return, nvml_error
+from zeusd.devices.port import GpuProcess, MigInstance, ProcessUse
+from zeusd.devices.simulated.spec import GPM_ARCHITECTURE, MIG_SLICES, GpuSpec
+
+SAMPLE_US = 166_667
+"""How often the driver takes a sample of each process, at times of its own."""
+
+
+class Tenant(NamedTuple):
+    """One of several processes that share a GPU's work.
+
+    Attributes:
+        pid: The process.
+        sm_percent: How much of the GPU, or of its MIG instance, it uses while there is work.
+        gpu_instance: The MIG instance that it runs on, from 1 on.
+    """
+
+    pid: int
+    sm_percent: int = 0
+    gpu_instance: int | None = None
+
+
+def processes(tenants: Sequence[Tenant], memory_bytes: int) -> list[GpuProcess]:
+    """See `Backend.processes`."""
+    memory = memory_bytes // max(1, len(tenants))
+    return [
+        GpuProcess(one.pid, memory, True, one.gpu_instance, None if one.gpu_instance is None else 0)
+        for one in sorted(tenants)
+    ]
+
+
+def process_uses(
+    spec: GpuSpec, tenants: Sequence[Tenant], busy: bool, since_us: int, now_us: int
+) -> list[ProcessUse]:
+    """See `Backend.process_utilization`."""
+    if spec.mig:
+        raise nvml_error(Return.NOT_SUPPORTED, "nvmlDeviceGetProcessUtilization")
+    found = []
+    for one in tenants:
+        t_us = now_us - (now_us + 37_000 * one.pid) % SAMPLE_US
+        if busy and one.sm_percent and t_us > since_us:
+            found.append(ProcessUse(one.pid, t_us, one.sm_percent))
+    return found
+
+
+def mig_instances(spec: GpuSpec, tenants: Sequence[Tenant], busy: bool) -> list[MigInstance]:
+    """See `Backend.mig_instances`: each has one compute instance."""
+    found = []
+    for number, slices in enumerate(spec.mig, 1):
+        used = sum(one.sm_percent for one in tenants if one.gpu_instance == number)
+        measured = spec.model.architecture >= GPM_ARCHITECTURE
+        percent = float(min(100, used) if busy else 0) if measured else None
+        name = f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{spec.uuid}:{number}')}"
+        found.append(MigInstance(name, number, 0, slices, MIG_SLICES, percent))
+    return found

@@ -1,0 +1,126 @@
+"""How much of a GPU each of its processes used since it was last asked, from what the driver counts.
+
+Where the GPU is whole: the driver's samples of SM use, one per process and period, each with a time
+stamp of its own. Where it is split (MIG): SM use of each instance times its size on GPUs whose
+driver measures it (GPM: Hopper and later), else only the sizes.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from zeusd.core.effects import Activity, PidUse
+from zeusd.devices.port import (
+    Backend,
+    DeviceError,
+    GpuProcess,
+    Handle,
+    MigInstance,
+    Outcome,
+    ProcessUse,
+)
+
+PERIOD_NS = 1_000_000_000
+"""The longest sample period of a driver. A process whose sample is older than the newest one by more
+than this was idle since."""
+
+GIVE_UP_AFTER = 3
+"""One answer that something is not supported proves nothing."""
+
+_NOBODY_LISTED = 0
+_WEIGHT = 1000
+"""Weights are thousandths: of a percent, or of a slice's percent."""
+
+
+class ActivityReader:
+    """Reads one GPU's. Belongs to one thread.
+
+    Args:
+        nvml: The library.
+        gpu: The GPU.
+        monotonic_ns: CLOCK_MONOTONIC.
+        utc_ns: The clock of the driver's time stamps.
+    """
+
+    def __init__(
+        self,
+        nvml: Backend,
+        gpu: Handle,
+        monotonic_ns: Callable[[], int] = time.monotonic_ns,
+        utc_ns: Callable[[], int] = time.time_ns,
+    ) -> None:
+        self._nvml = nvml
+        self._gpu = gpu
+        self._monotonic_ns = monotonic_ns
+        self._utc_ns = utc_ns
+        self._since_ns = monotonic_ns()
+        self._refused = 0
+
+    def read(self, processes: Sequence[GpuProcess]) -> Activity | None:
+        """What these processes used since the last call; None: not known, or there is one only."""
+        split = any(one.gpu_instance is not None for one in processes)
+        if len({one.pid for one in processes}) < 2 and not split:
+            self._since_ns = self._monotonic_ns()
+            return None
+        try:
+            if split:
+                return self._of_instances(processes, self._nvml.mig_instances(self._gpu))
+            return self._of_processes()
+        except DeviceError as error:
+            self._since_ns = self._monotonic_ns()
+            if error.outcome is Outcome.UNSUPPORTED:
+                self._refused += 1
+            return None
+
+    def _of_processes(self) -> Activity | None:
+        if self._refused >= GIVE_UP_AFTER:
+            return None
+        begin_ns = self._since_ns
+        offset_ns = self._utc_ns() - self._monotonic_ns()
+        samples = self._nvml.process_utilization(self._gpu, (begin_ns + offset_ns) // 1000)
+        self._refused = 0
+        now_ns = self._monotonic_ns()
+        found = {one: min(now_ns, one.t_us * 1000 - offset_ns) for one in samples}
+        newest_ns = max([t_ns for one, t_ns in found.items() if one.sm_percent], default=now_ns)
+        if newest_ns <= begin_ns:
+            return None
+        self._since_ns = newest_ns
+        uses = _newest(found, begin_ns, newest_ns)
+        return Activity(begin_ns, uses)
+
+    def _of_instances(
+        self, processes: Sequence[GpuProcess], instances: Sequence[MigInstance]
+    ) -> Activity | None:
+        begin_ns, now_ns = self._since_ns, self._monotonic_ns()
+        self._since_ns = now_ns
+        used = {one.gpu_instance: one.sm_percent for one in instances}
+        # All are measured, or none: weights of two kinds cannot be compared.
+        measured = bool(used) and None not in used.values()
+        pids: dict[int, set[int]] = {}
+        for process in processes:
+            if process.gpu_instance is not None:
+                pids.setdefault(process.gpu_instance, set()).add(process.pid)
+        slices: dict[int, int] = {}
+        for one in instances:
+            slices[one.gpu_instance] = slices.get(one.gpu_instance, 0) + one.slices
+        uses = []
+        for instance, size in slices.items():
+            percent = used[instance] if measured else 100.0
+            there = pids.get(instance, set() if not measured else {_NOBODY_LISTED})
+            if percent:
+                weight = round(percent * size * _WEIGHT) // max(1, len(there))
+                uses += [PidUse(pid, now_ns, max(1, weight)) for pid in sorted(there)]
+        return Activity(begin_ns, tuple(uses), measured) if uses else None
+
+
+def _newest(samples: dict[ProcessUse, int], begin_ns: int, newest_ns: int) -> tuple[PidUse, ...]:
+    """The newest sample of each process that used something, and until when it counts."""
+    latest: dict[int, tuple[int, int]] = {}
+    for one, t_ns in samples.items():
+        if one.sm_percent and t_ns > begin_ns:
+            latest[one.pid] = max(latest.get(one.pid, (0, 0)), (t_ns, one.sm_percent))
+    return tuple(
+        PidUse(pid, newest_ns if newest_ns - t_ns <= PERIOD_NS else t_ns, percent * _WEIGHT)
+        for pid, (t_ns, percent) in sorted(latest.items())
+    )
