@@ -508,6 +508,7 @@ class Client(Closing):
         run: str = "",
         uid: int | None = None,
         weight: int = 0,
+        parts: int = 0,
         control_group: str = "",
     ) -> None:
         """Charges what GPUs draw from now on to a job or pod; for administrators.
@@ -519,6 +520,7 @@ class Client(Closing):
             run: Tells runs of one job apart.
             uid: The user who is charged.
             weight: Its part beside other holders; 0: all of it, and others hold it no longer.
+            parts: Of how many parts that is; 0: as many as are held.
             control_group: What control groups call it, where that is not its name.
         """
         answer = self._ask(
@@ -529,6 +531,7 @@ class Client(Closing):
             run=run,
             uid=NOBODY if uid is None else uid,
             weight=weight,
+            parts=parts,
             control_group=control_group,
         )
         self._per_gpu(answer)

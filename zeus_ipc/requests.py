@@ -485,6 +485,9 @@ class Allocate(_Request):
     """The user who is charged; without one, only the job or pod is."""
     weight: Annotated[int, Field(ge=0, le=1_000_000)] = 0
     """The part of each GPU beside other holders, such as the number of shards; 0: all of it."""
+    parts: Annotated[int, Field(ge=0, le=1_000_000)] = 0
+    """Of how many parts `weight` are, such as the 7 slices of a GPU that is split (MIG); parts that
+    nobody holds are charged to nobody. 0: holders share all of it."""
     control_group: Annotated[str, Field(pattern=r"^[A-Za-z0-9_.-]{0,64}$")] = ""
     """What control groups call the job or pod, where that is not its name: a SLUID, a pod's uid."""
 

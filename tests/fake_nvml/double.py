@@ -43,6 +43,8 @@ _GPU_NUMBERS = (
     *("window_us", "average_us", "jitter_us", "quantum_mw", "counter_quantum_mj"),
     *("counter_windowed", "counter_permille", "counter_stuck_mj", "power_stuck_mw", "module_mw"),
     *("profiles_valid", "profiles_requested", "profiles_old", "profile_shift"),
+    *("compute_percent", "second_pid", "second_instance", "second_percent", "use_age_us"),
+    *("mig_slices_1", "mig_slices_2", "mig_percent_1", "mig_percent_2"),
 )
 
 
@@ -181,6 +183,7 @@ class NvmlDouble:
             "has_energy": 1,
             "has_average": 0,
             "instance": -1,
+            "second_instance": -1,
             "start_ns": now_ns,
             "updated_ns": now_ns,
             **changes,
@@ -262,6 +265,11 @@ class NvmlDouble:
     def computes(self, gpu: int, pid: int) -> None:
         """This process has a compute context on the GPU; 0: none has."""
         self._set(gpu, "compute_pid", pid)
+
+    def uses(self, gpu: int, **values: int) -> None:
+        """What processes and MIG instances use from now on: the fields of the state by name."""
+        for name, value in values.items():
+            self._set(gpu, name, value)
 
     def draws(self, gpu: int, pid: int) -> None:
         """This process has a graphics context on the GPU; 0: none has."""

@@ -46,6 +46,10 @@ typedef struct {
     /* Workload power profiles, as masks; profiles_old: a driver without UpdateProfiles. A profile's
      * table entry is profile_shift places from its number. */
     int64_t profiles_valid, profiles_requested, profiles_old, profile_shift;
+    /* Use by process, in samples that end use_age_us ago, those of the second process twice as long.
+     * MIG instances FIRST_INSTANCE and the next; no GPM before Hopper. */
+    int64_t compute_percent, second_pid, second_instance, second_percent, use_age_us;
+    int64_t mig_slices[2], mig_percent[2];
     char name[96], uuid[96], pci[32];
     struct { int64_t begin_ns, end_ns; } bursts[MAX_BURSTS]; /* a ring, ascending and apart */
 } gpu_t;
@@ -75,6 +79,19 @@ _Static_assert(sizeof(memory_t) == 24, "nvmlMemory_t");
 typedef struct { uint32_t pid; uint64_t memory; uint32_t instance, compute; } process_t;
 _Static_assert(sizeof(process_t) == 24, "nvmlProcessInfo_v2_t");
 typedef struct { unsigned gpu, memory; } utilization_t;
+typedef struct { uint32_t pid; uint64_t t_us; uint32_t sm, memory, encoder, decoder; } use_t;
+_Static_assert(sizeof(use_t) == 32, "nvmlProcessUtilizationSample_t");
+typedef struct { uint32_t sms, copy, decoders, encoders, jpeg, ofa, gpu_slices, compute_slices;
+                 uint64_t memory_mib; } attributes_t;
+_Static_assert(sizeof(attributes_t) == 40, "nvmlDeviceAttributes_t");
+typedef struct { uint32_t id, p2p, slices, instances, sms, copy, decoders, encoders, jpeg, ofa;
+                 uint64_t memory_mib; } profile_info_t;
+_Static_assert(sizeof(profile_info_t) == 48, "nvmlGpuInstanceProfileInfo_t");
+typedef struct { double percent; } gpm_sample_t;
+typedef struct { uint32_t version, count; gpm_sample_t *first, *second;
+                 struct { uint32_t id, result; double value; const char *names[3]; } metric[];
+               } gpm_metrics_t;
+_Static_assert(sizeof(gpm_metrics_t) == 24, "nvmlGpmMetricsGet_t");
 typedef struct { uint32_t version, sensor; int32_t celsius; } temperature_t;
 _Static_assert(sizeof(temperature_t) == 12, "nvmlTemperature_v1_t");
 
@@ -388,7 +405,15 @@ int nvmlDeviceGetName(gpu_t *g, char *to, unsigned size) {
     ENTER(g);
     return copy(to, size, g->name);
 }
+static gpu_t *parent_of(const void *handle, int *number);
 int nvmlDeviceGetUUID(gpu_t *g, char *to, unsigned size) {
+    char name[96];
+    int number;
+    const gpu_t *parent = parent_of(g, &number);
+    if (parent) {
+        snprintf(name, sizeof name, "MIG-%.80s-%d", parent->uuid + 4, number);
+        return copy(to, size, name);
+    }
     ENTER(g);
     return copy(to, size, g->uuid);
 }
@@ -574,23 +599,130 @@ int nvmlDeviceGetCurrentClocksThrottleReasons(gpu_t *g, unsigned long long *r) {
     *r = reasons(g);
     return OK;
 }
-static int list_one(int64_t pid, int64_t instance, uint64_t memory, unsigned *count,
-                    process_t *processes) {
-    unsigned room = *count;
+static process_t listed(int64_t pid, int64_t instance, uint64_t memory) {
     uint32_t part = instance < 0 ? UINT32_MAX : (uint32_t)instance;
-    *count = pid ? 1 : 0;
-    if (!*count) return OK;
-    if (!processes || !room) return SMALL;
-    processes[0] = (process_t){(uint32_t)pid, memory, part, instance < 0 ? UINT32_MAX : 0};
+    return (process_t){(uint32_t)pid, memory, part, instance < 0 ? UINT32_MAX : 0};
+}
+static int list(const process_t *found, unsigned n, unsigned *count, process_t *processes) {
+    unsigned room = *count;
+    *count = n;
+    if (!n) return OK;
+    if (!processes || room < n) return SMALL;
+    memcpy(processes, found, n * sizeof *found);
     return OK;
 }
 int nvmlDeviceGetComputeRunningProcesses_v3(gpu_t *g, unsigned *count, process_t *processes) {
+    process_t found[2];
+    unsigned n = 0;
     ENTER(g);
-    return list_one(g->compute_pid, g->instance, 1 << 20, count, processes);
+    if (g->compute_pid) found[n++] = listed(g->compute_pid, g->instance, 1 << 20);
+    if (g->second_pid) found[n++] = listed(g->second_pid, g->second_instance, 1 << 20);
+    return list(found, n, count, processes);
 }
 int nvmlDeviceGetGraphicsRunningProcesses_v3(gpu_t *g, unsigned *count, process_t *processes) {
+    process_t found;
     ENTER(g);
-    return list_one(g->graphics_pid, g->instance, 3 << 20, count, processes);
+    found = listed(g->graphics_pid, g->instance, 3 << 20);
+    return list(&found, g->graphics_pid ? 1 : 0, count, processes);
+}
+/* One sample of each process that used the GPU, if it ends after what was seen last. */
+int nvmlDeviceGetProcessUtilization(gpu_t *g, use_t *samples, unsigned *count, uint64_t seen_us) {
+    struct timespec t;
+    uint64_t end_us;
+    use_t found[2];
+    unsigned n = 0, room = *count;
+    ENTER(g);
+    if (g->mig) return UNSUPPORTED;
+    clock_gettime(CLOCK_REALTIME, &t);
+    end_us = (uint64_t)t.tv_sec * 1000000 + (uint64_t)(t.tv_nsec / 1000 - g->use_age_us);
+    if (g->compute_percent && end_us > seen_us)
+        found[n++] = (use_t){(uint32_t)g->compute_pid, end_us, (uint32_t)g->compute_percent, 0, 0, 0};
+    end_us -= (uint64_t)g->use_age_us;
+    if (g->second_percent && end_us > seen_us)
+        found[n++] = (use_t){(uint32_t)g->second_pid, end_us, (uint32_t)g->second_percent, 0, 0, 0};
+    *count = n;
+    if (!n) return NOT_FOUND;
+    if (!samples || room < n) return SMALL;
+    memcpy(samples, found, n * sizeof *found);
+    return OK;
+}
+
+/* Handles of MIG devices are addresses of their own. */
+enum { FIRST_INSTANCE = 7, WHOLE = 7, SEVEN_SLICES = 4, SM_UTIL = 2, HOPPER = 9 };
+static char mig_handles[MAX_GPUS][2];
+static gpu_t *parent_of(const void *handle, int *number) {
+    uintptr_t place = (uintptr_t)handle - (uintptr_t)mig_handles;
+    if (!node || place >= sizeof mig_handles) return NULL;
+    *number = (int)(place % 2);
+    return &node->gpus[place / 2];
+}
+int nvmlDeviceGetMaxMigDeviceCount(gpu_t *g, unsigned *count) {
+    ENTER(g);
+    *count = g->mig ? WHOLE : 0;
+    return OK;
+}
+int nvmlDeviceGetMigDeviceHandleByIndex(gpu_t *g, unsigned number, void **handle) {
+    ENTER(g);
+    if (!g->mig || number > 1 || !g->mig_slices[number]) return NOT_FOUND;
+    *handle = &mig_handles[index_of(g)][number];
+    return OK;
+}
+int nvmlDeviceGetGpuInstanceId(const void *handle, unsigned *id) {
+    int number;
+    if (!parent_of(handle, &number)) return INVALID;
+    *id = (unsigned)(FIRST_INSTANCE + number);
+    return OK;
+}
+int nvmlDeviceGetComputeInstanceId(const void *handle, unsigned *id) {
+    int number;
+    if (!parent_of(handle, &number)) return INVALID;
+    *id = 0;
+    return OK;
+}
+int nvmlDeviceGetAttributes_v2(const void *handle, attributes_t *found) {
+    int number;
+    gpu_t *g = parent_of(handle, &number);
+    if (!g) return INVALID;
+    memset(found, 0, sizeof *found);
+    found->gpu_slices = found->compute_slices = (uint32_t)g->mig_slices[number];
+    return OK;
+}
+int nvmlDeviceGetGpuInstanceProfileInfo(gpu_t *g, unsigned profile, profile_info_t *info) {
+    ENTER(g);
+    if (profile != SEVEN_SLICES) return UNSUPPORTED;
+    memset(info, 0, sizeof *info);
+    info->slices = WHOLE;
+    return OK;
+}
+int nvmlGpmQueryDeviceSupport(gpu_t *g, unsigned *support) {
+    ENTER(g);
+    if (support[0] != 1) return VERSION;
+    support[1] = g->architecture >= HOPPER;
+    return OK;
+}
+int nvmlGpmSampleAlloc(gpm_sample_t **sample) {
+    *sample = calloc(1, sizeof **sample);
+    return *sample ? OK : NO_DRIVER;
+}
+int nvmlGpmSampleFree(gpm_sample_t *sample) {
+    free(sample);
+    return OK;
+}
+int nvmlGpmMigSampleGet(gpu_t *g, unsigned instance, gpm_sample_t *sample) {
+    unsigned number = instance - FIRST_INSTANCE;
+    ENTER(g);
+    if (number > 1 || !g->mig_slices[number]) return INVALID;
+    sample->percent = (double)g->mig_percent[number];
+    return OK;
+}
+int nvmlGpmMetricsGet(gpm_metrics_t *m) {
+    unsigned i;
+    if (m->version != 1 || !m->first || !m->second) return INVALID;
+    for (i = 0; i < m->count; i++) {
+        m->metric[i].result = m->metric[i].id == SM_UTIL ? OK : UNSUPPORTED;
+        m->metric[i].value = m->second->percent;
+    }
+    return OK;
 }
 int nvmlDeviceGetUtilizationRates(gpu_t *g, utilization_t *rates) {
     ENTER(g);
@@ -739,12 +871,11 @@ STUB(nvmlDeviceSetPowerManagementLimit_v2) STUB(nvmlDeviceGetClock) STUB(nvmlDev
 STUB(nvmlDeviceGetApplicationsClock) STUB(nvmlDeviceGetSupportedClocksEventReasons)
 STUB(nvmlDeviceGetViolationStatus) STUB(nvmlDeviceGetTemperatureThreshold)
 STUB(nvmlDeviceGetPerformanceState) STUB(nvmlDeviceGetPowerState)
-STUB(nvmlDeviceGetMemoryInfo_v2) STUB(nvmlDeviceGetMaxMigDeviceCount)
+STUB(nvmlDeviceGetMemoryInfo_v2)
 STUB(nvmlDeviceIsMigDeviceHandle)
 STUB(nvmlEventSetCreate) STUB(nvmlEventSetWait_v2) STUB(nvmlDeviceGetComputeMode)
-STUB(nvmlDeviceGetMigDeviceHandleByIndex) STUB(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
+STUB(nvmlDeviceGetDeviceHandleFromMigDeviceHandle)
 STUB(nvmlDeviceGetDecoderUtilization) STUB(nvmlDeviceGetEncoderUtilization)
 STUB(nvmlDeviceGetDisplayActive) STUB(nvmlDeviceGetDisplayMode) STUB(nvmlDeviceGetDriverModel)
 STUB(nvmlDeviceGetDriverModel_v2) STUB(nvmlDeviceGetFanSpeed) STUB(nvmlDeviceGetPcieThroughput)
 STUB(nvmlDeviceGetTotalEccErrors) STUB(nvmlDeviceGetBAR1MemoryInfo)
-STUB(nvmlDeviceGetProcessUtilization)

@@ -264,7 +264,9 @@ def _shared(
     """What an idle GPU draws is shared by rule, and no part of it is anybody's doing. What it draws
     beyond that is shared by use, which leaves a doubt."""
     method, basis = _basis(claims, default, situation)
-    if situation.idle:
+    # The driver says once a second whether the GPU is idle, and of each second whether it was used.
+    idle = situation.idle and method is not Method.UTILIZATION
+    if idle:
         method, basis, standing_uj = default, claims, energy_uj
     else:
         standing_uj = min(energy_uj, situation.idle_uw * ns // 1_000_000_000)
@@ -283,7 +285,7 @@ def _shared(
                 upper_uj = rule_uj
             elif len(parts) == 1:
                 lower_uj = upper_uj
-        idle_uj = estimate_uj if situation.idle or account is IDLE else 0
+        idle_uj = estimate_uj if idle or account == IDLE else 0
         active_uj = estimate_uj - idle_uj
         charges.append(Charge(account, method, active_uj, idle_uj, lower_uj, upper_uj, part_ns))
     return charges

@@ -12,7 +12,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "energy.db"
-VERSION = 1
+VERSION = 2
 DAMAGED = "damaged"
 """Part of the name of a file that was set aside."""
 
@@ -29,7 +29,8 @@ CREATE TABLE account (
 -- To whom a GPU is allocated, or was since its position; times of CLOCK_MONOTONIC.
 CREATE TABLE holding (
     id INTEGER PRIMARY KEY,
-    gpu INTEGER NOT NULL, account INTEGER NOT NULL, weight INTEGER NOT NULL,
+    gpu INTEGER NOT NULL, account INTEGER NOT NULL,
+    weight INTEGER NOT NULL, parts INTEGER NOT NULL, -- which part it is, of how many; 0: all of it
     control_group TEXT NOT NULL,          -- the job or pod with whose control group it ends
     boot TEXT NOT NULL, begin_ns INTEGER NOT NULL, end_ns INTEGER,
     seen INTEGER NOT NULL DEFAULT 0       -- whether the control group was there once
@@ -68,6 +69,10 @@ CREATE TABLE position (
 -- UTC less CLOCK_MONOTONIC, as last seen in this boot.
 CREATE TABLE clock (boot TEXT PRIMARY KEY, offset_ns INTEGER NOT NULL) WITHOUT ROWID;
 """
+
+
+MIGRATIONS = {1: "ALTER TABLE holding ADD COLUMN parts INTEGER NOT NULL DEFAULT 0;"}
+"""What makes a ledger of a version one of the next."""
 
 
 class LedgerError(Exception):
@@ -112,7 +117,11 @@ def _open(path: Path) -> sqlite3.Connection:
         (version,) = connection.execute("PRAGMA user_version").fetchone()
         if version == 0:
             connection.executescript(f"BEGIN; {TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
-        elif version != VERSION:
+        while version in MIGRATIONS:
+            change = MIGRATIONS[version]
+            version += 1
+            connection.executescript(f"BEGIN; {change} PRAGMA user_version = {version}; COMMIT;")
+        if version not in (0, VERSION):
             raise sqlite3.OperationalError(
                 f"it has version {version} and this zeusd writes version {VERSION}"
             )

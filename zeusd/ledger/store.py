@@ -33,6 +33,7 @@ class Holding:
         uuid: The GPU.
         account: To whom.
         weight: Its part beside other holders.
+        parts: Of how many parts that is; 0: as many as are held.
         control_group: The job or pod with whose control group it ends.
         begin_ns: Since when, CLOCK_MONOTONIC.
         end_ns: Until when; None: it still is.
@@ -43,6 +44,7 @@ class Holding:
     uuid: str
     account: Account
     weight: int
+    parts: int
     control_group: str
     begin_ns: int
     end_ns: int | None
@@ -76,6 +78,7 @@ class Store:
         uuids: Iterable[str],
         account: Account,
         weight: int,
+        parts: int,
         control_group: str,
         t_ns: int,
         utc_s: int,
@@ -89,12 +92,13 @@ class Store:
             )
             for uuid in uuids:
                 row = self._db.execute(
-                    "INSERT INTO holding (gpu, account, weight, control_group, boot, begin_ns) "
-                    "VALUES (?, ?, ?, ?, ?, ?)",
+                    "INSERT INTO holding (gpu, account, weight, parts, control_group, boot, "
+                    "begin_ns) VALUES (?, ?, ?, ?, ?, ?, ?)",
                     (
                         self._gpu(uuid),
                         self._account(account),
                         weight,
+                        parts,
                         control_group,
                         self._boot,
                         t_ns,
@@ -102,7 +106,7 @@ class Store:
                 )
                 assert row.lastrowid is not None
                 found.append(
-                    Holding(row.lastrowid, uuid, account, weight, control_group, t_ns, None)
+                    Holding(row.lastrowid, uuid, account, weight, parts, control_group, t_ns, None)
                 )
         return found
 
@@ -140,8 +144,8 @@ class Store:
     def holdings(self) -> list[Holding]:
         """What is allocated, and what was until after its GPU's position."""
         rows = self._db.execute(
-            "SELECT holding.id, gpu.uuid, kind, name, run, uid, weight, control_group, begin_ns, "
-            "end_ns, seen FROM holding JOIN gpu ON gpu.id = holding.gpu "
+            "SELECT holding.id, gpu.uuid, kind, name, run, uid, weight, parts, control_group, "
+            "begin_ns, end_ns, seen FROM holding JOIN gpu ON gpu.id = holding.gpu "
             "JOIN account ON account.id = holding.account "
             "LEFT JOIN position ON position.gpu = holding.gpu "
             "WHERE holding.boot = ? AND (end_ns IS NULL OR position.boot IS NOT holding.boot "
@@ -154,12 +158,13 @@ class Store:
                 uuid,
                 Account(Kind(kind), name, run, uid),
                 weight,
+                parts,
                 group,
                 begin,
                 end,
                 bool(seen),
             )
-            for key, uuid, kind, name, run, uid, weight, group, begin, end, seen in rows
+            for key, uuid, kind, name, run, uid, weight, parts, group, begin, end, seen in rows
         ]
 
     # ----------------------------------------------------------------------------- settlements

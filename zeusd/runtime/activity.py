@@ -1,4 +1,4 @@
-"""How much of a GPU each of its processes used since it was last asked, from what the driver counts.
+"""How much of a GPU each of its processes used since it was last asked, as the driver has it.
 
 Where the GPU is whole: the driver's samples of SM use, one per process and period, each with a time
 stamp of its own. Where it is split (MIG): SM use of each instance times its size on GPUs whose
@@ -22,8 +22,8 @@ from zeusd.devices.port import (
 )
 
 PERIOD_NS = 1_000_000_000
-"""The longest sample period of a driver. A process whose sample is older than the newest one by more
-than this was idle since."""
+"""The longest sample period of a driver. A process whose sample is older than the newest one by
+more than this was idle since."""
 
 GIVE_UP_AFTER = 3
 """One answer that something is not supported proves nothing."""

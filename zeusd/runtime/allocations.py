@@ -50,7 +50,13 @@ class Allocations:
                 self._open.remove(opened)
 
     def begin(
-        self, uuids: Sequence[str], account: Account, weight: int, control_group: str, t_ns: int
+        self,
+        uuids: Sequence[str],
+        account: Account,
+        weight: int,
+        parts: int,
+        control_group: str,
+        t_ns: int,
     ) -> None:
         """GPUs are allocated: whole (weight 0), which ends every other holding, or in parts."""
         stale, held = [], set()
@@ -66,7 +72,7 @@ class Allocations:
         fresh = [uuid for uuid in uuids if uuid not in held]
         group = control_group or account.name
         if fresh:
-            begun = self._store.begin(fresh, account, weight, group, t_ns, self._utc_s())
+            begun = self._store.begin(fresh, account, weight, parts, group, t_ns, self._utc_s())
             for holding in begun:
                 self._begun(holding)
 
@@ -130,14 +136,14 @@ class Allocations:
         """
         names = {account.name, account.name.rpartition("/")[2]}
         for one in self._open:
-            holding = one.holding
-            if holding.uuid == uuid and holding.account.kind is account.kind:
-                if holding.account.name == account.name or holding.control_group in names:
-                    return holding.account
+            held = one.holding.account
+            named = held.name == account.name or one.holding.control_group in names
+            if one.holding.uuid == uuid and held.kind is account.kind and named:
+                return held
         return account
 
     def _begun(self, holding: Holding) -> _Open:
-        claim = Claim(holding.account, max(1, holding.weight))
+        claim = Claim(holding.account, max(1, holding.weight), holding.parts)
         span = Span(Fact.HOLDER, holding.begin_ns, NEVER_NS, claim)
         opened = _Open(holding, span, holding.seen)
         self._open.append(opened)

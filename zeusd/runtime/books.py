@@ -211,7 +211,9 @@ class Books:
         if self._presence is not None and not request.weight:
             for uuid in uuids:
                 self._presence.stop(uuid, t_ns)
-        self._allocations.begin(uuids, account, request.weight, request.control_group, t_ns)
+        self._allocations.begin(
+            uuids, account, request.weight, request.parts, request.control_group, t_ns
+        )
         self.stored += 1
         return Done()
 

@@ -721,6 +721,50 @@ def test_processes_of_a_split_gpu_name_their_instance(open_nvml: Opener) -> None
     assert code_of(nvml.utilization_percent, gpu) == Return.NOT_SUPPORTED
 
 
+def test_each_process_has_a_sample_of_its_own_use(open_nvml: Opener) -> None:
+    nvml, double = open_nvml({"compute_pid": 4242, "second_pid": 4343})
+    gpu = nvml.device_handle(0)
+    assert nvml.process_utilization(gpu, 0) == []  # NOT_FOUND is an answer
+    double.uses(0, compute_percent=70, second_percent=20, use_age_us=400_000)
+    before_us = time.time_ns() // 1000
+    first, second = nvml.process_utilization(gpu, 0)
+    assert (first.pid, first.sm_percent, second.pid, second.sm_percent) == (4242, 70, 4343, 20)
+    assert first.t_us - second.t_us == 400_000
+    assert first.t_us >= before_us - 400_000
+    assert [one.pid for one in nvml.process_utilization(gpu, second.t_us + 200_000)] == [4242]
+    double.inject(0, "nvmlDeviceGetProcessUtilization", Return.GPU_IS_LOST)
+    assert code_of(nvml.process_utilization, gpu, 0) == Return.GPU_IS_LOST
+
+
+@pytest.mark.parametrize("architecture", [7, 9], ids=["Ampere", "Hopper"])
+def test_mig_devices_have_sizes_and_from_hopper_on_a_use(
+    open_nvml: Opener, architecture: int
+) -> None:
+    nvml, double = open_nvml({"architecture": architecture, "mig": 1, "mig_slices_1": 3})
+    gpu = nvml.device_handle(0)
+    double.uses(0, mig_percent_1=40)
+    (first,) = nvml.mig_instances(gpu)
+    assert (first.gpu_instance, first.compute_instance) == (7, 0)
+    assert (first.slices, first.of, first.sm_percent) == (3, 7, None)
+    assert first.uuid.startswith("MIG-")
+    double.uses(0, mig_slices_2=4, mig_percent_2=90)
+    both = nvml.mig_instances(gpu)
+    measured = architecture == 9
+    assert [one.sm_percent for one in both] == [40.0 if measured else None, None]
+    assert [one.sm_percent for one in nvml.mig_instances(gpu)] == (
+        [40.0, 90.0] if measured else [None, None]
+    )
+    double.uses(0, mig_slices_1=0)  # reconfigured, while the other goes on
+    (left,) = nvml.mig_instances(gpu)
+    assert (left.uuid, left.sm_percent) == (both[1].uuid, 90.0 if measured else None)
+    assert code_of(nvml.process_utilization, gpu, 0) == Return.NOT_SUPPORTED
+
+
+def test_a_gpu_that_is_not_split_has_no_mig_devices(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"architecture": 9})
+    assert nvml.mig_instances(nvml.device_handle(0)) == []
+
+
 # ----------------------------------------------------------------------------------- profiles
 
 GB200 = {"architecture": 10, "profiles_valid": mask_of(0, 1, 2, 3, 5, 6, 7, 13)}

@@ -35,7 +35,7 @@ class Gpu:
     def __init__(self) -> None:
         self._memory = mmap.mmap(-1, SIZE)
         self.history = History(memoryview(self._memory))
-        self._add(START_NS, 0, idle=True)
+        self._add(START_NS, 0, 0, idle=True)
 
     @property
     def curve(self) -> Curve:
@@ -53,10 +53,11 @@ class Gpu:
     def tick(self, watts: int, ticks: int = 1, idle: bool = False, every_ns: int = TICK_NS) -> None:
         """Time passes."""
         for _ in range(ticks):
-            self._add(self.now_ns + every_ns, self.energy_uj + watts * every_ns // 1000, idle)
+            energy_uj = self.energy_uj + watts * every_ns // 1000
+            self._add(self.now_ns + every_ns, energy_uj, 1000 * watts, idle)
 
-    def _add(self, t_ns: int, energy_uj: int, idle: bool) -> None:
-        edge = Edge(t_ns, energy_uj, 100_000, 100_000, energy_uj)
+    def _add(self, t_ns: int, energy_uj: int, mw: int, idle: bool) -> None:
+        edge = Edge(t_ns, energy_uj, mw, mw, energy_uj)
         self.history.add(edge, None, None, Slow(reasons=REASON_IDLE if idle else 0))
 
 

@@ -1,0 +1,183 @@
+"""Who is charged for a GPU that several use, where the truth is known."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import pytest
+
+from tests import seeds
+from tests.zeusd.ledger.world import World
+from tests.zeusd.runtime.test_presence import Processes
+from zeus_ipc.replies import Usage
+from zeus_ipc.requests import Allocate, GetUsage
+from zeusd.core.effects import Activity, Listed, PidUse
+from zeusd.energy.history import SECOND_NS
+from zeusd.energy.split import Account, Kind
+from zeusd.ledger.usage import Sum
+
+ALL = [0, 1_900_000_800]
+GPU, IDLE_W = "GPU-0", 75
+ALICE, BOB = Account(Kind.USER, uid=1000), Account(Kind.USER, uid=1001)
+WATTS = {1: 400, 2: 150}
+
+
+class Shared:
+    """A GPU that two processes use, and what each really drew."""
+
+    def __init__(self, directory: Path) -> None:
+        self.world = World(directory)
+        self.gpu = self.world.gpus[GPU]
+        self.books = self.world.books(ignored_units=["dcgm*"])
+        self.processes = Processes()
+        assert self.books._presence is not None
+        self.books._presence._identities = self.processes  # type: ignore[assignment]
+        self.truth_uj = {1: 0, 2: 0}
+
+    def idle(self, seconds: int) -> None:
+        self.gpu.tick(IDLE_W, 10 * seconds, idle=True)
+
+    def second(self, active: list[set[int]], begin: int | None = None) -> None:
+        """Ten ticks, in each of which some of the processes compute, in fair turns."""
+        begin_ns = self.gpu.now_ns
+        ticks = dict.fromkeys(WATTS, 0.0)
+        for pids in active:
+            watts = sum(WATTS[pid] for pid in pids) // max(1, len(pids))
+            for pid in pids:
+                ticks[pid] += 1 / len(pids)
+                self.truth_uj[pid] += WATTS[pid] * SECOND_NS // 10_000 // len(pids)
+            self.gpu.tick(IDLE_W + watts)
+        for pid in WATTS:
+            self.truth_uj[pid] += IDLE_W * SECOND_NS // 2000  # what it draws idle, by rule
+        end_ns = self.gpu.now_ns
+        uses = tuple(
+            PidUse(pid, end_ns, round(1000 * 10 * part)) for pid, part in ticks.items() if part
+        )
+        activity = Activity(begin_ns, uses) if uses else None
+        self.books.listed(Listed(GPU, end_ns, (1, 2), activity))
+
+    def charged(self) -> dict[int, Sum]:
+        self.books.settle()
+        answer = self.books.usage(GetUsage(id=1, edges=ALL, by="user"), None)
+        assert isinstance(answer, Usage)
+        assert sum(one.active_uj + one.idle_uj for one in answer.sums) == sum(answer.metered_uj)
+        return {one.uid: one for one in answer.sums if one.kind == "user"}  # type: ignore[misc]
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shared:
+    found = Shared(tmp_path)
+    found.idle(20)
+    found.books.listed(Listed(GPU, found.gpu.now_ns, ()))
+    now_ns = found.gpu.now_ns
+    found.processes.start(1, now_ns, ALICE)
+    found.processes.start(2, now_ns, BOB)
+    return found
+
+
+def test_notebooks_are_charged_within_bounds_that_hold_the_truth(shared: Shared) -> None:
+    """Each computes for a while and pauses for longer, as notebooks do."""
+    rng = random.Random(seeds.fresh())
+    on, until = {1: False, 2: False}, {1: 0, 2: 0}
+    for second in range(240):
+        active = []
+        for tick in range(10):
+            for pid in WATTS:
+                if second * 10 + tick >= until[pid]:
+                    on[pid] = not on[pid]
+                    mean = 100 if on[pid] else 250
+                    until[pid] = second * 10 + tick + 1 + round(rng.expovariate(1 / mean))
+            active.append({pid for pid in WATTS if on[pid]})
+        shared.second(active)
+    found = shared.charged()
+    for uid, pid in ((1000, 1), (1001, 2)):
+        one, truth = found[uid], shared.truth_uj[pid]
+        assert one.lower_uj <= one.active_uj + one.idle_uj <= one.upper_uj
+        # Rounding of a second's idle power to ticks: below a millionth.
+        assert one.lower_uj - 1000 <= truth <= one.upper_uj + 1000
+    methods = {method for one in found.values() for method in one.methods}
+    assert "utilization" in methods
+
+
+def test_turns_that_do_not_overlap_are_charged_exactly(shared: Shared) -> None:
+    for _ in range(30):
+        shared.second([{1}] * 10)
+        shared.second([{2}] * 10)
+    for uid, pid in ((1000, 1), (1001, 2)):
+        one = shared.charged()[uid]
+        assert one.active_uj + one.idle_uj == pytest.approx(shared.truth_uj[pid], rel=0.001)
+        assert one.methods == ["utilization"]
+        assert one.lower_uj == one.upper_uj
+
+
+def test_two_that_hold_parts_share_by_use_and_idle_power_by_their_parts(shared: Shared) -> None:
+    """Slurm's shards: a job's processes are found by its control group."""
+    books, now_ns = shared.books, shared.gpu.now_ns
+    shared.processes.start(1, now_ns, Account(Kind.JOB, "7", uid=1000))
+    shared.processes.start(2, now_ns, Account(Kind.JOB, "sEKNKTV3WPV500", uid=1001))
+    jobs = (("7", 1000, "7", 3), ("8", 1001, "sEKNKTV3WPV500", 1))
+    for name, uid, group, weight in jobs:
+        request = Allocate(
+            id=1, gpus=[GPU], name=name, run="0", uid=uid, weight=weight, control_group=group
+        )
+        books.allocate(request, now_ns)
+    for _ in range(20):
+        shared.second([{2}] * 10)
+    found = shared.charged()
+    assert found[1000].active_uj == pytest.approx(20e6 * IDLE_W * 3 / 4, rel=0.01)
+    assert found[1001].active_uj == pytest.approx(20e6 * (IDLE_W / 4 + 150), rel=0.01)
+    assert found[1001].methods == ["utilization"]
+
+
+def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared: Shared) -> None:
+    request = Allocate(id=1, gpus=[GPU], name="7", uid=1000, weight=3, parts=7)
+    shared.gpu.tick(IDLE_W, 10)
+    shared.charged()
+    shared.books.allocate(request, shared.gpu.now_ns)
+    shared.gpu.tick(700, 10)
+    shared.books.listed(Listed(GPU, shared.gpu.now_ns, ()))
+    one = shared.charged()[1000]
+    # 75 W idle are shared by size, and so is the rest, which nobody measured.
+    assert one.active_uj + one.idle_uj == 300_000_000
+    assert one.lower_uj < 300_000_000 < one.upper_uj < 700_000_000
+    assert one.methods == ["weights"]
+
+
+def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:
+    shared.second([{1}] * 10)
+    begin_ns = shared.gpu.now_ns
+    shared.gpu.tick(300, 10)
+    uses = (PidUse(1, shared.gpu.now_ns, 50), PidUse(99, shared.gpu.now_ns, 50))
+    shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), Activity(begin_ns, uses)))
+    shared.books.settle()
+    answer = shared.books.usage(GetUsage(id=1, edges=ALL, by="account"), None)
+    assert isinstance(answer, Usage)
+    unknown = [one for one in answer.sums if one.name == "unknown process"]
+    assert unknown[0].active_uj == pytest.approx(25e6 + 112.5e6, rel=0.01)
+
+
+def test_settling_often_changes_no_bound(tmp_path: Path) -> None:
+    found = []
+    for often in (False, True):
+        shared = Shared(tmp_path / str(often))
+        shared.idle(10)
+        shared.books.listed(Listed(GPU, shared.gpu.now_ns, ()))
+        shared.processes.start(1, shared.gpu.now_ns, ALICE)
+        shared.processes.start(2, shared.gpu.now_ns, BOB)
+        for second in range(12):
+            shared.second([{1 + second % 2}] * 5 + [{1, 2}] * 5)
+            if often:
+                shared.gpu.tick(IDLE_W, 3)
+                shared.books.settle()
+                shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
+            else:
+                shared.gpu.tick(IDLE_W, 3)
+                shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2)))
+        found.append(
+            {
+                uid: (one.active_uj, one.lower_uj, one.upper_uj)
+                for uid, one in shared.charged().items()
+            }
+        )
+    assert found[0] == found[1]
