@@ -247,12 +247,27 @@ class ProcessInfo(Message):
     """MIG instance that it runs on; None: the whole GPU."""
 
 
+class MigDevice(Message):
+    """A MIG device of a GPU."""
+
+    uuid: str
+    """`MIG-...`"""
+    gpu_instance: int
+    """As in `ProcessInfo`."""
+    slices: int
+    """Its size: compute slices."""
+    of: int
+    """Slices of the whole GPU; 0: the driver does not tell."""
+
+
 class GpuProcesses(Message):
     """Result of `processes` for one GPU."""
 
     t_ns: int
     """CLOCK_MONOTONIC time at which they were listed: up to a second ago."""
     processes: list[ProcessInfo]
+    mig_devices: list[MigDevice] = []
+    """Into which the GPU is split (MIG); none: it is not."""
 
 
 class Applied(Message):

@@ -440,8 +440,10 @@ class UsedEnergy(_Part):
     idle_j: float
     """While the driver reported the GPU as idle."""
     basis: list[str]
-    """allocated, exclusive, weights, utilization, equal."""
+    """allocated, exclusive, weights, utilization, slices, equal."""
     exact: bool
+    bounds: str
+    """What lower_j and upper_j follow from: exact, activity or presence."""
     begin: datetime | None
     """When a job or pod began to hold its first GPU."""
     end: datetime | None

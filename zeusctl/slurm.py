@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from zeusctl.exits import CommandError, Exit
+from zeusctl.parts import MIG, Part, together
 
 if TYPE_CHECKING:
     from zeus_ipc.replies import GpuInfo
@@ -55,6 +56,29 @@ def job_of(environment: Mapping[str, str]) -> SlurmJob:
     return SlurmJob(name, run, int(uid) if uid.isdigit() else None, sluid)
 
 
+def parts_of(
+    environment: Mapping[str, str], devices: Mapping[str, Part], gpus: Sequence[GpuInfo]
+) -> list[Part]:
+    """The parts of GPUs that the job has, where Slurm gives MIG devices; none: it gives no such.
+
+    Args:
+        environment: Of the Prolog or Epilog.
+        devices: The MIG devices of the node, by UUID.
+        gpus: All of the node.
+
+    Raises:
+        CommandError: A MIG device of the job is not known here.
+    """
+    visible = [one for one in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if one]
+    if not any(one.startswith(MIG) for one in visible):
+        return []
+    known = {gpu.uuid: Part(gpu.uuid) for gpu in gpus} | {**devices}
+    for one in visible:
+        if one not in known:
+            raise _unknown(one)
+    return together(known[one] for one in visible)
+
+
 def gpus_of(
     environment: Mapping[str, str],
     gpus: Sequence[GpuInfo],
@@ -94,13 +118,17 @@ def gpus_of(
 
 def _known(gpu: GpuInfo | None, name: str) -> GpuInfo:
     if gpu is None:
-        raise CommandError(
-            f"Slurm gave the job the GPU {name}, which zeusd does not know; `zeusctl gpus` lists "
-            "those it knows",
-            Exit.UNKNOWN,
-            "unknown_gpu",
-        )
+        raise _unknown(name)
     return gpu
+
+
+def _unknown(name: str) -> CommandError:
+    return CommandError(
+        f"Slurm gave the job the GPU {name}, which zeusd does not know; `zeusctl gpus` lists "
+        "those it knows",
+        Exit.UNKNOWN,
+        "unknown_gpu",
+    )
 
 
 def _numbers(text: str) -> list[int]:

@@ -19,7 +19,8 @@ KWH_J = 3_600_000
 KWH_FROM_J = KWH_J / 10
 """Less than this in all is shown in joules."""
 
-EXACT = ("allocated", "exclusive")
+PRESENCE = ("weights", "slices", "equal")
+"""Methods whose bounds follow from who was there: each may have used everything or nothing."""
 NOBODYS = ("idle", "unattributed")
 
 
@@ -126,9 +127,17 @@ def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEn
         idle_j=one.idle_uj / 1e6,
         basis=one.methods,
         exact=one.lower_uj == one.upper_uj,
+        bounds=bounds_of(one),
         begin=at(one.begin_s) if one.begin_s else None,
         end=at(one.end_s) if one.end_s else None,
     )
+
+
+def bounds_of(one: UsageSum) -> str:
+    """What the bounds of a sum follow from: of several methods, from the one that says least."""
+    if one.lower_uj == one.upper_uj:
+        return "exact"
+    return "activity" if not {*PRESENCE} & {*one.methods} else "presence"
 
 
 def _user(uid: int) -> str | None:

@@ -41,6 +41,12 @@ def _whose(function: F) -> F:
     type=click.IntRange(min=1),
     help="Hold a part of each GPU, beside other jobs: its size, such as a number of shards.",
 )
+@click.option(
+    "--parts",
+    type=click.IntRange(min=1),
+    help="Of how many parts --weight is, such as 7 slices of a GPU in MIG mode. Parts that nobody "
+    "holds are charged to nobody.  [default: the parts that are held]",
+)
 @click.option("--control-group", default="", help="Its name in control groups: SLUID, pod UID.")
 @common_options
 @pass_session
@@ -53,6 +59,7 @@ def allocate(
     slurm: bool,
     user: str | None,
     weight: int | None,
+    parts: int | None,
     control_group: str,
 ) -> None:
     """Charge the energy of GPUs to a job or pod (administrators).
@@ -65,14 +72,22 @@ def allocate(
     zeusctl allocate 0,1 --job 1234 --user alice
     zeusctl allocate 3 --pod ml/train-0 --control-group 1f2e3d4c-0000-1111-2222-333344445555
     """
+    from zeusctl.parts import Part, mig_devices
     from zeusctl.reports import AllocateReport
 
+    if parts is not None and weight is None:
+        raise click.UsageError("--parts says of how many parts --weight is; give both")
+    divided: list[Part] = []
     found = _slurm_job() if slurm else None
     name, kind = _name(found, job, pod)
     if found is not None:
-        from zeusctl.slurm import gpus_of
+        from zeusctl.slurm import gpus_of, parts_of
 
-        chosen = gpus_of(os.environ, session.node.gpus, socket.gethostname())
+        known = session.node.gpus
+        divided = parts_of(os.environ, mig_devices(session.client, known), known)
+        uuids = {one.gpu for one in divided}
+        chosen = [gpu for gpu in known if gpu.uuid in uuids] if divided else []
+        chosen = chosen or gpus_of(os.environ, known, socket.gethostname())
         shards = os.environ.get("SLURM_SHARDS_ON_NODE", "")
         weight = weight or (int(shards) if shards.isdigit() and int(shards) else None)
     elif gpus is None:
@@ -80,14 +95,15 @@ def allocate(
     else:
         chosen = session.gpus(gpus)
     uid = found.uid if found is not None and user is None else _uid(user)
-    if chosen:
+    for one in divided or [Part(gpu.uuid, weight or 0, parts or 0) for gpu in chosen]:
         session.client.allocate(
-            [gpu.uuid for gpu in chosen],
+            one.gpu,
             name,
             kind=kind,
             run=run or (found.run if found is not None else ""),
             uid=uid,
-            weight=weight or 0,
+            weight=one.weight,
+            parts=one.parts,
             control_group=control_group or (found.control_group if found is not None else ""),
         )
     indices = [gpu.index for gpu in chosen]

@@ -78,8 +78,10 @@ def energy(
 
     The basis of each sum is allocated (a job or pod held the GPU, and is charged everything that it
     drew) or exclusive (nobody held it, and only one account had processes on it): both are exact.
-    weights: several held parts of it. utilization and equal: estimates, because several used it and
-    nobody held it; [LOWER, UPPER] are certain bounds.
+    Estimates have bounds, [LOWER, UPPER]. utilization: several used it, by the use that the driver
+    measured; the bounds follow from activity: who used it when. weights (several held parts of it),
+    slices (MIG instances) and equal: by size, or in equal parts; the bounds follow from presence:
+    each may have used everything, or nothing.
 
     HELD IDLE is energy that a GPU drew while the driver reported it as idle. The sums add up to
     the GPUs' counters: the exit code is 1 if they do not.

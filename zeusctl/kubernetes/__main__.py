@@ -32,6 +32,12 @@ ZEUSD_TIMEOUT_S = 10.0
     metavar="NAME",
     help="This node's name in Kubernetes.",
 )
+@click.option(
+    "--accounting",
+    is_flag=True,
+    help="Charge the energy of GPUs to the pods that hold them. All pods of the node are charged; "
+    'name every namespace with --namespace "*", so that pods that have ended are known.',
+)
 @click.option("--socket", metavar="PATH", help="zeusd's socket.")
 @click.option(
     "--pod-resources",
@@ -49,11 +55,12 @@ ZEUSD_TIMEOUT_S = 10.0
 def main(
     namespaces: tuple[str, ...],
     node: str,
+    accounting: bool,
     socket: str | None,
     pod_resources: str,
     kubeconfig: str | None,
 ) -> None:
-    """Limit the power of the GPUs of pods that ask for it by annotation.
+    """Limit the power of the GPUs of pods that ask for it by annotation; charge energy to pods.
 
     Run it on each node, as an administrator of zeusd. A pod with the annotation
     zeusd.dev/power-limit: "200" gets GPUs that take at most 200 W until it ends.
@@ -66,6 +73,7 @@ def main(
             f'zeusd-kubernetes: {error.name} is not installed; pip install "zeusd[kubernetes]"'
         ) from None
     from zeus_ipc.client import Client
+    from zeusctl.kubernetes.accounts import Accounts
     from zeusctl.kubernetes.agent import Agent
     from zeusctl.kubernetes.events import Events
     from zeusctl.kubernetes.kubelet import Kubelet
@@ -100,7 +108,11 @@ def main(
         for watch in watches:
             watch.start()
         logging.info("node %s, namespaces %s", node, ", ".join(namespaces))
-        Agent(client, watches, Kubelet(pod_resources), events, changed).run(ended)
+        kubelet = Kubelet(pod_resources)
+        if accounting:
+            accounts = Accounts(client, watches, kubelet)
+            threading.Thread(target=accounts.run, args=(ended,), name="accounts").start()
+        Agent(client, watches, kubelet, events, changed).run(ended)
 
 
 if __name__ == "__main__":

@@ -134,7 +134,7 @@ class MigInstance(NamedTuple):
     of: int
     """Slices of the whole GPU."""
     sm_percent: float | None
-    """Share of the GPU instance's SMs that were busy since the last call; None: not known."""
+    """Share of the GPU instance's SMs that were busy; None: not measured."""
 
 
 class Backend(Protocol):
@@ -264,8 +264,13 @@ class Backend(Protocol):
             DeviceError: Also `UNSUPPORTED`, as in MIG mode.
         """
 
-    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
-        """The MIG devices of a GPU, by their instances; none: it is not split."""
+    def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
+        """The MIG devices of a GPU, by their instances; none: it is not split.
+
+        Args:
+            gpu: The GPU.
+            measure: Also measure how busy they were since they were last measured.
+        """
 
     def utilization_percent(self, gpu: Handle) -> int:
         """Share of the last sample period (0.17 to 1 s) in which a kernel ran.

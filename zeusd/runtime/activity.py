@@ -65,7 +65,7 @@ class ActivityReader:
             return None
         try:
             if split:
-                return self._of_instances(processes, self._nvml.mig_instances(self._gpu))
+                return self._of_instances(processes, self._nvml.mig_instances(self._gpu, True))
             return self._of_processes()
         except DeviceError as error:
             self._since_ns = self._monotonic_ns()

@@ -17,6 +17,7 @@ from zeus_ipc.replies import (
     EnergyReading,
     GpuProcesses,
     GpuState,
+    MigDevice,
     PowerReading,
     ProcessInfo,
     SupportedClocks,
@@ -150,7 +151,12 @@ def read_processes(nvml: Backend, gpu: Handle) -> GpuProcesses:
                 gpu_instance=process.gpu_instance,
             )
         )
-    return GpuProcesses(t_ns=t_ns, processes=found)
+    parts = nvml.mig_instances(gpu) if nvml.mig_enabled(gpu) else []
+    devices = [
+        MigDevice(uuid=one.uuid, gpu_instance=one.gpu_instance, slices=one.slices, of=one.of)
+        for one in parts
+    ]
+    return GpuProcesses(t_ns=t_ns, processes=found, mig_devices=devices)
 
 
 _READERS: dict[Reading, Callable[[Backend, Handle], object]] = {

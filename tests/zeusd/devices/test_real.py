@@ -743,19 +743,20 @@ def test_mig_devices_have_sizes_and_from_hopper_on_a_use(
     nvml, double = open_nvml({"architecture": architecture, "mig": 1, "mig_slices_1": 3})
     gpu = nvml.device_handle(0)
     double.uses(0, mig_percent_1=40)
-    (first,) = nvml.mig_instances(gpu)
+    (first,) = nvml.mig_instances(gpu, measure=True)
     assert (first.gpu_instance, first.compute_instance) == (7, 0)
     assert (first.slices, first.of, first.sm_percent) == (3, 7, None)
     assert first.uuid.startswith("MIG-")
     double.uses(0, mig_slices_2=4, mig_percent_2=90)
-    both = nvml.mig_instances(gpu)
+    both = nvml.mig_instances(gpu, measure=True)
     measured = architecture == 9
     assert [one.sm_percent for one in both] == [40.0 if measured else None, None]
-    assert [one.sm_percent for one in nvml.mig_instances(gpu)] == (
+    assert [one.sm_percent for one in nvml.mig_instances(gpu, measure=True)] == (
         [40.0, 90.0] if measured else [None, None]
     )
     double.uses(0, mig_slices_1=0)  # reconfigured, while the other goes on
-    (left,) = nvml.mig_instances(gpu)
+    assert {one.sm_percent for one in nvml.mig_instances(gpu)} == {None}
+    (left,) = nvml.mig_instances(gpu, measure=True)
     assert (left.uuid, left.sm_percent) == (both[1].uuid, 90.0 if measured else None)
     assert code_of(nvml.process_utilization, gpu, 0) == Return.NOT_SUPPORTED
 

@@ -117,9 +117,9 @@ def test_an_instance_that_works_without_a_listed_process_is_not_the_neighbours(
 ) -> None:
     node = Node("1xh100-sxm:mig=1g+3g")
     node.backend.share(0, [Tenant(11, 90, 1)])
-    instances = node.backend.mig_instances(0)
+    instances = node.backend.mig_instances(0, True)
     busy = [instances[0], instances[1]._replace(sm_percent=10.0)]
-    monkeypatch.setattr(node.backend, "mig_instances", lambda gpu: busy)
+    monkeypatch.setattr(node.backend, "mig_instances", lambda gpu, measure: busy)
     assert weights(node.read()) == {11: 90_000, 0: 30_000}
 
 
@@ -137,9 +137,9 @@ def test_an_instance_that_is_new_makes_the_interval_unmeasured(
 ) -> None:
     node = Node("1xh100-sxm:mig=1g+2g")
     node.backend.share(0, [Tenant(11, 90, 1), Tenant(12, 5, 2)])
-    old, new = node.backend.mig_instances(0)
+    old, new = node.backend.mig_instances(0, True)
     fresh: list[MigInstance] = [old, new._replace(sm_percent=None)]
-    monkeypatch.setattr(node.backend, "mig_instances", lambda gpu: fresh)
+    monkeypatch.setattr(node.backend, "mig_instances", lambda gpu, measure: fresh)
     found = node.read()
     assert found is not None
     assert not found.measured

@@ -415,7 +415,7 @@ class AmdBackend(TabledControls):
         raise DeviceError(Outcome.UNSUPPORTED, "process_utilization", "not offered by libamd_smi")
 
     @override
-    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
+    def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
         """Partitions list no processes of their own."""
         return []
 

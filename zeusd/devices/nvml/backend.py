@@ -475,8 +475,8 @@ class NvmlBackend(TabledControls):
         return [ProcessUse(int(one.pid), int(one.timeStamp), int(one.smUtil)) for one in samples]
 
     @override
-    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
-        return self._instances.of(gpu)
+    def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
+        return self._instances.of(gpu, measure)
 
     @override
     def utilization_percent(self, gpu: Handle) -> int:

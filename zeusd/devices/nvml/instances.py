@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Any
 
 from zeusd.devices.nvml.codes import Return
@@ -34,7 +34,7 @@ class Instances:
         self._samples: dict[tuple[int | None, int], Any] = {}
         self._measures: dict[int | None, bool] = {}
 
-    def of(self, gpu: Handle) -> list[MigInstance]:
+    def of(self, gpu: Handle, measure: bool) -> list[MigInstance]:
         """See `Backend.mig_instances`."""
         found: list[tuple[str, int, int, int]] = []
         for place in range(int(self._call("nvmlDeviceGetMaxMigDeviceCount", gpu))):
@@ -50,8 +50,10 @@ class Instances:
                 raise
             text = uuid.decode() if isinstance(uuid, bytes) else str(uuid)
             found.append((text, instance, part, int(attributes.computeInstanceSliceCount)))
-        used = {instance: self._sm_percent(gpu, instance) for _, instance, _, _ in found}
-        self._forget_others(gpu, used.keys())
+        used: dict[int, float | None] = dict.fromkeys(instance for _, instance, _, _ in found)
+        if measure:
+            used = {instance: self._sm_percent(gpu, instance) for instance in used}
+            self._forget_others(gpu, used)
         size = self._size(gpu) if found else 0
         return [
             MigInstance(uuid, instance, part, slices, size, used[instance])
@@ -120,7 +122,7 @@ class Instances:
             return None
         return float(metric.value)
 
-    def _forget_others(self, gpu: Handle, instances: Any) -> None:
+    def _forget_others(self, gpu: Handle, instances: Container[int]) -> None:
         key = _key(gpu)
         for known in [*self._samples]:
             if known[0] == key and known[1] not in instances:

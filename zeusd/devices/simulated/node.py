@@ -422,9 +422,9 @@ class SimulatedBackend(TabledControls):
         return tenants.process_uses(state.spec, state.tenants, state.busy, since_us, now_us)
 
     @override
-    def mig_instances(self, gpu: Handle) -> list[MigInstance]:
+    def mig_instances(self, gpu: Handle, measure: bool = False) -> list[MigInstance]:
         state = self._enter(gpu, "mig_instances")
-        return tenants.mig_instances(state.spec, state.tenants, state.busy)
+        return tenants.mig_instances(state.spec, state.tenants, state.busy, measure)
 
     def share(self, gpu: int, processes: Iterable[Tenant]) -> None:
         """Says which processes the work on a GPU is of, and how much of it each does."""

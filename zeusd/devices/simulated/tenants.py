@@ -51,12 +51,14 @@ def process_uses(
     return found
 
 
-def mig_instances(spec: GpuSpec, tenants: Sequence[Tenant], busy: bool) -> list[MigInstance]:
+def mig_instances(
+    spec: GpuSpec, tenants: Sequence[Tenant], busy: bool, measure: bool
+) -> list[MigInstance]:
     """See `Backend.mig_instances`: each has one compute instance."""
     found = []
     for number, slices in enumerate(spec.mig, 1):
         used = sum(one.sm_percent for one in tenants if one.gpu_instance == number)
-        measured = spec.model.architecture >= GPM_ARCHITECTURE
+        measured = measure and spec.model.architecture >= GPM_ARCHITECTURE
         percent = float(min(100, used) if busy else 0) if measured else None
         name = f"MIG-{uuid.uuid5(uuid.NAMESPACE_OID, f'{spec.uuid}:{number}')}"
         found.append(MigInstance(name, number, 0, slices, MIG_SLICES, percent))

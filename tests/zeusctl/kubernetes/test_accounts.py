@@ -1,0 +1,137 @@
+"""Pods are charged for the GPUs that kubelet gave them: with a simulated zeusd and a kubelet."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from tests.support import RunningDaemon, configuration, running_daemon, wait_for
+from tests.zeusctl.kubernetes.node import Kubelet, a_pod, pod_resources
+from zeus_ipc import Client
+from zeus_ipc.replies import GpuInfo, UsageSum
+from zeus_ipc.requests import BUCKET_S
+from zeusctl.kubernetes.accounts import Accounts, holdings
+from zeusctl.kubernetes.kubelet import Kubelet as KubeletClient
+from zeusctl.kubernetes.kubelet import KubeletUnavailable
+from zeusctl.kubernetes.pods import Pod, pod_of
+from zeusctl.parts import Part
+
+GPUS = cast(
+    "list[GpuInfo]",
+    [
+        SimpleNamespace(uuid=f"GPU-{index}", index=index, pci_address=f"00000000:0{index}:00.0")
+        for index in range(3)
+    ],
+)
+SPLIT = {"MIG-a": Part("GPU-1", 1, 7, 9), "MIG-b": Part("GPU-1", 3, 7, 10)}
+
+
+def held(devices: dict[tuple[str, str], list[str]], *pods: Pod) -> dict[str, list[Part]]:
+    found: dict[str, list[Part]] = {}
+    for one in holdings(devices, pods, GPUS, SPLIT)[0]:
+        found.setdefault(one.name, []).append(one.part)
+    return {name: sorted(parts, key=lambda part: part.gpu) for name, parts in found.items()}
+
+
+def test_a_pod_holds_whole_gpus_alone() -> None:
+    assert held({("ml", "a"): ["GPU-0", "GPU-2"]}) == {"ml/a": [Part("GPU-0"), Part("GPU-2")]}
+
+
+def test_replicas_are_shares_and_one_pods_count_together() -> None:
+    devices = {("ml", "a"): ["GPU-0::0", "GPU-0::3"], ("ml", "b"): ["GPU-0::1"]}
+    assert held(devices) == {"ml/a": [Part("GPU-0", 2)], "ml/b": [Part("GPU-0", 1)]}
+
+
+def test_mig_devices_are_slices_of_their_gpu() -> None:
+    devices = {("ml", "a"): ["MIG-a"], ("ml", "b"): ["nvidia1/gi10"]}
+    assert held(devices) == {"ml/a": [SPLIT["MIG-a"]], "ml/b": [SPLIT["MIG-b"]]}
+
+
+def test_a_pod_that_has_ended_holds_nothing_though_kubelet_still_lists_it() -> None:
+    ended, next_one = pod_of(a_pod("a", phase="Succeeded")), pod_of(a_pod("b"))
+    devices = {("research", "a"): ["GPU-0"], ("research", "b"): ["GPU-0"]}
+    assert held(devices, ended, next_one) == {"research/b": [Part("GPU-0")]}
+    # Where the API does not say which has ended, neither has the whole.
+    assert held(devices) == {"research/a": [Part("GPU-0", 1)], "research/b": [Part("GPU-0", 1)]}
+
+
+def test_a_device_that_is_not_here_is_told_and_charged_to_nobody() -> None:
+    found, unknown = holdings({("ml", "a"): ["GPU-9", "MIG-c", "nvidia1/gi3"]}, [], GPUS, SPLIT)
+    assert (found, unknown) == (set(), {"GPU-9", "MIG-c", "nvidia1/gi3"})
+
+
+def test_a_static_pod_is_found_by_the_name_that_its_control_group_has() -> None:
+    pod = a_pod("static")
+    pod["metadata"]["annotations"]["kubernetes.io/config.hash"] = "0123456789abcdef" * 2
+    ((one,), _) = holdings({("research", "static"): ["GPU-0"]}, [pod_of(pod)], GPUS, SPLIT)
+    assert one.control_group == "0123456789abcdef" * 2
+
+
+class Known:
+    """The pods that the Kubernetes API tells of."""
+
+    def __init__(self) -> None:
+        self.found: list[Pod] | None = []
+
+    def pods(self) -> list[Pod] | None:
+        return self.found
+
+
+@pytest.fixture(scope="module")
+def daemon(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningDaemon]:
+    folder = tmp_path_factory.mktemp("ledger")
+    text = f'[accounting]\ndirectory = "{folder}"\n'
+    node = "1xv100-pcie,1xh100-sxm:mig=1g+3g"
+    with running_daemon("--simulate", node, *configuration(folder, text), gpus=2) as running:
+        yield running
+
+
+def charged(zeusd: Client) -> dict[str, UsageSum]:
+    end = int(time.time()) // BUCKET_S * BUCKET_S + 2 * BUCKET_S
+    usage = zeusd.usage([0, end], "pod")
+    assert sum(one.active_uj + one.idle_uj for one in usage.sums) == sum(usage.metered_uj)
+    return {one.name: one for one in usage.sums if one.kind == "pod"}
+
+
+def test_pods_are_charged_from_kubelets_list_to_its_next(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    kubelet = Kubelet(str(tmp_path / "kubelet.sock"))
+    known = Known()
+    with daemon.client() as zeusd:
+        whole, split = zeusd.node().gpus
+        (small, large) = zeusd.processes(split.uuid)[split.uuid].mig_devices
+        accounts = Accounts(zeusd, [known], KubeletClient(kubelet.path))
+        known.found = None  # not known yet: nothing is done
+        kubelet.pods = [
+            pod_resources("one", [whole.uuid], "ml"),
+            pod_resources("two", [small.uuid], "ml", "nvidia.com/mig-1g.10gb"),
+            pod_resources("three", [large.uuid], "web", "nvidia.com/mig-3g.40gb"),
+        ]
+        accounts.reconcile()
+        assert charged(zeusd) == {}
+        known.found = [pod_of(a_pod("one", namespace="ml"))]
+        accounts.reconcile()
+        kubelet.pods = kubelet.pods[1:]
+        accounts.reconcile()  # the deallocation waits until it is charged
+        three = {"ml/one", "ml/two", "web/three"}
+        found = wait_for(
+            lambda: (now := charged(zeusd)) and {*now} == three and now, "all to be charged"
+        )
+        assert (found["ml/one"].methods, found["ml/one"].run) == (
+            ["allocated"],
+            known.found[0].uid,
+        )
+        assert {*found["ml/two"].methods, *found["web/three"].methods} == {"weights"}
+        # A restarted agent, and a kubelet that is away for a while, change nothing.
+        again = Accounts(zeusd, [known], KubeletClient(kubelet.path))
+        again.reconcile()
+        kubelet.stop()
+        with pytest.raises(KubeletUnavailable, match="mount"):
+            again.reconcile()
+        assert {*charged(zeusd)} == three

@@ -1,0 +1,186 @@
+"""Tells zeusd which pod holds which GPU, so that energy is charged to pods and namespaces.
+
+kubelet is asked every two seconds: it names pods, not their uids, and tells of no change by itself.
+Pods that have ended may stay in its list until the next pod asks for their GPUs, so that those that
+the Kubernetes API calls ended are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from zeus_ipc import Client
+from zeus_ipc.errors import ZeusIpcError
+from zeus_ipc.replies import GpuInfo
+from zeusctl.kubernetes.agent import HasDevices, Pods
+from zeusctl.kubernetes.kubelet import KubeletUnavailable
+from zeusctl.kubernetes.plan import Devices, gpu_of
+from zeusctl.kubernetes.pods import Pod
+from zeusctl.parts import Part, mig_devices, together
+
+PERIOD_S = 2.0
+REPLICA = "::"
+"""Before the number of a share of a GPU (time-slicing, MPS)."""
+
+_GKE = re.compile(r"nvidia([0-9]+)/gi([0-9]+)")
+"""A MIG device as GKE's plugin names it: the GPU's number, and its instance's."""
+
+log = logging.getLogger("zeusd_kubernetes")
+
+
+@dataclass(frozen=True, slots=True)
+class Holding:
+    """A part of a GPU, and the pod that holds it.
+
+    Attributes:
+        name: `namespace/pod`.
+        control_group: The uid by which control groups name the pod; empty: not known.
+        part: What it holds.
+    """
+
+    name: str
+    control_group: str
+    part: Part
+
+
+def holdings(
+    devices: Devices,
+    pods: Iterable[Pod],
+    gpus: Sequence[GpuInfo],
+    split: Mapping[str, Part],
+) -> tuple[set[Holding], set[str]]:
+    """What each pod holds, and ids of devices that are none of this node's.
+
+    Args:
+        devices: From kubelet.
+        pods: As far as the Kubernetes API tells.
+        gpus: Of this node.
+        split: Its MIG devices, by UUID.
+    """
+    known = {(pod.namespace, pod.name): pod for pod in pods}
+    found: set[Holding] = set()
+    unknown: set[str] = set()
+    for key, ids in devices.items():
+        pod = known.get(key)
+        if pod is not None and pod.ended:
+            continue
+        parts = []
+        for one in ids:
+            part = _part(one, gpus, split)
+            if part is None:
+                unknown.add(one)
+            else:
+                parts.append(part)
+        group = "" if pod is None else pod.job
+        found |= {Holding("/".join(key), group, part) for part in together(parts)}
+    return _shared(found), unknown
+
+
+def _part(device: str, gpus: Sequence[GpuInfo], split: Mapping[str, Part]) -> Part | None:
+    name, _, replica = device.partition(REPLICA)
+    gke = _GKE.fullmatch(name)
+    if gke is not None:
+        gpu, instance = gpu_of(gke[1], gpus), int(gke[2])
+        return next(
+            (
+                one
+                for one in split.values()
+                if gpu and (one.gpu, one.instance) == (gpu.uuid, instance)
+            ),
+            None,
+        )
+    if name in split:
+        return split[name]
+    gpu = gpu_of(name, gpus)
+    return None if gpu is None else Part(gpu.uuid, 1 if replica else 0)
+
+
+def _shared(found: set[Holding]) -> set[Holding]:
+    """Of a GPU that several pods hold, each holds a part: nobody has all of it."""
+    holders: dict[str, int] = {}
+    for one in found:
+        holders[one.part.gpu] = holders.get(one.part.gpu, 0) + 1
+    return {
+        replace(one, part=replace(one.part, weight=1))
+        if holders[one.part.gpu] > 1 and not one.part.weight
+        else one
+        for one in found
+    }
+
+
+class Accounts:
+    """Keeps zeusd's allocations as kubelet has them. zeusd must take this user for an administrator.
+
+    Args:
+        zeusd: The node's zeusd.
+        sources: The pods of each namespace, for their uids.
+        kubelet: The node's kubelet.
+        period_s: How often kubelet is asked.
+    """
+
+    def __init__(
+        self,
+        zeusd: Client,
+        sources: Sequence[Pods],
+        kubelet: HasDevices,
+        period_s: float = PERIOD_S,
+    ) -> None:
+        self._zeusd = zeusd
+        self._sources = sources
+        self._kubelet = kubelet
+        self._period_s = period_s
+        self._held: set[Holding] = set()
+        self._unknown: set[str] = set()
+        self._trouble = ""
+
+    def run(self, ended: threading.Event) -> None:
+        """Works until `ended` is set. Allocations stay: the pods go on."""
+        while not ended.is_set():
+            try:
+                self.reconcile()
+                self._trouble = ""
+            except (ZeusIpcError, KubeletUnavailable) as error:
+                self._held.clear()  # zeusd may be another one by now; asking twice is no error
+                if str(error) != self._trouble:
+                    log.warning("%s", error)
+                self._trouble = str(error)
+            ended.wait(self._period_s)
+
+    def reconcile(self) -> None:
+        """Allocates what pods hold, and ends what they hold no more.
+
+        Raises:
+            ZeusIpcError: zeusd did not answer, or this user is no administrator.
+            KubeletUnavailable: kubelet did not.
+        """
+        seen = [source.pods() for source in self._sources]
+        if None in seen:
+            return  # what is ended is not known yet
+        pods = [pod for some in seen if some is not None for pod in some]
+        gpus = self._zeusd.node().gpus
+        if not gpus:
+            return  # no driver; zeusd keeps the allocations until it is back
+        split = mig_devices(self._zeusd, gpus)
+        wanted, unknown = holdings(self._kubelet.devices(), pods, gpus, split)
+        for one in sorted(unknown - self._unknown):
+            log.warning("the device %s is none of this node's GPUs; its energy is nobody's", one)
+        self._unknown = unknown
+        for old in self._held - wanted:
+            self._zeusd.deallocate(old.name, kind="pod", gpus=[old.part.gpu])
+        self._held &= wanted
+        for new in sorted(wanted - self._held, key=lambda one: (one.name, one.part.gpu)):
+            self._zeusd.allocate(
+                new.part.gpu,
+                new.name,
+                kind="pod",
+                run=new.control_group,
+                weight=new.part.weight,
+                parts=new.part.parts,
+                control_group=new.control_group,
+            )
+            log.info("%s holds %s", new.name, new.part.gpu)
+            self._held.add(new)
