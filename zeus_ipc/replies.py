@@ -681,6 +681,17 @@ class LedgerTotal(Message):
     upper_uj: int
 
 
+class GpuTotal(Message):
+    """What was drawn by one GPU since the ledger began that nobody used; microjoules."""
+
+    idle_uj: int = 0
+    """Nobody held or used it."""
+    held_idle_uj: int = 0
+    """Charged to a holder while the driver reported the GPU as idle."""
+    unattributed_uj: dict[str, int] = {}
+    """Could not be charged, by reason."""
+
+
 class LedgerState(Message):
     """The energy ledger, as last settled: at most a minute ago."""
 
@@ -697,6 +708,11 @@ class LedgerState(Message):
     """Files that were damaged and set aside."""
     dropped: int
     """Requests that were refused because too many waited."""
+    by_gpu: dict[str, GpuTotal] = {}
+    """What nobody used of each GPU, by UUID."""
+    workloads: list[LedgerTotal] = []
+    """Jobs and pods that hold a GPU or did in the last 5 minutes: what each has used so far, all
+    runs together. A user sees own ones."""
 
 
 class Metrics(Message):

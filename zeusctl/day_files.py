@@ -14,6 +14,7 @@ from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from zeusctl import parquet
 from zeusctl.exits import CommandError, Exit
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import Usage
 
 PREFIX = "energy-"
+ENDINGS = (".csv", ".parquet")
 METERS = "meters"
 """The kind of the row that has what the meters say."""
 
@@ -49,8 +51,28 @@ class Row(NamedTuple):
     methods: str
 
 
-def export(client: Client, node: str, folder: Path, since: datetime, until: datetime) -> list[Path]:
+_KINDS = {
+    name: str if name in ("node", "kind", "name", "run", "methods") else int for name in Row._fields
+}
+
+
+def export(
+    client: Client,
+    node: str,
+    folder: Path,
+    since: datetime,
+    until: datetime,
+    ending: str = ".csv",
+) -> list[Path]:
     """Writes a file for each UTC day from one time to another. Returns their paths.
+
+    Args:
+        client: The node's zeusd.
+        node: Its name.
+        folder: Where.
+        since: From this day on.
+        until: Until this time.
+        ending: `.csv` or `.parquet`.
 
     Raises:
         CommandError: This user may not see whose energy it is.
@@ -71,7 +93,7 @@ def export(client: Client, node: str, folder: Path, since: datetime, until: date
                 "permission_denied",
             )
         if rows:
-            path = folder / f"{PREFIX}{node}-{day:%Y-%m-%d}.csv"
+            path = folder / f"{PREFIX}{node}-{day:%Y-%m-%d}{ending}"
             _write(path, rows)
             written.append(path)
         day += timedelta(days=1)
@@ -103,6 +125,9 @@ def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
 
 def _write(path: Path, rows: Sequence[Row]) -> None:
     """All of it or nothing: whoever collects files may come at any time."""
+    if path.suffix == ".parquet":
+        parquet.write(path, [row._asdict() for row in rows], _KINDS)
+        return
     partial = path.with_suffix(".partial")
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
@@ -117,10 +142,11 @@ def read(folder: Path) -> list[Row]:
     Raises:
         CommandError: There is no file, or one that is not such a file.
     """
-    paths = sorted(folder.rglob(f"{PREFIX}*.csv"), key=lambda path: path.stat().st_mtime_ns)
+    files = [path for ending in ENDINGS for path in folder.rglob(f"{PREFIX}*{ending}")]
+    paths = sorted(files, key=lambda path: path.stat().st_mtime_ns)
     if not paths:
         raise CommandError(
-            f"{folder} has no files {PREFIX}*.csv; `zeusctl energy --export` writes them",
+            f"{folder} has no files {PREFIX}*.csv or .parquet; run `zeusctl energy --export`",
             Exit.UNKNOWN,
         )
     found: dict[tuple[str, int], tuple[int, list[Row]]] = {}
@@ -137,6 +163,13 @@ def read(folder: Path) -> list[Row]:
 
 
 def _parse(path: Path) -> Iterator[Row]:
+    if path.suffix == ".parquet":
+        try:
+            rows = parquet.read(path, Row._fields)
+            yield from (Row(*(row[name] for name in Row._fields)) for row in rows)
+        except ValueError as error:
+            raise _no_export(path, error) from None
+        return
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.reader(file)
         try:
@@ -150,9 +183,11 @@ def _parse(path: Path) -> Iterator[Row]:
                     *(active, idle, lower, upper, ns, methods),
                 )
         except (ValueError, TypeError) as error:
-            raise CommandError(
-                f"{path} is not a file of `zeusctl energy --export` ({error})"
-            ) from None
+            raise _no_export(path, error) from None
+
+
+def _no_export(path: Path, error: Exception) -> CommandError:
+    return CommandError(f"{path} is not a file of `zeusctl energy --export` ({error})")
 
 
 def usage_of(

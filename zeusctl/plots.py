@@ -8,9 +8,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zeusctl.exits import CommandError
+
+if TYPE_CHECKING:
+    from zeusctl.reports import UsedEnergy
 
 Line = list[tuple[float, float]]
 """Times, seconds since 1970, and values."""
@@ -30,6 +33,8 @@ class Track:
     gpu_clock_mhz: Line = field(default_factory=list)
     memory_clock_mhz: Line = field(default_factory=list)
 
+
+ENDINGS = (".png", ".svg", ".pdf")
 
 DEBIAN_HOME = "/usr/lib/zeusd"
 """Where the Debian package has zeusctl."""
@@ -179,6 +184,53 @@ def draw_profile(measurements: Sequence[tuple[float, float, float]], path: Path)
         axes.grid(alpha=0.25)
     _save(figure, path)
     return len(measurements)
+
+
+SHOWN = 7
+"""Accounts that have a color of their own."""
+
+
+def draw_energy(sums: Sequence[UsedEnergy], names: Sequence[str], path: Path) -> int:
+    """Draws energy by day as stacked bars, the largest accounts first. Returns the sums drawn.
+
+    Args:
+        sums: By day.
+        names: What each of them is called.
+        path: The picture.
+
+    Raises:
+        CommandError: There is nothing to draw.
+    """
+    from matplotlib.figure import Figure
+
+    if not sums:
+        raise CommandError("the ledger has no energy in this time; choose a longer time span")
+    totals: dict[str, float] = {}
+    for one, name in zip(sums, names, strict=True):
+        totals[name] = totals.get(name, 0.0) + one.energy_j
+    shown = sorted(totals, key=lambda name: -totals[name])[:SHOWN]
+    kwh = sum(totals.values()) >= 360_000
+    days = sorted({f"{one.since:%Y-%m-%d}" for one in sums})
+    stacks = {name: dict.fromkeys(days, 0.0) for name in [*shown, "others"]}
+    for one, name in zip(sums, names, strict=True):
+        amount = one.energy_j / (3_600_000 if kwh else 1)
+        stacks[name if name in shown else "others"][f"{one.since:%Y-%m-%d}"] += amount
+    figure = Figure(figsize=(_WIDTH, 4.0), layout="constrained")
+    axes = figure.subplots()
+    below = [0.0] * len(days)
+    for number, (name, stack) in enumerate(stacks.items()):
+        heights = [stack[day] for day in days]
+        if any(heights):
+            color = _COLORS[number % len(_COLORS)]
+            axes.bar(days, heights, 0.8, below, label=name, color=color)
+            below = [one + more for one, more in zip(below, heights, strict=True)]
+    axes.set_ylabel(f"energy ({'kWh' if kwh else 'J'})")
+    axes.set_xticks(days[:: -(-len(days) // 12)])
+    axes.tick_params("x", rotation=30)
+    axes.grid(axis="y", alpha=0.25)
+    axes.legend(fontsize=8, frameon=False)
+    _save(figure, path)
+    return len(sums)
 
 
 def _save(figure: Any, path: Path) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
 
 from zeus_ipc.overriding import override
+from zeusctl import parquet as parquet_of
 from zeusctl.exits import CommandError
 
 COLUMNS: dict[str, type] = {
@@ -78,7 +79,7 @@ class ParquetWriter(Writer):
     """Rows as Parquet. The file appears under its name when it is complete: half of one is none."""
 
     def __init__(self, path: Path) -> None:
-        pyarrow, parquet = _pyarrow()
+        pyarrow, parquet = parquet_of.load()
         kinds = {float: pyarrow.float64(), int: pyarrow.int64(), str: pyarrow.string()}
         self._schema = pyarrow.schema([(name, kinds[kind]) for name, kind in COLUMNS.items()])
         self._table = pyarrow.Table
@@ -178,20 +179,7 @@ def _read_csv(path: Path) -> list[dict[str, float | None]]:
 
 
 def _read_parquet(path: Path) -> list[dict[str, Any]]:
-    pyarrow, parquet = _pyarrow()
     try:
-        rows: list[dict[str, Any]] = parquet.read_table(path, columns=list(COLUMNS)).to_pylist()
-    except (pyarrow.ArrowException, ValueError) as error:
+        return parquet_of.read(path, list(COLUMNS))
+    except ValueError as error:
         raise CommandError(f"{path} is not a zeusctl recording: {error}") from None
-    return rows
-
-
-def _pyarrow() -> tuple[Any, Any]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError:
-        raise CommandError(
-            'Parquet needs pyarrow, which is not installed; pip install "zeusd[parquet]"'
-        ) from None
-    return pyarrow, pyarrow.parquet

@@ -191,7 +191,9 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
     for one in sums:
         if one.kind in NOBODYS and not days:
             continue
-        bounds = "exact" if one.exact else f"[{amount(one.lower_j)}, {amount(one.upper_j)}]"
+        bounds = (
+            "exact" if one.exact else f"[{amount(one.lower_j)}, {amount(one.upper_j)}] {one.bounds}"
+        )
         row = [
             label(one, gpus),
             f"{one.gpu_hours:.2f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import socket
@@ -22,6 +23,7 @@ pytestmark = [
 ]
 
 SPANK = f"{SOURCES}/examples/slurm/spank"
+ENERGY = f"{SOURCES}/examples/slurm/energy"
 ONE_HIERARCHY = str(Path(__file__).with_name("one_hierarchy.c"))
 PRELOADED = "/usr/local/lib/one_hierarchy.so"
 GROUP = "/sys/fs/cgroup/system.slice/{host}_slurmstepd.scope/job_{job}"
@@ -47,6 +49,9 @@ SchedulerParameters=sched_interval=1
 SelectType=select/cons_tres
 GresTypes=gpu
 AccountingStorageType=accounting_storage/slurmdbd
+AcctGatherEnergyType=acct_gather_energy/zeusd
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1,energy=1
 AccountingStorageHost={host}
 AccountingStoragePort={accounting}
 Prolog=/etc/slurm/prolog.sh
@@ -103,7 +108,8 @@ class Cluster:
             ["gcc", "-shared", "-fPIC", "-o", f"{self.root}{PRELOADED}", ONE_HIERARCHY], check=True
         )
         self.refusals("fail")
-        run("make", "-C", SPANK, "install")
+        for plugin in (SPANK, ENERGY):
+            run("make", "-C", plugin, "install")
         for minor in range(2):
             run("mknod", f"/dev/zfake{minor}", "c", "1", "3")
         (self.root / "etc/hosts").write_text(f"127.0.0.1 localhost {self.host}\n")
@@ -347,3 +353,20 @@ def test_a_jobs_power_limit_is_restored_after_its_node_crashed(cluster: Cluster)
     run("scontrol", "update", f"NodeName={cluster.host}", "State=RESUME")
     cluster.start_slurmd()
     restored(cluster)
+
+
+def test_sacct_shows_the_energy_that_the_ledger_charged(cluster: Cluster) -> None:
+    job = cluster.submit(body="sleep 12")
+    cluster.wait_state(job, "COMPLETED")
+
+    def shown() -> float:
+        options = ("-n", "-P", "-X", "-j", job, "-o", "ConsumedEnergyRaw")
+        text = cluster.machine.run("sacct", *options, check=False).stdout.strip()
+        return float(text or 0)
+
+    joules = wait_for(shown, "ConsumedEnergyRaw")
+    said = cluster.machine.run("zeusctl", "energy", "--job", job, "--json").stdout
+    (run,) = json.loads(said)["sums"]
+    assert run["basis"] == ["allocated"]
+    # The plugin looks once a second, from the extern step's begin to its end.
+    assert 0.6 * run["energy_j"] <= joules <= run["energy_j"] + 1

@@ -14,6 +14,7 @@ import sys
 import time
 from pathlib import Path
 
+import pyarrow.parquet
 import pytest
 
 from tests.support import (
@@ -302,6 +303,38 @@ def test_files_of_days_add_up_as_often_as_they_come(ctl: Ctl, tmp_path: Path) ->
     assert "ml/train" in {one["name"] for one in both["pod"]["sums"]}
     named = json.loads(ctl("energy", "--from", str(tmp_path), "--job", "77", "--json").out)
     assert {one["name"] for one in named["sums"]} == {"77"}
+
+
+def test_sums_are_the_same_in_every_form(ctl: Ctl, tmp_path: Path) -> None:
+    ctl("allocate", "0", "--job", "78", "--user", "0")
+    ctl("deallocate", "--job", "78")
+    assert "name a file with -o" in ctl("energy", "--format", "parquet").err
+    export = tmp_path / "files"
+    export.mkdir()
+    said = ctl("energy", "--since", "1d", "--export", str(export), "--format", "parquet")
+    assert said.code == 0, said.err
+    assert {path.suffix for path in export.iterdir()} == {".parquet"}
+    base = ("energy", "--since", "1d", "--from", str(export), "--by", "job")
+    rows = {}
+    for form in ("csv", "json", "parquet"):
+        path = tmp_path / f"sums.{form}"
+        said = ctl(*base, "--format", form, "-o", str(path))
+        assert said.code == 0, said.err
+    rows["csv"] = list(csv.DictReader((tmp_path / "sums.csv").read_text().splitlines()))
+    rows["json"] = json.loads((tmp_path / "sums.json").read_text())["sums"]
+    rows["parquet"] = pyarrow.parquet.read_table(tmp_path / "sums.parquet").to_pylist()
+    found = {form: [float(one["energy_j"]) for one in some] for form, some in rows.items()}
+    assert found["csv"] == found["json"] == found["parquet"]
+    assert {one["bounds"] for one in rows["parquet"]} == {"exact"}
+    assert [*rows["csv"][0]] == [*rows["parquet"][0]] == [*rows["json"][0]]
+
+
+def test_energy_by_day_is_drawn(ctl: Ctl, tmp_path: Path) -> None:
+    picture = tmp_path / "energy.svg"
+    said = ctl("energy", "--since", "2d", "--plot", str(picture))
+    assert said.code == 0, said.err
+    assert "(idle)" in picture.read_text()
+    assert "ends in .png" in ctl("energy", "--plot", str(tmp_path / "energy.txt")).err
 
 
 def test_a_page_is_written_from_the_node_and_from_files(ctl: Ctl, tmp_path: Path) -> None:

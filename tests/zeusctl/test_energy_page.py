@@ -34,6 +34,7 @@ def used(day: int, kind: str, name: str, joules: float, idle: float = 0.0) -> Us
         idle_j=idle,
         basis=["allocated"],
         exact=kind != "container",
+        bounds="presence" if kind == "container" else "exact",
         begin=None,
         end=None,
     )

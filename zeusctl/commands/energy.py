@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import socket
 from collections.abc import Sequence
 from datetime import datetime, timezone, tzinfo
@@ -53,9 +51,22 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
 @click.option(
     "--format",
     "form",
-    type=click.Choice(["table", "csv", "json"]),
+    type=click.Choice(["table", "csv", "json", "parquet"]),
     default="table",
     show_default=True,
+    help="parquet needs -o, or --export.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Write to this file instead of standard output.",
+)
+@click.option(
+    "--plot",
+    "picture",
+    type=click.Path(dir_okay=False, writable=True, path_type=Path),
+    help="Draw energy by day to this file: .png, .svg or .pdf.",
 )
 @common_options
 @pass_session
@@ -73,6 +84,8 @@ def energy(
     folder: Path | None,
     target: Path | None,
     form: str,
+    output: Path | None,
+    picture: Path | None,
 ) -> None:
     """Show who used how much energy.
 
@@ -92,29 +105,38 @@ def energy(
     \b
     zeusctl energy --since 2026-11-01 --until 2026-12-01
     zeusctl energy --by job --user alice --format csv
+    zeusctl energy --since 30d --by job --format parquet -o jobs.parquet
+    zeusctl energy --since 30d --plot energy.png
     zeusctl energy --job 1234
     zeusctl energy --since 30d --html energy.html
     zeusctl energy --since 1d --export /shared/energy         # on each node, every night
     zeusctl energy --since 30d --from /shared/energy          # over all nodes
     """
-    from zeusctl import day_files
+    from zeusctl import day_files, energy_tables, plots
     from zeusctl import usage as shown
     from zeusctl.commands.allocate import _uid
-    from zeusctl.reports import EnergyReport
+    from zeusctl.reports import Done, EnergyReport
 
     this = datetime.now(timezone.utc)
     try:
         where = shown.zone(zone_name)
         begin, end = shown.instant(since, where, this), shown.instant(until, where, this)
-        ends = shown.edges(begin, end, where, daily or by == "day")
+        ends = shown.edges(begin, end, where, daily or by == "day" or picture is not None)
     except ValueError as error:
         raise click.UsageError(str(error)) from None
+    if form == "parquet" and output is None and target is None:
+        raise click.UsageError("Parquet cannot go to standard output; name a file with -o")
+    if picture is not None:
+        if picture.suffix not in plots.ENDINGS:
+            endings = ", ".join(plots.ENDINGS)
+            raise click.BadParameter(f"name a file that ends in {endings}", param_hint="--plot")
+        plots.check_available()
     if job or pod:
         if job and pod:
             raise click.UsageError("give one of --job and --pod")
         by = "job" if job else "pod"
     if target is not None:
-        _export(session, target, begin, end)
+        _export(session, target, begin, end, ".parquet" if form == "parquet" else ".csv")
         return
     if folder is not None and by == "gpu":
         raise click.UsageError("files do not say which GPU it was; omit --by gpu")
@@ -144,12 +166,24 @@ def energy(
         if found.begins_s is None
         else datetime.fromtimestamp(found.begins_s, timezone.utc),
     )
-    if form == "json":
-        session.json = True
-    if form == "csv" and not session.json:
-        click.echo(_csv(report), nl=False)
+    indices = {} if folder else {gpu.uuid: gpu.index for gpu in session.node.gpus}
+    if picture is not None:
+        names = [shown.label(one, indices) for one in report.sums]
+        drawn = plots.draw_energy(report.sums, names, picture)
+        done = Done(at=now(), path=str(picture), rows=drawn)
+        session.answer(done, [f"{count(drawn, 'sum')} in {picture}"])
+    elif form == "parquet" and output is not None:
+        energy_tables.write_parquet(report, output)
+        done = Done(at=now(), path=str(output), rows=len(report.sums))
+        session.answer(done, [f"{count(len(report.sums), 'sum')} in {output}"])
+    elif output is not None:
+        texts = {"csv": energy_tables.csv_text, "json": energy_tables.json_text}
+        text = texts[form](report) if form in texts else _table(report, indices)
+        output.write_text(text, encoding="utf-8")
+    elif form == "csv" and not session.json:
+        click.echo(energy_tables.csv_text(report), nl=False)
     else:
-        indices = {} if folder else {gpu.uuid: gpu.index for gpu in session.node.gpus}
+        session.json = session.json or form == "json"
         session.answer(report, lambda: shown.lines(report.sums, indices, report.metered_j))
     if off_uj:
         raise CommandError(
@@ -183,25 +217,19 @@ def _page(
     session.answer(report, [f"{count(len(by_day), 'sum')} in {path}"])
 
 
-def _export(session: Session, folder: Path, begin: datetime, end: datetime) -> None:
+def _table(report: EnergyReport, indices: dict[str, int]) -> str:
+    from zeusctl.usage import lines
+
+    return "\n".join([*lines(report.sums, indices, report.metered_j), ""])
+
+
+def _export(session: Session, folder: Path, begin: datetime, end: datetime, ending: str) -> None:
     from zeusctl.day_files import export
     from zeusctl.reports import Done
 
-    paths = export(session.client, socket.gethostname(), folder, begin, end)
+    paths = export(session.client, socket.gethostname(), folder, begin, end, ending)
     report = Done(at=now(), path=str(folder), rows=len(paths))
     session.answer(report, [str(path) for path in paths])
-
-
-def _csv(report: EnergyReport) -> str:
-    from zeusctl.reports import UsedEnergy
-
-    text = io.StringIO()
-    writer = csv.DictWriter(text, [*UsedEnergy.model_fields])
-    writer.writeheader()
-    for one in report.sums:
-        fields = one.model_dump(mode="json")
-        writer.writerow({**fields, "basis": "+".join(one.basis)})
-    return text.getvalue()
 
 
 @click.command()

@@ -17,8 +17,6 @@ from zeusctl.text import parse_duration
 if TYPE_CHECKING:
     from zeusctl.plots import Track
 
-ENDINGS = (".png", ".svg", ".pdf")
-
 
 @click.command()
 @gpus_argument(required=False)
@@ -57,11 +55,13 @@ def plot(
     zeusctl plot 0,1 -o run.svg --recording run.csv
     zeusctl plot -o tradeoff.png --profile power_limits.json
     """
-    if output.suffix not in ENDINGS:
-        raise click.BadParameter(f"name a file that ends in {', '.join(ENDINGS)}", param_hint="-o")
+    from zeusctl import plots
+
+    if output.suffix not in plots.ENDINGS:
+        endings = ", ".join(plots.ENDINGS)
+        raise click.BadParameter(f"name a file that ends in {endings}", param_hint="-o")
     if recording is not None and profile is not None:
         raise click.UsageError("a recording and a profile are two plots; draw one at a time")
-    from zeusctl import plots
     from zeusctl.reports import Done
 
     plots.check_available()

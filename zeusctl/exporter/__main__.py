@@ -38,8 +38,18 @@ def _address(context: click.Context, parameter: click.Parameter, value: str) -> 
 @click.option(
     "--once", is_flag=True, help="Print the metrics and exit, as for node_exporter's text files."
 )
+@click.option(
+    "--workloads",
+    is_flag=True,
+    help="Export the energy of each job and pod while it runs: a series for each of them.",
+)
+@click.option(
+    "--otel", is_flag=True, help="Also export energy by OpenTelemetry's names, hw_energy_joules."
+)
 @click.version_option(__version__, prog_name="zeusd-exporter")
-def main(listen: tuple[str, int], socket: str | None, once: bool) -> None:
+def main(
+    listen: tuple[str, int], socket: str | None, once: bool, workloads: bool, otel: bool
+) -> None:
     """Serve zeusd's metrics to Prometheus. Needs only access to the socket."""
     try:
         from prometheus_client import CollectorRegistry, generate_latest, start_http_server
@@ -53,7 +63,7 @@ def main(listen: tuple[str, int], socket: str | None, once: bool) -> None:
     logging.basicConfig(level=logging.INFO, format="zeusd-exporter: %(message)s")
     registry = CollectorRegistry(auto_describe=False)
     with Client(socket, heartbeat=False, timeout_s=TIMEOUT_S) as client:
-        registry.register(ZeusdCollector(client))
+        registry.register(ZeusdCollector(client, workloads, otel))
         if once:
             sys.stdout.buffer.write(generate_latest(registry))
             return

@@ -24,10 +24,10 @@ from zeus_ipc.replies import (
     Count,
     GpuInfo,
     LeaseInfo,
-    LedgerState,
     Metrics,
     NodeInfo,
 )
+from zeusctl.exporter import accounting
 from zeusctl.text import REASONS, user_name
 from zeusctl.views import read_states
 
@@ -37,10 +37,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 CONTROLS = tuple(control.value for control in SPECS)
-ACCOUNT = ("kind", "account")
-MAX_ACCOUNTS = 200
-"""Accounts with series of their own; the others are one, `other`."""
-
 GPU = ("gpu", "uuid")
 """Labels of everything about one GPU: the index, as nvidia-smi counts, and the UUID."""
 
@@ -50,10 +46,14 @@ class ZeusdCollector(Collector):
 
     Args:
         client: The connection; it finds zeusd again after a restart by itself.
+        workloads: Also the energy of each job and pod that runs.
+        otel: Also energy by OpenTelemetry's names.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: Client, workloads: bool = False, otel: bool = False) -> None:
         self._client = client
+        self._workloads = workloads
+        self._otel = otel
         self._guard = threading.Lock()
         self._failing = False
 
@@ -89,7 +89,10 @@ class ZeusdCollector(Collector):
         yield from _daemon(node, metrics)
         yield from _counts(metrics)
         yield from _users(metrics)
-        yield from _ledger(node, metrics.ledger)
+        if metrics.ledger is not None:
+            yield from accounting.families(node, metrics.ledger, self._workloads)
+        if self._otel:
+            yield from accounting.hardware(node, metrics)
         yield from _leases(node, leases)
         yield from _sources(node, metrics)
         yield from _calls(metrics)
@@ -177,74 +180,6 @@ def _users(metrics: Metrics) -> Iterator[Metric]:
         refused.add_metric(label, load.refused)
         faults.add_metric(label, load.faults)
     yield from (limited, refused, faults)
-
-
-def _ledger(node: NodeInfo, ledger: LedgerState | None) -> Iterator[Metric]:
-    """Whose energy. The first `MAX_ACCOUNTS` accounts have series of their own, and keep them."""
-    if ledger is None:
-        return
-    account = CounterMetricFamily(
-        "zeusd_account_energy_joules",
-        "Energy charged to a user, a namespace, a service or a container.",
-        labels=ACCOUNT,
-    )
-    held_idle = CounterMetricFamily(
-        "zeusd_account_idle_energy_joules",
-        "The part of it that was drawn while the driver reported the GPU as idle.",
-        labels=ACCOUNT,
-    )
-    lower = CounterMetricFamily(
-        "zeusd_account_energy_lower_joules", "Certainly used at least.", labels=ACCOUNT
-    )
-    upper = CounterMetricFamily(
-        "zeusd_account_energy_upper_joules", "Certainly used at most.", labels=ACCOUNT
-    )
-    idle = CounterMetricFamily(
-        "zeusd_idle_energy_joules", "Energy of GPUs that nobody held or used."
-    )
-    unattributed = CounterMetricFamily(
-        "zeusd_unattributed_energy_joules",
-        "Energy that could not be attributed.",
-        labels=("reason",),
-    )
-    sums: dict[tuple[str, str], list[int]] = {}
-    idle_uj = 0
-    for total in ledger.totals:
-        amounts = (total.active_uj, total.idle_uj, total.lower_uj, total.upper_uj)
-        if total.kind == "idle":
-            idle_uj = total.active_uj + total.idle_uj
-        elif total.kind == "unattributed":
-            unattributed.add_metric([total.name], (total.active_uj + total.idle_uj) / 1e6)
-        else:
-            name = user_name(total.uid) if total.uid >= 0 else total.name
-            key = (total.kind, name or str(total.uid))
-            if key not in sums and len(sums) >= MAX_ACCOUNTS:
-                key = ("other", "")
-            known = sums.setdefault(key, [0] * len(amounts))
-            sums[key] = [one + more for one, more in zip(known, amounts, strict=True)]
-    for key, (active_uj, held_idle_uj, lower_uj, upper_uj) in sums.items():
-        account.add_metric(key, (active_uj + held_idle_uj) / 1e6)
-        held_idle.add_metric(key, held_idle_uj / 1e6)
-        lower.add_metric(key, lower_uj / 1e6)
-        upper.add_metric(key, upper_uj / 1e6)
-    idle.add_metric([], idle_uj / 1e6)
-    counted = CounterMetricFamily(
-        "zeusd_accounted_energy_joules",
-        "Energy of a GPU in the ledger: the sum over all accounts.",
-        labels=GPU,
-    )
-    for gpu in node.gpus:
-        counted.add_metric(_labels(gpu), ledger.counted_uj.get(gpu.uuid, 0) / 1e6)
-    dropped = CounterMetricFamily(
-        "zeusd_accounting_dropped",
-        "Requests to the ledger that were refused because its queue was full.",
-    )
-    dropped.add_metric([], ledger.dropped)
-    yield from (account, held_idle, lower, upper, idle, unattributed, counted, dropped)
-    yield _gauge("zeusd_ledger_failing", "Whether the ledger cannot be used.", bool(ledger.trouble))
-    yield _gauge(
-        "zeusd_ledger_damaged_files", "Damaged ledgers that were moved aside.", len(ledger.damaged)
-    )
 
 
 def _counter(

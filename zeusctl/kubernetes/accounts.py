@@ -84,15 +84,9 @@ def _part(device: str, gpus: Sequence[GpuInfo], split: Mapping[str, Part]) -> Pa
     name, _, replica = device.partition(REPLICA)
     gke = _GKE.fullmatch(name)
     if gke is not None:
-        gpu, instance = gpu_of(gke[1], gpus), int(gke[2])
-        return next(
-            (
-                one
-                for one in split.values()
-                if gpu and (one.gpu, one.instance) == (gpu.uuid, instance)
-            ),
-            None,
-        )
+        gpu = gpu_of(gke[1], gpus)
+        where = None if gpu is None else (gpu.uuid, int(gke[2]))
+        return next((one for one in split.values() if (one.gpu, one.instance) == where), None)
     if name in split:
         return split[name]
     gpu = gpu_of(name, gpus)
@@ -113,7 +107,7 @@ def _shared(found: set[Holding]) -> set[Holding]:
 
 
 class Accounts:
-    """Keeps zeusd's allocations as kubelet has them. zeusd must take this user for an administrator.
+    """Keeps zeusd's allocations as kubelet has them. zeusd must take its user for an administrator.
 
     Args:
         zeusd: The node's zeusd.

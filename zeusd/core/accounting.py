@@ -49,7 +49,8 @@ def for_reader(ledger: LedgerState, uid: int) -> LedgerState:
             for amount in _AMOUNTS:
                 others[amount] += getattr(total, amount)
     shown.append(LedgerTotal(kind="others", name="", uid=NOBODY, **others))
-    return ledger.model_copy(update={"totals": shown})
+    own = [one for one in ledger.workloads if one.uid == uid]
+    return ledger.model_copy(update={"totals": shown, "workloads": own})
 
 
 _AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")

@@ -88,6 +88,14 @@ class Row:
         self.upper_uj += charge.upper_uj
         self.ns += charge.ns
 
+    def add_row(self, row: Row) -> None:
+        """Adds another row."""
+        self.active_uj += row.active_uj
+        self.idle_uj += row.idle_uj
+        self.lower_uj += row.lower_uj
+        self.upper_uj += row.upper_uj
+        self.ns += row.ns
+
 
 @dataclass(slots=True)
 class Settlement:

@@ -50,12 +50,13 @@ CREATE TABLE day (
     below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
     PRIMARY KEY (day, account, method)
 ) WITHOUT ROWID;
--- The same since the ledger began: counters that never fall.
+-- The same since the ledger began, by GPU: counters that never fall.
 CREATE TABLE total (
-    account INTEGER PRIMARY KEY,
+    account INTEGER NOT NULL, gpu INTEGER NOT NULL,
     active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
-    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL
-);
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (account, gpu)
+) WITHOUT ROWID;
 -- What the GPUs drew, as their counters have it: what the rows must add up to.
 CREATE TABLE meter (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, uj INTEGER NOT NULL,
@@ -71,7 +72,21 @@ CREATE TABLE clock (boot TEXT PRIMARY KEY, offset_ns INTEGER NOT NULL) WITHOUT R
 """
 
 
-MIGRATIONS = {1: "ALTER TABLE holding ADD COLUMN parts INTEGER NOT NULL DEFAULT 0;"}
+MIGRATIONS = {
+    1: """
+ALTER TABLE holding ADD COLUMN parts INTEGER NOT NULL DEFAULT 0;
+ALTER TABLE total RENAME TO total_1;
+CREATE TABLE total (
+    account INTEGER NOT NULL, gpu INTEGER NOT NULL,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (account, gpu)
+) WITHOUT ROWID;
+-- Of the time before, only sums over all GPUs are known.
+INSERT INTO total SELECT account, 0, active_uj, idle_uj, below_uj, above_uj, ns FROM total_1;
+DROP TABLE total_1;
+"""
+}
 """What makes a ledger of a version one of the next."""
 
 

@@ -173,8 +173,9 @@ class Store:
         """What users, namespaces and the like were charged since the ledger began, in the order in
         which they came."""
         rows = self._db.execute(
-            "SELECT kind, name, run, uid, active_uj, idle_uj, below_uj, above_uj, ns FROM total "
-            "JOIN account ON account.id = total.account ORDER BY account.id"
+            "SELECT kind, name, run, uid, sum(active_uj), sum(idle_uj), sum(below_uj), "
+            "sum(above_uj), sum(ns) FROM total JOIN account ON account.id = total.account "
+            "GROUP BY account.id ORDER BY account.id"
         )
         return {
             Account(Kind(kind), name, run, uid): Row(
@@ -182,6 +183,35 @@ class Store:
             )
             for kind, name, run, uid, active, idle, below, above, ns in rows
         }
+
+    def used(self, kind: Kind, name: str, uid: int) -> Row:
+        """What all runs of a job or pod were charged, as far as rows are kept."""
+        rows = self._db.execute(
+            "SELECT sum(active_uj), sum(idle_uj), sum(below_uj), sum(above_uj), sum(energy.ns) "
+            "FROM account JOIN energy ON energy.account = account.id "
+            "WHERE kind = ? AND name = ? AND uid = ? AND begin_s > 0 "
+            f"AND bucket >= begin_s / {BUCKET_S} - 4",
+            (kind.value, name, uid),
+        )
+        active, idle, below, above, ns = (one or 0 for one in rows.fetchone())
+        return Row(active, idle, active + idle - below, active + idle + above, ns)
+
+    def unused(self) -> list[tuple[str, str, str, int, int]]:
+        """By GPU: what nobody was charged for, and what was drawn idle for somebody.
+
+        Returns:
+            UUID, kind (`idle`, `unattributed`, or empty for somebody), reason, energy, and the part
+            of it while the GPU was idle; microjoules.
+        """
+        rows = self._db.execute(
+            "SELECT coalesce(uuid, '') AS gpu_uuid, "
+            "CASE WHEN kind IN ('idle', 'unattributed') THEN kind ELSE '' END AS what, "
+            "CASE kind WHEN 'unattributed' THEN name ELSE '' END AS reason, "
+            "sum(active_uj + idle_uj), sum(idle_uj) FROM total "
+            "JOIN account ON account.id = total.account LEFT JOIN gpu ON gpu.id = total.gpu "
+            "GROUP BY gpu_uuid, what, reason"
+        )
+        return rows.fetchall()
 
     def counted(self) -> dict[str, int]:
         """What each GPU's meter counted since the ledger began, microjoules."""
@@ -231,7 +261,8 @@ class Store:
                 (key.bucket // BUCKETS_PER_DAY, parent, *values),
             )
             self._db.execute(
-                f"INSERT INTO total VALUES (?, ?, ?, ?, ?, ?) {_ADD}", (parent, *values[1:])
+                f"INSERT INTO total VALUES (?, ?, ?, ?, ?, ?, ?) {_ADD}",
+                (parent, gpu, *values[1:]),
             )
         counted_uj = 0
         for bucket, drawn_uj in settlement.metered.items():

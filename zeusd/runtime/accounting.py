@@ -269,7 +269,12 @@ class Accounting:
         self._try(lambda: self._count(books))
 
     def _count(self, books: Books) -> None:
-        counters = {"totals": books.totals(), "counted_uj": books.counted_uj()}
+        counters = {
+            "totals": books.totals(),
+            "counted_uj": books.counted_uj(),
+            "by_gpu": books.by_gpu(),
+            "workloads": books.workloads(),
+        }
         self._state = self._state.model_copy(update=counters)
 
     def _try(self, call: Callable[[], None]) -> None:

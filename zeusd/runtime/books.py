@@ -9,7 +9,7 @@ from functools import partial
 
 from zeus_ipc import replies
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Done, Forgotten, LedgerTotal, UsageSum
+from zeus_ipc.replies import Done, Forgotten, GpuTotal, LedgerTotal, UsageSum
 from zeus_ipc.requests import MAX_SUMS, Allocate, Deallocate, GetUsage
 from zeusd.core.effects import Listed
 from zeusd.core.model import Failure
@@ -24,6 +24,7 @@ from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.presence import LATE_NS, STALE_NS, Exits, Presence
 from zeusd.runtime.readings import idle_uw, observed
 from zeusd.runtime.sources import Source
+from zeusd.runtime.workloads import Workloads
 
 SECOND_NS = 1_000_000_000
 SETTLE_NS = 60 * SECOND_NS
@@ -121,6 +122,7 @@ class Books:
         self._idle: dict[str, int] = {}
         self._positions: dict[str, Position] = {}
         self._allocations = Allocations(store, self._add, lambda: clocks.utc_ns() // SECOND_NS)
+        self._workloads = Workloads(store.used)
         self._presence = None
         if ignored_units is not None:
             exits = Exits(clocks.monotonic_ns)
@@ -181,6 +183,8 @@ class Books:
             raise
         # A step of the clock names what comes later, never what was before it.
         self._offset_ns = offset_ns
+        # What is stored is stored: nothing below may undo the positions.
+        self._workloads.settled(settlements.values(), self._settled_ns)
 
     def covers(self, uuids: Iterable[str], t_ns: int) -> bool:
         """Whether these GPUs' sensors have ticked since a time."""
@@ -266,17 +270,39 @@ class Books:
         for account in self._allocations.accounts():
             totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
         return [
-            LedgerTotal(
-                kind=account.kind.value,
-                name=account.name,
-                uid=account.uid,
-                active_uj=row.active_uj,
-                idle_uj=row.idle_uj,
-                lower_uj=row.lower_uj,
-                upper_uj=row.upper_uj,
-            )
+            _total(account.kind.value, account.name, account.uid, row)
             for account, row in totals.items()
         ]
+
+    def workloads(self) -> list[LedgerTotal]:
+        """Counters of jobs and pods that hold a GPU, or did a moment ago."""
+        self._workloads.holding(self._allocations.accounts(), self._clocks.monotonic_ns())
+        return [
+            _total(kind.value, name, uid, row)
+            for (kind, name, uid), row in self._workloads.counters()
+        ]
+
+    def by_gpu(self) -> dict[str, GpuTotal]:
+        """What nobody used of each GPU, since the ledger began."""
+        idle: dict[str, int] = {}
+        held_idle: dict[str, int] = {}
+        unattributed: dict[str, dict[str, int]] = {}
+        for uuid, kind, reason, uj, idle_uj in self._store.unused():
+            reasons = unattributed.setdefault(uuid, {})
+            if kind == Kind.IDLE.value:
+                idle[uuid] = uj
+            elif kind == Kind.UNATTRIBUTED.value:
+                reasons[reason] = uj
+            else:
+                held_idle[uuid] = idle_uj
+        return {
+            uuid: GpuTotal(
+                idle_uj=idle.get(uuid, 0),
+                held_idle_uj=held_idle.get(uuid, 0),
+                unattributed_uj=reasons,
+            )
+            for uuid, reasons in unattributed.items()
+        }
 
     def counted_uj(self) -> dict[str, int]:
         """What each GPU's counter has added since the ledger began."""
@@ -372,3 +398,15 @@ class Books:
             return stored
         start = history.ticks.start
         return Position(history.t_ns[start], history.energy_uj[start])
+
+
+def _total(kind: str, name: str, uid: int, row: Row) -> LedgerTotal:
+    return LedgerTotal(
+        kind=kind,
+        name=name,
+        uid=uid,
+        active_uj=row.active_uj,
+        idle_uj=row.idle_uj,
+        lower_uj=row.lower_uj,
+        upper_uj=row.upper_uj,
+    )

@@ -46,12 +46,16 @@ def page() -> str:
     return "".join(
         [
             _LEAD,
-            *_section("zeusd-exporter", _ZEUSD, of_collector(ZeusdCollector(_Nothing()))),  # type: ignore[arg-type]
+            *_section("zeusd-exporter", _ZEUSD, of_collector(_collector())),
             *_section("Batch size server", _BATCH_SIZE, of_collector(BatchSizeJobs([]))),
             *_section("Pipeline frequency server", _PIPELINE, of_collector(PipelineJobs({}))),
             *_section("zeus.metric", _WINDOWS, windows()),
         ]
     )
+
+
+def _collector() -> ZeusdCollector:
+    return ZeusdCollector(_Nothing(), workloads=True, otel=True)  # type: ignore[arg-type]
 
 
 class _Nothing:

@@ -117,6 +117,7 @@ def test_pods_are_charged_from_kubelets_list_to_its_next(
         assert charged(zeusd) == {}
         known.found = [pod_of(a_pod("one", namespace="ml"))]
         accounts.reconcile()
+        wait_for(lambda: "ml/one" in charged(zeusd), "a tick while it is held")
         kubelet.pods = kubelet.pods[1:]
         accounts.reconcile()  # the deallocation waits until it is charged
         three = {"ml/one", "ml/two", "web/three"}

@@ -465,3 +465,79 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
         assert sum(answer.metered_uj) == truth
     assert sum(one.active_uj + one.idle_uj for one in books.totals()) == truth
     assert sum(books.counted_uj().values()) == truth
+    unused = books.by_gpu()
+    nobodys = sum(
+        one.active_uj + one.idle_uj
+        for one in books.totals()
+        if one.kind in ("idle", "unattributed")
+    )
+    assert nobodys == sum(
+        one.idle_uj + sum(one.unattributed_uj.values()) for one in unused.values()
+    )
+    held = sum(one.idle_uj for one in books.totals() if one.kind not in ("idle", "unattributed"))
+    assert sum(one.held_idle_uj for one in unused.values()) == held
+
+
+def test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it(
+    world: World,
+) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    (begun,) = books.workloads()
+    assert (begun.kind, begun.name, begun.uid, begun.active_uj) == ("job", "7", 1000, 0)
+    counted = []
+    for _ in range(3):
+        world.tick(100, 10)
+        books.settle()
+        (one,) = books.workloads()
+        counted.append(one.active_uj)
+        books.close()
+        books = world.books()
+    assert counted == [100_000_000, 200_000_000, 300_000_000]
+    (one,) = books.workloads()
+    assert one.active_uj == 300_000_000
+    deallocate(books, world, "7")
+    world.tick(100, 10)
+    books.settle()
+    assert [one.active_uj for one in books.workloads()] == [300_000_000]
+    world.tick(100, 3100)
+    books.settle()
+    assert books.workloads() == []
+
+
+def test_what_fails_after_a_settlement_was_stored_charges_nothing_twice(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+
+    def fails(*_: object) -> None:
+        raise sqlite3.OperationalError("disk I/O error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(books._workloads, "settled", fails)
+        with pytest.raises(sqlite3.OperationalError):
+            books.settle()
+    world.tick(100, 10)
+    assert usage(books) == {"7": 200}
+
+
+def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    books.settle()
+    books.close()
+    db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
+    db.executescript(
+        "ALTER TABLE holding DROP COLUMN parts; CREATE TABLE old (account INTEGER PRIMARY KEY, "
+        "active_uj INTEGER, idle_uj INTEGER, below_uj INTEGER, above_uj INTEGER, ns INTEGER);"
+        "INSERT INTO old SELECT account, active_uj, idle_uj, below_uj, above_uj, ns FROM total;"
+        "DROP TABLE total; ALTER TABLE old RENAME TO total; PRAGMA user_version = 1;"
+    )
+    db.close()
+    books = world.books()
+    world.tick(100, 10)
+    assert usage(books) == {"7": 200}
+    assert [one.active_uj for one in books.totals()] == [200_000_000]

@@ -107,7 +107,7 @@ def test_turns_that_do_not_overlap_are_charged_exactly(shared: Shared) -> None:
     for uid, pid in ((1000, 1), (1001, 2)):
         one = shared.charged()[uid]
         assert one.active_uj + one.idle_uj == pytest.approx(shared.truth_uj[pid], rel=0.001)
-        assert one.methods == ["utilization"]
+        assert one.methods == ["utilization"]  # type: ignore[comparison-overlap]
         assert one.lower_uj == one.upper_uj
 
 
@@ -127,7 +127,7 @@ def test_two_that_hold_parts_share_by_use_and_idle_power_by_their_parts(shared: 
     found = shared.charged()
     assert found[1000].active_uj == pytest.approx(20e6 * IDLE_W * 3 / 4, rel=0.01)
     assert found[1001].active_uj == pytest.approx(20e6 * (IDLE_W / 4 + 150), rel=0.01)
-    assert found[1001].methods == ["utilization"]
+    assert found[1001].methods == ["utilization"]  # type: ignore[comparison-overlap]
 
 
 def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared: Shared) -> None:
@@ -141,7 +141,7 @@ def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared
     # 75 W idle are shared by size, and so is the rest, which nobody measured.
     assert one.active_uj + one.idle_uj == 300_000_000
     assert one.lower_uj < 300_000_000 < one.upper_uj < 700_000_000
-    assert one.methods == ["weights"]
+    assert one.methods == ["weights"]  # type: ignore[comparison-overlap]
 
 
 def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:

@@ -1,0 +1,142 @@
+"""Whose energy, as metrics: counters of users that continue over restarts, and what nobody used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+
+from zeus_ipc.replies import LedgerState, LedgerTotal, Metrics, NodeInfo
+from zeusctl.text import user_name
+
+ACCOUNT = ("kind", "account")
+MAX_ACCOUNTS = 200
+"""Accounts with series of their own; the others are one, `other`."""
+
+GPU = ("gpu", "uuid")
+_AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")
+
+
+def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[Metric]:
+    """The metrics of a ledger.
+
+    Args:
+        node: Its GPUs.
+        ledger: As zeusd last settled it.
+        workloads: Also jobs and pods one by one, while they run.
+    """
+    yield from _accounts(ledger)
+    yield from _unused(node, ledger)
+    if workloads:
+        yield from _workloads(ledger)
+    dropped = CounterMetricFamily(
+        "zeusd_accounting_dropped",
+        "Requests to the ledger that were refused because its queue was full.",
+    )
+    dropped.add_metric([], ledger.dropped)
+    yield dropped
+    yield GaugeMetricFamily(
+        "zeusd_ledger_failing", "Whether the ledger cannot be used.", value=bool(ledger.trouble)
+    )
+    yield GaugeMetricFamily(
+        "zeusd_ledger_damaged_files",
+        "Damaged ledgers that were moved aside.",
+        value=len(ledger.damaged),
+    )
+
+
+def _accounts(ledger: LedgerState) -> Iterator[Metric]:
+    """The first `MAX_ACCOUNTS` accounts have series of their own, and keep them."""
+    texts = {
+        "energy": "Energy charged to a user, a namespace, a service or a container.",
+        "idle_energy": "The part of it that was drawn while the driver reported the GPU as idle.",
+        "energy_lower": "Used at least; below the energy only where it is an estimate.",
+        "energy_upper": "Used at most; above the energy only where it is an estimate.",
+    }
+    found = {
+        name: CounterMetricFamily(f"zeusd_account_{name}_joules", text, labels=ACCOUNT)
+        for name, text in texts.items()
+    }
+    sums: dict[tuple[str, str], list[int]] = {}
+    for total in ledger.totals:
+        if total.kind in ("idle", "unattributed"):
+            continue
+        key = (total.kind, _name(total))
+        if key not in sums and len(sums) >= MAX_ACCOUNTS:
+            key = ("other", "")
+        known = sums.setdefault(key, [0] * len(_AMOUNTS))
+        for place, amount in enumerate(_AMOUNTS):
+            known[place] += getattr(total, amount)
+    for key, (active_uj, idle_uj, lower_uj, upper_uj) in sums.items():
+        values = (active_uj + idle_uj, idle_uj, lower_uj, upper_uj)
+        for family, value in zip(found.values(), values, strict=True):
+            family.add_metric(key, value / 1e6)
+    yield from found.values()
+
+
+def _unused(node: NodeInfo, ledger: LedgerState) -> Iterator[Metric]:
+    idle = CounterMetricFamily(
+        "zeusd_idle_energy_joules",
+        "Energy that a GPU drew unused. held=yes: for a holder, as part of that one's energy, while "
+        "the driver reported it as idle; held=no: nobody held it.",
+        labels=(*GPU, "held"),
+    )
+    unattributed = CounterMetricFamily(
+        "zeusd_unattributed_energy_joules",
+        "Energy of a GPU that could not be attributed.",
+        labels=(*GPU, "reason"),
+    )
+    counted = CounterMetricFamily(
+        "zeusd_accounted_energy_joules",
+        "Energy of a GPU in the ledger: the sum over all accounts.",
+        labels=GPU,
+    )
+    indices = {gpu.uuid: str(gpu.index) for gpu in node.gpus}
+    for uuid, one in ledger.by_gpu.items():
+        gpu = [indices.get(uuid, ""), uuid]
+        idle.add_metric([*gpu, "no"], one.idle_uj / 1e6)
+        idle.add_metric([*gpu, "yes"], one.held_idle_uj / 1e6)
+        for reason, amount_uj in one.unattributed_uj.items():
+            unattributed.add_metric([*gpu, reason], amount_uj / 1e6)
+    for uuid in {**dict.fromkeys(indices), **ledger.counted_uj}:
+        amount_uj = ledger.counted_uj.get(uuid, 0)
+        counted.add_metric([indices.get(uuid, ""), uuid], amount_uj / 1e6)
+    yield from (idle, unattributed, counted)
+
+
+def _workloads(ledger: LedgerState) -> Iterator[Metric]:
+    job = CounterMetricFamily(
+        "zeusd_job_energy_joules",
+        "Energy charged to a job that runs, or ended in the last 5 minutes.",
+        labels=("job", "user"),
+    )
+    pod = CounterMetricFamily(
+        "zeusd_pod_energy_joules", "The same of a pod.", labels=("namespace", "pod")
+    )
+    for one in ledger.workloads:
+        joules = (one.active_uj + one.idle_uj) / 1e6
+        if one.kind == "pod":
+            namespace, _, name = one.name.partition("/")
+            pod.add_metric([namespace, name], joules)
+        else:
+            job.add_metric([one.name, user_name(one.uid) if one.uid >= 0 else ""], joules)
+    yield from (job, pod)
+
+
+def _name(total: LedgerTotal) -> str:
+    name = user_name(total.uid) if total.uid >= 0 else total.name
+    return name or str(total.uid)
+
+
+def hardware(node: NodeInfo, metrics: Metrics) -> Iterator[Metric]:
+    """Energy of devices by the names of OpenTelemetry's conventions for hardware (`hw.energy`), as
+    they look in Prometheus. Status of the conventions: development."""
+    energy = CounterMetricFamily(
+        "hw_energy_joules", "Energy consumed by the component.", labels=("hw_id", "hw_type")
+    )
+    gpus = {gpu.uuid for gpu in node.gpus}
+    for source in metrics.sources:
+        kind = "gpu" if source.source in gpus else source.source.partition(":")[0]
+        if kind in ("gpu", "cpu"):
+            energy.add_metric([source.source, kind], source.energy_uj / 1e6)
+    yield energy

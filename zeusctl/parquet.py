@@ -1,0 +1,65 @@
+"""Tables as Parquet, where pyarrow is installed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from zeusctl.exits import CommandError
+
+
+def load() -> tuple[Any, Any]:
+    """pyarrow and pyarrow.parquet.
+
+    Raises:
+        CommandError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        raise CommandError(
+            'Parquet needs pyarrow, which is not installed; pip install "zeusd[parquet]"'
+        ) from None
+    return pyarrow, pyarrow.parquet
+
+
+def write(path: Path, rows: Sequence[Mapping[str, Any]], kinds: Mapping[str, type]) -> None:
+    """Writes a table; the file appears under its name when it is complete.
+
+    Args:
+        path: The file.
+        rows: By column; None: no value.
+        kinds: The columns in their order: int, float, str or bool.
+    """
+    pyarrow, parquet = load()
+    types = {
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        str: pyarrow.string(),
+        bool: pyarrow.bool_(),
+    }
+    schema = pyarrow.schema([(name, types[kind]) for name, kind in kinds.items()])
+    aside = path.with_name(f".{path.name}.{os.getpid()}")
+    table = pyarrow.Table.from_pylist([dict(row) for row in rows], schema=schema)
+    try:
+        parquet.write_table(table, aside, compression="zstd")
+        aside.replace(path)
+    except OSError as error:
+        raise CommandError(f"{path} cannot be written: {error.strerror or error}") from None
+
+
+def read(path: Path, columns: Sequence[str]) -> list[dict[str, Any]]:
+    """The rows of a table.
+
+    Raises:
+        ValueError: It is no Parquet file, or lacks a column.
+    """
+    pyarrow, parquet = load()
+    try:
+        rows: list[dict[str, Any]] = parquet.read_table(path, columns=list(columns)).to_pylist()
+    except pyarrow.ArrowException as error:
+        raise ValueError(str(error)) from None
+    return rows

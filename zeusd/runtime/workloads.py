@@ -1,0 +1,78 @@
+"""What jobs and pods have used that run now: counters for as long as anybody looks at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from zeusd.energy.accountant import Row, Settlement
+from zeusd.energy.split import Account, Kind
+
+KEPT_NS = 300_000_000_000
+"""How long a job's counter stays after its end."""
+
+MAX_WORKLOADS = 1000
+"""More are not counted one by one; their users and namespaces are."""
+
+_OWN = (Kind.JOB, Kind.POD)
+
+Name = tuple[Kind, str, int]
+"""A job or pod, all its runs together, and its user."""
+
+
+@dataclass(slots=True)
+class _Counter:
+    row: Row
+    seen_ns: int
+
+
+class Workloads:
+    """The counters. They begin with what the ledger has, so that a restart of zeusd resets none.
+
+    Args:
+        stored: What the ledger has of an account by kind, name and user.
+    """
+
+    def __init__(self, stored: Callable[[Kind, str, int], Row]) -> None:
+        self._stored = stored
+        self._counters: dict[Name, _Counter] = {}
+
+    def settled(self, settlements: Iterable[Settlement], t_ns: int) -> None:
+        """Energy was stored."""
+        fresh: set[Name] = set()
+        for settlement in settlements:
+            for key, row in settlement.rows.items():
+                name = _name(key.account)
+                if key.account.kind not in _OWN or name in fresh:
+                    continue
+                known = self._counters.get(name)
+                if known is None:
+                    fresh.add(name)
+                    self._begin(name, t_ns)
+                else:
+                    known.seen_ns = t_ns
+                    known.row.add_row(row)
+
+    def holding(self, accounts: Iterable[Account], t_ns: int) -> None:
+        """These hold a GPU now: a counter is seen to begin at 0."""
+        for account in accounts:
+            known = self._counters.get(_name(account))
+            if known is None:
+                self._begin(_name(account), t_ns)
+            else:
+                known.seen_ns = t_ns
+        for name, one in [*self._counters.items()]:
+            if t_ns - one.seen_ns > KEPT_NS:
+                del self._counters[name]
+
+    def counters(self) -> list[tuple[Name, Row]]:
+        """All of them."""
+        return [(name, one.row) for name, one in self._counters.items()]
+
+    def _begin(self, name: Name, t_ns: int) -> None:
+        if len(self._counters) < MAX_WORKLOADS:
+            self._counters[name] = _Counter(self._stored(*name), t_ns)
+
+
+def _name(account: Account) -> Name:
+    return account.kind, account.name, account.uid
