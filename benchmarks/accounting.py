@@ -139,6 +139,15 @@ def size() -> None:
             f"Size: {rows_stored:,} rows of {DAYS} days, {job:,} jobs: {megabytes:.0f} MB "
             f"(written in {time.perf_counter() - begin:.0f} s)"
         )
+        for what, tables in (
+            ("rows, sums of days and meters", ("energy", "day", "total", "meter")),
+            ("jobs", ("account", "sqlite_autoindex_account_1")),
+        ):
+            (size_bytes,) = connection.execute(
+                f"SELECT sum(pgsize) FROM dbstat WHERE name IN ({','.join('?' * len(tables))})",
+                tables,
+            ).fetchone()
+            print(f"  {what:32} {size_bytes / 1e6:8.1f} MB")
         end_s = (first + DAYS * BUCKETS_PER_DAY) * 900
         reader = Reader(connection)
         month = [end_s - 30 * 86_400 - 3600 * 5, end_s - 3600 * 5]

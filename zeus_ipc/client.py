@@ -559,7 +559,13 @@ class Client(Closing):
         return Deallocated.model_validate(answer).ended
 
     def usage(
-        self, edges: Sequence[int], by: str = "user", *, uid: int | None = None, name: str = ""
+        self,
+        edges: Sequence[int],
+        by: str = "user",
+        *,
+        uid: int | None = None,
+        name: str = "",
+        device: str = "gpu",
     ) -> Usage:
         """Who used how much energy in each interval.
 
@@ -568,12 +574,18 @@ class Client(Closing):
             by: `user`, `job`, `pod`, `namespace`, `account`, `gpu` or `total`.
             uid: Only of this user.
             name: Only of the job or pod of this name.
+            device: `gpu`, or `cpu`: energy of CPU packages.
         """
+        arguments: dict[str, Any] = {
+            "edges": list(edges),
+            "by": by,
+            "uid": uid,
+            "name": name,
+            "device": device,
+        }
         sums: list[UsageSum] = []
         while True:
-            answer = self._ask(
-                "usage", edges=list(edges), by=by, uid=uid, name=name, offset=len(sums)
-            )
+            answer = self._ask("usage", **arguments, offset=len(sums))
             found = Usage.model_validate(answer)
             sums += found.sums
             if not found.more:

@@ -713,6 +713,10 @@ class LedgerState(Message):
     workloads: list[LedgerTotal] = []
     """Jobs and pods that hold a GPU or did in the last 5 minutes: what each has used so far, all
     runs together. A user sees own ones."""
+    cpu_totals: list[LedgerTotal] = []
+    """As `totals`, of CPU packages: never part of those of GPUs."""
+    cpu_counted_uj: dict[str, int] = {}
+    """As `counted_uj`, of CPU packages such as `cpu:0`."""
 
 
 class Metrics(Message):

@@ -527,6 +527,8 @@ class GetUsage(_Request):
     pod, service and user has a sum of its own."""
     uid: Uid | None = None
     """Only of this user."""
+    device: Literal["gpu", "cpu"] = "gpu"
+    """Energy of GPUs, or of CPU packages: never of both together."""
     name: Annotated[str, Field(max_length=320)] = ""
     """Only of the job or pod of this name; `by` must ask for its kind."""
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0

@@ -153,6 +153,8 @@ def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
     if one.kind in ("others", "total"):
         return f"({one.kind})" if one.kind == "others" else "all users"
     if one.kind == "gpu":
+        if one.name.startswith("cpu:"):
+            return f"CPU {one.name[4:]}"
         return f"GPU {gpus[one.name]}" if one.name in gpus else one.name
     if one.kind == "user":
         return one.user or "?"

@@ -329,6 +329,15 @@ def test_sums_are_the_same_in_every_form(ctl: Ctl, tmp_path: Path) -> None:
     assert [*rows["csv"][0]] == [*rows["parquet"][0]] == [*rows["json"][0]]
 
 
+def test_cpus_are_never_added_to_gpus(ctl: Ctl, tmp_path: Path) -> None:
+    """This node has GPUs only."""
+    cpus = json.loads(ctl("energy", "--device", "cpu", "--json").out)
+    assert (cpus["sums"], cpus["metered_j"]) == ([], 0)
+    assert json.loads(ctl("energy", "--json").out)["metered_j"] > 0
+    refused = ctl("energy", "--device", "cpu", "--html", str(tmp_path / "page.html"))
+    assert "omit --device cpu" in refused.err
+
+
 def test_energy_by_day_is_drawn(ctl: Ctl, tmp_path: Path) -> None:
     picture = tmp_path / "energy.svg"
     said = ctl("energy", "--since", "2d", "--plot", str(picture))

@@ -23,6 +23,13 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
 
 @click.command()
 @click.option("--by", type=click.Choice(BY), default="user", show_default=True, help="Sum by this.")
+@click.option(
+    "--device",
+    type=click.Choice(["gpu", "cpu"]),
+    default="gpu",
+    show_default=True,
+    help="Energy of GPUs, or of CPU packages: never added up.",
+)
 @click.option("--since", default="7d", show_default=True, help="Start: 7d, 2026-11-01.")
 @click.option("--until", default="now", show_default=True, help="Until when.")
 @click.option("--tz", "zone_name", metavar="ZONE", help="Time zone of days.  [default: local]")
@@ -73,6 +80,7 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
 def energy(
     session: Session,
     by: str,
+    device: str,
     since: str,
     until: str,
     zone_name: str | None,
@@ -135,6 +143,8 @@ def energy(
         if job and pod:
             raise click.UsageError("give one of --job and --pod")
         by = "job" if job else "pod"
+    if device == "cpu" and (target is not None or folder is not None or web_page is not None):
+        raise click.UsageError("files and pages are of GPUs; omit --device cpu")
     if target is not None:
         _export(session, target, begin, end, ".parquet" if form == "parquet" else ".csv")
         return
@@ -144,7 +154,7 @@ def energy(
 
     def ask(edges: Sequence[int], kind: str) -> Usage:
         if rows is None:
-            return session.client.usage(edges, kind, uid=uid, name=name)
+            return session.client.usage(edges, kind, uid=uid, name=name, device=device)
         return day_files.usage_of(rows, edges, kind, uid, name)
 
     uid, name = _uid(user), job or pod or ""

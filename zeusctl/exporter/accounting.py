@@ -26,6 +26,7 @@ def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[M
         workloads: Also jobs and pods one by one, while they run.
     """
     yield from _accounts(ledger)
+    yield from _cpus(ledger)
     yield from _unused(node, ledger)
     if workloads:
         yield from _workloads(ledger)
@@ -74,11 +75,36 @@ def _accounts(ledger: LedgerState) -> Iterator[Metric]:
     yield from found.values()
 
 
+def _cpus(ledger: LedgerState) -> Iterator[Metric]:
+    account = CounterMetricFamily(
+        "zeusd_cpu_account_energy_joules",
+        "Energy of CPU packages by user, namespace or service, in proportion to CPU time; `idle` "
+        "and `unattributed` are nobody's. Never part of the energy of GPUs.",
+        labels=ACCOUNT,
+    )
+    sums: dict[tuple[str, str], int] = {}
+    for total in ledger.cpu_totals:
+        key = (total.kind, _name(total) if total.uid >= 0 or total.name else "")
+        if key not in sums and len(sums) >= MAX_ACCOUNTS:
+            key = ("other", "")
+        sums[key] = sums.get(key, 0) + total.active_uj + total.idle_uj
+    for key, amount_uj in sums.items():
+        account.add_metric(key, amount_uj / 1e6)
+    counted = CounterMetricFamily(
+        "zeusd_cpu_accounted_energy_joules",
+        "Energy of a CPU package in the ledger: the sum over all accounts.",
+        labels=("cpu",),
+    )
+    for name, amount_uj in ledger.cpu_counted_uj.items():
+        counted.add_metric([name.partition(":")[2]], amount_uj / 1e6)
+    yield from (account, counted)
+
+
 def _unused(node: NodeInfo, ledger: LedgerState) -> Iterator[Metric]:
     idle = CounterMetricFamily(
         "zeusd_idle_energy_joules",
-        "Energy that a GPU drew unused. held=yes: for a holder, as part of that one's energy, while "
-        "the driver reported it as idle; held=no: nobody held it.",
+        "Energy that a GPU drew unused. held=no: nobody held it. held=yes: part of the energy of a "
+        "holder, drawn while the driver reported the GPU as idle.",
         labels=(*GPU, "held"),
     )
     unattributed = CounterMetricFamily(

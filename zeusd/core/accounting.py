@@ -40,17 +40,27 @@ def sees_all(settings: Settings, peer: Peer) -> bool:
 
 def for_reader(ledger: LedgerState, uid: int) -> LedgerState:
     """The ledger as a user may see it who does not see all: the others are one sum."""
+    own = [one for one in ledger.workloads if one.uid == uid]
+    return ledger.model_copy(
+        update={
+            "totals": _seen(ledger.totals, uid),
+            "cpu_totals": _seen(ledger.cpu_totals, uid),
+            "workloads": own,
+        }
+    )
+
+
+def _seen(totals: list[LedgerTotal], uid: int) -> list[LedgerTotal]:
     shown: list[LedgerTotal] = []
     others = dict.fromkeys(_AMOUNTS, 0)
-    for total in ledger.totals:
+    for total in totals:
         if total.uid == uid or total.kind in _NOBODYS:
             shown.append(total)
         else:
             for amount in _AMOUNTS:
                 others[amount] += getattr(total, amount)
     shown.append(LedgerTotal(kind="others", name="", uid=NOBODY, **others))
-    own = [one for one in ledger.workloads if one.uid == uid]
-    return ledger.model_copy(update={"totals": shown, "workloads": own})
+    return shown
 
 
 _AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")

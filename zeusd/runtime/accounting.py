@@ -12,9 +12,10 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from pathlib import Path
 
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.replies import Deallocated, LedgerState
+from zeus_ipc.replies import Deallocated, Forgotten, LedgerState
 from zeus_ipc.requests import Allocate, Deallocate, ForgetUser
 from zeusd.core.effects import Account, Listed
 from zeusd.core.model import Failure
@@ -22,6 +23,8 @@ from zeusd.ledger.schema import LedgerError, damaged, open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
 from zeusd.runtime.books import CHECK_NS, NO_GPUS, SECOND_NS, Books, Clocks, Retention
+from zeusd.runtime.cpu_books import FOLDER, CpuBooks
+from zeusd.runtime.cpu_use import CpuUse
 from zeusd.runtime.job_groups import JobGroups
 from zeusd.runtime.sources import Source
 
@@ -172,8 +175,10 @@ class Accounting:
             done(effect.ticket, result)
 
     def _run(self) -> None:
+        cpu_directory = str(Path(self._directory, FOLDER))
         try:
             connection = open_ledger(self._directory)
+            cpu_connection = open_ledger(cpu_directory)
         except LedgerError as error:
             self._trouble = str(error)
             log.error("%s", error, extra={"event": "ledger_failed"})
@@ -192,8 +197,11 @@ class Accounting:
             self._retention,
             self._ignored_units,
         )
+        cpus = self._cpu_books(cpu_connection, books)
         self._try(books.recover)
-        self._state = self._state.model_copy(update={"damaged": damaged(self._directory)})
+        self._try(cpus.books.recover)
+        found = [*damaged(self._directory), *damaged(cpu_directory)]
+        self._state = self._state.model_copy(update={"damaged": found})
         while True:
             wait_ns = POLL_NS if self._endings else CHECK_NS
             try:
@@ -206,14 +214,29 @@ class Accounting:
                 if isinstance(next_one, Listed):
                     self._list(books, next_one)
                 else:
-                    self._serve(books, next_one)
-            self._finish_endings(books)
+                    self._serve(books, cpus.books, next_one)
+            self._finish_endings(books, cpus.books)
             self._try(books.work)
-            self._publish(books)
-        self._try(books.settle)
-        books.close()
+            self._try(cpus.work)
+            self._publish(books, cpus.books)
+        for one in (books, cpus.books):
+            self._try(one.settle)
+            one.close()
 
-    def _serve(self, books: Books, asked: _Asked) -> None:
+    def _cpu_books(self, connection: sqlite3.Connection, gpus: Books) -> CpuBooks:
+        books = Books(
+            Store(connection, self._boot),
+            Reader(connection),
+            self._names,
+            self._find,
+            self._clocks,
+            self._groups,
+            self._retention,
+            cpus=True,
+        )
+        return CpuBooks(books, CpuUse(), self._clocks.monotonic_ns, gpus.named)
+
+    def _serve(self, books: Books, cpus: Books, asked: _Asked) -> None:
         request = asked.effect.request
         try:
             if isinstance(request, Deallocate):
@@ -223,9 +246,11 @@ class Accounting:
             if isinstance(request, Allocate):
                 result = books.allocate(request, asked.t_ns)
             elif isinstance(request, ForgetUser):
-                result = books.forget(request.uid)
+                changed = books.forget(request.uid).accounts + cpus.forget(request.uid).accounts
+                result = Forgotten(accounts=changed)
             else:
-                result = books.usage(request, asked.effect.reader)
+                whose = cpus if request.device == "cpu" else books
+                result = whose.usage(request, asked.effect.reader)
         except sqlite3.Error as error:
             self._failed(error)
             result = self._failure(error)
@@ -236,13 +261,13 @@ class Accounting:
                 f"zeusd failed at its energy ledger ({type(error).__name__}); please report it "
                 "with the daemon's log",
             )
-        self._publish(books)
+        self._publish(books, cpus)
         self._answer(asked.effect, result)
 
     def _list(self, books: Books, found: Listed) -> None:
         self._try(lambda: books.listed(found))
 
-    def _finish_endings(self, books: Books) -> None:
+    def _finish_endings(self, books: Books, cpus: Books) -> None:
         """Answers the ends that the sensors' ticks cover by now, after they are settled."""
         now_ns = self._clocks.monotonic_ns()
         over = [
@@ -253,27 +278,30 @@ class Accounting:
         if over:
             self._endings = [one for one in self._endings if one not in over]
             self._try(books.settle)
-            self._publish(books)  # who asks next sees it
+            self._publish(books, cpus)  # who asks next sees it
             for one in over:
                 self._answer(one.asked.effect, Deallocated(ended=len(one.uuids)))
 
-    def _publish(self, books: Books) -> None:
+    def _publish(self, books: Books, cpus: Books) -> None:
         self._state = self._state.model_copy(update={"held": books.held})
         self._whole = books.whole
-        if books.stored == self._published:
+        stored = books.stored + cpus.stored
+        if stored == self._published:
             return
         if self._trouble:
             self._trouble = ""
             log.warning("the energy ledger works again", extra={"event": "ledger_recovered"})
-        self._published = books.stored
-        self._try(lambda: self._count(books))
+        self._published = stored
+        self._try(lambda: self._count(books, cpus))
 
-    def _count(self, books: Books) -> None:
+    def _count(self, books: Books, cpus: Books) -> None:
         counters = {
             "totals": books.totals(),
             "counted_uj": books.counted_uj(),
             "by_gpu": books.by_gpu(),
             "workloads": books.workloads(),
+            "cpu_totals": cpus.totals(),
+            "cpu_counted_uj": cpus.counted_uj(),
         }
         self._state = self._state.model_copy(update=counters)
 

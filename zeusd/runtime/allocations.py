@@ -142,6 +142,12 @@ class Allocations:
                 return held
         return account
 
+    def named(self, account: Account) -> Account:
+        """The job or pod that holds a GPU, by what control groups call it; else that account."""
+        uuids = {one.holding.uuid for one in self._open}
+        found = (self.holder(uuid, account) for uuid in sorted(uuids))
+        return next((one for one in found if one != account), account)
+
     def _begun(self, holding: Holding) -> _Open:
         claim = Claim(holding.account, max(1, holding.weight), holding.parts)
         span = Span(Fact.HOLDER, holding.begin_ns, NEVER_NS, claim)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -15,7 +15,7 @@ from zeusd.core.effects import Listed
 from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
-from zeusd.energy.split import Account, Kind, parent_of
+from zeusd.energy.split import Account, Claim, Kind, parent_of
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
@@ -48,7 +48,10 @@ SUSPEND = "suspend"
 SUSPEND_NS = SECOND_NS
 MIN_TICKS = 2
 
-NO_GPUS = ("cpu:", "dram:", "module:")
+CPU = "cpu:"
+"""How the names of CPU packages begin, which have a ledger of their own."""
+
+NO_GPUS = (CPU, "dram:", "module:")
 """How the names of sources begin that are no GPUs: they have no accounts."""
 
 
@@ -91,6 +94,7 @@ class Books:
         retention: How long the ledger keeps what.
         ignored_units: Services that are charged only where they are alone; None: processes are not
             listed.
+        cpus: Whether these are the accounts of CPU packages, and not of GPUs.
 
     Attributes:
         stored: Counts the changes that are in the ledger.
@@ -108,8 +112,11 @@ class Books:
         groups: JobGroups,
         retention: Retention,
         ignored_units: Iterable[str] | None = None,
+        cpus: bool = False,
     ) -> None:
         self._store = store
+        self._cpus = cpus
+        self._looked_ns: dict[str, int] = {}
         self._reader = reader
         self._names = names
         self._find = find
@@ -205,6 +212,21 @@ class Books:
         else:
             charged = partial(self._allocations.holder, found.gpu)
             self._presence.listed(found.gpu, found.t_ns, found.pids, found.activity, charged)
+
+    def used(self, used: Mapping[Account, int], begin_ns: int, t_ns: int) -> None:
+        """Who used the CPUs between two times, and how much, in any unit."""
+        for name in self._names():
+            if self._is_mine(name):
+                self._add(name, Span(Fact.LISTED, begin_ns, t_ns))
+                for account, weight in used.items():
+                    for fact in (Fact.PRESENT, Fact.USED):
+                        claim = Claim(account, weight if fact is Fact.USED else 1)
+                        self._add(name, Span(fact, begin_ns, t_ns, claim))
+                self._looked_ns[name] = t_ns
+
+    def named(self, account: Account) -> Account:
+        """The holder of a GPU that control groups call by this name; else this account."""
+        return self._allocations.named(account)
 
     # --------------------------------------------------------------------------------- requests
 
@@ -326,7 +348,7 @@ class Books:
         """What each GPU has drawn since; `before` gets where its account was."""
         for uuid in self._names():
             source = self._find(uuid)
-            if source is None or uuid.startswith(NO_GPUS):
+            if source is None or not self._is_mine(uuid):
                 continue
             history = source.history
             if history.ticks.end < MIN_TICKS:
@@ -343,7 +365,9 @@ class Books:
     def _until_ns(self, uuid: str, source: Source) -> int:
         """Until when a GPU's energy can be charged: lists of processes come after its ticks."""
         ends_ns = source.history.ends_ns
-        known_ns = None if self._presence is None else self._presence.known_ns(uuid)
+        known_ns = self._looked_ns.get(uuid)
+        if self._presence is not None:
+            known_ns = self._presence.known_ns(uuid)
         if known_ns is None or ends_ns - known_ns > MAX_LATE_NS:
             return ends_ns
         return min(ends_ns, known_ns)
@@ -354,6 +378,9 @@ class Books:
         if found is not None:
             self._idle[uuid] = found
         return self._idle.get(uuid, 0)
+
+    def _is_mine(self, name: str) -> bool:
+        return name.startswith(CPU) if self._cpus else not name.startswith(NO_GPUS)
 
     def _offset(self) -> int:
         return self._clocks.utc_ns() - self._clocks.monotonic_ns()

@@ -55,8 +55,8 @@ class JobGroups:
 
     def _search(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
         """The jobs below a folder. A job's own groups are not searched."""
-        for entry in _folders(folder):
-            if entry.name == _USERS or not self._trusts(entry):
+        for entry in folders(folder):
+            if entry.name == _USERS or not trusts(entry, self._owner):
                 continue
             below = f"{path}/{entry.name}"
             workload = workload_of([ControlGroup(below)])
@@ -65,11 +65,13 @@ class JobGroups:
             elif depth < MAX_DEPTH:
                 yield from self._search(entry.path, below, depth + 1)
 
-    def _trusts(self, entry: os.DirEntry[str]) -> bool:
-        with contextlib.suppress(OSError):
-            found = entry.stat(follow_symlinks=False)
-            return found.st_uid == self._owner and not found.st_mode & 0o022
-        return False
+
+def trusts(entry: os.DirEntry[str], owner: int) -> bool:
+    """Whether a group belongs to a user, and nobody else may write in it."""
+    with contextlib.suppress(OSError):
+        found = entry.stat(follow_symlinks=False)
+        return found.st_uid == owner and not found.st_mode & 0o022
+    return False
 
 
 def _is_used(group: str) -> bool:
@@ -84,7 +86,8 @@ def _is_used(group: str) -> bool:
     return "populated 0" not in events.splitlines()
 
 
-def _folders(folder: str) -> list[os.DirEntry[str]]:
+def folders(folder: str) -> list[os.DirEntry[str]]:
+    """The groups in a group; none if it is gone."""
     try:
         with os.scandir(folder) as entries:
             return [entry for entry in entries if entry.is_dir(follow_symlinks=False)]

@@ -1,0 +1,148 @@
+"""Who used the CPUs: CPU time of the control groups of jobs, pods, containers and users.
+
+CPU time says nothing of watts: of two that compute, one may draw more. So energy of a CPU package
+is an estimate wherever more than one used it, with bounds from nothing to all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from zeusd.core.jobs import ControlGroup, workload_of
+from zeusd.core.jobs import Kind as WorkloadKind
+from zeusd.energy.split import Account, Kind
+from zeusd.runtime.identities import UNKNOWN_NAMESPACE
+from zeusd.runtime.job_groups import MAX_DEPTH, ROOT, folders, trusts
+from zeusd.runtime.presence import UNKNOWN_PROCESS
+
+SYSTEM = Account(Kind.SERVICE, "system")
+"""All services of the machine together: there are many, and each uses little."""
+
+_SHORT_ID = 12
+
+
+class CpuUse:
+    """Reads what was used since the last time. Belongs to one thread. Control groups version 2.
+
+    Args:
+        root: Where control groups are mounted.
+        owner: The user whose groups are trusted.
+        uid_of: The user of a process; None: it is gone.
+    """
+
+    def __init__(
+        self,
+        root: str = ROOT,
+        owner: int = 0,
+        uid_of: Callable[[int], int | None] | None = None,
+    ) -> None:
+        self._root = root
+        self._owner = owner
+        self._uid_of = uid_of or _owner_of
+        self._before: dict[str, int] = {}
+        self._accounts: dict[str, Account] = {}
+
+    def read(self) -> dict[Account, int]:
+        """CPU time by account since the last call, microseconds; nobody at the first call."""
+        now: dict[str, int] = {}
+        used: dict[Account, int] = {}
+        first = not self._before
+        for path, folder in self._groups(self._root, "", 0):
+            total_us = _usage_us(folder)
+            if total_us is None:
+                continue
+            now[path] = total_us
+            # A group that is new, or made again under the same name, began at 0.
+            before_us = self._before.get(path, 0)
+            more_us = total_us - before_us if total_us >= before_us else total_us
+            if more_us and not first:
+                account = self._account(path, folder) or UNKNOWN_PROCESS
+                used[account] = used.get(account, 0) + more_us
+        self._before = now
+        self._accounts = {path: one for path, one in self._accounts.items() if path in now}
+        return used
+
+    def _groups(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
+        """The outermost groups of workloads."""
+        for entry in folders(folder):
+            if not trusts(entry, self._owner):
+                continue
+            below = f"{path}/{entry.name}"
+            if workload_of([ControlGroup(below)]) is not None:
+                yield from self._jobs_or(entry.path, below, depth)
+            elif depth < MAX_DEPTH:
+                yield from self._groups(entry.path, below, depth + 1)
+
+    def _jobs_or(self, folder: str, path: str, depth: int) -> Iterator[tuple[str, str]]:
+        """A service's group, or those of the jobs in it: slurmd may be a service."""
+        workload = workload_of([ControlGroup(path)])
+        if workload is not None and workload.kind is WorkloadKind.SERVICE and depth < MAX_DEPTH:
+            inner = [
+                one
+                for one in self._groups(folder, path, depth + 1)
+                if _kind(one[0]) is not WorkloadKind.SERVICE
+            ]
+            if inner:
+                yield from inner
+                return
+        yield path, folder
+
+    def _account(self, path: str, folder: str) -> Account | None:
+        known = self._accounts.get(path)
+        if known is not None:
+            return known
+        workload = workload_of([ControlGroup(path)])
+        assert workload is not None
+        if workload.kind is WorkloadKind.SERVICE:
+            found = SYSTEM
+        elif workload.kind is WorkloadKind.USER:
+            found = Account(Kind.USER, uid=int(workload.name))
+        elif workload.kind is WorkloadKind.POD:
+            found = Account(Kind.POD, f"{UNKNOWN_NAMESPACE}/{workload.name}")
+        else:
+            uid = next(
+                (uid for pid in _pids(folder, 0) if (uid := self._uid_of(pid)) is not None), None
+            )
+            if uid is None:
+                return None  # its processes are gone: whose it was is not known
+            job = workload.kind is WorkloadKind.JOB
+            name = workload.name if job else workload.name[:_SHORT_ID]
+            found = Account(Kind.JOB if job else Kind.CONTAINER, name, uid=uid)
+        self._accounts[path] = found
+        return found
+
+
+def _kind(path: str) -> WorkloadKind | None:
+    workload = workload_of([ControlGroup(path)])
+    return None if workload is None else workload.kind
+
+
+def _usage_us(folder: str) -> int | None:
+    try:
+        for line in Path(folder, "cpu.stat").read_text().splitlines():
+            name, _, value = line.partition(" ")
+            if name == "usage_usec":
+                return int(value)
+    except (OSError, ValueError):
+        pass
+    return None
+
+
+def _pids(folder: str, depth: int) -> Iterator[int]:
+    """Processes of a group and of those below it. The job's own before the batch system's."""
+    for entry in sorted(folders(folder), key=lambda entry: entry.name == "slurm"):
+        if depth < MAX_DEPTH:
+            yield from _pids(entry.path, depth + 1)
+    try:
+        yield from map(int, Path(folder, "cgroup.procs").read_text().split())
+    except (OSError, ValueError):
+        return
+
+
+def _owner_of(pid: int) -> int | None:
+    try:
+        return os.stat(f"/proc/{pid}").st_uid
+    except OSError:
+        return None
