@@ -1,8 +1,8 @@
 """Tells zeusd which pod holds which GPU, so that energy is charged to pods and namespaces.
 
-kubelet is asked every two seconds: it names pods, not their uids, and tells of no change by itself.
-Pods that have ended may stay in its list until the next pod asks for their GPUs, so that those that
-the Kubernetes API calls ended are left out.
+kubelet is asked every two seconds: it names pods, not their uids, and has no notifications. Pods
+that have ended may stay in its list until the next pod asks for their GPUs, so those that the
+Kubernetes API calls ended are left out.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def holdings(
 
     Args:
         devices: From kubelet.
-        pods: As far as the Kubernetes API tells.
+        pods: As far as the Kubernetes API knows them.
         gpus: Of this node.
         split: Its MIG devices, by UUID.
     """

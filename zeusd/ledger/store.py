@@ -197,10 +197,10 @@ class Store:
         return Row(active, idle, active + idle - below, active + idle + above, ns)
 
     def unused(self) -> list[tuple[str, str, str, int, int]]:
-        """By GPU: what nobody was charged for, and what was drawn idle for somebody.
+        """By GPU: what nobody was charged for, and what was drawn idle for a holder.
 
         Returns:
-            UUID, kind (`idle`, `unattributed`, or empty for somebody), reason, energy, and the part
+            UUID, kind (`idle`, `unattributed`, or empty for a holder), reason, energy, and the part
             of it while the GPU was idle; microjoules.
         """
         rows = self._db.execute(

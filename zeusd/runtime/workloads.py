@@ -1,4 +1,4 @@
-"""What jobs and pods have used that run now: counters for as long as anybody looks at them."""
+"""What jobs and pods have used that run now: counters that exist while they run."""
 
 from __future__ import annotations
 

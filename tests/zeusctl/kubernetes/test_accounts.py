@@ -73,7 +73,7 @@ def test_a_static_pod_is_found_by_the_name_that_its_control_group_has() -> None:
 
 
 class Known:
-    """The pods that the Kubernetes API tells of."""
+    """The pods that the Kubernetes API knows."""
 
     def __init__(self) -> None:
         self.found: list[Pod] | None = []

@@ -1,0 +1,52 @@
+"""What jobs used is written to Slurm's accounting, with stand-ins for Slurm's commands."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from zeusctl.day_files import Row, _write
+
+SCRIPT = Path(__file__).parents[2] / "examples/slurm/energy/comment.sh"
+BEGIN_S = 1_790_000_100
+
+
+def row(node: str, kind: str, name: str, uj: int, lower: int, methods: str, run: str = "0") -> Row:
+    return Row(node, BEGIN_S, kind, name, run, 1000, uj, 0, lower, uj, 10**9, methods)
+
+
+def test_a_jobs_nodes_and_runs_are_one_comment_and_others_words_stay(tmp_path: Path) -> None:
+    files, programs = tmp_path / "files", tmp_path / "bin"
+    files.mkdir()
+    programs.mkdir()
+    for node in ("n1", "n2"):
+        rows = [
+            row(node, "job", "7", 50_000_000, 50_000_000, "allocated"),
+            row(node, "job", "8", 30_000_000, 10_000_000, "weights", run=node),
+            row(node, "meters", "", 80_000_000, 80_000_000, ""),
+        ]
+        _write(files / f"energy-{node}-2026-09-21.csv", rows)
+    written = tmp_path / "written"
+    for name, text in (
+        ("zeusctl", f'exec {sys.executable} -m zeusctl "$@"'),
+        ("sacct", 'case "$*" in *"-j 7 "*) echo gpu_power_w=200,zeusd=1,j=5,m=x ;; esac'),
+        ("sacctmgr", f'echo "$*" >>{written}'),
+    ):
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    path = f"{programs}:{os.environ['PATH']}"
+    for tres in ("", "1"):
+        subprocess.run(
+            ["bash", str(SCRIPT), str(files), "2026-09-01"],
+            env={**os.environ, "PATH": path, "TRES": tres},
+            check=True,
+        )
+    assert written.read_text().splitlines() == [
+        "-i modify job where jobid=7 set "
+        "AdminComment=gpu_power_w=200,zeusd=1,j=100,lo=100,up=100,m=allocated",
+        "-i modify job where jobid=8 set AdminComment=zeusd=1,j=60,lo=20,up=60,m=weights",
+        "-i modify job where jobid=7 set TRES=energy=100",
+        "-i modify job where jobid=8 set TRES=energy=60",
+    ]
