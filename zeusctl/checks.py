@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from zeus_ipc import __version__
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.installed import overlap
-from zeusctl import containers
+from zeusctl import accounting_checks, containers
 from zeusctl.reports import Check
 from zeusctl.session import Session, seconds_since
 from zeusctl.text import (
@@ -76,6 +76,8 @@ def examine(session: Session) -> Iterator[Check]:
     yield from _container(session, node)
     if node is not None:
         yield from _of_node(session, node)
+        if not simulated:
+            yield from accounting_checks.checks()
 
 
 def _package() -> Iterator[Check]:

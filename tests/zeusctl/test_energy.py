@@ -26,12 +26,14 @@ from tests.support import (
     wait_for,
 )
 from tests.zeusctl.conftest import NODE, Ctl, with_ledger
+from zeus_ipc import Client
 from zeus_ipc.errors import LedgerFailed
 from zeus_ipc.replies import UsageSum
 from zeus_ipc.requests import BUCKET_S
 from zeus_ipc.simulation import SimulatedNode, SimulatedWork
 from zeusctl import day_files
 from zeusctl.exits import Exit
+from zeusctl.mapping import Mapping
 from zeusd.energy.split import parent_of
 from zeusd.runtime.identities import Identities
 
@@ -119,6 +121,32 @@ def test_a_wrong_command_line_says_what_is_wrong(
     said = ctl(*arguments)
     assert said.code in (Exit.USAGE, Exit.UNKNOWN)
     assert part in said.err
+
+
+def test_the_folder_of_dcgm_exporter_says_who_holds_what(
+    daemon: RunningDaemon, tmp_path: Path
+) -> None:
+    with daemon.client() as client:
+        gpus = [gpu.uuid for gpu in client.node().gpus]
+        (tmp_path / "0").write_text("901\n")
+        (tmp_path / gpus[1]).write_text("902\n 903 \n; rm -rf\n")
+        (tmp_path / "77").write_text("904\n")
+        (tmp_path / "readme").write_text("905\n")
+        mapping = Mapping(client, tmp_path, {"901": os.getuid()}.get)
+        assert mapping.reconcile() == (3, 0)
+        assert mapping.reconcile() == (0, 0)
+        assert {*gpus[:2]} <= {*held(client)}
+        (tmp_path / "0").write_text("")
+        (tmp_path / gpus[1]).write_text("902\n")
+        assert mapping.reconcile() == (1, 3)  # 902 has all of the GPU now
+        assert gpus[0] not in held(client)
+        assert client.deallocate("902") == 1
+
+
+def held(client: Client) -> list[str]:
+    ledger = client.metrics().ledger
+    assert ledger is not None
+    return ledger.held
 
 
 def test_a_prolog_and_an_epilog(ctl: Ctl, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -47,6 +48,11 @@ def _whose(function: F) -> F:
     help="Of how many parts --weight is, such as 7 slices of a GPU in MIG mode. Parts that nobody "
     "holds are charged to nobody.  [default: the parts that are held]",
 )
+@click.option(
+    "--mapping",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Follow the folder that dcgm-exporter reads (DCGM_HPC_JOB_MAPPING_DIR) until Ctrl-C.",
+)
 @click.option("--control-group", default="", help="Its name in control groups: SLUID, pod UID.")
 @common_options
 @pass_session
@@ -60,6 +66,7 @@ def allocate(
     user: str | None,
     weight: int | None,
     parts: int | None,
+    mapping: Path | None,
     control_group: str,
 ) -> None:
     """Charge the energy of GPUs to a job or pod (administrators).
@@ -75,6 +82,11 @@ def allocate(
     from zeusctl.parts import Part, mig_devices
     from zeusctl.reports import AllocateReport
 
+    if mapping is not None:
+        if gpus is not None or job or pod or slurm:
+            raise click.UsageError("--mapping has the jobs and their GPUs; give nothing else")
+        _follow(session, mapping)
+        return
     if parts is not None and weight is None:
         raise click.UsageError("--parts says of how many parts --weight is; give both")
     divided: list[Part] = []
@@ -139,6 +151,22 @@ def deallocate(
     sums = job_sums(session.client, kind, name, run) if ended else []
     report = DeallocateReport(at=now(), kind=kind, name=name, ended=ended, energy=sums)
     session.answer(report, lambda: [summary_line(kind, name, ended, sums)])
+
+
+def _follow(session: Session, folder: Path) -> None:
+    import time
+
+    from zeusctl.mapping import PERIOD_S, Mapping
+
+    mapping = Mapping(session.client, folder)
+    while True:
+        try:
+            begun, ended = mapping.reconcile()
+        except OSError as error:
+            raise CommandError(f"{folder} cannot be read ({error.strerror})") from None
+        if begun or ended:
+            click.echo(f"{begun} allocated, {ended} ended")
+        time.sleep(PERIOD_S)
 
 
 def _slurm_job() -> SlurmJob:

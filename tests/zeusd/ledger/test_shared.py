@@ -11,7 +11,7 @@ from tests import seeds
 from tests.zeusd.ledger.world import World
 from tests.zeusd.runtime.test_presence import Processes
 from zeus_ipc.replies import Usage
-from zeus_ipc.requests import Allocate, GetUsage
+from zeus_ipc.requests import Allocate, Deallocate, GetUsage
 from zeusd.core.effects import Activity, Listed, PidUse
 from zeusd.energy.history import SECOND_NS
 from zeusd.energy.split import Account, Kind
@@ -181,3 +181,65 @@ def test_settling_often_changes_no_bound(tmp_path: Path) -> None:
             }
         )
     assert found[0] == found[1]
+
+
+def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) -> None:
+    rng = random.Random(seeds.fresh())
+    shared = Shared(tmp_path)
+    books, processes, gpu = shared.books, shared.processes, shared.gpu
+    accounts = [
+        ALICE,
+        BOB,
+        Account(Kind.JOB, "job1", uid=1002),
+        Account(Kind.SERVICE, "dcgm.service"),
+        Account(Kind.POD, "unknown/uid-2"),
+    ]
+    for _ in range(150):
+        begin_ns = gpu.now_ns
+        gpu.tick(rng.randrange(700), rng.randrange(1, 25), idle=rng.random() < 0.3)
+        now_ns, choice = gpu.now_ns, rng.random()
+        if choice < 0.25:
+            number, parts = rng.randrange(3), rng.choice((0, 7))
+            weight = rng.randrange(4) if not parts else rng.randrange(1, 4)
+            request = Allocate(
+                id=1,
+                gpus=[GPU],
+                kind="pod" if number == 2 else "job",
+                name=f"ml/pod{number}" if number == 2 else f"job{number}",
+                uid=1000 + number,
+                weight=weight,
+                parts=parts,
+                control_group=f"uid-{number}",
+            )
+            books.allocate(request, now_ns)
+        elif choice < 0.4:
+            books.deallocate(Deallocate(id=1, name=f"job{rng.randrange(2)}"), now_ns)
+        elif choice < 0.9:
+            for pid in {*processes.living} - {1, 2}:
+                if rng.random() < 0.3:
+                    processes.living.pop(pid)
+            pid = rng.randrange(3, 12)
+            if pid not in processes.living:
+                processes.start(pid, now_ns - rng.randrange(2 * SECOND_NS), rng.choice(accounts))
+            pids = tuple(rng.sample(range(3, 14), rng.randrange(6)))
+            uses = tuple(
+                PidUse(pid, rng.randrange(begin_ns, now_ns + 1), rng.randrange(1, 9999))
+                for pid in (*pids, 0)
+                if rng.random() < 0.6
+            )
+            activity = Activity(begin_ns, uses, rng.random() < 0.7) if uses else None
+            books.listed(Listed(GPU, now_ns, pids, activity))
+        elif choice < 0.95:
+            books.listed(Listed(GPU, now_ns, None))
+        else:
+            books.settle()
+        books.work()
+    gpu.tick(100, 10 * 20)  # longer than a list may be late
+    books.settle()
+    for by in ("account", "user", "job", "pod", "gpu", "total"):
+        answer = books.usage(GetUsage(id=1, edges=ALL, by=by), None)
+        assert isinstance(answer, Usage)
+        assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj
+        for one in answer.sums:
+            assert 0 <= one.lower_uj <= one.active_uj + one.idle_uj <= one.upper_uj
+    assert {one.kind for one in answer.sums} <= {"total", "idle", "unattributed"}

@@ -1,0 +1,34 @@
+"""What keeps energy from being charged, as the doctor says it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from zeusctl.accounting_checks import checks
+
+PROC = "proc /proc proc rw,nosuid{} 0 0\n"
+
+
+@pytest.mark.parametrize(
+    ("conf", "options", "named"),
+    [
+        (None, "", []),
+        ("PrologFlags=Alloc,Contain,X11\n", "", []),
+        ("prologflags = contain # as it should be\n", ",hidepid=0", []),
+        ("ClusterName=test\n", "", ["slurm"]),
+        ("PrologFlags=Alloc\n", ",hidepid=2", ["slurm", "processes"]),
+        (None, ",hidepid=invisible", ["processes"]),
+    ],
+)
+def test_what_is_wrong_is_named(
+    tmp_path: Path, conf: str | None, options: str, named: list[str]
+) -> None:
+    slurm, mounts = tmp_path / "slurm.conf", tmp_path / "mounts"
+    if conf is not None:
+        slurm.write_text(conf)
+    mounts.write_text(PROC.format(options))
+    found = [*checks(str(slurm), str(mounts))]
+    assert [one.name for one in found] == named
+    assert all(one.remedy for one in found)
