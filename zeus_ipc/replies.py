@@ -1,6 +1,6 @@
 """What zeusd answers: every reply, every field, its unit and its meaning.
 
-How they are asked for: `requests`.
+How they are asked for: `requests`, `operations`.
 """
 
 from __future__ import annotations
