@@ -456,8 +456,9 @@ class Client(Closing):
         progress: Mapping[int, float] | None = None,
         *,
         measuring: bool = False,
+        needs_mw: int | None = None,
     ) -> None:
-        """Says what each power limit is worth to this process, which holds their leases.
+        """Says what power limits are worth to this process, which holds their leases.
 
         A restart of zeusd forgets it.
 
@@ -465,6 +466,7 @@ class Client(Closing):
             gpus: UUIDs.
             progress: Relative speed by limit in mW, 1 at the highest; None: not known.
             measuring: Whether this process measures now, and needs its highest limit for that.
+            needs_mw: The limit below which it misses a latency objective; None: it has none.
 
         Raises:
             LeaseExpired: This process does not hold the lease of a GPU's power limit.
@@ -476,6 +478,7 @@ class Client(Closing):
             limits_mw=limits,
             progress=[float((progress or {})[limit]) for limit in limits],
             measuring=measuring,
+            needs_mw=needs_mw,
         )
 
     # ------------------------------------------------------------------------------- whose energy

@@ -448,6 +448,8 @@ class LeaseInfo(Message):
     """What the holder has published; None: nothing."""
     measuring: bool = False
     """Whether the holder says that it measures and needs its highest limit."""
+    needs_mw: int | None = None
+    """The limit below which it says that it misses a latency objective; None: it has none."""
 
 
 class LeaseList(Message):

@@ -372,7 +372,7 @@ class SetCeiling(_Request):
 
 
 class PublishProfile(_Request):
-    """Says what each power limit is worth to the holder of the power limit's lease.
+    """Says what power limits are worth to the holder of the power limit's lease, and what it needs.
 
     It ends with the lease, and is shown with it (`LeaseInfo.profile`); whoever shares power among
     GPUs may go by it.
@@ -388,6 +388,8 @@ class PublishProfile(_Request):
     """Relative speed at each limit: 1 is the highest limit's."""
     measuring: bool = False
     """Whether the holder measures now, and needs its highest limit for that."""
+    needs_mw: MilliWatts | None = None
+    """The limit below which it misses a latency objective; None: it has none."""
 
     @model_validator(mode="after")
     def _matching(self) -> PublishProfile:
