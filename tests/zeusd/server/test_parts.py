@@ -89,7 +89,9 @@ def test_what_costs_zeusd_more_costs_its_user_more() -> None:
     assert cost(decode(request(op="metrics"))) > 10
 
 
-def test_reports_name_the_user_and_each_comes_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_report_names_the_user_and_comes_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now_ns = 0
     reports = Reports(lambda: now_ns)
     caplog.set_level(logging.WARNING)
