@@ -290,7 +290,7 @@ class Client(Closing):
     ) -> dict[str, dict[str, Back]]:
         """Takes the leases on these controls without changing anything.
 
-        Whoever lost a lease (`LeaseExpired`) gets it again in no other way.
+        A process that lost a lease (`LeaseExpired`) gets it again in no other way.
 
         Args:
             gpus: UUIDs.
@@ -329,7 +329,7 @@ class Client(Closing):
             gpus: UUIDs; empty: all.
             controls: Empty: all.
             whose: This process's own, all of this user's, or, for administrators, anybody's.
-            pids: Only what these processes hold; empty: whoever.
+            pids: Only what these processes hold; empty: all.
             job: Only what this job holds: Slurm's job id, or the uid of a Kubernetes pod.
 
         Returns:

@@ -374,8 +374,7 @@ class SetCeiling(_Request):
 class PublishProfile(_Request):
     """Says what power limits are worth to the holder of the power limit's lease, and what it needs.
 
-    It ends with the lease, and is shown with it (`LeaseInfo.profile`); whoever shares power among
-    GPUs may go by it.
+    It ends with the lease, and is shown with it (`LeaseInfo.profile`); a power budget may go by it.
     """
 
     op: Literal["publish_profile"] = "publish_profile"

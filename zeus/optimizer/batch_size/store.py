@@ -6,9 +6,9 @@
 
 Decisions are made in `trials` and `choosing`; here, what they are about is read and what they come
 to is written, in one transaction that has the job to itself. So any number of threads, processes
-and, with PostgreSQL, machines may share a database, and whoever is killed leaves all or nothing of
-what it did. A batch size is chosen before that transaction, and again where the job has changed by
-then: nobody waits for a lock while a fit is computed.
+and, with PostgreSQL, machines may share a database, and a process that is killed leaves all or
+nothing of what it did. A batch size is chosen before that transaction, and again where the job has
+changed by then: nobody waits for a lock while a fit is computed.
 """
 
 from __future__ import annotations
