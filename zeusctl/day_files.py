@@ -124,7 +124,7 @@ def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
 
 
 def _write(path: Path, rows: Sequence[Row]) -> None:
-    """All of it or nothing: whoever collects files may come at any time."""
+    """All of it or nothing: files may be collected at any time."""
     if path.suffix == ".parquet":
         parquet.write(path, [row._asdict() for row in rows], _KINDS)
         return

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests import needs
@@ -24,6 +25,7 @@ from tests.support import RunningDaemon, running_daemon, wait_for
 from tests.zeusctl.conftest import READINGS
 from zeus_ipc.errors import OutOfRange
 from zeus_ipc.simulation import SimulatedNode
+from zeusctl.exporter.collector import ZeusdCollector
 
 MONITORING = Path(__file__).resolve().parents[2] / "examples" / "monitoring"
 
@@ -281,6 +283,29 @@ def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(daemon: RunningDaem
             name = f"zeusd_account_energy_{bound}_joules_total"
             assert one(text, name, **alice) == charged()
         assert one(text, "zeusd_ledger_failing") == 0
+
+
+def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: RunningDaemon) -> None:
+    with daemon.client() as client:
+        uuid = client.node().gpus[3].uuid
+        wait_for(lambda: client.timeline(uuid), "a history")
+        client.allocate(uuid, "71", uid=0)
+        client.allocate(client.node().gpus[2].uuid, "ml/train", kind="pod")
+
+        def exported(**options: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(ZeusdCollector(client, **options))
+            return values(generate_latest(registry).decode())
+
+        plain = exported()
+        assert not {"hw_energy_joules_total", "zeusd_job_energy_joules_total"} & {*plain}
+        found = exported(workloads=True, otel=True)
+        assert ({"job": "71", "user": "root"}, 0.0) in found["zeusd_job_energy_joules_total"]
+        assert ({"namespace": "ml", "pod": "train"}, 0.0) in found["zeusd_pod_energy_joules_total"]
+        hardware = {labels["hw_id"]: labels for labels, _ in found["hw_energy_joules_total"]}
+        assert hardware[uuid]["hw_type"] == "gpu"
+        client.deallocate("71")
+        client.deallocate("ml/train", kind="pod")
 
 
 def test_a_gpu_that_is_lost_is_exported_as_unreadable(

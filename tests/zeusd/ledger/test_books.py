@@ -478,6 +478,25 @@ def test_any_schedule_adds_up_by_every_view(tmp_path: Path) -> None:
     assert sum(one.held_idle_uj for one in unused.values()) == held
 
 
+def test_jobs_of_half_a_minute_are_all_in_counters_scraped_once_a_minute(world: World) -> None:
+    """What Prometheus's increase sees of a user's counter is what the ledger has."""
+    books = world.books()
+    scraped: list[int] = []
+    for number in range(20):
+        allocate(books, world, f"job{number}", uid=1000)
+        world.tick(100 + number, 300)
+        deallocate(books, world, f"job{number}")
+        books.settle()
+        if number % 2 == 0:
+            scraped.append(sum(one.active_uj for one in books.totals() if one.uid == 1000))
+        world.tick(50, 3, idle=True)
+    scraped.append(sum(one.active_uj for one in books.totals() if one.uid == 1000))
+    assert scraped == sorted(scraped)
+    stored = usage(books, "user")["uid 1000"]
+    assert stored == pytest.approx(scraped[-1] / 1e6, abs=2)
+    assert stored == sum(30 * (100 + number) for number in range(20))
+
+
 def test_a_jobs_counter_goes_on_over_restarts_and_ends_some_minutes_after_it(
     world: World,
 ) -> None:
