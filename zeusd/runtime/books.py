@@ -215,14 +215,12 @@ class Books:
 
     def used(self, used: Mapping[Account, int], begin_ns: int, t_ns: int) -> None:
         """Who used the CPUs between two times, and how much, in any unit."""
-        for name in self._names():
-            if self._is_mine(name):
-                self._add(name, Span(Fact.LISTED, begin_ns, t_ns))
-                for account, weight in used.items():
-                    for fact in (Fact.PRESENT, Fact.USED):
-                        claim = Claim(account, weight if fact is Fact.USED else 1)
-                        self._add(name, Span(fact, begin_ns, t_ns, claim))
-                self._looked_ns[name] = t_ns
+        for name in self.names:
+            self._add(name, Span(Fact.LISTED, begin_ns, t_ns))
+            for account, weight in used.items():
+                self._add(name, Span(Fact.PRESENT, begin_ns, t_ns, Claim(account)))
+                self._add(name, Span(Fact.USED, begin_ns, t_ns, Claim(account, weight)))
+            self._looked_ns[name] = t_ns
 
     def named(self, account: Account) -> Account:
         """The holder of a GPU that control groups call by this name; else this account."""
@@ -331,6 +329,15 @@ class Books:
         return self._store.counted()
 
     @property
+    def names(self) -> list[str]:
+        """The devices that are sampled and have accounts here."""
+        return [
+            name
+            for name in self._names()
+            if (name.startswith(CPU) if self._cpus else not name.startswith(NO_GPUS))
+        ]
+
+    @property
     def whole(self) -> set[str]:
         """GPUs that one job or pod holds as a whole: their processes do not matter."""
         return self._allocations.whole()
@@ -346,9 +353,9 @@ class Books:
         self, before: dict[str, tuple[Position, list[Span]]]
     ) -> Iterator[tuple[str, Settlement]]:
         """What each GPU has drawn since; `before` gets where its account was."""
-        for uuid in self._names():
+        for uuid in self.names:
             source = self._find(uuid)
-            if source is None or not self._is_mine(uuid):
+            if source is None:
                 continue
             history = source.history
             if history.ticks.end < MIN_TICKS:
@@ -378,9 +385,6 @@ class Books:
         if found is not None:
             self._idle[uuid] = found
         return self._idle.get(uuid, 0)
-
-    def _is_mine(self, name: str) -> bool:
-        return name.startswith(CPU) if self._cpus else not name.startswith(NO_GPUS)
 
     def _offset(self) -> int:
         return self._clocks.utc_ns() - self._clocks.monotonic_ns()

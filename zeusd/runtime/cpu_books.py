@@ -42,6 +42,8 @@ class CpuBooks:
 
     def work(self) -> None:
         """Does what is due; to be called every `books.CHECK_NS`."""
+        if not self.books.names:
+            return
         now_ns = self._monotonic_ns()
         if self._looked_ns is None or now_ns - self._looked_ns >= LOOK_NS:
             used: dict[Account, int] = {}
