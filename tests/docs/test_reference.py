@@ -123,6 +123,7 @@ def _exposed(text: str) -> dict[str, str]:
 
 def test_every_metric_of_the_exporter_is_there(site: Site, daemon: RunningDaemon) -> None:
     command = [sys.executable, "-m", "zeusctl.exporter", "--once", "--socket", daemon.socket]
+    command += ["--workloads", "--otel"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     exposed = _exposed(text)
     assert site.rows("reference/metrics/", "zeusd-exporter") == exposed.keys()

@@ -134,19 +134,19 @@ def test_the_folder_of_dcgm_exporter_says_who_holds_what(
 ) -> None:
     with daemon.client() as client:
         gpus = [gpu.uuid for gpu in client.node().gpus]
-        (tmp_path / "0").write_text("901\n")
-        (tmp_path / gpus[1]).write_text("902\n 903 \n; rm -rf\n")
-        (tmp_path / "77").write_text("904\n")
-        (tmp_path / "readme").write_text("905\n")
-        mapping = Mapping(client, tmp_path, {"901": os.getuid()}.get)
+        (tmp_path / "0").write_text("mapped1\n")
+        (tmp_path / gpus[1]).write_text("mapped2\n mapped3 \n; rm -rf\n")
+        (tmp_path / "77").write_text("mapped4\n")
+        (tmp_path / "readme").write_text("mapped5\n")
+        mapping = Mapping(client, tmp_path, {"mapped1": os.getuid()}.get)
         assert mapping.reconcile() == (3, 0)
         assert mapping.reconcile() == (0, 0)
         assert {*gpus[:2]} <= {*held(client)}
         (tmp_path / "0").write_text("")
-        (tmp_path / gpus[1]).write_text("902\n")
-        assert mapping.reconcile() == (1, 3)  # 902 has all of the GPU now
+        (tmp_path / gpus[1]).write_text("mapped2\n")
+        assert mapping.reconcile() == (1, 3)  # mapped2 has all of the GPU now
         assert gpus[0] not in held(client)
-        assert client.deallocate("902") == 1
+        assert client.deallocate("mapped2") == 1
 
 
 def held(client: Client) -> list[str]:

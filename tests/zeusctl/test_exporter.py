@@ -156,7 +156,7 @@ def test_a_prometheus_sees_what_happens_on_the_node(
                 with pytest.raises(OutOfRange):
                     client.set_power_limit(uuid, 1000)
                 wait_for(lambda: len(client.timeline(uuid)) > 5, "a history")
-                client.allocate(uuid, "8", uid=0)
+                client.allocate(uuid, "8", uid=1)
                 # Each panel has something to show: no name in the dashboard is unknown here.
                 for query in queries():
                     wait_for(lambda: ask(query), query)
@@ -289,7 +289,7 @@ def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: Runni
     with daemon.client() as client:
         uuid = client.node().gpus[3].uuid
         wait_for(lambda: client.timeline(uuid), "a history")
-        client.allocate(uuid, "71", uid=0)
+        client.allocate(uuid, "71", uid=1)
         client.allocate(client.node().gpus[2].uuid, "ml/train", kind="pod")
 
         def exported(**options: bool) -> dict[str, list[tuple[dict[str, str], float]]]:
@@ -300,7 +300,7 @@ def test_jobs_and_opentelemetrys_names_are_exported_only_if_wanted(daemon: Runni
         plain = exported()
         assert not {"hw_energy_joules_total", "zeusd_job_energy_joules_total"} & {*plain}
         found = exported(workloads=True, otel=True)
-        assert ({"job": "71", "user": "root"}, 0.0) in found["zeusd_job_energy_joules_total"]
+        assert ({"job": "71", "user": "daemon"}, 0.0) in found["zeusd_job_energy_joules_total"]
         assert ({"namespace": "ml", "pod": "train"}, 0.0) in found["zeusd_pod_energy_joules_total"]
         hardware = {labels["hw_id"]: labels for labels, _ in found["hw_energy_joules_total"]}
         assert hardware[uuid]["hw_type"] == "gpu"
