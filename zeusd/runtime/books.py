@@ -16,6 +16,7 @@ from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
 from zeusd.energy.split import Account, Claim, Kind, parent_of
+from zeusd.ledger.counters import total_of, unused_by_gpu
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
@@ -290,7 +291,7 @@ class Books:
         for account in self._allocations.accounts():
             totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
         return [
-            _total(account.kind.value, account.name, account.uid, row)
+            total_of(account.kind.value, account.name, account.uid, row)
             for account, row in totals.items()
         ]
 
@@ -298,31 +299,13 @@ class Books:
         """Counters of jobs and pods that hold a GPU, or did a moment ago."""
         self._workloads.holding(self._allocations.accounts(), self._clocks.monotonic_ns())
         return [
-            _total(kind.value, name, uid, row)
+            total_of(kind.value, name, uid, row)
             for (kind, name, uid), row in self._workloads.counters()
         ]
 
     def by_gpu(self) -> dict[str, GpuTotal]:
         """What nobody used of each GPU, since the ledger began."""
-        idle: dict[str, int] = {}
-        held_idle: dict[str, int] = {}
-        unattributed: dict[str, dict[str, int]] = {}
-        for uuid, kind, reason, uj, idle_uj in self._store.unused():
-            reasons = unattributed.setdefault(uuid, {})
-            if kind == Kind.IDLE.value:
-                idle[uuid] = uj
-            elif kind == Kind.UNATTRIBUTED.value:
-                reasons[reason] = uj
-            else:
-                held_idle[uuid] = idle_uj
-        return {
-            uuid: GpuTotal(
-                idle_uj=idle.get(uuid, 0),
-                held_idle_uj=held_idle.get(uuid, 0),
-                unattributed_uj=reasons,
-            )
-            for uuid, reasons in unattributed.items()
-        }
+        return unused_by_gpu(self._store.unused())
 
     def counted_uj(self) -> dict[str, int]:
         """What each GPU's counter has added since the ledger began."""
@@ -429,15 +412,3 @@ class Books:
             return stored
         start = history.ticks.start
         return Position(history.t_ns[start], history.energy_uj[start])
-
-
-def _total(kind: str, name: str, uid: int, row: Row) -> LedgerTotal:
-    return LedgerTotal(
-        kind=kind,
-        name=name,
-        uid=uid,
-        active_uj=row.active_uj,
-        idle_uj=row.idle_uj,
-        lower_uj=row.lower_uj,
-        upper_uj=row.upper_uj,
-    )

@@ -1,0 +1,49 @@
+"""Counters since the ledger began, as replies have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from zeus_ipc.replies import GpuTotal, LedgerTotal
+from zeusd.energy.accountant import Row
+from zeusd.energy.split import Kind
+
+
+def total_of(kind: str, name: str, uid: int, row: Row) -> LedgerTotal:
+    """What one account was charged."""
+    return LedgerTotal(
+        kind=kind,
+        name=name,
+        uid=uid,
+        active_uj=row.active_uj,
+        idle_uj=row.idle_uj,
+        lower_uj=row.lower_uj,
+        upper_uj=row.upper_uj,
+    )
+
+
+def unused_by_gpu(rows: Iterable[tuple[str, str, str, int, int]]) -> dict[str, GpuTotal]:
+    """What nobody used of each GPU.
+
+    Args:
+        rows: See `Store.unused`.
+    """
+    idle: dict[str, int] = {}
+    held_idle: dict[str, int] = {}
+    unattributed: dict[str, dict[str, int]] = {}
+    for uuid, kind, reason, uj, idle_uj in rows:
+        reasons = unattributed.setdefault(uuid, {})
+        if kind == Kind.IDLE.value:
+            idle[uuid] = uj
+        elif kind == Kind.UNATTRIBUTED.value:
+            reasons[reason] = uj
+        else:
+            held_idle[uuid] = idle_uj
+    return {
+        uuid: GpuTotal(
+            idle_uj=idle.get(uuid, 0),
+            held_idle_uj=held_idle.get(uuid, 0),
+            unattributed_uj=reasons,
+        )
+        for uuid, reasons in unattributed.items()
+    }
