@@ -30,7 +30,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from tests.support import configuration, running_daemon
 from tests.zeusd.ledger.world import START_S, World
 from zeus_ipc.requests import Allocate, Deallocate
-from zeusd.core.effects import Listed
+from zeusd.core.effects import Activity, Listed, PidUse
 from zeusd.energy.accountant import Key, Position, Row, Settlement
 from zeusd.energy.split import IDLE, Account, Kind, Method
 from zeusd.ledger.schema import FILE, open_ledger
@@ -80,7 +80,10 @@ def cpu() -> None:
                         timed("jobs and settlements", books.settle)
                         timed("jobs and settlements", books.allocate, begun, t_ns)
                 for number, uuid in enumerate(unheld):
-                    found = Listed(uuid, world.now_ns, tuple(pids[number :: len(unheld)]))
+                    now_ns, there = world.now_ns, tuple(pids[number :: len(unheld)])
+                    uses = tuple(PidUse(pid, now_ns, 1 + pid % 99) for pid in there)
+                    activity = Activity(now_ns - 1_000_000_000, uses)
+                    found = Listed(uuid, now_ns, there, activity)
                     timed("lists of processes", books.listed, found)
                 timed("jobs and settlements", books.work)
             books.close()
