@@ -349,7 +349,7 @@ class _Owed:
             if kind != "ceiling" or len(names) != 3 or entry.get("deadline_ns") is None:
                 continue
             fallback = entry.get("fallback")
-            lower = {"gpu": names[0], "control": names[1], "target": fallback, "values": []}
+            lower: Entry = {"gpu": names[0], "control": names[1], "target": fallback, "values": []}
             lower |= {"overwrite": HIGHER, "pid": 0, "cookie": 0}
             if _is_debt(lower):
                 then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
