@@ -10,12 +10,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
 from zeus_fleet.connection import Tls, connect
-from zeus_fleet.messages import Answer, Budget, Heartbeat, Work
+from zeus_fleet.messages import Answer, Budget, Heartbeat, Plan, Work
 
 PREFIX = "/zeus-fleet/"
 TIMEOUT_S = 5.0
@@ -37,6 +37,32 @@ log = logging.getLogger("zeus_fleet")
 
 class StoreUnavailable(Exception):
     """No endpoint answered."""
+
+
+class _Kept(Generic[T]):
+    """What a key held when it was last read."""
+
+    def __init__(self, name: str, parse: Callable[[bytes], T]) -> None:
+        self.name = name
+        self.revision = 0
+        self._parse = parse
+        self._value: T | None = None
+
+    def forget(self) -> None:
+        """Read it whole the next time."""
+        self.revision, self._value = 0, None
+
+    def read(self, answer: Any) -> T | None:
+        """The present value; None: there is none.
+
+        Args:
+            answer: Of etcd, to `Store._if_moved`.
+        """
+        if not answer.succeeded:
+            found = answer.responses[0].response_range.kvs
+            self._value = self._parse(found[0].value) if found else None
+            self.revision = found[0].mod_revision if found else 0
+        return self._value
 
 
 class Store:
@@ -70,10 +96,15 @@ class Store:
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._client: Any = None
+        self._plan: _Kept[Plan] = _Kept("plan", wire.plan_from)
+        self._budget: _Kept[Budget] = _Kept("budget", wire.budget_from)
 
     async def close(self) -> None:
         """Closes the connection."""
         client, self._client = self._client, None
+        # An etcd that comes back may have other contents under the same revisions.
+        self._plan.forget()
+        self._budget.forget()
         if client is not None:
             with contextlib.suppress(Exception):
                 await client.close()
@@ -101,6 +132,8 @@ class Store:
     ) -> Answer | None:
         """Stores a heartbeat and reads what there is for the node in the same revision.
 
+        Plan and budget are sent only if they were written since this store last read them.
+
         Args:
             node: Its name.
             beat: The heartbeat.
@@ -121,7 +154,8 @@ class Store:
                 success=[
                     make.put(key, wire.heartbeat_bytes(beat)),
                     *told,
-                    *(make.get(self._key(name)) for name in ("plan", "budget", f"limits/{node}")),
+                    *(self._if_moved(make, kept) for kept in (self._plan, self._budget)),
+                    make.get(self._key(f"limits/{node}")),
                 ],
                 failure=[make.get(key)],
             )
@@ -130,8 +164,8 @@ class Store:
                 return None
             plan, budget, limits = replies[-3:]
             return Answer(
-                wire.plan_from(plan[0][0]) if plan else None,
-                wire.budget_from(budget[0][0]) if budget else None,
+                self._plan.read(plan.response_txn),
+                self._budget.read(budget.response_txn),
                 wire.limits_from(limits[0][0]) if limits else {},
             )
 
@@ -268,6 +302,13 @@ class Store:
         return await self._ask(ask)
 
     # ---------------------------------------------------------------------------------- internals
+
+    def _if_moved(self, make: Any, kept: _Kept[Any]) -> Any:
+        """A transaction within one, that reads a key unless it is what is kept."""
+        key = self._key(kept.name)
+        return make.txn(
+            compare=[make.mod(key) == kept.revision], success=[], failure=[make.get(key)]
+        )
 
     def _key(self, name: str) -> bytes:
         return (self._prefix + name).encode()
