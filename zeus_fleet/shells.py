@@ -33,12 +33,24 @@ async def run_agent(
     *,
     timing: Timing | None = None,
     clock: Callable[[], int] = clock_ns,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Keeps a node's ceilings as the plan says, until it is cancelled.
 
-    It begins at the floor: it does not know what an agent before it was granted.
+    It begins at the floor, whether or not etcd answers: it does not know what an agent before it
+    was granted, and after a boot the driver's default is in force.
+
+    Args:
+        name: As the budget lists it.
+        store: Where plan and budget are.
+        gpus: Of the node.
+        timing: As everybody has it.
+        clock: CLOCK_BOOTTIME.
+        ready: Called when all GPUs are at the floor.
     """
     timing = timing or Timing()
+    await _begin(name, gpus, timing, clock)
+    ready()
     number = await _newest_number(name, store)
     holds = await asyncio.to_thread(gpus.holds_mw)
     node = Node(name, gpus.ranges, holds, timing, number=number)
@@ -69,6 +81,20 @@ async def run_agent(
         except StoreUnavailable as error:
             log.warning("%s; zeusd lowers the GPUs if this lasts", error)
         await asyncio.sleep(max(0.05, HEARTBEAT_S - (clock() - began) / S))
+
+
+async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]) -> None:
+    """Brings all GPUs to the floor, as far as they go down."""
+    while True:
+        try:
+            node = Node(name, gpus.ranges, await asyncio.to_thread(gpus.holds_mw), timing)
+            command = node.tick(clock())
+            if command is not None:
+                await asyncio.to_thread(gpus.carry_out, command)
+            return
+        except ZeusIpcError as error:
+            log.warning("zeusd does not answer: %s", error)
+            await asyncio.sleep(HEARTBEAT_S)
 
 
 async def _newest_number(name: str, store: Store) -> int:
@@ -128,7 +154,8 @@ async def run_allocator(
                 if snapshot is not None and await _keep_schedule(store, snapshot):
                     snapshot, revisions = await store.read()
                 commit = None if snapshot is None else core.plan(snapshot, clock())
-                if commit is not None and not await store.commit(commit, revisions):
+                before = None if snapshot is None else snapshot.plan
+                if commit is not None and not await store.commit(commit, revisions, before):
                     log.info("the plan was not written: something has changed meanwhile")
                 if jobs is not None:
                     await _advise(store, jobs, advised)
