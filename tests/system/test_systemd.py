@@ -670,6 +670,8 @@ def test_zz_uninstalling_restores_and_leaves_nothing_running(node: Node) -> None
     user = node.user()
     assert user.set(0, 200) == "ok"
     node.machine.run("zeusctl", "set", "1", "-p", "200", "--persist")
+    node.machine.run("zeusctl", "set", "all", "-p", "150", "--ceiling", "fleet")
+    assert node.limits() == [150_000, 150_000]
     node.machine.run("bash", f"{SOURCES}/scripts/install", "--uninstall")
     assert node.limits() == [LIMIT, LIMIT]
     root = node.machine.root

@@ -306,7 +306,7 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
 
 
 @pytest.mark.usefixtures("quick")
-def test_a_node_is_at_its_floor_before_etcd_has_answered() -> None:
+def test_a_node_is_at_its_floor_before_etcd_has_answered(caplog: pytest.LogCaptureFixture) -> None:
     """After a boot the driver's default is in force: jobs wait until this is over."""
     gpus = FakeGpus(250_000)
     gpus.limits = [250_000, 250_000]
@@ -322,11 +322,13 @@ def test_a_node_is_at_its_floor_before_etcd_has_answered() -> None:
 
             task = asyncio.create_task(run_agent("a", store, gpus, timing=QUICK, ready=is_ready))
             await asyncio.wait_for(ready.wait(), 60)
+            await until(lambda: caplog.messages, "the log to say why it waits")
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
     asyncio.run(play())
     assert held == [100_000, 100_000]
+    assert "the GPUs are at their minimum" in caplog.text
 
 
 @pytest.mark.usefixtures("quick")
