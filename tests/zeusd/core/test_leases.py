@@ -203,7 +203,7 @@ def test_a_stall_is_forgiven_once_for_each_heartbeat(world: World) -> None:
 
 
 def test_a_restart_is_forgiven_once_for_each_heartbeat(world: World) -> None:
-    """Whoever can make zeusd start again keeps no hung holder's lease alive by it."""
+    """To make zeusd start again keeps no hung holder's lease alive."""
     process = world.connect(1)
     world.set_power(1, 200)
     for _ in range(20):
