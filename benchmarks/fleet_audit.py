@@ -74,6 +74,17 @@ def of_nodes(found: Iterable[Change], nodes: int) -> list[list[tuple[float, floa
     return lines
 
 
+def total_of(lines: Sequence[Sequence[tuple[float, float]]]) -> list[tuple[float, float]]:
+    """The sum of all nodes' limits from each time on, W."""
+    changes = sorted((at, node, watts) for node, line in enumerate(lines) for at, watts in line)
+    held, total, found = [0.0] * len(lines), 0.0, []
+    for at, node, watts in changes:
+        total += watts - held[node]
+        held[node] = watts
+        found.append((at, total))
+    return found
+
+
 def _of_node(node: int, log: Path) -> Iterable[Change]:
     ceilings: dict[str, float] = {}
     limits: dict[str, float] = {}

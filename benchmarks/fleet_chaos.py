@@ -150,17 +150,23 @@ def obeyed(
 ) -> str:
     """How soon nodes obeyed cuts, by whether they could be reached.
 
+    A node has, once it has come down to its own share, or all of them to the new budget: then a new
+    plan may give one node more than its share.
+
     Args:
         budgets: All that were written.
         faults: All there were.
         lines: The sum of each node's limits from each time on.
     """
+    total = fleet_audit.total_of(lines)
     times: dict[bool, list[float]] = {True: [], False: []}
     for cut in budgets:
         if cut.watts < cut.before and cut.at < math.inf:
             for node, line in enumerate(lines):
                 took = _took(cut, line, len(lines))
                 if took is not None:
+                    later = (at for at, held in total if at > cut.at and held <= cut.watts)
+                    took = min(took, next(later, math.inf) - cut.at)
                     since, until = cut.at - 2, cut.at + took
                     touched = any(one.touches(node, since, until) for one in faults)
                     times[not touched].append(took)

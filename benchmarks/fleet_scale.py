@@ -174,8 +174,9 @@ def real(count: int, seconds: float) -> None:
 def plans() -> None:
     """The pure core on many nodes: all jobs change between two plans."""
     profiles = [run.profile for run in tables("a40")]
-    print("| nodes | GPUs | first plan, s | later, s | plan, kB | read by allocator, kB |")
-    print("|--:|--:|--:|--:|--:|--:|")
+    columns = "first plan, s | later, s | plan, kB | a node reads, kB | the allocator reads, kB"
+    print(f"| nodes | GPUs | {columns} |")
+    print("|--:|--:|--:|--:|--:|--:|--:|")
     for count in (200, 1000, 5000):
         names = [f"n{i}" for i in range(count)]
         site = Domain("site", count * GPUS * 180_000, frozenset(names))
@@ -200,12 +201,13 @@ def plans() -> None:
             times.append(time.perf_counter() - began)
             plan = plan if commit is None else commit.plan
         assert plan is not None
-        size = len(wire.plan_bytes(plan)) / 1000
+        head, pieces = len(wire.plan_bytes(plan)), [*map(len, wire.pieces_of(plan).values())]
+        size, part = (head + sum(pieces)) / 1000, (head + max(pieces)) / 1000
         told = sum(len(wire.works_bytes(one)) for one in works.values())
         told += sum(len(wire.heartbeat_bytes(one)) for one in beats.values())
         later = max(times[1:])
         row = f"| {count} | {count * GPUS} | {times[0]:.2f} | {later:.2f} | {size:.0f} | "
-        print(f"{row}{told / 1000:.0f} |", flush=True)
+        print(f"{row}{part:.1f} | {told / 1000:.0f} |", flush=True)
 
 
 def _placed(

@@ -417,6 +417,18 @@ MUTATIONS = (
         ("tests/zeusd/core/test_ceilings.py",),
     ),
     Mutation(
+        "a stop lowers what a deadline would lower later",
+        "zeusd.core.core.Core.stop",
+        drop("ceilings", "stop"),
+        ("tests/zeusd/core/test_ceilings.py",),
+    ),
+    Mutation(
+        "the last resort restores nothing above a ceiling",
+        "zeusd.restore._Owed._bounded",
+        instead("_least", "target"),
+        ("tests/zeusd/test_restore.py",),
+    ),
+    Mutation(
         "what a ceiling left behind is in the journal",
         "zeusd.core.restorable.Restorable.rest",
         drop("Forget", "Keep"),

@@ -21,6 +21,30 @@ PLAN_S = 1.0
 log = logging.getLogger("zeus_fleet")
 
 
+REPEATED_S = 60.0
+"""How often the log has that something still does not answer."""
+
+
+class _Trouble:
+    """Logs what goes wrong again and again: the first time, each minute, and that it is over."""
+
+    def __init__(self, over: str) -> None:
+        self._over = over
+        self._next_s: float | None = None
+
+    def is_on(self, text: str) -> None:
+        """It goes wrong."""
+        if self._next_s is None or time.monotonic() >= self._next_s:
+            self._next_s = time.monotonic() + REPEATED_S
+            log.warning("%s", text)
+
+    def is_over(self) -> None:
+        """It goes well."""
+        if self._next_s is not None:
+            self._next_s = None
+            log.info("%s", self._over)
+
+
 def clock_ns() -> int:
     """Time that counts while the machine sleeps."""
     return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
@@ -33,17 +57,30 @@ async def run_agent(
     *,
     timing: Timing | None = None,
     clock: Callable[[], int] = clock_ns,
+    ready: Callable[[], None] = lambda: None,
 ) -> None:
     """Keeps a node's ceilings as the plan says, until it is cancelled.
 
-    It begins at the floor: it does not know what an agent before it was granted.
+    It begins at the floor, whether or not etcd answers: it does not know what an agent before it
+    was granted, and after a boot the driver's default is in force.
+
+    Args:
+        name: As the budget lists it.
+        store: Where plan and budget are.
+        gpus: Of the node.
+        timing: As everybody has it.
+        clock: CLOCK_BOOTTIME.
+        ready: Called when all GPUs are at the floor.
     """
     timing = timing or Timing()
+    await _begin(name, gpus, timing, clock)
+    ready()
     number = await _newest_number(name, store)
     holds = await asyncio.to_thread(gpus.holds_mw)
     node = Node(name, gpus.ranges, holds, timing, number=number)
     works: tuple[Work, ...] = ()
     written: tuple[Work, ...] | None = None
+    etcd, zeusd = _Trouble("etcd answers again"), _Trouble("zeusd answers again")
     while True:
         began = clock()
         await _carry_out(node, gpus, node.tick(clock()), clock)
@@ -52,11 +89,13 @@ async def run_agent(
             works = load.works
             node.draws(load.drawn_mw)
             await _carry_out(node, gpus, node.wants(load.wanted_mw, clock()), clock)
+            zeusd.is_over()
         except ZeusIpcError as error:
-            log.warning("zeusd does not say what is computed: %s", error)
+            zeusd.is_on(f"zeusd does not say what is computed: {error}")
         beat = node.heartbeat(clock())
         try:
             answer = await store.beat(name, beat, None if works == written else works)
+            etcd.is_over()
             if answer is None:
                 log.error("another agent speaks for %s; stop one of the two", name)
             else:
@@ -67,16 +106,33 @@ async def run_agent(
                 )
                 await _carry_out(node, gpus, command, clock)
         except StoreUnavailable as error:
-            log.warning("%s; zeusd lowers the GPUs if this lasts", error)
+            etcd.is_on(f"{error}; zeusd lowers the GPUs if this lasts")
         await asyncio.sleep(max(0.05, HEARTBEAT_S - (clock() - began) / S))
 
 
-async def _newest_number(name: str, store: Store) -> int:
+async def _begin(name: str, gpus: Gpus, timing: Timing, clock: Callable[[], int]) -> None:
+    """Brings all GPUs to the floor, as far as they go down."""
     while True:
         try:
-            return await store.newest_number(name)
+            node = Node(name, gpus.ranges, await asyncio.to_thread(gpus.holds_mw), timing)
+            command = node.tick(clock())
+            if command is not None:
+                await asyncio.to_thread(gpus.carry_out, command)
+            return
+        except ZeusIpcError as error:
+            log.warning("zeusd does not answer: %s", error)
+            await asyncio.sleep(HEARTBEAT_S)
+
+
+async def _newest_number(name: str, store: Store) -> int:
+    etcd = _Trouble("etcd answers again")
+    while True:
+        try:
+            number = await store.newest_number(name)
+            etcd.is_over()
+            return number
         except StoreUnavailable as error:
-            log.warning("%s", error)
+            etcd.is_on(f"{error}; the GPUs are at their minimum until it does")
             await asyncio.sleep(HEARTBEAT_S)
 
 
@@ -113,6 +169,7 @@ async def run_allocator(
     advised: dict[str, dict[int, int]] = {}
     lease: int | None = None
     token: int | None = None
+    etcd = _Trouble("etcd answers again")
     while True:
         try:
             now, lease = await store.campaign(name, lease)
@@ -128,12 +185,14 @@ async def run_allocator(
                 if snapshot is not None and await _keep_schedule(store, snapshot):
                     snapshot, revisions = await store.read()
                 commit = None if snapshot is None else core.plan(snapshot, clock())
-                if commit is not None and not await store.commit(commit, revisions):
+                before = None if snapshot is None else snapshot.plan
+                if commit is not None and not await store.commit(commit, revisions, before):
                     log.info("the plan was not written: something has changed meanwhile")
                 if jobs is not None:
                     await _advise(store, jobs, advised)
+            etcd.is_over()
         except StoreUnavailable as error:
-            log.warning("%s", error)
+            etcd.is_on(str(error))
         await asyncio.sleep(PLAN_S)
 
 

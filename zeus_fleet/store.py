@@ -1,7 +1,8 @@
 """The store: etcd, by aetcd (the extra `fleet`). One endpoint at a time; the next after a failure.
 
-Keys: `budget`, `plan`, `leader`, and for each node `node/NAME` (heartbeat), `jobs/NAME` (what runs
-there) and `limits/NAME` (how to divide its grant), all below one prefix.
+Keys: `budget`, `leader`, `plan` and `plan/NUMBER` (parts of its grants), and for each node
+`node/NAME` (heartbeat), `jobs/NAME` (what runs there) and `limits/NAME` (how to divide its grant),
+all below one prefix. A plan is written in one transaction, and `plan` with each.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from zeus_fleet import wire
 from zeus_fleet.allocator import Commit, Snapshot
 from zeus_fleet.connection import Tls, connect
-from zeus_fleet.messages import Answer, Budget, Heartbeat, Work
+from zeus_fleet.messages import Answer, Budget, Heartbeat, Plan, Work
 
 PREFIX = "/zeus-fleet/"
 TIMEOUT_S = 5.0
@@ -37,6 +38,37 @@ log = logging.getLogger("zeus_fleet")
 
 class StoreUnavailable(Exception):
     """No endpoint answered."""
+
+
+class _Kept(Generic[T]):
+    """What a node has last read of what is written as a whole: one key, or more.
+
+    Args:
+        names: Of the keys; the first is written whenever any of them is.
+        parse: Makes something of what they hold; those that do not exist are left out.
+    """
+
+    def __init__(self, names: Sequence[str], parse: Callable[[Sequence[bytes]], T]) -> None:
+        self.names = names
+        self.revision = 0
+        self._parse = parse
+        self._value: T | None = None
+
+    def forget(self) -> None:
+        """Read it whole the next time."""
+        self.revision, self._value = 0, None
+
+    def read(self, answer: Any) -> T | None:
+        """The present value; None: there is none.
+
+        Args:
+            answer: Of etcd, to `Store._if_moved`.
+        """
+        if not answer.succeeded:
+            found = [one.response_range.kvs for one in answer.responses]
+            self._value = self._parse([kvs[0].value for kvs in found if kvs]) if found[0] else None
+            self.revision = found[0][0].mod_revision if found[0] else 0
+        return self._value
 
 
 class Store:
@@ -70,10 +102,22 @@ class Store:
         self._prefix = prefix
         self._timeout_s = timeout_s
         self._client: Any = None
+        self._budget: _Kept[Budget] = _Kept(("budget",), lambda kept: wire.budget_from(kept[0]))
+        self._plans: dict[str, _Kept[Plan]] = {}
+
+    async def seek(self) -> None:
+        """Finds an endpoint that answers, if there is one: what is asked once is asked of it."""
+        for _ in self._endpoints:
+            with contextlib.suppress(StoreUnavailable):
+                await self._ask(lambda client: client.get(self._key("budget")))
+                return
 
     async def close(self) -> None:
         """Closes the connection."""
         client, self._client = self._client, None
+        # An etcd that comes back may have other contents under the same revisions.
+        self._budget.forget()
+        self._plans.clear()
         if client is not None:
             with contextlib.suppress(Exception):
                 await client.close()
@@ -101,6 +145,8 @@ class Store:
     ) -> Answer | None:
         """Stores a heartbeat and reads what there is for the node in the same revision.
 
+        Plan and budget are sent only if they were written since this store last read them.
+
         Args:
             node: Its name.
             beat: The heartbeat.
@@ -110,6 +156,13 @@ class Store:
             None if the store has a newer heartbeat of this node.
         """
         key, jobs = self._key(f"node/{node}"), self._key(f"jobs/{node}")
+        kept = self._plans.setdefault(
+            node,
+            _Kept(
+                ("plan", f"plan/{wire.piece_of(node)}"),
+                lambda read: wire.plan_from(read[0], read[1:]),
+            ),
+        )
         missing = False
 
         async def ask(client: Any) -> Answer | None:
@@ -121,7 +174,8 @@ class Store:
                 success=[
                     make.put(key, wire.heartbeat_bytes(beat)),
                     *told,
-                    *(make.get(self._key(name)) for name in ("plan", "budget", f"limits/{node}")),
+                    *(self._if_moved(make, one) for one in (kept, self._budget)),
+                    make.get(self._key(f"limits/{node}")),
                 ],
                 failure=[make.get(key)],
             )
@@ -130,8 +184,8 @@ class Store:
                 return None
             plan, budget, limits = replies[-3:]
             return Answer(
-                wire.plan_from(plan[0][0]) if plan else None,
-                wire.budget_from(budget[0][0]) if budget else None,
+                kept.read(plan.response_txn),
+                self._budget.read(budget.response_txn),
                 wire.limits_from(limits[0][0]) if limits else {},
             )
 
@@ -146,16 +200,17 @@ class Store:
     async def read(self) -> tuple[Snapshot | None, dict[str, int]]:
         """All there is, in one revision; None without a budget. And the revision of each node."""
         nodes, jobs = self._key("node/"), self._key("jobs/")
+        folders = (self._key("plan/"), nodes, jobs)
 
         async def ask(client: Any) -> tuple[Snapshot | None, dict[str, int]]:
             make = client.transactions
-            _, (leader, plan, budget, beats, works) = await client.transaction(
+            _, (leader, plan, budget, grants, beats, works) = await client.transaction(
                 compare=[],
                 success=[
                     make.get(self._key("leader")),
                     make.get(self._key("plan")),
                     make.get(self._key("budget")),
-                    *(make.get(one, one[:-1] + bytes([one[-1] + 1])) for one in (nodes, jobs)),
+                    *(make.get(one, one[:-1] + bytes([one[-1] + 1])) for one in folders),
                 ],
                 failure=[],
             )
@@ -168,7 +223,7 @@ class Store:
                 leader[0][1].create_revision if leader else 0,
                 wire.budget_from(budget[0][0]),
                 budget[0][1].mod_revision,
-                wire.plan_from(plan[0][0]) if plan else None,
+                wire.plan_from(plan[0][0], [value for value, _ in grants]) if plan else None,
                 plan[0][1].mod_revision if plan else 0,
                 {node: beat for node, beat in known.items() if beat.number},
                 _parsed(told, wire.works_from),
@@ -177,13 +232,19 @@ class Store:
 
         return await self._ask(ask)
 
-    async def commit(self, commit: Commit, revisions: dict[str, int]) -> bool:
+    async def commit(
+        self, commit: Commit, revisions: dict[str, int], before: Plan | None = None
+    ) -> bool:
         """Writes a plan if nothing that it was made from has changed.
 
         Args:
             commit: What to write and to compare.
             revisions: Of the nodes, from the same `read` as the commit.
+            before: The plan that it replaces, from the same `read`: what is alike stays.
         """
+        known, wanted = wire.pieces_of(before), wire.pieces_of(commit.plan)
+        moved = {one: wanted.get(one, b"{}") for one in known.keys() | wanted.keys()}
+        moved = {one: value for one, value in moved.items() if known.get(one) != value}
 
         async def ask(client: Any) -> bool:
             make = client.transactions
@@ -197,7 +258,10 @@ class Store:
                         for node in commit.heartbeats
                     ),
                 ],
-                success=[make.put(self._key("plan"), wire.plan_bytes(commit.plan))],
+                success=[
+                    make.put(self._key("plan"), wire.plan_bytes(commit.plan)),
+                    *(make.put(self._key(f"plan/{one}"), value) for one, value in moved.items()),
+                ],
                 failure=[],
             )
             return bool(done)
@@ -268,6 +332,15 @@ class Store:
         return await self._ask(ask)
 
     # ---------------------------------------------------------------------------------- internals
+
+    def _if_moved(self, make: Any, kept: _Kept[Any]) -> Any:
+        """A transaction within one, that reads what is not kept already."""
+        keys = [self._key(name) for name in kept.names]
+        return make.txn(
+            compare=[make.mod(keys[0]) == kept.revision],
+            success=[],
+            failure=[make.get(key) for key in keys],
+        )
 
     def _key(self, name: str) -> bytes:
         return (self._prefix + name).encode()

@@ -26,6 +26,7 @@ class NodeView:
         silent_s: Since its last heartbeat was seen; None: there was none.
         leaving: It is to stay at its floor.
         jobs: Names of what runs on it.
+        reclaimed: It has been silent for so long that its watts were granted to others.
     """
 
     name: str
@@ -39,13 +40,14 @@ class NodeView:
     silent_s: float | None
     leaving: bool
     jobs: tuple[str, ...]
+    reclaimed: bool = False
 
     @property
     def state(self) -> str:
         """`absent`, `silent`, `stuck`, `leaving`, `waits` (it has use for more) or `ok`."""
         if self.silent_s is None:
             return "absent"
-        if self.silent_s >= Timing().silence_ns / S:
+        if self.reclaimed:
             return "silent"
         if self.stuck_w > 0:
             return "stuck"
@@ -138,9 +140,10 @@ class Watcher:
         granted = floor if grant is None else max(floor, grant.limit_mw)
         silent_s = self._silent_s(name, beat, now_s)
         beat = beat or Heartbeat(0, -1, floor, floor, 0, 0)
-        held = beat.held_mw
-        if silent_s is None or silent_s >= Timing().silence_ns / S:
-            held = beat.floor_mw + beat.stuck_mw
+        # Allocators charge a node what it says that it holds, unless they know that it is silent.
+        reclaimed = grant is not None and grant.high_mw < beat.held_mw
+        reclaimed |= silent_s is not None and silent_s >= Timing().silence_ns / S
+        held = beat.floor_mw + beat.stuck_mw if reclaimed or silent_s is None else beat.held_mw
         jobs = sorted({work.job for work in read.works.get(name, ())})
         return NodeView(
             name=name,
@@ -154,6 +157,7 @@ class Watcher:
             silent_s=silent_s,
             leaving=name in read.budget.leaving,
             jobs=tuple(jobs),
+            reclaimed=reclaimed,
         )
 
     def _silent_s(self, name: str, beat: Heartbeat | None, now_s: float) -> float | None:

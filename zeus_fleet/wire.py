@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import math
+from binascii import crc32
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from zeus_fleet.messages import Budget, Domain, Event, Grant, Heartbeat, Plan, Work
 from zeus_fleet.profiles import Profile, monotone
+
+PIECES = 64
+"""A plan's grants lie in so many keys: a node reads its own, a transaction writes all of them."""
 
 DIGITS = 20
 """A heartbeat begins with its number, padded, so that the store can compare two of them."""
@@ -107,18 +111,33 @@ def limits_from(data: bytes) -> dict[int, int]:
     return {int(gpu): int(limit) for gpu, limit in json.loads(data).items()}
 
 
+def piece_of(node: str) -> int:
+    """The piece of a plan that has a node's grant."""
+    return crc32(node.encode()) % PIECES
+
+
 def plan_bytes(plan: Plan) -> bytes:
-    """A plan."""
-    grants = {
-        node: [grant.epoch, grant.limit_mw, grant.high_mw] for node, grant in plan.grants.items()
-    }
-    return _json({"token": plan.token, "spare_mw": dict(plan.spare_mw), "grants": grants})
+    """A plan, but for its grants."""
+    return _json({"token": plan.token, "spare_mw": dict(plan.spare_mw)})
 
 
-def plan_from(data: bytes) -> Plan:
-    """The plan that `plan_bytes` wrote."""
+def pieces_of(plan: Plan | None) -> dict[int, bytes]:
+    """The grants of a plan."""
+    parts: dict[int, dict[str, list[int]]] = {}
+    for node, grant in ({} if plan is None else plan.grants).items():
+        part = parts.setdefault(piece_of(node), {})
+        part[node] = [grant.epoch, grant.limit_mw, grant.high_mw]
+    return {number: _json(part) for number, part in parts.items()}
+
+
+def plan_from(data: bytes, pieces: Iterable[bytes]) -> Plan:
+    """The plan that `plan_bytes` and `pieces_of` wrote, with the grants of these pieces."""
     read = json.loads(data)
-    grants = {node: Grant(*map(int, grant)) for node, grant in read["grants"].items()}
+    grants = {
+        node: Grant(*map(int, grant))
+        for piece in pieces
+        for node, grant in json.loads(piece).items()
+    }
     return Plan(int(read["token"]), read["spare_mw"], grants)
 
 

@@ -19,6 +19,7 @@ from tests.fake_amdsmi.double import AmdSmiDouble
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import NOBODY, wait_for
 from tests.system.machine import LIBRARY, SOURCES, STATE, Machine
+from tests.zeus_fleet.etcd import running_etcd
 
 pytestmark = [pytest.mark.needs("systemd"), pytest.mark.timeout(300)]
 
@@ -170,13 +171,17 @@ def user(node: Node) -> Iterator[User]:
 
 
 def test_the_units_are_what_systemd_takes_and_hardly_exposed(node: Node) -> None:
-    units = ["zeusd", "zeusd-restore", "zeusd-exporter"]
+    assert_hardly_exposed(node, ["zeusd", "zeusd-restore", "zeusd-exporter"])
+    for unit in ("zeusd.service", "zeusd.socket", "zeusd-stream.socket"):
+        assert node.machine.systemctl("is-enabled", unit) == "enabled"
+
+
+def assert_hardly_exposed(node: Node, units: list[str]) -> None:
+    """systemd takes these units without a word, and their sandboxes leave little."""
     verified = node.machine.run(
         "systemd-analyze", "verify", *(f"/etc/systemd/system/{unit}.service" for unit in units)
     )
-    for unit in ("zeusd.service", "zeusd.socket", "zeusd-stream.socket"):
-        assert node.machine.systemctl("is-enabled", unit) == "enabled"
-    complaints = [line for line in verified.stderr.splitlines() if "zeusd" in line]
+    complaints = [line for line in verified.stderr.splitlines() if "zeus" in line]
     assert complaints == []
     for unit in units:
         last = node.machine.run("systemd-analyze", "security", f"{unit}.service").stdout
@@ -251,14 +256,56 @@ def test_the_exporter_is_an_ordinary_client_of_nobodys(node: Node) -> None:
     environment.unlink()
 
 
-def test_installing_again_changes_nothing_and_keeps_leases(node: Node, user: User) -> None:
+def test_installing_again_with_the_fleet_changes_nothing_else_and_keeps_leases(
+    node: Node, user: User
+) -> None:
     assert user.set(0, 180) == "ok"
     before = Path(f"{node.machine.root}/etc/zeusd/zeusd.toml").read_text()
-    node.machine.run("bash", f"{SOURCES}/scripts/install")
+    node.machine.run("bash", f"{SOURCES}/scripts/install", "--fleet")
     assert Path(f"{node.machine.root}/etc/zeusd/zeusd.toml").read_text() == before
     node.wait_serving()
     assert node.limits() == [180_000, LIMIT]
     assert user.set(0, 170) == "ok"
+
+
+@pytest.mark.needs("etcd")
+def test_a_power_budget_is_kept_by_the_units_of_the_fleet(node: Node) -> None:
+    machine = node.machine
+    units = [f"zeus-fleet-{name}" for name in ("node", "allocate", "serve")]
+    assert_hardly_exposed(node, units)
+    assert {machine.systemctl("is-enabled", unit, check=False) for unit in units} == {"disabled"}
+    kept = Path(f"{machine.root}/var/lib/zeus-fleet/records")
+    with running_etcd() as etcd:
+        variables = f"ETCD={etcd} NAME=n01 POLICY=uniform LISTEN=127.0.0.1:0"
+        variables += " RECORD=/var/lib/zeus-fleet/records"
+        Path(f"{machine.root}/etc/zeusd/fleet.env").write_text(
+            "".join(f"ZEUS_FLEET_{one}\n" for one in variables.split())
+        )
+        Path(f"{machine.root}/etc/zeusd/budget.toml").write_text(
+            "limit_w = 400\n[nodes]\nn01 = 200"
+        )
+        machine.run("zeus-fleet", "budget", "--file", "/etc/zeusd/budget.toml", "--etcd", etcd)
+        machine.systemctl("start", "zeus-fleet-node")
+        assert node.limits() == [100_000, 100_000], "what is ordered after it finds the minimum"
+        machine.systemctl("start", *units)
+        wait_for(lambda: node.limits() == [200_000, 200_000], "the grant", 60.0)
+        for unit in units:
+            status = machine.run("cat", f"/proc/{machine.show(unit, 'MainPID')}/status").stdout
+            fields = dict(line.split(":", 1) for line in status.splitlines())
+            assert fields["Uid"].split()[0] != "0"
+            assert {int(fields[name], 16) for name in ("CapPrm", "CapEff", "CapBnd")} == {0}
+        machine.run("zeus-fleet", "budget", "300", "--etcd", etcd)
+        wait_for(lambda: node.limits() == [150_000, 150_000], "the cut", 60.0)
+        machine.systemctl("restart", "zeusd")
+        assert node.limits() == [150_000, 150_000]
+        machine.systemctl("stop", "zeusd")
+        assert node.limits() == [100_000, 100_000], "nobody would lower them later"
+        machine.systemctl("start", "zeusd")
+        wait_for(lambda: node.limits() == [150_000, 150_000], "the agent to go on", 60.0)
+        wait_for(lambda: kept.exists() and '"limit_w":300' in kept.read_text(), "the record", 60.0)
+        machine.systemctl("stop", *units)
+    machine.run("zeusctl", "reset", "all", "--ceiling", "fleet")
+    wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the limits to be back")
 
 
 def test_the_second_process_of_zeusd_0_1_is_removed(node: Node, user: User) -> None:
@@ -427,12 +474,16 @@ def test_fourteen_deaths_in_a_minute_are_survived(node: Node, user: User) -> Non
 
 def test_a_broken_installation_restores_all_the_same(node: Node, user: User) -> None:
     assert user.set(0, 200) == "ok"
+    fleet = ("--ceiling", "fleet", "--for", "600s", "--then", "130")
+    node.machine.run("zeusctl", "set", "1", "-p", "220", *fleet)
+    assert node.limits() == [200_000, 220_000]
+    lowered = [LIMIT, 130_000]  # nobody is there to lower GPU 1 in ten minutes
     site = next(Path(f"{node.machine.root}/opt/zeusd/lib").glob("python3*/site-packages/zeusd"))
     broken = site.with_name("zeusd-broken")
     site.rename(broken)
     try:
         node.machine.systemctl("kill", "--signal=KILL", "--kill-whom=main", "zeusd")
-        wait_for(lambda: node.limits() == [LIMIT, LIMIT], "the helper to restore", timeout_s=60)
+        wait_for(lambda: node.limits() == lowered, "the helper to restore", timeout_s=60)
         assert node.machine.show("zeusd", "ActiveState") == "failed"
         again = node.machine.run(
             *("env", f"NVML_DOUBLE_STATE={STATE}/nvml-state"),
@@ -445,8 +496,9 @@ def test_a_broken_installation_restores_all_the_same(node: Node, user: User) -> 
         node.machine.systemctl("reset-failed", "zeusd")
     node.machine.systemctl("start", "zeusd")
     node.wait_serving()
-    assert node.limits() == [LIMIT, LIMIT]
+    assert node.limits() == lowered
     assert user.set(0, 200) == "lease_expired", "who lived through it is told"
+    node.machine.run("zeusctl", "reset", "1", "--ceiling", "fleet")
 
 
 # ------------------------------------------------------------------------------------------ reload
@@ -618,12 +670,14 @@ def test_zz_uninstalling_restores_and_leaves_nothing_running(node: Node) -> None
     user = node.user()
     assert user.set(0, 200) == "ok"
     node.machine.run("zeusctl", "set", "1", "-p", "200", "--persist")
+    node.machine.run("zeusctl", "set", "all", "-p", "150", "--ceiling", "fleet")
+    assert node.limits() == [150_000, 150_000]
     node.machine.run("bash", f"{SOURCES}/scripts/install", "--uninstall")
     assert node.limits() == [LIMIT, LIMIT]
     root = node.machine.root
     assert not (root / "opt/zeusd").exists()
     assert not list((root / "etc/systemd/system").glob("zeusd*.s*t"))
-    assert not list((root / "etc/systemd/system").glob("zeusd*.service"))
+    assert not list((root / "etc/systemd/system").glob("zeus*.service"))
     assert (root / "etc/zeusd/zeusd.toml").exists()
     assert not list((root / "usr/local").rglob("*zeusctl*"))
     left = node.machine.run("pgrep", "-f", "/opt/zeusd/bin", check=False).stdout.split()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import http.server
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,8 +48,8 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert code == 1
     assert "allow 550 W or remove nodes" in said
     assert run("budget")[1].startswith("site: 600 W")
-    code, said = run("status")
-    assert code == 0
+    code, said = run("status", "--etcd", "127.0.0.1:1")
+    assert code == 0, "one member of two does not answer"
     assert "no heartbeat" in said
     assert "of 600 W" in said
 
@@ -63,6 +66,7 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert said.startswith("site: 560 W")
     assert "outside of events: 600 W" in said
     assert "dr: 560 W from" in said
+    assert ", 1000 W/min" in said
     assert run("budget", "540", "--at", "17:00", "--until", "20:00")[0] == 1
     assert run("budget", "650W")[1].startswith("site: 560 W")
     source = tmp_path / "signal.json"
@@ -78,6 +82,68 @@ def test_an_operator_sets_and_sees_the_budget(etcd: str, prefix: str, tmp_path: 
     assert "signal/x" in run("budget", "--file", str(file))[1], "events stay"
     assert run("budget", "--cancel", "other")[0] == 1
     assert run("budget", "--cancel", "dr")[1].startswith("site: 700 W")
+
+
+class Signal:
+    """An address that says what a grid's operator asks for; set by hand."""
+
+    def __init__(self) -> None:
+        self.events: list[dict[str, str]] = []
+        self.status = 200
+        signal = self
+
+        class Handler(http.server.BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                self.send_response(signal.status)
+                self.end_headers()
+                if signal.status == 200:
+                    self.wfile.write(json.dumps({"events": signal.events}).encode())
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.server.server_port}/events"
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
+
+
+@pytest.fixture
+def signal() -> Iterator[Signal]:
+    one = Signal()
+    yield one
+    one.server.shutdown()
+    one.server.server_close()
+
+
+def test_events_of_an_address_are_kept_while_it_has_them(
+    etcd: str, prefix: str, tmp_path: Path, signal: Signal
+) -> None:
+    (tmp_path / "budget.toml").write_text(TABLE)
+
+    def run(*arguments: str) -> str:
+        return CliRunner().invoke(main, [*arguments, "--etcd", etcd, "--prefix", prefix]).output
+
+    run("budget", "--file", str(tmp_path / "budget.toml"))
+    hour = {"start": "2099-01-01T17:00:00+00:00", "end": "2099-01-01T18:00:00+00:00"}
+    signal.events = [{"name": "evening", "limit": "580W", "ramp": "1kW/min", **hour}]
+    assert run("follow", signal.url, "--once", "--label", "grid") == ""
+    assert "grid/evening: 580 W from 2099-01-01" in run("budget")
+    signal.status = 503
+    said = run("follow", signal.url, "--once", "--label", "grid")
+    assert said.startswith(f"Error: {signal.url} cannot be read: HTTP Error 503")
+    assert "grid/evening" in run("budget"), "its events stay while it cannot be read"
+    signal.status = 200
+    signal.events = [{"name": "night", "limit": "10W", **hour}]
+    assert "allow 550 W" in run("follow", signal.url, "--once", "--label", "grid")
+    assert "grid/evening" in run("budget"), "an event that cannot be kept changes nothing"
+    signal.events = [{"name": "x" * 2**20, "limit": "600W", **hour}]
+    assert "has more than 1048576 bytes" in run("follow", signal.url, "--once")
+    signal.events = []
+    run("follow", signal.url, "--once", "--label", "other")
+    assert "grid/evening" in run("budget"), "another source's"
+    run("follow", signal.url, "--once", "--label", "grid")
+    assert "grid/evening" not in run("budget"), "the source has cancelled it"
+    assert run("budget").startswith("site: 700 W")
 
 
 @pytest.mark.parametrize(

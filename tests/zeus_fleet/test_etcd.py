@@ -75,8 +75,13 @@ async def until(condition: Callable[[], Any], what: str) -> None:
 
 
 def test_messages_come_back_as_they_were_written() -> None:
-    plan = Plan(7, {"site": 300_000}, {"a": Grant(3, 250_000, 500_000)})
-    assert wire.plan_from(wire.plan_bytes(plan)) == plan
+    grants = {f"n{one}": Grant(3, 250_000 + one, 500_000) for one in range(200)}
+    plan = Plan(7, {"site": 300_000}, grants)
+    pieces = wire.pieces_of(plan)
+    assert wire.plan_from(wire.plan_bytes(plan), pieces.values()) == plan
+    part = wire.plan_from(wire.plan_bytes(plan), [pieces[wire.piece_of("n7")]])
+    assert part.grants["n7"] == grants["n7"]
+    assert len(part.grants) < 20
     assert wire.budget_from(wire.budget_bytes(BUDGET)) == BUDGET
     one = replace(beat(12), stuck_mw=5)
     assert wire.heartbeat_from(wire.heartbeat_bytes(one)) == one
@@ -298,6 +303,32 @@ def test_watts_follow_the_budget_and_return_from_a_dead_agent(
 
     with daemon.client() as client, daemon.client() as observer:
         asyncio.run(play(ZeusdGpus(client, "a"), observer))
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_node_is_at_its_floor_before_etcd_has_answered(caplog: pytest.LogCaptureFixture) -> None:
+    """After a boot the driver's default is in force: jobs wait until this is over."""
+    gpus = FakeGpus(250_000)
+    gpus.limits = [250_000, 250_000]
+    held: list[int] = []
+
+    async def play() -> None:
+        async with opened("127.0.0.1:1", prefix="/none/", timeout_s=0.2) as store:
+            ready = asyncio.Event()
+
+            def is_ready() -> None:
+                held.extend(gpus.limits)
+                ready.set()
+
+            task = asyncio.create_task(run_agent("a", store, gpus, timing=QUICK, ready=is_ready))
+            await asyncio.wait_for(ready.wait(), 60)
+            await until(lambda: caplog.messages, "the log to say why it waits")
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    asyncio.run(play())
+    assert held == [100_000, 100_000]
+    assert "the GPUs are at their minimum" in caplog.text
 
 
 @pytest.mark.usefixtures("quick")

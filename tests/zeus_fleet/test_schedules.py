@@ -9,7 +9,7 @@ from tests.zeus_fleet.mutants import MUTANTS
 from tests.zeus_fleet.parts import Violation
 from tests.zeus_fleet.world import World
 
-SCHEDULES = 120
+SCHEDULES = 300
 MOST = 400
 """The rarest of the mutants below is noticed by one schedule of fifteen."""
 

@@ -139,6 +139,8 @@ def test_the_page_shows_nodes_the_budget_and_a_cut(server: Running, tmp_path: Pa
         server.store.failure = ""
         page.see(500, 900, "dark")
         assert page.run("document.documentElement.scrollWidth <= 500")
+        letters = "document.querySelector('#chart text').getBoundingClientRect().height"
+        assert page.run(letters) > 10, "they can be read on a phone"
 
 
 def test_rules_and_dashboard_name_only_metrics_that_there_are(server: Running) -> None:

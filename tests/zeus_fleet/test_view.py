@@ -56,6 +56,16 @@ def test_nodes_are_seen_by_their_heartbeats() -> None:
     assert last.nodes[0].held_w == 250, "its floor, and what is stuck"
 
 
+def test_one_look_shows_whose_watts_were_granted_to_others() -> None:
+    """Without having waited: an allocator has."""
+    plan = Plan(1, dict(BUDGET.spare_mw), {"a": Grant(2, 200_000, 200_000)})
+    view = Watcher().look(replace(READ, plan=plan), 0.0, 0.0)
+    assert (view.nodes[0].state, view.nodes[0].held_w) == ("silent", 200)
+    lowering = Plan(1, dict(BUDGET.spare_mw), {"a": Grant(2, 200_000, 300_000)})
+    view = Watcher().look(replace(READ, plan=lowering), 0.0, 0.0)
+    assert (view.nodes[0].state, view.nodes[0].held_w) == ("waits", 300)
+
+
 def test_a_node_that_lost_nothing_is_at_full_speed() -> None:
     beat = replace(BEAT, held_mw=600_000)
     view = Watcher().look(replace(READ, heartbeats={"a": beat}), 0.0, 0.0)

@@ -279,7 +279,9 @@ class World(FakeStore):
     ) -> None:
         core = self._agent(machine, incarnation, self._answer, number, plan, budget)
         if core is not None and not machine.cut_off:
-            self._act(machine, core.answered(number, plan, budget, self.clock_ns(machine)))
+            advised = {gpu: self.random.randrange(90_000, 320_000) for gpu in range(GPUS)}
+            limits = advised if self.random.random() < 0.2 else None
+            self._act(machine, core.answered(number, plan, budget, self.clock_ns(machine), limits))
 
     def _delay(self) -> float:
         if self.random.random() < 0.75:

@@ -101,6 +101,7 @@ def _event(
 
 
 async def _change(store: Store, changed: Callable[[Budget | None], Budget | None]) -> Budget | None:
+    await store.seek()
     read, _ = await store.read()
     present = None if read is None else read.budget
     wanted = changed(present)
@@ -126,7 +127,7 @@ def _show(found: Budget) -> None:
             f"{datetime.fromtimestamp(one):%Y-%m-%d %H:%M:%S}"
             for one in (event.start_s, event.end_s)
         )
-        rate = f", {event.ramp_mw_per_s * 60 / 1000:g} W/min" if event.ramp_mw_per_s else ""
+        rate = f", {round(event.ramp_mw_per_s * 60 / 1000)} W/min" if event.ramp_mw_per_s else ""
         click.echo(f"{event.name}: {event.limit_mw / 1000:g} W from {start} to {end}{rate}")
 
 
@@ -147,6 +148,7 @@ def follow(reach: Reach[Any], label: str, every: float, once: bool, source: str)
         now_s = time.time()
         data = await asyncio.to_thread(signals.fetch, source)
         events = signals.events_from(data, now_s)
+        await store.seek()
         read, _ = await store.read()
         if read is None:
             raise ValueError(NONE_YET)

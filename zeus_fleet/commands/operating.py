@@ -29,6 +29,7 @@ def status(reach: Reach[Any]) -> None:
     """Show what each node is granted, holds, draws and wants."""
 
     async def look(store: Store) -> View:
+        await store.seek()
         snapshot, _ = await store.read()
         if snapshot is None:
             raise ValueError(NO_BUDGET)
@@ -48,8 +49,9 @@ def status(reach: Reach[Any]) -> None:
 def _said(node: NodeView) -> str:
     if node.silent_s is None:
         return "    no heartbeat"
-    stuck = f"  stuck: {node.stuck_w:g} W" if node.stuck_w else ""
-    return f"{_w(node.held_w)} {_w(node.drawn_w)} {_w(node.wanted_w)}{stuck}"
+    trouble = f"  stuck: {node.stuck_w:g} W" if node.stuck_w else ""
+    trouble += "  silent" if node.reclaimed else ""
+    return f"{_w(node.held_w)} {_w(node.drawn_w)} {_w(node.wanted_w)}{trouble}"
 
 
 def _w(watts: float) -> str:
@@ -183,14 +185,14 @@ def _text(one: Report) -> str:
     lines = [
         f"From {start} to {end}",
         f"  promised   {_kw(one.limit_w)}, {_kw(one.standing_w - one.limit_w)} below the standing "
-        f"limit: {one.promised_kwh:.3g} kWh",
+        f"limit: {_kwh(one.promised_kwh)}",
         f"  limits     at most {_kw(one.most_held_w)} in sum; above the limit for "
         f"{one.above_s:.0f} s, by at most {_kw(one.most_above_w)}",
     ]
     if one.before_w is not None and one.delivered_kwh is not None:
         lines.append(
             f"  delivered  {_kw(one.drawn_w)} drawn, {_kw(one.before_w)} in the 15 minutes before: "
-            f"{one.delivered_kwh:.3g} kWh less"
+            f"{_kwh(one.delivered_kwh)} less"
         )
     else:
         lines.append(f"  delivered  {_kw(one.drawn_w)} drawn; nothing is known of before")
@@ -202,6 +204,10 @@ def _text(one: Report) -> str:
     if one.unknown_s:
         lines.append(f"  no records of {one.unknown_s:.0f} s")
     return "\n".join(lines)
+
+
+def _kwh(energy: float) -> str:
+    return f"{energy:.3g} kWh" if abs(energy) >= 0.0005 else "0 kWh"
 
 
 def _kw(watts: float) -> str:
