@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from zeus.serving.wire import (
     pack_arrival,
+    pack_batch,
     pack_finish,
     pack_owner,
     pack_step,
@@ -73,6 +74,31 @@ class Recorder:
                 )
             )
         except Exception as error:  # noqa: BLE001 - never raise into the engine
+            self._fail(error)
+
+    def batch(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        roster: bytes,
+        tokens: Sequence[int],
+        computed: Sequence[int],
+    ) -> None:
+        """Sends a step at less cost than `step`: for many sequences that stay together.
+
+        Args:
+            begin_ns: When it began, CLOCK_MONOTONIC.
+            end_ns: When it ended.
+            roster: Its requests, each by `wire.pack_request`, one after the other.
+            tokens: Computed in this step, of each.
+            computed: Tokens of each that are computed when the step has ended.
+        """
+        self._number += 1
+        try:
+            self._send(
+                pack_batch(self._engine, self._number, begin_ns, end_ns, roster, tokens, computed)
+            )
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
     def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:

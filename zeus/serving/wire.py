@@ -10,6 +10,8 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import lt, sub
 from typing import Any
 
 import msgpack
@@ -110,6 +112,32 @@ def pack_step(
     return found
 
 
+def pack_request(request: str, prompt: int) -> bytes:
+    """A request of a batch, and the tokens of its prompt: packed once for many batches."""
+    found: bytes = msgpack.packb(request) + msgpack.packb(prompt)
+    return found
+
+
+def pack_batch(
+    engine: str,
+    number: int,
+    begin_ns: int,
+    end_ns: int,
+    roster: bytes,
+    tokens: Sequence[int],
+    computed: Sequence[int],
+) -> bytes:
+    """A step as bytes, with what the receiver can derive left out.
+
+    Args:
+        engine, number, begin_ns, end_ns, tokens: See `Step`.
+        roster: Its requests, each by `pack_request`, one after the other.
+        computed: Tokens of each request that are computed when the step has ended.
+    """
+    found: bytes = msgpack.packb(("b", engine, number, begin_ns, end_ns, roster, tokens, computed))
+    return found
+
+
 def pack_finish(engine: str, request: str, tenant: str = "") -> bytes:
     """The end of a request as bytes."""
     found: bytes = msgpack.packb(("f", engine, request, tenant))
@@ -138,6 +166,8 @@ def unpack(data: bytes) -> Message:
         kind, *rest = msgpack.unpackb(data)
         if kind == "f":
             return Finish(*(_text(one) for one in rest[:3]))
+        if kind == "b":
+            return _batch(rest)
         if kind == "s":
             return _step(rest)
         if kind == "a":
@@ -154,6 +184,26 @@ def _arrival(rest: list[Any]) -> Arrival:
     if not isinstance(at_ns, int) or not isinstance(prompt, int) or prompt < 0:
         raise ValueError
     return Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))
+
+
+def _batch(rest: list[Any]) -> Step:
+    *where, roster, tokens, computed = rest[:7]
+    names, prompts = _roster(roster)
+    if not len(names) == len(tokens) == len(computed):
+        raise ValueError
+    context = list(map(sub, computed, tokens))
+    return _step([*where, names, list(map(lt, context, prompts)), tokens, context])
+
+
+@lru_cache(maxsize=64)
+def _roster(data: bytes) -> tuple[list[str], list[int]]:
+    """Names and prompts; batches of an engine often have the same requests."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    found = list(unpacker)
+    if len(found) % 2:
+        raise ValueError
+    return found[::2], found[1::2]
 
 
 def _step(rest: list[Any]) -> Step:

@@ -38,8 +38,10 @@ from zeus.serving.wire import (
     Owner,
     Step,
     pack_arrival,
+    pack_batch,
     pack_finish,
     pack_owner,
+    pack_request,
     pack_step,
     unpack,
 )
@@ -54,6 +56,9 @@ def test_messages_survive_the_wire():
     step = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
 
     assert step == Step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
+    roster = pack_request("a", 5) + pack_request("b", 7)
+    batch = unpack(pack_batch("1", 7, 10, 20, roster, [5, 1], [5, 10]))
+    assert batch == step
     assert unpack(pack_finish("1", "a", "x")) == Finish("1", "a", "x")
     assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == Arrival("1", "a", 5, 9, "00-1")
     assert unpack(pack_owner("a", "x")) == Owner("a", "x")
@@ -70,6 +75,11 @@ def test_messages_survive_the_wire():
         pack_step("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2),
         pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
         pack_step(1, 7, 10, 20, [], [], [], []),  # type: ignore[arg-type]
+        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1], [0]),
+        pack_batch("1", 7, 10, 20, pack_request("a", 5) * 2, [1] * 2, [1] * 2),
+        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1, 2], [1, 2]),
+        pack_batch("1", 7, 10, 20, b"\x05", [], []),
+        pack_batch("1", 7, 10, 20, "", [], []),  # type: ignore[arg-type]
         pack_finish("1", 5),  # type: ignore[arg-type]
         pack_arrival("1", "a", 5, -1),
         pack_owner("a", None),  # type: ignore[arg-type]
