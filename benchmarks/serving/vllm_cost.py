@@ -38,7 +38,7 @@ def cost(home: Path, turns: int, sequences: int) -> None:
     """Prints time per output token of each arm, and the ratio to the plain engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ[MODE_ENV] = ""
-    with beside(home, clocks=True):
+    with beside(home, dry_run=True):
         arms = _engine(home, sequences)
         next(arms)
         order = ["off", "steps", "stats"]
@@ -154,27 +154,16 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def beside(home: Path, *, clocks: bool) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """A zeusd on a simulated GPU, a ledger, and clock control in dry run."""
+def beside(home: Path, *, dry_run: bool) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A zeusd on a simulated GPU, a ledger, and clock control."""
     os.environ["ZEUSD_SOCK_PATH"] = str(home / "zeusd.sock")
     ledger, control = home / "ledger.sock", home / "clocks.sock"
-    os.environ[SOCKET_ENV] = f"{ledger}:{control}" if clocks else str(ledger)
-    zeusd = ["-m", "zeusd", "serve", "--simulate", "a100", "--state-dir", str(home / "state")]
-    zeusd += ["--socket", os.environ["ZEUSD_SOCK_PATH"], "--log-level", "warning"]
-    serve = ["-m", "zeus.serving", "serve", "--socket", str(ledger), "--method", "tokens"]
-    serve += ["--log", str(home / "requests.jsonl"), "--listen", "127.0.0.1:9462"]
-    dry = ["-m", "zeus.serving", "clocks", "--slo-ttft", "5", "--slo-tpot", "1", "--gpu", "0"]
-    dry += ["--feed", str(control), "--dry-run"]
+    os.environ[SOCKET_ENV] = f"{ledger}:{control}"
     found: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        found["zeusd"] = start(zeusd)
-        wait_for_zeusd()
-        found["ledger"] = start(serve)
-        wait_for(ledger)
-        if clocks:
-            with (home / "clocks.log").open("wb") as log:
-                found["clocks"] = subprocess.Popen([sys.executable, *dry], stderr=log)
-            wait_for(control)
+        found["zeusd"] = start_zeusd(home)
+        found["ledger"] = start_ledger(home)
+        found["clocks"] = start_clocks(home, dry_run=dry_run)
         yield found
     finally:
         for one in reversed(found.values()):
@@ -182,9 +171,38 @@ def beside(home: Path, *, clocks: bool) -> Iterator[dict[str, subprocess.Popen[b
             one.wait()
 
 
-def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    """A Python program."""
-    return subprocess.Popen([sys.executable, *arguments])
+def start_zeusd(home: Path) -> subprocess.Popen[bytes]:
+    """zeusd on a simulated GPU."""
+    zeusd = ["-m", "zeusd", "serve", "--simulate", "a100", "--state-dir", str(home / "state")]
+    zeusd += ["--socket", os.environ["ZEUSD_SOCK_PATH"], "--log-level", "warning"]
+    found = subprocess.Popen([sys.executable, *zeusd])
+    wait_for_zeusd()
+    return found
+
+
+def start_ledger(home: Path) -> subprocess.Popen[bytes]:
+    """A ledger that logs requests."""
+    serve = ["-m", "zeus.serving", "serve", "--socket", str(home / "ledger.sock")]
+    serve += ["--method", "tokens", "--log", str(home / "requests.jsonl")]
+    return _listening(home / "ledger.sock", [*serve, "--listen", "127.0.0.1:9462"])
+
+
+def start_clocks(home: Path, *, dry_run: bool) -> subprocess.Popen[bytes]:
+    """Clock control with objectives that a CPU can keep."""
+    clocks = ["-m", "zeus.serving", "clocks", "--slo-ttft", "30", "--slo-tpot", "1", "--gpu", "0"]
+    clocks += ["--feed", str(home / "clocks.sock"), *(["--dry-run"] if dry_run else [])]
+    return _listening(home / "clocks.sock", clocks, home / "clocks.log")
+
+
+def _listening(
+    path: Path, arguments: list[str], log: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """A Python program, when it listens."""
+    path.unlink(missing_ok=True)
+    with contextlib.nullcontext() if log is None else log.open("ab") as errors:
+        found = subprocess.Popen([sys.executable, *arguments], stderr=errors)
+    wait_for(path)
+    return found
 
 
 def wait_for(path: Path) -> None:
