@@ -37,7 +37,7 @@ def main() -> None:
     record = commands.add_parser("record")
     record.add_argument("file", type=Path)
     cost = commands.add_parser("cost")
-    cost.add_argument("--turns", type=int, default=500, help="of each arm (500)")
+    cost.add_argument("--turns", type=int, default=3000, help="of each arm at most (3000)")
     cost.add_argument("--sequences", type=int, default=16, help="that decode at once (16)")
     commands.add_parser("server")
     options = parser.parse_args()
