@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
+from zeus.serving.prior import Weights
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.wire import Arrival, Finish, Owner, Step
 
@@ -192,7 +193,7 @@ class Accountant:
         *,
         seen_ns: int | None = None,
         method: str = "regression",
-        prior: Sequence[float] | None = None,
+        prior: Weights | None = None,
         front_end: bool = False,
     ) -> None:
         self._front_end = front_end
@@ -309,7 +310,7 @@ class Accountant:
         return replace(self._ledger.totals)
 
     @property
-    def weights(self) -> list[float] | None:
+    def weights(self) -> Weights:
         """See `Ledger.weights`."""
         return self._ledger.weights
 

@@ -140,7 +140,7 @@ def _joined(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
 
 def _sum_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """One row for all sides of a request; where one is refused, so is the sum."""
-    found = dict(max(rows, key=_ended_s))
+    found = dict(sorted(rows, key=_ended_s)[-1])
     found["tenant"] = next((row["tenant"] for row in rows if row["tenant"]), "")
     found["method"] = " ".join(sorted({str(row["method"]) for row in rows}))
     found["decode_tokens"] = sum(row["decode_tokens"] for row in rows)
@@ -221,7 +221,7 @@ def plot(report: Report, by: str, path: Path) -> None:
 
 def _ended_s(entry: dict[str, Any]) -> float:
     """When a request ended, s since 1970."""
-    return float(entry["settled_s"]) - (entry["settled_ns"] - entry["end_ns"]) / 1e9
+    return float(entry["settled_s"]) - float(entry["settled_ns"] - entry["end_ns"]) / 1e9
 
 
 def _group(entry: dict[str, Any], by: str) -> str:

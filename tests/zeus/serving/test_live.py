@@ -274,13 +274,13 @@ def test_an_accountant_without_zeusd_goes_on_in_bounded_memory(monkeypatch):
 
 def test_weights_survive_and_shorten_the_start(tmp_path):
     store = WeightStore(tmp_path / "state" / "weights.json")
-    assert store.get("H100", "1", "m") is None
+    assert store.get("H100", "1", "m") == {}
     accountant = Accountant(["x"])
     _tell(accountant, serve(seeds.fresh(), seconds=50))
     accountant.close()
-    assert accountant.weights is not None
+    assert accountant.weights
     store.put(accountant.weights, "H100", "1", "m")
-    store.put([1.0], "H100", "1", "other")
+    store.put({1980.0: [1.0]}, "H100", "1", "other")
 
     prior = store.get("H100", "1", "m")
     assert prior == accountant.weights
@@ -295,8 +295,9 @@ def test_weights_survive_and_shorten_the_start(tmp_path):
     ]
     assert np.median(errors) < 0.1
 
-    (tmp_path / "state" / "weights.json").write_text("{")
-    assert store.get("H100", "1", "m") is None
+    for text in ("{", '{"version": 2, "weights": {"H100|1|m": {"1980": [1, null]}}}'):
+        (tmp_path / "state" / "weights.json").write_text(text)
+        assert store.get("H100", "1", "m") == {}
 
 
 # ---------------------------------------------------------------------------------------- service
