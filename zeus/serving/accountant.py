@@ -196,6 +196,7 @@ class Accountant:
         prior: Weights | None = None,
         front_end: bool = False,
     ) -> None:
+        self.gpus = list(gpus)
         self._front_end = front_end
         self._ledger = Ledger(method, prior=prior)
         self._meter = Meter(gpus, seen_ns)
@@ -269,6 +270,10 @@ class Accountant:
         if clock_mhz is not None:
             self.clock_hz = clock_mhz * 1e6
         self._meter.sample(gpu, t_ns, energy_uj, number, clock_mhz)
+
+    def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
+        """See `Ledger.foreign`."""
+        self._ledger.foreign(begin_ns, end_ns, reason)
 
     def poll(self, now_ns: int) -> list[RequestEnergy]:
         """Does what is due.

@@ -171,6 +171,10 @@ class Ledger:
 
         Requests with a step in it are refused, and their energy is unattributed.
         """
+        last = self._foreign[-1] if self._foreign else None
+        if last is not None and last[2] == reason and last[0] <= begin_ns <= last[1]:
+            begin_ns, end_ns = last[0], max(last[1], end_ns)
+            self._foreign.pop()
         self._foreign.append((begin_ns, end_ns, reason))
 
     # -------------------------------------------------------------------------------------- output

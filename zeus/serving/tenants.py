@@ -66,19 +66,31 @@ class Tenants:
         self._looked_s = -math.inf
         self._shared: str | None = None
 
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another look."""
+        return time.monotonic() >= self._looked_s + EVERY_S
+
+    def look(self, client: Client) -> str | None:
+        """Asks zeusd who computes on the GPUs; None: nobody else, or zeusd does not know.
+
+        Raises:
+            ZeusIpcError: zeusd does not answer.
+        """
+        self._looked_s = time.monotonic()
+        try:
+            self._shared = shared_by(client.processes(self._gpus))
+        except (NotSupported, RequestRejected, SeveralGpusFailed) as error:
+            self._looked_s = math.inf
+            log.info("who else uses the GPUs is not known: %s", error.message)
+        return self._shared
+
     def refuse_others(self, client: Client) -> None:
-        """Asks zeusd, unless it did lately.
+        """Looks if it is due.
 
         Raises:
             ZeusIpcError: There is another tenant, or zeusd does not answer.
         """
-        now_s = time.monotonic()
-        if now_s >= self._looked_s + EVERY_S:
-            self._looked_s = now_s
-            try:
-                self._shared = shared_by(client.processes(self._gpus))
-            except (NotSupported, RequestRejected, SeveralGpusFailed) as error:
-                self._looked_s = math.inf
-                log.info("who else uses the GPUs is not known: %s", error.message)
-        if self._shared is not None:
-            raise ZeusIpcError(f"another tenant uses a GPU: {self._shared}")
+        shared = self.look(client) if self.due else self._shared
+        if shared is not None:
+            raise ZeusIpcError(f"another tenant uses a GPU: {shared}")

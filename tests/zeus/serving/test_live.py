@@ -308,6 +308,7 @@ class FakeSensors:
 
     def __init__(self) -> None:
         self.samples: list[SimpleNamespace] = []
+        self.shared: list[tuple[str, int, int, str]] = []
 
     def start(self) -> None:
         pass
@@ -318,6 +319,42 @@ class FakeSensors:
     def take(self) -> list[SimpleNamespace]:
         found, self.samples = self.samples, []
         return found
+
+    def take_shared(self) -> list[tuple[str, int, int, str]]:
+        found, self.shared = self.shared, []
+        return found
+
+
+def test_requests_beside_another_tenant_are_refused(tmp_path):
+    accountants = {"0": Accountant(["x"], method="tokens"), "1": Accountant(["y"], method="tokens")}
+    sensors = FakeSensors()
+    service = Service(str(tmp_path / "socket"), accountants, sensors)  # type: ignore[arg-type]
+    begin_ns = time.monotonic_ns() - 60 * 10**9
+    for n in range(400):
+        at_ns = begin_ns + n * 100 * MS
+        for number, (engine, gpu) in enumerate([("0", "x"), ("1", "y")]):
+            name = f"{engine}-{n // 100}"
+            step = Step(engine, n + 1, at_ns, at_ns + 90 * MS, [name], [False], [1], [9])
+            service.take(step)
+            sensors.samples.append(
+                SimpleNamespace(
+                    gpu=gpu, t_ns=at_ns + number, energy_uj=n * 10**6, number=n, gpu_clock_mhz=None
+                )
+            )
+    for n in (12, 14):
+        sensors.shared.append(("y", begin_ns + (n - 4) * 10**9, begin_ns + n * 10**9, "u5 and u7"))
+    service.poll(time.monotonic_ns())
+
+    rows = {row.request: row for one in accountants.values() for row in one.close()}
+
+    assert {name: row.reason for name, row in rows.items()} == {
+        **{f"0-{n}": "" for n in range(4)},
+        "1-0": "u5 and u7",
+        "1-1": "u5 and u7",
+        "1-2": "",
+        "1-3": "",
+    }
+    service._receiver.close()
 
 
 def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
