@@ -4,188 +4,90 @@
 
 Three members of etcd, simulated nodes with zeusd and agent each, two allocators. At random, one of
 them is stopped for up to 30 s or killed and started again, and the budget falls to 60 % of the sum
-of maxima and rises again. All limits are read one after another, with 20 ms between. In the sum a
-cut counts from 15 s on. How soon nodes obeyed it is printed, apart for those that could be reached:
-neither they nor etcd had a fault just before or meanwhile.
+of maxima and rises again. All limits are read one after another, with 20 ms between; and at the end
+every change of a limit is looked at, by the audit logs of the zeusds. In the sum a cut counts from
+15 s on. How soon nodes obeyed it is printed, apart for those that could be reached: neither they
+nor etcd had a fault just before or meanwhile.
+
+A machine that is too slow for so many nodes proves nothing: programs that are not run leave nodes
+at their minimum, and how long that was is printed, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import bisect
 import contextlib
+import math
 import os
 import random
+import shutil
 import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from zeus_fleet.messages import Budget, Domain
+from benchmarks import fleet_audit
+from benchmarks.fleet_site import FLOOR_W, Program, Site, answer
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
-from zeus_ipc.replies import NodeInfo
 
-FLOOR_W, MOST_W = 200, 500
 LEASE_S = 15.1
-FLEET = [sys.executable, "-m", "zeus_fleet"]
 
 
 @dataclass
-class Program:
-    """A process that is started again."""
-
-    name: str
-    command: list[str]
-    log: Path
-    killable: bool = True
-    process: subprocess.Popen[bytes] | None = None
-    again_at: float = 0.0
-    resume_at: float = 0.0
-
-    def start(self) -> None:
-        with self.log.open("ab") as log:
-            self.process = subprocess.Popen(self.command, stdout=log, stderr=log)
-
-    def signal(self, number: int) -> None:
-        if self.process is not None and self.process.poll() is None:
-            self.process.send_signal(number)
-
-    def tick(self, now: float) -> None:
-        """Starts it again, or lets it go on, when it is time."""
-        if self.resume_at and now >= self.resume_at:
-            self.signal(signal.SIGCONT)
-            self.resume_at = 0.0
-        if self.process is not None and self.process.poll() is not None:
-            self.again_at = self.again_at or now + 2
-            if now >= self.again_at:
-                self.again_at = 0.0
-                self.start()
-
-
-def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
-
-
-def etcd_commands(folder: Path) -> tuple[list[list[str]], list[str]]:
-    """Three members: how to start each, and their endpoints."""
-    ports = free_ports(6)
-    peers = ",".join(f"m{i}=http://127.0.0.1:{ports[3 + i]}" for i in range(3))
-    commands = []
-    for i in range(3):
-        client, peer = (f"http://127.0.0.1:{port}" for port in (ports[i], ports[3 + i]))
-        command = ["etcd", "--name", f"m{i}", "--data-dir", str(folder / f"etcd{i}")]
-        command += ["--listen-client-urls", client, "--advertise-client-urls", client]
-        command += ["--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer]
-        commands.append([*command, "--initial-cluster", peers])
-    return commands, [f"127.0.0.1:{port}" for port in ports[:3]]
-
-
-def answer(client: Client) -> NodeInfo:
-    """What a zeusd says that may still be starting."""
-    end = time.monotonic() + 180
-    while True:
-        try:
-            return client.node()
-        except ZeusIpcError:
-            if time.monotonic() > end:
-                raise
-            time.sleep(0.2)
-
-
-@dataclass
-class Site:
-    """All that runs."""
-
-    folder: Path
-    nodes: int
-    programs: list[Program] = field(default_factory=list)
-    endpoints: list[str] = field(default_factory=list)
-
-    def start(self) -> None:
-        commands, members = etcd_commands(self.folder)
-        for i, command in enumerate(commands):
-            self._add(f"etcd{i}", command)
-        self.endpoints = [word for one in members for word in ("--etcd", one)]
-        for i in range(self.nodes):
-            command = [sys.executable, "-m", "zeusd", "serve", "--simulate", "2xv100-pcie"]
-            command += ["--socket", self.socket(i), "--state-dir", str(self.folder / f"state{i}")]
-            self._add(f"zeusd{i}", command)
-        for i in range(self.nodes):
-            # As an administrator would before the node is used: the floor, until a plan says more.
-            with Client(self.socket(i)) as client:
-                uuids = [gpu.uuid for gpu in answer(client).gpus]
-                client.set_ceiling(uuids, "fleet", 1000 * FLOOR_W // 2)
-            command = [*FLEET, "node", "--name", f"n{i}", "--socket", self.socket(i)]
-            self._add(f"agent{i}", [*command, *self.endpoints])
-        for i in range(2):
-            # Uniform, so that GPUs without a job are raised, too.
-            command = [*FLEET, "allocate", "--name", f"l{i}", "--policy", "uniform"]
-            self._add(f"allocator{i}", [*command, *self.endpoints])
-
-    def _add(self, name: str, command: list[str]) -> None:
-        program = Program(name, command, self.folder / f"{name}.log")
-        self.programs.append(program)
-        program.start()
-
-    def socket(self, node: int) -> str:
-        return str(self.folder / f"n{node}.sock")
-
-    def stop(self) -> None:
-        for program in self.programs:
-            program.signal(signal.SIGKILL)
-            if program.process is not None:
-                program.process.wait()
-
-    def budget(self, watts: int) -> Budget:
-        """All nodes, and no reserve: no GPU is stuck here."""
-        floors = {f"n{i}": 1000 * FLOOR_W for i in range(self.nodes)}
-        return Budget((Domain("site", 1000 * watts, frozenset(floors)),), floors)
-
-
-class Writer(threading.Thread):
-    """Writes a budget while sampling goes on.
+class Budgeted:
+    """A budget that was written.
 
     Attributes:
         before: What was allowed until then, W.
         watts: The new budget.
-        held: What each node held then, W.
-        at: When the request that succeeded was sent; None: none has.
+        began: When it was first tried, s since 1970.
+        at: When the request that succeeded was sent; infinity: none has yet.
     """
 
-    def __init__(self, site: Site, before: int, watts: int, held: list[float]) -> None:
+    before: int
+    watts: int
+    began: float = field(default_factory=time.time)
+    at: float = math.inf
+
+
+class Writer(threading.Thread):
+    """Writes a budget while sampling goes on, as often as it takes."""
+
+    def __init__(self, site: Site, budgeted: Budgeted) -> None:
         super().__init__(daemon=True)
-        self.before, self.watts, self.held = before, watts, held
-        self.at: float | None = None
-        self._site = site
+        self._site, self._budgeted = site, budgeted
 
     def run(self) -> None:
-        """Tries each member twice."""
         asyncio.run(self._write())
 
     async def _write(self) -> None:
         store = Store(self._site.endpoints[1::2], timeout_s=2.0)
-        for _ in range(6):
+        while True:
             with contextlib.suppress(StoreUnavailable):
                 read, _ = await store.read()
                 revision = 0 if read is None else read.budget_revision
-                at = time.monotonic()
-                if await store.set_budget(self._site.budget(self.watts), revision):
-                    self.at = at
+                at = time.time()
+                if await store.set_budget(self._site.budget(self._budgeted.watts), revision):
+                    self._budgeted.at = at
                     break
+            await asyncio.sleep(0.2)
         await store.close()
+
+
+def allowed_w(budgets: list[Budgeted], at: float) -> float:
+    """What all nodes may hold at a time: a cut counts from `LEASE_S` after it was written on."""
+    one = [budget for budget in budgets if budget.began <= at][-1]
+    return one.watts if at >= one.at + LEASE_S else max(one.before, one.watts)
 
 
 class Sampler:
@@ -233,55 +135,163 @@ def strike(program: Program, generator: random.Random, now: float) -> Fault:
     if group == "zeusd":
         kind = "killed"  # nobody lowers the limits while zeusd is stopped
     program.signal(signal.SIGSTOP if kind == "stopped" else signal.SIGKILL)
-    back = now + 2
+    seconds = 2.0
     if kind == "stopped":
-        back = program.resume_at = now + generator.uniform(1, 30)
+        seconds = generator.uniform(1, 30)
+        program.resume_at = time.monotonic() + seconds
     elif group == "zeusd":
-        program.again_at = now + 0.1  # as systemd does it
+        program.again_at = time.monotonic() + 0.1  # as systemd does it
+    back = now + seconds
     return Fault(program.name, f"{group} {kind}", now, back + AFTER_S[group])
 
 
-@dataclass
-class Cut:
-    """A smaller budget, and which nodes have to follow."""
+def obeyed(
+    budgets: list[Budgeted], faults: list[Fault], lines: list[list[tuple[float, float]]]
+) -> str:
+    """How soon nodes obeyed cuts, by whether they could be reached.
 
-    at: float
-    bounds: dict[int, float]
-    reached: dict[int, float] = field(default_factory=dict)
-
-    def see(self, now: float, held: list[float]) -> None:
-        """Notes who has followed by now."""
-        for node, bound in self.bounds.items():
-            if node not in self.reached and held[node] <= bound:
-                self.reached[node] = now
-
-
-def cut_of(now: float, held: list[float], before: int, budget: int) -> Cut:
-    """What each node has to come down to at once, see `obeyed_mw`."""
-    floors = FLOOR_W * len(held)
-    share = (budget - floors) / (before - floors)
-    bounds = {node: FLOOR_W + (watts - FLOOR_W) * share + 1 for node, watts in enumerate(held)}
-    return Cut(now, {node: bound for node, bound in bounds.items() if held[node] > bound})
-
-
-def said(cuts: list[Cut], faults: list[Fault]) -> str:
-    """How soon nodes obeyed, by whether they could be reached."""
+    Args:
+        budgets: All that were written.
+        faults: All there were.
+        lines: The sum of each node's limits from each time on.
+    """
     times: dict[bool, list[float]] = {True: [], False: []}
-    for cut in cuts:
-        for node, at in cut.reached.items():
-            reachable = not any(one.touches(node, cut.at - 2, at) for one in faults)
-            times[reachable].append(at - cut.at)
-    lines = []
+    for cut in budgets:
+        if cut.watts < cut.before and cut.at < math.inf:
+            for node, line in enumerate(lines):
+                took = _took(cut, line, len(lines))
+                if took is not None:
+                    since, until = cut.at - 2, cut.at + took
+                    touched = any(one.touches(node, since, until) for one in faults)
+                    times[not touched].append(took)
+    said = []
     for reachable, some in times.items():
         some.sort()
         what = "reachable" if reachable else "not reachable"
         if some:
             middle, late = some[len(some) // 2], some[int(len(some) * 0.99)]
-            lines.append(
+            said.append(
                 f"nodes {what} obeyed a cut ({len(some)} times) after: median {middle:.2f} s, "
                 f"99 % {late:.2f} s, last {some[-1]:.2f} s"
             )
-    return "\n".join(lines)
+    return "\n".join(said)
+
+
+def _took(cut: Budgeted, line: list[tuple[float, float]], nodes: int) -> float | None:
+    """How long a node took to what `obeyed_mw` asks of it; None: it had no more before."""
+    held = next((watts for at, watts in reversed(line) if at <= cut.at), 0.0)
+    floors = FLOOR_W * nodes
+    bound = FLOOR_W + (held - FLOOR_W) * (cut.watts - floors) / (cut.before - floors) + 1
+    if held <= bound:
+        return None
+    return next((at - cut.at for at, watts in line if at > cut.at and watts <= bound), math.inf)
+
+
+def unexplained(
+    faults: list[Fault], lines: list[list[tuple[float, float]]], began: float, ended: float
+) -> float:
+    """The share of time that nodes were at their minimum though no fault kept them from etcd."""
+    seconds = low = 0
+    for node, line in enumerate(lines):
+        known = [fault for fault in faults if fault.touches(node, began, ended)]
+        times, last = [at for at, _ in line], len(line) - 1
+        for second in range(int(ended - began)):
+            at = began + second
+            # After a lease without an answer it takes an allocator's wait to be raised again.
+            if not any(fault.touches(node, at - 2 * LEASE_S, at) for fault in known):
+                seconds += 1
+                low += line[min(last, bisect.bisect_right(times, at) - 1)][1] <= FLOOR_W
+    return low / seconds if seconds else math.nan
+
+
+class Run:
+    """Faults and budgets at random, while all limits are read."""
+
+    def __init__(self, site: Site, seed: int) -> None:
+        self.site = site
+        self.budgets = [Budgeted(0, site.most)]
+        self.faults: list[Fault] = []
+        self.samples = self.above = 0
+        self.used = self.longest_s = 0.0
+        self.began = time.time()
+        self._random = random.Random(seed)
+        self._sampler = Sampler(site)
+        self._writer: Writer | None = None
+
+    def start(self) -> None:
+        """Writes the first budget and gives all nodes time to reach it."""
+        writer = Writer(self.site, self.budgets[0])
+        writer.start()
+        writer.join(60)
+        end = time.monotonic() + 600
+        while sum(self._sampler.held_w()) < 0.99 * self.site.most:
+            if time.monotonic() > end:
+                raise SystemExit("the nodes do not reach the budget: too many for this machine")
+            time.sleep(0.5)
+        self.began = time.time()
+
+    def go_on(self, seconds: float, every_s: float) -> None:
+        """Samples, and strikes now and then."""
+        now = self.began
+        fault_at, budget_at, sample_at = now + 5, now + 10, now
+        while now < self.began + seconds:
+            before, now = now, time.time()
+            self.longest_s = max(self.longest_s, now - before)
+            for program in self.site.programs:
+                program.tick(time.monotonic())
+            if now >= sample_at:
+                sample_at = now + every_s
+                self._sample()
+            if now >= fault_at:
+                fault_at = now + self._random.uniform(1, 8)
+                program = self._random.choice(self.site.programs)
+                self.faults.append(strike(program, self._random, now))
+            if self._writer is not None and not self._writer.is_alive():
+                self._writer = None
+                budget_at = now + self._random.uniform(20, 40)
+            elif self._writer is None and now >= budget_at:
+                last = self.budgets[-1].watts
+                low = last == self.site.most
+                self.budgets.append(Budgeted(last, int(self.site.most * (0.6 if low else 1.0))))
+                self._writer = Writer(self.site, self.budgets[-1])
+                self._writer.start()
+                budget_at = math.inf
+            time.sleep(min(0.05, every_s))
+
+    def _sample(self) -> None:
+        began = time.time()
+        held = sum(self._sampler.held_w())
+        allowed = max(allowed_w(self.budgets, at) for at in (began, time.time()))
+        self.samples += 1
+        self.used += held / allowed
+        if held > allowed:
+            self.above += 1
+            print(f"{began - self.began:.2f} s: {held:g} W of {allowed:g} W", flush=True)
+
+    def report(self, every_s: float) -> bool:
+        """Prints what was seen; whether no sum was exceeded."""
+        logs = [self.site.folder / f"zeusd{node}.log" for node in range(self.site.nodes)]
+        found = fleet_audit.changes(logs)
+        ends = [fleet_audit.Change(one.at + LEASE_S, -1, "", 0.0) for one in self.budgets]
+        every = sorted([*found, *(end for end in ends if end.at_s < time.time())])
+        above, most = fleet_audit.excesses(
+            every, lambda at: allowed_w(self.budgets, at), self.began
+        )
+        print(f"{self.samples} samples of all limits, one each {every_s:g} s and what it takes: ")
+        print(f"  above the budget {self.above}; {self.used / self.samples:.2f} of it on average")
+        print(f"{len(found)} changes of a limit by the zeusds' logs:")
+        print(f"  above the budget {len(above)}; nearest {most:.3f} of it")
+        for one in above[:20]:
+            at = one.at_s - self.began
+            print(f"  {at:.3f} s: {one.held_w:g} W of {one.allowed_w:g} W")
+        lines = fleet_audit.of_nodes(found, self.site.nodes)
+        print(obeyed(self.budgets, self.faults, lines))
+        idle = unexplained(self.faults, lines, self.began, time.time())
+        print(f"at their minimum without a fault that explains it: {idle:.4f} of the time of nodes")
+        kinds = Counter(fault.what for fault in self.faults)
+        print(", ".join(f"{what} {count}" for what, count in sorted(kinds.items())))
+        print(f"the longest that this program was not run: {self.longest_s:.2f} s")
+        return not above and not self.above
 
 
 def main() -> int:
@@ -290,67 +300,22 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=4.0)
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--every", type=float, default=0.02, help="between samples, s")
+    parser.add_argument("--keep", type=Path, help="keep the logs in this folder")
     options = parser.parse_args()
-    generator = random.Random(options.seed)
-    counts: dict[str, int] = {}
     with tempfile.TemporaryDirectory() as name, contextlib.ExitStack() as stack:
         site = Site(Path(name), options.nodes)
         stack.callback(site.stop)
         site.start()
-        budget = options.nodes * MOST_W
-        first = Writer(site, 0, budget, [])
-        first.run()
-        assert first.at is not None, "etcd did not start"
-        sampler = Sampler(site)
-        allowed: list[tuple[float, int]] = []
-        samples = violations = 0
-        most, used, low = 0.0, 0.0, False
-        cuts: list[Cut] = []
-        faults: list[Fault] = []
-        writer: Writer | None = None
-        began = time.monotonic()
-        fault_at, budget_at = began + 20, began + 30
-        while (now := time.monotonic()) < began + 60 * options.minutes:
-            each = sampler.held_w()
-            held = sum(each)
-            allowed = [one for one in allowed if one[0] > now]
-            bound = max([budget, *(watts for _, watts in allowed)])
-            samples, used, most = samples + 1, used + held / budget, max(most, held / bound)
-            for cut in cuts[-1:]:
-                cut.see(time.monotonic(), each)
-            if held > bound:
-                violations += 1
-                print(f"{now - began:.2f} s: {held:g} W of {bound} W", flush=True)
-            for program in site.programs:
-                program.tick(now)
-            if now >= fault_at:
-                fault_at = now + generator.uniform(1, 8)
-                fault = strike(generator.choice(site.programs), generator, now)
-                counts[fault.what] = counts.get(fault.what, 0) + 1
-                faults.append(fault)
-            if writer is None and now >= budget_at:
-                low = not low
-                watts = int(options.nodes * MOST_W * (0.6 if low else 1.0))
-                writer = Writer(site, budget, watts, each)
-                allowed += [(now + LEASE_S + 30, watts), (now + LEASE_S + 30, budget)]
-                writer.start()
-            if writer is not None and not writer.is_alive():
-                budget_at = now + generator.uniform(20, 40)
-                if writer.at is not None:
-                    allowed = [(writer.at + LEASE_S, writer.before)]
-                    budget = writer.watts
-                    if budget < writer.before:
-                        cuts.append(cut_of(writer.at, writer.held, writer.before, budget))
-                        cuts[-1].see(time.monotonic(), each)
-                else:
-                    low = not low
-                writer = None
-            time.sleep(0.02)
-        print(f"samples {samples}, above the budget {violations}, nearest {most:.3f} of it")
-        print(f"held on average {used / samples:.2f} of the budget")
-        print(said(cuts, faults))
-        print(", ".join(f"{what} {count}" for what, count in sorted(counts.items())))
-    return 1 if violations else 0
+        run = Run(site, options.seed)
+        run.start()
+        run.go_on(60 * options.minutes, options.every)
+        kept = run.report(options.every)
+        if options.keep is not None:
+            options.keep.mkdir(parents=True, exist_ok=True)
+            for log in Path(name).glob("*.log"):
+                shutil.copy(log, options.keep)
+    return 0 if kept else 1
 
 
 if __name__ == "__main__":

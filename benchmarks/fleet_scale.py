@@ -23,7 +23,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.fleet_chaos import FLEET, etcd_commands
+from benchmarks.fleet_site import FLEET, etcd_commands
 from zeus_fleet import wire
 from zeus_fleet.allocator import Allocator, Snapshot
 from zeus_fleet.gpus import Load

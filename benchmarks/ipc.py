@@ -254,11 +254,6 @@ def run(rounds: int, per_round: int, pinned: bool) -> dict[str, Case]:
                 Case(BARE, ping),
                 Case(DEALER, dealer_ping),
                 Case(SET, set_limit),
-                Case(
-                    "X direct set",
-                    lambda: (values.reverse(), straight.set_power_limit(uuid, values[0])),
-                ),
-                Case("X direct heartbeat", straight.heartbeat),
                 Case("state", lambda: client.state(uuid)),
                 Case(HEARTBEAT, client.heartbeat),
                 Case(HTTP, lambda: http.post("http://x/", content=REQUEST)),

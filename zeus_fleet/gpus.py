@@ -150,7 +150,7 @@ class ZeusdGpus:
                 wanted.append(gpu.min_mw)
                 continue
             one = self._work(index, gpu, lease)
-            key = (one.job, one.kind, one.max_mw, one.profile, one.measuring)
+            key = (one.job, one.kind, one.max_mw, one.profile, one.measuring, one.needs_mw)
             before = works.get(key, replace(one, gpus=()))
             works[key] = replace(one, gpus=(*before.gpus, index))
             wanted.append(one.max_mw)
@@ -172,4 +172,5 @@ class ZeusdGpus:
             min(max(asked, gpu.min_mw), gpu.max_mw),
             None if profile is None else profile_of(profile.limits_mw, profile.progress),
             lease.measuring,
+            lease.needs_mw,
         )

@@ -109,7 +109,8 @@ def _placed(claims: Mapping[str, Claim]) -> list[_Placed]:
         low = max(work.min_mw for _, work in works)
         high = max(low, *(work.max_mw for _, work in works))
         gpus = sum(len(work.gpus) for _, work in works)
-        job = Job(gpus, low, high, profile=profile, kind=kind)
+        needs = max((work.needs_mw for _, work in works if work.needs_mw is not None), default=None)
+        job = Job(gpus, low, high, profile=profile, kind=kind, needs_mw=needs)
         placed.append(_Placed(name, job, tuple(works), measuring))
     return placed
 

@@ -199,6 +199,7 @@ class Work:
         max_mw: The most that each has use for: its maximum, or what the job itself asks for.
         profile: What a limit is worth to the job; None: nobody knows.
         measuring: It measures now, and needs its highest limit for that.
+        needs_mw: The limit below which it misses a latency objective; None: it has none.
     """
 
     job: str
@@ -208,6 +209,7 @@ class Work:
     max_mw: int
     profile: Profile | None = None
     measuring: bool = False
+    needs_mw: int | None = None
 
 
 @dataclass(frozen=True)

@@ -51,15 +51,24 @@ def keeps_latency(policy: JobPolicy) -> JobPolicy:
     """A policy that first gives jobs with a latency objective what it needs.
 
     Where there is not enough for all of them, they share by one level; others get their minimum.
+    `latency_share` is the most that they may claim of what is above the minimum limits.
     """
 
     @functools.wraps(policy)
-    def kept(jobs: Sequence[Job], total_mw: int, *more: float, **options: float) -> list[int]:
+    def kept(
+        jobs: Sequence[Job],
+        total_mw: int,
+        *more: float,
+        latency_share: float = 1.0,
+        **options: float,
+    ) -> list[int]:
         lows = [job.low_mw for job in jobs]
         needs = [_clipped(job, job.needs_mw or 0) if job.busy else job.low_mw for job in jobs]
         if needs == lows:
             return policy(jobs, total_mw, *more, **options)
-        lows = level(total_mw, lows, needs, [job.gpus for job in jobs])
+        least = _sum(jobs, lows)
+        claimed = least + int(latency_share * max(0, total_mw - least))
+        lows = level(claimed, lows, needs, [job.gpus for job in jobs])
         bound = [replace(job, low_mw=low) for job, low in zip(jobs, lows, strict=True)]
         return policy(bound, total_mw, *more, **options)
 

@@ -49,6 +49,8 @@ def works_bytes(works: Iterable[Work]) -> bytes:
             row["profile"] = [work.profile.limits_mw, progress]
         if work.measuring:
             row["measuring"] = True
+        if work.needs_mw is not None:
+            row["needs_mw"] = work.needs_mw
         rows.append(row)
     return _json(rows)
 
@@ -77,6 +79,7 @@ def _work_of(row: dict[str, Any]) -> Work:
         int(row["max_mw"]),
         profile_of(*row["profile"]) if "profile" in row else None,
         bool(row.get("measuring")),
+        int(row["needs_mw"]) if "needs_mw" in row else None,
     )
 
 

@@ -11,39 +11,32 @@ import os
 import secrets
 import threading
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
-from zeus_ipc import errors
+from zeus_ipc import errors, operations
 from zeus_ipc._version import __version__
 from zeus_ipc.circuit import Circuit
 from zeus_ipc.closing import Closing
 from zeus_ipc.controls import Control
 from zeus_ipc.heartbeat import Heartbeat
+from zeus_ipc.operations import Operation, R
 from zeus_ipc.paths import socket_path
 from zeus_ipc.replies import (
-    Acquired,
     Applied,
     AuditRecord,
     AuditTrail,
     Back,
-    CeilingSet,
-    Deallocated,
     EnergyReading,
-    Forgotten,
     GpuProcesses,
     GpuState,
     HeartbeatResult,
     LeaseInfo,
-    LeaseList,
     Metrics,
     NodeInfo,
     Policy,
     PowerReading,
     Quiesced,
-    Released,
-    Restored,
     SupportedClocks,
-    Timeline,
     Usage,
     UsageSum,
     WindowEnergies,
@@ -60,11 +53,9 @@ from zeus_ipc.requests import (
 )
 from zeus_ipc.stream import SampleStream
 from zeus_ipc.transport import Transport, ZmqTransport
-from zeus_ipc.wire import PROTOCOL_VERSION, Message
+from zeus_ipc.wire import PROTOCOL_VERSION
 
 DEFAULT_TIMEOUT_S = 5.0
-
-M = TypeVar("M", bound=Message)
 
 
 class Client(Closing):
@@ -113,12 +104,11 @@ class Client(Closing):
 
     def node(self) -> NodeInfo:
         """What the daemon is, and which GPUs the node has at this moment."""
-        result = self._ask("hello", client_version=__version__)
-        return NodeInfo.model_validate(result, strict=False)
+        return self._ask(operations.HELLO, client_version=__version__)
 
     def state(self, gpus: str | Sequence[str]) -> dict[str, GpuState]:
         """Present limits, clocks, power, energy and temperature of GPUs, by UUID."""
-        return self._read("state", gpus, GpuState)
+        return self._each(operations.STATE, gpus=_uuids(gpus))
 
     def energy(self, gpus: str | Sequence[str]) -> dict[str, EnergyReading]:
         """Energy counters, mJ, with the time of reading, by UUID.
@@ -126,11 +116,11 @@ class Client(Closing):
         Raises:
             NotSupported: A GPU has no counter.
         """
-        return self._read("energy", gpus, EnergyReading)
+        return self._each(operations.ENERGY, gpus=_uuids(gpus))
 
     def power(self, gpus: str | Sequence[str]) -> dict[str, PowerReading]:
         """Power sensors, mW, by UUID."""
-        return self._read("power", gpus, PowerReading)
+        return self._each(operations.POWER, gpus=_uuids(gpus))
 
     def windows(
         self, sources: str | Sequence[str], windows: Sequence[tuple[int, int, bool]] = ()
@@ -155,9 +145,8 @@ class Client(Closing):
         for first in range(0, max(1, len(windows)), each):
             part = windows[first : first + each]
             numbers = [number for begin, end, aligned in part for number in (begin, end, +aligned)]
-            answer = self._ask("windows", sources=names, windows=numbers)
-            for name, result in self._per_gpu(answer, "sources").items():
-                energies = WindowEnergies.model_validate(result)
+            answer = self._each(operations.WINDOWS, sources=names, windows=numbers)
+            for name, energies in answer.items():
                 if name in found:
                     found[name].energy_uj.extend(energies.energy_uj)
                     found[name].uncertainty_uj.extend(energies.uncertainty_uj)
@@ -183,14 +172,13 @@ class Client(Closing):
         end_ns = NO_END_NS if end_ns is None else end_ns
         found: list[tuple[int, int]] = []
         while True:
-            answer = self._ask(
-                "timeline",
+            part = self._each(
+                operations.TIMELINE,
                 sources=[source],
                 domain=Domain(domain).value,
                 start_ns=max(0, start_ns),
                 end_ns=max(0, end_ns),
-            )
-            part = Timeline.model_validate(self._per_gpu(answer, "sources")[source])
+            )[source]
             found.extend(zip(part.t_ns, part.values, strict=True))
             if not part.more:
                 return found
@@ -213,11 +201,11 @@ class Client(Closing):
 
     def clocks(self, gpu: str) -> SupportedClocks:
         """Clocks, MHz, that a GPU can be locked to."""
-        return self._read("clocks", gpu, SupportedClocks)[gpu]
+        return self._each(operations.CLOCKS, gpus=[gpu])[gpu]
 
     def processes(self, gpus: str | Sequence[str]) -> dict[str, GpuProcesses]:
         """Processes that use GPUs, by UUID: at most a second old."""
-        return self._read("processes", gpus, GpuProcesses)
+        return self._each(operations.PROCESSES, gpus=_uuids(gpus))
 
     # ---------------------------------------------------------------------------------- controls
 
@@ -246,11 +234,8 @@ class Client(Closing):
         """
         name, value = Control(control).value, list(value)
         more = {"together": True} if together else {}
-        answer = self._set("set", gpus, block, control=name, value=value, **more)
-        return {
-            uuid: value if one.applied is None else one.applied
-            for uuid, one in _each(Applied, answer).items()
-        }
+        answer = self._set(operations.SET, gpus, block, control=name, value=value, **more)
+        return {uuid: value if one.applied is None else one.applied for uuid, one in answer.items()}
 
     def set_power_limit(
         self, gpus: str | Sequence[str], power_limit_mw: int, *, block: bool = True
@@ -267,31 +252,31 @@ class Client(Closing):
             LeaseHeld, LeaseExpired, OutOfRange, PermissionRefused, NotSupported, DeviceFailure: See
                 each.
         """
-        self._set("set_power_limit", gpus, block, power_limit_mw=power_limit_mw)
+        self._set(operations.SET_POWER_LIMIT, gpus, block, power_limit_mw=power_limit_mw)
 
     def set_gpu_clocks(
         self, gpus: str | Sequence[str], min_mhz: int, max_mhz: int, *, block: bool = True
     ) -> None:
         """Locks the graphics clock to a range, MHz. Errors as for `set_power_limit`."""
-        self._set("set_gpu_clocks", gpus, block, min_mhz=min_mhz, max_mhz=max_mhz)
+        self._set(operations.SET_GPU_CLOCKS, gpus, block, min_mhz=min_mhz, max_mhz=max_mhz)
 
     def set_memory_clocks(
         self, gpus: str | Sequence[str], min_mhz: int, max_mhz: int, *, block: bool = True
     ) -> None:
         """Locks the memory clock to a range, MHz. Errors as for `set_power_limit`."""
-        self._set("set_memory_clocks", gpus, block, min_mhz=min_mhz, max_mhz=max_mhz)
+        self._set(operations.SET_MEMORY_CLOCKS, gpus, block, min_mhz=min_mhz, max_mhz=max_mhz)
 
     def set_persistence_mode(
         self, gpus: str | Sequence[str], enabled: bool, *, block: bool = True
     ) -> None:
         """Turns persistence mode on or off. Errors as for `set_power_limit`."""
-        self._set("set_persistence_mode", gpus, block, enabled=enabled)
+        self._set(operations.SET_PERSISTENCE_MODE, gpus, block, enabled=enabled)
 
     def reset(
         self, gpus: str | Sequence[str], control: Control | str, *, block: bool = True
     ) -> None:
         """Puts a control back to its restore target and keeps the lease; see `release`."""
-        self._set("reset", gpus, block, control=Control(control).value)
+        self._set(operations.RESET, gpus, block, control=Control(control).value)
 
     # ------------------------------------------------------------------------------------ leases
 
@@ -305,7 +290,7 @@ class Client(Closing):
     ) -> dict[str, dict[str, Back]]:
         """Takes the leases on these controls without changing anything.
 
-        Whoever lost a lease (`LeaseExpired`) gets it again in no other way.
+        A process that lost a lease (`LeaseExpired`) gets it again in no other way.
 
         Args:
             gpus: UUIDs.
@@ -324,12 +309,10 @@ class Client(Closing):
         names = [Control(control).value for control in controls]
         ttl_ms = 0 if ttl_s is None else max(1, round(ttl_s * 1000))
         more = {"together": True} if together else {}
-        answer = self._ask("acquire", gpus=_uuids(gpus), controls=names, ttl_ms=ttl_ms, **more)
-        try:
-            answers = self._per_gpu(answer)
-        finally:
-            self._holds()
-        return {uuid: one.back for uuid, one in _each(Acquired, answers).items()}
+        arguments = {"gpus": _uuids(gpus), "controls": names, "ttl_ms": ttl_ms, **more}
+        result = self._result(operations.ACQUIRE, arguments)
+        self._holds()
+        return {uuid: one.back for uuid, one in _read_each(operations.ACQUIRE, result).items()}
 
     def release(
         self,
@@ -346,7 +329,7 @@ class Client(Closing):
             gpus: UUIDs; empty: all.
             controls: Empty: all.
             whose: This process's own, all of this user's, or, for administrators, anybody's.
-            pids: Only what these processes hold; empty: whoever.
+            pids: Only what these processes hold; empty: all.
             job: Only what this job holds: Slurm's job id, or the uid of a Kubernetes pod.
 
         Returns:
@@ -363,22 +346,22 @@ class Client(Closing):
         if self._heartbeat is not None:
             self._heartbeat.forget()  # fewer leases than before are no surprise
         answer = self._ask(
-            "release",
+            operations.RELEASE,
             gpus=_uuids(gpus) if gpus else [],
             controls=[Control(control).value for control in controls],
             whose=Whose(whose).value,
             pids=list(pids),
             job=job,
         )
-        return Released.model_validate(answer).released
+        return answer.released
 
     def leases(self) -> list[LeaseInfo]:
         """All leases on the node."""
-        return LeaseList.model_validate(self._ask("leases"), strict=False).leases
+        return self._ask(operations.LEASES).leases
 
     def heartbeat(self) -> int:
         """Says that this process is alive. Returns how many leases it holds."""
-        return HeartbeatResult.model_validate(self._ask("heartbeat")).leases
+        return self._ask(operations.HEARTBEAT).leases
 
     @property
     def answers(self) -> bool:
@@ -417,9 +400,9 @@ class Client(Closing):
             nothing; or why it could not be restored yet, and zeusd keeps retrying.
         """
         names = [Control(control).value for control in controls]
-        answer = self._ask("restore", gpus=_uuids(gpus) if gpus else [], controls=names)
-        answers = _each(Restored, self._per_gpu(answer))
-        return {uuid: one.controls for uuid, one in answers.items()}
+        uuids = _uuids(gpus) if gpus else []
+        answer = self._each(operations.RESTORE, gpus=uuids, controls=names)
+        return {uuid: one.controls for uuid, one in answer.items()}
 
     def persist(self, gpus: str | Sequence[str], controls: Sequence[Control | str]) -> None:
         """Makes what this process has set the restore target, until `restore`.
@@ -430,7 +413,7 @@ class Client(Closing):
             RequestRejected: This process has not set one of these controls.
         """
         names = [Control(control).value for control in controls]
-        self._per_gpu(self._ask("persist", gpus=_uuids(gpus), controls=names))
+        self._each(operations.PERSIST, gpus=_uuids(gpus), controls=names)
 
     def set_ceiling(
         self,
@@ -456,8 +439,8 @@ class Client(Closing):
         Returns:
             The most that may be set now, mW, by UUID.
         """
-        answer = self._ask(
-            "set_ceiling",
+        answer = self._each(
+            operations.SET_CEILING,
             gpus=_uuids(gpus),
             name=name,
             value=None if power_limit_mw is None else [power_limit_mw],
@@ -465,8 +448,7 @@ class Client(Closing):
             until_boot_ns=until_boot_ns or 0,
             fallback=None if fallback_mw is None else [fallback_mw],
         )
-        answers = _each(CeilingSet, self._per_gpu(answer))
-        return {uuid: one.highest[0] for uuid, one in answers.items()}
+        return {uuid: one.highest[0] for uuid, one in answer.items()}
 
     def publish_profile(
         self,
@@ -474,8 +456,9 @@ class Client(Closing):
         progress: Mapping[int, float] | None = None,
         *,
         measuring: bool = False,
+        needs_mw: int | None = None,
     ) -> None:
-        """Says what each power limit is worth to this process, which holds their leases.
+        """Says what power limits are worth to this process, which holds their leases.
 
         A restart of zeusd forgets it.
 
@@ -483,19 +466,20 @@ class Client(Closing):
             gpus: UUIDs.
             progress: Relative speed by limit in mW, 1 at the highest; None: not known.
             measuring: Whether this process measures now, and needs its highest limit for that.
+            needs_mw: The limit below which it misses a latency objective; None: it has none.
 
         Raises:
             LeaseExpired: This process does not hold the lease of a GPU's power limit.
         """
         limits = sorted(progress or {})
-        answer = self._ask(
-            "publish_profile",
+        self._each(
+            operations.PUBLISH_PROFILE,
             gpus=_uuids(gpus),
             limits_mw=limits,
             progress=[float((progress or {})[limit]) for limit in limits],
             measuring=measuring,
+            needs_mw=needs_mw,
         )
-        self._per_gpu(answer)
 
     # ------------------------------------------------------------------------------- whose energy
 
@@ -521,8 +505,8 @@ class Client(Closing):
             weight: Its part beside other holders; 0: all of it, and others hold it no longer.
             control_group: What control groups call it, where that is not its name.
         """
-        answer = self._ask(
-            "allocate",
+        self._each(
+            operations.ALLOCATE,
             gpus=_uuids(gpus),
             name=name,
             kind=kind,
@@ -531,7 +515,6 @@ class Client(Closing):
             weight=weight,
             control_group=control_group,
         )
-        self._per_gpu(answer)
 
     def deallocate(
         self,
@@ -552,8 +535,7 @@ class Client(Closing):
             gpus: UUIDs; empty: all that it holds.
         """
         uuids = _uuids(gpus) if gpus else []
-        answer = self._ask("deallocate", name=name, kind=kind, run=run, gpus=uuids)
-        return Deallocated.model_validate(answer).ended
+        return self._ask(operations.DEALLOCATE, name=name, kind=kind, run=run, gpus=uuids).ended
 
     def usage(
         self, edges: Sequence[int], by: str = "user", *, uid: int | None = None, name: str = ""
@@ -568,10 +550,9 @@ class Client(Closing):
         """
         sums: list[UsageSum] = []
         while True:
-            answer = self._ask(
-                "usage", edges=list(edges), by=by, uid=uid, name=name, offset=len(sums)
+            found = self._ask(
+                operations.USAGE, edges=list(edges), by=by, uid=uid, name=name, offset=len(sums)
             )
-            found = Usage.model_validate(answer)
             sums += found.sums
             if not found.more:
                 return found.model_copy(update={"sums": sums})
@@ -581,19 +562,19 @@ class Client(Closing):
 
         Returns how many of the user's accounts there were.
         """
-        return Forgotten.model_validate(self._ask("forget_user", uid=uid)).accounts
+        return self._ask(operations.FORGET_USER, uid=uid).accounts
 
     def quiesce(self) -> Quiesced:
         """Restores everything and makes zeusd close the driver; for administrators."""
-        return Quiesced.model_validate(self._ask("quiesce"))
+        return self._ask(operations.QUIESCE)
 
     def resume(self) -> NodeInfo:
         """Makes zeusd reopen the driver and read every GPU again; for administrators."""
-        return NodeInfo.model_validate(self._ask("resume"), strict=False)
+        return self._ask(operations.RESUME)
 
     def policy(self) -> Policy:
         """What this user may do."""
-        return Policy.model_validate(self._ask("policy"))
+        return self._ask(operations.POLICY)
 
     def audit(self, *, after: int = 0, limit: int = 200) -> AuditTrail:
         """The newest records of the audit log, the oldest first.
@@ -606,8 +587,7 @@ class Client(Closing):
         before = 2**62
         while True:
             size = max(1, min(MAX_RECORDS, limit - len(records)))
-            answer = self._ask("audit", after=after, before=before, limit=size)
-            trail = AuditTrail.model_validate(answer)
+            trail = self._ask(operations.AUDIT, after=after, before=before, limit=size)
             records = [*trail.records, *records]
             if len(trail.records) < size or len(records) >= limit:
                 return AuditTrail(records=records, dropped=trail.dropped)
@@ -615,7 +595,7 @@ class Client(Closing):
 
     def metrics(self) -> Metrics:
         """What the daemon counts."""
-        return Metrics.model_validate(self._ask("metrics"))
+        return self._ask(operations.METRICS)
 
     def close(self) -> None:
         """Releases what this client acquired and ends the connection. Never raises."""
@@ -627,12 +607,12 @@ class Client(Closing):
         # A child of fork took nothing through this client unless it used it itself.
         with contextlib.suppress(errors.ZeusIpcError):
             if self._transport.used:
-                self._ask("goodbye", _timeout_s=min(self._timeout_s, 2.0))
+                self._ask(operations.GOODBYE, _timeout_s=min(self._timeout_s, 2.0))
         self._transport.close()
 
     # --------------------------------------------------------------------------------- internals
 
-    def _message(self, op: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _message(self, operation: Operation[Any], arguments: dict[str, Any]) -> dict[str, Any]:
         pid = os.getpid()
         if pid != self._pid:
             self._pid = pid
@@ -642,10 +622,25 @@ class Client(Closing):
             self._circuit.after_fork()
             if self._heartbeat is not None:
                 self._heartbeat.after_fork()
-        return {"v": PROTOCOL_VERSION, "op": op, "client": self._name, **arguments}
+        return {"v": PROTOCOL_VERSION, "op": operation.name, "client": self._name, **arguments}
 
-    def _ask(self, op: str, *, _timeout_s: float | None = None, **arguments: Any) -> dict[str, Any]:
-        reply = self._exchange(op, _timeout_s, arguments)
+    def _ask(
+        self, operation: Operation[R], *, _timeout_s: float | None = None, **arguments: Any
+    ) -> R:
+        """One request, and its result."""
+        return operation.read(self._result(operation, arguments, _timeout_s))
+
+    def _each(self, operation: Operation[R], **arguments: Any) -> dict[str, R]:
+        """One request for several GPUs or sources, and the result for each."""
+        return _read_each(operation, self._result(operation, arguments))
+
+    def _result(
+        self,
+        operation: Operation[Any],
+        arguments: dict[str, Any],
+        timeout_s: float | None = None,
+    ) -> dict[str, Any]:
+        reply = self._exchange(operation, timeout_s, arguments)
         error = reply.get("error")
         if error is not None:
             raise errors.from_wire(error)
@@ -658,16 +653,16 @@ class Client(Closing):
         result = reply.get("result")
         if not isinstance(result, dict):
             raise errors.RequestRejected(
-                f"zeusd answered {op} with something this client cannot read; use client and "
-                "daemon of matching releases"
+                f"zeusd answered {operation.name} with something this client cannot read; use "
+                "client and daemon of matching releases"
             )
         return result
 
     def _exchange(
-        self, op: str, timeout_s: float | None, arguments: dict[str, Any]
+        self, operation: Operation[Any], timeout_s: float | None, arguments: dict[str, Any]
     ) -> dict[str, Any]:
         """One request and its reply. What failed of earlier sets is kept for the next `_ask`."""
-        message = self._message(op, arguments)
+        message = self._message(operation, arguments)
         reply = self._circuit.call(
             lambda wait_s: self._transport.request(message, wait_s), timeout_s or self._timeout_s
         )
@@ -680,13 +675,13 @@ class Client(Closing):
 
     def _probe(self) -> None:
         """Asks for anything. Raises what a request raises that got no answer."""
-        self._exchange("hello", None, {"client_version": __version__})
+        self._exchange(operations.HELLO, None, {"client_version": __version__})
 
     def _beat(self) -> HeartbeatResult:
-        reply = self._exchange("heartbeat", None, {})
+        reply = self._exchange(operations.HEARTBEAT, None, {})
         if "error" in reply:
             raise errors.from_wire(reply["error"])
-        return HeartbeatResult.model_validate(reply["result"])
+        return operations.HEARTBEAT.read(reply["result"])
 
     def _holds(self) -> None:
         """This process may hold a lease from now on."""
@@ -694,16 +689,19 @@ class Client(Closing):
             self._heartbeat.start()
 
     def _set(
-        self, op: str, gpus: str | Sequence[str], block: bool, **arguments: Any
-    ) -> dict[str, Any]:
-        uuids = _uuids(gpus)
+        self,
+        operation: Operation[Applied],
+        gpus: str | Sequence[str],
+        block: bool,
+        **arguments: Any,
+    ) -> dict[str, Applied]:
+        arguments["gpus"] = _uuids(gpus)
         if block:
-            answer = self._ask(op, gpus=uuids, **arguments)
+            result = self._result(operation, arguments)
             self._holds()
-            return self._per_gpu(answer)
-        arguments["gpus"] = uuids
+            return _read_each(operation, result)
         arguments["block"] = False
-        message = self._message(op, arguments)
+        message = self._message(operation, arguments)
 
         def send(wait_s: float) -> dict[str, Any]:
             self._transport.send(message, wait_s)
@@ -713,25 +711,17 @@ class Client(Closing):
         self._holds()
         return {}
 
-    @staticmethod
-    def _per_gpu(result: dict[str, Any], key: str = "gpus") -> dict[str, Any]:
-        gpus: dict[str, Any] = result[key]
-        failed = {
-            uuid: errors.from_wire(one["error"]) for uuid, one in gpus.items() if "error" in one
-        }
-        if not failed:
-            return gpus
-        if len(gpus) == 1:
-            raise next(iter(failed.values()))
-        raise errors.SeveralGpusFailed(failed)
 
-    def _read(self, op: str, gpus: str | Sequence[str], kind: type[M]) -> dict[str, M]:
-        answers = self._per_gpu(self._ask(op, gpus=_uuids(gpus)))
-        return _each(kind, answers)
-
-
-def _each(kind: type[M], answers: dict[str, Any]) -> dict[str, M]:
-    return {uuid: kind.model_validate(answer) for uuid, answer in answers.items()}
+def _read_each(operation: Operation[R], result: dict[str, Any]) -> dict[str, R]:
+    answers: dict[str, Any] = result[operation.each]
+    failed = {
+        name: errors.from_wire(one["error"]) for name, one in answers.items() if "error" in one
+    }
+    if not failed:
+        return {name: operation.read(one) for name, one in answers.items()}
+    if len(answers) == 1:
+        raise next(iter(failed.values()))
+    raise errors.SeveralGpusFailed(failed)
 
 
 def _uuids(gpus: str | Sequence[str]) -> list[str]:

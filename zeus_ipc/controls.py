@@ -36,7 +36,7 @@ class Control(str, Enum):
     PERSISTENCE_MODE = "persistence_mode"
     """Whether the driver stays loaded while nobody uses the GPU."""
     POWER_PROFILE = "power_profile"
-    """Workload power profiles that are requested, by whomever."""
+    """Workload power profiles that are requested, by anybody."""
 
 
 PROFILES = {

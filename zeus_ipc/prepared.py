@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from zeus_ipc.client import Client
 from zeus_ipc.codec import encode
 from zeus_ipc.direct import NO_SIGNAL, DirectTransport
+from zeus_ipc.operations import HEARTBEAT, SET_GPU_CLOCKS
 from zeus_ipc.transport import ZmqTransport
 from zeus_ipc.zmtp import frame
 
@@ -42,8 +43,7 @@ def holds(client: Client, gpu: str, control: str) -> bool:
         DeferredSetFailed: A set that nobody waited for has failed since the last call.
         ZeusIpcError: zeusd cannot be asked.
     """
-    answer = client._ask("heartbeat")
-    return [gpu, control] not in [list(lost) for lost in answer["lost"]]
+    return [gpu, control] not in client._ask(HEARTBEAT).lost
 
 
 class PreparedClocks:
@@ -115,7 +115,7 @@ class PreparedClocks:
             self._frames = {clock: self._frame(mhz) for clock, mhz in self._clocks.items()}
 
     def _frame(self, mhz: int) -> bytes:
-        message = self._client._message("set_gpu_clocks", {"gpus": [self._gpu], "block": False})
+        message = self._client._message(SET_GPU_CLOCKS, {"gpus": [self._gpu], "block": False})
         deadline_ns = time.monotonic_ns() + VALID_NS
         message.update(min_mhz=mhz, max_mhz=mhz, id=0, deadline_ns=deadline_ns)
         return frame(encode(message))

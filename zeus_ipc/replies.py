@@ -1,6 +1,6 @@
 """What zeusd answers: every reply, every field, its unit and its meaning.
 
-How they are asked for: `requests`.
+How they are asked for: `requests`, `operations`.
 """
 
 from __future__ import annotations
@@ -325,7 +325,7 @@ class Sample(Message):
     t_ns: int
     """CLOCK_MONOTONIC time of the tick."""
     number: int
-    """Counts the GPU's ticks: whoever misses one has lost a sample."""
+    """Counts the GPU's ticks: a reader that misses one has lost a sample."""
     energy_uj: int
     """Energy from an arbitrary start, as `windows` counts it."""
     power_mw: int
@@ -448,6 +448,8 @@ class LeaseInfo(Message):
     """What the holder has published; None: nothing."""
     measuring: bool = False
     """Whether the holder says that it measures and needs its highest limit."""
+    needs_mw: int | None = None
+    """The limit below which it says that it misses a latency objective; None: it has none."""
 
 
 class LeaseList(Message):

@@ -1,13 +1,14 @@
 """What a client may ask zeusd for: every request, every field, its unit and its meaning.
 
-How they travel: `wire`. What is answered: `replies`.
+How they travel: `wire`. What is answered: `replies`. Which reply answers which request, and what
+each costs: `operations`.
 """
 
 from __future__ import annotations
 
 from enum import Enum
 from itertools import pairwise
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Literal
 
 from pydantic import (
     ConfigDict,
@@ -45,7 +46,7 @@ class _Request(Message):
 
 
 class Hello(_Request):
-    """Asks what the daemon is and which GPUs the node has. Result: `NodeInfo`."""
+    """Asks what the daemon is and which GPUs the node has."""
 
     op: Literal["hello"] = "hello"
     client_version: Annotated[str, Field(max_length=64)] = ""
@@ -53,35 +54,35 @@ class Hello(_Request):
 
 
 class GetState(_Request):
-    """Reads the present state of GPUs. Result: `{"gpus": {uuid: GpuState | Refused}}`."""
+    """Reads the present state of GPUs."""
 
     op: Literal["state"] = "state"
     gpus: Gpus
 
 
 class GetEnergy(_Request):
-    """Reads the energy counters. Result: `{"gpus": {uuid: EnergyReading | Refused}}`."""
+    """Reads the energy counters."""
 
     op: Literal["energy"] = "energy"
     gpus: Gpus
 
 
 class GetPower(_Request):
-    """Reads the power sensors. Result: `{"gpus": {uuid: PowerReading | Refused}}`."""
+    """Reads the power sensors."""
 
     op: Literal["power"] = "power"
     gpus: Gpus
 
 
 class GetClocks(_Request):
-    """Reads which clocks GPUs offer. Result: `{"gpus": {uuid: SupportedClocks | Refused}}`."""
+    """Reads which clocks GPUs offer."""
 
     op: Literal["clocks"] = "clocks"
     gpus: Gpus
 
 
 class GetProcesses(_Request):
-    """Reads which processes use GPUs. Result: `{"gpus": {uuid: GpuProcesses | Refused}}`.
+    """Reads which processes use GPUs.
 
     A driver is asked once a second at most, however many ask.
     """
@@ -141,7 +142,7 @@ class Domain(str, Enum):
 
 
 class GetWindows(_Request):
-    """Energy between pairs of instants. Result: `{"sources": {name: WindowEnergies | Refused}}`.
+    """Energy between pairs of instants.
 
     The reply comes when the tick after the last window's end has been seen: at most one tick later.
     """
@@ -170,7 +171,7 @@ class GetWindows(_Request):
 
 
 class GetTimeline(_Request):
-    """What a device's sensors have shown. Result: `{"sources": {name: Timeline | Refused}}`.
+    """What a device's sensors have shown.
 
     Power is kept at every tick for minutes, and each second for hours; everything else each
     second; all of it every half minute for days.
@@ -191,8 +192,6 @@ class GetTimeline(_Request):
 
 class _SetRequest(_Request):
     """Changes one control of each GPU, taking its lease first if nobody holds it.
-
-    Result: `{"gpus": {uuid: Applied | Done | Refused}}`.
 
     After a process has lost a lease (see `Heartbeat`), every set of that control answers
     `lease_expired` until the process acquires or releases it: nothing is re-applied silently.
@@ -256,7 +255,7 @@ class SetPersistenceMode(_SetRequest):
 
 
 class Reset(_SetRequest):
-    """Puts one control back to its restore target; the lease stays. Result as for a set."""
+    """Puts one control back to its restore target; the lease stays."""
 
     op: Literal["reset"] = "reset"
     control: ControlName
@@ -267,7 +266,6 @@ class Acquire(_Request):
     """Takes leases without changing anything.
 
     The holder is the process that the kernel says is at the other end of the connection.
-    Result: `{"gpus": {uuid: Acquired | Refused}}`.
     """
 
     op: Literal["acquire"] = "acquire"
@@ -295,8 +293,8 @@ class Whose(str, Enum):
 class Release(_Request):
     """Restores controls to their restore target and releases their leases.
 
-    Result: `Released`, sent when the targets are written or their writing has failed
-    (a failed one is retried by the daemon). Releasing what is not held is no error.
+    The reply comes when the targets are written or their writing has failed (a failed one is
+    retried by the daemon). Releasing what is not held is no error.
     """
 
     op: Literal["release"] = "release"
@@ -317,7 +315,6 @@ class Restore(_Request):
 
     Holders lose their leases and are told so at their next set; what `persist` made the target is
     one no longer, and what someone set outside zeusd is overwritten.
-    Result: `{"gpus": {uuid: Restored | Refused}}`.
     """
 
     op: Literal["restore"] = "restore"
@@ -331,7 +328,6 @@ class Persist(_Request):
     """Makes what this process has set the restore target, until a `restore`: for administrators.
 
     A power limit is then also the most that others may set. The leases end.
-    Result: `{"gpus": {uuid: Done | Refused}}`.
     """
 
     op: Literal["persist"] = "persist"
@@ -349,8 +345,7 @@ class SetCeiling(_Request):
     """Puts an upper bound on a control, or removes it: for administrators.
 
     The least of a GPU's ceilings and the site's limit is the most that anybody may set, and what a
-    restore writes. Result: `{"gpus": {uuid: CeilingSet | Refused}}`, sent when the
-    GPU holds no more than that.
+    restore writes. The reply comes when the GPU holds no more than that.
     """
 
     op: Literal["set_ceiling"] = "set_ceiling"
@@ -377,10 +372,9 @@ class SetCeiling(_Request):
 
 
 class PublishProfile(_Request):
-    """Says what each power limit is worth to the holder of the power limit's lease.
+    """Says what power limits are worth to the holder of the power limit's lease, and what it needs.
 
-    It ends with the lease, and is shown with it (`LeaseInfo.profile`); whoever shares power among
-    GPUs may go by it. Result: `{"gpus": {uuid: Done | Refused}}`.
+    It ends with the lease, and is shown with it (`LeaseInfo.profile`); a power budget may go by it.
     """
 
     op: Literal["publish_profile"] = "publish_profile"
@@ -393,6 +387,8 @@ class PublishProfile(_Request):
     """Relative speed at each limit: 1 is the highest limit's."""
     measuring: bool = False
     """Whether the holder measures now, and needs its highest limit for that."""
+    needs_mw: MilliWatts | None = None
+    """The limit below which it misses a latency objective; None: it has none."""
 
     @model_validator(mode="after")
     def _matching(self) -> PublishProfile:
@@ -406,14 +402,14 @@ class PublishProfile(_Request):
 class Quiesce(_Request):
     """Restores everything and closes the driver, for a reset: for administrators.
 
-    Until `resume`, requests for GPUs answer `quiesced`. Result: `Quiesced`.
+    Until `resume`, requests for GPUs answer `quiesced`.
     """
 
     op: Literal["quiesce"] = "quiesce"
 
 
 class Resume(_Request):
-    """Reopens the driver and reads every GPU again: for administrators. Result: `NodeInfo`.
+    """Reopens the driver and reads every GPU again: for administrators.
 
     Without a `quiesce` before, nothing happens.
     """
@@ -422,13 +418,13 @@ class Resume(_Request):
 
 
 class GetPolicy(_Request):
-    """Asks what the asking user may do. Result: `Policy`."""
+    """Asks what the asking user may do."""
 
     op: Literal["policy"] = "policy"
 
 
 class GetAudit(_Request):
-    """Reads the newest records of the audit log. Result: `AuditTrail`."""
+    """Reads the newest records of the audit log."""
 
     op: Literal["audit"] = "audit"
     after: Annotated[int, Field(ge=0, le=2**62)] = 0
@@ -440,7 +436,7 @@ class GetAudit(_Request):
 
 
 class GetMetrics(_Request):
-    """Reads what zeusd counts. Result: `Metrics`."""
+    """Reads what zeusd counts."""
 
     op: Literal["metrics"] = "metrics"
 
@@ -470,7 +466,7 @@ class Allocate(_Request):
     A GPU is held whole by one, or in parts by several, who share by weight: an allocation of one
     form ends those of the other, and a whole one ends every other. It also ends with `deallocate`,
     and with the job's control group if it has had one. Asking twice is no error.
-    Result: `{"gpus": {uuid: Done | Refused}}`, sent when it is in the ledger.
+    The reply comes when it is in the ledger.
     """
 
     op: Literal["allocate"] = "allocate"
@@ -492,7 +488,7 @@ class Allocate(_Request):
 class Deallocate(_Request):
     """Ends allocations: for administrators.
 
-    Result: `Deallocated`, sent when the energy until then is in the ledger. None is no error.
+    The reply comes when the energy until then is in the ledger. None is no error.
     """
 
     op: Literal["deallocate"] = "deallocate"
@@ -507,7 +503,7 @@ class Deallocate(_Request):
 
 
 class GetUsage(_Request):
-    """Asks who used how much energy. Result: `Usage`.
+    """Asks who used how much energy.
 
     Ordinary users see their own sums, those of idle and unattributed energy, and the others as one,
     unless the site lets everybody see everything.
@@ -548,7 +544,7 @@ class GetUsage(_Request):
 class ForgetUser(_Request):
     """Puts a random number in a user's place in the ledger: for administrators.
 
-    Sums stay what they are. Result: `Forgotten`.
+    Sums stay what they are.
     """
 
     op: Literal["forget_user"] = "forget_user"
@@ -557,7 +553,7 @@ class ForgetUser(_Request):
 
 
 class ListLeases(_Request):
-    """Lists the node's leases. Result: `LeaseList`."""
+    """Lists the node's leases."""
 
     op: Literal["leases"] = "leases"
 
@@ -566,14 +562,14 @@ class Heartbeat(_Request):
     """Says that the application is alive: extends all leases of its process by their TTL.
 
     It must come from the application, not from a library's thread that lives on while the
-    application hangs. Result: `HeartbeatResult`.
+    application hangs.
     """
 
     op: Literal["heartbeat"] = "heartbeat"
 
 
 class Goodbye(_Request):
-    """Releases what this client object took, as the last thing it does. Result as for `Release`."""
+    """Releases what this client object took, as the last thing it does."""
 
     op: Literal["goodbye"] = "goodbye"
 
@@ -610,6 +606,3 @@ request_adapter: TypeAdapter[Request] = TypeAdapter(
     Annotated[Request, Field(discriminator="op")], config=ConfigDict(defer_build=True)
 )
 """Validates a decoded map into the request class that its `op` names."""
-
-OPERATIONS: tuple[str, ...] = tuple(one.model_fields["op"].default for one in get_args(Request))
-"""What a client may ask for."""

@@ -150,7 +150,7 @@ class SimulatedWork(Closing):
     def __init__(self, path: str, gpus: Sequence[str], workload: str) -> None:
         profile: dict[str, Any] = {}
         if workload.startswith(PROFILE_PREFIX):
-            # Read here: whoever simulates may not see this process's files.
+            # Read here: the simulator may not see this process's files.
             file_path, stage, blocking_w = split_profile(workload)
             stages = read_profile(file_path, stage)
             profile["blocking_w"] = blocking_w

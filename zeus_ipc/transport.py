@@ -268,7 +268,7 @@ class ZmqTransport(Transport):
             return self._connection
 
     def after_fork(self) -> None:
-        """In a child: the inherited socket would hang or mute whoever touched it."""
+        """In a child: to touch the inherited socket would hang or mute the process."""
         self._guard = threading.Lock()
         if self._connection is not None:
             self._inherited.append(self._connection)

@@ -102,7 +102,7 @@ def _rows(usage: Usage, node: str, edges: Sequence[int]) -> Iterator[Row]:
 
 
 def _write(path: Path, rows: Sequence[Row]) -> None:
-    """All of it or nothing: whoever collects files may come at any time."""
+    """All of it or nothing: files may be collected at any time."""
     partial = path.with_suffix(".partial")
     with partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

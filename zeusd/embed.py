@@ -49,7 +49,7 @@ from zeusd.runtime.sources import Sample, describe_sample
 STATE_DIR_ENV = "ZEUSD_STATE_DIR"
 _CONNECTION = 1
 _TERMS = LeaseTerms(*[86_400 * SECOND_NS] * 3)
-"""Whoever hangs here hangs with the engine that would notice."""
+"""A process that hangs here hangs with the engine that would notice."""
 
 _STOP_S = 5.0
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from zeus_ipc import __version__
 from zeus_ipc.paths import stream_path
+from zeus_ipc.sd_notify import sd_notify
 from zeusd import config_check, logs, systemd
 from zeusd.config import Config, ConfigError
 from zeusd.core.core import Core
@@ -200,7 +201,7 @@ class Daemon:
             return
         self._stopping = True
         restore = not keep and self._config.restore.on_stop == "restore"
-        systemd.notify("STOPPING=1")
+        sd_notify("STOPPING=1")
         log.info(
             "stopping: %s",
             "restoring everything" if restore else "all leases are kept for the next zeusd",
@@ -211,7 +212,7 @@ class Daemon:
 
     def _reload(self) -> None:
         """A bad configuration changes nothing; settings that need a restart are named."""
-        systemd.notify("RELOADING=1")
+        sd_notify("RELOADING=1")
         try:
             config = self._reload_config()
             settings, limits = config_check.settings(config), config.limits()
@@ -239,7 +240,7 @@ class Daemon:
             self._engine.reconfigure(settings)
             self._config = config
             log.info("configuration reloaded", extra={"event": "reloaded"})
-        systemd.notify("READY=1")
+        sd_notify("READY=1")
 
     # ------------------------------------------------------------------------------------ systemd
 
@@ -259,7 +260,7 @@ class Daemon:
             self._config.daemon.socket,
             extra={"event": "serving", "pid": os.getpid(), "version": __version__},
         )
-        systemd.notify("READY=1")
+        sd_notify("READY=1")
 
     def _tell_status(self) -> None:
         gpus, leases, pending = self._engine.core.summary()
@@ -268,7 +269,7 @@ class Daemon:
             status = "STATUS=quiesced until `zeusctl resume`"
         if status != self._status:
             self._status = status
-            systemd.notify(status)
+            sd_notify(status)
         self._reactor.call_later(STATUS_S, self._tell_status)
 
     def _save_trail(self) -> None:
@@ -280,7 +281,7 @@ class Daemon:
 
     def _feed_watchdog(self, interval_s: float) -> None:
         """Sent from the loop itself: if the loop hangs, nothing is sent, and systemd acts."""
-        systemd.notify("WATCHDOG=1")
+        sd_notify("WATCHDOG=1")
         self._reactor.call_later(interval_s, lambda: self._feed_watchdog(interval_s))
 
 

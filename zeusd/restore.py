@@ -1,5 +1,7 @@
 """Restores what a zeusd that is gone left pending. Standard library only: no zeusd is needed.
 
+Ceilings with a deadline fall back, too, where no zeusd will keep the deadline.
+
 `zeusd restore` runs it, and the units run this file itself with the system's Python, so that it
 works when the installation is broken. It may run any number of times, beside anything: while a
 zeusd is running, it does nothing.
@@ -35,6 +37,7 @@ if not __package__:
 from zeus_ipc.controls import SPECS, Control
 from zeusd.records import Entry, Replayed, record, replay
 from zeusd.restore_rule import (
+    HIGHER,
     OURS,
     Failed,
     Look,
@@ -293,6 +296,8 @@ class _Debt:
     key: str
     entry: Entry
     holder_lives: bool
+    then: Entry | None = None
+    """What the key holds afterwards."""
 
 
 class _Owed:
@@ -325,13 +330,36 @@ class _Owed:
             if pidfd is not None:
                 os.close(pidfd)
             if everything or pidfd is None or entry.get("ending"):
-                found.append(_Debt(key, entry, holder_lives=pidfd is not None))
-        return found, strange
+                found.append(_Debt(key, self._bounded(entry), holder_lives=pidfd is not None))
+        return [*found, *(self._lowered() if everything else ())], strange
 
-    def settle(self, key: str, debt: Entry, holder_lives: bool) -> None:
+    def _bounded(self, debt: Entry) -> Entry:
+        """A pending restore, to nothing above the ceilings: they may have been set after it."""
+        control = f"{debt['gpu']}/{debt['control']}"
+        target = tuple(debt["target"])
+        for key, entry in self._entries.items():
+            if key.startswith(f"ceiling/{control}/") or key == f"pin/{control}":
+                target = _least(target, entry, debt["control"])
+        return {**debt, "target": [*target]}
+
+    def _lowered(self) -> Iterator[_Debt]:
+        """What ceilings fall back to at a deadline that no zeusd will keep."""
+        for key, entry in self._entries.items():
+            kind, *names = key.split("/", 3)
+            if kind != "ceiling" or len(names) != 3 or entry.get("deadline_ns") is None:
+                continue
+            fallback = entry.get("fallback")
+            lower: Entry = {"gpu": names[0], "control": names[1], "target": fallback, "values": []}
+            lower |= {"overwrite": HIGHER, "pid": 0, "cookie": 0}
+            if _is_debt(lower):
+                then = {**entry, "value": fallback, "deadline_ns": None, "fallback": None}
+                yield _Debt(key, lower, holder_lives=False, then=then)
+
+    def settle(self, one: _Debt) -> None:
         """Mark as restored. A holder that is running learns of its loss from the next zeusd."""
-        data = record(self._boot, key, None)
-        if holder_lives:
+        key, debt = one.key, one.entry
+        data = record(self._boot, key, one.then)
+        if one.holder_lives:
             loss = {name: debt[name] for name in ("gpu", "control", "pid", "cookie")}
             loss["reason"] = "zeusd had failed, and everything was restored"
             name = f"lost/{loss['gpu']}/{loss['control']}/{loss['pid']}.{loss['cookie']}"
@@ -347,6 +375,17 @@ class _Owed:
         except OSError as error:
             # The next reader finds the control at its target, and does not write.
             self._say(f"{self.path}: cannot be written ({error.strerror}), {key} stays in it")
+
+
+def _least(target: Value, ceiling: Entry, control: str) -> Value:
+    """The lower of a target and what a ceiling allows now; the target, if it is no ceiling."""
+    if not SPECS[Control(control)].ceilings:
+        return target
+    deadline, bound = ceiling.get("deadline_ns"), ceiling.get("value")
+    if type(deadline) is int and time.clock_gettime_ns(time.CLOCK_BOOTTIME) >= deadline:
+        bound = ceiling.get("fallback")
+    known = isinstance(bound, list) and all(type(part) is int for part in bound)
+    return min(target, tuple(bound)) if known and bound else target
 
 
 def _is_debt(entry: Entry) -> bool:
@@ -419,7 +458,7 @@ def _put_back(driver: _Driver, owed: _Owed, debt: _Debt, say: Callable[[str], No
         say(f"{what}: someone else set {text(result.found)} meanwhile; left alone")
     else:
         say(f"{what}: restored to {text(result.target if result.holds is None else result.holds)}")
-    owed.settle(debt.key, entry, debt.holder_lives)
+    owed.settle(debt)
     return True
 
 

@@ -1,8 +1,7 @@
-"""What zeusd says to systemd, and what systemd gives it. Nothing happens elsewhere."""
+"""What systemd gives zeusd, and the journal's form of its log. Nothing happens elsewhere."""
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import pwd
@@ -54,13 +53,6 @@ def _module(name: str) -> Any:
             "zeusd: it was started by systemd, but systemd-python is not installed; "
             "install zeusd with its systemd extra"
         ) from None
-
-
-def notify(state: str) -> None:
-    """Sends a line such as `READY=1`, `WATCHDOG=1` or `STATUS=...`, if systemd wants to hear it."""
-    if "NOTIFY_SOCKET" in os.environ:
-        with contextlib.suppress(OSError):
-            _module("daemon").notify(state)
 
 
 def listening_sockets() -> dict[str, socket.socket]:

@@ -44,12 +44,15 @@ fi
 if [ -n "$clocks" ] && [ -n "$job" ]; then
     if ! [[ $clocks =~ ^[0-9]{1,5},[0-9]{1,5}$ ]]; then
         refused "--gpu-clocks is not a range of MHz"
-    # Clocks have no ceilings, so a process of its own holds the lease until the epilog ends it.
-    elif said=$(timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type exec \
-        --setenv "ZEUSD_SOCK_PATH=${ZEUSD_SOCK_PATH:-}" "$(command -v zeusctl)" \
-        set "$gpus" -g "$clocks" 2>&1); then
+    # Clocks have no ceilings, so a process of its own holds the lease until the epilog ends it. It tells
+    # systemd when it has the lease.
+    elif timeout 10 systemd-run --quiet --collect --unit "zeusd-job-$job" --service-type notify \
+        --setenv "ZEUSD_SOCK_PATH=${ZEUSD_SOCK_PATH:-}" --setenv "SLURM_JOB_GPUS=$gpus" \
+        --setenv "CUDA_VISIBLE_DEVICES=${CUDA_VISIBLE_DEVICES:-}" \
+        "$(command -v zeusctl)" set slurm -g "$clocks" 2>/dev/null; then
         applied="${applied:+$applied,}gpu_clocks_mhz=${clocks/,/-}"
     else
+        said=$(journalctl --sync && journalctl -q -n 1 -o cat "_SYSTEMD_UNIT=zeusd-job-$job.service")
         refused "--gpu-clocks=$clocks: ${said##*zeusctl: }"
     fi
 fi

@@ -21,7 +21,7 @@ FORBIDDEN = re.compile(
     rf"(?:puts?|putting) {_BACK}|(?:gives?|gave|giving) {_BACK}|given back"
     r"|(?:go|goes|going|went) back to"
     r"|let(?:s|ting)? go of|told off|tells? of|of late|anew|in the end|for ever|as ever"
-    r"|site's maximum|audit trail|signs? of life|past zeusd|somebody"
+    r"|site's maximum|audit trail|signs? of life|past zeusd|somebody|who(?:m)?ever"
     r")\b",
     re.IGNORECASE,
 )

@@ -20,7 +20,7 @@ from tests.support import RunningDaemon, configuration, running_daemon, wait_for
 from tests.zmtp_peer import shaken
 from zeus_ipc import Client, errors
 from zeus_ipc.codec import DecodeError, decode_reply, decode_request
-from zeus_ipc.requests import OPERATIONS
+from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.wire import MAX_REQUEST_BYTES, PROTOCOL_VERSION
 from zeusd.records import header, replay
 from zeusd.server.decoding import Invalid, decode
@@ -51,7 +51,7 @@ FIELDS = (
     *("sources", "windows", "domain", "start_ns", "end_ns", "limit"),
 )
 almost_requests = st.fixed_dictionaries(
-    {"v": st.just(PROTOCOL_VERSION), "id": st.integers(0, 9), "op": st.sampled_from(OPERATIONS)},
+    {"v": st.just(PROTOCOL_VERSION), "id": st.integers(0, 9), "op": st.sampled_from([*OPERATIONS])},
     optional=dict.fromkeys(FIELDS, values),
 )
 FUZZ = settings(
@@ -118,7 +118,7 @@ def _garbage(rng: random.Random) -> bytes:
     kind = rng.randrange(4)
     if kind == 0:
         return rng.randbytes(rng.randrange(1, 400))
-    message = {"v": 1, "id": rng.randrange(9), "op": rng.choice(OPERATIONS)}
+    message = {"v": 1, "id": rng.randrange(9), "op": rng.choice([*OPERATIONS])}
     for name in rng.sample(("gpus", "control", "controls", "power_limit_mw", "client"), 3):
         message[name] = rng.choice((None, 1, -1, 2**60, "x" * 250, [], ["GPU-x"] * 60, {}, 1.5))
     data = bytearray(msgpack.packb(message))

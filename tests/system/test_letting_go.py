@@ -1,4 +1,4 @@
-"""Whoever holds a lease and goes, its limits go back: however it goes."""
+"""A holder that ends, in any way, has its limits restored."""
 
 from __future__ import annotations
 

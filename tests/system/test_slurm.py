@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import shutil
 import socket
@@ -95,7 +96,8 @@ class Cluster:
         (etc / "slurm.conf").write_text(CONFIGURATION.format(**facts))
         (etc / "slurmdbd.conf").touch(0o600)
         (etc / "slurmdbd.conf").write_text(ACCOUNTING.format(**facts))
-        (etc / "gres.conf").write_text("Name=gpu File=/dev/zfake[0-1]\n")
+        # The job's first position is not the first device.
+        (etc / "gres.conf").write_text("Name=gpu File=/dev/zfake1\nName=gpu File=/dev/zfake0\n")
         (etc / "cgroup.conf").write_text("CgroupPlugin=cgroup/v2\n")
         self.install("prolog.sh")
         self.install("epilog.sh")
@@ -229,11 +231,15 @@ def test_a_jobs_power_limit_is_set_and_restored_however_it_ends(cluster: Cluster
     cluster.wait_accounted(job, f"{state}|gpu_power_w=150")
 
 
-def test_clocks_are_locked_for_the_job(cluster: Cluster) -> None:
-    body = "zeusctl leases; sleep 100"
-    job = cluster.submit("--gpu-clocks=600,900", body=body)
-    wait_for(lambda: "GPU" in cluster.output(job), "the job to begin")
-    assert "600-900 MHz" in cluster.output(job)
+def test_clocks_are_locked_before_the_job_begins(cluster: Cluster) -> None:
+    """On the GPU that has the job's power limit."""
+    body = "zeusctl leases --json; echo begun; sleep 100"
+    job = cluster.submit("--gpu-power=150", "--gpu-clocks=600,900", body=body)
+    wait_for(lambda: "begun" in cluster.output(job), "the job to begin")
+    said = json.loads(cluster.output(job).partition("begun")[0])
+    clocks = [one for one in said["leases"] if one["control"] == "gpu_clocks"]
+    limited = [one["gpu"] for one in said["ceilings"] if one["name"] == f"job:{job}"]
+    assert [(one["gpu"], one["value"]) for one in clocks] == [(limited[0], [600, 900])]
     cluster.machine.run("scancel", job)
     cluster.wait_state(job, "CANCELLED")
     wait_for(
@@ -277,6 +283,17 @@ def test_a_refused_value_is_the_jobs_error_or_a_warning(cluster: Cluster) -> Non
     state = ("sinfo", "-h", "-o", "%T")
     wait_for(lambda: "idle" in cluster.machine.run(*state).stdout, "the node, which is not drained")
     cluster.refusals("fail")
+
+
+def test_refused_clocks_are_the_jobs_error(cluster: Cluster) -> None:
+    """The driver is closed."""
+    cluster.machine.run("zeusctl", "quiesce")
+    job = cluster.submit("--gpu-clocks=600,900", body="echo ran")
+    cluster.wait_state(job, "FAILED", "CANCELLED")
+    cluster.machine.run("zeusctl", "resume")
+    said = cluster.output(job)
+    assert "GPU limits not applied: --gpu-clocks=600,900: an administrator made zeusd" in said
+    assert "ran" not in said
 
 
 def test_a_step_cannot_ask_for_another_value(cluster: Cluster) -> None:

@@ -223,12 +223,15 @@ def test_gpus_are_busy_by_their_leases_and_jobs_by_what_they_publish(
         job.set_power_limit(uuids[1], 150_000)
         (one,) = gpus.load().works
         assert (one.gpus, one.max_mw, one.profile) == ((1,), 150_000, None)
-        job.publish_profile(uuids[1], {100_000: 0.5, 200_000: 1.0}, measuring=True)
+        job.publish_profile(
+            uuids[1], {100_000: 0.5, 200_000: 1.0}, measuring=True, needs_mw=180_000
+        )
         load = gpus.load()
         (one,) = load.works
         assert one.measuring
         assert one.max_mw == load.wanted_mw[1] == gpus.ranges[1].max_mw
         assert one.profile == Profile((100_000, 200_000), (0.5, 1.0))
+        assert one.needs_mw == 180_000
         assert load.wanted_mw[0] == gpus.ranges[0].min_mw
         assert 20_000 < load.drawn_mw < 500_000
         job.release(uuids)

@@ -11,7 +11,7 @@ from zeus_fleet import wire
 from zeus_fleet.allocator import Claim
 from zeus_fleet.jobs import TURN_S, ByJobs
 from zeus_fleet.messages import Work
-from zeus_fleet.policies import busy, water_filling
+from zeus_fleet.policies import busy, max_min, uniform, water_filling
 from zeus_fleet.profiles import Profile
 
 LOW, HIGH = 100_000, 300_000
@@ -104,3 +104,20 @@ def test_a_profile_of_no_use_counts_as_unknown() -> None:
         ([1, 2], [0, 0]),
     ):
         assert wire.profile_of(limits, progress) is None
+
+
+def test_a_latency_objective_gets_what_its_job_published() -> None:
+    """Before others get more than their minimum, and as much as the operator lets it claim."""
+    serving = [replace(work("serving", (0,)), needs_mw=watts * 1000) for watts in (150, 220)]
+    claims = {
+        "a": claim(serving[0], work("training", (1,), STEEP)),
+        "b": claim(serving[1], work("training", (1,), STEEP)),
+    }
+    for policy in (uniform, busy, max_min, water_filling):
+        by_jobs = ByJobs(policy)
+        assert sum(by_jobs(claims, 660_000).values()) <= 660_000
+        assert by_jobs.limits_mw["a"][0] == by_jobs.limits_mw["b"][0] >= 220_000, "one job"
+    half = ByJobs(functools.partial(busy, latency_share=0.5))
+    half(claims, 660_000)
+    assert half.limits_mw["a"][0] < 220_000
+    assert wire.works_from(wire.works_bytes(serving)) == tuple(serving)

@@ -37,7 +37,7 @@ class Daemon:
         self.threads.add(threading.current_thread())
         if self.silent.is_set():
             raise RequestTimeout("zeusd did not answer")
-        return {"result": {"leases": []}}
+        return {"result": {"leases": [], "released": 0}}
 
     def send(self, message: dict[str, Any], timeout_s: float) -> None:
         self.request(message, timeout_s)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import random
+from typing import get_args
 
 import msgpack
 import pytest
@@ -12,8 +13,9 @@ from pydantic import ValidationError
 from tests import seeds
 from zeus_ipc import errors
 from zeus_ipc.codec import DecodeError, decode_request, encode
+from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.paths import DEFAULT_SOCKET_PATH, socket_path
-from zeus_ipc.requests import OPERATIONS, SetPowerLimit, request_adapter
+from zeus_ipc.requests import Request, SetPowerLimit, request_adapter
 from zeus_ipc.wire import MAX_REQUEST_BYTES
 
 ARGUMENTS: dict[str, dict[str, object]] = {
@@ -42,6 +44,10 @@ ARGUMENTS: dict[str, dict[str, object]] = {
     "persist": {"gpus": ["GPU-1"], "controls": ["power_limit"]},
     "audit": {"after": 3, "before": 9, "limit": 5},
 }
+
+
+def test_the_registry_has_every_request() -> None:
+    assert [one.request for one in OPERATIONS.values()] == [*get_args(Request)]
 
 
 @pytest.mark.parametrize("op", OPERATIONS)

@@ -7,6 +7,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,6 +170,34 @@ def test_it_spares_the_living_unless_it_is_told_not_to(wreck: Wreck) -> None:
     wreck.daemon.wait_until_serving(2)
     lost = [key for key in journal(wreck) if key.startswith("lost/")]
     assert len(lost) == 3
+
+
+@pytest.mark.parametrize("seconds", [3600.0, 0.5])
+def test_ceilings_bound_what_is_restored_and_fall_back_where_no_zeusd_keeps_their_deadline(
+    wreck: Wreck, seconds: float
+) -> None:
+    """They were set after the lease that is restored; its holder had less than they allow."""
+    with wreck.daemon.client() as client:
+        gpus = [gpu.uuid for gpu in client.node().gpus]
+        until_ns = _boot_ns() + int(seconds * 1e9)
+        client.set_ceiling(gpus, "fleet", 220_000, until_boot_ns=until_ns, fallback_mw=160_000)
+    wreck.kill()
+    wait_for(lambda: seconds > 1 or _boot_ns() > until_ns, "the deadline to pass")
+    assert wreck.run().returncode == 0
+    assert wreck.limits() == 2 * [220_000 if seconds > 1 else 160_000]
+    assert wreck.run("--all").returncode == 0
+    assert wreck.limits() == [160_000, 160_000]
+    assert "no pending restores" in wreck.run("--all").stderr
+    wreck.daemon.start_again()
+    wreck.daemon.wait_until_serving(2)
+    with wreck.daemon.client() as client:
+        assert {gpu.power_limit_site_mw for gpu in client.node().gpus} == {160_000}
+        client.set_ceiling(gpus, "fleet", None)
+        assert wreck.limits() == [LIMIT, LIMIT]
+
+
+def _boot_ns() -> int:
+    return time.clock_gettime_ns(time.CLOCK_BOOTTIME)
 
 
 def journal(wreck: Wreck) -> list[str]:

@@ -59,7 +59,7 @@ def not_enforced(info: GpuInfo, wanted: Sequence[int], requested: Sequence[int])
     Args:
         info: The GPU.
         wanted: The profiles.
-        requested: What is requested of the GPU, by whomever.
+        requested: What is requested of the GPU, by anybody.
     """
     offered = {one.profile: one for one in info.power_profiles}
     rivals = [offered[one] for one in requested if one in offered]

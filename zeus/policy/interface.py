@@ -1,4 +1,4 @@
-"""What chooses batch sizes and power limits of recurring jobs, whoever runs them.
+"""What chooses batch sizes and power limits of recurring jobs, in every program that runs them.
 
 The simulator, `ZeusMaster`, the batch size server and the optimizer inside a training process all
 hold one of these. A policy has no I/O, no clock, and no randomness but its seed's.

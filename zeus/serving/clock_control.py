@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from zeus.serving.clock_fleet import FleetNeed
 from zeus.serving.clock_needs import Needs
 from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_rate import RateBound
@@ -141,6 +142,7 @@ class ClockControl:
         self._sampled, self._cap = math.nan, math.inf
         self._changes = 0
         self._needs = Needs()
+        self._fleet = FleetNeed(gpus, ttl_s)
         self._seen = math.nan, math.nan
         atexit.register(self.close)
         self._thread = threading.Thread(target=self._run, name="zeus-serving-clocks", daemon=True)
@@ -365,7 +367,7 @@ class ClockControl:
                 self._report_energy(client, policy)
 
     def _sample(self, client: Client) -> None:
-        states = client.state(self._gpus).values()
+        states = [*client.state(self._gpus).values()]
         clocks = [state.gpu_clock_mhz for state in states]
         known = [mhz for mhz in clocks if mhz is not None]
         idle = any((state.throttle_reasons or 0) & IDLE_REASON for state in states)
@@ -378,6 +380,8 @@ class ClockControl:
             serving = now - self._stepped_s < IDLE_S and now - self._serving_s > SETTLED_S
             capped = self._sampled < CAPPED * self._set and now > self._set_s + SETTLED_S
             self._cap = self._sampled if capped and serving and not idle else math.inf
+        if not self.dry_run:
+            self._fleet.seen(client, now, states)
 
     def _report_energy(self, client: Client, policy: ClockPolicy) -> None:
         end_ns = time.monotonic_ns() - ENERGY_BEHIND_NS  # known by now: nothing to wait for
@@ -432,6 +436,7 @@ class ClockControl:
         try:  # what was set must not stay
             if not self.dry_run:
                 client.release(self._gpus, [CONTROL])
+                self._fleet.release(client)
         except ZeusIpcError as failed:
             log.debug("clocks are restored when the lease ends: %s", failed.message)
 
@@ -446,6 +451,7 @@ class ClockControl:
             try:
                 if not self.dry_run:
                     client.release(self._gpus, [CONTROL])
+                    self._fleet.release(client)
             except ZeusIpcError as error:
                 log.debug("clocks are restored when the lease ends: %s", error.message)
             client.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from typing import Any
 
@@ -56,13 +57,23 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
     envvar="ZEUS_FLEET_POLICY",
     help="Who gets the watts; all allocators take the same.",
 )
-def allocate(reach: Reach[Any], name: str, policy: str) -> None:
+@click.option(
+    "--latency-share",
+    type=click.FloatRange(0, 100),
+    default=100,
+    show_default=True,
+    envvar="ZEUS_FLEET_LATENCY_SHARE",
+    help="The most that jobs with a latency objective may claim of what is above the minimum "
+    "limits, %.",
+)
+def allocate(reach: Reach[Any], name: str, policy: str, latency_share: float) -> None:
     """Plan who may hold what; run several, one of them leads."""
     from zeus_fleet.allocator import Allocator, evenly
     from zeus_fleet.jobs import ByJobs
     from zeus_fleet.shells import run_allocator
 
     log_to_stderr()
-    jobs = None if policy == "uniform" else ByJobs(POLICIES[policy])
+    shared = functools.partial(POLICIES[policy], latency_share=latency_share / 100)
+    jobs = None if policy == "uniform" else ByJobs(shared)
     core = Allocator(Timing(), jobs or evenly)
     reach(lambda store: run_allocator(name, store, core, jobs=jobs))

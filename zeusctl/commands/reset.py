@@ -1,4 +1,4 @@
-"""`zeusctl reset`: restore the site limit, whoever changed it."""
+"""`zeusctl reset`: restore the site limit, also where others changed it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ NOT_OFFERED = "not_offered"
 @common_options
 @pass_session
 def reset(session: Session, gpus: str, controls: tuple[str, ...], ceiling: str | None) -> None:
-    """Restore the site limit, whoever changed it.
+    """Restore the site limit, also where others changed it.
 
     Reset limits, clocks and persistence mode. For administrators this revokes all leases (their
     holders get an error), and undoes settings made with --persist and outside zeusd (nvidia-smi).

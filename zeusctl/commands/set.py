@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from zeus_ipc.controls import SPECS, Control, ControlSpec, ControlValue
+from zeus_ipc.sd_notify import sd_notify
 from zeusctl.completing import complete_command, gpus_argument
 from zeusctl.exits import CommandError, Exit
 from zeusctl.running import LOOK_S, asked_to_end, run
@@ -173,6 +174,7 @@ def set_(
         _answer(session, settings, "process")
         if not session.json:
             click.echo("held until Ctrl-C", err=True)
+        sd_notify("READY=1")
         while not ended.wait(LOOK_S):
             watch()
     click.get_current_context().exit(ended.code)

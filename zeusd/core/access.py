@@ -1,6 +1,6 @@
 """Who may do what. Default deny: without a rule that applies, a user may read and nothing else.
 
-Whoever asks is known by what the kernel says of the process that connected: uid, groups, and
+A client is known by what the kernel says of the process that connected: uid, groups, and
 whether it lives in a container. Nothing in a request, an environment or /proc counts.
 """
 
@@ -161,4 +161,4 @@ class Access:
 
 
 OPEN = Access(rules=(AllowRule(everyone=True, controls=frozenset(Control)),), writes_per_second=1e6)
-"""Whoever can connect may change everything: for simulated GPUs, and engines inside a process."""
+"""All who can connect may change everything: for simulated GPUs, and engines inside a process."""

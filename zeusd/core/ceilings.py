@@ -98,6 +98,15 @@ class Ceilings:
         deadlines = [one.deadline_ns for _, one in self if one.deadline_ns is not None]
         return min(deadlines, default=None)
 
+    def fall_back(self) -> list[str]:
+        """Lets ceilings that are to fall back do so before their time. Returns their names."""
+        fallen = []
+        for name, one in self:
+            if one.deadline_ns is not None and one.fallback is not None:
+                fallen.append(name)
+                self._named[name] = Ceiling(one.fallback, one.uid)
+        return fallen
+
     def expire(self, boot_ns: int) -> list[str]:
         """Lets ceilings whose deadline is over fall back, or end. Returns their names."""
         expired = []

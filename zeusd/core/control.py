@@ -16,7 +16,7 @@ Rules, kept here and in `restorable`:
 7. A lease lasts as long as its holder says that it is alive. A process that loses it without asking
    is told so by every set until it acquires again: nothing is re-applied behind its back.
 8. Nothing is written above the least of the ceilings, restores included; what stands above it when
-   a ceiling is lowered is brought down, whoever holds it.
+   a ceiling is lowered is brought down, also under a lease.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class ControlMachine(Leased):
         then: Callable[[], None] = lambda: None,
         owed: ControlValue | None = None,
     ) -> None:
-        """An administrator wants the target in force, whoever set what.
+        """An administrator wants the target in force, also over the settings of others.
 
         Args:
             peer: The administrator.

@@ -308,6 +308,7 @@ class Core:
             if self.owed:
                 self._out.add(Put(STOPPING_KEY, {}))
             self.node.closed = SHUTTING_DOWN
+            self._requests.administration.ceilings.stop()
             for machine in self.node.machines():
                 machine.close(SHUTTING_DOWN)
                 machine.revoke("daemon_stops", "zeusd was stopped")

@@ -189,6 +189,7 @@ class LeaseRequests:
                 known = tuple(request.limits_mw), tuple(request.progress)
                 machine.lease.profile = known if request.limits_mw else None
                 machine.lease.measuring = request.measuring
+                machine.lease.needs_mw = request.needs_mw
                 pending.succeed(uuid, Done())
 
     def _heartbeat(self, connection: Connection, request: Heartbeat) -> None:
@@ -248,5 +249,6 @@ def _describe_lease(machine: ControlMachine, open_to_reader: bool) -> LeaseInfo:
         job=(lease.job or None) if open_to_reader else None,
         profile=_describe_profile(lease),
         measuring=lease.measuring,
+        needs_mw=lease.needs_mw,
         trouble=machine.trouble.message if restoring and machine.trouble else None,
     )

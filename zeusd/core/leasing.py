@@ -48,6 +48,8 @@ class Lease:
     """What the holder has published: power limits, mW, and its relative speed at each."""
     measuring: bool = False
     """Whether the holder says that it measures and needs its highest limit."""
+    needs_mw: int | None = None
+    """The limit below which it says that it misses a latency objective; None: it has none."""
 
     @property
     def name(self) -> str:

@@ -10,7 +10,7 @@ from zeus_ipc.controls import SPECS, ControlValue, describe
 from zeus_ipc.errors import ErrorCode
 from zeus_ipc.replies import CeilingInfo, CeilingSet
 from zeus_ipc.requests import SetCeiling
-from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling
+from zeusd.core.ceilings import JOB_PREFIX, PERSISTED, Ceiling, Ceilings
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Forget, Note, Put
 from zeusd.core.model import Failure, Peer, ceiling_key, pin_key
@@ -91,9 +91,16 @@ class CeilingRequests:
         boot_ns = self._boot_ns()
         if self._due_boot_ns is None or boot_ns < self._due_boot_ns:
             return
+        self._end(lambda ceilings: ceilings.expire(boot_ns))
+
+    def stop(self) -> None:
+        """zeusd ends: nobody will keep a deadline, so what is to be lower then is lower now."""
+        self._end(Ceilings.fall_back)
+
+    def _end(self, end: Callable[[Ceilings], list[str]]) -> None:
         for machine in self._node.machines():
             before = machine.highest() if machine.spec.ceilings else ()
-            for name in machine.ceilings.expire(boot_ns):
+            for name in end(machine.ceilings):
                 ceiling = machine.ceilings.get(name)
                 key = self._key(machine, name)
                 self._out.add(Forget(key) if ceiling is None else Put(key, ceiling.to_json()))

@@ -199,7 +199,7 @@ class Debt:
         values: What zeusd may have written; empty if nothing.
         doubt: Which of these was never confirmed by reading; None: none.
         overwrite: What a restore may overwrite, see `restore_rule`.
-        ending: Why the lease has ended, whoever lives; empty while it has not.
+        ending: Why the lease has ended, also if its holder lives; empty while it has not.
         acquired: See `leasing.Lease`.
         recoveries: See `leasing.Lease`.
         command: Name of the holder's program.
@@ -342,7 +342,7 @@ DRIVER_KEY = "driver"
 """Journal key of the driver that the other entries are about."""
 
 STOPPING_KEY = "stopping"
-"""Journal key that says: a stop was under way, everything goes back whoever still lives."""
+"""Journal key that says: a stop was under way; what living holders set is restored, too."""
 
 
 QUIESCED_KEY = "quiesced"

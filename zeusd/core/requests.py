@@ -219,7 +219,7 @@ class Requests:
                     self._out.trail.refused(answer.code)
                     pending.fail(uuid, answer)
                 elif answer is None or answer.value == asked:
-                    pending.succeed(uuid, replies.Done())
+                    pending.succeed(uuid, replies.Applied())
                 else:
                     pending.succeed(uuid, replies.Applied(applied=list(answer.value)))
         else:

@@ -28,7 +28,7 @@ class Identity:
     Attributes:
         start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
         account: Who is charged for it.
-        pidfd: Readable once it has ended; whoever gets this closes it.
+        pidfd: Readable once it has ended; the receiver closes it.
     """
 
     start_ticks: int

@@ -62,7 +62,8 @@ class Journal:
         directory: Made if absent, mode 0700.
         name: File name within it.
         boot: Name of the present boot.
-        wait_s: How long `open` waits for whoever has the journal, such as `zeusd restore`.
+        wait_s: How long `open` waits for another process that has the journal, such as
+            `zeusd restore`.
     """
 
     def __init__(
@@ -352,7 +353,7 @@ def orphans(
 ) -> Iterator[tuple[Journal, dict[str, Entry]]]:
     """Journals of embedded engines that ended without settling, open, with their entries.
 
-    Whoever takes them over makes the entries durable elsewhere, and then deletes the journal.
+    The caller makes the entries durable elsewhere, and then deletes the journal.
     """
     for path in sorted(Path(directory).glob(f"{EMBEDDED_PREFIX}*")):
         if path.suffix:

@@ -8,20 +8,10 @@ from pydantic import ValidationError
 
 from zeus_ipc.codec import DecodeError, decode_request
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.operations import OF_REQUEST, OPERATIONS
 from zeus_ipc.replies import ErrorBody
-from zeus_ipc.requests import OPERATIONS, GetTimeline, GetWindows, Request, request_adapter
+from zeus_ipc.requests import Request, request_adapter
 from zeus_ipc.wire import PROTOCOL_VERSION
-
-COSTS = {
-    "hello": 2.0,
-    "leases": 2.0,
-    "policy": 8.0,
-    "audit": 8.0,
-    "metrics": 16.0,
-    "restore": 8.0,
-    "usage": 64.0,
-}
-"""What operations cost their user, in requests; 1 for others, and more for each GPU."""
 
 INVALID = 1.0
 """What a request that is refused at once costs."""
@@ -92,9 +82,4 @@ def decode(data: bytes) -> Request:
 
 def cost(request: Request) -> float:
     """What a request costs its user, in requests."""
-    if isinstance(request, GetWindows):
-        return 2.0 + len(request.sources) * (1 + len(request.windows) // 3) / 8
-    if isinstance(request, GetTimeline):
-        return 4.0 + len(request.sources) * request.limit / 1024
-    gpus = len(getattr(request, "gpus", None) or ())
-    return COSTS.get(request.op, 1.0) + max(0, gpus - 1) / 4
+    return OF_REQUEST[type(request)].cost_of(request)

@@ -1,9 +1,9 @@
 """Keeps descriptors that a peer sends along from stopping the loop.
 
-Whoever drops the last reference to a lingering TCP socket sleeps in the kernel for as long as its
-sender chose, and a message on a Unix socket may carry such sockets (SCM_RIGHTS). From Linux 6.16 on
-a socket can refuse them (SO_PASSRIGHTS). Before that they are found by peeking, so that reading
-never drops one, and connections that may hold some are closed on a thread of their own.
+A process that drops the last reference to a lingering TCP socket sleeps in the kernel for as long
+as its sender chose, and a message on a Unix socket may carry such sockets (SCM_RIGHTS). From Linux
+6.16 on a socket can refuse them (SO_PASSRIGHTS). Before that they are found by peeking, so that
+reading never drops one, and connections that may hold some are closed on a thread of their own.
 """
 
 from __future__ import annotations

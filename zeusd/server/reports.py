@@ -1,4 +1,4 @@
-"""Log records about users who ask for too much or break the protocol: one a minute for each."""
+"""Log records about users who ask for too much or break the protocol: one of each a minute."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Reports:
 
     def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._clock_ns = clock_ns
-        self._recent: dict[int, tuple[int, int]] = {}
+        self._recent: dict[tuple[int, str], tuple[int, int]] = {}
         self._queue: queue.SimpleQueue[tuple[int, str, str, int] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
@@ -36,16 +36,16 @@ class Reports:
             event: Its name in the log.
             text: What the user does and what became of it: the rest of a sentence.
         """
-        now_ns = self._clock_ns()
-        since_ns, left_out = self._recent.get(uid, (-EVERY_NS, 0))
+        now_ns, key = self._clock_ns(), (uid, event)
+        since_ns, left_out = self._recent.get(key, (-EVERY_NS, 0))
         if now_ns - since_ns < EVERY_NS:
-            self._recent[uid] = (since_ns, left_out + 1)
+            self._recent[key] = (since_ns, left_out + 1)
             return
         if len(self._recent) > 1024:
             self._recent = {
-                key: found for key, found in self._recent.items() if now_ns - found[0] < EVERY_NS
+                one: found for one, found in self._recent.items() if now_ns - found[0] < EVERY_NS
             }
-        self._recent[uid] = (now_ns, 0)
+        self._recent[key] = (now_ns, 0)
         self._queue.put((uid, event, text, left_out))
 
     def stop(self) -> None:
@@ -57,7 +57,7 @@ class Reports:
         while (item := self._queue.get()) is not None:
             uid, event, text, left_out = item
             name = _name(uid)
-            since = f" ({left_out} other events of this user were not logged)" if left_out else ""
+            since = f" ({left_out} times more since the last record)" if left_out else ""
             log.warning(
                 "user %s %s%s",
                 name or uid,

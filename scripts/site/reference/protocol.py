@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import inspect
-import re
 import typing
 from collections.abc import Set
 from enum import Enum
@@ -14,6 +13,7 @@ from pydantic import BaseModel
 from zeus_ipc import replies as answers
 from zeus_ipc import requests as asked
 from zeus_ipc import wire
+from zeus_ipc.operations import OF_REQUEST
 
 from .markdown import code, heading, paragraphs, prose, table
 from .sources import attribute_docs, below, fields, meanings
@@ -72,7 +72,7 @@ def page() -> str:
     found += heading(3, "In every request") + _COMMON + "\n\n" + _fields(asked._Request)
     for one in requests():
         found += heading(3, one.model_fields["op"].default, _anchor(one))
-        found += paragraphs(_doc(one)) + _see(one) + "\n"
+        found += paragraphs(_doc(one)) + "\n\n" + _result(one) + "\n"
         found += _fields(one, without=common | {"op"})
     found += heading(2, "Replies")
     for one in replies():
@@ -94,7 +94,6 @@ def constants() -> dict[str, tuple[object, str]]:
     for module in (wire, asked, answers):
         docs = below(ast.parse(inspect.getsource(module)).body) | docs
         values |= {name: value for name, value in vars(module).items() if name.isupper()}
-    del values["OPERATIONS"]
     return {name: (value, docs[name]) for name, value in values.items()}
 
 
@@ -105,22 +104,28 @@ def _anchor(one: type[object]) -> str:
 def _doc(model: type[BaseModel]) -> str:
     """A set request says only what it sets; what holds for all of them is said by their base."""
     own = model.__doc__ or ""
-    if issubclass(model, asked._SetRequest) and "Result" not in own:
+    if issubclass(model, asked._SetRequest):
         return f"{own}\n\n{(asked._SetRequest.__doc__ or '').partition(chr(10))[2]}"
     return own
 
 
-def _see(model: type[BaseModel]) -> str:
-    """Links to the messages that a docstring names."""
-    words = re.findall(r"\w+", " ".join(re.findall(r"`[^`]+`", _doc(model))))
-    named = [one for one in replies() if one.__name__ in words]
-    if not named:
-        return ""
-    return "\nSee " + ", ".join(f"[{one.__name__}](#{_anchor(one)})" for one in named) + ".\n"
+def _result(model: type[BaseModel]) -> str:
+    """What answers a request, and what it costs."""
+    operation = OF_REQUEST[model]
+    text = f"Result: {_link(operation.result)}"
+    if operation.each:
+        text += f" or {_link(answers.Refused)} for each, by name, in `{operation.each}`"
+    return (
+        f"{text}.\n" if operation.cost == 1 else f"{text}. Costs as much as {operation.cost:g}.\n"
+    )
+
+
+def _link(model: type[BaseModel]) -> str:
+    return f"[`{model.__name__}`](#{_anchor(model)})"
 
 
 def _first(model: type[BaseModel]) -> str:
-    return " ".join((model.__doc__ or "").split("\n\n")[0].split()).partition(" Result:")[0]
+    return " ".join((model.__doc__ or "").split("\n\n")[0].split())
 
 
 def _fields(model: type[BaseModel], without: Set[str] = frozenset()) -> str:

@@ -225,12 +225,11 @@ def test_their_program_runs_and_leaves_nothing_behind(tmp_path: Path) -> None:
             [sys.executable, "-c", program.source],
             cwd=tmp_path,
             env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
+            capture_output=True,
             text=True,
             timeout=120,
         )
-        assert ran.returncode == 0, ran.stdout
+        assert ran.returncode == 0, ran.stderr
         assert ran.stdout.endswith("epoch ended\n100000 to 250000 mW, now 100000\n")
         with daemon.client() as client:
             gpu = client.node().gpus[0].uuid

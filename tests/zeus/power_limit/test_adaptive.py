@@ -384,7 +384,7 @@ def test_the_next_training_sets_the_choice_again(node: VirtualNode, work: Work) 
 
 @pytest.fixture
 def away(monkeypatch: pytest.MonkeyPatch) -> Callable[[GlobalPowerLimitOptimizer], list[bool]]:
-    """Has zeusd not answer whoever gives limits back, until the list it returns is emptied."""
+    """Has zeusd not answer when limits are released, until the list it returns is emptied."""
     monkeypatch.setattr(held, "RETRY_S", 0.01)
 
     def make(plo: GlobalPowerLimitOptimizer) -> list[bool]:

@@ -19,6 +19,7 @@ from tests.support import RunningDaemon, running_daemon, wait_for
 from zeus import _node
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, ZeusCost
+from zeus.optimizer.power_limit.adaptive import REACH
 from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
@@ -76,12 +77,14 @@ def chosen(all_seen: list[dict[str, Any]]) -> float:
 
 def of_least_energy(all_seen: list[dict[str, Any]]) -> None:
     """All chose the limit of least energy among those that are sure to save some against the
-    highest; which that is, and how sure it is, a busy machine has its part in.
+    highest; which that is, and how sure it is, a busy machine has its part in. One that is so busy
+    that the GPUs draw too little for any limit is left alone.
     """
     first, second = (one["estimates"] for one in all_seen)
     assert first == second
-    assert len(first) > 1
     highest = first[0]
+    draw_w = highest["energy_j"] / highest["time_s"] / len(all_seen)
+    assert (len(first) == 1) == (draw_w < REACH * LIMITS_W[-1])
     sure = [
         one
         for one in first

@@ -187,7 +187,7 @@ class Model(World):
         self.cpu_share[program.process] = 1.0 if busy else 0.0
 
     def pass_time(self, seconds: float) -> None:
-        """Time passes; whoever runs, says so every few seconds."""
+        """Time passes; processes that run say so every few seconds."""
         while seconds > 0:
             step = min(seconds, TTL_S / 5)
             due_ns = self.core.next_deadline_ns()

@@ -116,6 +116,26 @@ def test_a_deadline_that_passes_while_zeusd_is_down_counts_at_its_start(world: W
     assert world.limit_w() == 150
 
 
+@pytest.mark.parametrize("held", [False, True])
+def test_a_stop_lowers_at_once_what_a_deadline_would_lower_later(world: World, held: bool) -> None:
+    """Nobody is there then to keep the deadline; a restart keeps it."""
+    bound(world, 280, ttl_ms=30_000, fallback=[150_000])
+    if held:
+        world.set_power(ALICE, 270)
+    world.apply(world.core.stop(world.now_ns, restore=False))
+    assert world.limit_w() == (270 if held else 280)
+    world.start_core(alive=set())
+    assert world.limit_w() == 280
+    world.apply(world.core.stop(world.now_ns))
+    assert world.limit_w() == 150
+    world.start_core(alive=set())
+    connect(world)
+    assert world.limit_w() == 150
+    bound(world, 260, ttl_ms=30_000)
+    world.apply(world.core.stop(world.now_ns))
+    assert world.limit_w() == 260, "one that would end raises nothing"
+
+
 def test_a_ceiling_that_is_held_up_ends_no_later(world: World) -> None:
     until_ns = world.now_ns + 30_000_000_000
     bound(world, 280, until_boot_ns=until_ns, fallback=[150_000])

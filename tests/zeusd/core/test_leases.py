@@ -203,7 +203,7 @@ def test_a_stall_is_forgiven_once_for_each_heartbeat(world: World) -> None:
 
 
 def test_a_restart_is_forgiven_once_for_each_heartbeat(world: World) -> None:
-    """Whoever can make zeusd start again keeps no hung holder's lease alive by it."""
+    """To make zeusd start again keeps no hung holder's lease alive."""
     process = world.connect(1)
     world.set_power(1, 200)
     for _ in range(20):
@@ -560,22 +560,22 @@ def test_a_published_profile_lasts_as_long_as_the_lease(world: World) -> None:
         result: dict[str, object] = reply["result"]["gpus"][GPU0]
         return result
 
-    def published() -> list[tuple[object, object]]:
+    def published() -> list[tuple[object, object, object]]:
         leases = world.call(1, "leases")["result"]["leases"]
-        return [(lease["profile"], lease["measuring"]) for lease in leases]
+        return [(lease["profile"], lease["measuring"], lease["needs_mw"]) for lease in leases]
 
     world.connect(1)
     assert code(publish(1)) == "lease_expired"
     world.set_power(1, 200)
-    assert published() == [(None, False)]
-    assert publish(1, measuring=True) == {}
+    assert published() == [(None, False, None)]
+    assert publish(1, measuring=True, needs_mw=250_000) == {}
     known = {"limits_mw": [100_000, 300_000], "progress": [0.5, 1.0]}
-    assert published() == [(known, True)]
+    assert published() == [(known, True, 250_000)]
     world.connect(2, pid=2)
     assert code(publish(2)) == "lease_expired", "another process's lease"
     assert publish(1, limits_mw=[], progress=[]) == {}
-    assert published() == [(None, False)]
+    assert published() == [(None, False, None)]
     publish(1)
     world.call(1, "release", gpus=[GPU0])
     world.set_power(1, 210)
-    assert published() == [(None, False)]
+    assert published() == [(None, False, None)]

@@ -7,18 +7,23 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from zeus_ipc import replies
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.controls import READABLE, SPECS, Control, ControlValue, profile_name
 from zeus_ipc.errors import ErrorCode
+from zeus_ipc.operations import OF_REQUEST, Operation
 from zeus_ipc.replies import (
+    Deallocated,
     Done,
     EnergyReading,
+    Forgotten,
     GpuInfo,
     GpuSupport,
     LedgerState,
     ProfileInfo,
+    Refused,
 )
-from zeus_ipc.requests import request_adapter
+from zeus_ipc.requests import Allocate, Deallocate, ForgetUser, GetUsage, request_adapter
 from zeus_ipc.wire import Message
 from zeusd.core.access import OPEN, Access
 from zeusd.core.ceilings import Ceiling
@@ -63,6 +68,13 @@ from zeusd.restore_rule import read_settled, write_merged, write_verified
 
 GPU0, GPU1 = "GPU-0000", "GPU-1111"
 MOST_WAKES = 100
+LEDGER: dict[type[Message], Message] = {
+    Allocate: Done(),
+    Deallocate: Deallocated(ended=1),
+    ForgetUser: Forgotten(accounts=1),
+    GetUsage: replies.Usage(sums=[], more=False, metered_uj=[], begins_s=None),
+}
+"""What the ledger answers."""
 LIMITS = ("power_limit_min_mw", "power_limit_max_mw", "power_limit_default_mw")
 
 
@@ -129,7 +141,7 @@ class World:
         faults: NVML codes by (gpu, control or None for all), returned by writes instead.
         hold: Keep device calls back until `run_held`.
         accounted: What the ledger was asked.
-        ledger: What it answers.
+        ledger: Why it does nothing; None: it does.
         ledger_state: What metrics say of it.
     """
 
@@ -155,6 +167,7 @@ class World:
         self.lost: set[str] = set()
         self.watched: dict[Process, int] = {}
         self.replies: dict[int, list[dict[str, Any]]] = {}
+        self._asked: dict[tuple[int, int], Operation[Any]] = {}
         self.notes: list[Note] = []
         self.faults: dict[tuple[str, Control | None], int] = {}
         self.odd: dict[str, Odd] = {}
@@ -167,7 +180,7 @@ class World:
         self.hold = False
         self.driver_open = False
         self.accounted: list[Account] = []
-        self.ledger: Message | Failure = Done()
+        self.ledger: Failure | None = None
         self.ledger_state: LedgerState | None = None
         self.held: list[Read | Write] = []
         self.limits_mw = limits_mw
@@ -262,6 +275,7 @@ class World:
         request_id = next(self._ids)
         message = {"v": 1, "id": request_id, "op": op, **arguments}
         request = request_adapter.validate_python(message)
+        self._asked[conn, request_id] = OF_REQUEST[type(request)]
         self.apply(self.core.request(self.now_ns, conn, request))
         return request_id
 
@@ -354,10 +368,19 @@ class World:
             for key, entry in [*self.late.items()]:
                 self.keep(key, entry)
 
+    def _check_kind(self, reply: Reply) -> None:
+        """The reply is what the operation promises."""
+        operation, result = self._asked[reply.conn, reply.body["id"]], reply.body.get("result")
+        if result is not None:
+            kinds = (operation.result, Refused) if operation.each else operation.result
+            every = getattr(result, operation.each).values() if operation.each else [result]
+            assert all(isinstance(one, kinds) for one in every), (operation.name, result)
+
     def apply(self, effects: list[Effect]) -> None:
         self.keep_late()
         for effect in effects:
             if isinstance(effect, Reply):
+                self._check_kind(effect)
                 self.replies.setdefault(effect.conn, []).append(decode_reply(encode(effect.body)))
             elif isinstance(effect, Write):
                 durable = self.journal.get(effect.key)
@@ -396,7 +419,8 @@ class World:
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, usage))
             elif isinstance(effect, Account):
                 self.accounted.append(effect)
-                self.apply(self.core.device_done(self.now_ns, effect.ticket, self.ledger))
+                result = self.ledger or LEDGER[type(effect.request)]
+                self.apply(self.core.device_done(self.now_ns, effect.ticket, result))
             else:
                 self.notes.append(effect)
 

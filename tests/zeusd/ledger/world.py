@@ -26,7 +26,7 @@ BOOT = "boot-1"
 
 
 class Gpu:
-    """A GPU in memory that is shared with forked children: it outlives whoever keeps its books."""
+    """A GPU in memory that is shared with forked children, and outlives each of them."""
 
     failure = None
     aligns = True

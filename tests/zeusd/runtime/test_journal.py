@@ -168,7 +168,7 @@ def test_what_cannot_be_trusted_is_put_aside_unread_and_unfollowed(
 
 @pytest.mark.parametrize("kind", ["link", "file", "writable", FOREIGN])
 def test_a_state_directory_that_cannot_be_trusted_is_put_aside(tmp_path: Path, kind: str) -> None:
-    """Whoever can write the journal can have zeusd write to GPUs."""
+    """To write the journal is to have zeusd write to GPUs."""
     state, target = tmp_path / "state", tmp_path / "target"
     target.mkdir()
     if kind == "link":

@@ -13,7 +13,7 @@ import pytest
 from tests.support import wait_for
 from zeus_ipc.codec import decode_reply, encode
 from zeus_ipc.errors import ErrorCode
-from zeus_ipc.requests import OPERATIONS
+from zeus_ipc.operations import OPERATIONS
 from zeus_ipc.wire import PROTOCOL_VERSION
 from zeusd.server.decoding import Invalid, cost, decode
 from zeusd.server.reports import EVERY_NS, Reports
@@ -89,7 +89,9 @@ def test_what_costs_zeusd_more_costs_its_user_more() -> None:
     assert cost(decode(request(op="metrics"))) > 10
 
 
-def test_reports_name_the_user_and_come_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
+def test_each_report_names_the_user_and_comes_once_a_minute(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now_ns = 0
     reports = Reports(lambda: now_ns)
     caplog.set_level(logging.WARNING)
@@ -101,14 +103,15 @@ def test_reports_name_the_user_and_come_once_a_minute(caplog: pytest.LogCaptureF
         reports.add(0, "protocol_error", "broke a rule")
         reports.add(4_000_000, "protocol_error", "broke a rule")
     reports.add(0, "rate_limited", "is too fast")
-    wait_for(lambda: len(said()) == 2, "two records")
+    wait_for(lambda: len(said()) == 3, "three records")
     now_ns += EVERY_NS
     reports.add(0, "protocol_error", "broke a rule")
     reports.stop()
     assert said() == [
         "user root broke a rule",
         "user 4000000 broke a rule",
-        "user root broke a rule (100 other events of this user were not logged)",
+        "user root is too fast",
+        "user root broke a rule (99 times more since the last record)",
     ]
     assert {record.uid for record in caplog.records} == {0, 4_000_000}  # type: ignore[attr-defined]
 

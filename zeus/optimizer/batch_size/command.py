@@ -316,6 +316,34 @@ def release(job: str, db: str | None, server: str | None) -> None:
         click.echo(f"no batch size of job {job} was parked")
 
 
+@main.command("import")
+@click.argument("source", metavar="PATH|URL")
+@_DATABASE
+def import_(source: str, db: str | None) -> None:
+    """Take over the jobs of ml-energy/zeus's server, with their trials.
+
+    SOURCE is its database: a SQLite file, or a URL of SQLite, PostgreSQL or MySQL. It is only read.
+    Jobs that are here already stay as they are.
+    """
+    try:
+        from zeus.optimizer.batch_size import theirs
+        from zeus.optimizer.batch_size.store import Store
+    except ModuleNotFoundError as error:
+        raise ImportError(f"bso needs {error.name}: pip install 'zeusd[bso-server]'") from None
+    found = theirs.read(source)
+    store = Store(db or "bso.db")
+    try:
+        for spec, trials in found:
+            if store.adopt(spec, trials):
+                click.echo(f"{spec.job_id}: {len(trials)} trial{'s'[: len(trials) != 1]}")
+            else:
+                click.echo(f"{spec.job_id}: is here already, and stays as it is")
+    finally:
+        store.close()
+    if not found:
+        click.echo("there are no jobs in it")
+
+
 # ------------------------------------------------------------------------------------- as text
 
 

@@ -1,4 +1,4 @@
-"""What training jobs and whoever keeps the trials say to each other.
+"""What training jobs and the keeper of the trials say to each other.
 
 The first five of these endpoints, and the fields without a default here, are ml-energy/zeus's; its
 clients are served, too.

@@ -33,7 +33,7 @@ BUSY_S = 30.0
 """How long a transaction waits for others."""
 
 _ATTEMPTS = 6
-UPGRADE_LOCK = 0x7A657573  # any number; whoever upgrades a PostgreSQL database holds it
+UPGRADE_LOCK = 0x7A657573  # any number; held while a PostgreSQL database is upgraded
 _AGAIN = ("40001", "40P01", "23505")
 """PostgreSQL's codes for what fails only because of others. The last: two have made the same job;
 the second finds it then."""

@@ -99,7 +99,7 @@ class Run:
         epoch = self._begun if self._epochs_told else self.epoch + 1
         if not self.over:
             self._report(epoch, self._number(metric))
-        elif not self.finished:  # we gave up: whoever trains until it is finished still has an end
+        elif not self.finished:  # we gave up: a loop until it is finished still ends
             self.epoch = epoch
             self.finished = epoch >= self._spec.max_epochs
 

@@ -6,16 +6,17 @@
 
 Decisions are made in `trials` and `choosing`; here, what they are about is read and what they come
 to is written, in one transaction that has the job to itself. So any number of threads, processes
-and, with PostgreSQL, machines may share a database, and whoever is killed leaves all or nothing of
-what it did. A batch size is chosen before that transaction, and again where the job has changed by
-then: nobody waits for a lock while a fit is computed.
+and, with PostgreSQL, machines may share a database, and a process that is killed leaves all or
+nothing of what it did. A batch size is chosen before that transaction, and again where the job has
+changed by then: nobody waits for a lock while a fit is computed.
 """
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Literal
@@ -301,6 +302,40 @@ class Store:
         self._database.close()
 
     # -------------------------------------------------------------------- what operators ask
+
+    def adopt(self, spec: CreatedJob, found: Sequence[Trial]) -> bool:
+        """Takes over a job with its trials, from elsewhere. Trials that run have a lease from now.
+
+        Returns:
+            False: there is a job of this name, and nothing was changed.
+        """
+        seed = secrets.randbits(63) if spec.mab_seed is None else spec.mab_seed
+        ends = sorted(found, key=lambda one: (one.ended_s or math.inf, one.number))
+
+        def work(connection: Connection) -> bool:
+            if find_job(connection, spec.job_id, lock=True) is not None:
+                return False
+            now_s = self._clock()
+            last = max((one.number for one in found), default=0)
+            row = {"job_id": spec.job_id, "spec": spec.model_dump_json(), "seed": str(seed)}
+            counts = {"trials": last, "events": 0, "released": 0}
+            connection.execute(insert(jobs).values(created_s=now_s, **row, **counts))
+            writing = Writing(connection, JobRecord(spec, seed, now_s), now_s)
+            writing.tell("registered")
+            for one in ends:
+                kept = (
+                    replace(one, heard_s=now_s, lease_s=self._lease_s)
+                    if one.running
+                    else replace(one, end_order=writing.next_event)
+                )
+                values = {"job_id": spec.job_id, "key": f"taken over {one.number}"}
+                connection.execute(insert(trials).values(**values, **asdict(kept)))
+                if not one.running:
+                    writing.tell("ended", one.number, reason=one.status, converged=one.converged)
+            writing.close()
+            return True
+
+        return self._database.write(work)
 
     def delete(self, job_id: str) -> None:
         """Forgets a job and its trials.

@@ -34,7 +34,7 @@ jobs = Table(
     Column("spec", Text, nullable=False),  # JSON of CreatedJob
     Column("seed", Text, nullable=False),  # an integer of any size
     Column("created_s", Double, nullable=False),
-    # Counters. Whoever locks this row may take the next number.
+    # Counters. To lock this row is to take the next number.
     Column("trials", BigInteger, nullable=False),
     Column("events", BigInteger, nullable=False),
     Column("released", BigInteger, nullable=False),

@@ -17,7 +17,15 @@ from typing import Protocol
 
 from zeus.exceptions import PipelineFrequencyError
 from zeus.optimizer.pipeline_frequency.plans import Setting
-from zeus.optimizer.pipeline_frequency.power_fit import WAITING, Power, Span, fill, fit, mixtures
+from zeus.optimizer.pipeline_frequency.power_fit import (
+    WAITING,
+    Power,
+    Span,
+    fill,
+    fit,
+    mixtures,
+    set_apart,
+)
 
 log = logging.getLogger(__name__)
 
@@ -303,8 +311,9 @@ class OnlineProfiler:
         seen = []
         durations: dict[str, list[float]] = {}
         waiting_s = 0.0
-        for stretch in self._stretches:
-            spans = fill(stretch)
+        every = set_apart([*itertools.chain.from_iterable(self._stretches)])
+        for count in map(len, self._stretches):
+            spans, every = fill(every[:count]), every[count:]
             if not spans:
                 continue
             start_ns, end_ns = spans[0].begin_ns, spans[-1].end_ns

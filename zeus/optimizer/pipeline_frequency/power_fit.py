@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -17,6 +18,12 @@ MS = 1_000_000
 
 WAITING, OUTSIDE = "", "-"
 """Kinds of time that belong to no instruction: between two of an iteration, between iterations."""
+
+UNLIKE = "?"
+"""Kind of an instruction that took over `LONG` times as long as others of its kind: what the GPU
+did in that time is not known. The host may have noticed its end late, or something came between."""
+
+LONG = 2.0
 
 NOISE = 0.01
 """A reading is not better known than this share of it: stamps of ticks, and noise."""
@@ -61,10 +68,25 @@ def fill(iterations: Sequence[Sequence[Span]]) -> list[Span]:
     return spans
 
 
+def set_apart(iterations: Sequence[Sequence[Span]]) -> list[list[Span]]:
+    """Iterations, with what took too long for its kind as `UNLIKE`."""
+    lengths: dict[str, list[int]] = {}
+    for span in itertools.chain.from_iterable(iterations):
+        lengths.setdefault(span.kind, []).append(span.end_ns - span.begin_ns)
+    longest = {kind: LONG * statistics.median(found) for kind, found in lengths.items()}
+    return [
+        [
+            span._replace(kind=UNLIKE) if span.end_ns - span.begin_ns > longest[span.kind] else span
+            for span in iteration
+        ]
+        for iteration in iterations
+    ]
+
+
 def mixtures(
     spans: Sequence[Span], readings: Sequence[tuple[int, int]], window_ns: int | None
 ) -> list[tuple[dict[str, float], float]]:
-    """What each reading saw, by kind as shares of 1, and what it showed, W.
+    """What each reading saw, by kind as shares of 1, and what it showed, W; none that saw `UNLIKE`.
 
     Args:
         spans: Without a gap, in order.
@@ -94,7 +116,8 @@ def mixtures(
             inside_ns = min(span.end_ns, t_ns) - max(span.begin_ns, from_ns)
             if inside_ns > 0:
                 shares[span.kind] = shares.get(span.kind, 0.0) + inside_ns / seen_ns
-        found.append((shares, power_mw / 1000))
+        if UNLIKE not in shares:
+            found.append((shares, power_mw / 1000))
     return found
 
 

@@ -66,7 +66,7 @@ class DeviceServer:
             ) from None
         self._inode = os.stat(self._path).st_ino
         self._listening.setblocking(False)
-        # Whoever may use a GPU may; that is what device files allow too.
+        # All who may use a GPU may; that is what device files allow too.
         os.chmod(self._path, 0o666)
         self._listening.listen(64)
         self._selector.register(self._listening, selectors.EVENT_READ)

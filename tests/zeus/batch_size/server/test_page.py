@@ -68,6 +68,25 @@ def trained(http: httpx.Client, runs: int) -> None:
                 break
 
 
+def test_it_fits_a_phone(page: Page, server: RunningServer) -> None:
+    registered(server.http, "job" + "-with-a-name-that-is-longer-than-any-phone-is-wide" * 3)
+    registered(server.http, policy="pruning-gts")
+    trained(server.http, 2)
+    page.see(390, 844)
+    opened(page, server, "job")
+    page.wait_for("document.querySelectorAll('#trials tbody tr').length === 2")
+    assert page.run("document.documentElement.scrollWidth") == 390
+    # Nothing sticks out but what can be scrolled to, and the plots' letters can be read.
+    wide = (
+        "[...document.querySelectorAll('main *')].filter(one => !one.closest('.scroll') &&"
+        " one.getBoundingClientRect().right > 390).map(one => one.outerHTML)"
+    )
+    assert page.run(wide) == []
+    letters = "document.querySelector('#posterior text').getBoundingClientRect().height"
+    assert page.run(letters) > 10
+    page.see(1400, 1500)
+
+
 def test_a_job_is_seen_as_it_goes_on(page: Page, server: RunningServer) -> None:
     http = server.http
     opened(page, server)

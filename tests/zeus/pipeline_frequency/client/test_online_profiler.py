@@ -55,6 +55,8 @@ class Training:
     stack: ExitStack
     chance: random.Random = field(default_factory=lambda: random.Random(7))
     iterations: int = 0
+    late: float = 0.0
+    """Share of instructions whose end is noticed ten times as late."""
 
     def profiler(self, **options: object) -> OnlineProfiler:
         settings = ProfilerSettings(**options)  # type: ignore[arg-type]
@@ -73,7 +75,10 @@ class Training:
         for name in one_f_one_b(self.stage, 8, microbatches):
             self.node.clock.sleep(self.chance.uniform(0, 0.04))  # for another stage
             profiler.instruction_begin(name)
+            begin_ns = self.node.clock()
             self.work.run(1, name)
+            if self.chance.random() < self.late:
+                self.node.clock.sleep(9 * (self.node.clock() - begin_ns) / 1e9)
             profiler.instruction_end(name)
         profiler.step_end()
         self.node.clock.sleep(0.1)
@@ -141,6 +146,20 @@ def test_time_and_energy_are_recovered_within_two_percent(
     assert profiler.instructions == one_f_one_b(stage, 8, 8)
     # The sweep costs tens of iterations, not hundreds, and stays in the clocks that matter.
     assert rank.iterations <= 6 * len(clocks)
+
+
+@pytest.mark.parametrize("gpu", ["a100", "a40"])
+def test_a_host_that_notices_late_that_an_instruction_is_over_changes_neither_time_nor_energy(
+    train: Callable[..., Training], gpu: str
+) -> None:
+    """Its GPU waits meanwhile: a reading of that time is of two things."""
+    rank = train(gpu, 3)
+    rank.late = 0.08
+    profiler = rank.profiler(every=8, precision=0.02, most_iterations=40)
+    for row in rank.sweep(profiler):
+        seconds, joules = rank.expected(row)
+        assert row.time_s == pytest.approx(seconds, rel=0.01)
+        assert row.energy_j == pytest.approx(joules, rel=0.03)
 
 
 def test_the_sweep_ends_by_the_rule_of_five(train: Callable[..., Training]) -> None:

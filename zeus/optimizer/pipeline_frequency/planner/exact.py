@@ -264,7 +264,7 @@ def _solve(
     tolerance: float = _TOLERANCE,
 ) -> tuple[Floats, float, bool] | None:
     """Values of the columns, a bound on the optimum, and whether it is the optimum."""
-    # Their libraries clash in one process; whoever has OR-Tools loaded gets SciPy's HiGHS.
+    # Their libraries clash in one process; a process that has loaded OR-Tools gets SciPy's HiGHS.
     if "ortools" not in sys.modules:
         try:
             return _by_highs(rows, cost, high, integer, start, limits, tolerance)

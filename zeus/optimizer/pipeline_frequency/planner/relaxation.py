@@ -220,7 +220,7 @@ def _watts(problem: Problem) -> float:
 
 
 def _solver(matrix: Matrix) -> Solver:
-    # Their libraries clash in one process; whoever has OR-Tools loaded gets SciPy's HiGHS.
+    # Their libraries clash in one process; a process that has loaded OR-Tools gets SciPy's HiGHS.
     if "ortools" not in sys.modules:
         try:
             return _Highs(matrix)

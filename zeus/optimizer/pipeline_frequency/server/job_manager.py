@@ -93,7 +93,7 @@ class JobManager:
                 self._start_planning(job_id)
 
     def close(self) -> None:
-        """Whoever waits for a schedule is sent away: the server is about to stop."""
+        """Clients that wait for a schedule are sent away: the server is about to stop."""
         self._closing = True
         for job_id in list(self._events):
             self._notify(job_id)

@@ -1,0 +1,38 @@
+"""What the tests of several processes share."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from tests.zeus.power_limit.party import MakeParty, Party, Store
+from zeus.optimizer.power_limit import link, shell
+from zeus.optimizer.power_limit import optimizer as product
+from zeus.utils import framework
+
+
+@pytest.fixture
+def party(monkeypatch: pytest.MonkeyPatch) -> MakeParty:
+    """Makes a party, and has this process take itself for whichever of its processes runs."""
+    now: list[Party] = []
+    monkeypatch.setattr(framework, "world_size", lambda: now[-1].world)
+    monkeypatch.setattr(framework, "rank", lambda: now[-1].current.rank * now[-1].met)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(framework, "store", lambda timeout: Store(now[-1]))
+    monkeypatch.setattr(framework, "prefixed", lambda prefix, store: store.within(prefix))
+    for module in (product, shell):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[-1].now_s))
+
+    class Counting:
+        def __next__(self) -> int:
+            return next(now[-1].current)
+
+    monkeypatch.setattr(link, "_parties", Counting())
+
+    def make(world: int, **options: Any) -> Party:
+        now.append(Party(world, **options))
+        return now[-1]
+
+    return make

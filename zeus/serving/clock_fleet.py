@@ -1,0 +1,116 @@
+"""What an instance's objectives need of a power budget over many nodes, published with its leases.
+
+The budget's allocator gives jobs with a need that much before others get more than their minimum.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterable, Sequence
+
+from zeus.serving.clock_needs import Needs
+from zeus_ipc.client import Client
+from zeus_ipc.controls import Control
+from zeus_ipc.errors import LeaseHeld, ZeusIpcError
+from zeus_ipc.replies import GpuState
+
+log = logging.getLogger(__name__)
+
+CEILING = "fleet"
+CONTROL = Control.POWER_LIMIT.value
+
+PUBLISHED_S = 10.0
+"""How often the need is published: zeusd forgets it when it restarts."""
+
+MARGIN = 1.1
+"""What is needed, over what was drawn: an average hides the bursts that a limit cuts off."""
+
+CAPPED = 0.95
+"""A GPU that draws this share of its limit would draw more, ..."""
+
+MORE = 1.5
+"""... and how much of what it draws it then asks for."""
+
+
+class PowerNeed:
+    """The power limit that an instance needs, by what its GPUs draw under the present one; pure."""
+
+    def __init__(self) -> None:
+        self._needs = Needs()
+
+    def seen(self, now_s: float, gpus: Iterable[tuple[float, float]]) -> None:
+        """Power and power limit of each GPU now, W."""
+        most = 0.0
+        for watts, limit_w in gpus:
+            most = max(most, watts * (MORE if watts > CAPPED * limit_w else MARGIN))
+        self._needs.seen(now_s, 0.0, most)
+
+    @property
+    def watts(self) -> float:
+        """For one GPU, W; NaN: not known yet."""
+        return self._needs.power_w
+
+
+class FleetNeed:
+    """Publishes what an instance needs, where its GPUs are under a fleet's ceiling.
+
+    It takes the lease on their power limits for that, and sets none. Never raises.
+
+    Args:
+        gpus: UUIDs of the instance's GPUs.
+        ttl_s: Of the lease.
+    """
+
+    def __init__(self, gpus: Sequence[str], ttl_s: float) -> None:
+        self._gpus = [*gpus]
+        self._ttl_s = ttl_s
+        self._need = PowerNeed()
+        self._published_w = 0.0
+        self._next_s = -math.inf
+        self._holds = False
+        self._refused = False
+
+    def seen(self, client: Client, now_s: float, states: Sequence[GpuState]) -> None:
+        """What the GPUs do now.
+
+        Args:
+            client: Of their zeusd; its heartbeats keep the leases.
+            now_s: On a clock that only goes forward.
+            states: Of all of them.
+        """
+        known = [(one.power_mw, one.power_limit_mw) for one in states]
+        pairs = [(watts / 1000, limit / 1000) for watts, limit in known if watts and limit]
+        self._need.seen(now_s, pairs)
+        watts = self._need.watts
+        if math.isnan(watts) or (now_s < self._next_s and watts <= 1.02 * self._published_w):
+            return
+        self._next_s, self._published_w = now_s + PUBLISHED_S, watts
+        try:
+            self._publish(client, watts)
+        except LeaseHeld as error:
+            if not self._refused:
+                log.warning("the power budget is not told what this instance needs: %s", error)
+            self._refused, self._holds = True, False
+        except ZeusIpcError as error:
+            self._holds = False
+            log.debug("the power budget is not told what this instance needs: %s", error)
+
+    def release(self, client: Client) -> None:
+        """The objectives need nothing any more."""
+        if self._holds:
+            self._holds = False
+            with contextlib.suppress(ZeusIpcError):
+                client.release(self._gpus, [CONTROL])
+
+    def _publish(self, client: Client, watts: float) -> None:
+        gpus = [gpu for gpu in client.node().gpus if gpu.uuid in self._gpus]
+        if not any(one.name == CEILING for gpu in gpus for one in gpu.ceilings):
+            self.release(client)
+            return
+        most = min((gpu.power_limit_max_mw for gpu in gpus if gpu.power_limit_max_mw), default=0)
+        client.acquire(self._gpus, [CONTROL], ttl_s=self._ttl_s)
+        self._holds = True
+        client.publish_profile(self._gpus, needs_mw=min(most, round(1000 * watts)))
+        self._refused = False

@@ -1,0 +1,160 @@
+"""Every operation of the protocol: what asks for it, what answers it, what it costs.
+
+zeusd's server and the client know the operations from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Generic, TypeVar
+
+from zeus_ipc.replies import (
+    Acquired,
+    Applied,
+    AuditTrail,
+    CeilingSet,
+    Deallocated,
+    Done,
+    EnergyReading,
+    Forgotten,
+    GpuProcesses,
+    GpuState,
+    HeartbeatResult,
+    LeaseList,
+    Metrics,
+    NodeInfo,
+    Policy,
+    PowerReading,
+    Quiesced,
+    Released,
+    Restored,
+    SupportedClocks,
+    Timeline,
+    Usage,
+    WindowEnergies,
+)
+from zeus_ipc.requests import (
+    Acquire,
+    Allocate,
+    Deallocate,
+    ForgetUser,
+    GetAudit,
+    GetClocks,
+    GetEnergy,
+    GetMetrics,
+    GetPolicy,
+    GetPower,
+    GetProcesses,
+    GetState,
+    GetTimeline,
+    GetUsage,
+    GetWindows,
+    Goodbye,
+    Heartbeat,
+    Hello,
+    ListLeases,
+    Persist,
+    PublishProfile,
+    Quiesce,
+    Release,
+    Reset,
+    Restore,
+    Resume,
+    SetCeiling,
+    SetControl,
+    SetGpuClocks,
+    SetMemoryClocks,
+    SetPersistenceMode,
+    SetPowerLimit,
+)
+from zeus_ipc.wire import Message
+
+R = TypeVar("R", bound=Message)
+
+
+def _gpus(request: Message) -> float:
+    return max(0, len(getattr(request, "gpus", ())) - 1) / 4
+
+
+def _windows(request: GetWindows) -> float:
+    return len(request.sources) * (1 + len(request.windows) // 3) / 8
+
+
+def _timeline(request: GetTimeline) -> float:
+    return len(request.sources) * request.limit / 1024
+
+
+@dataclass(frozen=True)
+class Operation(Generic[R]):
+    """One operation.
+
+    Attributes:
+        request: What asks for it.
+        result: What answers it: once, or for each GPU or source.
+        each: The field of the reply that has a result for each, by name; empty: there is one.
+        cost: What it costs its user, in requests, before `more`.
+        more: What a request costs besides, for what it names.
+    """
+
+    request: type[Message]
+    result: type[R]
+    each: str = ""
+    cost: float = 1.0
+    more: Callable[[Any], float] = _gpus
+
+    @cached_property
+    def name(self) -> str:
+        """What the field `op` has."""
+        return str(self.request.model_fields["op"].default)
+
+    def cost_of(self, request: Message) -> float:
+        """What a request of it costs its user, in requests."""
+        return self.cost + self.more(request)
+
+    def read(self, result: dict[str, Any]) -> R:
+        """A result off the wire."""
+        return self.result.model_validate(result, strict=False)
+
+
+HELLO = Operation(Hello, NodeInfo, cost=2.0)
+STATE = Operation(GetState, GpuState, "gpus")
+ENERGY = Operation(GetEnergy, EnergyReading, "gpus")
+POWER = Operation(GetPower, PowerReading, "gpus")
+CLOCKS = Operation(GetClocks, SupportedClocks, "gpus")
+PROCESSES = Operation(GetProcesses, GpuProcesses, "gpus")
+WINDOWS = Operation(GetWindows, WindowEnergies, "sources", 2.0, _windows)
+TIMELINE = Operation(GetTimeline, Timeline, "sources", 4.0, _timeline)
+SET = Operation(SetControl, Applied, "gpus")
+SET_POWER_LIMIT = Operation(SetPowerLimit, Applied, "gpus")
+SET_GPU_CLOCKS = Operation(SetGpuClocks, Applied, "gpus")
+SET_MEMORY_CLOCKS = Operation(SetMemoryClocks, Applied, "gpus")
+SET_PERSISTENCE_MODE = Operation(SetPersistenceMode, Applied, "gpus")
+RESET = Operation(Reset, Applied, "gpus")
+ACQUIRE = Operation(Acquire, Acquired, "gpus")
+RELEASE = Operation(Release, Released)
+RESTORE = Operation(Restore, Restored, "gpus", 8.0)
+PERSIST = Operation(Persist, Done, "gpus")
+SET_CEILING = Operation(SetCeiling, CeilingSet, "gpus")
+PUBLISH_PROFILE = Operation(PublishProfile, Done, "gpus")
+ALLOCATE = Operation(Allocate, Done, "gpus")
+DEALLOCATE = Operation(Deallocate, Deallocated)
+USAGE = Operation(GetUsage, Usage, cost=64.0)
+FORGET_USER = Operation(ForgetUser, Forgotten)
+QUIESCE = Operation(Quiesce, Quiesced)
+RESUME = Operation(Resume, NodeInfo)
+POLICY = Operation(GetPolicy, Policy, cost=8.0)
+AUDIT = Operation(GetAudit, AuditTrail, cost=8.0)
+METRICS = Operation(GetMetrics, Metrics, cost=16.0)
+LEASES = Operation(ListLeases, LeaseList, cost=2.0)
+HEARTBEAT = Operation(Heartbeat, HeartbeatResult)
+GOODBYE = Operation(Goodbye, Released)
+
+OPERATIONS: dict[str, Operation[Any]] = {
+    one.name: one for one in [*globals().values()] if isinstance(one, Operation)
+}
+"""All of them, by name."""
+
+OF_REQUEST = {one.request: one for one in OPERATIONS.values()}
+"""All of them, by what asks for them."""
