@@ -37,7 +37,7 @@ def main() -> None:
     record = commands.add_parser("record")
     record.add_argument("file", type=Path)
     cost = commands.add_parser("cost")
-    cost.add_argument("--turns", type=int, default=3000, help="of each arm at most (3000)")
+    cost.add_argument("--minutes", type=float, default=20.0, help="at most (20)")
     cost.add_argument("--sequences", type=int, default=16, help="that decode at once (16)")
     commands.add_parser("server")
     options = parser.parse_args()
@@ -58,7 +58,7 @@ def main() -> None:
         elif options.command == "cost":
             import vllm_cost
 
-            vllm_cost.cost(home, options.turns, options.sequences)
+            vllm_cost.cost(home, options.minutes, options.sequences)
         else:
             import vllm_server
 

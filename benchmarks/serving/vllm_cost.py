@@ -5,8 +5,7 @@ beside it a zeusd on a simulated GPU, a ledger, and clock control in dry run, wh
 wrapped scheduler sends. Steps in which the kernel took the processor away do not count, and of each
 few others the shortest does: on a machine that others use, the rest measures them. Each arm is
 compared with the plain engine's turn next to it. It goes on until the interval of each median is as
-narrow as asked for, or the turns are over. The engine's CPU time is given too. Steps of this small
-model are shorter than those of any that is served: what the plugins take is a larger share.
+narrow as wanted, or the time is over. The engine's CPU time is given too.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ GOAL = 0.01
 METHODS = ("schedule", "update_from_output", "add_request")
 
 
-def cost(home: Path, turns: int, sequences: int) -> None:
+def cost(home: Path, minutes: float, sequences: int) -> None:
     """Prints time per output token of each arm, and the ratio to the plain engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ[MODE_ENV] = ""
@@ -57,7 +56,10 @@ def cost(home: Path, turns: int, sequences: int) -> None:
         }
         plain: list[float] = []
         generator = random.Random(0)
-        for turn in range(1, turns + 1):
+        until = time.monotonic() + 60 * minutes
+        turn = 0
+        while time.monotonic() < until:
+            turn += 1
             generator.shuffle(order)
             found = {name: arms.send(name) for name in order}
             if found["off"] is None:
@@ -132,7 +134,7 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
 
     plain = {name: getattr(Scheduler, name) for name in METHODS}
     arguments = vllm_engine.options(
-        vllm_engine.model(home),
+        vllm_engine.model(home, hidden=512, layers=8),
         max_model_len=2048,
         enable_logging_iteration_details=False,
     )

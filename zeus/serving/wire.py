@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from operator import lt, sub
@@ -24,6 +24,11 @@ one that sets clocks."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
 MOST_BYTES = 180_000
 """Of one message; longer ones are cut off, and rejected."""
+
+
+Pack = Callable[[object], bytes]
+"""Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a new
+one for each message, which costs more than packing does in a process with much memory."""
 
 
 def socket_paths() -> list[str]:
@@ -104,17 +109,16 @@ def pack_step(
     prefill: Sequence[bool],
     tokens: Sequence[int],
     context: Sequence[int],
+    pack: Pack = msgpack.packb,
 ) -> bytes:
     """A step as bytes."""
-    found: bytes = msgpack.packb(
-        ("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context)
-    )
+    found: bytes = pack(("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context))
     return found
 
 
-def pack_request(request: str, prompt: int) -> bytes:
+def pack_request(request: str, prompt: int, pack: Pack = msgpack.packb) -> bytes:
     """A request of a batch, and the tokens of its prompt: packed once for many batches."""
-    found: bytes = msgpack.packb(request) + msgpack.packb(prompt)
+    found: bytes = pack(request) + pack(prompt)
     return found
 
 
@@ -126,6 +130,7 @@ def pack_batch(
     roster: bytes,
     tokens: Sequence[int],
     computed: Sequence[int],
+    pack: Pack = msgpack.packb,
 ) -> bytes:
     """A step as bytes, with what the receiver can derive left out.
 
@@ -134,19 +139,26 @@ def pack_batch(
         roster: Its requests, each by `pack_request`, one after the other.
         computed: Tokens of each request that are computed when the step has ended.
     """
-    found: bytes = msgpack.packb(("b", engine, number, begin_ns, end_ns, roster, tokens, computed))
+    found: bytes = pack(("b", engine, number, begin_ns, end_ns, roster, tokens, computed))
     return found
 
 
-def pack_finish(engine: str, request: str, tenant: str = "") -> bytes:
+def pack_finish(engine: str, request: str, tenant: str = "", pack: Pack = msgpack.packb) -> bytes:
     """The end of a request as bytes."""
-    found: bytes = msgpack.packb(("f", engine, request, tenant))
+    found: bytes = pack(("f", engine, request, tenant))
     return found
 
 
-def pack_arrival(engine: str, request: str, at_ns: int, prompt: int, trace: str = "") -> bytes:
+def pack_arrival(
+    engine: str,
+    request: str,
+    at_ns: int,
+    prompt: int,
+    trace: str = "",
+    pack: Pack = msgpack.packb,
+) -> bytes:
     """The arrival of a request as bytes."""
-    found: bytes = msgpack.packb(("a", engine, request, at_ns, prompt, trace))
+    found: bytes = pack(("a", engine, request, at_ns, prompt, trace))
     return found
 
 

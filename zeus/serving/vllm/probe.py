@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import msgpack
+
 from zeus.serving.in_flight import InFlight, Silent
 from zeus.serving.recorder import Recorder
 from zeus.serving.wire import pack_request
@@ -103,6 +105,7 @@ class Probe:
         self._recorder = recorder or Recorder(_engine(scheduler))
         self._known: dict[str, str] = {}  # names for others
         self._packed: dict[str, bytes] = {}
+        self._pack = msgpack.Packer().pack
         self._planned: list[str] = []  # of the step before, with what the next two say of them
         self._batch: list[Any] = []
         self._roster = b""
@@ -158,7 +161,7 @@ class Probe:
         prompt = int(getattr(request, "num_prompt_tokens", 0))
         self._names.add(name)
         self._known[one] = name
-        self._packed[one] = pack_request(name, prompt)
+        self._packed[one] = pack_request(name, prompt, self._pack)
         return name, self.in_flight.now_ns(), prompt
 
     def ended(self) -> None:
