@@ -74,6 +74,8 @@ def cost(home: Path, minutes: float, sequences: int) -> None:
             if turn % LOOKED_AT == 0 and max(map(_half_width, ratios.values())) < ENOUGH:
                 break
     print(f"{sequences} sequences, {turn} turns of each, in random order")
+    if min(map(len, ratios.values())) < 30:
+        sys.exit("too few turns without an interruption; run it for longer, or when less else runs")
     print(f"plain: {1000 * statistics.median(plain):.2f} ms per output token")
     wide = False
     for arm in ARMS:

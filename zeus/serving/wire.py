@@ -27,8 +27,8 @@ MOST_BYTES = 180_000
 
 
 Pack = Callable[[object], bytes]
-"""Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a new
-one for each message, which costs more than packing does in a process with much memory."""
+"""Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a
+new one for each message, which costs more than packing does in a process with much memory."""
 
 
 def socket_paths() -> list[str]:
