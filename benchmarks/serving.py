@@ -1,4 +1,4 @@
-"""Benchmarks of the serving package: `python benchmarks/serving.py attribution|clocks`."""
+"""Benchmarks of the serving package: `python benchmarks/serving.py attribution|clocks|cost`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ HOME = Path(__file__).parent
 FILES = {
     "attribution": HOME / "serving" / "attribution.py",
     "clocks": HOME / "serving_clocks.py",
+    "cost": HOME / "serving" / "step_cost.py",
 }
 
 

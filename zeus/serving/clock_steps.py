@@ -11,6 +11,15 @@ LEVEL_SHARE = 0.05
 LOWEST_SHARE = 0.3
 """Clocks below this share of the highest are left alone."""
 
+MOST, MOST_TOKENS = 1e12, 1e9
+"""No number that means anything is larger."""
+
+MOST_MHZ = 100_000
+"""No clock is higher."""
+
+LONGEST_S = 60.0
+"""Of a step; a longer one is none."""
+
 
 class Step(NamedTuple):
     """One step of the engine.
@@ -63,7 +72,8 @@ def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
         ValueError: No clock is offered.
     """
     offered: Sequence[int] = sorted(
-        {int(clock) for clock in clocks_mhz if 0 < clock < 100_000}, reverse=True
+        {int(clock) for clock in clocks_mhz if 0 < clock < MOST_MHZ and clock == int(clock)},
+        reverse=True,
     )
     if not offered:
         raise ValueError("clocks_mhz names no clock; pass the clocks that the GPU offers, in MHz")
@@ -73,3 +83,30 @@ def levels(clocks_mhz: Iterable[int], floor_mhz: float | None) -> list[int]:
         if clock >= lowest and found[-1] - clock >= LEVEL_SHARE * found[0]:
             found.append(clock)
     return found
+
+
+def within(low: float, value: float) -> bool:
+    """Whether a value is a number that means anything, and at least `low`."""
+    try:
+        return low <= value < MOST
+    except (TypeError, ArithmeticError):  # no number, or of a type that does not compare
+        return False
+
+
+def possible(step: Step, queue: Queue) -> bool:
+    """Whether numbers can be true; those of the clock may be unknown."""
+    begin, end, prompt, sequences, context, _ = step
+    waiting, backlog, oldest = queue
+    try:
+        return (
+            -MOST < begin < end < MOST
+            and end - begin < LONGEST_S
+            and 0 <= prompt < MOST_TOKENS
+            and 0 <= sequences < MOST_TOKENS
+            and 0 <= context < MOST_TOKENS
+            and 0 <= waiting < MOST_TOKENS
+            and 0 <= backlog < MOST_TOKENS
+            and 0 <= oldest < MOST
+        )
+    except (TypeError, ArithmeticError):
+        return False

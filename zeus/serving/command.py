@@ -122,14 +122,19 @@ def serve(
     show_default=True,
     help="Idle energy: leave it out of groups, add it in proportion, or charge the owner.",
 )
+@click.option(
+    "--join", is_flag=True, help="Logs of prefill and decode side: add their rows by request."
+)
 @click.option("--csv", "as_table", is_flag=True, help="Print CSV.")
 @click.option("--plot", type=_IN, help="Also draw a picture: .png, .svg or .pdf.")
-def report(logs: tuple[Path, ...], by: str, idle: str, as_table: bool, plot: Path | None) -> None:
+def report(
+    logs: tuple[Path, ...], by: str, idle: str, join: bool, as_table: bool, plot: Path | None
+) -> None:
     """Print joules, joules per token and percentiles of a service's log."""
     from zeus.serving import report as module
 
     with one_sentence():
-        found = module.read(logs, by, idle)
+        found = module.read(logs, by, idle, join=join)
         click.echo(module.as_csv(found, by) if as_table else module.table(found, by), nl=False)
         if not as_table:
             click.echo()

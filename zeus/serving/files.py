@@ -24,6 +24,11 @@ TENANT_COLUMNS = ("request", "tenant")
 _CHUNK = 20_000
 """Rows that are read at a time."""
 
+_MOST_NS = 2**62
+"""No instant is further from 0: differences of two fit into 64 bits."""
+_MOST = 1e30
+"""No amount is larger: squares and products of some are finite."""
+
 Columns = dict[str, Sequence[Any]]
 
 
@@ -40,6 +45,19 @@ class Where:
         raise ValueError(f"{self.path}, {self.word} {self.line}: {what}")
 
 
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a part of a file, for messages."""
+
+    path: Path
+    lines: Sequence[int]
+    word: str
+
+    def __call__(self, n: int) -> Where:
+        """Where the row at a position is."""
+        return Where(self.path, self.lines[n], self.word)
+
+
 def read_steps(path: Path) -> tuple[Steps, list[str]]:
     """Reads steps, one row per request and step.
 
@@ -52,7 +70,7 @@ def read_steps(path: Path) -> tuple[Steps, list[str]]:
     """
     names: dict[str, int] = {}
     labels: dict[str, int] = {}
-    parts: list[tuple[Ints, Ints, Ints, Ints, Any, Floats, Floats, Floats, Floats]] = []
+    parts: list[tuple[Ints, Ints, Ints, Ints, Any, Floats, Floats, Floats, Floats, Ints]] = []
     work = False
     for columns, place in _chunks(path, STEP_COLUMNS, WORK_COLUMNS):
         work = all(name in columns for name in WORK_COLUMNS)
@@ -73,15 +91,18 @@ def read_steps(path: Path) -> tuple[Steps, list[str]]:
         context = _amounts(columns["context"], "context", place)
         flops = _amounts(columns["flops"], "flops", place) if work else tokens
         moved = _amounts(columns["bytes"], "bytes", place) if work else tokens
-        parts.append((step, begin, end, request, prefill, tokens, context, flops, moved))
+        line = np.array(place.lines, np.int64)
+        parts.append((step, begin, end, request, prefill, tokens, context, flops, moved, line))
     if not parts:
         none, zero = np.zeros(0, np.int64), np.zeros(0)
         first = np.zeros(1, np.int64)
         return Steps(none, none, first, none, np.zeros(0, bool), zero, zero), []
     whole = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
-    step, begin, end, request, prefill, tokens, context, flops, moved = whole
+    step, begin, end, request, prefill, tokens, context, flops, moved, line = whole
     order = np.lexsort((request, step))
-    _consistent(path, step[order], request[order], begin[order], end[order], order, list(names))
+    _consistent(
+        path, step[order], request[order], begin[order], end[order], line[order], list(names)
+    )
     in_steps = np.argsort(step, kind="stable")
     first = np.searchsorted(step[in_steps], np.arange(len(labels) + 1))
     heads = in_steps[first[:-1]]
@@ -119,7 +140,7 @@ def read_updates(path: Path) -> Updates:
             lambda n: f"the seen part {first[n]} to {last[n]} is not within the update",  # noqa: B023 - called at once
         )
         clock = _amounts(columns["clock_mhz"], "clock_mhz", place, empty=True)
-        line = np.array([place(n).line for n in range(begin.size)])
+        line = np.array(place.lines, np.int64)
         parts.append((begin, end, joules, first, last, clock, line))
     if not parts:
         none, zero = np.zeros(0, np.int64), np.zeros(0)
@@ -164,21 +185,33 @@ def _word(path: Path) -> str:
 
 def _chunks(
     path: Path, names: Sequence[str], optional: Sequence[str] = ()
-) -> Iterator[tuple[Columns, Callable[[int], Where]]]:
-    """Columns of a part of a file at a time, and the place of a row in it."""
+) -> Iterator[tuple[Columns, Rows]]:
+    """Columns of a part of a file at a time, and where its rows are."""
     try:
         if path.suffix == ".parquet":
             yield from _parquet(path, names, optional)
         else:
             yield from _csv(path, names, optional)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        why = error.strerror if isinstance(error, OSError) else str(error)
-        raise ValueError(f"cannot read {path}: {why}") from None
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        Where(path, _undecodable(path), "line").wrong("it is not text in UTF-8")
+
+
+def _undecodable(path: Path) -> int:
+    """The first line that is not UTF-8."""
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 1  # it has changed meanwhile
 
 
 def _csv(
     path: Path, names: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[Columns, Callable[[int], Where]]]:
+) -> Iterator[tuple[Columns, Rows]]:
     with path.open(newline="", encoding="utf-8-sig") as file:
         reader = csv.reader(file)
         header = [one.strip() for one in next(reader, [])]
@@ -186,7 +219,7 @@ def _csv(
         chosen = [(name, header.index(name)) for name in (*names, *optional) if name in header]
         width = len(header)
         base = 2
-        while rows := _taken(reader):
+        while rows := _taken(path, reader):
             lines: Sequence[int] = range(base, base + len(rows))
             base += len(rows)
             if [] in rows:  # blank lines
@@ -194,23 +227,23 @@ def _csv(
                 rows = [row for row in rows if row]
                 if not rows:
                     continue
-
-            def place(n: int, lines: Sequence[int] = lines) -> Where:
-                return Where(path, lines[n], "line")
-
+            place = Rows(path, lines, "line")
             if set(map(len, rows)) != {width}:
                 n = next(n for n, row in enumerate(rows) if len(row) != width)
-                place(n).wrong(f"it has {len(rows[n])} fields, the header has {width}")
+                fields = "1 field" if len(rows[n]) == 1 else f"{len(rows[n])} fields"
+                place(n).wrong(f"it has {fields}, the header has {width}")
             turned = list(zip(*rows, strict=True))
             yield {name: turned[position] for name, position in chosen}, place
 
 
-def _taken(reader: Iterator[list[str]]) -> list[list[str]]:
+def _taken(path: Path, reader: Any) -> list[list[str]]:
     """Rows, without the collector looking through them again and again: half the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
         return list(itertools.islice(reader, _CHUNK))
+    except csv.Error as error:
+        Where(path, reader.line_num, "line").wrong(str(error))
     finally:
         if collects:
             gc.enable()
@@ -218,7 +251,7 @@ def _taken(reader: Iterator[list[str]]) -> list[list[str]]:
 
 def _parquet(
     path: Path, names: Sequence[str], optional: Sequence[str]
-) -> Iterator[tuple[Columns, Callable[[int], Where]]]:
+) -> Iterator[tuple[Columns, Rows]]:
     parquet = needed("pyarrow.parquet", "Parquet", "parquet")
     arrow = needed("pyarrow", "Parquet", "parquet")
     try:
@@ -232,11 +265,7 @@ def _parquet(
         base = 1
         for batch in file.iter_batches(_CHUNK, columns=chosen):
             columns = {name: batch.column(name).to_pylist() for name in chosen}
-
-            def place(n: int, base: int = base) -> Where:
-                return Where(path, base + n, "row")
-
-            yield columns, place
+            yield columns, Rows(path, range(base, base + batch.num_rows), "row")
             base += batch.num_rows
 
 
@@ -263,9 +292,9 @@ def _numbered(
 ) -> Ints:
     """Small numbers for what a column names, in the order in which they are first seen."""
     if not (values and isinstance(values[0], str)):
-        values = ["" if value is None else str(value) for value in values]
-    if "" in values or "nan" in values:
-        n = next(n for n, value in enumerate(values) if value in ("", "nan"))
+        values = ["" if _empty(value) else str(value) for value in values]
+    if "" in values:
+        n = values.index("")
         place(n).wrong(f"{name} is empty")
     add, size = known.setdefault, known.__len__
     return np.array([add(value, size()) for value in values], np.int64)
@@ -273,9 +302,21 @@ def _numbered(
 
 def _instants(values: Sequence[Any], name: str, place: Callable[[int], Where]) -> Ints:
     try:
-        return np.fromiter(map(int, values), np.int64, len(values))
+        found = np.fromiter(map(int, values), np.int64, len(values))
     except (TypeError, ValueError, OverflowError):
         return np.array([_instant(value, name, place, n) for n, value in enumerate(values)])
+    good = (found > -_MOST_NS) & (found < _MOST_NS)
+    _each(good, place, lambda n: _no_instant(values[n], name))
+    return found
+
+
+def _no_instant(value: Any, name: str) -> str:
+    return f"{name} is {value!r}; it must be a time in whole nanoseconds"
+
+
+def _empty(value: Any) -> bool:
+    """Whether a field has no value; NaN is how several programs write that."""
+    return value in ("", None, "nan", "NaN") or value != value
 
 
 def _instant(value: Any, name: str, place: Callable[[int], Where], n: int) -> int:
@@ -285,18 +326,18 @@ def _instant(value: Any, name: str, place: Callable[[int], Where], n: int) -> in
         try:
             found = int(float(value))
         except (TypeError, ValueError, OverflowError):
-            place(n).wrong(f"{name} is {value!r}; it must be a time in whole nanoseconds")
-    if abs(found) >= 2**62:
-        place(n).wrong(f"{name} is {value!r}; it must be a time in whole nanoseconds")
+            place(n).wrong(_no_instant(value, name))
+    if abs(found) >= _MOST_NS:
+        place(n).wrong(_no_instant(value, name))
     return found
 
 
 def _seen(values: Sequence[Any], whole: Ints, name: str, place: Callable[[int], Where]) -> Ints:
-    if not any(value in ("", None) for value in values):
+    if not any(map(_empty, values)):
         return _instants(values, name, place)
     return np.array(
         [
-            int(whole[n]) if value in ("", None) else _instant(value, name, place, n)
+            int(whole[n]) if _empty(value) else _instant(value, name, place, n)
             for n, value in enumerate(values)
         ],
         np.int64,
@@ -311,10 +352,10 @@ def _amounts(
         found = np.fromiter(map(float, values), np.float64, len(values))
     except (TypeError, ValueError):
         found = np.array([_amount(value, name, place, n, empty) for n, value in enumerate(values)])
-    good = (found >= 0) & (found < math.inf)
+    good = (found >= 0) & (found <= _MOST)
     if empty:
         good |= np.isnan(found)
-    _each(good, place, lambda n: f"{name} is {values[n]}; it must be a number of at least 0")
+    _each(good, place, lambda n: f"{name} is {values[n]}; it must be a number from 0 to {_MOST:g}")
     return found
 
 
@@ -324,24 +365,23 @@ def _amount(value: Any, name: str, place: Callable[[int], Where], n: int, empty:
     try:
         return float(value)
     except (TypeError, ValueError):
-        place(n).wrong(f"{name} is {value!r}; it must be a number of at least 0")
+        place(n).wrong(f"{name} is {value!r}; it must be a number from 0 to {_MOST:g}")
 
 
 def _consistent(
-    path: Path, step: Ints, request: Ints, begin: Ints, end: Ints, row: Ints, names: list[str]
+    path: Path, step: Ints, request: Ints, begin: Ints, end: Ints, line: Ints, names: list[str]
 ) -> None:
     """Checks that rows of one step agree on its instants and name each request once."""
-    offset = 1 if path.suffix == ".parquet" else 2
     same = step[1:] == step[:-1]
     twice = np.flatnonzero(same & (request[1:] == request[:-1]))
     if twice.size:
         n = int(twice[0]) + 1
-        Where(path, int(max(row[n - 1 : n + 1])) + offset, _word(path)).wrong(
+        Where(path, int(max(line[n - 1 : n + 1])), _word(path)).wrong(
             f"request {names[request[n]]!r} is in this step twice"
         )
     apart = np.flatnonzero(same & ((begin[1:] != begin[:-1]) | (end[1:] != end[:-1])))
     if apart.size:
         n = int(apart[0]) + 1
-        Where(path, int(max(row[n - 1 : n + 1])) + offset, _word(path)).wrong(
+        Where(path, int(max(line[n - 1 : n + 1])), _word(path)).wrong(
             "begin_ns or end_ns is not that of another row of the same step"
         )

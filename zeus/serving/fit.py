@@ -30,6 +30,8 @@ RIDGE = 3e-5
 """Of the common weights, relative to a column's mean square."""
 GROUP_UPDATES = 0.3
 """Updates that the common weights are worth to a group."""
+PRIOR_UPDATES = 30.0
+"""Updates that an earlier fit's weights are worth."""
 MOST_PLACES = 200_000
 """Points in time that a ratio is smoothed over."""
 ROUNDS = 3
@@ -121,7 +123,7 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
     Args:
         seen: The updates, in the order of time.
         levels: Number of clock levels.
-        prior: Weights of an earlier fit of the same model and clock to lean on, columns long.
+        prior: Weights of earlier fits of the same model to lean on; levels x columns.
     """
     busy = seen.busy
     count = int(busy.sum())
@@ -132,7 +134,10 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
     scale[IDLE] = max(scale[IDLE], 1e-3 * float(np.median(seen.features.sum(axis=1))), 1e-6)
     scale = np.where(scale > 0, scale, 1.0)
     columns = seen.features / scale
-    target = None if prior is None else prior * scale
+    anchors = None if prior is None else prior * scale
+    target = None
+    if anchors is not None:
+        target = np.average(anchors, axis=0, weights=np.bincount(seen.level[busy], None, levels))
     cuts_s = np.zeros(0)
     group = seen.level
     groups = levels
@@ -149,7 +154,7 @@ def fit(seen: Observed, levels: int, prior: Floats | None = None) -> Fit:
         scaled = columns * ratio[:, None]
         scaled[:, IDLE] = columns[:, IDLE]
         common = _ridge(scaled, seen.joules, weight, RIDGE, target)
-        theta = _by_group(scaled, seen.joules, weight, group, groups, common)
+        theta = _by_group(scaled, seen.joules, weight, group, groups, common, anchors)
         predicted = np.einsum("uk,uk->u", columns, theta[group])
         idle_j = columns[:, IDLE] * theta[group, IDLE]
         if turn < ROUNDS:
@@ -223,7 +228,7 @@ def _ridge(
     pull = _pull(gram, strength)
     right = columns.T @ (weight * joules)
     if target is not None:
-        pull = _pull(gram, max(strength, 30.0 / max(1, joules.size)))
+        pull = _pull(gram, max(strength, PRIOR_UPDATES / max(1, joules.size)))
         right = right + pull @ target
     found: Floats = np.linalg.solve(gram + pull, right)
     return found
@@ -238,22 +243,33 @@ def _level_factors(predicted: Floats, seen: Observed, weight: Floats, levels: in
 
 
 def _by_group(
-    columns: Floats, joules: Floats, weight: Floats, group: Ints, groups: int, common: Floats
+    columns: Floats,
+    joules: Floats,
+    weight: Floats,
+    group: Ints,
+    groups: int,
+    common: Floats,
+    anchors: Floats | None,
 ) -> Floats:
-    """Weights of each group, drawn to the common ones times the group's own price."""
-    found = np.tile(common, (groups, 1))
+    """Weights of each group, drawn to the common ones times the group's own price, or to those of
+    earlier fits at its clock.
+    """
+    near: Floats = np.tile(common, (groups, 1))
     if groups == 1:
-        return found
-    pull = _pull(_gram(columns, weight), GROUP_UPDATES / joules.size)
+        return near
+    worth = GROUP_UPDATES
+    if anchors is not None:
+        near, worth = np.tile(anchors, (groups // len(anchors), 1)), PRIOR_UPDATES
+    found: Floats = near.copy()
+    pull = _pull(_gram(columns, weight), worth / joules.size)
     for one in range(groups):
         some = group == one
         if not some.any():
             continue
         a, y, w = columns[some], joules[some], weight[some]
-        base = a @ common
+        base = a @ near[one]
         price = float((w * base * y).sum() / max(float((w * base**2).sum()), 1e-300))
-        near = np.linalg.solve(_gram(a, w) + pull, a.T @ (w * y) + pull @ (price * common))
-        found[one] = near
+        found[one] = np.linalg.solve(_gram(a, w) + pull, a.T @ (w * y) + pull @ (price * near[one]))
     return found
 
 

@@ -24,6 +24,7 @@ from zeus.serving.columns import Floats, Steps, Updates, by_end
 from zeus.serving.digest import Digest
 from zeus.serving.fit import fit
 from zeus.serving.foreign import Interval, find_foreign
+from zeus.serving.prior import Prior, Weights
 from zeus.serving.requests import Requests
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
 from zeus.serving.settlement import predict, split
@@ -48,20 +49,20 @@ class Ledger:
 
     Args:
         method: `regression`, `tokens` or `roofline`.
-        prior: Weights of an earlier fit of the same GPU, engine and model (`weights`), which help
-            until there are updates enough.
+        prior: Weights of an earlier fit of the same GPU, engine and model, by clock in MHz
+            (`weights`), which help until there are updates enough.
 
     Raises:
         ValueError: There is no such method.
     """
 
-    def __init__(self, method: str = METHODS[0], *, prior: Sequence[float] | None = None) -> None:
+    def __init__(self, method: str = METHODS[0], *, prior: Weights | None = None) -> None:
         if method not in METHODS:
             raise ValueError(f"method must be one of {', '.join(METHODS)}, not {method!r}")
         self.method = method
         self._digest = Digest(method)
         self._requests = Requests()
-        self._prior = None if prior is None else np.asarray(prior, np.float64)
+        self._prior = Prior(prior or {})
         self._steps: list[tuple[int, int, Sequence[str], object, object, object]] = []
         self._costs: list[tuple[object, object]] = []
         self._updates: list[tuple[int, int, float, int, int, float]] = []
@@ -170,6 +171,10 @@ class Ledger:
 
         Requests with a step in it are refused, and their energy is unattributed.
         """
+        last = self._foreign[-1] if self._foreign else None
+        if last is not None and last[2] == reason and last[0] <= begin_ns <= last[1]:
+            begin_ns, end_ns = last[0], max(last[1], end_ns)
+            self._foreign.pop()
         self._foreign.append((begin_ns, end_ns, reason))
 
     # -------------------------------------------------------------------------------------- output
@@ -218,9 +223,9 @@ class Ledger:
         return len(self._requests)
 
     @property
-    def weights(self) -> list[float] | None:
-        """Weights of the newest fit, to begin the next ledger with; None: there is none yet."""
-        return None if self._prior is None else self._prior.tolist()
+    def weights(self) -> Weights:
+        """Weights of the newest fit at each clock, to begin the next ledger with."""
+        return self._prior.weights
 
     # -------------------------------------------------------------------------------- internals
 
@@ -284,7 +289,7 @@ class Ledger:
         what = self._digest.recent(wanted, LIVE_UPDATES)
         fitted = None
         if self.method == METHODS[0]:
-            fitted = fit(what.observed, what.levels, self._prior)
+            fitted = fit(what.observed, what.levels, self._prior.of(what))
             if fitted.refusal:
                 return self._requests.rows_of(wanted, None, self.method, fitted.refusal)
         found = predict(what, fitted, self.method)
@@ -294,9 +299,9 @@ class Ledger:
         what = self._digest.condensed()
         fitted = None
         if self.method == METHODS[0]:
-            fitted = fit(what.observed, what.levels, self._prior)
+            fitted = fit(what.observed, what.levels, self._prior.of(what))
             if not fitted.refusal:
-                self._prior = fitted.weights.mean(axis=0)
+                self._prior.learn(what, fitted)
         found = split(what, fitted, self.method)
         foreign = [*self._foreign, *find_foreign(what)]
         totals = self._requests.charge(found, foreign, DUMMY)

@@ -9,8 +9,11 @@ import socket
 import time
 from collections.abc import Sequence
 
+import msgpack
+
 from zeus.serving.wire import (
     pack_arrival,
+    pack_batch,
     pack_finish,
     pack_owner,
     pack_step,
@@ -40,6 +43,7 @@ class Recorder:
         self._engine = engine
         self._listeners = [_Listener(one) for one in ([path] if path else socket_paths())]
         self._number = 0
+        self._pack = msgpack.Packer().pack
         self._pid = os.getpid()
         self._failed = False
         self._unsent = 0
@@ -69,10 +73,52 @@ class Recorder:
         try:
             self._send(
                 pack_step(
-                    self._engine, self._number, begin_ns, end_ns, ids, prefill, tokens, context
+                    self._engine,
+                    self._number,
+                    begin_ns,
+                    end_ns,
+                    ids,
+                    prefill,
+                    tokens,
+                    context,
+                    self._pack,
                 )
             )
         except Exception as error:  # noqa: BLE001 - never raise into the engine
+            self._fail(error)
+
+    def batch(
+        self,
+        begin_ns: int,
+        end_ns: int,
+        roster: bytes,
+        tokens: Sequence[int],
+        computed: Sequence[int],
+    ) -> None:
+        """Sends a step at less cost than `step`: for many sequences that stay together.
+
+        Args:
+            begin_ns: When it began, CLOCK_MONOTONIC.
+            end_ns: When it ended.
+            roster: Its requests, each by `wire.pack_request`, one after the other.
+            tokens: Computed in this step, of each.
+            computed: Tokens of each that are computed when the step has ended.
+        """
+        self._number += 1
+        try:
+            self._send(
+                pack_batch(
+                    self._engine,
+                    self._number,
+                    begin_ns,
+                    end_ns,
+                    roster,
+                    tokens,
+                    computed,
+                    self._pack,
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
     def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
@@ -85,14 +131,14 @@ class Recorder:
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """
         try:
-            self._send(pack_arrival(self._engine, request, at_ns, prompt, trace))
+            self._send(pack_arrival(self._engine, request, at_ns, prompt, trace, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 
     def finish(self, request: str, tenant: str = "") -> None:
         """Sends the end of a request."""
         try:
-            self._send(pack_finish(self._engine, request, tenant))
+            self._send(pack_finish(self._engine, request, tenant, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
 

@@ -7,7 +7,7 @@ import io
 import json
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,8 @@ COLUMNS = (
     "requests", "refused", "joules", "idle_j", "j_per_output_token", "mean_j", "p50_j", "p95_j",
     "uncertainty_pct", "method",
 )  # fmt: skip
+
+_NONE = "this is no line of a service's log"
 
 
 @dataclass
@@ -68,7 +70,7 @@ class Report:
     measured_j: float = 0.0
 
 
-def read(paths: Iterable[Path], by: str, idle: str = "exclude") -> Report:
+def read(paths: Iterable[Path], by: str, idle: str = "exclude", *, join: bool = False) -> Report:
     """Sums logs.
 
     Args:
@@ -76,27 +78,79 @@ def read(paths: Iterable[Path], by: str, idle: str = "exclude") -> Report:
         by: One of `BY`.
         idle: `exclude` leaves idle energy out of the groups, `proportional` adds each period's to
             its groups by their own energy, `owner` to a group of the owner.
+        join: Rows of different logs with the same request are one request: of the prefill and the
+            decode side of a server.
 
     Raises:
         ValueError: A line is none of a log; the message names file and line.
         OSError: A file cannot be read.
     """
+    paths = list(paths)
+    joined = _joined(paths) if join else {}
+    counted: set[str] = set()
     found = Report()
     pending: dict[str, float] = {}
+    for where, entry in _entries(paths):
+        try:
+            if "settled" in entry:
+                _settle(found, entry["settled"], pending, idle)
+                pending = {}
+                continue
+            whole = joined.get(entry["request"]) if join else None
+            name = _group(whole or entry, by)
+            pending[name] = pending.get(name, 0.0) + (entry["joules"] or 0.0)
+            if whole is None:
+                _add(found.groups.setdefault(name, Sums()), entry)
+            elif entry["request"] not in counted:
+                counted.add(entry["request"])
+                _add(found.groups.setdefault(name, Sums()), whole)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{where}: {_NONE}") from None
+    return found
+
+
+def _entries(paths: Iterable[Path]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Lines of logs, and where they are."""
     for path in paths:
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+            where = f"{path}, line {number}"
             try:
                 entry = json.loads(line)
-                if "settled" in entry:
-                    _settle(found, entry["settled"], pending, idle)
-                    pending = {}
-                else:
-                    name, joules = _add(found, entry, by)
-                    pending[name] = pending.get(name, 0.0) + joules
-            except (ValueError, KeyError, TypeError, AttributeError):
-                raise ValueError(
-                    f"{path}, line {number}: this is no line of a service's log"
-                ) from None
+            except ValueError:
+                entry = None
+            if not isinstance(entry, dict):
+                raise ValueError(f"{where}: {_NONE}")
+            yield where, entry
+
+
+def _joined(paths: Sequence[Path]) -> dict[str, dict[str, Any]]:
+    """Requests that are in several logs: the sums of their rows."""
+    sides: dict[str, dict[int, dict[str, Any]]] = {}
+    for side, path in enumerate(paths):
+        for where, entry in _entries([path]):
+            if "settled" not in entry:
+                try:
+                    sides.setdefault(entry["request"], {})[side] = entry
+                except (KeyError, TypeError):
+                    raise ValueError(f"{where}: {_NONE}") from None
+    return {
+        request: _sum_of(list(rows.values())) for request, rows in sides.items() if len(rows) > 1
+    }
+
+
+def _sum_of(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One row for all sides of a request; where one is refused, so is the sum."""
+    found = dict(sorted(rows, key=_ended_s)[-1])
+    found["tenant"] = next((row["tenant"] for row in rows if row["tenant"]), "")
+    found["method"] = " ".join(sorted({str(row["method"]) for row in rows}))
+    found["decode_tokens"] = sum(row["decode_tokens"] for row in rows)
+    refused = any(row["joules"] is None for row in rows)
+    for name, add in (
+        ("joules", math.fsum),
+        ("uncertainty_j", lambda values: math.hypot(*values)),
+        ("rule_uncertainty_j", math.fsum),
+    ):
+        found[name] = None if refused else add([row[name] for row in rows])
     return found
 
 
@@ -165,23 +219,26 @@ def plot(report: Report, by: str, path: Path) -> None:
     figure.savefig(path)
 
 
-def _add(found: Report, entry: dict[str, Any], by: str) -> tuple[str, float]:
+def _ended_s(entry: dict[str, Any]) -> float:
+    """When a request ended, s since 1970."""
+    return float(entry["settled_s"]) - float(entry["settled_ns"] - entry["end_ns"]) / 1e9
+
+
+def _group(entry: dict[str, Any], by: str) -> str:
     if by == "hour":
-        seconds = float(entry["settled_s"]) - (entry["settled_ns"] - entry["end_ns"]) / 1e9
-        name = time.strftime("%Y-%m-%d %H:00", time.gmtime(seconds))
-    else:
-        name = str(entry[by] or "(none)")
-    sums = found.groups.setdefault(name, Sums())
+        return time.strftime("%Y-%m-%d %H:00", time.gmtime(_ended_s(entry)))
+    return str(entry[by] or "(none)")
+
+
+def _add(sums: Sums, entry: dict[str, Any]) -> None:
     sums.methods.add(str(entry["method"]))
     if entry["joules"] is None:
         sums.refused += 1
-        return name, 0.0
-    joules = float(entry["joules"])
-    sums.joules.append(joules)
+        return
+    sums.joules.append(float(entry["joules"]))
     sums.output_tokens += int(entry["decode_tokens"])
     sums.variance += float(entry["uncertainty_j"]) ** 2
     sums.rule_j += float(entry["rule_uncertainty_j"])
-    return name, joules
 
 
 def _settle(found: Report, totals: dict[str, float], pending: dict[str, float], idle: str) -> None:
@@ -194,7 +251,7 @@ def _settle(found: Report, totals: dict[str, float], pending: dict[str, float], 
         found.groups.setdefault("owner", Sums()).idle_j += totals["idle_j"]
     elif idle == "proportional":
         for name, joules in pending.items():
-            found.groups[name].idle_j += totals["idle_j"] * joules / whole
+            found.groups.setdefault(name, Sums()).idle_j += totals["idle_j"] * joules / whole
 
 
 def _sorted(report: Report) -> Sequence[tuple[str, Sums]]:

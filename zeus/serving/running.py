@@ -92,7 +92,7 @@ def run(options: Options) -> None:
         if rows and not rows[0].provisional:
             seen.clear()
             weights = accountants[engine].weights
-            if store is not None and weights is not None:
+            if store is not None and weights:
                 store.put(weights, *keys[engine])
         else:
             seen.update(row.request for row in rows)

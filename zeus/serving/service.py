@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from zeus.serving.accountant import Accountant
 from zeus.serving.receiver import Receiver
 from zeus.serving.rows import RequestEnergy
+from zeus.serving.tenants import EVERY_S, Tenants
 from zeus.serving.wire import Arrival, Message, Owner, Step
 from zeus_ipc.errors import ZeusIpcError
 
@@ -34,6 +35,8 @@ POLL_S = 0.5
 RECEIVE_S = 0.1
 RECONNECT_S = 2.0
 MOST_SAMPLES = 100_000
+SHARED_NS = round(2 * EVERY_S * 1e9)
+"""Before another tenant was seen: it may have come right after the look before."""
 
 
 def seen_ns(gpu: GpuInfo) -> int | None:
@@ -63,6 +66,8 @@ class Sensors:
         self._gpus = list(gpus)
         self._stop = threading.Event()
         self._samples: deque[Sample] = deque(maxlen=MOST_SAMPLES)
+        self._watches = {gpu: Tenants([gpu]) for gpu in gpus}
+        self._shared: deque[tuple[str, int, int, str]] = deque(maxlen=MOST_SAMPLES)
         self._thread = threading.Thread(target=self._run, name="zeus-serving", daemon=True)
 
     def start(self) -> None:
@@ -74,6 +79,13 @@ class Sensors:
         found = []
         while self._samples:
             found.append(self._samples.popleft())
+        return found
+
+    def take_shared(self) -> list[tuple[str, int, int, str]]:
+        """Spans since the last call in which another tenant computed: GPU, begin, end and who."""
+        found = []
+        while self._shared:
+            found.append(self._shared.popleft())
         return found
 
     def close(self) -> None:
@@ -91,11 +103,19 @@ class Sensors:
                         sample = stream.receive(0.2)
                         if sample is not None:
                             self._samples.append(sample)
+                        self._look_around(client)
             except (ZeusIpcError, OSError) as error:
                 if not warned:
                     warned = True
                     log.warning("no energy is measured at the moment: %s", error)
                 self._stop.wait(RECONNECT_S)
+
+    def _look_around(self, client: Client) -> None:
+        for gpu, watch in self._watches.items():
+            if watch.due:
+                shared, now_ns = watch.look(client), time.monotonic_ns()
+                if shared is not None:
+                    self._shared.append((gpu, now_ns - SHARED_NS, now_ns, shared))
 
 
 class Service:
@@ -173,6 +193,10 @@ class Service:
 
     def _take_samples(self) -> None:
         with self.guard:
+            for gpu, begin_ns, end_ns, reason in self._sensors.take_shared():
+                for accountant in self._accountants.values():
+                    if gpu in accountant.gpus:
+                        accountant.foreign(begin_ns, end_ns, reason)
             for sample in self._sensors.take():
                 for accountant in self._accountants.values():
                     accountant.sample(

@@ -145,7 +145,11 @@ def _apply(found: Split, what: Condensed, where: Ints, fit: Fit) -> None:
     found.startup_j = _before_first(what, idle_j)
     predicted_j = float(found.joules.sum()) + found.idle_j
     if predicted_j <= 0:
-        found.refusal = "no sensor update covers a step"
+        found.refusal = (
+            "no sensor update covers a step"
+            if found.measured_j > 0
+            else "the sensor's updates have no energy"
+        )
         _idle_only(found, what)
         return
     scale = found.measured_j / predicted_j
@@ -210,7 +214,8 @@ def _idle_only(found: Split, what: Condensed) -> None:
     empty = what.idle_s > 0.999 * length_s
     power = what.joules[empty] / length_s[empty]
     idle_w = float(np.median(power)) if power.size else 0.0
-    idle_j = np.where(empty, what.joules, np.minimum(idle_w * what.idle_s, what.joules))
+    part_w = np.minimum(idle_w, what.joules / length_s)
+    idle_j = np.where(empty, what.joules, part_w * what.idle_s)
     found.idle_j = float(idle_j.sum())
     found.startup_j = _before_first(what, idle_j)
     found.unattributed_j = found.measured_j - found.idle_j

@@ -41,7 +41,9 @@ class Spread:
         self._idle_w = np.concatenate([self._idle_w, (updates.joules / length_s)[empty]])[-_KEPT:]
         idle_w = float(np.median(self._idle_w)) if self._idle_w.size else 0.0
         busy_s = np.where(empty, 0.0, length_s - idle_s)
-        idle_j = np.where(empty, updates.joules, np.minimum(idle_w * idle_s, updates.joules))
+        # In an update with steps, idle time draws no more than the update does on average.
+        part_w = np.minimum(idle_w, updates.joules / length_s)
+        idle_j = np.where(empty, updates.joules, part_w * idle_s)
         axis_s = self._axis_s[-1] + np.cumsum(busy_s)
         axis_j = self._axis_j[-1] + np.cumsum(updates.joules - idle_j)
         self._axis_s = np.concatenate([self._axis_s, axis_s])[-_KEPT - updates.count :]

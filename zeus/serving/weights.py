@@ -5,19 +5,19 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from zeus.utils.atomic import write_text
 
 log = logging.getLogger(__name__)
 
-VERSION = 1
-"""Of the features: weights of another version are of no use."""
+VERSION = 2
+"""Of features and format: weights of another version are of no use."""
 
 
 class WeightStore:
-    """A JSON file of weights by GPU model, number of GPUs, engine and model.
+    """A JSON file of weights by GPU model, number of GPUs, model, and clock.
 
     Args:
         path: The file; it need not exist.
@@ -26,17 +26,23 @@ class WeightStore:
     def __init__(self, path: Path) -> None:
         self._path = path
 
-    def get(self, *key: str) -> list[float] | None:
-        """The weights of a key; None where there are none, or the file cannot be read."""
+    def get(self, *key: str) -> dict[float, list[float]]:
+        """The weights of a key by clock, MHz; none where there are none, or the file cannot be
+        read.
+        """
         found = self._read().get("|".join(key))
-        if isinstance(found, list) and all(_is_number(one) for one in found):
-            return [float(one) for one in found]
-        return None
+        try:
+            weights = {float(mhz): [float(one) for one in row] for mhz, row in found.items()}  # type: ignore[attr-defined]  # anything may stand in the file
+        except (AttributeError, TypeError, ValueError):
+            return {}
+        numbers = [one for row in weights.values() for one in row]
+        sizes = {len(row) for row in weights.values()}
+        return weights if all(map(math.isfinite, numbers)) and len(sizes) == 1 else {}
 
-    def put(self, weights: Sequence[float], *key: str) -> None:
+    def put(self, weights: Mapping[float, Sequence[float]], *key: str) -> None:
         """Keeps weights. That the file cannot be written is logged."""
         known = self._read()
-        known["|".join(key)] = list(weights)
+        known["|".join(key)] = {f"{mhz:g}": list(row) for mhz, row in weights.items()}
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             write_text(self._path, json.dumps({"version": VERSION, "weights": known}) + "\n")
@@ -52,7 +58,3 @@ class WeightStore:
             return {}
         weights = found.get("weights")
         return dict(weights) if isinstance(weights, dict) else {}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from operator import lt, sub
 from typing import Any
 
 import msgpack
@@ -22,6 +24,11 @@ one that sets clocks."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
 MOST_BYTES = 180_000
 """Of one message; longer ones are cut off, and rejected."""
+
+
+Pack = Callable[[object], bytes]
+"""Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a
+new one for each message, which costs more than packing does in a process with much memory."""
 
 
 def socket_paths() -> list[str]:
@@ -102,23 +109,56 @@ def pack_step(
     prefill: Sequence[bool],
     tokens: Sequence[int],
     context: Sequence[int],
+    pack: Pack = msgpack.packb,
 ) -> bytes:
     """A step as bytes."""
-    found: bytes = msgpack.packb(
-        ("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context)
-    )
+    found: bytes = pack(("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context))
     return found
 
 
-def pack_finish(engine: str, request: str, tenant: str = "") -> bytes:
+def pack_request(request: str, prompt: int, pack: Pack = msgpack.packb) -> bytes:
+    """A request of a batch, and the tokens of its prompt: packed once for many batches."""
+    found: bytes = pack(request) + pack(prompt)
+    return found
+
+
+def pack_batch(
+    engine: str,
+    number: int,
+    begin_ns: int,
+    end_ns: int,
+    roster: bytes,
+    tokens: Sequence[int],
+    computed: Sequence[int],
+    pack: Pack = msgpack.packb,
+) -> bytes:
+    """A step as bytes, with what the receiver can derive left out.
+
+    Args:
+        engine, number, begin_ns, end_ns, tokens: See `Step`.
+        roster: Its requests, each by `pack_request`, one after the other.
+        computed: Tokens of each request that are computed when the step has ended.
+    """
+    found: bytes = pack(("b", engine, number, begin_ns, end_ns, roster, tokens, computed))
+    return found
+
+
+def pack_finish(engine: str, request: str, tenant: str = "", pack: Pack = msgpack.packb) -> bytes:
     """The end of a request as bytes."""
-    found: bytes = msgpack.packb(("f", engine, request, tenant))
+    found: bytes = pack(("f", engine, request, tenant))
     return found
 
 
-def pack_arrival(engine: str, request: str, at_ns: int, prompt: int, trace: str = "") -> bytes:
+def pack_arrival(
+    engine: str,
+    request: str,
+    at_ns: int,
+    prompt: int,
+    trace: str = "",
+    pack: Pack = msgpack.packb,
+) -> bytes:
     """The arrival of a request as bytes."""
-    found: bytes = msgpack.packb(("a", engine, request, at_ns, prompt, trace))
+    found: bytes = pack(("a", engine, request, at_ns, prompt, trace))
     return found
 
 
@@ -138,6 +178,8 @@ def unpack(data: bytes) -> Message:
         kind, *rest = msgpack.unpackb(data)
         if kind == "f":
             return Finish(*(_text(one) for one in rest[:3]))
+        if kind == "b":
+            return _batch(rest)
         if kind == "s":
             return _step(rest)
         if kind == "a":
@@ -154,6 +196,26 @@ def _arrival(rest: list[Any]) -> Arrival:
     if not isinstance(at_ns, int) or not isinstance(prompt, int) or prompt < 0:
         raise ValueError
     return Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))
+
+
+def _batch(rest: list[Any]) -> Step:
+    *where, roster, tokens, computed = rest[:7]
+    names, prompts = _roster(roster)
+    if not len(names) == len(tokens) == len(computed):
+        raise ValueError
+    context = list(map(sub, computed, tokens))
+    return _step([*where, names, list(map(lt, context, prompts)), tokens, context])
+
+
+@lru_cache(maxsize=64)
+def _roster(data: bytes) -> tuple[list[str], list[int]]:
+    """Names and prompts; batches of an engine often have the same requests."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(data)
+    found = list(unpacker)
+    if len(found) % 2:
+        raise ValueError
+    return found[::2], found[1::2]
 
 
 def _step(rest: list[Any]) -> Step:

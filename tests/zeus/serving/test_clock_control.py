@@ -7,17 +7,18 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.support import RunningDaemon, as_nobody, configuration, running_daemon, wait_for
-from zeus.serving import ClockControl, Queue, Step
+from zeus.serving import ClockControl, Queue, Step, tenants
 from zeus.serving.clock_control import IDLE_S, SETTLED_S
+from zeus.serving.tenants import shared_by
 from zeus_ipc import Client
-from zeus_ipc.replies import GpuState
+from zeus_ipc.replies import GpuProcesses, GpuState, ProcessInfo
 
 ENGINE = Path(__file__).with_name("engine.py")
 
@@ -186,6 +187,58 @@ def test_another_tenant_is_refused(daemon: RunningDaemon) -> None:
     finally:
         control.close()
     assert restored(daemon)
+
+
+def _listed(*tenants: tuple[int | None, str | None, bool]) -> GpuProcesses:
+    """Processes by user, job and whether they compute."""
+    return GpuProcesses(
+        t_ns=0,
+        processes=[
+            ProcessInfo(pid=None, uid=uid, command=None, job=job, memory_mib=None, compute=compute)
+            for uid, job, compute in tenants
+        ],
+    )
+
+
+@pytest.mark.parametrize(
+    ("listed", "expected"),
+    [
+        ([], None),
+        ([(5, None, True), (5, None, True), (None, None, True)], None),
+        ([(5, "slurm 1", True), (5, "slurm 1", True), (0, None, False)], None),
+        ([(7, None, True), (5, "slurm 1", True)], "u5 (slurm 1) and of u7 compute on b"),
+        ([(5, "slurm 2", True), (5, "slurm 1", True)], "u5 (slurm 1) and of u5 (slurm 2)"),
+    ],
+)
+def test_a_tenant_is_a_user_or_one_of_its_jobs(
+    listed: list[tuple[int | None, str | None, bool]], expected: str | None
+) -> None:
+    found = shared_by({"a": _listed((5, None, True)), "b": _listed(*listed)}, lambda uid: f"u{uid}")
+    assert found is None if expected is None else expected in str(found)
+
+
+def test_a_tenant_that_zeusd_lists_is_refused(
+    daemon: RunningDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others: list[tuple[int | None, str | None, bool]] = []
+
+    def processes(client: Client, gpus: Sequence[str]) -> dict[str, GpuProcesses]:
+        return {gpu: _listed((5, None, True), *others) for gpu in gpus}
+
+    monkeypatch.setattr(Client, "processes", processes)
+    monkeypatch.setattr(tenants, "EVERY_S", 0.0)
+    with daemon.client() as client:
+        gpus = [gpu.uuid for gpu in client.node().gpus]
+    control = ClockControl(gpus, 0.5, 0.025, path=daemon.socket)
+    try:
+        wait_for(lambda: control.status().working, "the control to work")
+        others.append((7, None, True))
+        wait_for(lambda: "another tenant uses a GPU" in control.status().trouble, "the refusal")
+        wait_for(lambda: restored(daemon), "the lease to be released")
+        others.clear()
+        wait_for(lambda: control.status().working, "the control to work again")
+    finally:
+        control.close()
 
 
 def test_wrong_arguments_are_told_at_once() -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from decimal import Decimal
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -20,6 +22,7 @@ strange = st.one_of(
     st.floats(allow_nan=True, allow_infinity=True),
     st.floats(0, 1000),
     st.integers(),
+    st.sampled_from([np.float64(2.5), Decimal("NaN"), Decimal(3), None]),
 )
 
 
@@ -122,7 +125,7 @@ def test_it_recovers_from_strange_numbers(numbers: list[tuple[float, ...]]) -> N
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=300), st.floats(0, 6000))
 def test_levels_are_offered_clocks(clocks: list[int], floor: float) -> None:
-    policy = ClockPolicy(clocks, 0.5, 0.025, floor)
+    policy = ClockPolicy([*clocks, 5000.5, math.inf], 0.5, 0.025, floor)  # type: ignore[list-item]
     levels = policy._clocks
     assert set(levels) <= set(clocks)
     assert levels[0] == max(clocks)

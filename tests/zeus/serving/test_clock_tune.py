@@ -7,11 +7,12 @@ import math
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
 from benchmarks.serving_clocks_scenarios import CHAT, H100
 from benchmarks.serving_clocks_world import make_load, simulate
 from zeus.serving import ClockPolicy
-from zeus.serving.clock_command import load_stretch, save_stretch
+from zeus.serving.clock_command import load_stretch, save_stretch, tune
 from zeus.serving.clock_report import picture, table
 from zeus.serving.clock_tune import POLICY, Row, Tuner
 
@@ -85,6 +86,14 @@ def test_an_objective_that_is_lost_leaves_the_highest_clock() -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ValueError, match="window"):
         Tuner([1980], 0.5, 0.025, window_s=1.0)
+
+
+@pytest.mark.parametrize("minutes", ["nan", "0", "inf"])
+def test_a_time_that_is_none_is_refused(minutes: str) -> None:
+    options = ["--slo-ttft", "1", "--slo-tpot", "1", "--gpu", "0", "--feed", "/none/feed"]
+    result = CliRunner().invoke(tune, [*options, "--minutes", minutes])
+    assert result.exit_code == 1
+    assert result.output == f"Error: --minutes must be a positive number, not {minutes}\n"
 
 
 def test_learned_step_times_are_kept_beside_the_rest_of_a_profile(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ import pytest
 import zmq
 
 from tests import seeds
+from tests.zeus.serving.batches import TakesBatches
 from tests.zeus.serving.server import Served, serve
 from zeus.serving import transformers as transformers_adapter
 from zeus.serving.asgi import EnergyHeader
@@ -25,7 +26,7 @@ from zeus.serving.wire import Step
 from zeus_ipc.errors import RequestRejected
 
 
-class Recorded:
+class Recorded(TakesBatches):
     """Keeps what it is told."""
 
     def __init__(self) -> None:
@@ -109,6 +110,29 @@ def test_the_vllm_probe_sees_who_is_in_a_step():
     assert scheduler.updates == 4
 
 
+def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id():
+    cls = _scheduler_class()
+    vllm_probe.install(cls)
+    scheduler = cls()
+    recorded = Recorded()
+    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    for prompt in (5, 50):
+        scheduler.add("a", prompt)
+        (a,) = scheduler.requests
+        scheduler.plan = [({a: 5}, set()), ({a: 1}, set())]
+        for _ in range(2):
+            scheduler.update_from_output(scheduler.schedule(), None)
+        scheduler.requests.clear()
+        scheduler._zeus_probe._forget(a)
+
+    assert recorded.steps == [
+        (["a"], [True], [5], [0]),
+        (["a"], [False], [1], [5]),
+        (["a"], [True], [5], [0]),
+        (["a"], [True], [1], [5]),
+    ]
+
+
 def test_a_vllm_that_lacks_something_goes_on(caplog):
     assert not vllm_probe.install(type("Scheduler", (), {}))
     cls = _scheduler_class()
@@ -124,7 +148,8 @@ def test_a_vllm_that_lacks_something_goes_on(caplog):
     assert recorded.steps == [(["a"], [False], [5], [0]), (["a"], [False], [1], [5])]
 
     scheduler._zeus_probe._requests = {}  # what the probe reads is gone
-    scheduler.plan = [({"a": 1}, set()), ({"a": 1}, set())]
+    scheduler.requests["b"] = SimpleNamespace(num_computed_tokens=0)
+    scheduler.plan = [({"b": 1}, set()), ({"b": 1}, set())]
     for _ in range(2):
         assert scheduler.update_from_output(scheduler.schedule(), None) == "outputs"
     assert len(recorded.steps) == 2

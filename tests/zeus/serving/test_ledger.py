@@ -120,6 +120,31 @@ def test_each_clock_level_has_weights_of_its_own():
     assert _mean_error(done, served) < 0.03
 
 
+def test_a_start_leans_on_the_weights_of_its_clock():
+    earlier = Ledger()
+    known = serve(seeds.fresh(), seconds=90, clocks=(1.0, 0.6))
+    earlier.add_updates(known.updates)
+    earlier.add_steps(known.steps, known.names)
+    earlier.settle()
+    assert sorted(earlier.weights) == [600, 1000]
+    served = serve(seeds.fresh(), seconds=12, clocks=(0.6,))
+    both = np.mean(list(earlier.weights.values()), axis=0).tolist()
+
+    errors = []
+    for prior in (earlier.weights, {0.0: both}, {600.0: [1.0]}):
+        ledger = Ledger(prior=prior)
+        ledger.add_updates(served.updates)
+        ledger.add_steps(served.steps, served.names)
+        done = ledger.settle()
+        _adds_up(done, served.measured_j)
+        errors.append(_mean_error(done, served))
+
+    own, common, useless = errors
+    assert own < 0.04
+    assert own < common
+    assert math.isnan(useless), "weights of another kind are no help: too few updates"
+
+
 # ----------------------------------------------------------------------------------- conservation
 
 
@@ -224,7 +249,7 @@ def test_a_request_may_span_two_periods():
     assert ledger.totals.measured_j == pytest.approx(served.measured_j)
     total = math.fsum(row.joules for row in rows if not row.refused)
     assert total == pytest.approx(ledger.totals.requests_j)
-    assert ledger.weights is not None
+    assert ledger.weights
 
 
 def test_dummy_steps_and_start_up_are_idle_and_shown():

@@ -38,8 +38,10 @@ from zeus.serving.wire import (
     Owner,
     Step,
     pack_arrival,
+    pack_batch,
     pack_finish,
     pack_owner,
+    pack_request,
     pack_step,
     unpack,
 )
@@ -54,6 +56,9 @@ def test_messages_survive_the_wire():
     step = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
 
     assert step == Step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
+    roster = pack_request("a", 5) + pack_request("b", 7)
+    batch = unpack(pack_batch("1", 7, 10, 20, roster, [5, 1], [5, 10]))
+    assert batch == step
     assert unpack(pack_finish("1", "a", "x")) == Finish("1", "a", "x")
     assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == Arrival("1", "a", 5, 9, "00-1")
     assert unpack(pack_owner("a", "x")) == Owner("a", "x")
@@ -70,6 +75,11 @@ def test_messages_survive_the_wire():
         pack_step("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2),
         pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
         pack_step(1, 7, 10, 20, [], [], [], []),  # type: ignore[arg-type]
+        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1], [0]),
+        pack_batch("1", 7, 10, 20, pack_request("a", 5) * 2, [1] * 2, [1] * 2),
+        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1, 2], [1, 2]),
+        pack_batch("1", 7, 10, 20, b"\x05", [], []),
+        pack_batch("1", 7, 10, 20, "", [], []),  # type: ignore[arg-type]
         pack_finish("1", 5),  # type: ignore[arg-type]
         pack_arrival("1", "a", 5, -1),
         pack_owner("a", None),  # type: ignore[arg-type]
@@ -264,13 +274,13 @@ def test_an_accountant_without_zeusd_goes_on_in_bounded_memory(monkeypatch):
 
 def test_weights_survive_and_shorten_the_start(tmp_path):
     store = WeightStore(tmp_path / "state" / "weights.json")
-    assert store.get("H100", "1", "m") is None
+    assert store.get("H100", "1", "m") == {}
     accountant = Accountant(["x"])
     _tell(accountant, serve(seeds.fresh(), seconds=50))
     accountant.close()
-    assert accountant.weights is not None
+    assert accountant.weights
     store.put(accountant.weights, "H100", "1", "m")
-    store.put([1.0], "H100", "1", "other")
+    store.put({1980.0: [1.0]}, "H100", "1", "other")
 
     prior = store.get("H100", "1", "m")
     assert prior == accountant.weights
@@ -285,8 +295,9 @@ def test_weights_survive_and_shorten_the_start(tmp_path):
     ]
     assert np.median(errors) < 0.1
 
-    (tmp_path / "state" / "weights.json").write_text("{")
-    assert store.get("H100", "1", "m") is None
+    for text in ("{", '{"version": 2, "weights": {"H100|1|m": {"1980": [1, null]}}}'):
+        (tmp_path / "state" / "weights.json").write_text(text)
+        assert store.get("H100", "1", "m") == {}
 
 
 # ---------------------------------------------------------------------------------------- service
@@ -297,6 +308,7 @@ class FakeSensors:
 
     def __init__(self) -> None:
         self.samples: list[SimpleNamespace] = []
+        self.shared: list[tuple[str, int, int, str]] = []
 
     def start(self) -> None:
         pass
@@ -307,6 +319,42 @@ class FakeSensors:
     def take(self) -> list[SimpleNamespace]:
         found, self.samples = self.samples, []
         return found
+
+    def take_shared(self) -> list[tuple[str, int, int, str]]:
+        found, self.shared = self.shared, []
+        return found
+
+
+def test_requests_beside_another_tenant_are_refused(tmp_path):
+    accountants = {"0": Accountant(["x"], method="tokens"), "1": Accountant(["y"], method="tokens")}
+    sensors = FakeSensors()
+    service = Service(str(tmp_path / "socket"), accountants, sensors)  # type: ignore[arg-type]
+    begin_ns = time.monotonic_ns() - 60 * 10**9
+    for n in range(400):
+        at_ns = begin_ns + n * 100 * MS
+        for number, (engine, gpu) in enumerate([("0", "x"), ("1", "y")]):
+            name = f"{engine}-{n // 100}"
+            step = Step(engine, n + 1, at_ns, at_ns + 90 * MS, [name], [False], [1], [9])
+            service.take(step)
+            sensors.samples.append(
+                SimpleNamespace(
+                    gpu=gpu, t_ns=at_ns + number, energy_uj=n * 10**6, number=n, gpu_clock_mhz=None
+                )
+            )
+    for n in (12, 14):
+        sensors.shared.append(("y", begin_ns + (n - 4) * 10**9, begin_ns + n * 10**9, "u5 and u7"))
+    service.poll(time.monotonic_ns())
+
+    rows = {row.request: row for one in accountants.values() for row in one.close()}
+
+    assert {name: row.reason for name, row in rows.items()} == {
+        **{f"0-{n}": "" for n in range(4)},
+        "1-0": "u5 and u7",
+        "1-1": "u5 and u7",
+        "1-2": "",
+        "1-3": "",
+    }
+    service._receiver.close()
 
 
 def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):

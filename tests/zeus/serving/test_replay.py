@@ -34,7 +34,8 @@ def _run(directory: Path, *options: str) -> tuple[int, str]:
 
 
 def _files(directory: Path, steps: list[str], energy: list[str]) -> None:
-    (directory / "steps.csv").write_text("\n".join([STEPS, *steps]) + "\n")
+    text = "\n".join([STEPS, *steps]) + "\n"
+    (directory / "steps.csv").write_bytes(text.encode(errors="surrogateescape"))
     (directory / "energy.csv").write_text("\n".join([ENERGY, *energy]) + "\n")
 
 
@@ -170,6 +171,8 @@ def test_blank_lines_count_but_do_not_matter(tmp_path):
 
     _files(tmp_path, [GOOD_STEPS[0], "", "1,10,30,a,decode,-1,5"], GOOD_ENERGY)
     assert "steps.csv, line 4: tokens is -1" in _run(tmp_path)[1]
+    _files(tmp_path, [GOOD_STEPS[0], "", *GOOD_STEPS[1:], "0,0,11,c,decode,1,5"], GOOD_ENERGY)
+    assert "steps.csv, line 6: begin_ns or end_ns is not that" in _run(tmp_path)[1]
 
 
 BAD_STEPS = [
@@ -184,6 +187,10 @@ BAD_STEPS = [
     ("1,10,30,,decode,1,5", "request is empty"),
     ("1,ten,30,a,decode,1,5", "begin_ns is 'ten'"),
     ("1,10,30,a,decode,1", "6 fields"),
+    (f"1,10,{2**62},a,decode,1,5", "end_ns is '4611686018427387904'"),
+    ("1,10,30,a,decode,1e300,5", "tokens is 1e300"),
+    ("1,10,30,a\udcff,decode,1,5", "it is not text in UTF-8"),
+    (f"1,10,30,{'a' * 140_000},decode,1,5", "field larger than field limit"),
     ("0,0,10,b,decode,1,5", "request 'b' is in this step twice"),
     ("0,0,11,c,decode,1,5", "not that of another row"),
 ]
@@ -201,6 +208,8 @@ BAD_ENERGY = [
     ("40,60,-1,,,", "joules is -1"),
     ("40,60,nan,,,", "joules is nan"),
     ("40,60,,,,", "joules is ''"),
+    ("40,60,1e300,,,", "joules is 1e300"),
+    (f"40,{2**62},1,,,", "end_ns is '4611686018427387904'"),
     ("40,60,1,30,60,", "the seen part 30 to 60"),
     ("40,60,1,50,45,", "the seen part 50 to 45"),
     ("40,60,1,x,60,", "seen_begin_ns is 'x'"),
@@ -224,6 +233,25 @@ def _named(directory: Path, place: str, what: str) -> None:
     assert what in output
     assert output.count("\n") == 1
     assert not (directory / "requests.csv").exists()
+
+
+def test_nan_is_empty_and_a_request_may_be_called_so(tmp_path):
+    rows = [one.replace(",a,", ",nan,").replace(",b,", ",=1,") for one in GOOD_STEPS]
+    _files(tmp_path, rows, [one.replace(",,,", ",nan,NaN,nan") for one in GOOD_ENERGY])
+
+    assert _run(tmp_path, "--method", "tokens") == (0, "")
+    assert {row["request"] for row in _results(tmp_path)[0]} >= {"nan", "=1"}
+
+
+def test_idle_time_within_an_update_draws_no_more_than_the_update(tmp_path):
+    updates = [*GOOD_ENERGY, "1000000,1000001,1e6,,,"]  # alone, an idle power that cannot be
+    _files(tmp_path, GOOD_STEPS, updates)
+    assert _run(tmp_path, "--method", "tokens")[0] == 0
+
+    rows, totals = _results(tmp_path)
+
+    assert totals["requests_j"] > 0
+    assert all(row["joules"] for row in rows)
 
 
 def test_missing_columns_and_files_are_named(tmp_path):

@@ -98,6 +98,28 @@ def test_a_line_that_is_none_is_named(tmp_path):
     assert result.output == f"Error: {path}, line 6: this is no line of a service's log\n"
 
 
+def test_two_sides_of_a_server_are_joined_by_request(tmp_path):
+    (tmp_path / "decode").mkdir()
+    prefill, decode = _log(tmp_path), _log(tmp_path / "decode")
+    lines = decode.read_text().splitlines()
+    lines[0] = lines[0].replace('"r0"', '"of one side"')
+    decode.write_text("\n".join(lines) + "\n")
+    logs = [str(prefill), str(decode), "--by", "tenant", "--csv", "--idle", "proportional"]
+
+    apart, joined = (
+        {row["tenant"]: row for row in csv.DictReader(io.StringIO(_report(*logs, *more)))}
+        for more in ((), ("--join",))
+    )
+
+    assert [apart["even"][name] for name in ("requests", "mean_j")] == ["4", "20.0"]
+    assert joined["even"]["requests"] == "3"  # r0, r2 of both sides, and one of one side
+    assert [joined["(none)"][name] for name in ("requests", "refused", "p50_j")] == [
+        *("2", "1", "40.0"),
+    ]
+    for name in ("joules", "idle_j", "j_per_output_token"):
+        assert float(joined["even"][name]) == pytest.approx(float(apart["even"][name]))
+
+
 def _has(module: str) -> bool:
     try:
         __import__(module)

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests.zeus.serving.batches import TakesBatches
 from zeus.serving.in_flight import InFlight
 from zeus.serving.vllm.probe import Probe, install
 from zeus.serving.vllm.stats import EnergyStatLogger
@@ -25,7 +26,7 @@ CACHED = 256
 """Tokens of the prompt of `again` that vLLM found in its cache."""
 
 
-class Recorded:
+class Recorded(TakesBatches):
     """Keeps what it is told."""
 
     def __init__(self) -> None:

@@ -11,11 +11,13 @@ import logging
 import os
 import re
 from collections.abc import Iterable
-from operator import lt, sub
 from typing import Any
+
+import msgpack
 
 from zeus.serving.in_flight import InFlight, Silent
 from zeus.serving.recorder import Recorder
+from zeus.serving.wire import pack_request
 
 log = logging.getLogger(__name__)
 
@@ -101,7 +103,12 @@ class Probe:
         self.in_flight: InFlight[Any] = InFlight()
         self._requests = getattr(scheduler, "requests", {})
         self._recorder = recorder or Recorder(_engine(scheduler))
-        self._known: dict[str, tuple[str, int]] = {}
+        self._known: dict[str, str] = {}  # names for others
+        self._packed: dict[str, bytes] = {}
+        self._pack = msgpack.Packer().pack
+        self._planned: list[str] = []  # of the step before, with what the next two say of them
+        self._batch: list[Any] = []
+        self._roster = b""
         self._names: set[str] = set()
         self._ended: Iterable[str] = ()
         self._count = 0
@@ -110,6 +117,7 @@ class Probe:
 
     def arrived(self, request: Any) -> None:
         """A request has come."""
+        self._planned = []  # it may be another one under an id that was there
         if request.request_id not in self._known:  # else more input of a session
             headers = getattr(request, "trace_headers", None) or {}
             trace = str(headers.get("traceparent", ""))
@@ -124,20 +132,24 @@ class Probe:
         if not planned:
             self.in_flight.begin(begin_ns, None)
             return
-        known, requests = self._known, self._requests
-        try:
-            about = [known[one] for one in planned]
-        except KeyError:  # its arrival was not seen
-            for one in planned.keys() - known.keys():
-                self._meet(one, requests[one])
-            about = [known[one] for one in planned]
-        tokens = list(planned.values())
+        ids = list(planned)
+        if ids != self._planned:
+            self._compose(ids)
         # The scheduler has already moved on by this step's tokens.
-        after = [requests[one].num_computed_tokens for one in planned]
-        context = list(map(sub, after, tokens))
-        names, prompts = zip(*about, strict=True)
-        prefill = list(map(lt, context, prompts))
-        self.in_flight.begin(begin_ns, (planned, names, prefill, tokens, context))
+        computed = [one.num_computed_tokens for one in self._batch]
+        self.in_flight.begin(begin_ns, (planned, self._roster, list(planned.values()), computed))
+
+    def _compose(self, ids: list[str]) -> None:
+        """Other requests than in the step before: looks them up, and packs who they are."""
+        packed, requests = self._packed, self._requests
+        try:
+            self._roster = b"".join([packed[one] for one in ids])
+        except KeyError:  # its arrival was not seen
+            for one in set(ids) - packed.keys():
+                self._meet(one, requests[one])
+            self._roster = b"".join([packed[one] for one in ids])
+        self._batch = [requests[one] for one in ids]
+        self._planned = ids
 
     def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
         """A request that was not known: its name for others, when it came, and its prompt."""
@@ -148,7 +160,8 @@ class Probe:
             name = one
         prompt = int(getattr(request, "num_prompt_tokens", 0))
         self._names.add(name)
-        self._known[one] = name, prompt
+        self._known[one] = name
+        self._packed[one] = pack_request(name, prompt, self._pack)
         return name, self.in_flight.now_ns(), prompt
 
     def ended(self) -> None:
@@ -157,7 +170,7 @@ class Probe:
         self._count = len(self._requests)
         if found is not None and found[2] is not None:
             begin_ns, end_ns, (self._ended, *rows) = found
-            self._recorder.step(begin_ns, end_ns, *rows)
+            self._recorder.batch(begin_ns, end_ns, *rows)
 
     def updated(self) -> None:
         """The scheduler has taken the output in, and forgotten requests that it ended."""
@@ -168,20 +181,25 @@ class Probe:
         self._finish()
 
     def _forget(self, one: str) -> None:
-        gone = self._known.pop(one, None)
-        if gone is not None:
-            self._gone.append((one, gone[0]))
+        self._planned, self._batch = [], []  # nothing of a request that has ended is kept
+        self._packed.pop(one, None)
+        name = self._known.pop(one, None)
+        if name is not None:
+            self._gone.append((one, name))
 
     def _finish(self) -> None:
         """Sends ends, but not while a step that was scheduled ahead still computes the request."""
         if not self._gone:
             return
-        ahead = {one for what in self.in_flight.under_way() if what for one in what[0]}
+        ahead = [what[0] for what in self.in_flight.under_way() if what]
+        kept = []
         for one, name in self._gone:
-            if one not in ahead:
+            if any(one in step for step in ahead):
+                kept.append((one, name))
+            else:
                 self._names.discard(name)
                 self._recorder.finish(name)
-        self._gone = [gone for gone in self._gone if gone[0] in ahead]
+        self._gone = kept
 
 
 def _of(scheduler: Any) -> Probe:

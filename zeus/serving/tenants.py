@@ -1,0 +1,96 @@
+"""Whether another tenant computes on an engine's GPUs, as zeusd lists their processes."""
+
+from __future__ import annotations
+
+import logging
+import math
+import pwd
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from zeus_ipc.client import Client
+from zeus_ipc.errors import NotSupported, RequestRejected, SeveralGpusFailed, ZeusIpcError
+from zeus_ipc.replies import GpuProcesses
+
+log = logging.getLogger(__name__)
+
+EVERY_S = 2.0
+"""How often other tenants are looked for: zeusd lists processes once a second."""
+
+
+def user_name(uid: int) -> str:
+    """A user's name; the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return str(uid)
+
+
+def shared_by(
+    found: Mapping[str, GpuProcesses], name_of: Callable[[int], str] = user_name
+) -> str | None:
+    """Names the tenants of the first GPU on which more than one computes; None: there is none.
+
+    A tenant is a user, or one of several jobs of a user: an engine's processes are of one. Where
+    zeusd does not say which job a process is of, all of a user's are one.
+
+    Args:
+        found: As `Client.processes` returns it.
+        name_of: The name of a user.
+    """
+    for gpu, listed in found.items():
+        tenants = {
+            (one.uid, one.job or ""): one
+            for one in listed.processes
+            if one.compute and one.uid is not None
+        }
+        if len(tenants) > 1:
+            names = [
+                name_of(uid) + (f" ({job})" if job else "")
+                for uid, job in sorted(tenants, key=lambda tenant: (tenant[0] or 0, tenant[1]))
+                if uid is not None
+            ]
+            return f"processes of {' and of '.join(names)} compute on {gpu}"
+    return None
+
+
+class Tenants:
+    """Looks for other tenants now and then.
+
+    Args:
+        gpus: UUIDs of an engine's GPUs.
+    """
+
+    def __init__(self, gpus: Sequence[str]) -> None:
+        self._gpus = list(gpus)
+        self._looked_s = -math.inf
+        self._shared: str | None = None
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time for another look."""
+        return time.monotonic() >= self._looked_s + EVERY_S
+
+    def look(self, client: Client) -> str | None:
+        """Asks zeusd who computes on the GPUs; None: nobody else, or zeusd does not know.
+
+        Raises:
+            ZeusIpcError: zeusd does not answer.
+        """
+        self._looked_s = time.monotonic()
+        try:
+            self._shared = shared_by(client.processes(self._gpus))
+        except (NotSupported, RequestRejected, SeveralGpusFailed) as error:
+            self._looked_s = math.inf
+            log.info("who else uses the GPUs is not known: %s", error.message)
+        return self._shared
+
+    def refuse_others(self, client: Client) -> None:
+        """Looks if it is due.
+
+        Raises:
+            ZeusIpcError: There is another tenant, or zeusd does not answer.
+        """
+        shared = self.look(client) if self.due else self._shared
+        if shared is not None:
+            raise ZeusIpcError(f"another tenant uses a GPU: {shared}")
