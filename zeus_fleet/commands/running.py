@@ -28,16 +28,17 @@ def node(reach: Reach[Any], name: str, path: str | None) -> None:
     Its user must be an administrator of zeusd. It needs no other rights.
     """
     from zeus_fleet.gpus import ZEUSD_TIMEOUT_S, ZeusdGpus
-    from zeus_fleet.ready import tell_systemd
     from zeus_fleet.shells import run_agent
     from zeus_ipc import Client
     from zeus_ipc.errors import ZeusIpcError
+    from zeus_ipc.sd_notify import sd_notify
 
     log_to_stderr()
     try:
         with Client(path, timeout_s=ZEUSD_TIMEOUT_S, heartbeat=False) as client:
             gpus = ZeusdGpus(client, name)
-            reach(lambda store: run_agent(name, store, gpus, ready=tell_systemd))
+            ready = functools.partial(sd_notify, "READY=1")
+            reach(lambda store: run_agent(name, store, gpus, ready=ready))
     except ZeusIpcError as error:
         raise click.ClickException(str(error)) from None
 
