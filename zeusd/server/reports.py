@@ -1,17 +1,37 @@
-"""Log records about users who ask for too much or break the protocol: one of each a minute."""
+"""Log records about users who ask for too much or break the protocol: one a minute for each user.
+
+What comes within the minute after a record is summed up in one when the minute is over.
+"""
 
 from __future__ import annotations
 
 import logging
 import pwd
-import queue
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
 EVERY_NS = 60_000_000_000
+
+
+@dataclass(slots=True)
+class _User:
+    """What was reported of a user, and is to be.
+
+    Attributes:
+        due_ns: When the next record may be written.
+        event: The name of what is to be reported; empty: nothing is.
+        text: The rest of its sentence.
+        left_out: What else there was since the last record.
+    """
+
+    due_ns: int = 0
+    event: str = ""
+    text: str = ""
+    left_out: int = 0
 
 
 class Reports:
@@ -19,12 +39,17 @@ class Reports:
 
     Args:
         clock_ns: CLOCK_MONOTONIC.
+        every_ns: Between two records of one user.
     """
 
-    def __init__(self, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(
+        self, clock_ns: Callable[[], int] = time.monotonic_ns, every_ns: int = EVERY_NS
+    ) -> None:
         self._clock_ns = clock_ns
-        self._recent: dict[tuple[int, str], tuple[int, int]] = {}
-        self._queue: queue.SimpleQueue[tuple[int, str, str, int] | None] = queue.SimpleQueue()
+        self._every_ns = every_ns
+        self._users: dict[int, _User] = {}
+        self._changed = threading.Condition()
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="reports", daemon=True)
         self._thread.start()
 
@@ -36,35 +61,57 @@ class Reports:
             event: Its name in the log.
             text: What the user does and what became of it: the rest of a sentence.
         """
-        now_ns, key = self._clock_ns(), (uid, event)
-        since_ns, left_out = self._recent.get(key, (-EVERY_NS, 0))
-        if now_ns - since_ns < EVERY_NS:
-            self._recent[key] = (since_ns, left_out + 1)
-            return
-        if len(self._recent) > 1024:
-            self._recent = {
-                one: found for one, found in self._recent.items() if now_ns - found[0] < EVERY_NS
-            }
-        self._recent[key] = (now_ns, 0)
-        self._queue.put((uid, event, text, left_out))
+        with self._changed:
+            user = self._users.setdefault(uid, _User())
+            if user.event:
+                user.left_out += 1
+            else:
+                self._changed.notify()
+            user.event, user.text = event, text
 
     def stop(self) -> None:
         """Ends the thread when everything is written. Waits a moment."""
-        self._queue.put(None)
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
         self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
-        while (item := self._queue.get()) is not None:
-            uid, event, text, left_out = item
-            name = _name(uid)
-            since = f" ({left_out} times more since the last record)" if left_out else ""
-            log.warning(
-                "user %s %s%s",
-                name or uid,
-                text,
-                since,
-                extra={"event": event, "uid": uid, "user": name, "left_out": left_out},
-            )
+        while True:
+            with self._changed:
+                now_ns = self._clock_ns()
+                waiting = {uid: user for uid, user in self._users.items() if user.event}
+                stops = self._stopped
+                due = {uid: user for uid, user in waiting.items() if stops or user.due_ns <= now_ns}
+                if not due:
+                    if stops:
+                        return
+                    # Users of whom there is nothing to say any more.
+                    self._users = {
+                        uid: user
+                        for uid, user in self._users.items()
+                        if user.event or user.due_ns > now_ns
+                    }
+                    next_ns = min((user.due_ns for user in self._users.values()), default=None)
+                    self._changed.wait(None if next_ns is None else (next_ns - now_ns) / 1e9)
+                    continue
+                said = [(uid, user.event, user.text, user.left_out) for uid, user in due.items()]
+                for uid in due:
+                    self._users[uid] = _User(now_ns + self._every_ns)
+            for one in said:
+                _write(*one)
+
+
+def _write(uid: int, event: str, text: str, left_out: int) -> None:
+    name = _name(uid)
+    since = f" ({left_out} other events of this user were not logged)" if left_out else ""
+    log.warning(
+        "user %s %s%s",
+        name or uid,
+        text,
+        since,
+        extra={"event": event, "uid": uid, "user": name, "left_out": left_out},
+    )
 
 
 def _name(uid: int) -> str | None:

@@ -98,13 +98,13 @@ def restored(daemon: RunningDaemon) -> bool:
 def test_a_killed_engine(daemon: RunningDaemon, engine: EngineProcess) -> None:
     wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
     engine.process.kill()
-    wait_for(lambda: restored(daemon), "the clocks to be unlocked", 5.0)
+    wait_for(lambda: restored(daemon), "the clocks to be unlocked")
 
 
 def test_a_stopped_engine_and_its_return(daemon: RunningDaemon, engine: EngineProcess) -> None:
     wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
     engine.process.send_signal(signal.SIGSTOP)
-    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked", 5.0)
+    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked")
     engine.process.send_signal(signal.SIGCONT)
     wait_for(lambda: lowered(daemon), "lower clocks again")
 
@@ -112,7 +112,7 @@ def test_a_stopped_engine_and_its_return(daemon: RunningDaemon, engine: EnginePr
 def test_statistics_that_stop(daemon: RunningDaemon, engine: EngineProcess) -> None:
     wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
     engine.say("stop")
-    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked", 5.0)
+    wait_for(lambda: locked(daemon) == [None, None], "the clocks to be unlocked")
     with daemon.client() as client:
         assert len(client.leases()) == 2, "the lease is kept"
     engine.say("go")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import pwd
+import time
 from pathlib import Path
 
 import msgpack
@@ -89,9 +90,7 @@ def test_what_costs_zeusd_more_costs_its_user_more() -> None:
     assert cost(decode(request(op="metrics"))) > 10
 
 
-def test_each_report_names_the_user_and_comes_once_a_minute(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
+def test_reports_name_the_user_and_come_once_a_minute(caplog: pytest.LogCaptureFixture) -> None:
     now_ns = 0
     reports = Reports(lambda: now_ns)
     caplog.set_level(logging.WARNING)
@@ -99,21 +98,42 @@ def test_each_report_names_the_user_and_comes_once_a_minute(
     def said() -> list[str]:
         return [record.getMessage() for record in caplog.records]
 
-    for _ in range(100):
-        reports.add(0, "protocol_error", "broke a rule")
-        reports.add(4_000_000, "protocol_error", "broke a rule")
-    reports.add(0, "rate_limited", "is too fast")
-    wait_for(lambda: len(said()) == 3, "three records")
+    for uid in (0, 4_000_000):
+        reports.add(uid, "protocol_error", "broke a rule")
+    wait_for(lambda: len(said()) == 2, "two records")
+    for _ in range(99):
+        reports.add(0, "rate_limited", "is too fast")
+    reports.add(0, "protocol_error", "broke another rule")
+    time.sleep(0.05)
+    assert len(said()) == 2
     now_ns += EVERY_NS
-    reports.add(0, "protocol_error", "broke a rule")
+    reports.add(4_000_000, "protocol_error", "broke a rule again")
+    wait_for(lambda: len(said()) == 4, "two more records")
+    now_ns += EVERY_NS // 2
+    reports.add(0, "protocol_error", "broke one more")
     reports.stop()
     assert said() == [
         "user root broke a rule",
         "user 4000000 broke a rule",
-        "user root is too fast",
-        "user root broke a rule (99 times more since the last record)",
+        "user root broke another rule (99 other events of this user were not logged)",
+        "user 4000000 broke a rule again",
+        "user root broke one more",
     ]
     assert {record.uid for record in caplog.records} == {0, 4_000_000}  # type: ignore[attr-defined]
+
+
+def test_what_was_left_out_is_reported_when_the_minute_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also where nothing else happens any more."""
+    reports = Reports(every_ns=50_000_000)
+    caplog.set_level(logging.WARNING)
+    reports.add(0, "rate_limited", "is too fast")
+    wait_for(lambda: caplog.records, "a record")
+    reports.add(0, "protocol_error", "broke a rule")
+    wait_for(lambda: len(caplog.records) == 2, "the other")
+    reports.stop()
+    assert caplog.records[1].event == "protocol_error"  # type: ignore[attr-defined]
 
 
 def test_the_offset_of_a_time_namespace_is_known() -> None:
