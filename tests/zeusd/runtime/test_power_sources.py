@@ -113,10 +113,11 @@ def test_a_superchip_is_counted_once_and_its_cpu_where_there_is_no_rapl(
             time.sleep(1.5)  # what is measured
             end_ns = time.monotonic_ns()
             found = client.windows(names, [(begin_ns, end_ns, False)])
-            watts = [(found[name].energy_uj[0] or 0) / (end_ns - begin_ns) * 1e3 for name in names]
-            assert watts[:4] == pytest.approx([166] * 4, abs=3)
-            assert watts[4] == pytest.approx(91, abs=3)
-            assert watts[5:] == pytest.approx([464, 464, 173, 97], abs=6)
+            for name, watts in zip(names, [*[166] * 4, 91, 464, 464, 173, 97], strict=True):
+                energy_uj, error_uj = found[name].energy_uj[0], found[name].uncertainty_uj[0]
+                expected_uj = watts * (end_ns - begin_ns) / 1e3
+                # 2 % are noise; what a busy machine has sampled late is in the uncertainty.
+                assert energy_uj == pytest.approx(expected_uj, rel=0.02, abs=2 * error_uj), name
             state = client.state(gpus)[gpus[0]]
             assert state.power_mw == pytest.approx(166_000, abs=3_000)
             assert state.memory_power_mw == pytest.approx(31_500, abs=1_000)
