@@ -38,9 +38,10 @@ import sys
 from zeus_ipc import Client
 client = Client(sys.argv[1])
 gpu = client.node().gpus[0].uuid
+client.acquire(gpu, ["power_limit"], ttl_s=2.5)
 client.set_power_limit(gpu, 150_000)
 print("set", flush=True)
-sum(range(2 * 10**8))  # one call into C: no other thread of this Python runs meanwhile
+sum(range(4 * 10**8))  # one call into C: no other thread of this Python runs meanwhile
 client.set_power_limit(gpu, 160_000)
 print("over", flush=True)
 sys.stdin.readline()
@@ -161,6 +162,7 @@ def test_errors_that_pass_keep_nothing_from_its_restore(site: Site, code: int) -
 
 
 def test_a_holder_whose_python_waits_for_c_code_keeps_its_lease(site: Site) -> None:
+    """For longer than its TTL. zeusd looks at it twice in the last fifth of that."""
     holder = script(BUSY, site.daemon.socket)
     try:
         assert holder.stdout is not None
