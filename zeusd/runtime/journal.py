@@ -170,7 +170,7 @@ class Journal:
             self._rewrite_if_grown()
 
     def durable(self, key: str) -> Entry | None:
-        """What is certainly on disk under a key; None: nothing."""
+        """What is certainly on disk under a key and still counts; None: nothing."""
         return self._durable[key] if key in self._durable else self._entries.get(key)
 
     @property
@@ -227,6 +227,9 @@ class Journal:
         """The newest entry of a key, which may not be durable yet."""
         self._durable.setdefault(change.key, self._entries.get(change.key))
         if change.entry is None:
+            # What is still on disk counts no more, and covers nothing that follows: it may be of a
+            # driver that is not loaded any more.
+            self._durable[change.key] = None
             self._entries.pop(change.key, None)
             self._lines.pop(change.key, None)
         else:

@@ -137,6 +137,7 @@ class World:
         journal: The journal's entries.
         late: What is to be journaled and could not be yet; None deletes.
         outdated: Keys whose newest entry never got into the journal.
+        void: Keys whose entry in the journal was deleted since, and is still there.
         lost: Keys of which something was late when zeusd was killed.
         faults: NVML codes by (gpu, control or None for all), returned by writes instead.
         hold: Keep device calls back until `run_held`.
@@ -164,6 +165,7 @@ class World:
         self.journal: dict[str, dict[str, Any]] = {}
         self.late: dict[str, dict[str, Any] | None] = {}
         self.outdated: set[str] = set()
+        self.void: set[str] = set()
         self.lost: set[str] = set()
         self.watched: dict[Process, int] = {}
         self.replies: dict[int, list[dict[str, Any]]] = {}
@@ -199,6 +201,7 @@ class World:
         self.held.clear()
         self.lost |= {*self.late}
         self.late.clear()
+        self.void.clear()
         self.watched.clear()
         baselines = {
             key: tuple(entry["value"])
@@ -354,7 +357,10 @@ class World:
         if self.journal_broken:
             self.late[key] = entry
             self.outdated.add(key)
+            if entry is None:
+                self.void.add(key)
             return
+        self.void.discard(key)
         self.late.pop(key, None)
         self.outdated.discard(key)
         if entry is None:
@@ -383,7 +389,7 @@ class World:
                 self._check_kind(effect)
                 self.replies.setdefault(effect.conn, []).append(decode_reply(encode(effect.body)))
             elif isinstance(effect, Write):
-                durable = self.journal.get(effect.key)
+                durable = None if effect.key in self.void else self.journal.get(effect.key)
                 if covers(durable, effect.entry, effect.control in READABLE):
                     self.keep(effect.key, effect.entry)  # the device does not wait for it
                     self._submit(effect)

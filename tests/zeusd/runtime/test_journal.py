@@ -346,7 +346,11 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
     journal.note("noted", {"x": 5})
     assert journal.late
     durable = {key: journal.durable(key) for key in ("kept", "gone", "intent", "noted")}
-    assert durable == {"kept": {"x": 1}, "gone": {"x": 1}, "intent": None, "noted": None}
+    # What is to be deleted covers nothing, although it is still on disk; nor does what comes after.
+    assert durable == {"kept": {"x": 1}, "gone": None, "intent": None, "noted": None}
+    journal.note("gone", {"x": 1})
+    assert journal.durable("gone") is None
+    journal.note("gone", {"x": 7})
     with pytest.raises(OSError, match="full"):
         journal.commit()
     disk.full = False
@@ -354,7 +358,7 @@ def test_on_a_full_disk_intents_are_forgotten_and_the_rest_is_written_later(
     assert not journal.late
     assert journal.durable("kept") == {"x": 2}
     journal.close()
-    assert reread(tmp_path) == {"kept": {"x": 2}, "noted": {"x": 5}}
+    assert reread(tmp_path) == {"kept": {"x": 2}, "noted": {"x": 5}, "gone": {"x": 7}}
 
 
 def failing(number: int) -> Callable[..., None]:
