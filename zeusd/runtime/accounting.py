@@ -278,7 +278,7 @@ class Accounting:
         if over:
             self._endings = [one for one in self._endings if one not in over]
             self._try(books.settle)
-            self._publish(books, cpus)  # who asks next sees it
+            self._publish(books, cpus)  # before the answers: the next request sees it
             for one in over:
                 self._answer(one.asked.effect, Deallocated(ended=len(one.uuids)))
 

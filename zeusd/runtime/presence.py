@@ -162,7 +162,7 @@ class Presence:
             accounts |= _accounts(known)
             for one in activity.uses:
                 self._use(uuid, activity, one, charged(accounts.get(one.pid, UNKNOWN_PROCESS)))
-            newest_ns = max(one.end_ns for one in activity.uses)
+            newest_ns = max((one.end_ns for one in activity.uses), default=t_ns)
             known.known_ns = min(t_ns, max(newest_ns, t_ns - LATE_NS))
 
     def known_ns(self, uuid: str) -> int | None:

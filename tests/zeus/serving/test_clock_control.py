@@ -97,6 +97,8 @@ def restored(daemon: RunningDaemon) -> bool:
 
 def test_a_killed_engine(daemon: RunningDaemon, engine: EngineProcess) -> None:
     wait_for(lambda: lowered(daemon), "lower clocks on both GPUs")
+    with daemon.client() as client:
+        assert [one.ttl_ms for one in client.leases()] == [2000, 2000], "of one that is silent"
     engine.process.kill()
     wait_for(lambda: restored(daemon), "the clocks to be unlocked")
 

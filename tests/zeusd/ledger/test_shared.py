@@ -54,7 +54,7 @@ class Shared:
         uses = tuple(
             PidUse(pid, end_ns, round(1000 * 10 * part)) for pid, part in ticks.items() if part
         )
-        activity = Activity(begin_ns, uses) if uses else None
+        activity = Activity(begin_ns, uses)
         self.books.listed(Listed(GPU, end_ns, (1, 2), activity))
 
     def charged(self) -> dict[int, Sum]:
@@ -144,6 +144,18 @@ def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared
     assert one.methods == ["weights"]  # type: ignore[comparison-overlap]
 
 
+def test_processes_that_only_hold_memory_are_said_to_have_used_nothing(shared: Shared) -> None:
+    """Each second, on any GPU where two of them wait; no list is lost for it."""
+    for _ in range(3):
+        begin_ns = shared.gpu.now_ns
+        shared.gpu.tick(IDLE_W, 10, idle=True)
+        activity = Activity(begin_ns, ())
+        shared.books.listed(Listed(GPU, shared.gpu.now_ns, (1, 2), activity))
+    assert shared.books._presence is not None
+    assert shared.books._presence.known_ns(GPU) == shared.gpu.now_ns
+    shared.charged()  # adds up
+
+
 def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:
     shared.second([{1}] * 10)
     begin_ns = shared.gpu.now_ns
@@ -227,7 +239,7 @@ def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) ->
                 for pid in (*pids, 0)
                 if rng.random() < 0.6
             )
-            activity = Activity(begin_ns, uses, rng.random() < 0.7) if uses else None
+            activity = Activity(begin_ns, uses, rng.random() < 0.7)
             books.listed(Listed(GPU, now_ns, pids, activity))
         elif choice < 0.95:
             books.listed(Listed(GPU, now_ns, None))
