@@ -29,7 +29,7 @@ def get_env(name: str, valtype: Callable[[str], T], default: T | None = None) ->
     if valtype is bool:
         if text.lower() not in ("true", "false"):
             raise ValueError(f"The environment variable {name} must be true or false, not {text!r}")
-        return text.lower() == "true"  # type: ignore[return-value]
+        return text.lower() == "true"  # type: ignore[return-value]  # T is bool here
     try:
         return valtype(text)
     except ValueError:

@@ -110,7 +110,7 @@ class ReplayZeusMonitor(ZeusMonitor):
         return True
 
     @property
-    def gpus(self) -> GPUs:  # type: ignore[override]
+    def gpus(self) -> GPUs:  # type: ignore[override]  # an attribute of the base
         """The GPUs of this process: those of the file may be of another node."""
         return get_gpus()
 

@@ -142,7 +142,7 @@ class Measurement(Shown):
             return NotImplemented
         return self._values() == other._values()
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # it changes: no key
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Measurement, (*self._values()[:4], None, self._uncertainty)

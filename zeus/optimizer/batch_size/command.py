@@ -26,7 +26,7 @@ _LOCAL = ("127.0.0.1", "::1", "localhost")
 
 def _refused(message: str, exit_code: int) -> click.ClickException:
     error = click.ClickException(message)
-    error.exit_code = exit_code  # type: ignore[misc]
+    error.exit_code = exit_code  # type: ignore[misc]  # ClassVar in click
     return error
 
 

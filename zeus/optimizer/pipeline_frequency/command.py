@@ -19,7 +19,7 @@ from zeus.utils.progress import progress_bar
 DEFAULT_P2P_POWER_W = 70.0
 
 
-class _Watts(click.ParamType):  # type: ignore[type-arg,unused-ignore]
+class _Watts(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # since click 8.3
     """A number, or the file that profile_p2p.py wrote."""
 
     name = "W|FILE"

@@ -380,7 +380,7 @@ def read_plan(path: str | os.PathLike[str]) -> Plan:
             except ValueError:
                 continue
     try:
-        return Plan(parse_stages(stages), **found)  # type: ignore[arg-type]
+        return Plan(parse_stages(stages), **found)  # type: ignore[arg-type]  # by _COSTS, floats
     except PipelineFrequencyError as error:
         raise PipelineFrequencyError(f"the plan {os.fspath(path)}: {error.message}") from None
 

@@ -29,7 +29,7 @@ def _base() -> Any:
         return object
 
 
-class EnergyStatLogger(_base()):  # type: ignore[misc]
+class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
     """Records one engine's steps from the front end's statistics.
 
     Args:

@@ -106,7 +106,7 @@ def make_3d_parallel(
         name: Of the new class; `sched_cls.__name__ + "3D"` if None.
     """
 
-    class Wrapper(sched_cls):  # type: ignore[valid-type,misc]
+    class Wrapper(sched_cls):  # type: ignore[valid-type,misc]  # made at run time
         def __init__(
             self,
             job_info: JobInfo,
