@@ -395,21 +395,6 @@ def test_a_full_disk_is_one_sentence(daemon: RunningDaemon) -> None:
     )
 
 
-def test_a_gpu_above_its_site_limit_is_named(
-    ctl: Ctl, daemon: RunningDaemon, node: SimulatedNode
-) -> None:
-    with daemon.client() as client:
-        client.set_ceiling(client.node().gpus[1].uuid, "fleet", 150_000)
-        node.set_outside(1, 240_000)
-        wanted = "GPU 1: its limit is above the site limit"
-        assert wanted in wait_for(
-            lambda: next((one.out for one in [ctl("status")] if wanted in one.out), None), wanted
-        )
-        doctor = ctl("doctor").out
-        client.set_ceiling(client.node().gpus[1].uuid, "fleet", None)
-    assert "above the site limit: GPU 1 (240 W, site limit 150 W)" in doctor
-
-
 def test_the_doctor_reads_the_configuration(
     ctl: Ctl, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -125,6 +125,9 @@ def test_wherever_a_cap_is_shown_it_is_said_whether_it_is_enforced(tmp_path: Pat
 
         for verb in ("status", "gpus"):
             assert "Site limit of GPU 1: not enforced; zeusd sets no more" in said(verb)
+        above = "GPU 1: its limit is above the site limit, which is not enforced; `zeusctl reset 1`"
+        assert above in said("status")
+        assert "above the site limit: GPU 1 (400 W, site limit 300 W)" in said("doctor")
         assert "200 W, enforced" in said("show", "0")
         assert re.search(r"restore .* 250 W +200 W +zeusd +ceiling, ok", said("audit"))
         assert "300 W, not enforced" in said("show", "1")

@@ -125,10 +125,11 @@ def lines(report: StatusReport) -> Iterator[str]:
                 yield style(f"GPU {gpu.index}: {gpu.error}", fg="red")
         for gpu in report.gpus:
             if above_site_limit(gpu.power_limit_w):
+                then = "zeusd is lowering it"
+                if not gpu.power_limit_w.site_enforced:
+                    then = f"which is not enforced; `zeusctl reset {gpu.index}` lowers it"
                 yield style(
-                    f"GPU {gpu.index}: its limit is above the site limit, which is not enforced; "
-                    f"`zeusctl reset {gpu.index}` lowers it",
-                    fg="yellow",
+                    f"GPU {gpu.index}: its limit is above the site limit, {then}", fg="yellow"
                 )
         yield from not_enforced(report.gpus)
         indices = {gpu.uuid: f"GPU {gpu.index}" for gpu in report.gpus}

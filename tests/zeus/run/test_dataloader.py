@@ -12,7 +12,7 @@ import pytest
 
 from tests import needs, snippets
 from tests.examples.programs import environment, limits_set, limits_w, with_torch
-from tests.support import running_daemon
+from tests.support import running_daemon, wait_for
 from tests.zeus.node import VirtualNode
 from zeus.job import Job
 from zeus.run import session as session_module
@@ -243,14 +243,26 @@ def test_two_processes_train_as_one_job(tmp_path: Path) -> None:
             ZEUS_JOB_ID="job",
             ZEUS_PROFILE_PARAMS="2,4",
         )
+        errors = [tmp_path / f"errors-{rank}" for rank in (0, 1)]
         processes = [
             subprocess.Popen(
-                with_torch(script, tmp_path, str(rank)), env=env, stderr=subprocess.PIPE, text=True
+                with_torch(script, tmp_path, str(rank)), env=env, stderr=path.open("wb")
             )
-            for rank in (0, 1)
+            for rank, path in enumerate(errors)
         ]
-        said = [process.communicate()[1] for process in processes]
-        assert [process.returncode for process in processes] == [0, 0], said
+
+        def ended() -> bool:
+            codes = [process.poll() for process in processes]
+            return None not in codes or any(codes)  # one that fails leaves the other waiting
+
+        try:
+            wait_for(ended, "both processes", 60)
+        finally:
+            for process in processes:
+                process.kill()
+            codes = [process.wait() for process in processes]
+            said = [path.read_text() for path in errors]
+            assert codes == [0, 0], said
         assert not any("No power limit is chosen" in one for one in said)
         first, second = limits_set(daemon, 2)
         assert limits_w(daemon, 2) == [250, 250]
