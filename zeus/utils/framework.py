@@ -77,9 +77,9 @@ def rank() -> int:
 
 
 _last_work: Any = None
-"""The last reduction, kept on purpose. A thread of Gloo's may drop the last reference to one after it
-is done, and needs Python's lock for that; a program that meanwhile destroys its process group and
-then its model holds the lock and waits for that thread without end, see
+"""The last reduction, kept on purpose. A thread of Gloo's may drop the last reference to one after
+it is done, and needs Python's lock for that; a program that meanwhile destroys its process group
+and then its model holds the lock and waits for that thread without end, see
 https://github.com/pytorch/pytorch/issues/56297.
 """
 
