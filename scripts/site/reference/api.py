@@ -129,7 +129,7 @@ PAGES = {
     "reference/api/utils.md": Page(
         "zeus.utils",
         "Small things, and names that scripts for earlier versions of ml-energy/zeus import.",
-        ("zeus.utils.metric", "zeus.run.console"),
+        ("zeus.utils.framework", "zeus.utils.metric", "zeus.run.console"),
     ),
     "reference/api/zeus_ipc.md": Page(
         "zeus_ipc",
