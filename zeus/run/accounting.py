@@ -10,7 +10,6 @@ from dataclasses import dataclass
 
 from zeus.policy.stopping import Verdict, judge
 from zeus.run.files import TrainResult
-from zeus.run.profiling import Reading
 from zeus.utils.metric import zeus_cost
 
 
@@ -27,6 +26,19 @@ class Spent:
     def over(self, other: Spent) -> Spent:
         """What it is more than another, not less than nothing."""
         return Spent(max(0.0, self.energy - other.energy), max(0.0, self.time - other.time))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What training, or evaluating, does at a power limit.
+
+    Attributes:
+        power: Mean power of all GPUs together, W.
+        throughput: Iterations a second.
+    """
+
+    power: float
+    throughput: float
 
 
 @dataclass(frozen=True)

@@ -131,8 +131,6 @@ class ZeusDataLoader(DataLoader[Any]):
         session = self._session
         number = 0
         try:
-            if session is not None:
-                session.begin()
             self._reached = False  # a model that was evaluated before has trained nothing
             while True:
                 if session is not None:

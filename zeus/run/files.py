@@ -47,11 +47,6 @@ def power_json(log_dir: str | Path, batch_size: int) -> Path:
     return Path(log_dir, f"bs{batch_size}.power.json")
 
 
-def partial(path: Path) -> Path:
-    """Where a profile is kept until it is finished."""
-    return path.with_name(f"{path.name}.partial")
-
-
 class TrainResult(BaseModel):
     """What came of a run.
 
@@ -104,20 +99,6 @@ class PowerProfile(BaseModel):
     eval_throughput: dict[int, float] = Field(default_factory=dict)
     optimal_pl: int | None = None
     gpus: list[str] | None = None
-
-    def fault(self, gpus: Sequence[str], low_mw: int, high_mw: int) -> str | None:
-        """Why it is of no use for these GPUs and limits, as a half sentence; None: it is."""
-        if self.gpus is not None and sorted(self.gpus) != sorted(gpus):
-            return f"was measured on {', '.join(self.gpus)}, and this is {', '.join(gpus)}"
-        if self.train_power.keys() != self.train_throughput.keys():
-            return "has not both the power and the throughput of each limit"
-        for limit in self.train_power:
-            if not low_mw <= limit <= high_mw:
-                return (
-                    f"has a limit of {limit / 1000:g} W, and {low_mw / 1000:g} to "
-                    f"{high_mw / 1000:g} W may be set here"
-                )
-        return None
 
 
 class FileError(ValueError):

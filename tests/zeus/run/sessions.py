@@ -58,7 +58,6 @@ def train_epoch(
 
 def train(run: Session, work: Work, *, epochs: int, **options: Any) -> Verdict:
     """Trains until the verdict says so; the target is reached in the last of some epochs."""
-    run.begin()
     verdict = Verdict(False)
     while not verdict.stop:
         last = len(run.account.epochs) == epochs - 1

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from zeus.policy.stopping import Verdict
-from zeus.run.accounting import Account, Epoch, Spent
-from zeus.run.profiling import Reading
+from zeus.run.accounting import Account, Epoch, Reading, Spent
 
 ETA, MAX_POWER = 0.5, 100.0
 """An epoch of 100 J and 1 s costs 100 J."""

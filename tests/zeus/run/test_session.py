@@ -16,6 +16,7 @@ from tests.zeus.node import VirtualNode
 from tests.zeus.run.sessions import ITERATIONS, session, settings, train, train_epoch
 from zeus.policy.stopping import Verdict
 from zeus.run import files
+from zeus.run.session import fitted
 from zeus.utils.metric import zeus_cost
 from zeusd.devices.simulated import Work
 
@@ -104,10 +105,11 @@ def test_limits_are_never_below_the_lowest_which_is_one_of_them(
     node = virtual_node("rtx6000:setter_ms=0")
     run = session(node, settings(tmp_path))
     tried = [260, 235, 210, 185, 160, 135, 110, 100]
-    assert run.profiler.limits_mw == [limit * 1000 for limit in tried]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(run, node.nvml.open_work([0], "model/compute"), epochs=3)
+    assert run.optimizer is not None
+    assert run.optimizer.power_limits == [limit * 1000 for limit in tried]
     assert [int(limit) // 1000 for limit in power(tmp_path)["train_power"]] == tried
 
 
@@ -155,7 +157,6 @@ def test_a_run_that_ended_early_is_gone_on_from(
         seen.append(node.limit_w())
 
     first = session(node, settings(tmp_path))
-    first.begin()
     train_epoch(first, work, each=look)  # and is killed
     first.close()
     assert not (tmp_path / "bs64.power.json").exists()
@@ -165,7 +166,6 @@ def test_a_run_that_ended_early_is_gone_on_from(
 
     seen.clear()
     second = session(node, settings(tmp_path))
-    second.begin()
     train_epoch(second, work, each=look)
     assert list(dict.fromkeys(seen))[:3] == [125, 100, power(tmp_path)["optimal_pl"] / 1000]
     assert power(tmp_path)["train_power"].items() >= known["train_power"].items()
@@ -196,8 +196,11 @@ def test_a_profile_of_the_reference_is_chosen_from_anew(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"gpus": ["NVIDIA A40"]}, "was measured on NVIDIA A40"),
-        ({"train_power": {"300000": 1.0}, "train_throughput": {"300000": 1.0}}, "limit of 300 W"),
+        ({"gpus": ["NVIDIA A40"]}, "was measured on 1 NVIDIA A40, and this is 1 "),
+        (
+            {"train_power": {"300000": 1.0}, "train_throughput": {"300000": 1.0}},
+            "another limit: 300 W is outside 100 to 250 W",
+        ),
         ({"train_power": {"250000": -1.0}}, "is no power profile"),
         (None, "is no power profile"),
     ],
@@ -209,8 +212,7 @@ def test_a_profile_that_does_not_fit_is_measured_anew(
     fits = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
     path.write_text("{" if change is None else json.dumps({**fits, **change}))
     with pytest.warns(UserWarning, match=rf"{reason}.*It is measured again"):
-        run = session(node, settings(tmp_path))
-    train(run, work, epochs=3)
+        train(session(node, settings(tmp_path)), work, epochs=3)
     assert len(files.load_profile(path).train_power) == len(LIMITS)
 
 
@@ -295,14 +297,42 @@ def test_epochs_that_end_early_are_taken_as_they_are(
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
 
 
-def test_too_short_epochs_train_at_the_highest_limit(
+def test_an_epoch_of_few_iterations_has_a_whole_window(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    # 9 of 10 iterations: one to warm up, and seven that are measured.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = session(node, settings(tmp_path))
+        train(run, work, epochs=8, iterations=10, known=10)
+    assert [one.settled for one in run.account.epochs] == [False] * 7 + [True]
+    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+
+
+def test_epochs_of_two_iterations_are_measured_all_the_same(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     run = session(node, settings(tmp_path))
-    with pytest.warns(UserWarning, match="an epoch of 2 iterations is too short"):
-        train(run, work, epochs=3, iterations=2, known=2)
+    with pytest.warns(UserWarning, match="A stretch of 2 steps .* each limit is measured over"):
+        train(run, work, epochs=12, iterations=2, known=2)
     assert result(tmp_path)["reached"]
-    assert not (tmp_path / "bs64.power.json").exists()
+    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"),
+    [
+        (None, (10, 40)),
+        (51, (10, 40)),
+        (50, (9, 39)),
+        (26, (5, 20)),
+        (7, (1, 4)),
+        (3, (1, 1)),
+        (1, (1, 1)),
+    ],
+)
+def test_short_epochs_make_short_windows(iterations: int | None, expected: tuple[int, int]) -> None:
+    assert fitted(10, 40, iterations) == expected
 
 
 def test_several_gpus_are_limited_and_measured_together(
@@ -330,7 +360,7 @@ def test_a_limit_that_may_not_be_set_ends_only_the_search(
     node = virtual_node("v100:setter_ms=0:unprivileged")
     work = node.nvml.open_work([0], WORKLOAD)
     run = session(node, settings(tmp_path))
-    with pytest.warns(UserWarning, match="No power limit is chosen: the power limit cannot be set"):
+    with pytest.warns(UserWarning, match="optimizer stopped.*: the power limit cannot be set"):
         train(run, work, epochs=3)
     found = result(tmp_path)
     assert found["reached"]
@@ -343,7 +373,6 @@ def test_a_gpu_that_fails_while_limits_are_measured_ends_only_the_search(
     node: VirtualNode, work: Work, tmp_path: Path, call: str
 ) -> None:
     run = session(node, settings(tmp_path))
-    run.begin()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         train_epoch(run, work)
@@ -354,7 +383,7 @@ def test_a_gpu_that_fails_while_limits_are_measured_ends_only_the_search(
         assert node.client.leases() == []
         verdict = train_epoch(run, work, reached=True)
         run.end(verdict)
-    assert sum("No power limit is chosen" in str(one.message) for one in caught) == 1
+    assert sum("The power limit optimizer stopped" in str(one.message) for one in caught) == 1
     assert result(tmp_path)["reached"]
     assert result(tmp_path)["num_epochs"] == 3
     assert len(power(tmp_path, "bs64.power.json.partial")["train_power"]) >= 4
@@ -373,7 +402,7 @@ def test_a_window_of_zero_joules_ends_only_the_search(
 
     run = session(node, settings(tmp_path))
     monkeypatch.setattr(node.client, "windows", nothing)
-    with pytest.warns(UserWarning, match="8 iterations at 250 W were measured as 0 J"):
+    with pytest.warns(UserWarning, match="8 steps at 250 W were measured as 0 J"):
         train(run, work, epochs=2)
     assert result(tmp_path)["reached"]
 
@@ -404,7 +433,6 @@ def test_energy_that_cannot_be_known_is_assumed_and_training_goes_on(
     from zeus_ipc.errors import DaemonUnavailable
 
     run = session(node, settings(tmp_path))
-    run.begin()
     for _ in range(3):
         train_epoch(run, work)
 
@@ -453,7 +481,6 @@ def test_nothing_is_left_of_a_run_that_ends_amid_a_window(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     run = session(node, settings(tmp_path))
-    run.begin()
     run.begin_epoch()
     run.begin_train(ITERATIONS)
     for _ in range(15):
