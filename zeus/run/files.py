@@ -58,6 +58,9 @@ class TrainResult(BaseModel):
         reached: Whether it reached the target.
         overhead: Of the cost what finding the power limit has added, J.
         stopped_by_cost: Whether it was given up for its cost.
+        stopped_by_curve: Whether it was given up by its learning curve.
+        next_cost: Where it was given up for its cost: what another epoch would have taken it to, J;
+            by its learning curve, what reaching the target would have at least.
         max_power: The highest limits of the GPUs that it trained on, together, W; None in files of
             ml-energy/zeus.
     """
@@ -69,6 +72,8 @@ class TrainResult(BaseModel):
     reached: bool
     overhead: float = 0.0
     stopped_by_cost: bool = False
+    stopped_by_curve: bool = False
+    next_cost: NonNegativeFloat | None = None
     max_power: PositiveFloat | None = None
 
     @property

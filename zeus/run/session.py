@@ -24,7 +24,7 @@ from zeus.optimizer.power_limit import (
     PowerLimitMeasurement,
     ZeusCost,
 )
-from zeus.policy.stopping import Verdict
+from zeus.policy.stopping import LearningCurve, Verdict
 from zeus.run import files
 from zeus.run.accounting import Account, Epoch, Reading, Spent
 from zeus.run.files import TrainResult
@@ -39,6 +39,9 @@ STEP_W = 25
 """Difference of one power limit to the next."""
 
 _EPOCH, _TRAIN, _EVAL = (f"__ZeusDataLoader_{name}" for name in ("epoch", "train", "eval"))
+
+
+Metrics = tuple[Sequence[float | None], bool]
 
 
 @dataclass(frozen=True)
@@ -162,18 +165,25 @@ class Session:
         if self._optimal is not None and iterations:
             self._evaluated.append(_Measured(ended, iterations))
 
-    def end_epoch(self, reached: bool) -> Verdict:
+    def end_epoch(self, reached: bool, metrics: Metrics | None = None) -> Verdict:
         """The epoch has ended. Never raises.
 
         Args:
             reached: Whether the target is reached.
+            metrics: One an epoch until now, None where there is none; and whether a larger one is
+                better. None: not known.
         """
         self.end_train()
         self.end_eval(0)
         self._in_epoch = False
         self.account.epochs.append(self._epoch())
         self._keep_profile()
-        return self.account.judge(reached, self._searching, self._reading)
+        rerun_cost = self._settings.rerun_cost
+        curve = None
+        if metrics is not None and rerun_cost is not None:
+            target = self._settings.target_metric
+            curve = LearningCurve(metrics[0], target, metrics[1], rerun_cost)
+        return self.account.judge(reached, self._searching, self._reading, curve)
 
     def end(self, verdict: Verdict) -> TrainResult:
         """Training has ended as the verdict says: its result is written."""

@@ -47,6 +47,8 @@ def test_an_epoch_is_not_begun_that_would_cost_too_much() -> None:
         "reached": False,
         "overhead": 0.0,
         "stopped_by_cost": True,
+        "stopped_by_curve": False,
+        "next_cost": 400.0,
         "max_power": MAX_POWER,
     }
     assert account(10_000).judge(False, False, None).stop  # by epochs
