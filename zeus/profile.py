@@ -16,9 +16,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from zeus.compat.framework import all_reduce, get_rank, get_world_size
 from zeus.monitor import ZeusMonitor
-from zeus.utils.framework import synchronize
+from zeus.utils.framework import all_reduce, rank, synchronize, world_size
 
 logger = logging.getLogger(__name__)
 
@@ -302,7 +301,7 @@ class _Trials:
             [window.total_energy, before_c, after_c], "sum"
         )
         (time_s,) = all_reduce([window.time], "max")
-        ranks = get_world_size()
+        ranks = world_size()
         return TrialResult(
             energy_j / iterations,
             time_s / iterations,
@@ -329,7 +328,7 @@ class _Trials:
             entries.append(_summarize(measure_s, cool_down_s, trials, counts.threshold_j))
         other = "measurement_duration" if cools_down else "cooldown_duration"
         report = SweepReport((name, list(values)), (other, fixed), entries)
-        if get_rank() == 0:
+        if rank() == 0:
             logger.info("%s", report)
         return report
 

@@ -16,7 +16,7 @@ import os
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,7 @@ from torch.nn.parallel import DistributedDataParallel
 from zeus.exceptions import ZeusBaseError
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.batch_size import BatchSizeOptimizer, JobSpec
+from zeus.utils.framework import all_reduce
 
 RANK, WORLD_SIZE = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -65,7 +66,8 @@ def main() -> None:
     except (ZeusBaseError, ImportError, ValueError) as error:
         fail(" ".join(str(error).split()))
     with processes():
-        batch_size = from_rank_0(optimizer.get_batch_size() if RANK == 0 else None)
+        (chosen,) = all_reduce([optimizer.get_batch_size() if RANK == 0 else 0], "max")
+        batch_size = int(chosen)
         train(optimizer, batch_size, options.checkpoint)
     if RANK == 0:
         reached = "reached" if optimizer.converged else "not reached"
@@ -109,17 +111,9 @@ def train(optimizer: BatchSizeOptimizer, batch_size: int, checkpoint: Path | Non
                 print(f"epoch {epoch + 1}: accuracy {found:.1%}", flush=True)
                 save(checkpoint, epoch + 1, model, parameters)
             # All must stop after the same epoch, or some wait for the others forever.
-            if from_rank_0(optimizer.training_finished):
+            (finished,) = all_reduce([optimizer.training_finished], "max")  # False on the others
+            if finished:
                 break
-
-
-def from_rank_0(value: Any) -> Any:
-    """What rank 0 has, on all ranks."""
-    if WORLD_SIZE == 1:
-        return value
-    box = [value]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]
 
 
 @contextlib.contextmanager

@@ -98,12 +98,4 @@ def all_reduce(object: Sequence[float], operation: Literal["sum", "max"]) -> lis
     """
     if operation not in ("sum", "max"):
         raise ValueError(f'operation must be "sum" or "max", not {operation!r}')
-    if not framework.initialized():
-        return list(object)
-    torch = sys.modules["torch"]
-    distributed = torch.distributed
-    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
-    values = torch.tensor(list(object), dtype=torch.float64, device=device)
-    reduce = distributed.ReduceOp.SUM if operation == "sum" else distributed.ReduceOp.MAX
-    distributed.all_reduce(values, op=reduce)
-    return [float(value) for value in values.tolist()]
+    return framework.all_reduce(object, operation)

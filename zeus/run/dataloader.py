@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 try:
     import torch
-    import torch.distributed as dist
     from torch.utils.data import DataLoader
     from torch.utils.data.distributed import DistributedSampler
 except ModuleNotFoundError:
@@ -18,7 +17,6 @@ except ModuleNotFoundError:
         "pip install 'zeusd[torch]'"
     ) from None
 
-from zeus.policy.stopping import Verdict
 from zeus.run.exceptions import ZeusCostThresholdExceededError
 from zeus.run.session import Session
 from zeus.run.settings import Settings
@@ -152,25 +150,24 @@ class ZeusDataLoader(DataLoader[Any]):
     def _end_epoch(self) -> bool:
         """Whether training ends. What the first process decides holds for all."""
         session = self._session
-        told: list[Any] = [None]
+        told = [0.0] * 5  # the sum over all processes is what the first one says
         if session is not None:
             self._metrics.append(self._metric)
             self._metric = None
             verdict = session.end_epoch(self._reached, (self._metrics, self._higher))
-            told = [(verdict, session.end(verdict) if verdict.stop else None)]
+            if verdict.stop:
+                result = session.end(verdict)
+                # A learning curve ends training without an error, as the last epoch does.
+                too_dear = 0.0 if verdict.by_curve else verdict.next_cost or 0.0
+                told = [1.0, result.time, result.energy, result.cost, too_dear]
         if self._dp:
-            dist.broadcast_object_list(told, src=0)
-        verdict, result = told[0]
-        assert isinstance(verdict, Verdict)
-        if verdict.next_cost is not None and not verdict.by_curve:
+            told = framework.all_reduce(told, "sum")
+        stop, time_s, energy_j, cost_j, next_cost_j = told
+        if next_cost_j:
             raise ZeusCostThresholdExceededError(
-                result.time,
-                result.energy,
-                result.cost,
-                verdict.next_cost,
-                self._settings.cost_thresh,
+                time_s, energy_j, cost_j, next_cost_j, self._settings.cost_thresh
             )
-        return verdict.stop
+        return bool(stop)
 
     def report_metric(self, metric: float, higher_is_better: bool) -> None:
         """The model was evaluated in this epoch; the last report of an epoch counts.

@@ -76,6 +76,34 @@ def rank() -> int:
     return 0 if distributed is None else int(distributed.get_rank())
 
 
+_last_work: Any = None
+"""The last reduction, kept on purpose. A thread of Gloo's may drop the last reference to one after
+it is done, and needs Python's lock for that; a program that meanwhile destroys its process group
+and then its model holds the lock and waits for that thread without end, see
+https://github.com/pytorch/pytorch/issues/56297.
+"""
+
+
+def all_reduce(values: Sequence[float], operation: Literal["sum", "max"]) -> list[float]:
+    """Combines the values of all processes, position by position, in double precision.
+
+    Args:
+        values: This process's. They are returned where torch.distributed is not initialised.
+        operation: How.
+    """
+    global _last_work
+    distributed = _distributed()
+    if distributed is None:
+        return list(values)
+    torch = sys.modules["torch"]
+    device = "cuda" if distributed.get_backend() == "nccl" else "cpu"
+    tensor = torch.tensor(list(values), dtype=torch.float64, device=device)
+    reduce = distributed.ReduceOp.SUM if operation == "sum" else distributed.ReduceOp.MAX
+    _last_work = distributed.all_reduce(tensor, op=reduce, async_op=True)
+    _last_work.wait()
+    return [float(value) for value in tensor.tolist()]
+
+
 def store(timeout: timedelta) -> Any:
     """The key-value store that the processes have met through; None where there is none.
 

@@ -43,15 +43,11 @@ def test_what_the_docs_show_runs(
         made.append(batch_size)
         return range(5)
 
-    def broadcast_object_list(box: list[Any], src: int) -> None:
-        assert src == 0
-
     nowhere = SimpleNamespace(is_available=lambda: False)
     dist = SimpleNamespace(
         **vars(nowhere),
         get_rank=lambda: 0,
         get_world_size=lambda: 1,
-        broadcast_object_list=broadcast_object_list,
     )
     torch = SimpleNamespace(distributed=dist, cuda=nowhere, OutOfMemoryError=OutOfMemoryError)
     monkeypatch.setitem(sys.modules, "torch.distributed", dist)

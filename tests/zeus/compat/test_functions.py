@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import sys
 import types
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,45 @@ def test_alone_values_stay_as_they_are() -> None:
     assert framework.is_distributed() is False
     with pytest.raises(ValueError, match='"sum" or "max"'):
         framework.all_reduce([1], "mean")  # type: ignore[arg-type]
+
+
+def test_gloo_never_drops_the_last_reference_to_a_reduction(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Reduction:
+        def wait(self) -> None:
+            pass
+
+    class Tensor(list[float]):
+        def tolist(self) -> list[float]:
+            return list(self)
+
+    begun: list[weakref.ref[Reduction]] = []
+
+    def all_reduce(tensor: Tensor, op: str, async_op: bool) -> Reduction:
+        assert (op, async_op) == ("add", True)
+        tensor[:] = [2 * value for value in tensor]
+        work = Reduction()
+        begun.append(weakref.ref(work))
+        return work
+
+    distributed = types.SimpleNamespace(
+        is_available=lambda: True,
+        is_initialized=lambda: True,
+        get_backend=lambda: "gloo",
+        all_reduce=all_reduce,
+        ReduceOp=types.SimpleNamespace(SUM="add", MAX="most"),
+    )
+    torch = types.SimpleNamespace(
+        distributed=distributed,
+        float64="double",
+        tensor=lambda values, dtype, device: Tensor(values),
+    )
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert framework.all_reduce([1, 2.5], "sum") == [2, 5]
+    assert framework.all_reduce([3], "sum") == [6]
+    gc.collect()
+    assert [work() is None for work in begun] == [True, False]
 
 
 def test_frameworks_that_are_not_there_are_said_to_be(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -216,6 +216,39 @@ def test_a_profile_that_does_not_fit_is_measured_anew(
     assert len(files.load_profile(path).train_power) == len(LIMITS)
 
 
+def test_what_was_begun_counts_although_the_finished_profile_is_of_another_gpu(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    known = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
+    path = tmp_path / "bs64.power.json"
+    path.write_text(json.dumps({**known, "gpus": ["NVIDIA A40"]}))
+    path.with_name(f"{path.name}.partial").write_text(json.dumps(known))
+    seen: list[float] = []
+    with pytest.warns(UserWarning, match="was measured on 1 NVIDIA A40"):
+        run = session(node, settings(tmp_path))
+        train(run, work, epochs=3, each=lambda number: seen.append(node.limit_w()))
+    assert list(dict.fromkeys(seen))[:6] == LIMITS[1:]
+    found = files.load_profile(path)
+    assert (found.train_power[250_000], found.gpus) == (
+        pytest.approx(240.0),
+        ["Tesla V100-PCIE-16GB"],
+    )
+    assert len(found.train_power) == len(LIMITS)
+
+
+def test_gpus_of_other_ranges_have_the_limits_that_all_take(
+    virtual_node: OpenNode, tmp_path: Path
+) -> None:
+    node = virtual_node("v100,rtx6000:setter_ms=0")
+    work = node.nvml.open_work([0, 1], "model/compute")
+    run = session(node, settings(tmp_path), gpus=2)
+    assert run.max_power == 510
+    train(run, work, epochs=3)
+    tried = files.load_profile(tmp_path / "bs64.power.json").train_power
+    assert next(iter(tried)) == 250_000
+    assert (node.limit_w(0), node.limit_w(1)) == (250, 260)
+
+
 def test_an_observer_measures_and_stays_at_the_highest_limit(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:

@@ -166,7 +166,7 @@ class BatchSizeOptimizer(Callback):
         if self.rank != 0:
             raise ZeusBSOBadOperationError(
                 "only rank 0 asks for the batch size, and tells the others "
-                f"(torch.distributed.broadcast_object_list); this is rank {self.rank}"
+                f"(zeus.utils.framework.all_reduce); this is rank {self.rank}"
             )
         run = self._run
         if run is None or (run.over and not run.finished):
