@@ -71,7 +71,7 @@ def reach_probability(
     now = float(len(metrics))
     gap = sign * target - values.max()
     unit = max(sign * target - values[0], float(np.ptp(values)))
-    if gap <= 0 or unit <= 0:
+    if gap <= 0 or not 0 < unit < math.inf:
         return 1.0
     ahead = _ahead(more)
     features, future = _shapes(epochs, now), _shapes(now + ahead, now)

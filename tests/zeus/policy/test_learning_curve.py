@@ -67,6 +67,18 @@ def test_few_runs_that_would_reach_their_target_are_hopeless() -> None:
     assert wrong <= 15
 
 
+def test_no_metrics_are_too_strange() -> None:
+    draw = random.Random(seeds.fresh())
+    for _ in range(200):
+        size = 10 ** draw.uniform(-300, 308)
+        kinds = [draw.uniform(-1, 1) * size, draw.gauss(0, 1), 0.0, None, math.nan, -math.inf]
+        metrics = [draw.choice(kinds) for _ in range(draw.randint(0, 40))]
+        metrics = [None] * draw.choice([0, 0, 3000]) + metrics
+        target = draw.choice([size, -size, 0.5, math.inf])
+        more = draw.choice([0.0, 0.5, 1.0, 7.3, 1e6])
+        assert 0 <= reach_probability(metrics, target, draw.random() < 0.5, more) <= 1
+
+
 def judged(metrics: list[float], target: float = 0.8, **more: object) -> Verdict:
     """Of a run whose epochs cost 10 J."""
     epochs = len(metrics)
