@@ -42,6 +42,13 @@ class ZeusArguments:
     eta_knob: float = field(
         default=0.5, metadata={"help": "for zeus-cost: 1 counts energy only, 0 time only"}
     )
+    zeus_search: str | None = field(
+        default=None,
+        metadata={
+            "help": "adaptive, or exhaustive, which measures every limit",
+            "choices": ["adaptive", "exhaustive"],
+        },
+    )
     zeus_warmup_steps: int | None = field(
         default=None, metadata={"help": "unmeasured steps at each limit"}
     )
@@ -92,6 +99,7 @@ def attach_optimizer(
     if steps is not None:
         trainer.add_callback(steps)
     given: dict[str, Any] = {
+        "search": options.zeus_search,
         "warmup_steps": options.zeus_warmup_steps,
         "profile_steps": options.zeus_profile_steps,
         "pl_step": options.zeus_pl_step,

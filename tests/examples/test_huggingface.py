@@ -113,12 +113,15 @@ def test_causal_language_model_in_two_processes(
         *("--train_file", str(text(tmp_path / "text.txt")), "--block_size", "32"),
         *("--output_dir", str(tmp_path / "out"), "--max_steps", "80"),
         *("--eval_strategy", "steps", "--eval_steps", "10", "--zeus_profile_path", str(profile)),
+        # The time of a step on a busy machine can hide what limits do: then the adaptive search
+        # keeps nothing but the highest.
+        *("--zeus_search", "exhaustive"),
         *(*SEARCH, *TRAINING, *LOGGING),
         ZEUS_MAX_SLOWDOWN="1.2",
     )
     assert out.count("<- chosen") == 1
     printed_as_shown(out)
-    assert len(json.loads(profile.read_text())["measurements"]) > 1
+    assert len(json.loads(profile.read_text())["measurements"]) == 4
     assert (tmp_path / "out" / "model.safetensors").exists()
     assert_given_back(daemon)
 

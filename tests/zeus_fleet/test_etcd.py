@@ -36,6 +36,7 @@ from zeus_fleet.profiles import Profile
 from zeus_fleet.shells import run_agent, run_allocator
 from zeus_fleet.store import Store, StoreUnavailable
 from zeus_ipc import Client
+from zeus_ipc.controls import Control
 
 pytestmark = pytest.mark.needs("etcd")
 
@@ -368,6 +369,48 @@ def test_watts_go_where_jobs_say_that_they_are_worth_most(etcd: str, prefix: str
             await asyncio.gather(*tasks, return_exceptions=True)
 
     asyncio.run(play())
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_serving_process_has_what_its_latency_needs_until_it_takes_that_back(
+    etcd: str, prefix: str, daemon: RunningDaemon
+) -> None:
+    """From the process through zeusd, its agent and etcd to the allocator, and back to the GPU."""
+    jobs = ByJobs(functools.partial(water_filling, floor=0.0))
+    budget = Budget((Domain("site", 400_000, frozenset("a")),), {"a": 200_000}, frozenset())
+
+    async def play(gpus: ZeusdGpus, trains: Client, serves: Client) -> None:
+        first, second = (gpu.uuid for gpu in serves.node().gpus)
+        steep, flat = {100_000: 0.4, 250_000: 1.0}, {100_000: 0.95, 250_000: 1.0}
+
+        def most() -> list[int | None]:
+            return [gpu.power_limit_site_mw for gpu in serves.node().gpus]
+
+        async with contextlib.AsyncExitStack() as stack:
+            stores = [
+                await stack.enter_async_context(opened(etcd, prefix=prefix)) for _ in range(3)
+            ]
+            await stores[2].set_budget(budget, 0)
+            tasks = [
+                asyncio.create_task(run_agent("a", stores[0], gpus, timing=QUICK)),
+                asyncio.create_task(
+                    run_allocator("l0", stores[1], Allocator(QUICK, jobs), jobs=jobs)
+                ),
+            ]
+            for client, gpu, curve in ((trains, first, steep), (serves, second, flat)):
+                client.acquire([gpu], [Control.POWER_LIMIT])
+                client.publish_profile(gpu, curve)
+            await until(lambda: most() == [250_000, 150_000], "watts to go where they are worth")
+            serves.publish_profile(second, flat, needs_mw=180_000)
+            await until(lambda: most() == [220_000, 180_000], "the objective to be kept")
+            serves.publish_profile(second, flat)
+            await until(lambda: most() == [250_000, 150_000], "the watts to go back")
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    with daemon.client() as agent, daemon.client() as trains, daemon.client() as serves:
+        asyncio.run(play(ZeusdGpus(agent, "a"), trains, serves))
 
 
 @pytest.mark.usefixtures("quick")

@@ -154,7 +154,10 @@ class Leased(Restorable):
             self._out.due_ns[self._expiry] = lease.expires_ns
             return
         last_ns = heard_ns + self._terms().busy_ttl_ns
-        if usage is None or now_ns >= last_ns or not _computes(before, usage):
+        # zeusd came late to its first look: the next one can be compared with it.
+        late = before is None and lease.expires_ns >= heard_ns + lease.ttl_ns
+        computes = usage is not None and (_computes(before, usage) or (late and not usage.stopped))
+        if now_ns >= last_ns or not computes:
             self.expire()
             return
         lease.expires_ns = min(now_ns + lease.ttl_ns // LOOKS, last_ns)

@@ -259,6 +259,22 @@ def test_it_keeps_it_only_while_it_computes(world: World) -> None:
     assert world.limit_w() == 300
 
 
+@pytest.mark.parametrize(("share", "keeps"), [(1.0, True), (0.0, False)])
+def test_a_first_look_that_comes_late_decides_nothing(
+    world: World, share: float, keeps: bool
+) -> None:
+    holder = world.connect(1)
+    answer = world.call(1, "acquire", gpus=[GPU0], controls=["power_limit"], ttl_ms=2000)
+    assert "error" not in answer
+    world.set_power(1, 200)
+    world.cpu_share[holder] = share
+    world.advance(1.55)
+    world.stall(0.7)
+    assert world.limit_w() == 200
+    world.advance(10)
+    assert (world.limit_w() == 200) is keeps
+
+
 def test_a_heartbeat_after_hard_work_counts_as_any(world: World) -> None:
     holder = world.connect(1)
     world.set_power(1, 200)
