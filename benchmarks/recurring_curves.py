@@ -7,11 +7,11 @@ Each job is played through twice with the same seeds, with the default policy, 3
 that would have reached its target within its bound, and at a lower cost than a rerun.
 
 - Measured workloads on four GPUs. The traces (You et al., NSDI 2023) say at which epoch a run
-  reached each of 7 to 19 metrics; between these its curve is a straight line, with noise. The
-  settings of `zeus.policy.learning_curve` were chosen on runs of even number, by how many of them
-  would be stopped; the table is of all runs.
+  reached each of 7 to 19 metrics; between these its curve is a straight line, with noise. They are
+  not held out: that only sizes that never reached the target are stopped was decided on them.
 - `--held-out`: invented jobs (`recurring_held_out.py`) with invented curves: powers and
-  exponentials of random speed, some with a jump as of a lower learning rate. Seed 1 was looked at.
+  exponentials of random speed, some with a jump as of a lower learning rate. The probability at
+  which runs are stopped was chosen on seed 1.
 """
 
 from __future__ import annotations
