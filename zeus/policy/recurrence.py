@@ -29,12 +29,16 @@ class Try:
         number: Which try of the recurrence, from 1.
         batch_size: Its batch size.
         cost_bound: Cost at which it is to be given up, J; infinite for never.
+        rerun_cost: What a run of the best batch size is expected to cost, J. None where no learning
+            curve is to end the run: nothing has reached the target yet, or its batch size has,
+            which says more than the shape of a curve.
     """
 
     recurrence: int
     number: int
     batch_size: int
     cost_bound: float
+    rerun_cost: float | None = None
 
 
 class Bounds:
@@ -90,6 +94,13 @@ class Bounds:
         # While nothing has converged, no cost is too much (and 0 times infinity is no number).
         return math.inf if math.isinf(self.min_cost) else self._beta * self.min_cost
 
+    def rerun(self) -> float:
+        """What a run of the best batch size is expected to cost, J; infinite while nothing has
+        reached the target.
+        """
+        best = self._policy.cost_bound(self._job, 1.0, 0)
+        return self.min_cost if best is None else best
+
 
 class Recurrences:
     """Asks the policy what to run next, and tells it what came of it.
@@ -107,6 +118,7 @@ class Recurrences:
         self.recurrence = 1
         """The recurrence that is to be done, or being done; from 1."""
         self._try = 1
+        self._proven: set[int] = set()
 
     @property
     def min_cost(self) -> float:
@@ -126,7 +138,10 @@ class Recurrences:
                 "a larger beta_knob"
             )
         batch_size = self._policy.predict(self._job)
-        return Try(self.recurrence, self._try, batch_size, self._bounds.next())
+        rerun = None
+        if self._proven and batch_size not in self._proven:
+            rerun = self._bounds.rerun()
+        return Try(self.recurrence, self._try, batch_size, self._bounds.next(), rerun)
 
     def end(self, run: Run, *, observed: Run | None = None) -> None:
         """The run has ended.
@@ -142,6 +157,7 @@ class Recurrences:
         self._policy.observe_run(self._job, observed or run)
         self._bounds.observe(run.cost, run.converged)
         if run.converged:
+            self._proven.add(run.batch_size)
             self.recurrence += 1
             self._try = 1
             return

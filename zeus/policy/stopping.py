@@ -1,11 +1,14 @@
 """Whether a run trains another epoch: one rule for all who train.
 
 The target is reached; else the epochs are used up; else another epoch would take the run to its
-bound. A run that has reached its target is a success whatever it cost.
+bound; else its learning curve says that it will hardly reach the target in the epochs that it may
+have. A run that has reached its target is a success whatever it cost.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -16,17 +19,38 @@ class Verdict:
     Attributes:
         stop: Whether training ends here.
         reached: Whether the target is reached.
-        next_cost: Where the run is given up for its cost: what another epoch would take it to, J.
+        next_cost: Where the run is given up for its cost: what another epoch would take it to, J;
+            by its learning curve, what reaching the target would take it to at least.
+        by_curve: Whether the run is given up by its learning curve.
     """
 
     stop: bool
     reached: bool = False
     next_cost: float | None = None
+    by_curve: bool = False
 
     @property
     def by_cost(self) -> bool:
         """Whether the run is given up for its cost."""
         return self.next_cost is not None
+
+
+@dataclass(frozen=True)
+class LearningCurve:
+    """The metrics of a run whose learning curve may end it.
+
+    Attributes:
+        metrics: One an epoch; None where there is none.
+        target: What the metric is to reach.
+        higher_is_better: Whether a larger metric is better.
+        rerun_cost: What a run of the best batch size is expected to cost, J: a run that needs more
+            than that yet is not worth it.
+    """
+
+    metrics: Sequence[float | None]
+    target: float
+    higher_is_better: bool
+    rerun_cost: float
 
 
 def judge(
@@ -36,6 +60,8 @@ def judge(
     max_epochs: int,
     next_cost: float | None,
     cost_bound: float | None,
+    cost: float = 0.0,
+    curve: LearningCurve | None = None,
 ) -> Verdict:
     """The verdict after an epoch.
 
@@ -46,6 +72,8 @@ def judge(
         next_cost: What another epoch would take the run's cost to, J; None: that is not known, or
             no cost interrupts the run now.
         cost_bound: Cost at which the run is given up, J; None or infinite for never.
+        cost: What the run has cost, J. Used with `curve`.
+        curve: The run's learning curve; None: it ends no run.
     """
     if reached:
         return Verdict(stop=True, reached=True)
@@ -53,4 +81,28 @@ def judge(
         return Verdict(stop=True)
     if next_cost is not None and cost_bound is not None and next_cost >= cost_bound:
         return Verdict(stop=True, next_cost=next_cost)
+    if curve is not None and next_cost is not None:
+        return _by_curve(curve, max_epochs - epochs, cost, next_cost - cost, cost_bound)
     return Verdict(stop=False)
+
+
+def _by_curve(
+    curve: LearningCurve, epochs: int, cost: float, epoch_cost: float, cost_bound: float | None
+) -> Verdict:
+    """The verdict of a learning curve.
+
+    Args:
+        curve: The curve.
+        epochs: Epochs that the run may have yet.
+        cost: What it has cost, J.
+        epoch_cost: What an epoch costs, J.
+        cost_bound: As for `judge`.
+    """
+    from zeus.policy.learning_curve import hopeless
+
+    left = math.inf if cost_bound is None else cost_bound - cost
+    left = min(left, curve.rerun_cost)
+    more = min(float(epochs), left / epoch_cost if epoch_cost > 0 else math.inf)
+    if not hopeless(curve.metrics, curve.target, curve.higher_is_better, more):
+        return Verdict(stop=False)
+    return Verdict(stop=True, next_cost=cost + left if more < epochs else None, by_curve=True)

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from zeus.policy.stopping import Verdict, judge
+from zeus.policy.stopping import LearningCurve, Verdict, judge
 from zeus.run.files import TrainResult
-from zeus.run.profiling import Reading
 from zeus.utils.metric import zeus_cost
 
 
@@ -27,6 +26,19 @@ class Spent:
     def over(self, other: Spent) -> Spent:
         """What it is more than another, not less than nothing."""
         return Spent(max(0.0, self.energy - other.energy), max(0.0, self.time - other.time))
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What training, or evaluating, does at a power limit.
+
+    Attributes:
+        power: Mean power of all GPUs together, W.
+        throughput: Iterations a second.
+    """
+
+    power: float
+    throughput: float
 
 
 @dataclass(frozen=True)
@@ -95,13 +107,20 @@ class Account:
         seconds = last.iterations / reading.throughput
         return last.total.over(last.train) + Spent(reading.power * seconds, seconds)
 
-    def judge(self, reached: bool, profiling: bool, reading: Reading | None) -> Verdict:
+    def judge(
+        self,
+        reached: bool,
+        profiling: bool,
+        reading: Reading | None,
+        curve: LearningCurve | None = None,
+    ) -> Verdict:
         """Whether to train another epoch.
 
         Args:
             reached: Whether the target is reached: then the run is a success whatever it cost.
             profiling: Whether limits are still being measured, which no cost interrupts.
             reading: See `next_epoch`.
+            curve: The learning curve, where it may end the run.
         """
         more = None if profiling else self.next_epoch(reading)
         return judge(
@@ -110,6 +129,8 @@ class Account:
             max_epochs=self._max_epochs,
             next_cost=None if more is None else self.cost(self.spent + more),
             cost_bound=self._cost_thresh,
+            cost=self.cost(self.spent),
+            curve=curve,
         )
 
     def result(self, verdict: Verdict, reading: Reading | None) -> TrainResult:
@@ -123,6 +144,8 @@ class Account:
             reached=verdict.reached,
             overhead=self._overhead(reading),
             stopped_by_cost=verdict.by_cost,
+            stopped_by_curve=verdict.by_curve,
+            next_cost=verdict.next_cost,
             max_power=self._max_power,
         )
 

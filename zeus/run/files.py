@@ -47,11 +47,6 @@ def power_json(log_dir: str | Path, batch_size: int) -> Path:
     return Path(log_dir, f"bs{batch_size}.power.json")
 
 
-def partial(path: Path) -> Path:
-    """Where a profile is kept until it is finished."""
-    return path.with_name(f"{path.name}.partial")
-
-
 class TrainResult(BaseModel):
     """What came of a run.
 
@@ -63,6 +58,9 @@ class TrainResult(BaseModel):
         reached: Whether it reached the target.
         overhead: Of the cost what finding the power limit has added, J.
         stopped_by_cost: Whether it was given up for its cost.
+        stopped_by_curve: Whether it was given up by its learning curve.
+        next_cost: Where it was given up for its cost: what another epoch would have taken it to, J;
+            by its learning curve, what reaching the target would have at least.
         max_power: The highest limits of the GPUs that it trained on, together, W; None in files of
             ml-energy/zeus.
     """
@@ -74,6 +72,8 @@ class TrainResult(BaseModel):
     reached: bool
     overhead: float = 0.0
     stopped_by_cost: bool = False
+    stopped_by_curve: bool = False
+    next_cost: NonNegativeFloat | None = None
     max_power: PositiveFloat | None = None
 
     @property
@@ -104,20 +104,6 @@ class PowerProfile(BaseModel):
     eval_throughput: dict[int, float] = Field(default_factory=dict)
     optimal_pl: int | None = None
     gpus: list[str] | None = None
-
-    def fault(self, gpus: Sequence[str], low_mw: int, high_mw: int) -> str | None:
-        """Why it is of no use for these GPUs and limits, as a half sentence; None: it is."""
-        if self.gpus is not None and sorted(self.gpus) != sorted(gpus):
-            return f"was measured on {', '.join(self.gpus)}, and this is {', '.join(gpus)}"
-        if self.train_power.keys() != self.train_throughput.keys():
-            return "has not both the power and the throughput of each limit"
-        for limit in self.train_power:
-            if not low_mw <= limit <= high_mw:
-                return (
-                    f"has a limit of {limit / 1000:g} W, and {low_mw / 1000:g} to "
-                    f"{high_mw / 1000:g} W may be set here"
-                )
-        return None
 
 
 class FileError(ValueError):

@@ -39,6 +39,8 @@ class ZeusMaster:
         profile_measure_iters: Iterations that are measured at each limit.
         knowledge: File of what was learnt of a job on another GPU: what it has is used, and what is
             learnt here is written to it.
+        stop_by_curve: Whether a run with a batch size that never reached the target is given up by
+            its learning curve, where its script reports metrics. None: as the policy does.
 
     Raises:
         ValueError: A path is not absolute, a number of iterations is out of range, or no GPU is
@@ -57,6 +59,7 @@ class ZeusMaster:
         profile_measure_iters: int = 40,
         *,
         knowledge: str | None = None,
+        stop_by_curve: bool | None = None,
     ) -> None:
         for name, path in (("log_base", log_base), ("monitor_path", monitor_path)):
             if path is not None and not os.path.isabs(path):
@@ -77,12 +80,16 @@ class ZeusMaster:
         self.profile_warmup_iters = profile_warmup_iters
         self.profile_measure_iters = profile_measure_iters
         self.knowledge = knowledge
+        by_policy = batch_size_optimizer.stops_by_curve
+        self.stop_by_curve = by_policy if stop_by_curve is None else stop_by_curve
         gpus = get_gpus()
         self._device_count = len(gpus)
         _, highest_mw = gpus[0].get_power_management_limit_constraints()
         self.max_power = highest_mw / 1000 * self._device_count
         # Of the script that runs now; told its process id.
         self.script_started: Callable[[int], None] = lambda pid: None
+        # What a run of the best size is expected to cost, J; None: no learning curve ends the run.
+        self.rerun_cost: float | None = None
 
     def build_logdir(
         self,
@@ -233,6 +240,7 @@ class ZeusMaster:
             warmup_iters=self.profile_warmup_iters,
             measure_iters=self.profile_measure_iters,
             use_optimal_pl=not self.observer_mode,
+            rerun_cost=self.rerun_cost,
         )
         # Python's own buffer would show a script's lines long after they were printed.
         env = {"PYTHONUNBUFFERED": "1", **os.environ, **settings.to_env()}

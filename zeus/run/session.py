@@ -1,7 +1,8 @@
-"""One training run on its GPUs: its windows, its power limits, its files.
+"""One training run on its GPUs: its windows, its cost, its files.
 
-`ZeusDataLoader` tells a session what its iterators do. Nothing that fails here, a sensor, a limit,
-a file, ends training: it is told once, in a warning, and training continues at the highest limit.
+`ZeusDataLoader` tells a session what its iterators do. A `GlobalPowerLimitOptimizer` finds the
+power limit. Nothing that fails here, a sensor, a limit, a file, ends training: a warning says it
+once, and training continues at the highest limit.
 """
 
 from __future__ import annotations
@@ -9,33 +10,38 @@ from __future__ import annotations
 import logging
 import time
 import warnings
-from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from zeus import _node
-from zeus.exceptions import ZeusBaseError, ZeusGPUInvalidArgError
+from zeus.exceptions import ZeusBaseError
 from zeus.monitor import Measurement, ZeusMonitor
-from zeus.optimizer.power_limit.held import HeldLimits
-from zeus.optimizer.power_limit.planner import scan
-from zeus.policy.stopping import Verdict
+from zeus.optimizer.power_limit import (
+    Done,
+    GlobalPowerLimitOptimizer,
+    OptimumSelector,
+    PowerLimitMeasurement,
+    ZeusCost,
+)
+from zeus.policy.stopping import LearningCurve, Verdict
 from zeus.run import files
-from zeus.run.accounting import Account, Epoch, Spent
+from zeus.run.accounting import Account, Epoch, Reading, Spent
 from zeus.run.files import TrainResult
-from zeus.run.kept import KeptProfile
-from zeus.run.profiling import Action, Close, Drop, Hold, Open, Profiler, Reading, best_limit
+from zeus.run.power_json import PowerJson, milliwatts
 from zeus.run.settings import Settings
 from zeus.utils.guard import guarded
+from zeus_ipc.overriding import override
 
 log = logging.getLogger(__name__)
 
-STEP_MW = 25_000
+STEP_W = 25
 """Difference of one power limit to the next."""
 
-_EPOCH, _TRAIN, _EVAL, _LIMIT = (
-    f"__ZeusDataLoader_{name}" for name in ("epoch", "train", "eval", "limit")
-)
+_EPOCH, _TRAIN, _EVAL = (f"__ZeusDataLoader_{name}" for name in ("epoch", "train", "eval"))
+
+
+Metrics = tuple[Sequence[float | None], bool]
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Session:
 
     Attributes:
         account: What was spent.
-        profiler: Which limits are measured.
+        optimizer: Finds the power limit; None until the first epoch of training begins.
         max_power: The highest limits of all GPUs together, W.
     """
 
@@ -86,38 +92,15 @@ class Session:
             raise ValueError("there is no power limit that all GPUs of this job take")
         self.max_power = sum(high for _, high in ranges) / 1000
         self.account = Account(settings.eta_knob, self.max_power, max_epochs, settings.cost_thresh)
-        self._limits = HeldLimits(self._monitor.gpus, gpu_indices)
-        path = files.power_json(settings.log_dir, batch_size)
-        names = [gpu.get_name() for gpu in gpus]
-        self._kept = KeptProfile(path, settings.job_id, names, low, high)
-        self.profiler = Profiler(
-            scan(low, high, STEP_MW),
-            settings.warmup_iters,
-            settings.measure_iters,
-            self._kept.readings,
-        )
-        self._in_force = 0  # mW; 0: not known, or not ours
-        self._optimal: int | None = None
-        self._searching = True
-        self._stopped = False
+        self.optimizer: GlobalPowerLimitOptimizer | None = None
+        self._over = False
         self._told_of_energy = False
-        self._waiting: deque[tuple[int, _Measured]] = deque()
-        self._iterations: int | None = None
         self._training = self._evaluating = False
         self._in_epoch = False
         self._seen = 0
         self._begin_counts()
 
     # ------------------------------------------------------------------------------------ events
-
-    @guarded
-    def begin(self) -> None:
-        """Training begins."""
-        if not self._set(self.profiler.limits_mw[0]):
-            return
-        # A profile that is finished is so whatever limits it has: others may have had a wider step.
-        if self._kept.finished or self.profiler.complete:
-            self._choose()
 
     @guarded
     def begin_epoch(self) -> None:
@@ -135,16 +118,12 @@ class Session:
         """
         if not self._in_epoch:
             return
-        # Who leaves the loop early once does so again.
-        known = [one for one in (iterations, self._iterations) if one is not None]
-        if self._searching and not self.profiler.begin_epoch(min(known, default=None)):
-            self._end_search(
-                f"an epoch of {min(known)} iterations is too short to measure a power limit in; "
-                "training continues at the highest"
-            )
-            self._settled = True
         self._seen, self._training = 0, True
         self._monitor.begin_window(_TRAIN, restart=True)
+        if self.optimizer is None and not self._over:
+            self._begin_search(iterations)
+        if self.optimizer is not None:
+            self.optimizer.on_epoch_begin()
 
     @guarded
     def begin_iteration(self) -> None:
@@ -153,9 +132,8 @@ class Session:
         if not self._training:
             return
         self._seen += 1
-        if self._searching:
-            self._do(self.profiler.begin_iteration())
-            self._read()
+        if self.optimizer is not None:
+            self.optimizer.on_step_begin()
 
     @guarded
     def end_train(self) -> None:
@@ -164,10 +142,8 @@ class Session:
             return
         self._training = False
         self._trained.append(_Measured(self._monitor.end_window(_TRAIN), self._seen))
-        self._iterations = self._seen or None
-        if self._searching:
-            self._do(self.profiler.interrupt())
-            self._read()
+        if self.optimizer is not None:
+            self.optimizer.on_epoch_end()
 
     @guarded
     def begin_eval(self) -> None:
@@ -175,8 +151,8 @@ class Session:
         if not self._in_epoch or self._evaluating:
             return
         self._evaluating = True
-        if self._searching:
-            self._do(self.profiler.interrupt())
+        if self.optimizer is not None:
+            self.optimizer.on_pause()
         self._monitor.begin_window(_EVAL, restart=True)
 
     @guarded
@@ -189,18 +165,25 @@ class Session:
         if self._optimal is not None and iterations:
             self._evaluated.append(_Measured(ended, iterations))
 
-    def end_epoch(self, reached: bool) -> Verdict:
+    def end_epoch(self, reached: bool, metrics: Metrics | None = None) -> Verdict:
         """The epoch has ended. Never raises.
 
         Args:
             reached: Whether the target is reached.
+            metrics: One an epoch until now, None where there is none; and whether a larger one is
+                better. None: not known.
         """
         self.end_train()
         self.end_eval(0)
         self._in_epoch = False
         self.account.epochs.append(self._epoch())
         self._keep_profile()
-        return self.account.judge(reached, self._searching, self._reading)
+        rerun_cost = self._settings.rerun_cost
+        curve = None
+        if metrics is not None and rerun_cost is not None:
+            target = self._settings.target_metric
+            curve = LearningCurve(metrics[0], target, metrics[1], rerun_cost)
+        return self.account.judge(reached, self._searching, self._reading, curve)
 
     def end(self, verdict: Verdict) -> TrainResult:
         """Training has ended as the verdict says: its result is written."""
@@ -215,115 +198,81 @@ class Session:
 
     def _failed(self, error: Exception) -> None:
         log.info("measuring failed", exc_info=True)
-        self._stop_limits(f"{type(error).__name__}: {error}")
+        if self.optimizer is not None:
+            self.optimizer.give_up(error)
+        elif not self._over:
+            self._over = True
+            warnings.warn(
+                f"No power limit is chosen, and training continues at the highest: {error}.",
+                stacklevel=4,
+            )
 
     def close(self) -> None:
         """Restores the limits. Never raises; zeusd does it too when this process ends."""
-        self._end_search(None)
+        self._over = True
+        if self.optimizer is not None:
+            self.optimizer.close()
         self._monitor.reset_windows()
         self._in_epoch = self._training = self._evaluating = False
-        self._stopped = True
-        self._limits.release()
 
-    # ---------------------------------------------------------------------------------- profiling
+    # ------------------------------------------------------------------------------- power limits
 
-    def _do(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            limit = action.power_limit_mw
-            if isinstance(action, Hold):
-                if not self._set(limit):
-                    return
-            elif isinstance(action, Open):
-                self._monitor.begin_window(_LIMIT, restart=True)
-            elif isinstance(action, Drop):
-                self._monitor.end_window(_LIMIT, cancel=True)
-            elif isinstance(action, Close):
-                ended = self._monitor.end_window(_LIMIT)
-                self._waiting.append((limit, _Measured(ended, action.iterations)))
+    @property
+    def _searching(self) -> bool:
+        """Whether limits are still to be measured."""
+        if self.optimizer is None:
+            return not self._over
+        return not isinstance(self.optimizer.state, Done)
 
-    def _read(self) -> None:
-        """Reads the energies that are there; all, once nothing is left to measure: then chooses."""
-        while self._waiting:
-            limit, window = self._waiting[0]
-            if self.profiler.active and not self._monitor.ripe(window.measurement):
-                return
-            self._waiting.popleft()
-            try:
-                reading = _reading(window)
-            except ZeusBaseError as error:
-                self._stop_limits(f"energy cannot be measured: {error.message}")
-                return
-            if reading is None:
-                self._stop_limits(
-                    f"{window.iterations} iterations at {limit / 1000:g} W were measured as 0 J; "
-                    "look at the GPU's sensors with `nvidia-smi -q -d POWER`"
-                )
-                return
-            self.profiler.measured(limit, reading)
-            self._kept.keep(self.profiler.readings)
-        if self._searching and self.profiler.complete:
-            self._choose()
+    def _begin_search(self, iterations: int | None) -> None:
+        settings, count = self._settings, len(self._monitor.gpu_indices)
+        warmup, measure = fitted(settings.warmup_iters, settings.measure_iters, iterations)
+        self._measure = measure
+        self._file = PowerJson(
+            files.power_json(settings.log_dir, self._batch_size), settings.job_id, measure
+        )
+        cost = ZeusCost(settings.eta_knob, count)
+        self._cost = cost
+        self.optimizer = GlobalPowerLimitOptimizer(
+            self._monitor,
+            cost if settings.use_optimal_pl else _Highest(),
+            wait_steps=0,
+            warmup_steps=warmup,
+            profile_steps=measure,
+            pl_step=STEP_W,
+            profile_path=self._file,
+            search="exhaustive",
+            together=False,
+        )
+        self.optimizer.on_train_begin()
+        self._settled = not self._searching
 
-    def _choose(self) -> None:
-        self._optimal = best_limit(self.profiler.readings, self._settings.eta_knob, self.max_power)
-        log.info("optimal power limit: %g W", self._optimal / 1000)
-        self._searching = False
-        highest = self.profiler.limits_mw[0]
-        self._set(self._optimal if self._settings.use_optimal_pl else highest)
+    @property
+    def _optimal(self) -> int | None:
+        """The best limit, mW; None: none is chosen."""
+        optimizer = self.optimizer
+        if optimizer is None or not isinstance(optimizer.state, Done) or not optimizer.state.chosen:
+            return None
+        return milliwatts(self._cost.choose(optimizer.measurements))
 
-    def _set(self, power_limit_mw: int) -> bool:
-        """Sets the limit on all GPUs, unless it is set. False: it cannot be."""
-        if self._stopped:
-            return False
-        if power_limit_mw == self._in_force:
-            return True
-        highest = self.profiler.limits_mw[0]
-        outcome = self._limits.set(power_limit_mw)
-        error = None if outcome is None else outcome.error
-        if isinstance(error, ZeusGPUInvalidArgError):
-            if power_limit_mw == highest or not self._searching:
-                self._stop_limits(f"the power limit cannot be set: {error.message}")
-                return False
-            log.info("%g W is left out: %s", power_limit_mw / 1000, error.message)
-            self.profiler.refused(power_limit_mw)
-            self._in_force = 0  # some of several GPUs may have taken it
-            self._set(highest)
-            return False
-        if outcome is None or error is not None:
-            reason = "zeusd does not answer" if error is None else error.message
-            self._stop_limits(f"the power limit cannot be set: {reason}")
-            return False
-        self._in_force = power_limit_mw
-        return True
-
-    def _stop_limits(self, reason: str) -> None:
-        """Limits cannot be set any more: log it, and restore them."""
-        if self._stopped:
-            return
-        self._stopped = True
-        self._in_force = 0
-        self._optimal = None
-        self._end_search(f"{reason}. Training continues at the highest power limit")
-        self._limits.release()
-
-    def _end_search(self, reason: str | None) -> None:
-        self._searching = False
-        self.profiler.give_up()
-        self._waiting.clear()
-        if _LIMIT in self._monitor.measurement_states:
-            self._monitor.end_window(_LIMIT, cancel=True)
-        if reason is not None:
-            warnings.warn(f"No power limit is chosen: {reason}.", stacklevel=4)
+    @property
+    def _readings(self) -> dict[int, Reading]:
+        """What is known of each limit, mW."""
+        known = [] if self.optimizer is None else self.optimizer.measurements
+        return {
+            milliwatts(one): Reading(one.energy / one.time, self._measure / one.time)
+            for one in known
+        }
 
     @property
     def _reading(self) -> Reading | None:
         """What training does at the limit in force, else at the best that is known by now."""
-        readings = self.profiler.readings
-        if self._in_force in readings and not self._searching:
-            return readings[self._in_force]
-        if not readings or not self._searching:
+        if self.optimizer is None or self.optimizer.disabled:
             return None
-        return readings[best_limit(readings, self._settings.eta_knob, self.max_power)]
+        readings = self._readings
+        if self._searching and readings:
+            return readings[milliwatts(self._cost.choose(self.optimizer.measurements))]
+        return readings.get(self.optimizer.current_power_limit)
 
     # ------------------------------------------------------------------------------------- epochs
 
@@ -348,7 +297,8 @@ class Session:
     @guarded
     def _keep_profile(self) -> None:
         """Once there is a choice, and an epoch has ended that may have an evaluation in it."""
-        if self._optimal is None or self._kept.finished:
+        optimizer, optimal = self.optimizer, self._optimal
+        if optimizer is None or optimal is None or self._file.finished:
             return
         windows = [one for one in self._evaluated if self._spent(one.measurement).energy > 0]
         seconds = sum(one.measurement.time for one in windows)
@@ -356,8 +306,9 @@ class Session:
         if seconds > 0:
             joules = sum(self._spent(one.measurement).energy for one in windows)
             iterations = sum(one.iterations for one in windows)
-            evaluation = self._in_force, Reading(joules / seconds, iterations / seconds)
-        self._kept.finish(self.profiler.readings, self._optimal, evaluation)
+            reading = Reading(joules / seconds, iterations / seconds)
+            evaluation = optimizer.current_power_limit, reading
+        self._file.finish(optimal, evaluation)
 
     def _spent(self, measurement: Measurement) -> Spent:
         try:
@@ -379,13 +330,25 @@ class Session:
         return Spent(power * seconds, seconds)
 
 
-def _reading(window: _Measured) -> Reading | None:
-    """What a window has measured; None: nothing.
+class _Highest(OptimumSelector):
+    """The highest limit, of a run that only observes."""
 
-    Raises:
-        ZeusBaseError: Its energy cannot be known.
+    @override
+    def select(self, measurements: list[PowerLimitMeasurement]) -> int | float:
+        return measurements[0].power_limit
+
+
+def fitted(warmup: int, measure: int, iterations: int | None) -> tuple[int, int]:
+    """Iterations to warm up and to measure, fewer where an epoch is too short for them.
+
+    Both shrink by the same factor, and one iteration of each is kept.
+
+    Args:
+        warmup: Iterations that are not measured after a change of the limit.
+        measure: Iterations that are measured.
+        iterations: Those of an epoch; None: not known.
     """
-    joules, seconds = window.measurement.total_energy, window.measurement.time
-    if joules <= 0 or seconds <= 0:
-        return None
-    return Reading(joules / seconds, window.iterations / seconds)
+    if iterations is None or warmup + measure < iterations:
+        return warmup, measure
+    factor = max(0, iterations - 1) / (warmup + measure)
+    return max(min(warmup, 1), int(warmup * factor)), max(1, int(measure * factor))

@@ -14,6 +14,7 @@ ETA_KNOB = "ZEUS_ETA_KNOB"
 MONITOR_PATH = "ZEUS_MONITOR_PATH"
 PROFILE_PARAMS = "ZEUS_PROFILE_PARAMS"
 USE_OPTIMAL_PL = "ZEUS_USE_OPTIMAL_PL"
+RERUN_COST = "ZEUS_RERUN_COST"
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Settings:
         measure_iters: Iterations that are measured at each limit.
         use_optimal_pl: Whether to train at the best limit once it is known; without, limits are
             measured all the same, and training stays at the highest.
+        rerun_cost: What a run of the best batch size is expected to cost, J: the run is given up by
+            its learning curve, too. None: only by its cost.
     """
 
     target_metric: float
@@ -42,6 +45,7 @@ class Settings:
     warmup_iters: int = 10
     measure_iters: int = 40
     use_optimal_pl: bool = True
+    rerun_cost: float | None = None
 
     @classmethod
     def from_env(cls, env: Mapping[str, str]) -> Settings:
@@ -72,11 +76,14 @@ class Settings:
             warmup_iters=warmup,
             measure_iters=measure,
             use_optimal_pl=_boolean(env, USE_OPTIMAL_PL, "True"),
+            rerun_cost=_number(env, RERUN_COST, "") if RERUN_COST in env else None,
         )
 
     def to_env(self) -> dict[str, str]:
         """The environment variables that say the same."""
+        rerun = {} if self.rerun_cost is None else {RERUN_COST: repr(self.rerun_cost)}
         return {
+            **rerun,
             TARGET_METRIC: repr(self.target_metric),
             LOG_DIR: self.log_dir,
             JOB_ID: self.job_id,

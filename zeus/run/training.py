@@ -100,6 +100,7 @@ class Training:
         files.train_json(self._logdir, job_id, size).unlink(missing_ok=True)
         self._records.add("begun", recurrence=now.recurrence, number=now.number, batch_size=size)
         master.script_started = self._script_started
+        master.rerun_cost = now.rerun_cost if master.stop_by_curve else None
         try:
             energy, seconds, reached = master.run_job(
                 self._job,
@@ -152,6 +153,9 @@ class Training:
 
     def _collect(self, now: Try, result: TrainResult) -> None:
         """A run has its result."""
+        bound: float | None = None if math.isinf(now.cost_bound) else now.cost_bound
+        if result.stopped_by_curve and result.next_cost is not None:
+            bound = result.next_cost
         run = Run(
             batch_size=now.batch_size,
             # Of the GPUs that it trained on, which need not be all that are visible here.
@@ -159,13 +163,14 @@ class Training:
             converged=result.reached,
             epochs=result.num_epochs or None,
             overhead=result.overhead,
-            cost_bound=None if math.isinf(now.cost_bound) else now.cost_bound,
+            cost_bound=bound,
             stopped_by_cost=result.stopped_by_cost,
             utilization=result.utilization,
         )
         entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
         self._records.add("ended", run=asdict(run), entry=asdict(entry))
-        print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {_told(run, result.time)}")
+        told = _told(run, result.time, result.stopped_by_curve)
+        print(f"[ZeusMaster] {files.job_id(now.recurrence, now.number)}: {told}")
         self._observe(run, entry)
 
     def _observe(self, run: Run, entry: HistoryEntry | None) -> None:
@@ -198,9 +203,11 @@ def result_of(logdir: str, job_id: str, batch_size: int) -> TrainResult | None:
         raise RuntimeError(f"{error}; run the job again") from None
 
 
-def _told(run: Run, seconds: float) -> str:
+def _told(run: Run, seconds: float, by_curve: bool) -> str:
     if run.converged:
         end = "reached the target"
+    elif by_curve:
+        end = "was given up by its learning curve"
     elif run.stopped_by_cost:
         end = "was given up for its cost"
     else:

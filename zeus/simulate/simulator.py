@@ -220,9 +220,8 @@ class _Play:
         target_epoch = float(targets[self._rng.choice(len(targets), size=1, replace=False)[0]])
         most: float = self.job.max_epochs
         if not math.isinf(cost_bound):
-            epoch_cost = (
-                self.eta * epoch_energy + (1 - self.eta) * self._max_limit[batch_size] * epoch_time
-            )
+            highest = self._max_limit[batch_size]
+            epoch_cost = zeus_cost(epoch_energy, epoch_time, self.eta, highest)
             most = min(cost_bound // epoch_cost, self.job.max_epochs)
         converged = target_epoch <= most  # never for NaN
         epochs = target_epoch if converged else most

@@ -29,6 +29,7 @@ from zeus.optimizer.power_limit.choice import best
 from zeus.optimizer.power_limit.estimates import Estimate, Sample
 from zeus.optimizer.power_limit.leader import Party
 from zeus.optimizer.power_limit.planner import Planner
+from zeus.optimizer.power_limit.profile import ProfileFile
 from zeus.optimizer.power_limit.search import SearchName
 from zeusd.devices.simulated.models import DEVICES
 from zeusd.devices.simulated.physics import ModelLoad
@@ -71,7 +72,8 @@ class Job:
 def planner(
     selector: OptimumSelector, name: SearchName = "adaptive", path: Path | None = None
 ) -> Planner:
-    return Planner(name, selector, 10, 40, 50_000, path, PARTY.profiles)
+    file = None if path is None else ProfileFile(path)
+    return Planner(name, selector, 10, 40, 50_000, file, PARTY.profiles)
 
 
 def search(planning: Planner, job: Job, party: Party = PARTY) -> Estimate:
@@ -206,7 +208,7 @@ def test_a_complete_file_answers_the_same_question_only(tmp_path: Path) -> None:
     found = search(again, idle)
     assert (found.power_limit_mw, found.profile) == (chosen.power_limit_mw, chosen.profile)
     assert idle.ran == []
-    plain = Planner("adaptive", Energy(), 10, 40, 50_000, path)
+    plain = Planner("adaptive", Energy(), 10, 40, 50_000, ProfileFile(path))
     assert plain.read_profile()
     alone = Party(PARTY.gpus, PARTY.min_mw, PARTY.max_mw)
     without = search(plain, Job(9), alone)

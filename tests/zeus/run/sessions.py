@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from zeus.run.settings import Settings
 from zeusd.devices.simulated import Work
 
 ITERATIONS = 60
+OpenNode = Callable[[str], VirtualNode]
 
 
 def settings(folder: Path, **more: Any) -> Settings:
@@ -58,10 +60,21 @@ def train_epoch(
 
 def train(run: Session, work: Work, *, epochs: int, **options: Any) -> Verdict:
     """Trains until the verdict says so; the target is reached in the last of some epochs."""
-    run.begin()
     verdict = Verdict(False)
     while not verdict.stop:
         last = len(run.account.epochs) == epochs - 1
         verdict = train_epoch(run, work, reached=last, **options)
     run.end(verdict)
     return verdict
+
+
+def power(folder: Path, name: str = "bs64.power.json") -> dict[str, Any]:
+    """The power limits that a run has written."""
+    found: dict[str, Any] = json.loads((folder / name).read_text())
+    return found
+
+
+def result(folder: Path) -> dict[str, Any]:
+    """What a run has written of itself."""
+    found: dict[str, Any] = json.loads((folder / "zeus+bs64.train.json").read_text())
+    return found

@@ -7,8 +7,7 @@ import math
 import pytest
 
 from zeus.policy.stopping import Verdict
-from zeus.run.accounting import Account, Epoch, Spent
-from zeus.run.profiling import Reading
+from zeus.run.accounting import Account, Epoch, Reading, Spent
 
 ETA, MAX_POWER = 0.5, 100.0
 """An epoch of 100 J and 1 s costs 100 J."""
@@ -48,6 +47,8 @@ def test_an_epoch_is_not_begun_that_would_cost_too_much() -> None:
         "reached": False,
         "overhead": 0.0,
         "stopped_by_cost": True,
+        "stopped_by_curve": False,
+        "next_cost": 400.0,
         "max_power": MAX_POWER,
     }
     assert account(10_000).judge(False, False, None).stop  # by epochs

@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from zeus.analyze import HistoryEntry
+from zeus.optimizer.power_limit import ProfileError
 from zeus.run import files, read_history
 from zeus.run.files import FileError, PowerProfile
+from zeus.run.power_json import PowerJson
 
 HISTORY = [
     HistoryEntry(bs=1024, pl=None, energy=1234567.125, reached=True, time=5432.0),
@@ -107,11 +109,13 @@ def test_a_profile_has_the_form_of_the_reference(tmp_path: Path) -> None:
     assert files.load_profile(path) == profile
     assert list(tmp_path.iterdir()) == [path]
 
-    assert profile.fault(["V100"], 100_000, 250_000) is None
-    assert "was measured on V100, and this is A40" in str(profile.fault(["A40"], 0, 300_000))
-    assert "a limit of 250 W, and 100 to 200 W" in str(profile.fault(["V100"], 100_000, 200_000))
-    uneven = profile.model_copy(update={"train_power": {250_000: 200.0}})
-    assert "not both" in str(uneven.fault(["V100"], 100_000, 250_000))
+    kept = PowerJson(path, "rec02+try01", iterations=40)
+    first, second = kept.load(path).measurements
+    assert (first.power_limit, first.time, first.energy) == (250, 4.0, 800.0)
+    assert (second.power_limit, second.energy / second.time) == (100, 99.5)
+    files.save(path, profile.model_copy(update={"train_power": {250_000: 200.0}}))
+    with pytest.raises(ProfileError, match="not both the power and the throughput"):
+        kept.load(path)
 
 
 def test_without_pytorch_the_loader_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

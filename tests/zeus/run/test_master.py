@@ -102,6 +102,22 @@ def test_observers_and_the_policys_own_bound(jobs: Jobs) -> None:
     assert env["ZEUS_COST_THRESH"] == "123.5"
 
 
+@pytest.mark.parametrize(("by_curve", "told"), [(True, "100.0"), (None, None)])
+def test_runs_of_new_sizes_may_be_given_up_by_their_curve(
+    jobs: Jobs, capsys: pytest.CaptureFixture[str], by_curve: bool | None, told: str | None
+) -> None:
+    beyond = {"num_epochs": 5, "stopped_by_cost": True, "stopped_by_curve": True}
+    does = {64: result(100.0), 32: result(40.0, False, **beyond, next_cost=140.0)}
+    job = jobs.job(does)
+    master = jobs.master(Scripted(64, 32, 64), stop_by_curve=by_curve)
+    master.run(job, 2, [32, 64], beta_knob=2.0, eta_knob=0.5)
+    # Neither of the first run, nor of a size that has reached the target.
+    assert [call["env"].get("ZEUS_RERUN_COST") for call in jobs.calls] == [None, told, None]
+    # That a run would have cost more than this is what is known of it.
+    assert Scripted.observed[1] == Run(32, 40.0, False, 5, 0.0, 140.0, True)
+    assert "batch size 32 was given up by its learning curve" in capsys.readouterr().out
+
+
 def test_the_policy_that_was_given_stays_as_it_was(jobs: Jobs) -> None:
     costs = {8: 400.0, 16: 200.0, 32: 100.0, 64: 150.0, 128: 900.0}
     job = jobs.job({size: result(cost) for size, cost in costs.items()})

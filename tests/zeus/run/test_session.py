@@ -1,36 +1,33 @@
-"""A run on simulated GPUs: what it measures, chooses, writes, and what goes wrong."""
+"""A run on simulated GPUs: what it measures, chooses and writes."""
 
 from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support import wait_for
 from tests.zeus.in_trainers import WORKLOAD
 from tests.zeus.node import VirtualNode
-from tests.zeus.run.sessions import ITERATIONS, session, settings, train, train_epoch
+from tests.zeus.run.sessions import (
+    ITERATIONS,
+    OpenNode,
+    power,
+    result,
+    session,
+    settings,
+    train,
+    train_epoch,
+)
 from zeus.policy.stopping import Verdict
 from zeus.run import files
+from zeus.run.session import fitted
 from zeus.utils.metric import zeus_cost
 from zeusd.devices.simulated import Work
 
 LIMITS = [250, 225, 200, 175, 150, 125, 100]
-OpenNode = Callable[[str], VirtualNode]
-
-
-def power(folder: Path, name: str = "bs64.power.json") -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / name).read_text())
-    return found
-
-
-def result(folder: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((folder / "zeus+bs64.train.json").read_text())
-    return found
 
 
 def truth(node: VirtualNode, work: Work) -> dict[int, tuple[float, float]]:
@@ -104,10 +101,11 @@ def test_limits_are_never_below_the_lowest_which_is_one_of_them(
     node = virtual_node("rtx6000:setter_ms=0")
     run = session(node, settings(tmp_path))
     tried = [260, 235, 210, 185, 160, 135, 110, 100]
-    assert run.profiler.limits_mw == [limit * 1000 for limit in tried]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         train(run, node.nvml.open_work([0], "model/compute"), epochs=3)
+    assert run.optimizer is not None
+    assert run.optimizer.power_limits == [limit * 1000 for limit in tried]
     assert [int(limit) // 1000 for limit in power(tmp_path)["train_power"]] == tried
 
 
@@ -155,7 +153,6 @@ def test_a_run_that_ended_early_is_gone_on_from(
         seen.append(node.limit_w())
 
     first = session(node, settings(tmp_path))
-    first.begin()
     train_epoch(first, work, each=look)  # and is killed
     first.close()
     assert not (tmp_path / "bs64.power.json").exists()
@@ -165,7 +162,6 @@ def test_a_run_that_ended_early_is_gone_on_from(
 
     seen.clear()
     second = session(node, settings(tmp_path))
-    second.begin()
     train_epoch(second, work, each=look)
     assert list(dict.fromkeys(seen))[:3] == [125, 100, power(tmp_path)["optimal_pl"] / 1000]
     assert power(tmp_path)["train_power"].items() >= known["train_power"].items()
@@ -196,8 +192,11 @@ def test_a_profile_of_the_reference_is_chosen_from_anew(
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"gpus": ["NVIDIA A40"]}, "was measured on NVIDIA A40"),
-        ({"train_power": {"300000": 1.0}, "train_throughput": {"300000": 1.0}}, "limit of 300 W"),
+        ({"gpus": ["NVIDIA A40"]}, "was measured on 1 NVIDIA A40, and this is 1 "),
+        (
+            {"train_power": {"300000": 1.0}, "train_throughput": {"300000": 1.0}},
+            "another limit: 300 W is outside 100 to 250 W",
+        ),
         ({"train_power": {"250000": -1.0}}, "is no power profile"),
         (None, "is no power profile"),
     ],
@@ -209,9 +208,41 @@ def test_a_profile_that_does_not_fit_is_measured_anew(
     fits = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
     path.write_text("{" if change is None else json.dumps({**fits, **change}))
     with pytest.warns(UserWarning, match=rf"{reason}.*It is measured again"):
-        run = session(node, settings(tmp_path))
-    train(run, work, epochs=3)
+        train(session(node, settings(tmp_path)), work, epochs=3)
     assert len(files.load_profile(path).train_power) == len(LIMITS)
+
+
+def test_what_was_begun_counts_although_the_finished_profile_is_of_another_gpu(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    known = {"train_power": {"250000": 240.0}, "train_throughput": {"250000": 10.0}}
+    path = tmp_path / "bs64.power.json"
+    path.write_text(json.dumps({**known, "gpus": ["NVIDIA A40"]}))
+    path.with_name(f"{path.name}.partial").write_text(json.dumps(known))
+    seen: list[float] = []
+    with pytest.warns(UserWarning, match="was measured on 1 NVIDIA A40"):
+        run = session(node, settings(tmp_path))
+        train(run, work, epochs=3, each=lambda number: seen.append(node.limit_w()))
+    assert list(dict.fromkeys(seen))[:6] == LIMITS[1:]
+    found = files.load_profile(path)
+    assert (found.train_power[250_000], found.gpus) == (
+        pytest.approx(240.0),
+        ["Tesla V100-PCIE-16GB"],
+    )
+    assert len(found.train_power) == len(LIMITS)
+
+
+def test_gpus_of_other_ranges_have_the_limits_that_all_take(
+    virtual_node: OpenNode, tmp_path: Path
+) -> None:
+    node = virtual_node("v100,rtx6000:setter_ms=0")
+    work = node.nvml.open_work([0, 1], "model/compute")
+    run = session(node, settings(tmp_path), gpus=2)
+    assert run.max_power == 510
+    train(run, work, epochs=3)
+    tried = files.load_profile(tmp_path / "bs64.power.json").train_power
+    assert next(iter(tried)) == 250_000
+    assert (node.limit_w(0), node.limit_w(1)) == (250, 260)
 
 
 def test_an_observer_measures_and_stays_at_the_highest_limit(
@@ -295,14 +326,42 @@ def test_epochs_that_end_early_are_taken_as_they_are(
     assert len(power(tmp_path)["train_power"]) == len(LIMITS)
 
 
-def test_too_short_epochs_train_at_the_highest_limit(
+def test_an_epoch_of_few_iterations_has_a_whole_window(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    # 9 of 10 iterations: one to warm up, and seven that are measured.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run = session(node, settings(tmp_path))
+        train(run, work, epochs=8, iterations=10, known=10)
+    assert [one.settled for one in run.account.epochs] == [False] * 7 + [True]
+    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+
+
+def test_epochs_of_two_iterations_are_measured_all_the_same(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
     run = session(node, settings(tmp_path))
-    with pytest.warns(UserWarning, match="an epoch of 2 iterations is too short"):
-        train(run, work, epochs=3, iterations=2, known=2)
+    with pytest.warns(UserWarning, match="A stretch of 2 steps .* each limit is measured over"):
+        train(run, work, epochs=12, iterations=2, known=2)
     assert result(tmp_path)["reached"]
-    assert not (tmp_path / "bs64.power.json").exists()
+    assert len(power(tmp_path)["train_power"]) == len(LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("iterations", "expected"),
+    [
+        (None, (10, 40)),
+        (51, (10, 40)),
+        (50, (9, 39)),
+        (26, (5, 20)),
+        (7, (1, 4)),
+        (3, (1, 1)),
+        (1, (1, 1)),
+    ],
+)
+def test_short_epochs_make_short_windows(iterations: int | None, expected: tuple[int, int]) -> None:
+    assert fitted(10, 40, iterations) == expected
 
 
 def test_several_gpus_are_limited_and_measured_together(
@@ -319,148 +378,3 @@ def test_several_gpus_are_limited_and_measured_together(
     assert found["cost"] == pytest.approx(zeus_cost(found["energy"], found["time"], 0.5, 500))
     assert power(tmp_path)["train_power"]["250000"] > 400  # of both
     assert node.limit_w(0) == node.limit_w(1) == 250
-
-
-# ------------------------------------------------------------------------------ what goes wrong
-
-
-def test_a_limit_that_may_not_be_set_ends_only_the_search(
-    virtual_node: OpenNode, tmp_path: Path
-) -> None:
-    node = virtual_node("v100:setter_ms=0:unprivileged")
-    work = node.nvml.open_work([0], WORKLOAD)
-    run = session(node, settings(tmp_path))
-    with pytest.warns(UserWarning, match="No power limit is chosen: the power limit cannot be set"):
-        train(run, work, epochs=3)
-    found = result(tmp_path)
-    assert found["reached"]
-    assert found["energy"] > 0
-    assert not (tmp_path / "bs64.power.json").exists()
-
-
-@pytest.mark.parametrize("call", ["set_power_limit", "sensors"])
-def test_a_gpu_that_fails_while_limits_are_measured_ends_only_the_search(
-    node: VirtualNode, work: Work, tmp_path: Path, call: str
-) -> None:
-    run = session(node, settings(tmp_path))
-    run.begin()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        train_epoch(run, work)
-        node.nvml.inject(0, call, 999)
-        train_epoch(run, work)
-        node.nvml.clear_faults()
-        wait_for(lambda: node.limit_w() == 250, "zeusd to put the limit back, in real time")
-        assert node.client.leases() == []
-        verdict = train_epoch(run, work, reached=True)
-        run.end(verdict)
-    assert sum("No power limit is chosen" in str(one.message) for one in caught) == 1
-    assert result(tmp_path)["reached"]
-    assert result(tmp_path)["num_epochs"] == 3
-    assert len(power(tmp_path, "bs64.power.json.partial")["train_power"]) >= 4
-
-
-def test_a_window_of_zero_joules_ends_only_the_search(
-    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    real = node.client.windows
-
-    def nothing(*args: Any) -> Any:
-        return {
-            name: found.model_copy(update={"energy_uj": [0] * len(found.energy_uj)})
-            for name, found in real(*args).items()
-        }
-
-    run = session(node, settings(tmp_path))
-    monkeypatch.setattr(node.client, "windows", nothing)
-    with pytest.warns(UserWarning, match="8 iterations at 250 W were measured as 0 J"):
-        train(run, work, epochs=2)
-    assert result(tmp_path)["reached"]
-
-
-def test_a_limit_that_the_gpu_refuses_is_left_out(
-    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zeus_ipc.errors import OutOfRange
-
-    real = node.client.set_power_limit
-
-    def some(gpu: Any, power_limit_mw: int, **options: Any) -> Any:
-        if power_limit_mw in (150_000, 125_000):
-            raise OutOfRange(f"{power_limit_mw} mW is not taken today")
-        return real(gpu, power_limit_mw, **options)
-
-    monkeypatch.setattr(node.client, "set_power_limit", some)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        train(session(node, settings(tmp_path)), work, epochs=4)
-    limits = [int(limit) // 1000 for limit in power(tmp_path)["train_power"]]
-    assert limits == [250, 225, 200, 175, 100]
-
-
-def test_energy_that_cannot_be_known_is_assumed_and_training_goes_on(
-    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zeus_ipc.errors import DaemonUnavailable
-
-    run = session(node, settings(tmp_path))
-    run.begin()
-    for _ in range(3):
-        train_epoch(run, work)
-
-    def away(*args: Any) -> Any:
-        raise DaemonUnavailable("zeusd is away")
-
-    monkeypatch.setattr(node.client, "windows", away)
-    with pytest.warns(UserWarning, match=r"\d+ W are assumed for that time: zeusd is away") as told:
-        train_epoch(run, work)
-        run.end(train_epoch(run, work, reached=True))
-    assert len(told) == 1
-    found = result(tmp_path)
-    epochs = [one.total for one in run.account.epochs]
-    assert found["num_epochs"] == 5
-    known = epochs[0] + epochs[1] + epochs[2]
-    assert epochs[3].time == pytest.approx(epochs[2].time, rel=0.01)
-    assert epochs[3].energy / epochs[3].time == pytest.approx(known.energy / known.time, rel=0.01)
-
-
-def test_files_that_cannot_be_written_cost_a_warning(
-    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*args: Any) -> None:
-        raise OSError(28, "No space left on device")
-
-    run = session(node, settings(tmp_path))
-    monkeypatch.setattr(files, "save", full)
-    with pytest.warns(UserWarning, match="cannot be written") as told:
-        train(run, work, epochs=3)
-    assert [str(one.message)[:30] for one in told] == [
-        "The power profile cannot be wr",
-        "The run's result cannot be wri",
-    ]
-    assert node.limit_w() == 250
-
-
-def test_a_folder_that_cannot_be_made_is_told_before_training(
-    node: VirtualNode, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match=r"cannot be made .*; set ZEUS_LOG_DIR to another"):
-        session(node, settings(tmp_path / "file" / "logs"))
-
-
-def test_nothing_is_left_of_a_run_that_ends_amid_a_window(
-    node: VirtualNode, work: Work, tmp_path: Path
-) -> None:
-    run = session(node, settings(tmp_path))
-    run.begin()
-    run.begin_epoch()
-    run.begin_train(ITERATIONS)
-    for _ in range(15):
-        run.begin_iteration()
-        work.run(1)
-    assert node.limit_w() < 250
-    run.close()
-    assert node.limit_w() == 250
-    assert node.client.leases() == []
-    assert run._monitor.measurement_states == {}

@@ -26,7 +26,9 @@ def test_defaults_are_those_of_the_reference() -> None:
 
 
 def test_what_is_written_is_read() -> None:
-    settings = Settings(1 / 3, "/logs", "rec01+try02", 12345.678901234567, 0.1, "/m", 0, 7, False)
+    settings = Settings(
+        1 / 3, "/logs", "rec01+try02", 12345.678901234567, 0.1, "/m", 0, 7, False, 3.5
+    )
     assert Settings.from_env(settings.to_env()) == settings
     assert settings.to_env()["ZEUS_PROFILE_PARAMS"] == "0,7"
     assert settings.to_env()["ZEUS_USE_OPTIMAL_PL"] == "False"
@@ -45,6 +47,7 @@ def test_truth_in_any_case(text: str, value: bool) -> None:
         ({"ZEUS_TARGET_METRIC": "nan"}, "must be a number"),
         ({**NEEDED, "ZEUS_ETA_KNOB": "1.5"}, "ZEUS_ETA_KNOB must be between 0 and 1, not 1.5"),
         ({**NEEDED, "ZEUS_COST_THRESH": "much"}, "ZEUS_COST_THRESH must be a number"),
+        ({**NEEDED, "ZEUS_RERUN_COST": ""}, "ZEUS_RERUN_COST must be a number"),
         ({**NEEDED, "ZEUS_USE_OPTIMAL_PL": "1"}, "ZEUS_USE_OPTIMAL_PL must be True or False"),
         ({**NEEDED, "ZEUS_JOB_ID": "../x"}, "ZEUS_JOB_ID begins the names of files"),
         ({**NEEDED, "ZEUS_PROFILE_PARAMS": "1.0,4.0"}, "two whole numbers of iterations"),

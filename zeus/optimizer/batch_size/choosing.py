@@ -49,11 +49,14 @@ class Choice:
         batch_size: Its batch size.
         cost_bound: Cost at which it is given up, J; None for never.
         best: The size that is thought cheapest by now; None while no run has converged.
+        rerun_cost: What a run of the best size is expected to cost, J; None where no learning curve
+            is to end the trial.
     """
 
     batch_size: int
     cost_bound: float | None
     best: int | None
+    rerun_cost: float | None = None
 
 
 @dataclass(frozen=True)
@@ -178,7 +181,13 @@ class Known:
             batch_size = policy.predict(self._as_known)
         bound = self._bounds.next()
         best, _ = self._best(policy, None)
-        choice = Choice(batch_size, bound if math.isfinite(bound) else None, best)
+        by_curve = self.job.spec.stop_by_curve
+        by_curve = policy.stops_by_curve if by_curve is None else by_curve
+        proven = {trial.batch_size for trial in self._told if trial.converged}
+        rerun = None
+        if by_curve and proven and batch_size not in proven:
+            rerun = self._bounds.rerun()
+        choice = Choice(batch_size, bound if math.isfinite(bound) else None, best, rerun)
         self._choice = (of_what, choice)
         return choice
 

@@ -19,6 +19,9 @@ HEARTBEAT_URL = "/trials/heartbeat"
 JOB_TRIALS_URL = "/jobs/{job_id}/trials"
 IDEMPOTENCY_HEADER = "Idempotency-Key"
 
+MOST_METRICS = 10_000
+"""A run of more epochs than this has no learning curve."""
+
 PolicyName = Literal["gp", "pruning-gts", "gts"]
 """`gp` shares strength between neighbouring sizes; `pruning-gts` decides as ml-energy/zeus."""
 
@@ -60,6 +63,8 @@ class JobSpec(_Message):
         mab_seed: Makes the choices repeatable.
         family: Jobs of one family train the same on other GPUs; a new one begins with what is known
             of the others. None for none.
+        stop_by_curve: Whether a run of a size that never reached the target is also given up by its
+            learning curve. None: as the policy does; `gp` does.
     """
 
     job_id: JobId | None = None
@@ -79,6 +84,7 @@ class JobSpec(_Message):
     mab_num_explorations: int = Field(default=2, ge=0)
     mab_seed: int | None = Field(default=None, ge=0)
     family: JobId | None = None
+    stop_by_curve: bool | None = None
 
     @model_validator(mode="after")
     def _consistent(self) -> JobSpec:
@@ -140,6 +146,8 @@ class NewTrial(TrialId):
         lease_s: The trial is lost unless something is heard of it in each so many seconds; None
             where it has no lease.
         cost_bound: Cost at which it will be given up, J; None for never.
+        rerun_cost: What a run of the best size is expected to cost, J, where the trial may also be
+            given up by its learning curve; None where it may not, and when a request is repeated.
         best_batch_size: The size that is thought cheapest by now; a run takes it where nobody
             answers. None while no run has converged.
         reason: How the trial ended; None while it goes on. A request that is repeated, as by a run
@@ -153,6 +161,7 @@ class NewTrial(TrialId):
 
     lease_s: float | None = None
     cost_bound: float | None = None
+    rerun_cost: float | None = None
     best_batch_size: int | None = None
     reason: Reason | None = None
     time: NotNegative = 0.0
@@ -173,6 +182,9 @@ class TrainingResult(TrialId):
         current_epoch: Epochs trained.
         overhead_time: Of the time what was spent on finding the power limit, s.
         overhead_energy: Of the energy the same, J.
+        metrics: The metrics of all epochs, in order, for the learning curve; empty where there is
+            none to go by.
+        rerun_cost: That of `NewTrial`.
     """
 
     time: NotNegative
@@ -181,6 +193,8 @@ class TrainingResult(TrialId):
     current_epoch: int = Field(gt=0)
     overhead_time: NotNegative = 0.0
     overhead_energy: NotNegative = 0.0
+    metrics: list[Finite | None] = Field(default_factory=list, max_length=MOST_METRICS)
+    rerun_cost: NotNegative | None = None
 
     @field_validator("metric", mode="before")
     @classmethod

@@ -67,7 +67,7 @@ def _key(spec: JobSpecFromClient) -> str:
 
 
 def judge(spec: CreatedJob, trial: NewTrial, result: TrainingResult) -> ReportResponse:
-    """What a run is to do, by the rules of those who keep trials.
+    """What a run is to do, by the rules of those who keep trials, except for its learning curve.
 
     Args:
         spec: Its job.
@@ -78,4 +78,5 @@ def judge(spec: CreatedJob, trial: NewTrial, result: TrainingResult) -> ReportRe
 
     now_s = time.time()
     began = Trial(trial.trial_number, trial.batch_size, now_s, now_s, cost_bound=trial.cost_bound)
-    return reported(JobRecord(spec, 0, now_s), began, result, now_s, 1)[1]
+    alone = result.model_copy(update={"rerun_cost": None})  # that would need numpy
+    return reported(JobRecord(spec, 0, now_s), began, alone, now_s, 1)[1]

@@ -13,6 +13,7 @@ from typing import Any
 
 from zeus.exceptions import ZeusBaseError
 from zeus.optimizer.batch_size.common import (
+    MOST_METRICS,
     CreatedJob,
     NewTrial,
     Reason,
@@ -71,6 +72,7 @@ class Run:
         self._epochs_told = False
         self._broken = False
         self._told: set[str] = set()
+        self._metrics: list[float | None] = [None] * trial.current_epoch
         self._endings = Endings(self._process_ends)
 
     @guarded
@@ -122,6 +124,8 @@ class Run:
 
     def _report(self, epoch: int, metric: float | None) -> None:
         self.epoch = max(1, epoch)
+        earlier = self._metrics[: self.epoch - 1]
+        self._metrics = [*earlier, *[None] * (self.epoch - 1 - len(earlier)), metric]
         used = self._used()
         answer = None
         if used is not None and self._link is not None:
@@ -137,6 +141,8 @@ class Run:
             self._open_window()
 
     def _result(self, used: Used, metric: float | None) -> TrainingResult:
+        rerun_cost = self._trial.rerun_cost
+        curve = rerun_cost is not None and len(self._metrics) <= MOST_METRICS
         return TrainingResult(
             job_id=self._spec.job_id,
             batch_size=self._trial.batch_size,
@@ -147,6 +153,8 @@ class Run:
             overhead_energy=used.overhead_energy,
             metric=metric,
             current_epoch=self.epoch,
+            metrics=self._metrics if curve else [],
+            rerun_cost=rerun_cost,
         )
 
     def _finish(self, answer: ReportResponse, *, known: bool) -> None:

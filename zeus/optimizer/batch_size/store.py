@@ -234,7 +234,7 @@ class Store:
             connection.execute(insert(trials).values(job_id=job_id, key=key, **asdict(begun)))
             writing.tell("begun", number, batch_size=begun.batch_size, cost_bound=begun.cost_bound)
             writing.close(trials=number)
-            return _new(job_id, begun, choice.best)
+            return _new(job_id, begun, choice.best, choice.rerun_cost)
 
         return self._database.write(work)
 
@@ -251,7 +251,7 @@ class Store:
             number = writing.next_event
             after, answer = reported(writing.job, before, result, writing.now_s, number)
             if after != before:
-                said = result.model_dump(exclude={"job_id", "batch_size", "trial_number"})
+                said = result.model_dump(exclude=_NOT_LOGGED)
                 said["metric"] = after.metric
                 writing.tell("report", before.number, **said)
                 writing.told(before, after)
@@ -435,17 +435,21 @@ class Store:
         return [gone.get(trial.number, trial) for trial in found]
 
 
+_NOT_LOGGED = {"job_id", "batch_size", "trial_number", "metrics", "rerun_cost"}
+"""Of a report: what its event need not repeat."""
+
 _END_OF_LOG = 2**62
 """Comes after all events."""
 
 
-def _new(job_id: str, trial: Trial, best: int | None) -> NewTrial:
+def _new(job_id: str, trial: Trial, best: int | None, rerun_cost: float | None = None) -> NewTrial:
     return NewTrial(
         job_id=job_id,
         batch_size=trial.batch_size,
         trial_number=trial.number,
         lease_s=trial.lease_s,
         cost_bound=trial.cost_bound,
+        rerun_cost=rerun_cost,
         best_batch_size=best,
         reason=None if trial.status == "running" else trial.status,
         time=trial.time,

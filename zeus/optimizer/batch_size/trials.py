@@ -1,7 +1,8 @@
 """A trial, and what becomes of it. Pure: no file, no clock, no socket.
 
 - A report is judged in this order: the target is reached; the epochs are used up; another epoch
-  would cost more than the trial's bound. The bound is fixed when the trial begins.
+  would cost more than the trial's bound; its learning curve says that it will hardly reach the
+  target. The bound is fixed when the trial begins; a learning curve that ends it may lower it.
 - A trial of which nothing was heard for its lease is lost. It is running again as soon as it is
   heard of. What else has ended stays as it is, but for a report that it reached the target.
 """
@@ -20,7 +21,7 @@ from zeus.optimizer.batch_size.common import (
 )
 from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.policy.knowledge import Knowledge
-from zeus.policy.stopping import Verdict, judge
+from zeus.policy.stopping import LearningCurve, Verdict, judge
 from zeus.utils.metric import zeus_cost
 
 Status = Literal["running"] | Reason
@@ -159,6 +160,8 @@ def reported(
         max_epochs=job.spec.max_epochs,
         next_cost=_predicted_cost(job, heard),
         cost_bound=heard.cost_bound,
+        cost=job.cost(heard.energy, heard.time),
+        curve=_curve(job, result),
     )
     why = _why(job, heard, verdict)
     if not verdict.stop:
@@ -171,6 +174,8 @@ def reported(
         end_order=order,
         converged=converged,
         stopped_by_cost=verdict.by_cost,
+        # What is learnt of it is that it would have cost more than this.
+        cost_bound=verdict.next_cost if verdict.by_curve and verdict.by_cost else heard.cost_bound,
     )
     return heard, _answer(job, heard, True, why)
 
@@ -206,12 +211,29 @@ def _reached(job: JobRecord, trial: Trial) -> bool:
     return trial.metric >= target if job.spec.higher_is_better_metric else trial.metric <= target
 
 
+def _curve(job: JobRecord, result: TrainingResult) -> LearningCurve | None:
+    """The learning curve, where it may end the run."""
+    if result.rerun_cost is None or not result.metrics:
+        return None
+    spec = job.spec
+    return LearningCurve(
+        result.metrics, spec.target_metric, spec.higher_is_better_metric, result.rerun_cost
+    )
+
+
 def _why(job: JobRecord, trial: Trial, verdict: Verdict) -> str:
     spec = job.spec
     if not verdict.stop:
         return "train on"
     if verdict.reached:
         return f"{trial.metric:g} reaches the target {spec.target_metric:g}"
+    if verdict.by_curve:
+        within = f"in max_epochs {spec.max_epochs}"
+        if verdict.next_cost is not None:
+            within = f"before the run has cost {verdict.next_cost:.4g} J"
+        return (
+            f"by its learning curve it will hardly reach the target {spec.target_metric:g} {within}"
+        )
     if verdict.next_cost is None:
         return f"the target {spec.target_metric:g} is not reached in max_epochs {spec.max_epochs}"
     return (

@@ -77,7 +77,8 @@ class Leader:
         world: How many processes train together.
         begin: Makes the search once all are known; raises ValueError if it cannot be made.
         choose: The choice of estimates; raises ValueError if there is none.
-        save: Called with the search when a limit is left and when the choice is made.
+        save: Called with the search when a limit is left, when what it took is known, and when the
+            choice is made.
     """
 
     def __init__(
@@ -273,7 +274,8 @@ class Leader:
         del self._shared[key]
         parts = [shared.parts[rank] for rank in range(self.world)]
         steps, trial = shared.steps, shared.trial
-        self._sampled = self._sampled or self._is_current(piece.trial)
+        current = self._is_current(piece.trial)
+        self._sampled = self._sampled or current
         if not shared.counts:
             self.search.ran(trial.power_limit_mw, steps, trial.profile)
         self.search.add(
@@ -287,6 +289,8 @@ class Leader:
                 trial.profile,
             )
         )
+        if not current and self.party is not None:
+            self._save(self.search, self.party, self.position, False)
         self._decide()
 
     def _new_shared(self, trial: Try) -> _Shared:

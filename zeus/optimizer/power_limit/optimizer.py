@@ -24,7 +24,7 @@ from zeus.optimizer.power_limit.core import Core
 from zeus.optimizer.power_limit.estimates import Estimate
 from zeus.optimizer.power_limit.messages import Choose, Hello
 from zeus.optimizer.power_limit.planner import Planner, scan
-from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
+from zeus.optimizer.power_limit.profile import PowerLimitMeasurement, ProfileFile
 from zeus.optimizer.power_limit.report import Report
 from zeus.optimizer.power_limit.search import SearchName
 from zeus.optimizer.power_limit.selectors import OptimumSelector
@@ -58,11 +58,14 @@ class GlobalPowerLimitOptimizer(Callback):
         pl_step: Difference of one limit to the next, W. The lowest limit is always one of them.
         profile_path: JSON file of the measurements: used if it fits these GPUs and this selector,
             else written when the choice is made. Until then `<profile_path>.partial` is kept, and
-            gone on from by the next run. With several processes only rank 0's counts.
+            gone on from by the next run. With several processes only rank 0's counts. A
+            `ProfileFile` has a format of its own.
         search: `adaptive` measures only what helps the choice, and measures again when training
             changes; `exhaustive` every limit once, from the highest down.
         search_profiles: Search workload power profiles beside limits (Blackwell): all that the GPUs
             offer, or those named. A candidate is then a pair of a limit and a profile.
+        together: Search together with the other processes of torch.distributed. False where the
+            monitor of one process has the GPUs of all, and only that process has an optimizer.
 
     Raises:
         ValueError: An argument is out of range, the GPUs differ in their ranges or do not offer
@@ -88,9 +91,10 @@ class GlobalPowerLimitOptimizer(Callback):
         warmup_steps: int = 10,
         profile_steps: int = 40,
         pl_step: int = 25,
-        profile_path: str | Path | None = None,
+        profile_path: str | Path | ProfileFile | None = None,
         search: SearchName = "adaptive",
         search_profiles: bool | Sequence[str] = False,
+        together: bool = True,
     ) -> None:
         arguments.check_monitor(monitor)
         arguments.check_selector(optimum_selector, OptimumSelector)
@@ -102,29 +106,32 @@ class GlobalPowerLimitOptimizer(Callback):
         self.optimum_selector = optimum_selector
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
-        self.profile_path = None if profile_path is None else Path(profile_path)
-        arguments.check_profile_path(self.profile_path)
+        file = profile_path
+        if file is not None and not isinstance(file, ProfileFile):
+            file = ProfileFile(Path(file))
+            arguments.check_profile_path(file.path)
+        self.profile_path = None if file is None else file.path
         self.search = search
         self.on_progress: Callable[[GlobalPowerLimitOptimizer], None] | None = None
 
-        alone = framework.alone()
+        alone = not together or framework.alone()
         indices = monitor.gpus.with_power_limit(monitor.gpu_indices, alone)
         self._gpus = [monitor.gpus[index] for index in indices]
         self._publishing = indices
         profiles = power_profiles.to_search(self._gpus, search_profiles)
         if self.profile_path is None or not self.profile_path.exists():
             fleet.borrow(monitor.gpus, indices)
-        min_mw, max_mw = self._common_range()
+        min_mw, max_mw = self._common_range(together)
         step_mw = int(pl_step * 1000)
         self._planner = Planner(
             *(search, optimum_selector, warmup_steps, profile_steps, step_mw),
-            *(self.profile_path, profiles),
+            *(file, profiles),
         )
         self._planner.limits_mw = scan(min_mw, max_mw, step_mw)
         names = [gpu.get_name() for gpu in self._gpus]
         hello = Hello(gpus=names, min_mw=min_mw, max_mw=max_mw, profiles=profiles)
         self._core = Core(hello, wait_steps, warmup_steps, profile_steps, search == "adaptive")
-        self._shell = Shell(self._core, monitor, indices, self._planner, max_mw)
+        self._shell = Shell(self._core, monitor, indices, self._planner, max_mw, together)
         self._warned_ended = False
         self._published: Choose | None = None
         self._inside = self._claimed = False  # training is known to be under way; it has claimed
@@ -344,13 +351,17 @@ class GlobalPowerLimitOptimizer(Callback):
         indices = ", ".join(map(str, self.monitor.gpu_indices))
         return f"GPU {indices}" if len(self._gpus) == 1 else f"some of GPUs {indices}"
 
-    def _common_range(self) -> tuple[int, int]:
-        """The range of limits that all GPUs take, mW; also where other processes set them."""
+    def _common_range(self, together: bool) -> tuple[int, int]:
+        """The range of limits that all GPUs take, mW; also where other processes set them.
+
+        Those of several processes may differ, also where one process has them all.
+        """
         gpus = self._gpus or self.monitor.gpus.owners_of_limits(self.monitor.gpu_indices)
         ranges = {gpu.get_power_management_limit_constraints() for gpu in gpus}
-        if len(ranges) != 1:
+        low, high = max(low for low, _ in ranges), min(high for _, high in ranges)
+        if low > high or (together and len(ranges) != 1):
             raise ValueError("Power limits ranges are not uniform across GPUs.")
-        return ranges.pop()
+        return low, high
 
     def _turn_persistence_on(self) -> None:
         """Keeps limits from being lost when no process uses the GPU; useful, not needed."""

@@ -6,9 +6,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
-from zeus.optimizer.power_limit import profile
 from zeus.optimizer.power_limit.adaptive import Adaptive
 from zeus.optimizer.power_limit.choice import best, choose, measurements
 from zeus.optimizer.power_limit.estimates import Curve, Estimate
@@ -17,6 +15,7 @@ from zeus.optimizer.power_limit.profile import (
     PowerLimitMeasurement,
     Profile,
     ProfileError,
+    ProfileFile,
     SampleRow,
     watts,
 )
@@ -38,7 +37,7 @@ class Planner:
         warmup_steps: Of each trial.
         profile_steps: The same; measurements are of so many steps.
         step_mw: Difference of one limit to the next.
-        path: Of the profile, or None.
+        file: Keeps the profile, or None.
         profiles: Workload power profiles to search beside limits.
     """
 
@@ -49,28 +48,31 @@ class Planner:
         warmup_steps: int,
         profile_steps: int,
         step_mw: int,
-        path: Path | None,
+        file: ProfileFile | None,
         profiles: Sequence[int] = (),
     ) -> None:
         self.name = name
         self.warmup_steps = warmup_steps
         self.profile_steps = profile_steps
         self.step_mw = step_mw
-        self.path = path
+        self.file = file
         self.profiles = tuple(profiles)
         self.limits_mw: list[int] = []
         self._selector = ZeusCost(eta_knob=0.5) if selector is None else selector
-        self._profile: Profile | None = None
+        self._profiles: list[Profile] = []
 
     def read_profile(self) -> bool:
         """Reads what an earlier run has kept, for the next search. Returns whether there is any."""
-        self._profile = None
-        if self.path is not None:
+        self._profiles = []
+        paths = [] if self.file is None else [self.file.path, self.file.partial]
+        for path in paths:
+            if self.file is None or not path.exists():
+                continue
             try:
-                self._profile = profile.find(self.path)
+                self._profiles.append(self.file.load(path))
             except ProfileError as error:
                 warnings.warn(f"{error}. It is measured again and replaced.", stacklevel=5)
-        return self._profile is not None
+        return bool(self._profiles)
 
     def read_for_rank(self) -> bool:
         """Reads it where it counts: in the process of rank 0."""
@@ -79,12 +81,8 @@ class Planner:
     def begin(self, party: Party) -> Search:
         """The search for these GPUs, with what is known of them."""
         self.limits_mw = scan(party.min_mw, party.max_mw, self.step_mw)
-        loaded, self._profile = self._profile, None  # what is measured again is not read again
+        loaded = self._fitting(party)
         if loaded is None:
-            return self._make(self.limits_mw, party)
-        reason = loaded.check(party.gpus, party.min_mw, party.max_mw)
-        if reason is not None:
-            warnings.warn(f"{self.path} {reason}. It is measured again and replaced.", stacklevel=6)
             return self._make(self.limits_mw, party)
         samples = [
             one
@@ -105,6 +103,17 @@ class Planner:
         if loaded.complete:
             search.settle()
         return search
+
+    def _fitting(self, party: Party) -> Profile | None:
+        """The first profile that was read and fits these GPUs."""
+        profiles, self._profiles = self._profiles, []  # what is measured again is not read again
+        for one in profiles:
+            reason = one.check(party.gpus, party.min_mw, party.max_mw)
+            if reason is None:
+                return one
+            path = None if self.file is None else self.file.path
+            warnings.warn(f"{path} {reason}. It is measured again and replaced.", stacklevel=7)
+        return None
 
     def choose(self, estimates: list[Estimate], party: Party) -> Estimate:
         """The best candidate.
@@ -134,7 +143,7 @@ class Planner:
     def save(self, search: Search, party: Party, position: int, complete: bool) -> None:
         """Keeps what is known. What cannot be written costs a warning."""
         estimates = search.estimates(position)
-        if self.path is None or not estimates:
+        if self.file is None or not estimates:
             return
         found = Profile(
             measurements=measurements(estimates, self.profile_steps),
@@ -147,10 +156,10 @@ class Planner:
             samples=[SampleRow.of(sample) for sample in search.samples],
         )
         try:
-            profile.keep(self.path, found)
+            self.file.keep(found)
         except OSError as error:
             warnings.warn(
-                f"The power limit profile could not be written to {self.path}: {error}.",
+                f"The power limit profile could not be written to {self.file.path}: {error}.",
                 stacklevel=7,
             )
 

@@ -133,33 +133,40 @@ def watts(power_limit_mw: int) -> int | float:
     return power_limit_mw / 1000 if rest else whole
 
 
-def find(path: Path) -> Profile | None:
-    """Reads a profile, else what an unfinished search has left; None: there is neither.
+class ProfileFile:
+    """Keeps a profile from one run to the next. A subclass may have another format.
 
-    Raises:
-        ProfileError: It cannot be read, or is empty.
+    Args:
+        path: The file.
+
+    Attributes:
+        path: The file.
+        partial: The file beside it for what an unfinished search knows.
     """
-    for there in (path, _partial(path)):
-        if there.exists():
-            return load(there)
-    return None
 
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.partial = path.with_name(f"{path.name}.partial")
 
-def keep(path: Path, profile: Profile) -> None:
-    """Writes a profile, or what an unfinished search knows.
+    def load(self, path: Path) -> Profile:
+        """Reads one of the two.
 
-    Raises:
-        OSError: It cannot be written.
-    """
-    if not profile.complete:
-        save(_partial(path), profile)
-        return
-    save(path, profile)
-    _partial(path).unlink(missing_ok=True)
+        Raises:
+            ProfileError: It cannot be read, or is empty.
+        """
+        return load(path)
 
+    def keep(self, profile: Profile) -> None:
+        """Writes a profile, or what an unfinished search knows.
 
-def _partial(path: Path) -> Path:
-    return path.with_name(f"{path.name}.partial")
+        Raises:
+            OSError: It cannot be written.
+        """
+        if not profile.complete:
+            save(self.partial, profile)
+            return
+        save(self.path, profile)
+        self.partial.unlink(missing_ok=True)
 
 
 def load(path: Path) -> Profile:

@@ -35,6 +35,7 @@ class Shell:
             energy.
         planner: What the leader, if it is here, knows of its job.
         highest_mw: The highest limit of the GPUs.
+        together: Whether the processes of torch.distributed search together.
 
     Attributes:
         link: The way to the leader; None: there is none, or no more.
@@ -49,6 +50,7 @@ class Shell:
         indices: Sequence[int],
         planner: Planner,
         highest_mw: int,
+        together: bool,
     ) -> None:
         self.core = core
         self.monitor = monitor
@@ -57,6 +59,7 @@ class Shell:
         self.show: Callable[[dict[str, float]], None] | None = None
         self._planner = planner
         self._highest_mw = highest_mw
+        self._together = together
         self._indices = list(indices)
         self._limits = HeldLimits(monitor.gpus, self._indices)
         self._unread: deque[tuple[Part | None, Measurement]] = deque()
@@ -74,7 +77,7 @@ class Shell:
 
     @_do.register
     def _join(self, action: actions.Join) -> Actions:
-        core, world = self.core, framework.world_size()
+        core, world = self.core, framework.world_size() if self._together else 1
         if world == core.world and not core.disabled:
             return []
         if core.world and not core.disabled:

@@ -1,0 +1,164 @@
+"""A run on simulated GPUs whose sensors, limits or files fail: training continues."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support import wait_for
+from tests.zeus.in_trainers import WORKLOAD
+from tests.zeus.node import VirtualNode
+from tests.zeus.run.sessions import (
+    ITERATIONS,
+    OpenNode,
+    power,
+    result,
+    session,
+    settings,
+    train,
+    train_epoch,
+)
+from zeus.run import files
+from zeusd.devices.simulated import Work
+
+
+def test_a_limit_that_may_not_be_set_ends_only_the_search(
+    virtual_node: OpenNode, tmp_path: Path
+) -> None:
+    node = virtual_node("v100:setter_ms=0:unprivileged")
+    work = node.nvml.open_work([0], WORKLOAD)
+    run = session(node, settings(tmp_path))
+    with pytest.warns(UserWarning, match="optimizer stopped.*: the power limit cannot be set"):
+        train(run, work, epochs=3)
+    found = result(tmp_path)
+    assert found["reached"]
+    assert found["energy"] > 0
+    assert not (tmp_path / "bs64.power.json").exists()
+
+
+@pytest.mark.parametrize("call", ["set_power_limit", "sensors"])
+def test_a_gpu_that_fails_while_limits_are_measured_ends_only_the_search(
+    node: VirtualNode, work: Work, tmp_path: Path, call: str
+) -> None:
+    run = session(node, settings(tmp_path))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train_epoch(run, work)
+        node.nvml.inject(0, call, 999)
+        train_epoch(run, work)
+        node.nvml.clear_faults()
+        wait_for(lambda: node.limit_w() == 250, "zeusd to put the limit back, in real time")
+        assert node.client.leases() == []
+        verdict = train_epoch(run, work, reached=True)
+        run.end(verdict)
+    assert sum("The power limit optimizer stopped" in str(one.message) for one in caught) == 1
+    assert result(tmp_path)["reached"]
+    assert result(tmp_path)["num_epochs"] == 3
+    assert len(power(tmp_path, "bs64.power.json.partial")["train_power"]) >= 4
+
+
+def test_a_window_of_zero_joules_ends_only_the_search(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = node.client.windows
+
+    def nothing(*args: Any) -> Any:
+        return {
+            name: found.model_copy(update={"energy_uj": [0] * len(found.energy_uj)})
+            for name, found in real(*args).items()
+        }
+
+    run = session(node, settings(tmp_path))
+    monkeypatch.setattr(node.client, "windows", nothing)
+    with pytest.warns(UserWarning, match="8 steps at 250 W were measured as 0 J"):
+        train(run, work, epochs=2)
+    assert result(tmp_path)["reached"]
+
+
+def test_a_limit_that_the_gpu_refuses_is_left_out(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus_ipc.errors import OutOfRange
+
+    real = node.client.set_power_limit
+
+    def some(gpu: Any, power_limit_mw: int, **options: Any) -> Any:
+        if power_limit_mw in (150_000, 125_000):
+            raise OutOfRange(f"{power_limit_mw} mW is not taken today")
+        return real(gpu, power_limit_mw, **options)
+
+    monkeypatch.setattr(node.client, "set_power_limit", some)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        train(session(node, settings(tmp_path)), work, epochs=4)
+    limits = [int(limit) // 1000 for limit in power(tmp_path)["train_power"]]
+    assert limits == [250, 225, 200, 175, 100]
+
+
+def test_energy_that_cannot_be_known_is_assumed_and_training_goes_on(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from zeus_ipc.errors import DaemonUnavailable
+
+    run = session(node, settings(tmp_path))
+    for _ in range(3):
+        train_epoch(run, work)
+
+    def away(*args: Any) -> Any:
+        raise DaemonUnavailable("zeusd is away")
+
+    monkeypatch.setattr(node.client, "windows", away)
+    with pytest.warns(UserWarning, match=r"\d+ W are assumed for that time: zeusd is away") as told:
+        train_epoch(run, work)
+        run.end(train_epoch(run, work, reached=True))
+    assert len(told) == 1
+    found = result(tmp_path)
+    epochs = [one.total for one in run.account.epochs]
+    assert found["num_epochs"] == 5
+    known = epochs[0] + epochs[1] + epochs[2]
+    assert epochs[3].time == pytest.approx(epochs[2].time, rel=0.01)
+    assert epochs[3].energy / epochs[3].time == pytest.approx(known.energy / known.time, rel=0.01)
+
+
+def test_files_that_cannot_be_written_cost_a_warning(
+    node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    run = session(node, settings(tmp_path))
+    monkeypatch.setattr(files, "save", full)
+    with pytest.warns(UserWarning, match="cannot be written") as told:
+        train(run, work, epochs=3)
+    assert [str(one.message)[:30] for one in told] == [
+        "The power profile cannot be wr",
+        "The run's result cannot be wri",
+    ]
+    assert node.limit_w() == 250
+
+
+def test_a_folder_that_cannot_be_made_is_told_before_training(
+    node: VirtualNode, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ValueError, match=r"cannot be made .*; set ZEUS_LOG_DIR to another"):
+        session(node, settings(tmp_path / "file" / "logs"))
+
+
+def test_nothing_is_left_of_a_run_that_ends_amid_a_window(
+    node: VirtualNode, work: Work, tmp_path: Path
+) -> None:
+    run = session(node, settings(tmp_path))
+    run.begin_epoch()
+    run.begin_train(ITERATIONS)
+    for _ in range(15):
+        run.begin_iteration()
+        work.run(1)
+    assert node.limit_w() < 250
+    run.close()
+    assert node.limit_w() == 250
+    assert node.client.leases() == []
+    assert run._monitor.measurement_states == {}

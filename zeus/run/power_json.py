@@ -1,0 +1,117 @@
+"""`bs*.power.json`: the power limits of a batch size, from one run to the next.
+
+The format is ml-energy/zeus's; the search is that of `zeus.optimizer.power_limit`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+from pydantic import BaseModel
+
+from zeus.optimizer.power_limit.profile import (
+    PowerLimitMeasurement,
+    Profile,
+    ProfileError,
+    ProfileFile,
+    watts,
+)
+from zeus.run import files
+from zeus.run.accounting import Reading
+from zeus.run.files import FileError, PowerProfile
+from zeus_ipc.overriding import override
+
+
+class PowerJson(ProfileFile):
+    """A profile in this format. It is finished with what an evaluation takes, which comes later.
+
+    A write that fails costs one warning.
+
+    Args:
+        path: The file. What is not finished is kept beside it.
+        job_id: The run that writes.
+        iterations: Those that are measured at each limit.
+
+    Attributes:
+        finished: Whether the file has all there is to measure, and nothing was measured since.
+    """
+
+    def __init__(self, path: Path, job_id: str, iterations: int) -> None:
+        super().__init__(path)
+        self._job_id = job_id
+        self._iterations = iterations
+        self._known: PowerProfile | None = None
+        self._was_finished = False
+        self._writable = True
+        self.finished = False
+
+    @override
+    def load(self, path: Path) -> Profile:
+        try:
+            found = files.load_profile(path)
+        except FileError as error:
+            raise ProfileError(str(error)) from None
+        if not found.train_power or found.train_power.keys() != found.train_throughput.keys():
+            raise ProfileError(f"{path} has not both the power and the throughput of each limit")
+        complete = path == self.path
+        self._was_finished |= complete
+        return Profile(
+            measurements=[
+                self._measurement(limit, Reading(power, found.train_throughput[limit]))
+                for limit, power in sorted(found.train_power.items(), reverse=True)
+            ],
+            gpus=found.gpus,
+            complete=complete,
+        )
+
+    @override
+    def keep(self, profile: Profile) -> None:
+        # Without a step of search, it is what was read.
+        self.finished = self._was_finished and profile.complete and profile.position == 0
+        power = {milliwatts(one): one.energy / one.time for one in profile.measurements}
+        speed = {milliwatts(one): self._iterations / one.time for one in profile.measurements}
+        self._known = PowerProfile(
+            job_id=self._job_id, train_power=power, train_throughput=speed, gpus=profile.gpus
+        )
+        if not self.finished:
+            self._save(self.partial, self._known)
+
+    def finish(self, optimal_mw: int, evaluation: tuple[int, Reading] | None) -> None:
+        """Writes what is known now that all is measured.
+
+        Args:
+            optimal_mw: The best limit.
+            evaluation: What evaluating does, and the limit, mW, at which it does; None: not known.
+        """
+        if self._known is None:
+            return
+        self._known.optimal_pl = optimal_mw
+        if evaluation is not None:
+            limit, reading = evaluation
+            self._known.eval_power[limit] = reading.power
+            self._known.eval_throughput[limit] = reading.throughput
+        self._save(self.path, self._known)
+        self.finished = True  # also where it cannot be written: it is not tried again
+        if self._writable:
+            self.partial.unlink(missing_ok=True)
+
+    def _measurement(self, limit_mw: int, reading: Reading) -> PowerLimitMeasurement:
+        seconds = self._iterations / reading.throughput
+        return PowerLimitMeasurement(
+            power_limit=watts(limit_mw), energy=reading.power * seconds, time=seconds
+        )
+
+    def _save(self, path: Path, profile: BaseModel) -> None:
+        if not self._writable:
+            return
+        try:
+            files.save(path, profile)
+        except OSError as error:
+            self._writable = False
+            warnings.warn(f"The power profile cannot be written ({error}).", stacklevel=6)
+
+
+def milliwatts(measured: PowerLimitMeasurement) -> int:
+    """The limit of a measurement, mW."""
+    return round(measured.power_limit * 1000)
