@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -82,8 +83,12 @@ def limits_w(daemon: RunningDaemon, gpus: int) -> list[float]:
 
 
 def limits_set(daemon: RunningDaemon, gpus: int) -> list[list[str]]:
-    """The power limits that each of the first GPUs was given by programs, in order."""
+    """The power limits that each of the first GPUs was given by programs, in order.
+
+    One that was set once more counts once: a program does so where the answer came late.
+    """
     with daemon.client() as client:
         uuids = [gpu.uuid for gpu in client.node().gpus[:gpus]]
     records = [one for one in daemon.records("set") if one["control"] == "power_limit"]
-    return [[one["new"] for one in records if one["gpu"] == uuid] for uuid in uuids]
+    every = [[one["new"] for one in records if one["gpu"] == uuid] for uuid in uuids]
+    return [[limit for limit, _ in itertools.groupby(limits)] for limits in every]
