@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests import needs, preloaded, seeds
+from tests import late, needs, preloaded, seeds
 
 FIRST = (
     "tests/system/test_systemd.py",
@@ -21,6 +21,17 @@ FIRST = (
     "tests/system/test_containers.py",
 )
 """Files that take long and cannot be parted: all of each is about one machine that booted."""
+
+TRAINERS = (
+    "tests/zeus/power_limit/test_huggingface.py",
+    "tests/zeus/power_limit/test_lightning.py",
+    "tests/zeus/measure/test_trainers.py",
+    "tests/zeus/serving/test_transformers.py",
+    "tests/zeus/pipeline_frequency/test_torch_pipelining.py",
+    "tests/zeus/run/test_dataloader.py",
+    "tests/docs/pages/test_pipeline_frequency_integration.py",
+)
+"""Files that import PyTorch or trainers: one worker runs all of them, as that takes seconds."""
 
 APART = (
     "tests/test_mutations.py",
@@ -87,7 +98,7 @@ gc.disable()  # until all is collected: of what is imported nothing is garbage
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """On each worker alike: the order in which tests are handed out; else pytest's own."""
     if hasattr(config, "workerinput"):
-        rank = {path: number for number, path in enumerate((*FIRST, None, *APART))}
+        rank = {path: number for number, path in enumerate((*FIRST, *TRAINERS, None, *APART))}
         rest = rank[None]
         items.sort(key=lambda item: rank.get(item.nodeid.partition("::")[0], rest))
 
@@ -96,6 +107,7 @@ def pytest_collection_finish() -> None:
     """What is there before the first test stays: nobody needs to look through it for garbage again,
     as frameworks have it done after each training.
     """
+    late.collected()
     gc.freeze()
     gc.enable()
 
@@ -112,6 +124,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Sharing(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             path = super()._split_scope(nodeid)
+            if path in TRAINERS:
+                return "TRAINERS"
             return nodeid if path in APART else path
 
     if config.getvalue("dist") != "loadfile":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import glob
 import importlib
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -186,6 +187,12 @@ def module(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError:
+        not_run(f"needs the Python module {name}")
+
+
+def package(name: str) -> None:
+    """As `module`, of what programs or later tests import: nothing is imported here."""
+    if importlib.util.find_spec(name) is None:
         not_run(f"needs the Python module {name}")
 
 

@@ -180,7 +180,7 @@ def _groups(node: NodeInfo | None) -> Iterator[Check]:
             group = grp.getgrnam(name)
         except KeyError:
             continue
-        user = _user()
+        user = user_name(os.geteuid())
         if group.gr_gid in mine:
             yield _ok("group", f"this process is in group {name}")
         elif user in group.gr_mem:
@@ -189,15 +189,6 @@ def _groups(node: NodeInfo | None) -> Iterator[Check]:
                 f"{user} was added to group {name} after this session began",
                 f"log in again, or run `newgrp {name}`",
             )
-
-
-def _user() -> str:
-    import pwd
-
-    try:
-        return pwd.getpwuid(os.geteuid()).pw_name
-    except KeyError:
-        return str(os.geteuid())
 
 
 def _systemd(simulated: bool) -> Iterator[Check]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -12,6 +11,7 @@ from functools import lru_cache
 
 import click
 
+from zeus_ipc import users
 from zeus_ipc.controls import SPECS, Control
 
 NS = 1_000_000_000
@@ -54,11 +54,8 @@ def reasons(bits: int | None) -> list[str]:
 
 @lru_cache(maxsize=1024)
 def user_name(uid: int) -> str:
-    """A user's name, or the number if there is none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
+    """As `users.user_name`, which is asked once for each user."""
+    return users.user_name(uid)
 
 
 def count(number: int, noun: str) -> str:

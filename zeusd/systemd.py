@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 import os
-import pwd
 import socket
 import time
 from functools import lru_cache
 from typing import Any
+
+from zeus_ipc.users import known_user
 
 CLIENTS = "clients"
 """Name of the socket where clients connect (`FileDescriptorName=`)."""
@@ -93,10 +94,7 @@ NAMES_S = 60
 @lru_cache(maxsize=1024)
 def _user_name(uid: int, minute: int) -> str | None:
     del minute  # another one asks again
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OSError):
-        return None
+    return known_user(uid)
 
 
 class JournalHandler(logging.Handler):

@@ -25,14 +25,22 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
+@pytest.fixture(scope="module")
+def honest(daemon: Daemon) -> Iterator[Honest]:
+    """Honest users, whose leases must outlast all attacks."""
+    with contextlib.closing(Honest(daemon)) as users:
+        yield users
+
+
 @pytest.mark.parametrize(
     "name",
     # Whose are the subordinate uids says /etc/subuid, which is the machine's.
     [name for name, one in ATTACKS.items() if name != "a busy loop" and not one.as_root],
 )
-def test_no_attack_costs_an_honest_user_a_request_or_a_lease(daemon: Daemon, name: str) -> None:
+def test_no_attack_costs_an_honest_user_a_request_or_a_lease(
+    daemon: Daemon, honest: Honest, name: str
+) -> None:
     uid = 40_000 + list(ATTACKS).index(name)
-    with contextlib.closing(Honest(daemon)) as honest:
-        seen = beside(ATTACKS[name], honest, daemon, uid, TURN_S)
+    seen = beside(ATTACKS[name], honest, daemon, uid, TURN_S)
     assert seen.faults() == []
     assert seen.honest.sets_ns

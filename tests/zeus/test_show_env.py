@@ -20,12 +20,13 @@ import zeus
 from tests.support import RunningDaemon, running_daemon
 from zeus import show_env
 from zeus.compat import capabilities
-from zeus.show_env import cpus, gpus, lines, packages, rights
+from zeus.show_env import cpus, gpus, packages, rights
 from zeus.show_env import daemon as daemon_rows
 from zeus_ipc import __version__
 from zeus_ipc.installed import overlap
 from zeus_ipc.paths import SOCKET_ENV
 from zeus_ipc.replies import Permission
+from zeus_ipc.users import user_name
 from zeusd.devices.nvml import backend as real
 from zeusd.devices.simulated import SimulatedBackend
 
@@ -108,7 +109,7 @@ def test_a_daemon_and_its_gpus_are_shown(
     ]
     assert gpus[2].uuid in shown["NVML 2 -> zeus 0"]
     assert gpus[2].name in shown["NVML 2 -> zeus 0"]
-    rights, me = found["Rights"], lines.user_name(os.geteuid())
+    rights, me = found["Rights"], user_name(os.geteuid())
     assert rights["NVML 2 offers"] == "power_limit, gpu_clocks, persistence_mode"
     assert rights["leased"] == f"power_limit of NVML 1 by user {me}, pid {os.getpid()}"
     assert show()["Rights"]["leased"] == "nothing at the moment"  # and it has taken none itself

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-import pwd
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 from zeus_ipc.client import Client
 from zeus_ipc.errors import NotSupported, RequestRejected, SeveralGpusFailed, ZeusIpcError
 from zeus_ipc.replies import GpuProcesses
+from zeus_ipc.users import user_name
 
 log = logging.getLogger(__name__)
 
 EVERY_S = 2.0
 """How often other tenants are looked for: zeusd lists processes once a second."""
-
-
-def user_name(uid: int) -> str:
-    """A user's name; the number where there is none."""
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except KeyError:
-        return str(uid)
 
 
 def shared_by(

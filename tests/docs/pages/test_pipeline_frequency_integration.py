@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
 
 from tests import snippets
+from tests.late import late
 from tests.zeus.pipeline_frequency.heard import Heard
+
+torch = late("torch")
+dist = late("torch.distributed")
 
 PAGE = Path(__file__).parents[3] / "docs" / "train" / "pipeline_frequency_integration.md"
 BLOCKS = snippets.of(PAGE)

@@ -3,52 +3,35 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import lightning.pytorch as pl
 import pytest
-import torch
-from lightning.pytorch.loggers import CSVLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.data import DataLoader
-from transformers import Trainer, TrainingArguments
 
 from tests import snippets
+from tests.late import late
 from tests.snippets import ROOT
 from tests.zeus.node import VirtualNode
-from zeus.measure import HFEnergyCallback, LightningEnergyCallback
+from zeus import measure
 from zeusd.devices.simulated import Work
 
-torch.set_num_threads(1)
+torch = late("torch")
+transformers = late("transformers")
+pl = late("lightning.pytorch")
+tiny = late("tests.zeus.measure.tiny_models")
 
 PAGE = ROOT / "docs/train/measuring_only.md"
-STEPS = 12
 STEP_J = 24.0
 """240 W for 0.1 s."""
-
-
-class Model(torch.nn.Module):
-    """Keeps the GPU busy with each batch."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-        self.busy = work
-
-    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        self.busy.run(1)
-        self.busy.wait()
-        return {"loss": self.layer(x).square().mean()}
 
 
 def test_hugging_face_logs_figures_where_the_loss_goes(
     node: VirtualNode, work: Work, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "runs"))
-    callback = HFEnergyCallback(node.monitor(), log_every=4, price=0.2, print_summary=False)
-    trainer = Trainer(
-        model=Model(work),
-        args=TrainingArguments(
+    callback = measure.HFEnergyCallback(node.monitor(), log_every=4, price=0.2, print_summary=False)
+    trainer = transformers.Trainer(
+        model=tiny.Model(work),
+        args=transformers.TrainingArguments(
             output_dir=str(tmp_path),
             per_device_train_batch_size=1,
             num_train_epochs=2,
@@ -59,7 +42,7 @@ def test_hugging_face_logs_figures_where_the_loss_goes(
             use_cpu=True,
             dataloader_pin_memory=False,
         ),
-        train_dataset=[{"x": torch.randn(4)} for _ in range(STEPS // 2)],
+        train_dataset=[{"x": torch.randn(4)} for _ in range(tiny.STEPS // 2)],
         callbacks=[callback],
     )
     callback.attach(trainer)
@@ -67,42 +50,25 @@ def test_hugging_face_logs_figures_where_the_loss_goes(
     trainer.train()
     summary = callback.summary
     assert summary is not None
-    assert (summary.steps, summary.epochs) == (STEPS, 2)
+    assert (summary.steps, summary.epochs) == (tiny.STEPS, 2)
     assert summary.step_energy == pytest.approx(STEP_J, rel=0.1)
     names = {name for entry in trainer.state.log_history for name in entry}
     assert names >= {"energy/step_J", "energy/power_W", "energy/epoch_J", "energy/total_kWh"}
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    assert len(losses) == STEPS // 3, "the trainer's own log is as it was"
+    assert len(losses) == tiny.STEPS // 3, "the trainer's own log is as it was"
     (folder,) = {path.parent for path in (tmp_path).rglob("events.out.tfevents.*")}
     events = EventAccumulator(str(folder)).Reload()
     (total,) = events.Scalars("train/energy/total_kWh")
     assert total.value == pytest.approx(summary.kwh, rel=1e-5)
 
 
-class Module(pl.LightningModule):
-    """The same for Lightning."""
-
-    def __init__(self, work: Work) -> None:
-        super().__init__()
-        self.model = Model(work)
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
-        return self.model(batch)["loss"]
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(torch.randn(STEPS // 2, 4), batch_size=1)
-
-
 def test_lightning_logs_figures_to_its_loggers(
     node: VirtualNode, work: Work, tmp_path: Path
 ) -> None:
-    callback = LightningEnergyCallback(
+    callback = measure.LightningEnergyCallback(
         node.monitor(), log_every=4, carbon_intensity=400, print_summary=False
     )
-    logger = CSVLogger(tmp_path)
+    logger = pl.loggers.CSVLogger(tmp_path)
     pl.Trainer(
         max_epochs=2,
         accelerator="cpu",
@@ -111,10 +77,10 @@ def test_lightning_logs_figures_to_its_loggers(
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
-    ).fit(Module(work))
+    ).fit(tiny.Module(work))
     summary = callback.summary
     assert summary is not None
-    assert (summary.steps, summary.epochs) == (STEPS, 2)
+    assert (summary.steps, summary.epochs) == (tiny.STEPS, 2)
     assert summary.step_energy == pytest.approx(STEP_J, rel=0.1)
     logger.save()
     header = Path(logger.log_dir, "metrics.csv").read_text().splitlines()[0].split(",")
@@ -128,9 +94,9 @@ def test_what_the_page_shows_runs(
     monkeypatch.setattr("zeus.measure.callback.ZeusMonitor", node.monitor)
     (block,) = [one for one in snippets.of(PAGE) if "Trainer" in one.source]
     space = block.run(
-        Trainer=Trainer,
-        model=Model(work),
-        args=TrainingArguments(
+        Trainer=transformers.Trainer,
+        model=tiny.Model(work),
+        args=transformers.TrainingArguments(
             output_dir=str(tmp_path), max_steps=3, report_to=[], use_cpu=True, disable_tqdm=True
         ),
         data=[{"x": torch.randn(4)} for _ in range(3)],

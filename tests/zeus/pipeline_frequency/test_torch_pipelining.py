@@ -8,22 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-import torch.distributed as dist
-from torch import nn
-from torch.distributed.pipelining import (
-    PipelineStage,
-    Schedule1F1B,
-    ScheduleGPipe,
-    ScheduleInterleaved1F1B,
-    ScheduleInterleavedZeroBubble,
-    schedules,
-)
 
+from tests.late import late
 from zeus.callback import Callback
 from zeus.optimizer.pipeline_frequency.placed_schedules import from_actions
 from zeus.optimizer.pipeline_frequency.schedules import interleaved_1f1b
-from zeus.optimizer.pipeline_frequency.torch_pipelining import instrument
+
+torch = late("torch")
+dist = late("torch.distributed")
+pipelining = late("torch.distributed.pipelining")
+ours = late("zeus.optimizer.pipeline_frequency.torch_pipelining")
 
 MICROBATCHES = 4
 
@@ -35,7 +29,7 @@ MICROBATCHES = 4
 )
 def test_torchs_own_action_tables_are_schedules(name: str, parts: int) -> None:
     ranks, microbatches = 4, 8
-    kind = getattr(schedules, f"Schedule{name}")
+    kind = getattr(pipelining.schedules, f"Schedule{name}")
     # The table of all ranks without their processes.
     schedule = object.__new__(kind)
     values = {"pp_group_size": ranks, "n_local_stages": parts, "_n_microbatches": microbatches}
@@ -85,17 +79,19 @@ class Heard(Callback):
         return names
 
 
-class Scale(nn.Module):
+def scale(seen: Callable[[], None]) -> torch.nn.Module:
     """Calls `seen` while it computes."""
 
-    def __init__(self, seen: Callable[[], None]) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.tensor(2.0))
-        self.seen = seen
+    class Scale(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.tensor(2.0))
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.seen()
-        return x * self.weight
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            seen()
+            return x * self.weight
+
+    return Scale()
 
 
 @pytest.fixture(autouse=True)
@@ -111,12 +107,12 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return (output - target).square().mean()
 
 
-def make(kind: Any, stages: int, heard: Heard) -> tuple[Any, list[PipelineStage]]:
+def make(kind: Any, stages: int, heard: Heard) -> tuple[Any, list[pipelining.PipelineStage]]:
     """A schedule of stages that are all in this process."""
     cpu = torch.device("cpu")
     seen = lambda: heard.events.append("computes")  # noqa: E731
-    made = [PipelineStage(Scale(seen), number, stages, cpu) for number in range(stages)]
-    several = stages > 1 or kind is ScheduleInterleaved1F1B
+    made = [pipelining.PipelineStage(scale(seen), number, stages, cpu) for number in range(stages)]
+    several = stages > 1 or kind is pipelining.ScheduleInterleaved1F1B
     return kind(made if several else made[0], MICROBATCHES, loss_fn=loss), made
 
 
@@ -132,14 +128,14 @@ def without_computing(heard: Heard) -> Heard:
 @pytest.mark.parametrize(
     ("kind", "order"),
     [
-        (Schedule1F1B, ["forward", "backward"] * MICROBATCHES),
-        (ScheduleGPipe, ["forward"] * MICROBATCHES + ["backward"] * MICROBATCHES),
+        ("Schedule1F1B", ["forward", "backward"] * MICROBATCHES),
+        ("ScheduleGPipe", ["forward"] * MICROBATCHES + ["backward"] * MICROBATCHES),
     ],
 )
-def test_a_step_is_its_instructions_in_their_order(kind: Any, order: list[str]) -> None:
+def test_a_step_is_its_instructions_in_their_order(kind: str, order: list[str]) -> None:
     heard = Heard()
-    schedule, (stage,) = make(kind, 1, heard)
-    instrument(schedule, stage, heard)
+    schedule, (stage,) = make(getattr(pipelining, kind), 1, heard)
+    ours.instrument(schedule, stage, heard)
     for _ in range(2):
         heard.events.clear()
         train(schedule)
@@ -149,8 +145,8 @@ def test_a_step_is_its_instructions_in_their_order(kind: Any, order: list[str]) 
 
 def test_an_instruction_holds_its_computing_and_nothing_else_does() -> None:
     heard = Heard()
-    schedule, (stage,) = make(Schedule1F1B, 1, heard)
-    instrument(schedule, stage, heard)
+    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
+    ours.instrument(schedule, stage, heard)
     train(schedule)  # the first step also tries the model, to learn its shapes
     heard.events.clear()
     train(schedule)
@@ -162,8 +158,8 @@ def test_an_instruction_holds_its_computing_and_nothing_else_does() -> None:
 
 def test_stages_that_share_a_process_share_its_instructions() -> None:
     heard = Heard()
-    schedule, stages = make(ScheduleInterleaved1F1B, 2, heard)
-    instrument(schedule, stages, heard)
+    schedule, stages = make(pipelining.ScheduleInterleaved1F1B, 2, heard)
+    ours.instrument(schedule, stages, heard)
     train(schedule)
     counts = collections.Counter(without_computing(heard).instructions())
     assert counts == {"forward": 2 * MICROBATCHES, "backward": 2 * MICROBATCHES}
@@ -171,8 +167,8 @@ def test_stages_that_share_a_process_share_its_instructions() -> None:
 
 def test_a_backward_in_two_parts_is_two_instructions() -> None:
     heard = Heard()
-    schedule, stages = make(ScheduleInterleavedZeroBubble, 2, heard)
-    instrument(schedule, stages, heard)
+    schedule, stages = make(pipelining.ScheduleInterleavedZeroBubble, 2, heard)
+    ours.instrument(schedule, stages, heard)
     train(schedule)
     counts = collections.Counter(without_computing(heard).instructions())
     assert counts["forward"] == 2 * MICROBATCHES
@@ -183,8 +179,8 @@ def test_a_backward_in_two_parts_is_two_instructions() -> None:
 
 def test_an_evaluation_is_a_pause() -> None:
     heard = Heard()
-    schedule, (stage,) = make(Schedule1F1B, 1, heard)
-    instrument(schedule, stage, heard)
+    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
+    ours.instrument(schedule, stage, heard)
     ones = torch.ones(MICROBATCHES, 1)
     schedule.eval(ones, target=ones)
     with torch.no_grad():
@@ -197,9 +193,9 @@ def test_an_evaluation_is_a_pause() -> None:
 
 def test_another_schedule_of_the_same_stage_has_no_instructions() -> None:
     heard = Heard()
-    schedule, (stage,) = make(Schedule1F1B, 1, heard)
-    instrument(schedule, stage, heard)
-    forward_only = ScheduleGPipe(stage, MICROBATCHES)
+    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
+    ours.instrument(schedule, stage, heard)
+    forward_only = pipelining.ScheduleGPipe(stage, MICROBATCHES)
     with torch.no_grad():
         forward_only.step(torch.ones(MICROBATCHES, 1))
     assert without_computing(heard).events == []
@@ -207,8 +203,8 @@ def test_another_schedule_of_the_same_stage_has_no_instructions() -> None:
 
 def test_after_a_step_that_failed_an_evaluation_is_a_pause_and_a_step_a_step() -> None:
     heard = Heard()
-    schedule, (stage,) = make(Schedule1F1B, 1, heard)
-    instrument(schedule, stage, heard)
+    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
+    ours.instrument(schedule, stage, heard)
     train(schedule)
     forward = stage.submod.forward
     stage.submod.forward = lambda x: x.no_such_thing
@@ -227,8 +223,8 @@ def test_after_a_step_that_failed_an_evaluation_is_a_pause_and_a_step_a_step() -
 
 def test_losses_and_outputs_pass_through() -> None:
     heard = Heard()
-    schedule, (stage,) = make(Schedule1F1B, 1, heard)
-    instrument(schedule, stage, heard)
+    schedule, (stage,) = make(pipelining.Schedule1F1B, 1, heard)
+    ours.instrument(schedule, stage, heard)
     losses: list[torch.Tensor] = []
     ones = torch.ones(MICROBATCHES, 1)
     output = schedule.step(ones, target=ones, losses=losses)
@@ -240,7 +236,7 @@ def test_losses_and_outputs_pass_through() -> None:
 def test_the_planners_interleaved_order_is_that_of_torch(numbers: tuple[int, int, int]) -> None:
     ranks, microbatches, chunks = numbers
     planned = interleaved_1f1b(ranks, microbatches, chunks)
-    schedule: Any = object.__new__(ScheduleInterleaved1F1B)
+    schedule: Any = object.__new__(pipelining.ScheduleInterleaved1F1B)
     schedule.pp_group_size, schedule.n_local_stages = ranks, chunks
     schedule._n_microbatches = microbatches
     schedule.number_of_rounds = microbatches // ranks
@@ -259,9 +255,8 @@ def test_the_planners_interleaved_order_is_that_of_torch(numbers: tuple[int, int
 class OnGpu:
     """A stage whose device is a GPU, as far as it says."""
 
-    device = torch.device("cuda", 1)
-
     def __init__(self, events: list[str]) -> None:
+        self.device = torch.device("cuda", 1)
         self.events = events
 
     def forward_one_chunk(self, chunk: int) -> None:
@@ -284,7 +279,7 @@ def test_a_gpu_is_waited_for_before_its_clock_is_set(
         torch.cuda, "synchronize", lambda device: heard.events.append(f"waited for {device}")
     )
     stage = OnGpu(heard.events)
-    instrument(stage, stage, heard, synchronize=synchronize)
+    ours.instrument(stage, stage, heard, synchronize=synchronize)
     stage.step()
     waited = ["waited for cuda:1"] if synchronize else []
     assert heard.events == [

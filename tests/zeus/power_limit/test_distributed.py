@@ -25,7 +25,7 @@ from zeus.optimizer.power_limit.profile import PowerLimitMeasurement
 from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
-needs.module("torch")
+needs.package("torch")
 
 ROOT = Path(__file__).parents[3]
 JOB = Path(__file__).with_name("distributed_job.py")

@@ -15,43 +15,43 @@ import pytest
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import torch
-from datasets import Dataset
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    PreTrainedTokenizerFast,
-    Trainer,
-    TrainerCallback,
-    TrainingArguments,
-)
-from trl import SFTConfig, SFTTrainer
 
 from tests import snippets
+from tests.late import late
 from tests.zeus.in_trainers import LIMITS, SMALL, STEPS, assert_given_back, assert_right
 from tests.zeus.node import VirtualNode
-from zeus.optimizer import HFGlobalPowerLimitOptimizer
+from zeus.optimizer import power_limit
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, Profiling
 from zeusd.devices.simulated import Work
 
-torch.set_num_threads(1)  # more only wait for each other with models so small
+torch = late("torch")
+datasets = late("datasets")
+transformers = late("transformers")
+trl = late("trl")
 
 ROOT = Path(__file__).parents[3]
 
 
-def callback(node: VirtualNode, **options: Any) -> HFGlobalPowerLimitOptimizer:
-    return HFGlobalPowerLimitOptimizer(node.monitor(), Energy(), **{**SMALL, **options})
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)  # more only wait for each other with models so small
 
 
-def model() -> LlamaForCausalLM:
+def callback(node: VirtualNode, **options: Any) -> power_limit.HFGlobalPowerLimitOptimizer:
+    return power_limit.HFGlobalPowerLimitOptimizer(node.monitor(), Energy(), **{**SMALL, **options})
+
+
+def model() -> transformers.LlamaForCausalLM:
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
-    return LlamaForCausalLM(LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes))
+    return transformers.LlamaForCausalLM(
+        transformers.LlamaConfig(vocab_size=64, num_attention_heads=2, **sizes)
+    )
 
 
-def rows(count: int) -> Dataset:
+def rows(count: int) -> datasets.Dataset:
     ids = torch.randint(0, 64, (count, 8), generator=torch.Generator().manual_seed(0)).tolist()
-    return Dataset.from_dict({"input_ids": ids, "labels": ids})
+    return datasets.Dataset.from_dict({"input_ids": ids, "labels": ids})
 
 
 def simulate(trainer: Any, node: VirtualNode, work: Work, units: float = 1.0) -> None:
@@ -80,12 +80,12 @@ def simulate(trainer: Any, node: VirtualNode, work: Work, units: float = 1.0) ->
 
 def hf_trainer(
     tmp_path: Path,
-    plo: HFGlobalPowerLimitOptimizer | None,
+    plo: power_limit.HFGlobalPowerLimitOptimizer | None,
     *,
     steps: int = 1000,
-    after: list[TrainerCallback] | None = None,
+    after: list[transformers.TrainerCallback] | None = None,
     **options: Any,
-) -> Trainer:
+) -> transformers.Trainer:
     """A trainer whose epochs have as many steps as it is told."""
     batches = steps * options.get("gradient_accumulation_steps", 1)
     arguments = {
@@ -97,9 +97,9 @@ def hf_trainer(
         "use_cpu": True,
         **options,
     }
-    return Trainer(
+    return transformers.Trainer(
         model(),
-        TrainingArguments(str(tmp_path / "out"), **arguments),
+        transformers.TrainingArguments(str(tmp_path / "out"), **arguments),
         train_dataset=rows(batches),
         eval_dataset=rows(2),
         callbacks=[*([plo] if plo else []), *(after or [])],
@@ -110,10 +110,10 @@ def hf_trainer(
 
 
 def test_it_takes_what_the_optimizer_takes() -> None:
+    from zeus.optimizer import HFGlobalPowerLimitOptimizer
+
     ours = inspect.signature(HFGlobalPowerLimitOptimizer)
     assert ours == inspect.signature(GlobalPowerLimitOptimizer)
-    from zeus.optimizer import power_limit
-
     assert power_limit.HFGlobalPowerLimitOptimizer is HFGlobalPowerLimitOptimizer
     with pytest.raises(AttributeError, match="no attribute 'Nothing'"):
         power_limit.Nothing  # noqa: B018
@@ -161,7 +161,7 @@ def test_wrong_arguments_are_refused_as_by_the_optimizer(node: VirtualNode) -> N
 
 def test_a_trainer_may_pass_its_model_by_position(node: VirtualNode) -> None:
     plo = callback(node)
-    arguments = TrainingArguments("unused", report_to=[], use_cpu=True)
+    arguments = transformers.TrainingArguments("unused", report_to=[], use_cpu=True)
     trainer_model = model()
     from transformers import TrainerControl, TrainerState
 
@@ -181,7 +181,7 @@ def test_the_best_limit_is_found_and_goes_back_at_the_end(
     plo = callback(node)
     seen: list[float] = []
 
-    class Watch(TrainerCallback):
+    class Watch(transformers.TrainerCallback):
         def on_step_end(self, *event: Any, **objects: Any) -> None:
             seen.append(node.limit_w())
 
@@ -245,7 +245,7 @@ def test_checkpoints_more_often_than_a_limit_needs_steps(
 def test_what_a_later_callback_orders_is_not_measured_either(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
-    class Orders(TrainerCallback):
+    class Orders(transformers.TrainerCallback):
         def on_step_end(self, args: Any, state: Any, control: Any, **objects: Any) -> None:
             control.should_evaluate = state.global_step == 8
             control.should_save = state.global_step == 21
@@ -365,7 +365,7 @@ def test_a_second_training_sets_limits_again(
     called.clear()
     limits: list[float] = []
 
-    class Watch(TrainerCallback):
+    class Watch(transformers.TrainerCallback):
         def on_step_begin(self, *event: Any, **objects: Any) -> None:
             limits.append(node.limit_w())
 
@@ -403,7 +403,7 @@ def test_an_error_of_ours_ends_the_search_and_not_the_training(
 # ---------------------------------------------------------------------------------------- logging
 
 
-def figures_while_training(plo: HFGlobalPowerLimitOptimizer) -> None:
+def figures_while_training(plo: power_limit.HFGlobalPowerLimitOptimizer) -> None:
     """More figures, at the two times that suit a log least."""
     optimizer = plo.optimizer
     pause, end = optimizer.on_pause, optimizer.on_train_end
@@ -463,7 +463,7 @@ def test_figures_go_where_the_loss_goes(
 def test_a_log_that_fails_ends_only_the_logging(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
-    class Full(TrainerCallback):
+    class Full(transformers.TrainerCallback):
         def on_log(self, *event: Any, logs: dict[str, float], **objects: Any) -> None:
             if "zeus/test" in logs:
                 raise OSError("No space left on device")
@@ -494,7 +494,7 @@ def test_only_the_main_process_logs(
 # -------------------------------------------------------------------------------------------- TRL
 
 
-def tokenizer() -> PreTrainedTokenizerFast:
+def tokenizer() -> transformers.PreTrainedTokenizerFast:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     made = Tokenizer(models.BPE(unk_token="<unk>"))
@@ -508,7 +508,7 @@ def tokenizer() -> PreTrainedTokenizerFast:
             initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         ),
     )
-    fast = PreTrainedTokenizerFast(
+    fast = transformers.PreTrainedTokenizerFast(
         tokenizer_object=made, unk_token="<unk>", pad_token="<pad>", eos_token="<eos>"
     )
     fast.chat_template = (
@@ -530,9 +530,9 @@ def test_sft_trainer(
     ]
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16}
     heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
-    trainer = SFTTrainer(
+    trainer = trl.SFTTrainer(
         model=Gemma3ForCausalLM(Gemma3TextConfig(vocab_size=300, **sizes, **heads)),
-        args=SFTConfig(
+        args=trl.SFTConfig(
             str(tmp_path / "out"),
             per_device_train_batch_size=1,
             max_steps=110,
@@ -547,8 +547,8 @@ def test_sft_trainer(
             bf16=False,
             max_length=32,
         ),
-        train_dataset=Dataset.from_dict({"messages": [chat] * 120}),
-        eval_dataset=Dataset.from_dict({"messages": [chat] * 2}),
+        train_dataset=datasets.Dataset.from_dict({"messages": [chat] * 120}),
+        eval_dataset=datasets.Dataset.from_dict({"messages": [chat] * 2}),
         processing_class=tokenizer(),
     )
     plo.attach(trainer)
@@ -578,7 +578,7 @@ def test_what_the_docs_show_runs(
     made = hf_trainer(tmp_path, None, steps=STEPS + 5)
     made.args.report_to = []
 
-    class Simulated(Trainer):
+    class Simulated(transformers.Trainer):
         def training_step(self, *args: Any, **options: Any) -> Any:
             loss = super().training_step(*args, **options)
             work.run(1)
@@ -593,6 +593,8 @@ def test_what_the_docs_show_runs(
         trainer=Simulated(made.model, made.args, train_dataset=made.train_dataset),
         monitor=node.monitor(),
     )
-    made_here = [one for one in space.values() if isinstance(one, HFGlobalPowerLimitOptimizer)]
+    made_here = [
+        one for one in space.values() if isinstance(one, power_limit.HFGlobalPowerLimitOptimizer)
+    ]
     assert all(not one.disabled and isinstance(one.state, Done) for one in made_here)
     assert_given_back(node)

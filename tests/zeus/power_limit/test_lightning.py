@@ -6,22 +6,17 @@ import inspect
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import lightning.pytorch as pl
 import pytest
-import torch
-from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from torch.utils.data import DataLoader
 
 from tests import snippets
+from tests.late import late
 from tests.zeus.in_trainers import LIMITS, SMALL, STEPS, assert_given_back, assert_right
 from tests.zeus.node import VirtualNode
-from zeus.optimizer import LightningGlobalPowerLimitOptimizer
+from zeus.optimizer import power_limit
 from zeus.optimizer.power_limit import (
     Done,
     Energy,
@@ -31,73 +26,21 @@ from zeus.optimizer.power_limit import (
 )
 from zeusd.devices.simulated import Work
 
-torch.set_num_threads(1)  # more only wait for each other with models so small
+pl = late("lightning.pytorch")
+models = late("tests.zeus.power_limit.lightning_model")
 
 ROOT = Path(__file__).parents[3]
 
 
-class Model(pl.LightningModule):
-    """Keeps the GPU busy with each batch; validating and gathering its weights take long."""
-
-    def __init__(
-        self, node: VirtualNode, work: Work, *, steps: int, units: float = 1.0, **by_hand: Any
-    ) -> None:
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-        self.node, self.work, self.steps, self.units = node, work, steps, units
-        self.automatic_optimization = not by_hand
-        self.before: Callable[[], None] = lambda: None
-        self.limits_validated: set[float] = set()
-
-    def training_step(self, batch: torch.Tensor, batch_idx: int) -> Any:
-        self.before()
-        self.work.run(self.units)
-        loss = self.layer(batch).square().mean()
-        if not self.automatic_optimization:
-            optimizer = self.optimizers(use_pl_optimizer=False)  # whose steps nobody counts
-            optimizer.zero_grad()
-            self.manual_backward(loss)
-            optimizer.step()
-        return loss
-
-    def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
-        self.limits_validated.add(self.node.limit_w())
-        self.rest(8)
-        self.log("val_loss", self.layer(batch).square().mean())
-
-    def state_dict(self, *args: Any, **options: Any) -> Any:
-        self.rest(6)
-        return super().state_dict(*args, **options)
-
-    def rest(self, seconds: float) -> None:
-        self.work.wait()
-        self.node.clock.sleep(seconds)
-
-    def configure_optimizers(self) -> Any:
-        return torch.optim.SGD(self.parameters(), lr=0.1)
-
-    def train_dataloader(self) -> Any:
-        return DataLoader(torch.randn(self.steps, 4), batch_size=1)
-
-    def val_dataloader(self) -> Any:
-        node, rest = self.node, self.rest
-
-        class Workers(DataLoader):
-            def __iter__(self) -> Any:
-                rest(8)  # as starting them takes long
-                assert node
-                return super().__iter__()
-
-        return Workers(torch.randn(2, 4), batch_size=1)
-
-
-def plugin(node: VirtualNode, **options: Any) -> LightningGlobalPowerLimitOptimizer:
-    return LightningGlobalPowerLimitOptimizer(node.monitor(), Energy(), **{**SMALL, **options})
+def plugin(node: VirtualNode, **options: Any) -> power_limit.LightningGlobalPowerLimitOptimizer:
+    return power_limit.LightningGlobalPowerLimitOptimizer(
+        node.monitor(), Energy(), **{**SMALL, **options}
+    )
 
 
 def fit(
-    plo: LightningGlobalPowerLimitOptimizer,
-    model: Model,
+    plo: power_limit.LightningGlobalPowerLimitOptimizer,
+    model: models.Model,
     tmp_path: Path,
     *callbacks: pl.Callback,
     ckpt_path: str | None = None,
@@ -122,9 +65,9 @@ def fit(
 
 
 def test_it_takes_what_the_optimizer_takes() -> None:
-    ours = inspect.signature(LightningGlobalPowerLimitOptimizer)
+    ours = inspect.signature(power_limit.LightningGlobalPowerLimitOptimizer)
     assert ours == inspect.signature(GlobalPowerLimitOptimizer)
-    assert issubclass(LightningGlobalPowerLimitOptimizer, pl.Callback)
+    assert issubclass(power_limit.LightningGlobalPowerLimitOptimizer, pl.Callback)
 
 
 def test_the_package_that_the_program_uses_is_taken() -> None:
@@ -141,7 +84,7 @@ def test_the_best_limit_is_found_and_goes_back_at_the_end(
 ) -> None:
     plo = plugin(node)
     seen: list[float] = []
-    model = Model(node, work, steps=STEPS + 5)
+    model = models.Model(node, work, steps=STEPS + 5)
     model.before = lambda: seen.append(node.limit_w())
     fit(plo, model, tmp_path)
     assert_right(plo, expected)
@@ -157,12 +100,12 @@ def test_validation_and_checkpoints_in_mid_epoch_are_not_measured(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = plugin(node)
-    model = Model(node, work, steps=130)
+    model = models.Model(node, work, steps=130)
     fit(
         plo,
         model,
         tmp_path,
-        ModelCheckpoint(tmp_path, every_n_train_steps=25, save_top_k=-1),
+        pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=25, save_top_k=-1),
         limit_val_batches=2,
         num_sanity_val_steps=2,
         val_check_interval=7,
@@ -177,8 +120,8 @@ def test_checkpoints_more_often_than_a_limit_needs_steps(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = plugin(node)
-    saves = ModelCheckpoint(tmp_path, every_n_train_steps=7)
-    fit(plo, Model(node, work, steps=100), tmp_path, saves)
+    saves = pl.callbacks.ModelCheckpoint(tmp_path, every_n_train_steps=7)
+    fit(plo, models.Model(node, work, steps=100), tmp_path, saves)
     assert_right(plo, expected)
 
 
@@ -190,14 +133,14 @@ def test_a_checkpoint_that_nobody_foresaw_is_not_measured(
     tmp_path: Path,
     weights_only: bool,
 ) -> None:
-    class Odd(ModelCheckpoint):
+    class Odd(pl.callbacks.ModelCheckpoint):
         def on_train_batch_end(self, trainer: pl.Trainer, *event: Any, **more: Any) -> None:
             if trainer.global_step in (9, 40):
                 self._save_none_monitor_checkpoint(trainer, self._monitor_candidates(trainer))
 
     plo = plugin(node)
     saves = Odd(tmp_path, save_weights_only=weights_only, save_top_k=-1)
-    fit(plo, Model(node, work, steps=STEPS + 40), tmp_path, saves)
+    fit(plo, models.Model(node, work, steps=STEPS + 40), tmp_path, saves)
     assert len(list(tmp_path.glob("*.ckpt"))) >= 2
     assert_right(plo, expected)
 
@@ -207,7 +150,7 @@ def test_short_epochs_with_a_validation_after_each(
 ) -> None:
     plo = plugin(node)
     with pytest.warns(UserWarning, match="shorter than"):
-        fit(plo, Model(node, work, steps=8), tmp_path, max_epochs=14, limit_val_batches=2)
+        fit(plo, models.Model(node, work, steps=8), tmp_path, max_epochs=14, limit_val_batches=2)
     assert_right(plo, expected)
 
 
@@ -215,7 +158,7 @@ def test_a_step_is_an_optimizer_step(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = plugin(node)
-    model = Model(node, work, steps=4 * (STEPS + 60) + 3, units=0.25)
+    model = models.Model(node, work, steps=4 * (STEPS + 60) + 3, units=0.25)
     # Validations cut windows, every other amid a step: their limits are tried again.
     options: dict[str, Any] = {"limit_val_batches": 2, "val_check_interval": 94}
     trainer = fit(plo, model, tmp_path, accumulate_grad_batches=4, **options)
@@ -228,7 +171,7 @@ def test_a_module_that_optimizes_by_hand(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
     plo = plugin(node)
-    trainer = fit(plo, Model(node, work, steps=STEPS + 5, by_hand=True), tmp_path)
+    trainer = fit(plo, models.Model(node, work, steps=STEPS + 5, by_hand=True), tmp_path)
     assert trainer.global_step == 0
     assert_right(plo, expected)
 
@@ -236,11 +179,11 @@ def test_a_module_that_optimizes_by_hand(
 def test_it_goes_on_from_a_checkpoint(
     node: VirtualNode, work: Work, expected: dict[float, float], tmp_path: Path
 ) -> None:
-    saves = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=20)
-    fit(plugin(node), Model(node, work, steps=90), tmp_path, saves, max_steps=20)
+    saves = pl.callbacks.ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=20)
+    fit(plugin(node), models.Model(node, work, steps=90), tmp_path, saves, max_steps=20)
     plo = plugin(node)
     path = str(tmp_path / "half.ckpt")
-    trainer = fit(plo, Model(node, work, steps=90), tmp_path, ckpt_path=path)
+    trainer = fit(plo, models.Model(node, work, steps=90), tmp_path, ckpt_path=path)
     assert trainer.global_step == 90
     assert_right(plo, expected)
     assert_given_back(node)
@@ -255,7 +198,7 @@ def test_after_an_error_limits_go_back_and_the_same_callback_trains_again(
     error: BaseException,
 ) -> None:
     plo = plugin(node)
-    model = Model(node, work, steps=STEPS + 30)
+    model = models.Model(node, work, steps=STEPS + 30)
 
     def fails() -> None:
         if node.limit_w() == 150 and isinstance(plo.state, Profiling):
@@ -274,7 +217,7 @@ def test_after_an_error_limits_go_back_and_the_same_callback_trains_again(
 
 def test_validation_alone_changes_nothing(node: VirtualNode, work: Work, tmp_path: Path) -> None:
     plo = plugin(node)
-    model = Model(node, work, steps=5)
+    model = models.Model(node, work, steps=5)
     quiet: dict[str, Any] = {"enable_progress_bar": False, "logger": False}
     pl.Trainer(callbacks=[plo], accelerator="cpu", devices=1, **quiet).validate(model)
     assert not isinstance(plo.state, Done)
@@ -292,7 +235,7 @@ def test_an_error_of_ours_ends_the_search_and_not_the_training(
 
     monkeypatch.setattr(plo.optimizer, "on_step_end", broken)
     with pytest.warns(UserWarning, match="training continues at the highest limit.*a defect"):
-        trainer = fit(plo, Model(node, work, steps=20), tmp_path)
+        trainer = fit(plo, models.Model(node, work, steps=20), tmp_path)
     assert trainer.global_step == 20
     assert plo.disabled
     assert_given_back(node)
@@ -304,8 +247,11 @@ def energy(one: PowerLimitMeasurement) -> float:
 
 def test_figures_go_to_every_logger(node: VirtualNode, work: Work, tmp_path: Path) -> None:
     plo = plugin(node)
-    loggers = [TensorBoardLogger(tmp_path, "board"), CSVLogger(tmp_path, "csv")]
-    fit(plo, Model(node, work, steps=60), tmp_path, logger=loggers)
+    loggers = [
+        pl.loggers.TensorBoardLogger(tmp_path, "board"),
+        pl.loggers.CSVLogger(tmp_path, "csv"),
+    ]
+    fit(plo, models.Model(node, work, steps=60), tmp_path, logger=loggers)
     (events,) = (tmp_path / "board").rglob("events.out.tfevents.*")
     board = EventAccumulator(str(events))
     board.Reload()
@@ -330,7 +276,11 @@ def test_what_the_docs_show_runs(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("zeus.monitor.ZeusMonitor", lambda **options: node.monitor(**options))
     monkeypatch.setenv("LOCAL_RANK", "0")
-    space = block.run(model=Model(node, work, steps=250), monitor=node.monitor())
-    made = [one for one in space.values() if isinstance(one, LightningGlobalPowerLimitOptimizer)]
+    space = block.run(model=models.Model(node, work, steps=250), monitor=node.monitor())
+    made = [
+        one
+        for one in space.values()
+        if isinstance(one, power_limit.LightningGlobalPowerLimitOptimizer)
+    ]
     assert all(not one.disabled for one in made)
     assert_given_back(node)

@@ -10,24 +10,29 @@ from typing import Any
 
 import pytest
 
-from tests import needs, snippets
+from tests import snippets
 from tests.examples.programs import environment, limits_set, limits_w, with_torch
+from tests.late import late
 from tests.support import running_daemon, wait_for
 from tests.zeus.node import VirtualNode
+from zeus import run as zeus_run
 from zeus.job import Job
 from zeus.run import session as session_module
 from zeusd.devices.simulated import Work
 
-torch = needs.module("torch")
-
-from torch.utils.data import IterableDataset, TensorDataset  # noqa: E402
-
-from zeus.run import ZeusCostThresholdExceededError, ZeusDataLoader, ZeusMaster, read_history  # noqa: E402
+torch = late("torch")
+data = late("torch.utils.data")
 
 ROOT = Path(__file__).parents[3]
 ITERATIONS = 60
-SAMPLES = TensorDataset(torch.arange(4 * ITERATIONS))
-EVAL_SAMPLES = TensorDataset(torch.arange(40))
+
+
+def samples(count: int = 4 * ITERATIONS) -> data.TensorDataset:
+    return data.TensorDataset(torch.arange(count))
+
+
+def eval_samples() -> data.TensorDataset:
+    return samples(40)
 
 
 @pytest.fixture
@@ -44,14 +49,16 @@ def folder(node: VirtualNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
-def loaders(**options: Any) -> tuple[ZeusDataLoader, ZeusDataLoader]:
+def loaders(**options: Any) -> tuple[zeus_run.ZeusDataLoader, zeus_run.ZeusDataLoader]:
     """To train and to evaluate with; 60 and 10 iterations."""
     given = {"batch_size": 4, "max_epochs": 10, **options}
-    train = ZeusDataLoader(SAMPLES, **given)
-    return train, ZeusDataLoader(EVAL_SAMPLES, batch_size=4)
+    train = zeus_run.ZeusDataLoader(samples(), **given)
+    return train, zeus_run.ZeusDataLoader(eval_samples(), batch_size=4)
 
 
-def epoch(train: ZeusDataLoader, evaluate: ZeusDataLoader, step: Callable[[], object]) -> int:
+def epoch(
+    train: zeus_run.ZeusDataLoader, evaluate: zeus_run.ZeusDataLoader, step: Callable[[], object]
+) -> int:
     """Trains an epoch and evaluates. Returns how many batches of training there were."""
     trained = 0
     for (samples,) in train:
@@ -125,7 +132,9 @@ def test_a_run_that_would_cost_too_much_is_given_up(
 ) -> None:
     monkeypatch.setenv("ZEUS_COST_THRESH", "1")
     train, evaluate = loaders()
-    with pytest.raises(ZeusCostThresholdExceededError, match="training was given up") as raised:
+    with pytest.raises(
+        zeus_run.ZeusCostThresholdExceededError, match="training was given up"
+    ) as raised:
         for _ in train.epochs():
             epoch(train, evaluate, lambda: work.run(1))
     found = result(folder)
@@ -179,11 +188,11 @@ def test_limits_go_back_when_training_fails(node: VirtualNode, work: Work, folde
 
 
 def test_a_data_set_need_not_know_its_length(work: Work, folder: Path) -> None:
-    class Stream(IterableDataset[Any]):
+    class Stream(data.IterableDataset[Any]):
         def __iter__(self) -> Any:
-            return iter(SAMPLES)
+            return iter(samples())
 
-    train = ZeusDataLoader(Stream(), batch_size=4, max_epochs=4)
+    train = zeus_run.ZeusDataLoader(Stream(), batch_size=4, max_epochs=4)
     for _ in train.epochs():
         for _ in train:
             work.run(1)
@@ -210,9 +219,9 @@ def test_loaders_are_told_apart(work: Work, folder: Path) -> None:
 
 def test_an_evaluation_alone_needs_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ZEUS_TARGET_METRIC", raising=False)
-    assert sum(1 for _ in ZeusDataLoader(EVAL_SAMPLES, batch_size=4)) == 10
+    assert sum(1 for _ in zeus_run.ZeusDataLoader(eval_samples(), batch_size=4)) == 10
     with pytest.raises(ValueError, match="ZEUS_TARGET_METRIC is missing"):
-        ZeusDataLoader(EVAL_SAMPLES, batch_size=4, max_epochs=1)
+        zeus_run.ZeusDataLoader(eval_samples(), batch_size=4, max_epochs=1)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +236,7 @@ def test_arguments_that_make_no_sense(
     options: dict[str, Any], error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
-        ZeusDataLoader(SAMPLES, batch_size=4, **options)
+        zeus_run.ZeusDataLoader(samples(), batch_size=4, **options)
 
 
 def test_what_the_docs_show_runs(
@@ -236,8 +245,8 @@ def test_what_the_docs_show_runs(
     script, starts = snippets.of(ROOT / "docs" / "train" / "zeus_run.md")
     metrics = iter([0.1, 0.2, 0.3, 0.9])
     script.run(
-        train_set=SAMPLES,
-        eval_set=EVAL_SAMPLES,
+        train_set=samples(),
+        eval_set=eval_samples(),
         batch_size=4,
         train_step=lambda batch: work.run(1),
         evaluate=lambda batch: work.run(0.3),
@@ -245,15 +254,15 @@ def test_what_the_docs_show_runs(
     )
     assert (result(folder)["num_epochs"], result(folder)["reached"]) == (4, True)
 
-    def run_job(self: ZeusMaster, job: Job, batch_size: int, **run: Any) -> Any:
+    def run_job(self: zeus_run.ZeusMaster, job: Job, batch_size: int, **run: Any) -> Any:
         assert job.gen_command(batch_size, 0.1, 1, 1)[2:4] == ["--batch_size", str(batch_size)]
         return 1000.0 + abs(batch_size - 512), 1.0, True
 
-    monkeypatch.setattr(ZeusMaster, "run_job", run_job)
-    monkeypatch.setattr(ZeusMaster, "build_logdir", lambda *given: str(folder))
+    monkeypatch.setattr(zeus_run.ZeusMaster, "run_job", run_job)
+    monkeypatch.setattr(zeus_run.ZeusMaster, "build_logdir", lambda *given: str(folder))
     history = starts.run()["history"]
     assert len(history) == 100
-    assert history == read_history(folder)
+    assert history == zeus_run.read_history(folder)
 
 
 def test_two_processes_train_as_one_job(tmp_path: Path) -> None:

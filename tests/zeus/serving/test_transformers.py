@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 
-import transformers
-
+from tests.late import late
 from zeus.serving.transformers import install
+
+transformers = late("transformers")
 
 PROMPTS = [[1, 2, 3], [4, 5, 6, 7, 8], [9] * 10]
 NEW_TOKENS = 5

@@ -22,8 +22,8 @@ from zeus.optimizer.pipeline_frequency.profile import InstructionProfile
 from zeusd.devices.simulated.instructions import find_instructions
 from zeusd.devices.simulated.models import DEVICES
 
-needs.module("torch")
-needs.module("fastapi")
+needs.package("torch")
+needs.package("fastapi")
 
 ROOT = Path(__file__).parents[4]
 JOB = Path(__file__).with_name("pipeline_job.py")
@@ -170,7 +170,7 @@ def test_all_ranks_train_under_the_plan_and_go_over_to_another_with_the_same_ite
 def test_a_job_profiles_itself_and_trains_under_the_plan_of_that(
     tmp_path: Path, daemon: RunningDaemon, server: RunningServer
 ) -> None:
-    needs.module("scipy")
+    needs.package("scipy")
     ranks = seen(start(tmp_path, daemon, server, "profiled"), tmp_path, "profiled")
     device = DEVICES["a100-sxm-80"]
     for stage, one in enumerate(ranks):
