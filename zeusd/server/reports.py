@@ -6,11 +6,12 @@ What comes within the minute after a record is summed up in one when the minute 
 from __future__ import annotations
 
 import logging
-import pwd
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from zeus_ipc.users import known_user
 
 log = logging.getLogger(__name__)
 
@@ -103,7 +104,7 @@ class Reports:
 
 
 def _write(uid: int, event: str, text: str, left_out: int) -> None:
-    name = _name(uid)
+    name = known_user(uid)
     since = f" ({left_out} other events of this user were not logged)" if left_out else ""
     log.warning(
         "user %s %s%s",
@@ -112,10 +113,3 @@ def _write(uid: int, event: str, text: str, left_out: int) -> None:
         since,
         extra={"event": event, "uid": uid, "user": name, "left_out": left_out},
     )
-
-
-def _name(uid: int) -> str | None:
-    try:
-        return pwd.getpwuid(uid).pw_name
-    except (KeyError, OSError):
-        return None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import pwd
 from collections.abc import Sequence
 
 from zeus import _node
@@ -14,6 +13,7 @@ from zeus.optimizer.power_limit.profile import watts
 from zeus_ipc.circuit import bounded
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import LeaseInfo
+from zeus_ipc.users import user_name
 
 
 def describe(gpus: GPUs, indices: Sequence[int], highest_mw: int, last_mw: int) -> str:
@@ -54,12 +54,5 @@ def _who(gpus: GPUs, index: int) -> str:
                 return "which this process has set"
             process = "a process" if lease.pid is None else f"process {lease.pid}"
             name = f" ({lease.command})" if lease.command else ""
-            return f"which {process}{name} of {_user(lease.uid)} has set"
+            return f"which {process}{name} of user {user_name(lease.uid)} has set"
     return "which was set outside zeusd, or is its restore target"
-
-
-def _user(uid: int) -> str:
-    try:
-        return f"user {pwd.getpwuid(uid).pw_name}"
-    except KeyError:
-        return f"user {uid}"
