@@ -204,7 +204,7 @@ def sets() -> None:
 
 def use(daemon: object, ended: threading.Event) -> None:
     """Twice as many jobs as 2,000 an hour, and a question each second."""
-    with daemon.client() as client:  # type: ignore[attr-defined]
+    with daemon.client() as client:
         uuid = client.node().gpus[0].uuid
         end = int(time.time()) // 900 * 900 + 900
         number = 0

@@ -143,7 +143,7 @@ def _lies() -> Iterator[Row]:
         ):
             plan = Plan(seconds=4, calls=1, load_scale=0.1)
             load = StandInLoad(double, 0)
-            report = probe(driver, plan, load_on=lambda index, load=load: load)  # type: ignore[misc]
+            report = probe(driver, plan, load_on=lambda index, load=load: load)
         doubts = report.gpus[0].doubts
         found = doubts[0].subject if doubts else "nothing"
         yield Row(f"liar {number + 1}", lie, "noticed", found, "", "", bool(doubts))

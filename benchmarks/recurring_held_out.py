@@ -293,7 +293,7 @@ def jobs_of(seed: int, each: int = 8) -> list[HeldOut]:
 class Grid(BatchSizeOptimizer):
     """Each size once, from the default outwards; then the cheapest that has reached the target."""
 
-    name = "grid"  # type: ignore[assignment]
+    name = "grid"
 
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
         assert job.default_bs is not None
@@ -320,7 +320,7 @@ class Grid(BatchSizeOptimizer):
 class SuccessiveHalving(BatchSizeOptimizer):
     """Rounds over the sizes; after each the cheaper half goes on (Jamieson, Talwalkar, 2016)."""
 
-    name = "successive halving"  # type: ignore[assignment]
+    name = "successive halving"
 
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
         assert job.default_bs is not None

@@ -140,7 +140,7 @@ def run(scenario: Scenario, seeds: Sequence[int], times: list[float] | None = No
     def serve(make: object) -> Outcome:
         outcomes = []
         for seed in seeds:
-            controller = make if isinstance(make, int) else make()  # type: ignore[operator]
+            controller = make if isinstance(make, int) else make()
             outcomes.append(
                 simulate(
                     scenario.truth,

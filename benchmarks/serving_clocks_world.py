@@ -230,7 +230,7 @@ def simulate(  # one loop, for speed
     rng = random.Random(seed)
     noise = [math.exp(rng.gauss(0.0, 0.03)) for _ in range(4096)]
     policy = None if isinstance(controller, int) else controller
-    asked = truth.max_mhz if policy is not None else int(controller)  # type: ignore[call-overload]
+    asked = truth.max_mhz if policy is not None else int(controller)
     arrivals, prompts, outputs = load.arrivals, load.prompts, load.outputs
     total = len(arrivals)
     prefix = [0]

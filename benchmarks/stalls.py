@@ -69,7 +69,7 @@ class Daemon:
             path = client.node().simulated
         assert path is not None
         node = SimulatedNode(path)
-        node.inject(0, **fault)  # type: ignore[arg-type]
+        node.inject(0, **fault)
         node.close()
 
     def end(self) -> None:
@@ -202,7 +202,7 @@ def main() -> int:
         table.add_column(column)
     for name, events in EVENTS.items():
         seen, exit_s = disturbed(events)
-        times = {what: [float(one) for one in seen[what]] for what in ("step", "read", "with")}  # type: ignore[attr-defined]
+        times = {what: [float(one) for one in seen[what]] for what in ("step", "read", "with")}
         table.add_row(
             name,
             f"{max(times['step']):.3f}",

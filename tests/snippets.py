@@ -56,7 +56,7 @@ class Block:
         """
         code = compile("\n" * (self.line - 1) + self.source, str(self.path), "exec")
         space: dict[str, Any] = {"__name__": "__main__", **names}
-        exec(code, space)  # noqa: S102 - our own pages
+        exec(code, space)
         return space
 
 

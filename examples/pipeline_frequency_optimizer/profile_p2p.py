@@ -185,7 +185,7 @@ def result_of(
             "s; can they send to each other at all?"
         )
     for pipe in ready:
-        rank = pipes.index(pipe)  # type: ignore[arg-type]
+        rank = pipes.index(pipe)
         try:
             said = pipes[rank].recv()
         except EOFError:

@@ -24,7 +24,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 sys.path[0] = str(Path(__file__).resolve().parents[2])
-from tests.preloaded.protocol import INTEGER, move, request  # noqa: E402
+from tests.preloaded.protocol import INTEGER, move, request  # noqa: E402 - found by the line above
 
 for _name in [name for name in sys.modules if name.partition(".")[0] == "tests"]:
     del sys.modules[_name]  # a program may have other tests: those of a copy
@@ -177,7 +177,7 @@ def run(arguments: list[str]) -> None:
         sys.path[0] = ""
         sys.argv = ["-c", *others[1:]]
         sys.modules["__main__"] = main = ModuleType("__main__")
-        exec(others[0], main.__dict__)  # noqa: S102  # that is what -c is
+        exec(others[0], main.__dict__)  # that is what -c is
     else:
         sys.path[0] = os.path.dirname(os.path.abspath(first))
         sys.argv = arguments

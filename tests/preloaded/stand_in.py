@@ -8,7 +8,7 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from protocol import INTEGER, ask, integer  # type: ignore[import-not-found]
+from protocol import INTEGER, ask, integer
 
 FORWARDED = (signal.SIGTERM, signal.SIGINT)
 MODULES = ("torch.distributed.run",)

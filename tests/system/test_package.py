@@ -309,7 +309,7 @@ class TestPackage:
         machine.assert_no_front()
         for unit, pid in before.items():
             wait_for(
-                lambda unit=unit, pid=pid: node.main_pid(unit) not in (0, pid),  # type: ignore[misc]
+                lambda unit=unit, pid=pid: node.main_pid(unit) not in (0, pid),
                 f"another {unit}",
             )
         assert node.zeusctl("status")["node"]["daemon_version"] == NEXT_VERSION

@@ -120,11 +120,11 @@ def histogram(address: str, job: str = "j", **options: Any) -> EnergyHistogram:
 
 
 def counter(address: str, job: str = "j") -> EnergyCumulativeCounter:
-    return EnergyCumulativeCounter([], None, 0.03, address, job)  # type: ignore[arg-type]
+    return EnergyCumulativeCounter([], None, 0.03, address, job)
 
 
 def gauge(address: str, job: str = "j", period_s: float = 0.03) -> PowerGauge:
-    return PowerGauge(None, period_s, address, job)  # type: ignore[arg-type]
+    return PowerGauge(None, period_s, address, job)
 
 
 def spend(node: VirtualNode, one: Metric, name: str, seconds: float) -> None:
@@ -172,7 +172,7 @@ def test_cpus_and_their_memory_have_metrics_of_their_own(
     simulated = Node(SimulatedBackend("v100:setter_ms=0"), None, lambda: None)
     with embed.connect(simulated, state_dir=str(tmp_path / "state")) as client, _node.use(client):
         one = EnergyHistogram(None, [], double.address, "j")
-        total = EnergyCumulativeCounter([0], [], 0.03, double.address, "j")  # type: ignore[arg-type]
+        total = EnergyCumulativeCounter([0], [], 0.03, double.address, "j")
         one.begin_window("step")
         total.begin_window("step")
         begun_ns = time.monotonic_ns()
@@ -464,7 +464,7 @@ def _count_failures(one: Metric) -> list[bool]:
             failures.append(worked)
         return worked
 
-    one._group.push = counted  # type: ignore[method-assign]
+    one._group.push = counted
     return failures
 
 
@@ -684,7 +684,7 @@ def test_other_wrong_arguments_are_errors_at_construction(node: VirtualNode) -> 
     with pytest.raises(ValueError, match="no GPU 2"):
         EnergyCumulativeCounter([], [2], 1, "gateway:9091", "j")
     with pytest.raises(ValueError, match=r"gpu_indices=\[0\]"):
-        EnergyHistogram([], 0, "gateway:9091", "j")  # type: ignore[arg-type]
+        EnergyHistogram([], 0, "gateway:9091", "j")
     assert next(_pushgateway._numbers["energy_histogram"]) == 1  # no name was spent on them
 
 

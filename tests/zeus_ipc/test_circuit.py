@@ -67,7 +67,7 @@ def daemon(monkeypatch: pytest.MonkeyPatch) -> Daemon:
 
 @pytest.fixture
 def client(daemon: Daemon) -> Iterator[Client]:
-    with Client(transport=daemon) as client:  # type: ignore[arg-type]
+    with Client(transport=daemon) as client:
         yield client
         daemon.silent.clear()
 
@@ -128,7 +128,7 @@ def test_who_is_not_in_a_hurry_waits_as_ever(daemon: Daemon, client: Client) -> 
 
 
 def test_a_client_that_is_forgotten_ends_the_thread(daemon: Daemon) -> None:
-    client = Client(transport=daemon)  # type: ignore[arg-type]
+    client = Client(transport=daemon)
     daemon.silent.set()
     with bounded(), pytest.raises(RequestTimeout):
         client.leases()

@@ -95,7 +95,7 @@ def test_the_exit_code_is_1_if_the_sum_differs_from_the_meters(
     honest = Client.usage
 
     def tampered(*arguments: object, **options: object) -> object:
-        found = honest(*arguments, **options)  # type: ignore[arg-type]
+        found = honest(*arguments, **options)
         return found.model_copy(update={"metered_uj": [found.metered_uj[0] + 1]})
 
     monkeypatch.setattr(Client, "usage", tampered)

@@ -77,7 +77,7 @@ class _Finder(MetaPathFinder, Loader):
         """Have the module resolve its names where they are."""
         old = MODULES[module.__name__]
         module.__doc__ = f"In ml-energy/zeus {old.releases}. Here: {', '.join(old.homes)}."
-        module.__getattr__ = old_names(module.__name__)  # type: ignore[method-assign]
+        vars(module)["__getattr__"] = old_names(module.__name__)
         if old.begin is not None:
             importlib.import_module(old.begin)
 

@@ -55,17 +55,17 @@ class Shown:
         field.name: field for field in dataclasses.fields(_Fields)
     }
 
-    def __repr__(self) -> str:
-        return as_text(self, type(self).__name__)  # type: ignore[arg-type]
+    def __repr__(self: _Measured) -> str:
+        return as_text(self, type(self).__name__)
 
-    def _repr_html_(self) -> str:
-        return as_html(self)  # type: ignore[arg-type]
+    def _repr_html_(self: _Measured) -> str:
+        return as_html(self)
 
     def __replace__(self, **changes: Any) -> Any:
         return dataclasses.replace(self, **changes)
 
     @property
-    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]  # nothing to write to
         return {name: getattr(self, name) for name in self.__dataclass_fields__}
 
 

@@ -65,8 +65,8 @@ class Recorder:
         end_ns: int,
         ids: Sequence[str],
         prefill: Sequence[bool],
-        tokens: Sequence[int],
-        context: Sequence[int],
+        tokens: Sequence[float],
+        context: Sequence[float],
     ) -> None:
         """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
         self._number += 1

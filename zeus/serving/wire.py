@@ -107,8 +107,8 @@ def pack_step(
     end_ns: int,
     ids: Sequence[str],
     prefill: Sequence[bool],
-    tokens: Sequence[int],
-    context: Sequence[int],
+    tokens: Sequence[float],
+    context: Sequence[float],
     pack: Pack = msgpack.packb,
 ) -> bytes:
     """A step as bytes."""

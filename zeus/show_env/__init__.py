@@ -11,6 +11,7 @@ import contextlib
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from zeus.show_env import cpus, daemon, gpus, packages, rights
 from zeus.show_env.lines import Row, unexpected
@@ -27,8 +28,9 @@ def command_line() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command. Returns the exit code."""
     command_line().parse_args(arguments)
+    output: Any = sys.stdout
     with contextlib.suppress(AttributeError, ValueError):
-        sys.stdout.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]
+        output.reconfigure(errors="backslashreplace")
     try:
         _show_all()
         sys.stdout.flush()

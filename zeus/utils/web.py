@@ -8,7 +8,7 @@ import hmac
 import logging
 import re
 import threading
-from collections.abc import Awaitable, Callable, Collection
+from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from functools import lru_cache
 from importlib import resources
 from typing import Any
@@ -26,9 +26,9 @@ MOST_BYTES = 32 * 2**20
 
 _TOO_LARGE = f"a request has at most {MOST_BYTES} bytes"
 
-Scope = dict[str, Any]
-Receive = Callable[[], Awaitable[dict[str, Any]]]
-Send = Callable[[dict[str, Any]], Awaitable[None]]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class Application(FastAPI):
@@ -92,7 +92,7 @@ class _LimitedReceive:
         self._receive = receive
         self._bytes = 0
 
-    async def __call__(self) -> dict[str, Any]:
+    async def __call__(self) -> MutableMapping[str, Any]:
         """The next message; see ASGI."""
         message = await self._receive()
         self._bytes += len(message.get("body", b""))
@@ -106,7 +106,7 @@ async def _short_enough(scope: Scope, send: Send) -> bool:
     for name, value in scope["headers"]:
         if name == b"content-length" and value.isdigit() and int(value) > MOST_BYTES:
             response = refusal(413, _TOO_LARGE)
-            await response(scope, _nothing, send)  # type: ignore[arg-type]
+            await response(scope, _nothing, send)
             return False
     return True
 

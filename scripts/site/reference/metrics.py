@@ -55,7 +55,7 @@ def page() -> str:
 
 
 def _collector() -> ZeusdCollector:
-    return ZeusdCollector(_Nothing(), workloads=True, otel=True)  # type: ignore[arg-type]
+    return ZeusdCollector(_Nothing(), workloads=True, otel=True)
 
 
 class _Nothing:
@@ -104,7 +104,7 @@ def windows() -> list[Metric]:
     found = []
     for registry in registries:
         for family in registry.collect():
-            family._labelnames = of_windows.LABELS  # type: ignore[attr-defined]
+            family._labelnames = of_windows.LABELS
             found.append(family)
     return found
 

@@ -34,7 +34,7 @@ def block(words: str) -> snippets.Block:
 def module(name: str, source: str, **names: Any) -> types.ModuleType:
     made = types.ModuleType(name)
     made.__dict__.update(names)
-    exec(source, made.__dict__)  # noqa: S102 - what stands for a framework, below
+    exec(source, made.__dict__)
     return made
 
 

@@ -94,7 +94,7 @@ def test_alone_values_stay_as_they_are() -> None:
     assert (framework.get_rank(), framework.get_world_size()) == (0, 1)
     assert framework.is_distributed() is False
     with pytest.raises(ValueError, match='"sum" or "max"'):
-        framework.all_reduce([1], "mean")  # type: ignore[arg-type]
+        framework.all_reduce([1], "mean")
 
 
 def test_gloo_never_drops_the_last_reference_to_a_reduction(
@@ -331,7 +331,7 @@ def test_a_mistaken_argument_says_what_to_give(
 
 def test_a_monitor_that_is_none_is_refused(node: VirtualNode) -> None:
     with pytest.raises(ZeusArgumentError, match=r"monitor must be a ZeusMonitor, not None"):
-        GlobalPowerLimitOptimizer(None)  # type: ignore[arg-type]
+        GlobalPowerLimitOptimizer(None)
     with pytest.raises(ZeusArgumentError, match="has no GPU"):
         GlobalPowerLimitOptimizer(node.monitor(gpu_indices=[]))
 
@@ -341,7 +341,7 @@ def test_a_slowdown_in_percent_is_warned_of() -> None:
         assert MaxSlowdownConstraint(10).factor == 10
     assert seen[0].filename == __file__
     with pytest.raises(ValueError, match=r"a number such as 1\.1, not '1\.1'"):
-        MaxSlowdownConstraint("1.1")  # type: ignore[arg-type]
+        MaxSlowdownConstraint("1.1")
 
 
 def test_a_step_after_the_end_is_warned_of_once(node: VirtualNode, work: Work) -> None:

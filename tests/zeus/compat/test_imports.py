@@ -36,9 +36,9 @@ def test_an_import_works_or_is_refused_with_the_page(
         scope: dict[str, object] = {}
         if name.startswith("!"):
             with pytest.raises(ImportError, match="which zeus does not support here; see https://"):
-                exec(statement, scope)  # noqa: S102
+                exec(statement, scope)
         else:
-            exec(statement, scope)  # noqa: S102
+            exec(statement, scope)
             assert scope["found"] is not None
 
 
@@ -63,7 +63,7 @@ def test_old_modules_do_not_hide_those_that_are_here() -> None:
 
 def test_a_name_that_never_was_is_missing_as_ever() -> None:
     with pytest.raises(ImportError, match="cannot import name 'nothing'"):
-        exec("from zeus.utils.env import nothing")  # noqa: S102
+        exec("from zeus.utils.env import nothing")
     with pytest.raises(ModuleNotFoundError):
         importlib.import_module("zeus.utils.nothing")
     import zeus.utils.framework

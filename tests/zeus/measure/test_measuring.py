@@ -199,7 +199,7 @@ def test_what_cannot_be_logged_or_measured_never_ends_training(
     assert callback.summary is not None
     monitor = node.monitor()
     callback = EnergyCallback(monitor, print_summary=False)
-    monitor.begin_window = None  # type: ignore[assignment, method-assign]
+    monitor.begin_window = None
     with pytest.warns(UserWarning, match="training continues") as seen:
         train(callback, node, work)
     assert len(seen) == 1

@@ -107,7 +107,7 @@ def random_instance(rnd: random.Random, kind: str, *, small: bool = False) -> In
         make = rnd.choice([one_f_one_b, gpipe, one_f_one_b])
         if rnd.random() < 0.2:
             microbatches = stages * rnd.randint(1, 2)
-            make = lambda n, m: interleaved_1f1b(n, m, 2)  # noqa: E731
+            make = interleaved_1f1b  # of two chunks
     unit = 10 ** rnd.uniform(-3, 3) if kind == "other scales" else 1.0
     options = {}
     for stage in range(stages):

@@ -111,7 +111,7 @@ def test_a_written_plan_is_a_literal_that_the_reference_can_evaluate(tmp_path: P
     frontier().write(tmp_path)
     text = (tmp_path / "freqs_pipeline_00000.py").read_text()
     # As the reference reads it; the text is our own.
-    assert eval(text) == [list(stage) for stage in STAGES]  # noqa: S307
+    assert eval(text) == [list(stage) for stage in STAGES]
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ def test_equal_stages_take_the_time_that_the_papers_say(
     make: object, stages: int, microbatches: int
 ) -> None:
     """(microbatches + stages - 1) times one forward and one backward."""
-    pipeline = make(stages, microbatches)  # type: ignore[operator]
+    pipeline = make(stages, microbatches)
     end = max(run.end_s for run in timeline(equal(stages), pipeline))
     assert end == pytest.approx(3 * (microbatches + stages - 1))
 

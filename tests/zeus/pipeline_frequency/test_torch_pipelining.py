@@ -110,7 +110,10 @@ def loss(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 def make(kind: Any, stages: int, heard: Heard) -> tuple[Any, list[pipelining.PipelineStage]]:
     """A schedule of stages that are all in this process."""
     cpu = torch.device("cpu")
-    seen = lambda: heard.events.append("computes")  # noqa: E731
+
+    def seen() -> None:
+        heard.events.append("computes")
+
     made = [pipelining.PipelineStage(scale(seen), number, stages, cpu) for number in range(stages)]
     several = stages > 1 or kind is pipelining.ScheduleInterleaved1F1B
     return kind(made if several else made[0], MICROBATCHES, loss_fn=loss), made

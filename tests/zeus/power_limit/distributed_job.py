@@ -223,7 +223,7 @@ def killed(job: Job) -> None:
 def alone(job: Job) -> None:
     """Rank 2 is killed, then rank 0. Those who are left train on."""
     for module in (leader, link):
-        module.SILENCE_S = 0.5  # type: ignore[attr-defined]
+        module.SILENCE_S = 0.5
     optimizer = job.begin("without-2", search="exhaustive")
 
     def low() -> bool:
@@ -237,7 +237,7 @@ def alone(job: Job) -> None:
 
     # Rank 2 will not come. Before anyone gives it up, rank 0 is gone, and the store with it.
     for module in (leader, link):
-        module.SILENCE_S = 60  # type: ignore[attr-defined]
+        module.SILENCE_S = 60
     job.begin("without-0")
     for _ in range(5):
         job.step()

@@ -304,7 +304,7 @@ class Process:
         self.party.current = self
         self.limit = self.high
         options = {**self.party.options, **self.options}
-        self.optimizer = GlobalPowerLimitOptimizer(Monitor(self), **options)  # type: ignore[arg-type]
+        self.optimizer = GlobalPowerLimitOptimizer(Monitor(self), **options)
 
     @property
     def leader(self) -> Leader:

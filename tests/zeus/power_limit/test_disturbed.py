@@ -140,7 +140,7 @@ def test_a_limit_that_costs_more_energy_is_not_chosen(selector: OptimumSelector)
     """Of a job whose time grows faster than its power falls: no limit saves anything."""
     for seed in range(5):
         job = Job(seed, natural_w=310, steep=6.0)
-        job.time_s = lambda limit: 0.3 * (320_000 / limit) ** 1.5  # type: ignore[method-assign]
+        job.time_s = lambda limit: 0.3 * (320_000 / limit) ** 1.5
         assert chosen(searching(selector), job, selector) == LIMITS[0], f"seed {seed}"
 
 

@@ -216,7 +216,7 @@ def test_of_two_dies_with_a_process_each_the_first_sets_and_counts(
     assert job.done()
     assert job[second].limits == []
     for process in (first, job[second]):
-        assert process.optimizer.state.chosen  # type: ignore[union-attr]
+        assert process.optimizer.state.chosen
         assert process.optimizer.current_power_limit == first.limit
     assert first.limit < HIGH
     job.assert_whole()

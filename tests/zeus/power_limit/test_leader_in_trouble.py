@@ -144,7 +144,7 @@ def test_without_a_store_each_stays_at_the_highest_limit(
         job.begin().run(5)
     job.assert_given_up()
     with pytest.raises(LinkError):
-        connect(Leader(2, *[lambda *_: None] * 3), 2)  # type: ignore[arg-type, list-item]
+        connect(Leader(2, *[lambda *_: None] * 3), 2)
 
 
 def test_a_selector_that_fails_stops_all(party: MakeParty) -> None:

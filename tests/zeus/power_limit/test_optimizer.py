@@ -205,7 +205,7 @@ def test_all_gpus_of_the_monitor_get_the_limit_and_their_energy_is_added(
     work = node.nvml.open_work([0, 1], WORKLOAD)
     plo = GlobalPowerLimitOptimizer(monitor, Energy(), **SMALL)
     train(plo, work, 1000, until_done=True)
-    assert node.limit_w(0) == node.limit_w(1) == plo.state.optimal_power_limit / 1000  # type: ignore[union-attr]
+    assert node.limit_w(0) == node.limit_w(1) == plo.state.optimal_power_limit / 1000
     first = plo.measurements[0]
     assert first.energy / first.time == pytest.approx(480, rel=0.03)
 

@@ -274,7 +274,7 @@ def test_a_search_on_gb200s_sets_the_best_pair_and_restores_both(node: VirtualNo
         node.monitor(),
         MaxSlowdownConstraint(1.08),
         search_profiles=True,
-        **SMALL,  # type: ignore[arg-type]
+        **SMALL,
     )
     train(plo, node.nvml.open_work([0, 1], WORKLOAD), 3000, until_done=True)
     assert isinstance(plo.state, Done)
@@ -304,7 +304,7 @@ def test_a_profile_that_loses_to_another_users_is_left_out(node: VirtualNode) ->
         node.monitor(),
         Energy(),
         search_profiles=["llm-training"],
-        **SMALL,  # type: ignore[arg-type]
+        **SMALL,
     )
     with warnings.catch_warnings():
         warnings.simplefilter("error")

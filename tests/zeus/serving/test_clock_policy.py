@@ -125,7 +125,7 @@ def test_it_recovers_from_strange_numbers(numbers: list[tuple[float, ...]]) -> N
 @settings(deadline=None)
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=300), st.floats(0, 6000))
 def test_levels_are_offered_clocks(clocks: list[int], floor: float) -> None:
-    policy = ClockPolicy([*clocks, 5000.5, math.inf], 0.5, 0.025, floor)  # type: ignore[list-item]
+    policy = ClockPolicy([*clocks, 5000.5, math.inf], 0.5, 0.025, floor)
     levels = policy._clocks
     assert set(levels) <= set(clocks)
     assert levels[0] == max(clocks)

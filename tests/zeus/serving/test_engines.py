@@ -316,7 +316,7 @@ def test_forward_passes_reach_a_ledger_in_blocks():
             one = decode(msgpack.packb([*PASS[:3], self.numbers.pop(0), "forward", *PASS[4:]]))
             return 0, 20_000_000, one
 
-    feed = LedgerFeed(Passes(), told.append)  # type: ignore[arg-type]
+    feed = LedgerFeed(Passes(), told.append)
     for _ in range(3):
         feed.receive(0)
 

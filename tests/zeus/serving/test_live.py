@@ -74,15 +74,15 @@ def test_messages_survive_the_wire():
         pack_step("1", 7, 10, 20, ["a"], [True], [math.nan], [0]),
         pack_step("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2),
         pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
-        pack_step(1, 7, 10, 20, [], [], [], []),  # type: ignore[arg-type]
+        pack_step(1, 7, 10, 20, [], [], [], []),
         pack_batch("1", 7, 10, 20, pack_request("a", 5), [1], [0]),
         pack_batch("1", 7, 10, 20, pack_request("a", 5) * 2, [1] * 2, [1] * 2),
         pack_batch("1", 7, 10, 20, pack_request("a", 5), [1, 2], [1, 2]),
         pack_batch("1", 7, 10, 20, b"\x05", [], []),
-        pack_batch("1", 7, 10, 20, "", [], []),  # type: ignore[arg-type]
-        pack_finish("1", 5),  # type: ignore[arg-type]
+        pack_batch("1", 7, 10, 20, "", [], []),
+        pack_finish("1", 5),
         pack_arrival("1", "a", 5, -1),
-        pack_owner("a", None),  # type: ignore[arg-type]
+        pack_owner("a", None),
     ],
 )
 def test_what_is_no_message_is_rejected(data):
@@ -119,7 +119,7 @@ def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monk
             while recorder.dropped == 1:  # never waits: a full buffer drops
                 recorder.step(2, 3, ["a"], [False], [1], [1])
     recorder.step(2, 3, ["a"], [False], [1], [1])  # the listener is gone
-    recorder.step(2, 3, ["a"], [False], [object()], [1])  # type: ignore[list-item]
+    recorder.step(2, 3, ["a"], [False], [object()], [1])
     assert recorder.dropped == 4
     recorder.close()
     recorder.step(2, 3, ["a"], [False], [1], [1])
@@ -328,7 +328,7 @@ class FakeSensors:
 def test_requests_beside_another_tenant_are_refused(tmp_path):
     accountants = {"0": Accountant(["x"], method="tokens"), "1": Accountant(["y"], method="tokens")}
     sensors = FakeSensors()
-    service = Service(str(tmp_path / "socket"), accountants, sensors)  # type: ignore[arg-type]
+    service = Service(str(tmp_path / "socket"), accountants, sensors)
     begin_ns = time.monotonic_ns() - 60 * 10**9
     for n in range(400):
         at_ns = begin_ns + n * 100 * MS
@@ -364,7 +364,7 @@ def test_a_service_accounts_for_what_a_recorder_sends(tmp_path, monkeypatch):
     sensors = FakeSensors()
     accountants = {"0": Accountant(["x"], method="tokens")}
     log = tmp_path / "requests.jsonl"
-    service = Service(path, accountants, sensors, log, "m")  # type: ignore[arg-type]
+    service = Service(path, accountants, sensors, log, "m")
     web = Web(("127.0.0.1", 0), service, accountants)
     thread = threading.Thread(target=service.run)
     thread.start()
@@ -469,7 +469,7 @@ def test_an_engine_shows_the_ledgers_metrics_as_its_own(tmp_path, monkeypatch):
     accountants = {"0": Accountant(["x"])}
     ledgers = prometheus.CollectorRegistry()
     ledgers.register(EnergyCollector("m", "0", accountants["0"]))
-    service = Service(str(tmp_path / "socket"), accountants, FakeSensors())  # type: ignore[arg-type]
+    service = Service(str(tmp_path / "socket"), accountants, FakeSensors())
     web = Web(("127.0.0.1", 0), service, accountants, ledgers)
     engines = prometheus.CollectorRegistry()
     relay = register(f"http://127.0.0.1:{web.port}", engines, every_s=0.05)

@@ -145,7 +145,7 @@ class FakeClient:
 def test_a_benchmark_gets_its_energy(tmp_path):
     path = tmp_path / "result.json"
     path.write_text('{"total_output_tokens": 50, "total_input_tokens": 0}')
-    status, energy = bench.run([sys.executable, "-c", "exit(3)"], FakeClient(), ["a", "b"])  # type: ignore[arg-type]
+    status, energy = bench.run([sys.executable, "-c", "exit(3)"], FakeClient(), ["a", "b"])
     found = bench.add(path, energy)
 
     assert status == 3
@@ -169,9 +169,9 @@ def test_a_command_that_is_not_there_is_not_found_whatever_folders_are_in_the_pa
         with pytest.raises(
             ValueError, match=r"^no-such-command: command not found; check the name"
         ):
-            bench.run(["no-such-command"], FakeClient(), ["a"])  # type: ignore[arg-type]
+            bench.run(["no-such-command"], FakeClient(), ["a"])
     with pytest.raises(PermissionError):
-        bench.run([__file__], FakeClient(), ["a"])  # type: ignore[arg-type]
+        bench.run([__file__], FakeClient(), ["a"])
 
 
 def test_the_result_is_where_the_benchmark_was_told():

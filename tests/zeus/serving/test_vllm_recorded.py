@@ -90,11 +90,11 @@ class Played:
 
         assert install(Scheduler)
         scheduler = Scheduler()
-        probe = scheduler._zeus_probe = Probe(scheduler, self.probed)  # type: ignore[attr-defined]
+        probe = scheduler._zeus_probe = Probe(scheduler, self.probed)
         probe.in_flight = InFlight(clock)
         monkeypatch.setenv("ZEUS_SERVING", "stats")
         logger = EnergyStatLogger(SimpleNamespace())
-        logger._recorder, logger._clock = self.logged, InFlight(clock)  # type: ignore[assignment]
+        logger._recorder, logger._clock = self.logged, InFlight(clock)
         for event in lines:
             self.event = event
             if event["event"] == "arrived":

@@ -65,9 +65,9 @@ def test_a_killed_zeusd_leaves_a_hole_and_the_rest_adds_up(tmp_path: Path) -> No
 
         def spy(begin_ns: int, end_ns: int, joules: float, *more: object) -> None:
             taken.append(joules)
-            update(begin_ns, end_ns, joules, *more)  # type: ignore[arg-type]
+            update(begin_ns, end_ns, joules, *more)
 
-        accountant._ledger.update = spy  # type: ignore[method-assign]
+        accountant._ledger.update = spy
         service = Service(path, {"0": accountant}, sensors, tmp_path / "log.jsonl")
         thread = threading.Thread(target=service.run)
         thread.start()

@@ -26,7 +26,7 @@ def node(spec: str) -> tuple[SimulatedBackend, VirtualClock]:
 
 def code_of(call: object, *args: object) -> int:
     with pytest.raises(DeviceError) as caught:
-        call(*args)  # type: ignore[operator]
+        call(*args)
     return caught.value.code
 
 
@@ -247,7 +247,7 @@ def test_the_sensors_gain_differs_between_boards_when_asked() -> None:
     truth_j = [nvml.true_energy_j(index) for index in range(8)]
     clock.sleep(1000)
     gains = [
-        (nvml.sensors(index).energy_mj - before[index])  # type: ignore[operator]
+        (nvml.sensors(index).energy_mj - before[index])
         / 1000
         / (nvml.true_energy_j(index) - truth_j[index])
         for index in range(8)

@@ -42,7 +42,7 @@ def usage(
 ) -> dict[str, int]:
     """Joules by name, or else by kind or uid; checks that they add up to the meters."""
     books.settle()
-    answer = books.usage(GetUsage(id=1, edges=edges, by=by, **fields), reader)  # type: ignore[arg-type]
+    answer = books.usage(GetUsage(id=1, edges=edges, by=by, **fields), reader)
     assert isinstance(answer, Usage)
     found: dict[str, int] = defaultdict(int)
     total_uj = 0

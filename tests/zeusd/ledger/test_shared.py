@@ -32,7 +32,7 @@ class Shared:
         self.books = self.world.books(ignored_units=["dcgm*"])
         self.processes = Processes()
         assert self.books._presence is not None
-        self.books._presence._identities = self.processes  # type: ignore[assignment]
+        self.books._presence._identities = self.processes
         self.truth_uj = {1: 0, 2: 0}
 
     def idle(self, seconds: int) -> None:
@@ -62,7 +62,7 @@ class Shared:
         answer = self.books.usage(GetUsage(id=1, edges=ALL, by="user"), None)
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == sum(answer.metered_uj)
-        return {one.uid: one for one in answer.sums if one.kind == "user"}  # type: ignore[misc]
+        return {one.uid: one for one in answer.sums if one.kind == "user"}
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_turns_that_do_not_overlap_are_charged_exactly(shared: Shared) -> None:
     for uid, pid in ((1000, 1), (1001, 2)):
         one = shared.charged()[uid]
         assert one.active_uj + one.idle_uj == pytest.approx(shared.truth_uj[pid], rel=0.001)
-        assert one.methods == ["utilization"]  # type: ignore[comparison-overlap]
+        assert one.methods == ["utilization"]
         assert one.lower_uj == one.upper_uj
 
 
@@ -127,7 +127,7 @@ def test_two_that_hold_parts_share_by_use_and_idle_power_by_their_parts(shared: 
     found = shared.charged()
     assert found[1000].active_uj == pytest.approx(20e6 * IDLE_W * 3 / 4, rel=0.01)
     assert found[1001].active_uj == pytest.approx(20e6 * (IDLE_W / 4 + 150), rel=0.01)
-    assert found[1001].methods == ["utilization"]  # type: ignore[comparison-overlap]
+    assert found[1001].methods == ["utilization"]
 
 
 def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared: Shared) -> None:
@@ -141,7 +141,7 @@ def test_a_part_beside_one_that_nobody_holds_is_not_charged_the_whole_gpu(shared
     # 75 W idle are shared by size, and so is the rest, which nobody measured.
     assert one.active_uj + one.idle_uj == 300_000_000
     assert one.lower_uj < 300_000_000 < one.upper_uj < 700_000_000
-    assert one.methods == ["weights"]  # type: ignore[comparison-overlap]
+    assert one.methods == ["weights"]
 
 
 def test_processes_that_only_hold_memory_are_said_to_have_used_nothing(shared: Shared) -> None:

@@ -121,7 +121,7 @@ def test_packages_are_charged_by_cpu_time_in_a_ledger_of_their_own(
         Store(connection, "boot"),
         Reader(connection),
         lambda: [*world.gpus],
-        world.gpus.get,  # type: ignore[arg-type]
+        world.gpus.get,
         clocks,
         JobGroups(str(groups.root), os.getuid()),
         Retention(),

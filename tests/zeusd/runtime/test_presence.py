@@ -51,7 +51,7 @@ class Node:
         self.processes = Processes()
         self.spans: list[Span] = []
         self.exits = Exits(lambda: self.now_ns)
-        identities: Identities = self.processes  # type: ignore[assignment]
+        identities: Identities = self.processes
         self.presence = Presence(
             lambda _, span: self.spans.append(span), identities, self.exits, ["dcgm*"], lambda: 0
         )

@@ -44,7 +44,7 @@ def test_timers_fire_in_the_order_of_their_times() -> None:
     reactor = Reactor()
     seen: list[int] = []
     for number, delay_s in ((2, 0.02), (1, 0.01), (3, 0.03)):
-        reactor.call_later(delay_s, lambda number=number: seen.append(number))  # type: ignore[misc]
+        reactor.call_later(delay_s, lambda number=number: seen.append(number))
     reactor.call_later(0.04, reactor.stop)
     run(reactor)
     assert seen == [1, 2, 3]

@@ -119,7 +119,7 @@ def test_reports_name_the_user_and_come_once_a_minute(caplog: pytest.LogCaptureF
         "user 4000000 broke a rule again",
         "user root broke one more",
     ]
-    assert {record.uid for record in caplog.records} == {0, 4_000_000}  # type: ignore[attr-defined]
+    assert {record.uid for record in caplog.records} == {0, 4_000_000}
 
 
 def test_what_was_left_out_is_reported_when_the_minute_is_over(
@@ -133,7 +133,7 @@ def test_what_was_left_out_is_reported_when_the_minute_is_over(
     reports.add(0, "protocol_error", "broke a rule")
     wait_for(lambda: len(caplog.records) == 2, "the other")
     reports.stop()
-    assert caplog.records[1].event == "protocol_error"  # type: ignore[attr-defined]
+    assert caplog.records[1].event == "protocol_error"
 
 
 def test_the_offset_of_a_time_namespace_is_known() -> None:

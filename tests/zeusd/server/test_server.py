@@ -214,7 +214,7 @@ def subscriber(context: Any, path: str, *topics: bytes) -> Any:
 
 
 def publish(running: Running, name: str, number: int) -> None:
-    sample = Sample(1, 2, 3, None, number)  # type: ignore[arg-type]
+    sample = Sample(1, 2, 3, None, number)
     running.on_loop(lambda: running.server.publish(name, sample))
 
 
@@ -271,7 +271,7 @@ def test_an_attacker_is_closed_logged_once_and_nobody_else_notices(
         assert msgpack.unpackb(honest.recv())["id"] == round_
     wait_for(lambda: running.users()[0].faults == 3, "three faults")
     wait_for(lambda: caplog.records, "the record")
-    assert [record.event for record in caplog.records] == ["protocol_error"]  # type: ignore[attr-defined]
+    assert [record.event for record in caplog.records] == ["protocol_error"]
     assert "broke a rule of the protocol" in caplog.text
 
 

@@ -75,7 +75,8 @@ class NodeReports:
         """What the others report: for each its connection, and its report."""
         assert self._listener is not None
         # The standard library has no other way to see whether someone waits to be accepted.
-        waiting: Any = self._listener._listener._socket  # type: ignore[attr-defined]
+        listener: Any = self._listener
+        waiting = listener._listener._socket
         while wait([waiting], 0):
             self._others.append(self._listener.accept())
         for other in list(self._others):

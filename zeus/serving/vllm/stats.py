@@ -86,7 +86,7 @@ class EnergyStatLogger(_base()):  # type: ignore[misc]  # vLLM's, if there
         running = int(getattr(scheduler_stats, "num_running_reqs", 0) or 0) + len(ended)
         names = self._front_end.iteration(now_ns, running, ended)
         for step in self._front_end.ready(now_ns):
-            self._recorder.step(*step)  # type: ignore[arg-type]
+            self._recorder.step(*step)
         for name in names:
             self._recorder.finish(name)
 

@@ -77,7 +77,7 @@ class Stage:
             self.clocks.setdefault(self.optimizer.iteration, []).append(mhz)
             send(mhz)
 
-        controller.set_frequency = keeping  # type: ignore[method-assign]
+        controller.set_frequency = keeping
 
     def slow_down(self, profile: Path) -> None:
         """The GPU takes as long from now on as another profile says."""

@@ -196,7 +196,7 @@ def test_a_clock_that_the_gpu_does_not_offer_is_the_nearest(
 @pytest.mark.parametrize("device", [-1, 4, True, "0", 1.0])
 def test_a_gpu_that_is_none_is_told_at_once(zeus: RunningDaemon, device: object) -> None:
     with pytest.raises(ValueError, match="GPU"):
-        FrequencyController(device)  # type: ignore[arg-type]
+        FrequencyController(device)
 
 
 # ---------------------------------------------------------------------------------- what goes wrong

@@ -111,7 +111,7 @@ def test_a_server_that_takes_one_report_at_a_time_gets_that(server: FakeServer) 
             return 422, {"detail": "value is not a valid dict"}
         return answer(method, target, body)
 
-    server.answer = older  # type: ignore[method-assign]
+    server.answer = older
     with training(server) as ranks:
         wait_for(
             lambda: {one["rank"] for one in server.of("progress")} == {0, 1, 2}, "every rank's own"

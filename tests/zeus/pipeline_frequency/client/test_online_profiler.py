@@ -59,7 +59,7 @@ class Training:
     """Share of instructions whose end is noticed ten times as late."""
 
     def profiler(self, **options: object) -> OnlineProfiler:
-        settings = ProfilerSettings(**options)  # type: ignore[arg-type]
+        settings = ProfilerSettings(**options)
         return OnlineProfiler(
             settings.chosen(self.controller.supported),
             settings,
@@ -321,7 +321,7 @@ def test_short_instructions_are_told_apart(virtual_node: OpenNode, tmp_path: Pat
 )
 def test_settings_that_make_no_sense_are_told(options: dict[str, float], said: str) -> None:
     with pytest.raises(PipelineFrequencyError, match=said):
-        ProfilerSettings(**options)  # type: ignore[arg-type]
+        ProfilerSettings(**options)
 
 
 def test_the_clocks_that_are_measured() -> None:

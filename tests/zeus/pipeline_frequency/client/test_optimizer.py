@@ -40,7 +40,7 @@ ONE: dict[str, Any] = {
 def store(monkeypatch: pytest.MonkeyPatch) -> Store:
     """torch.distributed is initialised, and its processes meet here."""
     made = Store()
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(made))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(made))
     monkeypatch.setattr(connection, "REPORT_INTERVAL_S", 0.02)
     monkeypatch.setattr(connection, "BACKOFF_S", (0.02, 0.1))
     monkeypatch.setattr(connection, "POLL_S", 0.01)
@@ -72,8 +72,8 @@ class Rank:
             self.clocks.append(-1)
             reset()
 
-        controller.set_frequency = setting  # type: ignore[method-assign]
-        controller.reset = resetting  # type: ignore[method-assign]
+        controller.set_frequency = setting
+        controller.reset = resetting
 
     def step(self, names: list[str] | None = None, plan: list[tuple[str, int]] = PLAN) -> list[int]:
         self.clocks.clear()
@@ -272,7 +272,7 @@ def test_an_error_of_ours_ends_our_work_and_not_the_training(
     def broken(name: str) -> int:
         raise KeyError("a bug")
 
-    one.optimizer._follower.instruction = broken  # type: ignore[method-assign]
+    one.optimizer._follower.instruction = broken
     for _ in range(3):
         one.step()
     assert [text for text in warnings(caplog) if "a bug" in text] == warnings(caplog)
@@ -420,7 +420,7 @@ def test_without_a_store_training_runs_at_default_clocks(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setitem(sys.modules, "torch", fake_torch(None))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch", fake_torch(None))
     one = rank(server.url)
     assert one.step() == [-1] * 4
     assert "no store" in warnings(caplog)[0]

@@ -83,7 +83,7 @@ def test_a_plan_has_profiles_in_place_of_clocks(
         for (name, _), (profiles, clock) in zip(plan, wanted, strict=True):
             optimizer.on_instruction_begin(name)
             now = profiles, clock
-            wait_for(lambda now=now: held(node) == now, "profile and clock")  # type: ignore[misc]
+            wait_for(lambda now=now: held(node) == now, "profile and clock")
             optimizer.on_instruction_end(name)
         optimizer.on_step_end()
     optimizer.on_step_begin()

@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Callable, Coroutine
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,7 +133,7 @@ class JobManager:
     def _forget_idle(self, before_s: float) -> None:
         for job_id in [one for one, job in self.jobs.items() if job.heard_s < before_s]:
             logger.info("forgetting job %s: nothing was heard of it for too long", job_id)
-            self._write(lambda job_id=job_id: self._storage.forget(job_id))  # type: ignore[misc]
+            self._write(partial(self._storage.forget, job_id))
             del self.jobs[job_id]
             for of_job in (self._schedulers, self._past, self._locks):
                 of_job.pop(job_id, None)
