@@ -207,7 +207,7 @@ def test_refusals_are_logged_but_not_flooded() -> None:
 
 def limited(**limits: float) -> World:
     rules = (AllowRule(everyone=True, controls=frozenset(Control)),)
-    return World(limits_mw=(300_000, 300_000), access=Access(rules=rules, **limits))  # type: ignore[arg-type]
+    return World(limits_mw=(300_000, 300_000), access=Access(rules=rules, **limits))
 
 
 def test_a_user_holds_at_most_so_many_leases_and_others_do_not_notice() -> None:

@@ -243,7 +243,7 @@ def test_a_configured_maximum_is_the_target_and_the_ceiling() -> None:
 
 @pytest.mark.parametrize(("restore", "watts"), [("device-max", 300), ("device-default", 280)])
 def test_the_other_restore_policies(restore: str, watts: int) -> None:
-    world = World(SitePolicy(restore_power=restore), limits_mw=(260_000,))  # type: ignore[arg-type]
+    world = World(SitePolicy(restore_power=restore), limits_mw=(260_000,))
     process = world.connect(1)
     world.set_power(1, 290)
     world.kill(process)
@@ -444,7 +444,7 @@ def test_a_release_while_a_set_is_under_way_waits_and_then_restores(world: World
         reply = world.answer(1, request)
         assert reply is not None
         assert reply["result"]["gpus"][GPU0]["error"]["code"] == "lease_expired"
-    assert world.answer(1, release)["result"] == {"released": 1}  # type: ignore[index]
+    assert world.answer(1, release)["result"] == {"released": 1}
     assert world.limit_w() == 300
     assert not debts(world)
 

@@ -254,7 +254,7 @@ def test_it_keeps_it_only_while_it_computes(world: World) -> None:
     world.cpu_share[holder] = 1.0
     world.advance(40)
     assert world.limit_w() == 200
-    world.cpu_share[holder] = world.usage(holder).cpu_ns / (world.now_ns + 10**12)  # type: ignore[union-attr]
+    world.cpu_share[holder] = world.usage(holder).cpu_ns / (world.now_ns + 10**12)
     world.advance(2 * TTL_S / 5)
     assert world.limit_w() == 300
 

@@ -57,7 +57,7 @@ def test_a_crash_before_a_rounded_value_was_read_back_does_not_strand_it(
     world.ask(1, "set_power_limit", gpus=[GPU0], power_limit_mw=153_500)
     world._device(world.held.pop(0))
     assert world.held[0].control is Control.POWER_LIMIT
-    world._apply(world.held[0])  # type: ignore[arg-type]
+    world._apply(world.held[0])
     assert world.values[POWER] != (153_500,)
     world.hold = False
     world.start_core(alive=set())
