@@ -20,7 +20,7 @@ SIZES = [2**n for n in range(3, 13)]
 
 
 def run_of(size: int, epochs: int, epoch_cost: float, **more: object) -> Run:
-    return Run(size, epochs * epoch_cost, True, epochs, **more)  # type: ignore[arg-type]
+    return Run(size, epochs * epoch_cost, True, epochs, **more)
 
 
 def policy_of(seed: int = 1, sizes: list[int] = SIZES, window: int = 0) -> Gp:

@@ -84,14 +84,14 @@ def judged(metrics: list[float], target: float = 0.8, **more: object) -> Verdict
     epochs = len(metrics)
     given: dict[str, object] = {"max_epochs": 100, "cost_bound": 600.0, **more}
     rerun = given.pop("rerun_cost", 300.0)
-    curve = LearningCurve(metrics, target, True, rerun)  # type: ignore[arg-type]
+    curve = LearningCurve(metrics, target, True, rerun)
     return judge(
         reached=False,
         epochs=epochs,
         next_cost=10.0 * (epochs + 1),
         cost=10.0 * epochs,
         curve=curve,
-        **given,  # type: ignore[arg-type]
+        **given,
     )
 
 

@@ -18,7 +18,7 @@ JOB = Job("d", "n", "Adam", 0.5, 10, 64, 0.1, command=["run", "{bs}", "--x={bs}"
 class Always(BatchSizeOptimizer):
     """The same size, and no bound of its own."""
 
-    name = "always"  # type: ignore[assignment]
+    name = "always"
 
     def __init__(self) -> None:
         self.seen: list[tuple[int, float, bool | None]] = []

@@ -25,7 +25,7 @@ class Scripted(BatchSizeOptimizer):
         self.registered = False
         Scripted.observed = []
 
-    name = "scripted"  # type: ignore[assignment]
+    name = "scripted"
 
     def register_job(self, job: Job, batch_sizes: list[int]) -> None:
         """Only this one's."""

@@ -28,11 +28,11 @@ def session(
     node: VirtualNode, settings: Settings, *, max_epochs: int = 100, gpus: int = 1
 ) -> Session:
     """A session on a node, with a batch size of 64."""
-    real, module.ZeusMonitor = module.ZeusMonitor, node.monitor  # type: ignore[assignment,misc]
+    real, module.ZeusMonitor = module.ZeusMonitor, node.monitor
     try:
         return Session(settings, 64, max_epochs, list(range(gpus)))
     finally:
-        module.ZeusMonitor = real  # type: ignore[misc]
+        module.ZeusMonitor = real
 
 
 def train_epoch(

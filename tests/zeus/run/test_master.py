@@ -199,7 +199,7 @@ def test_a_size_that_trained_before_and_fails_ends_it(jobs: Jobs) -> None:
             jobs.job({64: {"code": 3}})
         return run_job(*args, **more)
 
-    master.run_job = fails_later  # type: ignore[method-assign]
+    master.run_job = fails_later
     with pytest.raises(RuntimeError, match="ended with exit code 3"):
         master.run(job, 2, [64], 2.0, 0.5)
 

@@ -27,7 +27,7 @@ def runs(count: int = 5, **changes: object) -> list[RunRow]:
             best_cost=20.0,
             default_cost=30.0,
         )
-        rows.append(replace(row, **changes))  # type: ignore[arg-type]
+        rows.append(replace(row, **changes))
         recurrence += row.reached
     return rows
 

@@ -74,7 +74,7 @@ def test_without_pyarrow_there_is_csv(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_jobs_are_told_apart_by_what_is_no_property_of_a_run() -> None:
     other = [
-        [replace(row, **{name: value}) for row in ROWS]  # type: ignore[arg-type]
+        [replace(row, **{name: value}) for row in ROWS]
         for name, value in (("seed", 1), ("gpu", "a40"), ("eta_knob", 0.0), ("policy", "gts"))
     ]
     # Also when their runs are mixed, and whatever the batch size.

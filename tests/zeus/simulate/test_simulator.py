@@ -174,7 +174,7 @@ def test_a_run_without_one_epoch_within_the_bound_never_begins() -> None:
     def bound(job: Job, beta_knob: float, failures: int) -> float:
         return 1e6 if len(policy.seen) == 1 else math.inf
 
-    policy.cost_bound = bound  # type: ignore[method-assign]
+    policy.cost_bound = bound
     runs = playing.simulate_one_job(LIBRISPEECH, 2, 2.0, 0.5)
     assert [run.bs for run in runs] == [192, 192]
     assert policy.seen[1].cost == 1e8
@@ -264,7 +264,7 @@ def test_a_failed_job_begins_anew_when_it_ended_and_takes_as_long() -> None:
     policy = Fixed([192, 8, 96, 48])
     playing = simulator(policy)
     bounds = iter([math.inf, 1.4e7, math.inf, math.inf])
-    policy.cost_bound = lambda *a: next(bounds)  # type: ignore[method-assign]
+    policy.cost_bound = lambda *a: next(bounds)
     rows = group((0, 10, 1.0), (20, 30, 1.0), (35, 50, 1.0))
     runs = playing.simulate_one_alibaba_group(LIBRISPEECH, rows, 2.0, 0.5)
     # The second fails at 30 and is tried again until 40, beside the third.

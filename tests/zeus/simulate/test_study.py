@@ -219,7 +219,7 @@ def test_no_bound_is_possible() -> None:
     ],
 )
 def test_what_cannot_be_simulated_is_told(change: dict[str, object], wrong: str) -> None:
-    case = replace(Case(LIBRISPEECH), **change)  # type: ignore[arg-type]
+    case = replace(Case(LIBRISPEECH), **change)
     study = run_study([case])
     assert not study.rows
     ((_, why),) = study.failures
@@ -250,7 +250,7 @@ def test_the_table_of_one_workload_has_its_batch_sizes() -> None:
     }
     rows = [
         RunRow(**usual_row, run=run, recurrence=recurrence, batch_size=size, power_limit=limit,
-               energy=energy, time=5.0, cost=cost, reached=reached)  # type: ignore[arg-type]
+               energy=energy, time=5.0, cost=cost, reached=reached)
         for run, (recurrence, size, limit, energy, cost, reached) in enumerate(
             [(1, 8, 100, 80.0, 100.0, True), (2, 16, 150, 40.0, 30.0, False),
              (2, 8, 100, 60.0, 70.0, True)], start=1)

@@ -79,14 +79,14 @@ def test_waiting_for_who_keeps_the_trials_does_not_count(
 ) -> None:
     optimizer = optimize()
     optimizer.get_batch_size()
-    link = optimizer._run._link  # type: ignore[union-attr]
-    send = link.report  # type: ignore[union-attr]
+    link = optimizer._run._link
+    send = link.report
 
     def slowly(result: Any) -> Any:
         monitor.use(60, 5000)
         return send(result)
 
-    link.report = slowly  # type: ignore[union-attr, method-assign]
+    link.report = slowly
     with optimizer:
         epochs(optimizer, monitor, 0.1, 0.2, 0.9)
     (trial,) = kept.trials()
