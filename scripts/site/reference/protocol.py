@@ -14,9 +14,18 @@ from zeus_ipc import replies as answers
 from zeus_ipc import requests as asked
 from zeus_ipc import wire
 from zeus_ipc.operations import OF_REQUEST
+from zeus_ipc.replies import (
+    accounting,
+    administration,
+    common,
+    leases,
+    metrics,
+    node,
+    readings,
+)
 
 from .markdown import code, heading, paragraphs, prose, table
-from .sources import attribute_docs, below, fields, meanings
+from .sources import attribute_docs, below, fields, home, meanings
 
 _LEAD = """# Operations and fields
 
@@ -28,6 +37,8 @@ nanoseconds of CLOCK_MONOTONIC, `ms` milliseconds.
 """
 
 _COMMON = "Each request has these beside its own."
+
+_REPLIES = (common, node, readings, leases, accounting, administration, metrics)
 
 _BY_HAND = {
     "CALL_BUCKETS_S": "Upper ends of the buckets of `CallTimes`, seconds.",
@@ -41,13 +52,14 @@ def requests() -> list[type[BaseModel]]:
 
 
 def replies() -> list[type[BaseModel]]:
-    """Every other message, in the order of the module."""
+    """Every other message, in the order of the modules."""
     return [
         one
-        for one in vars(answers).values()
+        for module in _REPLIES
+        for one in vars(module).values()
         if isinstance(one, type)
         and issubclass(one, wire.Message)
-        and one.__module__ == answers.__name__
+        and one.__module__ == module.__name__
     ]
 
 
@@ -98,7 +110,7 @@ def constants() -> dict[str, tuple[object, str]]:
 
 
 def _anchor(one: type[object]) -> str:
-    return f"{one.__module__}.{one.__name__}"
+    return f"{home(one)}.{one.__name__}"
 
 
 def _doc(model: type[BaseModel]) -> str:

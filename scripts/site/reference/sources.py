@@ -7,6 +7,7 @@ import functools
 import inspect
 import json
 import re
+import sys
 import typing
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -112,7 +113,14 @@ def fields(model: type[BaseModel]) -> list[FieldFacts]:
     """The fields of a model, its own first and in their order."""
     own = [name for name in model.model_fields if name in inspect.get_annotations(model)]
     names = [*own, *(name for name in model.model_fields if name not in own)]
-    return [_facts(name, model.model_fields[name], model.__module__) for name in names]
+    return [_facts(name, model.model_fields[name], home(model)) for name in names]
+
+
+def home(cls: type[object]) -> str:
+    """The module that a class is imported from: its package, if that has it, or its own module."""
+    package = cls.__module__.rpartition(".")[0]
+    found = getattr(sys.modules.get(package), cls.__name__, None)
+    return package if found is cls else cls.__module__
 
 
 def _facts(name: str, field: FieldInfo, module: str) -> FieldFacts:
@@ -158,7 +166,7 @@ class _Words:
 
     Args:
         definitions: Its `$defs`.
-        module: Where the models in it are defined; headings are named by that.
+        module: Where the models in it are imported from; headings are named by that.
     """
 
     def __init__(self, definitions: Mapping[str, Any], module: str) -> None:

@@ -1,0 +1,113 @@
+"""What zeusd answers: every reply, every field, its unit and its meaning.
+
+How they are asked for: `requests`, `operations`.
+"""
+
+from __future__ import annotations
+
+from zeus_ipc.replies.accounting import (
+    Deallocated,
+    Forgotten,
+    GpuTotal,
+    LedgerState,
+    LedgerTotal,
+    Usage,
+    UsageSum,
+)
+from zeus_ipc.replies.administration import AuditRecord, AuditTrail, Permission, Policy, Quiesced
+from zeus_ipc.replies.common import Deferred, Done, ErrorBody, PastResults, Refused, Results
+from zeus_ipc.replies.leases import (
+    Acquired,
+    Applied,
+    Back,
+    CeilingSet,
+    HeartbeatResult,
+    LeaseInfo,
+    LeaseList,
+    PowerProfile,
+    Released,
+    Restored,
+)
+from zeus_ipc.replies.metrics import (
+    CALL_BUCKETS_S,
+    CallTimes,
+    Count,
+    Metrics,
+    SourceState,
+    UserLoad,
+)
+from zeus_ipc.replies.node import CeilingInfo, CpuInfo, GpuInfo, GpuSupport, NodeInfo, ProfileInfo
+from zeus_ipc.replies.readings import (
+    EnergyReading,
+    GpuProcesses,
+    GpuState,
+    MigDevice,
+    PowerReading,
+    ProcessInfo,
+    Sample,
+    SupportedClocks,
+    Timeline,
+    WindowEnergies,
+)
+from zeus_ipc.wire import Message
+
+__all__ = [
+    "CALL_BUCKETS_S",
+    "Acquired",
+    "Applied",
+    "AuditRecord",
+    "AuditTrail",
+    "Back",
+    "CallTimes",
+    "CeilingInfo",
+    "CeilingSet",
+    "Count",
+    "CpuInfo",
+    "Deallocated",
+    "Deferred",
+    "Done",
+    "EnergyReading",
+    "ErrorBody",
+    "Forgotten",
+    "GpuInfo",
+    "GpuProcesses",
+    "GpuState",
+    "GpuSupport",
+    "GpuTotal",
+    "HeartbeatResult",
+    "LeaseInfo",
+    "LeaseList",
+    "LedgerState",
+    "LedgerTotal",
+    "Metrics",
+    "MigDevice",
+    "NodeInfo",
+    "PastResults",
+    "Permission",
+    "Policy",
+    "PowerProfile",
+    "PowerReading",
+    "ProcessInfo",
+    "ProfileInfo",
+    "Quiesced",
+    "Refused",
+    "Released",
+    "Restored",
+    "Results",
+    "Sample",
+    "SourceState",
+    "SupportedClocks",
+    "Timeline",
+    "Usage",
+    "UsageSum",
+    "UserLoad",
+    "WindowEnergies",
+    "prepare",
+]
+
+
+def prepare() -> None:
+    """Builds every message's validator now, and not on whichever thread makes the first one."""
+    for one in [*globals().values()]:
+        if isinstance(one, type) and issubclass(one, Message):
+            one.model_rebuild()
