@@ -38,7 +38,10 @@ APART = (
     "tests/zeusd/core/test_schedules.py",
     "tests/system/test_measuring.py",
     "tests/system/test_whole_path.py",
-    "tests/system/test_promises.py",
+    "tests/system/test_crashes.py",
+    "tests/system/test_lease_ends.py",
+    "tests/system/test_restores.py",
+    "tests/system/test_rights.py",
     "tests/system/test_quiesce.py",
     "tests/zeusd/test_restore.py",
 )

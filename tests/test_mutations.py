@@ -147,7 +147,7 @@ MUTATIONS = (
         "zeusd.runtime.engine.Engine._record",
         drop("_journal", "commit"),
         (
-            "tests/system/test_promises.py::"
+            "tests/system/test_crashes.py::"
             "test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for"
             "[True-after the device]",
         ),

@@ -1,0 +1,294 @@
+"""zeusd is killed and starts again: over what it left, a changed node, a full disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fake_nvml.double import NvmlDouble
+from tests.support import (
+    ALL_MAY,
+    RunningDaemon,
+    as_nobody,
+    configuration,
+    public_directory,
+    running_daemon,
+    script,
+    wait_for,
+)
+from tests.system.sites import HOLDER, LIMIT, WAKING, Site, ending, tell
+from zeus_ipc import errors
+from zeusd.records import replay
+from zeusd.restore import boot_id
+
+CRASHES = {
+    # What is replaced by a function that kills zeusd, before or after it did its work.
+    "before the journal's write": ("zeusd.runtime.journal.Journal._append", "before"),
+    "between write and sync": ("os.fdatasync", "before"),
+    "after the journal": ("zeusd.runtime.journal.Journal._append", "after"),
+    "before the device": ("zeusd.devices.nvml.backend.NvmlBackend.write_control", "before"),
+    "after the device": ("zeusd.devices.nvml.backend.NvmlBackend.write_control", "after"),
+    "before the answer": ("zeusd.server.server.Server.reply", "before"),
+    "after the answer": ("zeusd.server.server.Server.reply", "after"),
+    "before the compaction's rename": ("os.rename", "before"),
+    "after the compaction's rename": ("os.rename", "after"),
+}
+
+
+CRASHING = """
+import importlib, os, signal, sys
+where, when, flag, *arguments = sys.argv[1:]
+module, _, name = where.rpartition(".")
+try:
+    owner = importlib.import_module(module)
+except ImportError:
+    module, _, kind = module.rpartition(".")
+    owner = getattr(importlib.import_module(module), kind)
+real = getattr(owner, name)
+def crashing(*args, **kwargs):
+    armed = os.path.exists(flag)
+    if armed and when == "before":
+        os.unlink(flag)
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = real(*args, **kwargs)
+    if armed:
+        os.unlink(flag)
+        os.kill(os.getpid(), signal.SIGKILL)
+    return result
+setattr(owner, name, crashing)
+import zeusd.runtime.journal
+journal = zeusd.runtime.journal.Journal
+journal._rewrite_if_grown = journal._rewrite
+sys.argv = ["zeusd", *arguments]
+from zeusd.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("place", list(CRASHES))
+@pytest.mark.parametrize("holder_dies", [True, False])
+def test_zeusd_killed_at_any_instant_leaves_a_value_that_somebody_answers_for(
+    place: str, holder_dies: bool
+) -> None:
+    """The device holds the baseline or what a living lease asked for, and never anything else."""
+    where, when = CRASHES[place]
+    with public_directory() as directory:
+        double = NvmlDouble(directory, [{}], privilege=0 if os.getuid() == 0 else 1)
+        flag = directory / "crash"
+        options = ["--nvml-library", double.library, "--socket-mode", "0666"]
+        options += configuration(directory)
+        daemon = RunningDaemon(
+            directory,
+            *options,
+            env=double.env,
+            program=["-c", CRASHING, where, when, str(flag)],
+        )
+        try:
+            daemon.wait_until_serving(1)
+            setting = HOLDER + "client.set_power_limit(gpus, int(sys.stdin.readline()))\n"
+            setting += "print('set', flush=True)\nsys.stdin.read()\n"
+            holder = script(setting, daemon.socket, **as_nobody())
+            with ending(holder):
+                assert holder.stdout is not None
+                assert holder.stdin is not None
+                assert holder.stdout.readline() == "holding\n"
+                flag.touch()
+                holder.stdin.write("120000\n")
+                holder.stdin.flush()
+                assert daemon.process.wait(30) == -signal.SIGKILL
+                assert double.limit_mw(0) in (150_000, 120_000)
+                if holder_dies:
+                    holder.kill()
+                daemon.start_again()
+                if holder_dies:
+                    wait_for(lambda: double.limit_mw(0) == LIMIT, "the baseline to be back")
+                else:
+                    assert holder.stdout.readline() == "set\n", "its request is asked again"
+                    assert double.limit_mw(0) == 120_000
+                    holder.kill()
+                    wait_for(lambda: double.limit_mw(0) == LIMIT, "the baseline to be back")
+        finally:
+            daemon.stop()
+
+
+def test_nobody_hears_of_a_node_without_gpus_while_zeusd_starts_again(site: Site) -> None:
+    with site.daemon.client(timeout_s=30) as client:
+        uuid = site.double.uuid(0)
+        client.set_power_limit(uuid, 200_000)
+        site.daemon.kill()
+        site.double.inject(0, "nvmlDeviceGetName", count=1, delay_ms=1500)  # it takes its time
+        site.daemon.start_again()
+        client.set_power_limit(uuid, 190_000)
+        assert len(client.node().gpus) == 2
+
+
+def test_another_load_of_the_driver_voids_what_was_owed() -> None:
+    """Limits do not survive it: what the journal says is not in force, and nothing is written."""
+    with contextlib.ExitStack() as stack:
+        module = stack.enter_context(public_directory()) / "nvidia"
+        module.mkdir()
+        (module / "version").write_text("580.95\n")
+        site = Site(stack, 2, f'[nvml]\nmodule = "{module}"\n')
+        with ending(site.holder(HOLDER + WAKING)) as holder:
+            site.daemon.kill()
+            module.rename(module.with_name("old"))
+            module.mkdir()  # as sysfs does: the same name, another inode
+            (module / "version").write_text("580.95\n")
+            for gpu in range(2):
+                site.double.set_outside(gpu, 240_000)  # what the driver comes up with
+            writes = len(site.double.calls())
+            site.daemon.start_again()
+            assert tell(holder, "160000") == "lease_expired"
+            assert site.limits() == [240_000, 240_000]
+            assert len(site.double.calls()) == writes
+            assert tell(holder, "acquire") == "done"
+            assert tell(holder, "160000") == "done"
+            holder.kill()
+            wait_for(lambda: site.limits() == [240_000, 240_000], "the new baseline")
+            assert site.daemon.records("driver_changed")
+
+
+def test_a_gpu_that_is_missing_at_the_start_is_restored_when_it_comes(site: Site) -> None:
+    with ending(site.holder(HOLDER + "sys.stdin.read()")) as holder:
+        site.daemon.kill()
+        configuration(site.directory, "[nvml]\nretry_s = 0.1\n" + ALL_MAY)
+        handle = "nvmlDeviceGetHandleByIndex_v2"
+        site.double.inject(1, handle, 15)
+        site.daemon.start_again()
+        site.daemon.wait_until_serving(1)
+        assert site.daemon.records("gpu_unusable")[-1]["index"] == 1
+        assert site.limits() == [150_000, 150_000]
+        site.double.clear_faults()
+        site.daemon.wait_until_serving(2)
+        with site.daemon.client() as client:
+            assert {lease.pid for lease in client.leases()} == {holder.pid}, "its lease lives on"
+        holder.kill()
+        wait_for(site.restored, "the limits to be back")
+
+
+LEFTOVERS = ("socket", "link at the socket's lock", "half a journal", "foreign state", "old boot")
+
+
+@pytest.mark.parametrize("leftover", LEFTOVERS)
+def test_zeusd_starts_over_leftovers_of_every_kind(leftover: str) -> None:
+    with public_directory() as directory:
+        double = NvmlDouble(directory, [{}], privilege=0 if os.getuid() == 0 else 1)
+        state = directory / "state"
+        precious = directory / "precious"
+        precious.write_text("precious")
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        debt = {"gpu": double.uuid(0), "control": "power_limit", "pid": 999_999, "cookie": 1}
+        debt |= {"uid": 0, "client": "", "since_ns": 1, "target": [120_000], "values": [[250_000]]}
+        record = json.dumps([f"debt/{double.uuid(0)}/power_limit", debt])
+        if leftover == "socket":
+            with socket.socket(socket.AF_UNIX) as stale:
+                stale.bind(str(directory / "zeusd.sock"))
+        elif leftover == "half a journal":
+            state.mkdir(mode=0o700)
+            header = json.dumps({"format": 1, "boot": boot})
+            (state / "journal").write_text(f"{header}\n{record[: len(record) // 2]}")
+            (state / "journal").chmod(0o600)
+        elif leftover == "foreign state":
+            state.mkdir(mode=0o777)
+            state.chmod(0o777)
+            header = json.dumps({"format": 1, "boot": boot})
+            (state / "journal").write_text(f"{header}\n{record}\n")
+        elif leftover == "old boot":
+            state.mkdir(mode=0o700)
+            header = json.dumps({"format": 1, "boot": "another"})
+            (state / "journal").write_text(f"{header}\n{record}\n")
+            (state / "journal").chmod(0o600)
+        else:
+            state.mkdir(mode=0o700)
+            (state / "journal.lock").symlink_to(precious)
+        with running_daemon(
+            *("--nvml-library", double.library),
+            gpus=1,
+            env=double.env,
+            directory=directory,
+        ):
+            assert double.calls() == [], "nothing of it may be acted upon"
+        assert precious.read_text() == "precious"
+
+
+@contextlib.contextmanager
+def small_disk(directory: Path) -> Iterator[Path]:
+    """A file system that is soon full."""
+    small = directory / "small"
+    small.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=0755", "tmpfs", str(small)]
+    subprocess.run(mount, check=True)
+    try:
+        yield small
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.needs("namespaces")
+def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(public_directory())
+        small = stack.enter_context(small_disk(directory))
+        double = NvmlDouble(directory, [{}], privilege=0)
+        with running_daemon(
+            *("--nvml-library", double.library, "--state-dir", str(small / "state")),
+            gpus=1,
+            env=double.env,
+            directory=directory,
+        ) as daemon:
+            with daemon.client() as client:
+                (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
+                uuid = double.uuid(0)
+                with pytest.raises(errors.JournalFailed, match="free space"):
+                    for watts in range(100, 200):
+                        client.set_power_limit(uuid, watts * 1000)
+                (small / "filler").unlink()
+                client.set_power_limit(uuid, 140_000)
+                assert double.limit_mw(0) == 140_000
+            wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
+
+
+@pytest.mark.needs("namespaces")
+def test_a_full_disk_delays_no_restore_whose_record_is_there(site: Site) -> None:
+    with contextlib.ExitStack() as stack:
+        directory = stack.enter_context(public_directory())
+        small = stack.enter_context(small_disk(directory))
+        double = NvmlDouble(directory, [{}], privilege=0)
+        with running_daemon(
+            *("--nvml-library", double.library, "--state-dir", str(small / "state")),
+            gpus=1,
+            env=double.env,
+            directory=directory,
+        ) as daemon:
+            with daemon.client() as client:
+                uuid = double.uuid(0)
+                client.set_gpu_clocks(uuid, 600, 900)
+                client.set_power_limit(uuid, 140_000)
+                (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
+                with pytest.raises(errors.JournalFailed, match="free space"):
+                    for watts in range(100, 200):
+                        client.set_power_limit(uuid, watts * 1000)
+                client.set_gpu_clocks(uuid, 700, 700)  # a lease whose record says enough
+            wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
+            reset = "nvmlDeviceResetGpuLockedClocks"
+            wait_for(lambda: reset in [call.symbol for call in double.calls()], "the clocks")
+            journal, boot = small / "state" / "journal", boot_id()
+            (small / "filler").unlink()
+            wait_for(
+                lambda: (
+                    not any(
+                        key.startswith("debt/")
+                        for key in replay(journal.read_bytes(), boot).entries
+                    )
+                ),
+                "the journal to say so",
+            )
