@@ -27,7 +27,7 @@ WITHOUT = {
     "tests/zeusctl/test_terminal.py::test_shells_complete_verbs_and_gpus[fish]": "fish",
     "tests/zeusctl/test_terminal.py::test_manual_pages_are_clean_and_name_every_option": "groff",
     "tests/zeusctl/test_exporter.py::test_rules_are_valid_and_fire_when_they_should": "prometheus",
-    "tests/zeus/test_metric.py::test_each_window_is_one_observation": "pushgateway",
+    "tests/zeus/metric/test_pushes.py::test_each_window_is_one_observation": "pushgateway",
     "tests/zeusctl/test_reading.py::"
     "test_an_ordinary_user_reads_and_is_told_what_he_may_not": "two users",
     "tests/test_mutations.py::"

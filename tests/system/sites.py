@@ -21,11 +21,7 @@ from tests.support import (
 )
 
 LIMIT = 250_000
-
-
 SET_LIMIT = "nvmlDeviceSetPowerManagementLimit"
-
-
 QUICK_LEASES = "[lease]\nttl_s = 2\nttl_min_s = 0.5\n"
 
 

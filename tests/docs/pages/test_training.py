@@ -18,7 +18,7 @@ BLOCKS = [
     block
     for page in ("README.md", "docs/train/power_limit.md", "docs/train/training.md")
     for block in snippets.of(ROOT / page)
-    if "zeus.metric" not in block.source  # needs a push gateway: tests/zeus/test_metric.py
+    if "zeus.metric" not in block.source  # needs a push gateway: tests/zeus/metric
     and "BatchSizeOptimizer" not in block.source  # test_batch_size.py
 ]
 

@@ -1,0 +1,109 @@
+"""What a metric does when its process forks and ends."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support import script, wait_for
+from tests.zeus.gateway import Double, Series
+from tests.zeus.metric.metrics import GPU_J, IDLE_W, POWER_W, pushed
+
+TRAINING = """
+import os, sys, time
+from zeus import _node
+from zeus.metric import EnergyCumulativeCounter, EnergyHistogram, PowerGauge
+from zeusd import embed
+from zeusd.nodes import Node
+from zeusd.devices.simulated import SimulatedBackend
+
+address, state_dir = sys.argv[1:]
+node = Node(SimulatedBackend("v100:setter_ms=0"), "simulated", lambda: None)
+_node._client = embed.connect(node, state_dir=state_dir)
+metrics = (
+    EnergyHistogram([], None, address, "exit"),
+    EnergyCumulativeCounter([], None, 1000, address, "exit"),
+    PowerGauge(None, 1000, address, "exit"),
+)
+begun_s = time.monotonic()
+for one in metrics:
+    one.begin_window("ended")
+    one.begin_window("running")
+time.sleep(0.2)
+for one in metrics:
+    one.end_window("ended")
+took_s = time.monotonic() - begun_s  # a busy machine sleeps longer
+if os.fork() == 0:
+    metrics[0].begin_window("mine")
+    metrics[0].end_window("mine")
+    metrics[1].end_window("running")
+    metrics[2].close()
+    sys.exit()
+assert os.wait()[1] == 0
+print(took_s, flush=True)  # the child has ended
+sys.stdin.readline()
+"""
+
+
+@dataclass
+class Ended:
+    """A process that trained, forked and ended."""
+
+    double: Double
+    window_s: float
+    asked_before_the_end: int
+    returncode: int
+    errors: str
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ended]:
+    double = Double()
+    folder = str(tmp_path_factory.mktemp("state"))
+    with script(TRAINING, double.address, folder, stderr=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        window_s = float(process.stdout.readline())
+        asked = double.asked
+        _, errors = process.communicate("\n", timeout=30)
+    yield Ended(double, window_s, asked, process.returncode, errors)
+    double.close()
+
+
+def test_what_runs_when_the_process_ends_is_pushed_once(ended: Ended) -> None:
+    assert ended.returncode == 0
+    kinds = sorted(path.split("metric/")[1].split("/")[0] for path, _ in ended.double.pushes)
+    assert kinds == ["energy_counter", "energy_histogram", "power_gauge"]
+    observed = Series(pushed(ended.double, "energy_histogram"))
+    assert observed.of(f"{GPU_J}_count", window="ended") == [1]
+    assert observed.of(f"{GPU_J}_count", window="running") == []
+    counted = Series(pushed(ended.double, "energy_counter"))
+    (of_ended_j,) = counted.of(f"{GPU_J}_total", window="ended")
+    assert of_ended_j == pytest.approx(ended.window_s * IDLE_W, rel=0.5)
+    assert counted.of(f"{GPU_J}_total", window="running") > [of_ended_j]
+    power = Series(pushed(ended.double, "power_gauge"))
+    for window in ("ended", "running"):
+        assert power.of(POWER_W, window=window) == [pytest.approx(IDLE_W, abs=2)]
+
+
+def test_a_child_pushes_nothing_of_its_parent(ended: Ended) -> None:
+    assert ended.asked_before_the_end == 0
+    assert "Traceback" not in ended.errors
+    assert ended.errors.count("does nothing in its child") == 2
+    assert '"mine"' not in pushed(ended.double, "energy_histogram")
+
+
+def test_a_hanging_gateway_does_not_keep_the_process(double: Double, tmp_path: Path) -> None:
+    double.does = "hang"
+    source = "import zeus.metric; zeus.metric.CLOSE_S = 0.3\n" + TRAINING
+    with script(source, double.address, str(tmp_path), stderr=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        wait_for(lambda: double.asked == 3, "the last pushes")
+        assert process.wait(30) == 0
+        assert process.stderr is not None
+        assert process.stderr.read().count("was not pushed within 0.3 s") == 3
+    assert not double.pushes

@@ -1,0 +1,213 @@
+"""Gateways that do not work, and energies that are not known yet."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.support import wait_for
+from tests.zeus.gateway import Double, Series
+from tests.zeus.metric.metrics import GPU_J, IDLE_W, counter, histogram, pushed, spend, told
+from tests.zeus.node import VirtualNode
+from zeus import _pushgateway, metric
+from zeus.metric import Metric
+from zeus_ipc.errors import RequestTimeout
+
+
+def test_a_gateway_that_is_down_is_told_of_once_and_nothing_is_lost(
+    node: VirtualNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    ones = histogram(f"127.0.0.1:{port}"), counter(f"127.0.0.1:{port}")
+    failures = _count_failures(ones[0])
+    for _ in range(3):
+        for one in ones:
+            spend(node, one, "step", 1)
+        before = len(failures)
+        wait_for(lambda: len(failures) > before, "another failure")
+    wait_for(lambda: len(told(caplog)) == 2, "one warning of each metric")
+    assert "Connection refused" in told(caplog)[0]
+    assert "training continues" in told(caplog)[0]
+    double = Double(port)
+    try:
+        # Nothing ends any more: it is tried again all the same.
+        wait_for(lambda: pushed(double, "energy_histogram"), "the histogram")
+        assert Series(pushed(double, "energy_histogram")).of(f"{GPU_J}_count") == [3, 3]
+        wait_for(lambda: pushed(double, "energy_counter"), "the counter")
+        totals = Series(pushed(double, "energy_counter")).of(f"{GPU_J}_total")
+        assert totals == [pytest.approx(3 * IDLE_W, rel=0.02)] * 2
+        double.does = "refuse"
+        spend(node, ones[0], "step", 1)
+        wait_for(lambda: len(told(caplog)) == 3, "the next trouble to be told of")
+        assert "507" in told(caplog)[2]
+    finally:
+        double.close()
+
+
+def _count_failures(one: Metric) -> list[bool]:
+    failures: list[bool] = []
+    push = one._group.push
+
+    def counted() -> bool:
+        worked = push()
+        if not worked:
+            failures.append(worked)
+        return worked
+
+    one._group.push = counted
+    return failures
+
+
+def test_a_gateway_that_hangs_delays_neither_windows_nor_the_end_for_long(
+    node: VirtualNode,
+    double: Double,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(metric, "CLOSE_S", 0.2)
+    double.does = "hang"
+    ones: list[Metric] = [histogram(double.address), counter(double.address)]
+    for one in ones:
+        spend(node, one, "step", 1)
+    wait_for(lambda: double.asked == 2, "both to hang")
+    for number in range(1000):
+        for one in ones:
+            one.begin_window(f"step {number % 3}", sync_execution=False)
+            one.end_window(f"step {number % 3}", sync_execution=False)
+    assert double.asked == 2  # all of that while the gateway kept both
+    assert all(one._thread.is_alive() for one in ones)
+    begun_s = time.monotonic()
+    metric._close_all()
+    assert 0.2 <= time.monotonic() - begun_s < 2.0  # together, not each
+    assert [one for one in told(caplog) if "not pushed within 0.2 s" in one] == told(caplog)
+    assert len(told(caplog)) == 2
+
+
+def test_a_silent_gateway_is_given_up_after_a_while(
+    node: VirtualNode,
+    double: Double,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(_pushgateway, "TIMEOUT_S", 0.05)
+    double.does = "hang"
+    one = histogram(double.address)
+    spend(node, one, "step", 1)
+    wait_for(lambda: double.asked >= 3, "it to be tried again")
+    double.does = "take"
+    wait_for(lambda: double.series().of(f"{GPU_J}_count") == [1, 1], "the observation")
+    assert len(told(caplog)) == 1
+    assert "timed out" in told(caplog)[0]
+
+
+def test_what_answers_but_is_no_gateway_ends_nothing(
+    node: VirtualNode, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def talk() -> None:
+            with contextlib.suppress(OSError):
+                while True:
+                    connection, _ = server.accept()
+                    connection.recv(65536)
+                    connection.sendall(b"220 mail.example.org\r\n\r\n")
+                    connection.close()
+
+        threading.Thread(target=talk, daemon=True).start()
+        one = histogram(f"127.0.0.1:{server.getsockname()[1]}")
+        spend(node, one, "step", 1)
+        wait_for(lambda: told(caplog), "a warning")
+        failures = _count_failures(one)
+        wait_for(lambda: failures, "another attempt")
+        one.close()
+    assert len(told(caplog)) == 1
+    assert "takes no metrics (220 mail.example.org" in told(caplog)[0]
+
+
+def test_a_mishap_of_its_own_does_not_end_the_thread(
+    node: VirtualNode,
+    double: Double,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    one = histogram(double.address)
+    tried: list[None] = []
+
+    def fail(final: bool) -> bool:
+        tried.append(None)
+        raise KeyError("a mishap")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(one, "_update", fail)
+        spend(node, one, "step", 1)
+        wait_for(lambda: len(tried) > 2, "some attempts")
+    wait_for(lambda: double.series().of(f"{GPU_J}_count") == [1, 1], "the observation")
+    assert told(caplog) == ["EnergyHistogram could not be updated"]
+
+
+def test_windows_that_end_while_zeusd_is_away_are_counted_later(
+    node: VirtualNode,
+    double: Double,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ones: list[Metric] = [histogram(double.address), counter(double.address)]
+    asked: list[None] = []
+
+    def gone(*args: object) -> None:
+        asked.append(None)
+        raise RequestTimeout("zeusd did not answer")
+
+    with monkeypatch.context() as away:
+        away.setattr(node.client, "windows", gone)
+        for one in ones:
+            for _ in range(3):
+                spend(node, one, "step", 1)
+        ones[1].begin_window("open")
+        node.clock.sleep(1)
+        before = len(asked)
+        wait_for(lambda: len(asked) > before + 20, "many attempts")
+    wait_for(
+        lambda: Series(pushed(double, "energy_histogram")).of(f"{GPU_J}_count") == [3, 3],
+        "the observations",
+    )
+    wait_for(
+        lambda: len(Series(pushed(double, "energy_counter")).of(f"{GPU_J}_total")) == 4,
+        "both windows of the counter",
+    )
+    totals = Series(pushed(double, "energy_counter"))
+    assert totals.of(f"{GPU_J}_total", window="step") == [pytest.approx(3 * IDLE_W, rel=0.02)] * 2
+    assert min(totals.of(f"{GPU_J}_total", window="open")) > 0.95 * IDLE_W
+    assert [one for one in told(caplog) if "windows for j cannot be looked up now" in one] == [
+        "the energy of windows for j cannot be looked up now: zeusd did not answer"
+    ] * 2
+
+
+def test_what_will_never_be_known_is_left_out_and_the_rest_goes_on(
+    node: VirtualNode, double: Double, caplog: pytest.LogCaptureFixture
+) -> None:
+    node.clock.sleep(100)
+    one, total = histogram(double.address), counter(double.address)
+    one.begin_window("a")
+    one._monitor.measurement_states["a"].t_ns -= 50_000_000_000
+    one.end_window("a")
+    spend(node, one, "a", 1)
+    total.begin_window("b")
+    total._monitor.measurement_states["b"].t_ns -= 50_000_000_000
+    wait_for(lambda: len(told(caplog)) == 2, "both to be told of")
+    assert all("left out" in one and "before what zeusd remembers" in one for one in told(caplog))
+    wait_for(
+        lambda: Series(pushed(double, "energy_histogram")).of(f"{GPU_J}_count") == [1, 1],
+        "the other window",
+    )
+    node.clock.sleep(10)
+    total.end_window("b")
+    total.close()
+    totals = Series(pushed(double, "energy_counter")).of(f"{GPU_J}_total")
+    assert totals == [pytest.approx(10 * IDLE_W, rel=0.05)] * 2

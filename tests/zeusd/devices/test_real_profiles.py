@@ -1,0 +1,86 @@
+"""Workload power profiles, on the C stand-in for the driver's library."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.fake_nvml.double import ALWAYS, NEVER, mask_of
+from tests.zeusd.devices.opening import Opener, code_of
+from zeus_ipc.controls import Control
+from zeusd.devices.nvml.codes import Return
+from zeusd.runtime.devices import Inspector
+
+GB200 = {"architecture": 10, "profiles_valid": mask_of(0, 1, 2, 3, 5, 6, 7, 13)}
+_PROFILE_CALL = "nvmlDeviceWorkloadPowerProfile"
+
+
+@pytest.mark.parametrize("shift", [0, 20])
+def test_profiles_are_told_with_what_they_conflict_with(open_nvml: Opener, shift: int) -> None:
+    """The table's places are not the profiles' numbers."""
+    nvml, _ = open_nvml(GB200 | {"profile_shift": shift})
+    gpu = nvml.device_handle(0)
+    assert nvml.offers(gpu, Control.POWER_PROFILE)
+    found = {one.profile: one for one in nvml.power_profiles(gpu)}
+    assert sorted(found) == [0, 1, 2, 3, 5, 6, 7, 13]
+    assert (found[6].priority, found[6].conflicts) == (6, (7,))
+    assert found[5].conflicts == ()
+    nvml.write_control(gpu, Control.POWER_PROFILE, (1, 6, 7))
+    assert nvml.read_control(gpu, Control.POWER_PROFILE) == (1, 6, 7)
+    assert nvml.enforced_power_profiles(gpu) == (1, 6)
+
+
+@pytest.mark.parametrize(
+    ("old", "calls"),
+    [
+        (0, [("UpdateProfiles_v1", 1), ("UpdateProfiles_v1", 0), ("UpdateProfiles_v1", 1)]),
+        (
+            1,
+            [
+                ("SetRequestedProfiles", 1),
+                ("ClearRequestedProfiles", 0),
+                ("SetRequestedProfiles", 1),
+            ],
+        ),
+    ],
+)
+def test_profiles_are_set_and_cleared_and_never_overwritten(
+    open_nvml: Opener, old: int, calls: list[tuple[str, int]]
+) -> None:
+    nvml, double = open_nvml(GB200 | {"profiles_old": old})
+    gpu = nvml.device_handle(0)
+    double.request_outside(0, 13)
+    nvml.write_control(gpu, Control.POWER_PROFILE, (1, 13))
+    nvml.write_control(gpu, Control.POWER_PROFILE, (7, 13))
+    assert double.profiles(0) == {7, 13}
+    made = [(one.symbol.removeprefix(_PROFILE_CALL), one.arguments) for one in double.calls()]
+    masks = [mask_of(1), mask_of(1), mask_of(7)]
+    assert made == [(name, (op, mask)) for (name, op), mask in zip(calls, masks, strict=True)]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"architecture": 9, "profiles_valid": 3}, {"architecture": 10}]
+)
+def test_gpus_without_profiles_are_not_asked_again_and_again(
+    open_nvml: Opener, changes: dict[str, Any]
+) -> None:
+    nvml, _ = open_nvml(changes)
+    inspector = Inspector(nvml, 0)
+    for _ in range(4):
+        inspector.look()
+    assert inspector.settled
+    facts, _ = Inspector(nvml, 0).look() or (None, None)
+    assert facts is not None
+    assert "power_profile" not in facts.info.controls
+    error = code_of(nvml.read_control, nvml.device_handle(0), Control.POWER_PROFILE)
+    assert error == Return.NOT_SUPPORTED
+
+
+def test_profiles_need_privilege_and_a_gpu_that_has_them(open_nvml: Opener) -> None:
+    nvml, double = open_nvml(GB200, privilege=NEVER)
+    gpu = nvml.device_handle(0)
+    assert code_of(nvml.write_control, gpu, Control.POWER_PROFILE, (1,)) == Return.NO_PERMISSION
+    double.node.privilege = ALWAYS
+    assert code_of(nvml.write_control, gpu, Control.POWER_PROFILE, (9,)) == Return.INVALID_ARGUMENT
+    assert double.profiles(0) == set()

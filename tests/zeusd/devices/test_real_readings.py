@@ -1,0 +1,209 @@
+"""Energy and power as NVML has them: counters, fields, and GPUs and drivers that lack some."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support import wait_for
+from tests.zeusd.devices.opening import Opener, code_of
+from zeusd.devices.nvml.codes import Return
+
+
+def test_the_counter_moves_by_whole_ticks_and_as_much_as_was_drawn(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"tick_ms": 20, "load_mw": 400_000})
+    gpu = nvml.device_handle(0)
+    tick_mj = 250_000 * 20 // 1000  # held down by the limit
+    seen = [nvml.sensors(gpu)]
+
+    def several_ticks() -> bool:
+        seen.append(nvml.sensors(gpu))
+        return len({reading.energy_mj for reading in seen}) > 5
+
+    wait_for(several_ticks, "the counter to move")
+    counts = sorted({reading.energy_mj for reading in seen if reading.energy_mj is not None})
+    assert len(counts) > 5
+    for before, after in itertools.pairwise(counts):
+        ticks = round((after - before) / tick_mj)
+        assert ticks >= 1
+        assert after - before == ticks * tick_mj
+    powers = {reading.power_instant_mw for reading in seen}
+    assert len(powers) > 1  # no meter stands still
+    assert all(power == pytest.approx(250_000, abs=10) for power in powers)
+
+
+def test_less_is_counted_from_the_moment_of_a_lower_limit_on(open_nvml: Opener) -> None:
+    nvml, double = open_nvml({"tick_ms": 1, "load_mw": 250_000})
+    gpu = nvml.device_handle(0)
+    gpus = double.node.gpus
+    wait_for(lambda: (nvml.sensors(gpu).energy_mj or 0) > 10_000, "ten joules")
+    before_ns = time.monotonic_ns()
+    double.set_outside(0, 100_000)
+    assert gpus[0].updated_ns > before_ns - 1_000
+    assert gpus[0].energy_nj * 1e3 / (gpus[0].updated_ns - gpus[0].start_ns) == 250_000
+    start_ns, start_nj = gpus[0].updated_ns, gpus[0].energy_nj
+    wait_for(lambda: (nvml.sensors(gpu).energy_mj or 0) > start_nj / 1e6 + 5_000, "five joules")
+    drawn_mw = (gpus[0].energy_nj - start_nj) * 1e3 / (gpus[0].updated_ns - start_ns)
+    assert drawn_mw == 100_000
+    assert nvml.power_limit_mw(gpu) == 100_000
+    assert nvml.throttle_reasons(gpu) == 4
+    double.set_load(0, 60_000)
+    assert nvml.throttle_reasons(gpu) == 0
+    assert double.calls() == []
+
+
+def test_fields_that_a_gpu_lacks_are_none_and_soon_no_longer_asked_for(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"has_energy": 0})
+    gpu = nvml.device_handle(0)
+    for _ in range(10):
+        sensors = nvml.sensors(gpu)
+        assert sensors.energy_mj is None
+        assert sensors.power_average_mw is None
+        assert sensors.memory_power_average_mw is None  # NVML: success, with zero
+        assert sensors.power_instant_mw is not None
+    (plan,) = nvml._plans.values()
+    assert plan.fields == [(186, 0)]
+
+
+def test_a_gpu_without_a_module_is_soon_no_longer_asked_for_it(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"has_average": 1, "memory_power_mw": 41_000})
+    gpu = nvml.device_handle(0)
+    for _ in range(4):
+        assert nvml.sensors(gpu).module_power_mw is None
+    assert nvml.module(gpu) is None
+    (plan,) = nvml._plans.values()
+    assert sorted(plan.fields) == [(83, 0), (185, 0), (185, 2), (186, 0)]
+
+
+def test_a_memory_power_that_is_measured_is_told(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"memory_power_mw": 41_000})
+    assert nvml.sensors(nvml.device_handle(0)).memory_power_average_mw == 41_000
+
+
+def test_a_gpu_that_serves_no_field_is_asked_call_by_call(open_nvml: Opener) -> None:
+    nvml, double = open_nvml({"has_energy": 0})
+    gpu = nvml.device_handle(0)
+    for symbol in ("field.186.0", "field.186.1", "field.185.0", "field.185.1"):
+        double.inject(0, symbol, Return.INVALID_ARGUMENT)  # a driver older than the field
+    for _ in range(5):
+        sensors = nvml.sensors(gpu)
+        assert sensors.energy_mj is None
+        assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
+    (plan,) = nvml._plans.values()
+    assert plan.fields == []
+
+
+def test_power_comes_from_a_call_where_only_energy_is_a_field(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    gpu = nvml.device_handle(0)
+    for symbol in ("field.186.0", "field.186.1"):
+        double.inject(0, symbol, Return.NOT_SUPPORTED)
+    for _ in range(5):
+        sensors = nvml.sensors(gpu)
+        assert sensors.energy_mj is not None
+        assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
+
+
+def test_mishaps_never_cost_a_field(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    gpu = nvml.device_handle(0)
+    double.inject(0, "field.83.0", Return.UNKNOWN)
+    for _ in range(10):
+        assert nvml.sensors(gpu).energy_mj is None
+    double.clear_faults()
+    assert nvml.sensors(gpu).energy_mj is not None
+
+
+def test_a_reading_in_which_every_field_met_with_a_mishap_is_an_error(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    for field in (83, 185, 186):
+        for scope in (0, 1, 2):
+            double.inject(0, f"field.{field}.{scope}", Return.TIMEOUT)
+    assert code_of(nvml.sensors, nvml.device_handle(0)) == Return.TIMEOUT
+
+
+def test_a_gpu_lost_in_one_field_is_lost(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    double.inject(0, "field.186.0", Return.GPU_IS_LOST)
+    assert code_of(nvml.sensors, nvml.device_handle(0)) == Return.GPU_IS_LOST
+
+
+def test_what_a_gpu_lacks_is_learnt_anew_after_a_driver_reload(open_nvml: Opener) -> None:
+    nvml, double = open_nvml({"has_energy": 0})
+    gpu = nvml.device_handle(0)
+    for _ in range(5):
+        assert nvml.sensors(gpu).energy_mj is None
+    nvml.shutdown()
+    double.node.gpus[0].has_energy = 1
+    nvml.init()
+    assert nvml.sensors(nvml.device_handle(0)).energy_mj is not None
+
+
+def test_a_field_that_fails_now_and_then_is_not_given_up(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    gpu = nvml.device_handle(0)
+    assert nvml.sensors(gpu).energy_mj is not None
+    double.node.gpus[0].has_energy = 0  # polled too fast, say
+    for _ in range(10):
+        assert nvml.sensors(gpu).energy_mj is None
+    double.node.gpus[0].has_energy = 1
+    assert nvml.sensors(gpu).energy_mj is not None
+
+
+def test_the_power_of_a_module_is_never_given_as_the_gpus(open_nvml: Opener) -> None:
+    nvml, _ = open_nvml({"module_only": 1, "has_average": 1})
+    gpu = nvml.device_handle(0)
+    for _ in range(5):
+        sensors = nvml.sensors(gpu)
+        assert sensors.power_instant_mw is None
+        assert sensors.power_average_mw is None
+        assert sensors.module_power_mw == pytest.approx(220_000, abs=10)
+    (plan,) = nvml._plans.values()
+    assert sorted(plan.fields) == [(83, 0), (186, 1)]
+
+
+def test_gpus_of_a_superchip_are_paired_by_their_numa_node(
+    open_nvml: Opener, tmp_path: Path
+) -> None:
+    nvml, double = open_nvml(*[{"module_mw": 467_200}] * 2, {"module_mw": 459_800}, {})
+    nvml._sysfs = str(tmp_path)
+    for index, node in enumerate((0, 0, 1, 1)):
+        device = tmp_path / "bus/pci/devices" / f"0000:{7 + index:02x}:00.0"
+        device.mkdir(parents=True)
+        (device / "numa_node").write_text(f"{node}\n")
+    gpus = [nvml.device_handle(index) for index in range(4)]
+    assert [nvml.module(gpu) for gpu in gpus] == [0, 0, 1, None]
+    sensors = nvml.sensors(gpus[0])
+    assert sensors.module_power_mw == 467_200
+    assert sensors.power_instant_mw == pytest.approx(220_000, abs=10)
+    double.node.gpus[2].module_mw = 0  # success with zero is no reading
+    (tmp_path / "bus/pci/devices/0000:07:00.0/numa_node").write_text("-1\n")
+    assert [nvml.module(gpu) for gpu in gpus] == [None, 0, None, None]
+
+
+def test_a_driver_without_field_values_is_asked_call_by_call(open_nvml: Opener) -> None:
+    nvml, double = open_nvml()
+    gpu = nvml.device_handle(0)
+    double.inject(0, "nvmlDeviceGetFieldValues", Return.FUNCTION_NOT_FOUND, count=1)
+    for _ in range(2):
+        sensors = nvml.sensors(gpu)
+        assert sensors.energy_mj is not None
+        assert sensors.power_instant_mw is not None
+    (plan,) = nvml._plans.values()
+    assert plan.batch is False
+
+
+def test_field_values_that_fail_now_and_then_are_not_given_up(open_nvml: Opener) -> None:
+    nvml, double = open_nvml({"memory_power_mw": 41_000})
+    gpu = nvml.device_handle(0)
+    assert nvml.sensors(gpu).memory_power_average_mw == 41_000
+    double.inject(0, "nvmlDeviceGetFieldValues", Return.NOT_SUPPORTED)
+    for _ in range(5):
+        sensors = nvml.sensors(gpu)
+        assert sensors.energy_mj is not None
+        assert sensors.memory_power_average_mw is None
+    double.clear_faults()
+    assert nvml.sensors(gpu).memory_power_average_mw == 41_000
