@@ -84,13 +84,14 @@ IMPORTED = ("zeusd.cli", "zeusd.main", "zeusd.devices.simulated.node")
 
 
 class RunningDaemon:
-    """`zeusd serve` as a process of its own, whose modules have been imported before.
+    """`zeusd serve` as a process of its own.
 
     Args:
         directory: Where socket, journal and log go.
         arguments: Further options of `zeusd serve`.
         env: Further environment.
-        program: What a Python that has imported nothing runs instead of `-m zeusd`, the first time.
+        program: What Python runs instead of `-m zeusd`, the first time.
+        imported: What that Python has imported before; nothing: it is a new one.
     """
 
     def __init__(
@@ -98,7 +99,8 @@ class RunningDaemon:
         directory: Path,
         *arguments: str,
         env: Mapping[str, str] | None = None,
-        program: Sequence[str] = (),
+        program: Sequence[str] = ("-m", "zeusd"),
+        imported: Sequence[str] = IMPORTED,
     ) -> None:
         self.directory = directory
         self.socket = str(directory / "zeusd.sock")
@@ -106,19 +108,19 @@ class RunningDaemon:
         self.log_path = directory / "zeusd.log"
         self._arguments = arguments
         self._env = {**os.environ, **(env or {})}
-        self.process = self._spawn(program)
+        self.process = self._spawn(program, imported)
 
-    def _spawn(self, program: Sequence[str] = ()) -> subprocess.Popen[bytes] | Program:
+    def _spawn(
+        self, program: Sequence[str] = ("-m", "zeusd"), imported: Sequence[str] = IMPORTED
+    ) -> subprocess.Popen[bytes] | Program:
         serve = ["serve", "--socket", self.socket, "--state-dir", str(self.state_dir)]
         serve += ["--log-format", "json", *self._arguments]
         with self.log_path.open("ab") as log:
-            if not program:
-                start = preloaded(*IMPORTED).start
-                where = Path.cwd()
-                return start(
-                    "-m", "zeusd", *serve, cwd=where, env=self._env, stdout=log, stderr=log
-                )
-            command = [sys.executable, *program, *serve]
+            command = [*program, *serve]
+            if imported:
+                start = preloaded(*imported).start
+                return start(*command, cwd=Path.cwd(), env=self._env, stdout=log, stderr=log)
+            command = [sys.executable, *command]
             return subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=log, env=self._env)
 
     def wait_until_serving(self, gpus: int | None = None) -> RunningDaemon:

@@ -79,7 +79,8 @@ def test_root_starts_it_from_a_folder_that_nobody_else_may_enter() -> None:
         run = (
             f"import sys; sys.path.insert(0, {str(private)!r}); from zeusd.cli import main; main()"
         )
-        daemon = RunningDaemon(directory, *SIMULATED, "--socket-mode", "0666", program=("-c", run))
+        options = [*SIMULATED, "--socket-mode", "0666"]
+        daemon = RunningDaemon(directory, *options, program=("-c", run), imported=())
         try:
             daemon.wait_until_serving(1)
             asking = (
