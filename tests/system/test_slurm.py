@@ -197,7 +197,7 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    for node in boot_node(watchdog_s=None):
+    for node in boot_node(watchdog_s=None, update=True):
         cluster = Cluster(node)
         cluster.start()
         yield cluster

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import socket
 import time
@@ -15,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from tests import preloaded
 from tests.fake_amdsmi.double import AmdSmiDouble
 from tests.fake_nvml.double import NvmlDouble
 from tests.support import NOBODY, wait_for
@@ -130,13 +132,16 @@ def node() -> Iterator[Node]:
     yield from boot_node()
 
 
-def boot_node(gpus: int = 2, watchdog_s: int | None = 2) -> Iterator[Node]:
+def boot_node(gpus: int = 2, watchdog_s: int | None = 2, update: bool = False) -> Iterator[Node]:
     """Boots a machine with zeusd installed on the C library; ends it afterwards.
 
     Args:
         gpus: How many it has.
         watchdog_s: Instead of the shipped WatchdogSec=; None: as shipped.
+        update: Whether the environment that a machine's installation made before will do: it is
+            brought up to date.
     """
+    made = Path(os.environ[preloaded.SHARED], "installed")
     machine = Machine()
     try:
         machine.start()
@@ -148,9 +153,15 @@ def boot_node(gpus: int = 2, watchdog_s: int | None = 2) -> Iterator[Node]:
             )
         (root / "etc/zeusd").mkdir()
         (root / "etc/zeusd/zeusd.toml").write_text(f'[nvml]\nlibrary = "{LIBRARY}"\n')
+        if update and made.exists():
+            shutil.copytree(made, root / "opt/zeusd", symlinks=True)
         machine.run("bash", f"{SOURCES}/scripts/install")
         node = Node(machine, double, gpus)
         node.wait_serving()
+        if not update:
+            part = made.with_name("installed.part")
+            shutil.copytree(root / "opt/zeusd", part, symlinks=True)
+            part.rename(made)
         yield node
     finally:
         machine.stop()
