@@ -9,7 +9,6 @@ from typing import Any
 
 import checkpoint
 import torch
-import torch.distributed as dist
 from options import Options
 from simulated import GpuWork
 from torch import nn
@@ -20,6 +19,7 @@ from zeus.exceptions import ZeusBaseError
 from zeus.monitor import ZeusMonitor
 from zeus.monitor.energy import Window
 from zeus.optimizer.power_limit import Done, GlobalPowerLimitOptimizer
+from zeus.utils.framework import all_reduce, rank
 
 
 class Trainer:
@@ -57,7 +57,7 @@ class Trainer:
                 self.optimizer.zero_grad(set_to_none=True)
                 losses += loss.detach()
             steps += 1
-        mean, ranks = self.over_ranks(losses.item() / steps, 1)
+        mean, ranks = all_reduce([losses.item() / steps, 1], "sum")
         return mean / ranks
 
     @torch.no_grad()
@@ -70,16 +70,8 @@ class Trainer:
             with self.gpu_work.step(1 / 3):  # of a training step, most is backward
                 right += (self._logits(images).argmax(1) == self._moved(labels)).sum()
             seen += len(labels)
-        right_of_all, all_seen = self.over_ranks(right.item(), seen)
+        right_of_all, all_seen = all_reduce([right.item(), seen], "sum")
         return right_of_all / all_seen
-
-    def over_ranks(self, *values: float) -> list[float]:
-        """Sums of all processes' values."""
-        if not dist.is_initialized():
-            return list(values)
-        sums = torch.tensor(values, dtype=torch.float64, device=self.device)
-        dist.all_reduce(sums)
-        return sums.tolist()
 
     def _logits(self, images: torch.Tensor) -> torch.Tensor:
         # Autocast, also with FSDP: its own mixed precision would take batch norm's weights too.
@@ -114,7 +106,7 @@ def fit(
                 batches = itertools.islice(val_loader, options.steps_per_epoch)
                 accuracy = trainer.evaluate(batches)
                 checkpoint.save(options.checkpoint, epoch + 1, trainer.model, trainer.optimizer)
-            (joules,) = trainer.over_ranks(_joules(window))
+            (joules,) = all_reduce([_joules(window)], "sum")
             total_s, total_j = total_s + window.time, total_j + joules
             limit_w = chosen_limit_w(plo)
             say(
@@ -146,7 +138,7 @@ def chosen_limit_w(plo: GlobalPowerLimitOptimizer) -> float | None:
 
 def say(line: str) -> None:
     """Prints on one of the processes only."""
-    if not dist.is_initialized() or dist.get_rank() == 0:
+    if rank() == 0:
         print(line, flush=True)
 
 

@@ -19,6 +19,8 @@ from zeus.utils.atomic import write_text
 from zeus_ipc.client import Client
 from zeus_ipc.errors import ZeusIpcError
 
+log = logging.getLogger(__name__)
+
 MOST_MINUTES = 1e6
 
 
@@ -92,7 +94,7 @@ def clocks(
     "--gpu", "gpus", multiple=True, required=True, help="Index or UUID; once for each GPU."
 )
 @click.option("--rank", type=int, help="Data parallel rank to listen to. [default: the first]")
-@click.option("--minutes", type=float, default=60.0, show_default=True, help="At most so long.")
+@click.option("--minutes", type=float, default=60.0, show_default=True, help="How long to tune.")
 @click.option(
     "--window", type=float, default=20.0, show_default=True, help="Length of a window, s."
 )
@@ -135,7 +137,7 @@ def tune(
     made: list[Tuner] = []
 
     def make(*arguments: Any) -> Tuner:
-        made[:] = [Tuner(*arguments, window_s=window, requests=requests)]
+        made[:] = [Tuner(*arguments, window_s=window, requests=requests, tell=log.info)]
         return made[0]
 
     if not 0.0 < minutes < MOST_MINUTES:

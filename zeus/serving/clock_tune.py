@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from zeus.serving.clock_policy import ClockPolicy
@@ -103,6 +103,7 @@ class Tuner(ClockPolicy):
         stretch: What earlier runs learned of step times; see `ClockPolicy`.
         window_s: Length of a window, s.
         requests: Requests before a clock is judged.
+        tell: Called with one line at the end of each window that counts.
     """
 
     def __init__(
@@ -115,13 +116,14 @@ class Tuner(ClockPolicy):
         *,
         window_s: float = WINDOW_S,
         requests: int = REQUESTS,
+        tell: Callable[[str], None] = lambda line: None,
     ) -> None:
         super().__init__(clocks_mhz, ttft_s, tpot_s, floor_mhz, stretch)
         if not window_s > 2 * SETTLE_S or requests < 1:
             raise ValueError(
                 f"a window must be longer than {2 * SETTLE_S:g} s, and judge at least one request"
             )
-        self._window_s, self._needed = window_s, requests
+        self._window_s, self._needed, self._tell = window_s, requests, tell
         self._buckets: dict[int, dict[int, Arm]] = {}
         self._arm = self.highest_mhz
         self._window = Arm()
@@ -252,16 +254,33 @@ class Tuner(ClockPolicy):
         """Keeps a window whose load was the same at its end."""
         bucket = self._bucket()
         if self._window.requests and not self._given_up and bucket == self._load_then:
-            arms = self._buckets.setdefault(bucket, {})
-            arms.setdefault(self._arm, Arm()).add(self._window)
+            self._add(bucket)
 
     def _give_up(self) -> None:
         """This clock does not hold at this load."""
         if not self._given_up:
             self._given_up = True
-            arm = self._buckets.setdefault(self._bucket(), {}).setdefault(self._arm, Arm())
-            arm.add(self._window)
-            arm.failed = True
+            self._add(self._bucket(), failed=True)
+
+    def _add(self, bucket: int, failed: bool = False) -> None:
+        """What was seen in this window counts for its clock."""
+        arms = self._buckets.setdefault(bucket, {})
+        arm = arms.setdefault(self._arm, Arm())
+        arm.add(self._window)
+        arm.failed = arm.failed or failed
+        following = self._next(arms)
+        if failed:
+            then = "it misses the objectives"
+        elif following is None:
+            then = f"{self._best(arms)} MHz is the lowest clock that holds"
+        else:
+            judged = sum(self._judged(arms, clock) for clock in self._clocks)
+            then = f"{judged} of {len(self._clocks)} clocks are judged; next {following} MHz"
+        at = "the clock policy" if self._arm == POLICY else f"{self._arm} MHz"
+        self._tell(
+            f"{STEP**bucket:.0f} to {STEP ** (bucket + 1):.0f} tokens/s at {at}: "
+            f"{arm.requests} requests, {arm.late / max(1, arm.requests):.1%} late; {then}"
+        )
 
     def _bucket(self) -> int:
         """The load now: the logarithm of output tokens a second."""

@@ -18,9 +18,15 @@ from zeus.serving.clock_tune import POLICY, Row, Tuner
 
 
 @pytest.fixture(scope="module")
-def tuned() -> Tuner:
+def told() -> list[str]:
+    """What `tuned` said meanwhile."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def tuned(told: list[str]) -> Tuner:
     """Ten requests a second, for a quarter of an hour."""
-    tuner = Tuner(H100.clocks(), 0.5, 0.025, window_s=10.0, requests=100)
+    tuner = Tuner(H100.clocks(), 0.5, 0.025, window_s=10.0, requests=100, tell=told.append)
     load = make_load(3, lambda t: 10.0, 10.0, 900.0, CHAT)
     outcome = simulate(H100, load, tuner, ttft_s=0.5, tpot_s=0.025, seed=3, energy_every_s=1.0)
     assert outcome.violations < 0.01, "a clock that misses is left at once"
@@ -42,6 +48,17 @@ def test_it_finds_the_lowest_clock_that_holds(tuned: Tuner) -> None:
     assert best.late <= 0.01
     assert best.saving == pytest.approx(0.35, abs=0.08)
     assert rows[POLICY].requests >= 100, "the policy was measured beside it"
+
+
+def test_it_says_how_far_it_is(tuned: Tuner, told: list[str]) -> None:
+    rows = rows_of_one_load(tuned)
+    (best,) = [row for row in rows.values() if row.best]
+    low, high = best.tokens_per_s
+    here = [line for line in told if line.startswith(f"{low:.0f} to {high:.0f} tokens/s at ")]
+    clocks = len(H100.clocks())
+    assert any(f"; 1 of {clocks} clocks are judged; next" in line for line in here)
+    assert any(line.endswith("; it misses the objectives") for line in told)
+    assert here[-1].endswith(f"; {best.clock_mhz} MHz is the lowest clock that holds")
 
 
 def test_the_policy_starts_from_the_profile(tuned: Tuner, tmp_path: Path) -> None:
