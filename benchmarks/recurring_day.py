@@ -1,0 +1,212 @@
+"""What `eta_knob` that follows a day's curve saves, and how many deadlines are kept.
+
+    python benchmarks/recurring_day.py [--seeds 10 11 12] [--eta 0.5]
+
+The measured workloads (six, on four GPUs; see `recurring.py`), 60 recurrences. Curves are invented,
+24 hourly values each: a grid with much solar power, gCO2eq/kWh, and a price with two tiers, per kWh;
+both repeat every day. Nothing was tuned; seeds 0 and 1 were used to find mistakes, others to report.
+
+- Signal: a recurrence begins every seven hours, or when the one before is done. Energy, carbon or
+  money, and time are sums over all runs, over those with the same eta at all hours. "Objective" is
+  what the rule minimizes: energy counted with the signal over its mean, and time. Two fixed etas
+  stand beside it, as less money could also be had for more time.
+- Deadline: a recurrence begins each day at the same time, and is to be done after so many times the
+  expected time of the fastest batch size and power limit. Kept: the share of recurrences that are
+  done by then, first from the first one on and then from the 11th. Energy: over that of the fastest.
+  Only workloads whose deadline is within the day.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+from functools import lru_cache
+
+from rich.console import Console
+from rich.table import Table
+
+from zeus.analyze import HistoryEntry
+from zeus.job import Job
+from zeus.policy import JITPowerLimitOptimizer, make_policy
+from zeus.policy.signal import DAY_S, HOUR_S, Signal
+from zeus.policy.trade_off import TradeOff
+from zeus.simulate import Simulator
+from zeus.simulate.expected import all_expected
+from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
+
+RECURRENCES = 60
+BEGIN_S = datetime(2026, 11, 23, tzinfo=timezone.utc).timestamp()
+EVERY_S = 7 * HOUR_S
+SLACKS = (1.5, 2.0, 4.0)
+KNOWN_FROM = 10
+
+# gCO2eq/kWh; least at noon, most in the evening.
+SOLAR = (290, 285, 280, 280, 285, 300, 310, 280, 210, 150, 115, 100)
+SOLAR += (95, 95, 105, 130, 200, 290, 350, 365, 355, 335, 315, 300)
+TIERS = tuple(0.34 if 16 <= hour < 21 else 0.14 for hour in range(24))
+CURVES = {"solar grid, CO2": SOLAR, "two tiers, money": TIERS}
+
+
+def signal(curve: tuple[float, ...]) -> Signal:
+    """A curve that repeats every day."""
+    points = [(BEGIN_S + hour * HOUR_S, value) for hour, value in enumerate(curve)]
+    return Signal(points, period_s=DAY_S)
+
+
+@lru_cache
+def simulator(gpu: str, seed: int) -> Simulator:
+    """With the default policy."""
+    policy = make_policy("gp", seed=seed)
+    plo = JITPowerLimitOptimizer(verbose=False)
+    return Simulator(train_trace(), power_trace(gpu), policy, plo, seed, verbose=False)
+
+
+def jobs(seed: int) -> Iterator[tuple[Simulator, Job]]:
+    """The measured workloads on all GPUs."""
+    for gpu in GPUS:
+        for workload in WORKLOADS:
+            sim = simulator(gpu, seed)
+            yield sim, workload.job(sim.batch_sizes(workload.job([workload.default_bs])))
+
+
+def timed(
+    history: list[HistoryEntry], every_s: float
+) -> Iterator[tuple[int, float, float, HistoryEntry]]:
+    """Of each run: its recurrence from 0, when that began, when the run began, and the run."""
+    now, recurrence, began = BEGIN_S, 0, BEGIN_S
+    for entry in history:
+        yield recurrence, began, now, entry
+        now += entry.time
+        if entry.reached:
+            recurrence += 1
+            began = now = max(now, BEGIN_S + recurrence * every_s)
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Of a job: energy, J, what it stands for by the signal, time, s, and the objective, J."""
+
+    energy: float
+    amount: float
+    time: float
+    objective: float
+
+
+def follow(sim: Simulator, job: Job, curve: Signal, eta: float, by: TradeOff | None) -> Sums:
+    """A job played through; counted with the curve and `eta`, and run with `by`'s."""
+    used = eta if by is None else by.eta_knob
+    history = sim.simulate_one_job(
+        job, RECURRENCES, 2.0, used, trade_off=by, begin_s=BEGIN_S, every_s=EVERY_S
+    )
+    mean = curve.mean(BEGIN_S, BEGIN_S + DAY_S) or 1.0
+    energy = sum(entry.energy for entry in history)
+    time = sum(entry.time for entry in history)
+    amount = sum(
+        entry.energy * (curve.mean(began, began + entry.time) or 0.0)
+        for *_, began, entry in timed(history, EVERY_S)
+    )
+    objective = eta * amount / mean + (1 - eta) * sim.measurements.max_power * time
+    return Sums(energy, amount, time, objective)
+
+
+def signals(seeds: list[int], eta: float) -> Table:
+    """The first table."""
+    table = Table(title=f"eta {eta:g} that follows a signal, over a fixed one; mean and range")
+    for name in ("curve", "eta", "energy", "CO2 or money", "time", "objective", "jobs"):
+        table.add_column(name)
+    for name, values in CURVES.items():
+        curve = signal(values)
+        found: dict[str, list[tuple[float, ...]]] = {}
+        for seed in seeds:
+            for sim, job in jobs(seed):
+                base = follow(sim, job, curve, eta, None)
+                for by in (
+                    TradeOff(eta, curve),
+                    TradeOff(max(0.0, eta - 0.2)),
+                    TradeOff(min(1.0, eta + 0.2)),
+                ):
+                    now = follow(sim, job, curve, eta, by)
+                    what = f"{by.eta_knob:.1f}, " + ("fixed" if by.signal is None else "follows")
+                    ratios = (
+                        now.energy / base.energy,
+                        now.amount / base.amount,
+                        now.time / base.time,
+                        now.objective / base.objective,
+                    )
+                    found.setdefault(what, []).append(ratios)
+        for what, rows in found.items():
+            columns = list(zip(*rows, strict=True))
+            cells = (
+                f"{statistics.mean(of):.3f} ({min(of):.2f} to {max(of):.2f})" for of in columns
+            )
+            table.add_row(name, what, *cells, str(len(rows)))
+    return table
+
+
+def deadlines(seeds: list[int]) -> Table:
+    """The second table."""
+    table = Table(title="Deadlines")
+    for name in ("time", "runs with", "kept", "kept from the 11th", "energy from the 11th", "jobs"):
+        table.add_column(name)
+    for slack in SLACKS:
+        found: dict[str, list[tuple[float, float, float]]] = {}
+        for seed in seeds:
+            for sim, job in jobs(seed):
+                least = min(one.time for one in all_expected(sim.measurements, job, 0.0))
+                if slack * least > DAY_S / 2:
+                    continue
+                due = datetime.fromtimestamp(BEGIN_S, timezone.utc) + timedelta(
+                    seconds=slack * least
+                )
+                by_name = {
+                    "eta 0": None,
+                    "eta 0.5": None,
+                    "eta 1": None,
+                    "deadline, 0.9": TradeOff(0.5, done_by=due.timetz(), on_time=0.9),
+                    "deadline, 0.95": TradeOff(0.5, done_by=due.timetz()),
+                }
+                energies = {}
+                for what, by in by_name.items():
+                    eta = float(what.split()[1]) if by is None else 0.5
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("ignore")
+                        history = sim.simulate_one_job(
+                            job, RECURRENCES, 2.0, eta, trade_off=by, begin_s=BEGIN_S, every_s=DAY_S
+                        )
+                    kept, energies[what] = [], 0.0
+                    for recurrence, began, now, entry in timed(history, DAY_S):
+                        if recurrence >= KNOWN_FROM:
+                            energies[what] += entry.energy
+                        if entry.reached:
+                            kept.append(now + entry.time - began <= slack * least)
+                    found.setdefault(what, []).append(
+                        (
+                            statistics.mean(kept),
+                            statistics.mean(kept[KNOWN_FROM:]),
+                            energies[what] / energies["eta 0"],
+                        )
+                    )
+        for what, rows in found.items():
+            share, later, energy = (statistics.mean(of) for of in zip(*rows, strict=True))
+            cells = (f"{share:.3f}", f"{later:.3f}", f"{energy:.3f}", str(len(rows)))
+            table.add_row(f"{slack:g} x the fastest", what, *cells)
+    return table
+
+
+def main() -> None:
+    """Prints both tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
+    parser.add_argument("--eta", type=float, default=0.5)
+    options = parser.parse_args()
+    console = Console(width=150)
+    console.print(signals(options.seeds, options.eta))
+    console.print(deadlines(options.seeds))
+
+
+if __name__ == "__main__":
+    main()
