@@ -229,6 +229,8 @@ class _Known:
             self._model = None
 
     def price(self, eta_knob: float, profile_of: Callable[[int], LimitProfile | None]) -> None:
+        if self._priced is not None and self._priced[0] == eta_knob:
+            return
         self._priced = eta_knob, profile_of
         now = [self._counted_now(run) for run in self._as_observed]
         self._runs = [(at, run) for (at, _), run in zip(self._runs, now, strict=True)]
@@ -244,7 +246,8 @@ class _Known:
             self._model_of([(at, run.under(weight)) for at, run in runs]).fit(self._utilization)
             for weight in (1.0, 0.0)
         )
-        of_cost, level, most = self._fit(), math.log(last.max_power), of_time.missed()
+        level, most = math.log(last.max_power), of_time.missed()
+        within = self._within_reach()
         return [
             Forecast(
                 self._sizes[at],
@@ -253,12 +256,12 @@ class _Known:
                 float(of_time.log_cost[at]) - level,
                 math.sqrt(of_time.variance(at)),
                 float(most[at]) - level,
-                math.exp(of_cost.log_cost[at]),
-                float(of_time.reach.mean[at]),
+                last.max_power,
+                float(of_time.reach.mean[at]) if of_time.reach.any_missed else 1.0,
                 at in self._converged,
             )
             for at in range(len(self._sizes))
-            if at not in self._out
+            if within[at] or at in self._converged
         ]
 
     def _counted_now(self, run: Run) -> Run:

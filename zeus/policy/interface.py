@@ -6,7 +6,6 @@ hold one of these. A policy has no I/O, no clock, and no randomness but its seed
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -110,14 +109,14 @@ class Forecast:
 
     Attributes:
         batch_size: The batch size.
-        eta_knob: That which chooses its power limit, and of its cost.
+        eta_knob: That which chooses its power limit.
         energy: Expected energy of a run that reaches the target, J (its median).
         log_time: Expected logarithm of its time, s.
         log_time_sd: Standard deviation of that, between runs and for want of knowledge.
         log_most_time: Expected logarithm of the time that all epochs take, s; infinite where that
             is not known.
-        cost: Expected cost of a run that reaches the target, J (its median).
-        reach: Probability that a run reaches the target at all.
+        max_power: As in `zeus.utils.metric.zeus_cost`, W.
+        reach: Probability that a run reaches the target at all; 1 while no run of the job missed.
         proven: Whether a run of this size has reached it.
     """
 
@@ -127,13 +126,9 @@ class Forecast:
     log_time: float
     log_time_sd: float
     log_most_time: float
-    cost: float
+    max_power: float
     reach: float
     proven: bool
-
-    def time_for(self, cost: float) -> float:
-        """After which time a run has cost so much, s."""
-        return cost * math.exp(self.log_time) / self.cost
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, Run
-from zeus.policy.trade_off import ProfileOf, TradeOff, Trader
+from zeus.policy.trade_off import Chosen, ProfileOf, TradeOff, Trader
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
@@ -131,6 +131,7 @@ class Recurrences:
         if trade_off is not None:
             self._trader = Trader(policy, job, trade_off, profile_of)
         self._began_s = 0.0
+        self._beta = beta_knob
         self._policy = policy
         self._job = job
         self._bounds = Bounds(policy, job, beta_knob)
@@ -160,22 +161,26 @@ class Recurrences:
                 "reach it within their cost and epochs; check the target and max_epochs, or take "
                 "a larger beta_knob"
             )
-        batch_size, eta = self._choose(now_s, chosen)
+        what = self._choose(now_s, chosen)
+        batch_size, eta = what.batch_size, None if self._trader is None else what.eta_knob
+        bound = self._bounds.next()
+        if what.expected_cost is not None:
+            bound = max(bound, self._beta * what.expected_cost)
         rerun = None
         if self._proven and batch_size not in self._proven:
             rerun = self._bounds.rerun()
-        return Try(self.recurrence, self._try, batch_size, self._bounds.next(), rerun, eta)
+        return Try(self.recurrence, self._try, batch_size, bound, rerun, eta)
 
-    def _choose(self, now_s: float, chosen: tuple[int, float] | None) -> tuple[int, float | None]:
+    def _choose(self, now_s: float, chosen: tuple[int, float] | None) -> Chosen:
         if self._trader is None:
-            return self._policy.predict(self._job), None
+            return Chosen(self._policy.predict(self._job), math.nan)
         if self._try == 1:
             self._began_s = now_s
         if chosen is None:
-            return self._trader.begin(now_s, self._began_s, self._bounds.next)
+            return self._trader.begin(now_s, self._began_s)
         self._trader.price(chosen[1])
         self._policy.predict(self._job)  # its draws are to be the same
-        return chosen
+        return Chosen(*chosen)
 
     def price(self, eta_knob: float) -> None:
         """With a trade-off, the policy counts with this eta until the next run begins."""

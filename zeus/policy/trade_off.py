@@ -17,6 +17,7 @@ from typing import Protocol
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, Forecast, LimitProfile
 from zeus.policy.signal import eta_of
+from zeus.utils.metric import zeus_cost
 
 ETAS = tuple(tenths / 10 for tenths in range(11))
 """Where a deadline decides, one of these chooses the power limit."""
@@ -76,6 +77,7 @@ class Option:
         log_time_sd: Standard deviation of that.
         log_most_time: Logarithm of the time that all epochs take.
         reach: Probability that the run reaches the target at all.
+        max_power: As in `zeus.utils.metric.zeus_cost`, W.
     """
 
     batch_size: int
@@ -85,6 +87,12 @@ class Option:
     log_time_sd: float
     log_most_time: float
     reach: float
+    max_power: float
+
+    @property
+    def cost(self) -> float:
+        """Expected cost of a run, J."""
+        return zeus_cost(self.energy, math.exp(self.log_time), self.eta_knob, self.max_power)
 
     def done_within(self, seconds: float) -> float:
         """Probability that one run reaches the target within a time, s."""
@@ -96,7 +104,7 @@ class Option:
 
 
 def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option]:
-    """The sizes that have reached the target, each with all `ETAS` where its limits are measured.
+    """Batch sizes, each with all `ETAS` where its power limits are measured.
 
     Args:
         forecasts: Of the policy, under one eta.
@@ -104,8 +112,6 @@ def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option
     """
     found = []
     for one in forecasts:
-        if not one.proven:
-            continue
         profile = profile_of(one.batch_size)
         for eta in (one.eta_knob,) if profile is None else ETAS:
             energy = time = 1.0
@@ -120,6 +126,7 @@ def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option
                     one.log_time_sd,
                     one.log_most_time + math.log(time),
                     one.reach,
+                    one.max_power,
                 )
             )
     return found
@@ -155,6 +162,22 @@ def next_deadline(done_by: time, began_s: float) -> float:
     while due.timestamp() <= began_s:
         due += timedelta(days=1)
     return due.timestamp()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a run begins with.
+
+    Attributes:
+        batch_size: Its batch size.
+        eta_knob: Its eta.
+        expected_cost: Expected cost, J, where the run is not to be given up for costing more than
+            the best one would under its eta: time counts first. None: its bound is the usual one.
+    """
+
+    batch_size: int
+    eta_knob: float
+    expected_cost: float | None = None
 
 
 class Trader:
@@ -193,20 +216,19 @@ class Trader:
         """The policy counts with this eta."""
         self._policy.price(self._job, eta_knob, self._profile_of)
 
-    def begin(self, now_s: float, began_s: float, bound: Callable[[], float]) -> tuple[int, float]:
-        """The batch size and the eta of a run; the policy counts with that eta then.
+    def begin(self, now_s: float, began_s: float) -> Chosen:
+        """Chooses for a run; the policy counts with its eta then.
 
         Args:
             now_s: The time, s since 1970.
             began_s: When its recurrence began.
-            bound: What the run may cost, J, under the eta that the policy counts with.
         """
         if self._trade_off.done_by is not None:
             due_s = next_deadline(self._trade_off.done_by, began_s)
-            return self._by_deadline(due_s - now_s, bound)
+            return self._by_deadline(due_s - now_s)
         eta = self._by_signal(now_s)
         self.price(eta)
-        return self._policy.predict(self._job), eta
+        return Chosen(self._policy.predict(self._job), eta)
 
     def _by_signal(self, now_s: float) -> float:
         signal, eta = self._trade_off.signal, self._trade_off.eta_knob
@@ -218,29 +240,32 @@ class Trader:
             return eta
         return eta_of(eta, relative)
 
-    def _by_deadline(self, within_s: float, bound: Callable[[], float]) -> tuple[int, float]:
-        policy, job = self._policy, self._job
+    def _by_deadline(self, within_s: float) -> Chosen:
+        policy, job, on_time = self._policy, self._job, self._trade_off.on_time
         forecasts = policy.forecasts(job)
-        found = options(forecasts, self._profile_of)
-        if not found:  # nothing is known of any size: the default, and no time to lose
-            self.price(0.0)
-            return policy.predict(job), 0.0
-        on_time = self._trade_off.on_time
-        best, kept = least_energy(found, within_s, on_time)
-        self.price(best.eta_knob)
+        proven = [one for one in forecasts if one.proven]
+        if not proven:
+            self.price(0.0)  # nothing is known yet, so there is no time to lose
+            return Chosen(policy.predict(job), 0.0)
+        best, kept = least_energy(options(proven, self._profile_of), within_s, on_time)
+        # Trials are for energy, or, where nothing is fast enough, for time.
+        aim = 1.0 if kept else 0.0
+        self.price(aim)
         asked = policy.predict(job)
+        trials = options([one for one in forecasts if one.batch_size == asked], self._profile_of)
         if not kept:
             self._warn(
-                f"No batch size is done within {max(0.0, within_s):.0f} s with probability "
-                f"{on_time:g}; batch size {best.batch_size} is the fastest that is known."
+                f"No batch size that is known is done within {max(0.0, within_s):.0f} s with "
+                f"probability {on_time:g}; the fastest of them is {best.batch_size}."
             )
-            return best.batch_size, best.eta_knob
-        # A run that is to find something out may take what time is left beside a run that is safe.
-        under_eta = {one.batch_size: one for one in policy.forecasts(job)}
-        spare_s = within_s - under_eta[asked].time_for(bound()) if asked in under_eta else 0.0
-        if fastest(found).done_within(spare_s) >= on_time:
-            return asked, best.eta_knob
-        return best.batch_size, best.eta_knob
+            if not any(one.batch_size == asked for one in proven):
+                return Chosen(asked, aim)
+        elif asked != best.batch_size and trials:
+            trial, in_time = least_energy(trials, within_s, on_time)
+            if in_time:
+                best = trial
+        self.price(best.eta_knob)
+        return Chosen(best.batch_size, best.eta_knob, best.cost)
 
     def _warn(self, text: str) -> None:
         if not self._warned:
