@@ -3,8 +3,9 @@
     python benchmarks/recurring_day.py [--seeds 10 11 12] [--eta 0.5] [--gpus v100]
 
 The measured workloads (six, on four GPUs; see `recurring.py`), 60 recurrences. Curves are
-invented, 24 hourly values each: a grid with much solar power, gCO2eq/kWh, and a price with two tiers,
-per kWh; both repeat every day. Nothing was tuned; seed 0 was used to find mistakes, others to report.
+invented, 24 hourly values each: a grid with much solar power, gCO2eq/kWh, and a price with two
+tiers, per kWh; both repeat every day. Nothing was tuned; seed 0 was used to find mistakes, others
+to report.
 
 - Signal: a recurrence begins every seven hours, or when the one before is done. Energy, carbon or
   money, and time are sums over all runs, over those with the same eta at all hours. "Objective" is

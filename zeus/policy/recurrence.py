@@ -166,6 +166,7 @@ class Recurrences:
         bound = self._bounds.next()
         if what.expected_cost is not None:
             bound = max(bound, self._beta * what.expected_cost)
+        bound = min(bound, what.most_cost)
         rerun = None
         if self._proven and batch_size not in self._proven:
             rerun = self._bounds.rerun()

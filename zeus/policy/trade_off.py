@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, time, timedelta
+from statistics import NormalDist
 from typing import Protocol
 
 from zeus.job import Job
@@ -21,6 +22,9 @@ from zeus.utils.metric import zeus_cost
 
 ETAS = tuple(tenths / 10 for tenths in range(11))
 """Where a deadline decides, one of these chooses the power limit."""
+
+_ENOUGH = 1.2
+"""A trial that may take so many times its expected time is worth it."""
 
 ProfileOf = Callable[[int], LimitProfile | None]
 """What each power limit does to a batch size; None where that is not measured yet."""
@@ -102,6 +106,14 @@ class Option:
         off = (latest - self.log_time) / self.log_time_sd
         return self.reach * 0.5 * math.erfc(-off / math.sqrt(2))
 
+    def time_of(self, probability: float) -> float:
+        """Within which time one run reaches the target so probably, s; infinite for never."""
+        if probability >= self.reach:
+            return math.inf
+        off = NormalDist().inv_cdf(probability / self.reach)
+        latest = self.log_time + off * self.log_time_sd
+        return math.inf if latest > self.log_most_time else math.exp(latest)
+
 
 def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option]:
     """Batch sizes, each with all `ETAS` where its power limits are measured.
@@ -113,7 +125,8 @@ def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option
     found = []
     for one in forecasts:
         profile = profile_of(one.batch_size)
-        for eta in (one.eta_knob,) if profile is None else ETAS:
+        # Where limits are not measured, its run measures them, and judges them by energy.
+        for eta in (1.0,) if profile is None else ETAS:
             energy = time = 1.0
             if profile is not None:
                 energy, time = profile.change(one.eta_knob, eta)
@@ -173,11 +186,13 @@ class Chosen:
         eta_knob: Its eta.
         expected_cost: Expected cost, J, where the run is not to be given up for costing more than
             the best one would under its eta: time counts first. None: its bound is the usual one.
+        most_cost: It is given up at this cost, J, as there must be time for another run.
     """
 
     batch_size: int
     eta_knob: float
     expected_cost: float | None = None
+    most_cost: float = math.inf
 
 
 class Trader:
@@ -247,12 +262,12 @@ class Trader:
         if not proven:
             self.price(0.0)  # nothing is known yet, so there is no time to lose
             return Chosen(policy.predict(job), 0.0)
-        best, kept = least_energy(options(proven, self._profile_of), within_s, on_time)
+        known = options(proven, self._profile_of)
+        best, kept = least_energy(known, within_s, on_time)
         # Trials are for energy, or, where nothing is fast enough, for time.
         aim = 1.0 if kept else 0.0
         self.price(aim)
         asked = policy.predict(job)
-        trials = options([one for one in forecasts if one.batch_size == asked], self._profile_of)
         if not kept:
             self._warn(
                 f"No batch size that is known is done within {max(0.0, within_s):.0f} s with "
@@ -260,12 +275,51 @@ class Trader:
             )
             if not any(one.batch_size == asked for one in proven):
                 return Chosen(asked, aim)
-        elif asked != best.batch_size and trials:
-            trial, in_time = least_energy(trials, within_s, on_time)
-            if in_time:
-                best = trial
+        elif asked != best.batch_size:
+            found = self._trial(forecasts, asked, best, within_s, fastest(known).time_of(on_time))
+            if found is not None:
+                self.price(found.eta_knob)
+                return found
         self.price(best.eta_knob)
         return Chosen(best.batch_size, best.eta_knob, best.cost)
+
+    def _trial(
+        self,
+        forecasts: Sequence[Forecast],
+        asked: int,
+        best: Option,
+        within_s: float,
+        safe_s: float,
+    ) -> Chosen | None:
+        """A run for energy, of a size other than the best, that puts the deadline at no risk.
+
+        Args:
+            forecasts: Of all sizes.
+            asked: The size that the policy asks for.
+            best: Of what is known.
+            within_s: Time that is left, s.
+            safe_s: What a run that is safe takes of it at most, s.
+        """
+        on_time = self._trade_off.on_time
+        trials = options([one for one in forecasts if one.batch_size == asked], self._profile_of)
+        if not trials:
+            return None
+        trial, in_time = least_energy(trials, within_s, on_time)
+        if in_time:
+            return Chosen(asked, trial.eta_knob, trial.cost)
+        trial = min(trials, key=lambda one: one.energy)
+        expected_s = math.exp(trial.log_time)
+        if within_s - safe_s >= _ENOUGH * expected_s:
+            most_cost = trial.cost * (within_s - safe_s) / expected_s
+            return Chosen(asked, trial.eta_knob, most_cost=most_cost)
+        # Rather than none: the cheapest of those that were never tried and are in time.
+        others = options([one for one in forecasts if not one.proven], self._profile_of)
+        cheaper = [one for one in others if one.energy < best.energy]
+        if cheaper:
+            trial, in_time = least_energy(cheaper, within_s, on_time)
+            if in_time:
+                return Chosen(trial.batch_size, trial.eta_knob, trial.cost)
+        return None
 
     def _warn(self, text: str) -> None:
         if not self._warned:

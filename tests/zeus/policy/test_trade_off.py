@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from dataclasses import replace
 from datetime import datetime, time, timezone
 from functools import partial
 
@@ -146,6 +147,26 @@ def test_what_misses_its_target_is_not_done_in_time() -> None:
     assert option(32, 1.0, 10.0, reach=0.8).done_within(1e6) == pytest.approx(0.8)
     assert option(32, 1.0, 10.0).done_within(0.0) == 0.0
     assert fastest([option(32, 1.0, 10.0, reach=0.5), option(64, 1.0, 15.0)]).batch_size == 64
+
+
+def test_the_time_of_a_probability_is_that_within_which_it_is_done() -> None:
+    one = option(32, 1.0, 10.0, reach=0.97)
+    assert one.done_within(one.time_of(0.95)) == pytest.approx(0.95)
+    assert one.time_of(0.98) == math.inf
+
+
+def test_a_trial_that_may_miss_leaves_time_for_a_run_that_does_not() -> None:
+    loop, policy = learnt(TradeOff(0.5, done_by=time(0, tzinfo=timezone.utc), on_time=0.9))
+    policy.register_job(other := replace(JOB, dataset="other"), SIZES)
+    loop = Recurrences(policy, other, 2.0, TradeOff(0.5, done_by=time(0, tzinfo=timezone.utc)))
+    for day in range(8):
+        now = loop.begin(day * DAY_S + 12 * HOUR_S)
+        if now.batch_size in (64, 128):
+            loop.end(run_of(now.batch_size, 1e5, 900.0, now.eta_knob or 0.0))
+            continue
+        rate = 1e5 / 900.0  # under eta 1
+        assert now.cost_bound <= 1.01 * rate * (12 * HOUR_S - 900.0)
+        loop.end(Run(now.batch_size, 1e5, False, 40))
 
 
 def test_a_deadline_is_the_next_such_time() -> None:
