@@ -12,6 +12,8 @@ to report.
   what the rule minimizes: energy counted with the signal over its mean, and time. Two fixed etas
   stand beside it, as less money could also be had for more time. All from the 11th recurrence on,
   but for the last column.
+- Known: the same for an hour of work in each hour of the day, if the expected energy and time of
+  every batch size and power limit were known: the most that there is to gain by the rule.
 - Deadline: a recurrence begins each day at the same time, and is to be done after so many times
   the expected time of the fastest batch size and power limit. Kept: the share of recurrences that
   are done by then, first of all and then from the 11th on. Energy: over that with eta 0. Only
@@ -34,11 +36,12 @@ from rich.table import Table
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
 from zeus.policy import JITPowerLimitOptimizer, make_policy
-from zeus.policy.signal import DAY_S, HOUR_S, Signal
+from zeus.policy.signal import DAY_S, HOUR_S, Signal, eta_of
 from zeus.policy.trade_off import TradeOff
 from zeus.simulate import Simulator
-from zeus.simulate.expected import all_expected
+from zeus.simulate.expected import Expected, all_expected
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
+from zeus.utils.metric import zeus_cost
 
 RECURRENCES = 60
 BEGIN_S = datetime(2026, 11, 23, tzinfo=timezone.utc).timestamp()
@@ -160,8 +163,37 @@ def signals(gpus: list[str], seeds: list[int], eta: float) -> Table:
     return table
 
 
-def deadlines(gpus: list[str], seeds: list[int]) -> Table:
+def cheapest(found: list[Expected], eta: float, max_power: float) -> Expected:
+    """Of the lowest cost."""
+    return min(found, key=lambda one: zeus_cost(one.energy, one.time, eta, max_power))
+
+
+def known(gpus: list[str], eta: float) -> Table:
     """The second table."""
+    table = Table(title=f"eta {eta:g} that follows a signal, all being known, over a fixed one")
+    for name in ("curve", "CO2 or money", "time", "objective", "best job", "jobs"):
+        table.add_column(name)
+    for name, values in CURVES.items():
+        mean, rows = statistics.mean(values), []
+        for sim, job in jobs(gpus, 0):
+            most = sim.measurements.max_power
+            found = all_expected(sim.measurements, job, eta)
+            sums = []
+            for moves in (1.0, 0.0):
+                amount = time = 0.0
+                for value in values:
+                    one = cheapest(found, eta_of(eta, (value / mean) ** moves), most)
+                    amount, time = amount + one.energy * value, time + one.time
+                sums.append((amount, time, eta * amount / mean + (1 - eta) * most * time))
+            rows.append([more / less for more, less in zip(*sums, strict=True)])
+        columns = list(zip(*rows, strict=True))
+        cells = [f"{statistics.mean(of):.4f}" for of in columns]
+        table.add_row(name, *cells, f"{min(columns[2]):.4f}", str(len(rows)))
+    return table
+
+
+def deadlines(gpus: list[str], seeds: list[int]) -> Table:
+    """The third table."""
     table = Table(title="Deadlines")
     for name in ("time", "runs with", "kept", "kept from the 11th", "energy from the 11th", "jobs"):
         table.add_column(name)
@@ -211,7 +243,7 @@ def deadlines(gpus: list[str], seeds: list[int]) -> Table:
 
 
 def main() -> None:
-    """Prints both tables."""
+    """Prints the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, nargs="+", default=[10, 11, 12])
     parser.add_argument("--eta", type=float, default=0.5)
@@ -219,6 +251,7 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=150)
     console.print(signals(options.gpus, options.seeds, options.eta))
+    console.print(known(options.gpus, options.eta))
     console.print(deadlines(options.gpus, options.seeds))
 
 
