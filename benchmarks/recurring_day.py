@@ -46,7 +46,7 @@ from zeus.utils.metric import zeus_cost
 RECURRENCES = 60
 BEGIN_S = datetime(2026, 11, 23, tzinfo=timezone.utc).timestamp()
 EVERY_S = 7 * HOUR_S
-SLACKS = (1.5, 2.0, 4.0)
+SLACKS = (1.2, 1.5, 2.0, 4.0)
 KNOWN_FROM = 10
 
 # gCO2eq/kWh; least at noon, most in the evening.
