@@ -16,7 +16,6 @@ from collections.abc import Callable
 from datetime import datetime, time, timedelta, timezone
 from pathlib import Path
 
-from zeus.exceptions import ZeusBaseError
 from zeus.monitor.carbon import CarbonIntensityProvider, Intensity
 from zeus.monitor.price import ElectricityPriceProvider, Price
 from zeus.monitor.rates import Rate
@@ -48,7 +47,7 @@ class FollowedSignal:
         try:
             self._last = self._fetch(begin_s)
             self._warned = False
-        except (ZeusBaseError, OSError, ValueError) as error:
+        except Exception as error:  # a provider of one's own may raise any
             if not self._warned:
                 self._warned = True
                 warnings.warn(f"The signal cannot be fetched: {error}.", stacklevel=2)
