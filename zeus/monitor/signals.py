@@ -11,6 +11,7 @@ offset is local. A line of names may come first.
 from __future__ import annotations
 
 import csv
+import logging
 import warnings
 from collections.abc import Callable
 from datetime import datetime, time, timedelta, timezone
@@ -21,6 +22,8 @@ from zeus.monitor.price import ElectricityPriceProvider, Price
 from zeus.monitor.rates import Rate
 from zeus.policy.signal import DAY_S, Signal
 from zeus.policy.trade_off import Relative
+
+log = logging.getLogger(__name__)
 
 SignalSource = str | Path | CarbonIntensityProvider | ElectricityPriceProvider | Relative
 """A CSV file, a provider, or what has a `relative` like `zeus.policy.signal.Signal`."""
@@ -48,6 +51,7 @@ class FollowedSignal:
             self._last = self._fetch(begin_s)
             self._warned = False
         except Exception as error:  # a provider of one's own may raise any
+            log.info("a signal was not fetched", exc_info=True)
             if not self._warned:
                 self._warned = True
                 warnings.warn(f"The signal cannot be fetched: {error}.", stacklevel=2)

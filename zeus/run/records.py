@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -102,11 +102,13 @@ class Begun:
         batch_size: Its batch size.
         began_s: When, s since 1970.
         eta_knob: The eta of its cost; None: the job's.
+        cost_bound: Cost at which it is given up, J; None for never.
     """
 
     batch_size: int
     began_s: float = 0.0
     eta_knob: float | None = None
+    cost_bound: float | None = None
 
     @property
     def chosen(self) -> tuple[int, float] | None:
@@ -175,7 +177,8 @@ class Records:
             self.job = row
         elif kind == "begun":
             # A run that began and was killed may have begun once more.
-            begun = Begun(row["batch_size"], row.get("began_s", 0.0), row.get("eta_knob"))
+            known = {field.name: row[field.name] for field in fields(Begun) if field.name in row}
+            begun = Begun(**known)
             now.begun[len(now.ended) :] = [begun]
             now.in_flight, now.script = True, None
         elif kind == "started":

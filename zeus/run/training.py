@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from zeus.analyze import HistoryEntry
@@ -84,6 +84,9 @@ class Training:
             return
         begun = progress.begun[-1]
         now = self._recurrences.begin(begun.began_s, begun.chosen)
+        if begun.chosen is not None:
+            bound = math.inf if begun.cost_bound is None else begun.cost_bound
+            now = replace(now, cost_bound=bound)
         job_id = files.job_id(now.recurrence, now.number)
         script = progress.script or Script.with_settings(self._logdir, job_id)
         if script is not None and script.alive:
@@ -105,7 +108,9 @@ class Training:
         master, size = self._master, now.batch_size
         job_id = files.job_id(now.recurrence, now.number)
         files.train_json(self._logdir, job_id, size).unlink(missing_ok=True)
-        self._records.add("begun", **asdict(Begun(size, time.time(), now.eta_knob)))
+        bound = None if math.isinf(now.cost_bound) else now.cost_bound
+        begun = Begun(size, time.time(), now.eta_knob, bound)
+        self._records.add("begun", recurrence=now.recurrence, number=now.number, **asdict(begun))
         master.script_started = self._script_started
         master.rerun_cost = now.rerun_cost if master.stop_by_curve else None
         try:
