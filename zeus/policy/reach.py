@@ -48,7 +48,8 @@ class Reach:
         self.reached, self.missed = reached, missed
         near = _SHARED * np.exp(-0.5 * ((x[:, None] - x[None, :]) / _OCTAVES) ** 2)
         np.fill_diagonal(near, 0.0)
-        self._any_missed = bool(np.any(missed + missed_too))
+        self.any_missed = bool(np.any(missed + missed_too))
+        """Whether any run did."""
         self._a = (
             _PRIOR_MEAN * _PRIOR_RUNS
             + reached_too
@@ -68,6 +69,6 @@ class Reach:
         """Probabilities that may be, shape (draws, sizes).
 
         While no run has missed, none is expected to."""
-        if not self._any_missed:
+        if not self.any_missed:
             return np.ones((draws, len(self._a)))
         return np.asarray(rng.beta(self._a, self._b, (draws, len(self._a))))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from zeus.job import Job
 from zeus.policy.interface import BatchSizeOptimizer, Run
+from zeus.policy.trade_off import Chosen, ProfileOf, TradeOff, Trader
 
 MOST_TRIES = 20
 """A target that so many runs in a row did not reach is out of reach."""
@@ -32,6 +33,7 @@ class Try:
         rerun_cost: What a run of the best batch size is expected to cost, J. None where no learning
             curve is to end the run: nothing has reached the target yet, or its batch size has,
             which says more than the shape of a curve.
+        eta_knob: The eta of its cost; None: the job's.
     """
 
     recurrence: int
@@ -39,6 +41,7 @@ class Try:
     batch_size: int
     cost_bound: float
     rerun_cost: float | None = None
+    eta_knob: float | None = None
 
 
 class Bounds:
@@ -109,9 +112,26 @@ class Recurrences:
         policy: Chooses batch sizes; the job must be registered with it.
         job: The job.
         beta_knob: So many times the lowest cost of a recurrence a run may cost.
+        trade_off: What decides which eta each run has; None: one for all.
+        profile_of: With `trade_off`: what each power limit does to a batch size.
+
+    Raises:
+        ValueError: The policy cannot follow `trade_off`.
     """
 
-    def __init__(self, policy: BatchSizeOptimizer, job: Job, beta_knob: float) -> None:
+    def __init__(
+        self,
+        policy: BatchSizeOptimizer,
+        job: Job,
+        beta_knob: float,
+        trade_off: TradeOff | None = None,
+        profile_of: ProfileOf = lambda batch_size: None,
+    ) -> None:
+        self._trader = None
+        if trade_off is not None:
+            self._trader = Trader(policy, job, trade_off, profile_of)
+        self._began_s = 0.0
+        self._beta = beta_knob
         self._policy = policy
         self._job = job
         self._bounds = Bounds(policy, job, beta_knob)
@@ -125,8 +145,12 @@ class Recurrences:
         """Lowest cost of a recurrence that has ended, all its tries together, J."""
         return self._bounds.min_cost
 
-    def begin(self) -> Try:
+    def begin(self, now_s: float = 0.0, chosen: tuple[int, float] | None = None) -> Try:
         """The next run.
+
+        Args:
+            now_s: The time, s since 1970; only a trade-off has a use for it.
+            chosen: Batch size and eta of a run that has begun before, which is gone on with.
 
         Raises:
             UnreachableTargetError: The target was not reached in `MOST_TRIES` tries.
@@ -137,11 +161,32 @@ class Recurrences:
                 "reach it within their cost and epochs; check the target and max_epochs, or take "
                 "a larger beta_knob"
             )
-        batch_size = self._policy.predict(self._job)
+        what = self._choose(now_s, chosen)
+        batch_size, eta = what.batch_size, None if self._trader is None else what.eta_knob
+        bound = self._bounds.next()
+        if what.expected_cost is not None:
+            bound = max(bound, self._beta * what.expected_cost)
+        bound = min(bound, what.most_cost)
         rerun = None
         if self._proven and batch_size not in self._proven:
             rerun = self._bounds.rerun()
-        return Try(self.recurrence, self._try, batch_size, self._bounds.next(), rerun)
+        return Try(self.recurrence, self._try, batch_size, bound, rerun, eta)
+
+    def _choose(self, now_s: float, chosen: tuple[int, float] | None) -> Chosen:
+        if self._trader is None:
+            return Chosen(self._policy.predict(self._job), math.nan)
+        if self._try == 1:
+            self._began_s = now_s
+        if chosen is None:
+            return self._trader.begin(now_s, self._began_s)
+        self._trader.price(chosen[1])
+        self._policy.predict(self._job)  # its draws are to be the same
+        return Chosen(*chosen)
+
+    def price(self, eta_knob: float) -> None:
+        """With a trade-off, the policy counts with this eta until the next run begins."""
+        if self._trader is not None:
+            self._trader.price(eta_knob)
 
     def end(self, run: Run, *, observed: Run | None = None) -> None:
         """The run has ended.
@@ -158,6 +203,8 @@ class Recurrences:
         self._bounds.observe(run.cost, run.converged)
         if run.converged:
             self._proven.add(run.batch_size)
+            if self._trader is not None:
+                self._trader.observe(run.time)
             self.recurrence += 1
             self._try = 1
             return

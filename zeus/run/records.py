@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
@@ -94,12 +94,35 @@ class LeftOut:
     batch_size: int
 
 
+@dataclass(frozen=True)
+class Begun:
+    """How a run has begun.
+
+    Attributes:
+        batch_size: Its batch size.
+        began_s: When, s since 1970.
+        eta_knob: The eta of its cost; None: the job's.
+        cost_bound: Cost at which it is given up, J; None for never.
+    """
+
+    batch_size: int
+    began_s: float = 0.0
+    eta_knob: float | None = None
+    cost_bound: float | None = None
+
+    @property
+    def chosen(self) -> tuple[int, float] | None:
+        """Batch size and eta, where the eta is one of its own."""
+        return None if self.eta_knob is None else (self.batch_size, self.eta_knob)
+
+
 @dataclass
 class Progress:
     """How far a job has come.
 
     Attributes:
         ended: Its runs, and the sizes that were left out, in order.
+        begun: How these began, and after them the run whose end is not recorded.
         script: The process of a run that has begun and whose end is not recorded.
         in_flight: Whether there is such a run.
         knowledge: What was known from another GPU when the job was begun.
@@ -107,6 +130,7 @@ class Progress:
     """
 
     ended: list[Ended | LeftOut] = field(default_factory=list)
+    begun: list[Begun] = field(default_factory=list)
     script: Script | None = None
     in_flight: bool = False
     knowledge: Knowledge | None = None
@@ -152,6 +176,10 @@ class Records:
         if kind == "job":
             self.job = row
         elif kind == "begun":
+            # A run that began and was killed may have begun once more.
+            known = {field.name: row[field.name] for field in fields(Begun) if field.name in row}
+            begun = Begun(**known)
+            now.begun[len(now.ended) :] = [begun]
             now.in_flight, now.script = True, None
         elif kind == "started":
             now.script = Script(**row)

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, Run
+from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, Run
 from zeus.policy.knowledge import save
 from zeus.policy.recurrence import Recurrences, Try, UnreachableTargetError
+from zeus.policy.trade_off import TradeOff
 from zeus.run import files
 from zeus.run.child import follow
 from zeus.run.exceptions import ScriptFailedError
 from zeus.run.files import FileError, TrainResult
-from zeus.run.records import LeftOut, Records, Script
+from zeus.run.records import Begun, LeftOut, Records, Script
 from zeus.utils.metric import zeus_cost
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Training:
         eta_knob: float,
         logdir: str,
         records: Records,
+        trade_off: TradeOff | None = None,
     ) -> None:
         self._master = master
         self._job = job
@@ -44,7 +47,8 @@ class Training:
         self._eta = eta_knob
         self._logdir = logdir
         self._records = records
-        self._recurrences = Recurrences(policy, job, beta_knob)
+        self._max_power = master.max_power  # of the GPUs that train, once a run has said so
+        self._recurrences = Recurrences(policy, job, beta_knob, trade_off, self._profile_of)
         self._history: list[HistoryEntry] = []
         self._runs = self._done = 0
 
@@ -58,6 +62,7 @@ class Training:
             self._records.add("over")  # to begin again would come to the same
             raise
         self._records.add("over")
+        self._recurrences.price(self._eta)
         path, learnt = self._master.knowledge, self._policy.knowledge(self._job)
         if path is not None and learnt is not None:
             save(path, learnt)
@@ -66,8 +71,9 @@ class Training:
     def _go_on(self) -> None:
         """Takes up what an earlier process has written down."""
         progress = self._records.progress
-        for what in progress.ended:
-            self._recurrences.begin()  # as it was asked then, so that its draws are the same
+        for begun, what in zip(progress.begun, progress.ended, strict=False):
+            # As it was asked then, so that its draws are the same.
+            self._recurrences.begin(begun.began_s, begun.chosen)
             if isinstance(what, LeftOut):
                 self._leave_out(what.batch_size)
             else:
@@ -76,7 +82,11 @@ class Training:
             print(f"[ZeusMaster] goes on after {self._runs} runs")
         if not progress.in_flight:
             return
-        now = self._recurrences.begin()
+        begun = progress.begun[-1]
+        now = self._recurrences.begin(begun.began_s, begun.chosen)
+        if begun.chosen is not None:
+            bound = math.inf if begun.cost_bound is None else begun.cost_bound
+            now = replace(now, cost_bound=bound)
         job_id = files.job_id(now.recurrence, now.number)
         script = progress.script or Script.with_settings(self._logdir, job_id)
         if script is not None and script.alive:
@@ -91,14 +101,16 @@ class Training:
             self._try(now)
 
     def _next(self) -> None:
-        self._try(self._recurrences.begin())
+        self._try(self._recurrences.begin(time.time()))
 
     def _try(self, now: Try) -> None:
         """One run."""
         master, size = self._master, now.batch_size
         job_id = files.job_id(now.recurrence, now.number)
         files.train_json(self._logdir, job_id, size).unlink(missing_ok=True)
-        self._records.add("begun", recurrence=now.recurrence, number=now.number, batch_size=size)
+        bound = None if math.isinf(now.cost_bound) else now.cost_bound
+        begun = Begun(size, time.time(), now.eta_knob, bound)
+        self._records.add("begun", recurrence=now.recurrence, number=now.number, **asdict(begun))
         master.script_started = self._script_started
         master.rerun_cost = now.rerun_cost if master.stop_by_curve else None
         try:
@@ -110,7 +122,7 @@ class Training:
                 logdir=self._logdir,
                 rec_i=now.recurrence,
                 tries=now.number,
-                eta_knob=self._eta,
+                eta_knob=self._eta_of(now),
                 cost_ub=now.cost_bound,
             )
         except ScriptFailedError as error:
@@ -118,11 +130,38 @@ class Training:
             return
         result = result_of(self._logdir, job_id, size)
         if result is None:  # of a subclass that runs jobs in its own way
-            cost = zeus_cost(energy, seconds, self._eta, master.max_power)
+            cost = zeus_cost(energy, seconds, self._eta_of(now), master.max_power)
             result = TrainResult(
-                energy=energy, time=seconds, cost=cost, num_epochs=0, reached=reached
+                energy=energy,
+                time=seconds,
+                cost=cost,
+                num_epochs=0,
+                reached=reached,
+                max_power=master.max_power,
             )
         self._collect(now, result)
+
+    def _eta_of(self, now: Try) -> float:
+        return self._eta if now.eta_knob is None else now.eta_knob
+
+    def _profile_of(self, batch_size: int) -> LimitProfile | None:
+        """What its runs have measured of power limits. Runs that only observe use none of them."""
+        path = files.power_json(self._logdir, batch_size)
+        if self._master.observer_mode or not path.exists():
+            return None
+        try:
+            found = files.load_profile(path)
+        except FileError:
+            return None  # its next run says so, and measures again
+        speeds = [(found.train_throughput.get(mw), w) for mw, w in found.train_power.items()]
+        readings = [(speed, power) for speed, power in speeds if speed]
+        if not readings:
+            return None
+        return LimitProfile(
+            tuple(power / speed for speed, power in readings),
+            tuple(1 / speed for speed, _ in readings),
+            self._max_power,
+        )
 
     def _script_started(self, pid: int) -> None:
         script = Script.of(pid)
@@ -153,6 +192,7 @@ class Training:
 
     def _collect(self, now: Try, result: TrainResult) -> None:
         """A run has its result."""
+        self._max_power = result.max_power or self._max_power
         bound: float | None = None if math.isinf(now.cost_bound) else now.cost_bound
         if result.stopped_by_curve and result.next_cost is not None:
             bound = result.next_cost
@@ -166,6 +206,10 @@ class Training:
             cost_bound=bound,
             stopped_by_cost=result.stopped_by_cost,
             utilization=result.utilization,
+            energy=result.energy,
+            time=result.time,
+            max_power=result.max_power,
+            eta_knob=self._eta_of(now),
         )
         entry = HistoryEntry(run.batch_size, None, result.energy, run.converged, result.time)
         self._records.add("ended", run=asdict(run), entry=asdict(entry))

@@ -16,9 +16,10 @@ import numpy as np
 
 from zeus.analyze import HistoryEntry
 from zeus.job import Job
-from zeus.policy.interface import BatchSizeOptimizer, PowerLimitOptimizer, Run
+from zeus.policy.interface import BatchSizeOptimizer, LimitProfile, PowerLimitOptimizer, Run
 from zeus.policy.knowledge import load, save
 from zeus.policy.recurrence import Bounds, Recurrences
+from zeus.policy.trade_off import TradeOff
 from zeus.simulate.tables import BatchSizeTable, Measurements, Table
 from zeus.utils.metric import zeus_cost
 
@@ -76,6 +77,9 @@ class Simulator:
         eta_knob: float,
         *,
         knowledge: str | Path | None = None,
+        trade_off: TradeOff | None = None,
+        begin_s: float = 0.0,
+        every_s: float = 0.0,
     ) -> list[HistoryEntry]:
         """A job that recurs, one run after the other.
 
@@ -86,32 +90,41 @@ class Simulator:
             eta_knob: 1 counts energy only, 0 time only.
             knowledge: File of what was learnt of the job on another GPU: what it has is used, and
                 what is learnt now is written to it.
+            trade_off: What decides which eta each run has; None: `eta_knob` for all.
+            begin_s: When the first recurrence begins, s since 1970.
+            every_s: After which time the next one begins, s; never before the last one is done.
 
         Returns:
             All runs, in order.
 
         Raises:
-            ValueError: Nothing was measured of the job, the default batch size is missing, or the
-                file is something else.
+            ValueError: Nothing was measured of the job, the default batch size is missing, the file
+                is something else, or the policy cannot follow `trade_off`.
             RuntimeError: The default batch size missed the target, or the target is unreachable.
         """
         play = _Play(self, job, eta_knob)
         known = None if knowledge is None else load(knowledge)
         if known is not None:
             play.bso.transfer(job, known)
-        recurrences = Recurrences(play.bso, job, beta_knob)
+        recurrences = Recurrences(play.bso, job, beta_knob, trade_off, play.profile_of)
         history: list[HistoryEntry] = []
+        clock_s = begin_s
         while recurrences.recurrence <= num_recurrence:
-            now = recurrences.begin()
+            clock_s = max(clock_s, begin_s + (recurrences.recurrence - 1) * every_s)
+            now = recurrences.begin(clock_s)
+            if now.eta_knob is not None:
+                play.price(now.eta_knob)
             trained = play.train(now.batch_size, now.cost_bound)
             if trained.never_ran:
                 # It was found out without a cost; the policy is to take it for a bad one.
                 recurrences.end(trained.run, observed=trained.observed(100 * now.cost_bound))
                 continue
             history.append(trained.entry())
+            clock_s += trained.time
             if self.verbose:
                 print(f"[Simulator] {job}, recurrence {now.recurrence}.{now.number}: {history[-1]}")
             recurrences.end(trained.run)
+        recurrences.price(eta_knob)
         learnt = play.bso.knowledge(job)
         if knowledge is not None and learnt is not None:
             save(knowledge, learnt)
@@ -200,16 +213,37 @@ class _Play:
         self.eta = eta_knob
         self.bso = deepcopy(simulator.bso)
         self.plo = deepcopy(simulator.plo)
+        self._new_plo = simulator.plo
+        self._profiled: set[int] = set()
         self.max_power = simulator.measurements.max_power
         self._tables = simulator.measurements.of(job)
         self._rng = np.random.default_rng(simulator.seed)
         self._max_limit = {size: max(table.power.limits) for size, table in self._tables.items()}
         self.bso.register_job(job, list(self._tables))
 
+    def price(self, eta_knob: float) -> None:
+        """From now on this eta: power limits that were profiled are judged with it."""
+        if eta_knob == self.eta:
+            return
+        self.eta = eta_knob
+        self.plo = deepcopy(self._new_plo)
+        for batch_size in sorted(self._profiled):
+            self._judge_limits(batch_size)
+
+    def profile_of(self, batch_size: int) -> LimitProfile | None:
+        """What each power limit does; None while the size was not profiled."""
+        if batch_size not in self._profiled:
+            return None
+        power = self._tables[batch_size].power
+        energy, time = (
+            tuple(map(float, column)) for column in (power.energy_per_epoch, power.time_per_epoch)
+        )
+        return LimitProfile(energy, time, self._max_limit[batch_size])
+
     def train(self, batch_size: int, cost_bound: float) -> _Trained:
         """One run: a measured one that is drawn, given up before it costs more than the bound."""
         table = self._tables[batch_size]
-        limit, profiled = self._power_limit(batch_size, table)
+        limit, profiled = self._power_limit(batch_size)
         targets = self._targets(table, batch_size)
         power = table.power
         at = power.limits.index(limit)
@@ -246,6 +280,10 @@ class _Play:
             None if math.isinf(cost_bound) else cost_bound,
             stopped_by_cost=not converged and most < self.job.max_epochs,
             utilization=float(power.average_power[at]) / self._max_limit[batch_size],
+            energy=energy,
+            time=time,
+            max_power=self.max_power,
+            eta_knob=self.eta,
         )
         return _Trained(run, limit, energy, time)
 
@@ -262,19 +300,23 @@ class _Play:
                 f"{self.job.target_metric}; measured: {known}"
             ) from None
 
-    def _power_limit(self, batch_size: int, table: BatchSizeTable) -> tuple[int, bool]:
+    def _power_limit(self, batch_size: int) -> tuple[int, bool]:
         """The limit to train at, and whether it is profiled in this run."""
         limit = self.plo.predict(self.job, batch_size)
         if limit is not None:
             return limit, False
-        power = table.power
+        self._profiled.add(batch_size)
+        self._judge_limits(batch_size)
+        limit = self.plo.predict(self.job, batch_size)
+        assert limit is not None, "all limits were profiled"
+        return limit, True
+
+    def _judge_limits(self, batch_size: int) -> None:
+        power = self._tables[batch_size].power
         worth = self.eta * power.average_power + (1 - self.eta) * self._max_limit[batch_size]
         costs = worth * power.time_per_epoch
         for at in sorted(range(len(costs)), key=lambda i: power.limits[i], reverse=True):
             self.plo.observe(self.job, batch_size, power.limits[at], float(costs[at]))
-        limit = self.plo.predict(self.job, batch_size)
-        assert limit is not None, "all limits were profiled"
-        return limit, True
 
 
 @dataclass(frozen=True)

@@ -47,6 +47,7 @@ PAGES = {
             "zeus.measure.logs",
             "zeus.monitor.carbon",
             "zeus.monitor.price",
+            "zeus.monitor.signals",
             "zeus.profile",
         ),
     ),
@@ -85,7 +86,9 @@ PAGES = {
         ("zeus.run", "zeus.job", "zeus.analyze"),
     ),
     "reference/api/policy.md": Page(
-        "zeus.policy", "Policies that choose batch sizes and power limits.", ("zeus.policy",)
+        "zeus.policy",
+        "Policies that choose batch sizes and power limits.",
+        ("zeus.policy", "zeus.policy.signal", "zeus.policy.trade_off"),
     ),
     "reference/api/simulate.md": Page(
         "zeus.simulate",

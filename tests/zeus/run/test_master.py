@@ -49,10 +49,10 @@ def test_recurrences_and_tries(
     ]
     # 150 + 40 of the second recurrence is not less than 100 of the first.
     assert Scripted.observed == [
-        Run(64, 100.0, True, 10, 7.0, None, False),
-        Run(128, 150.0, False, 3, 0.0, 200.0, True),
-        Run(32, 40.0, True, 10, 0.0, 200.0, False),
-        Run(16, 20.0, True, 5, 0.0, 200.0, False),
+        Run(64, 100.0, True, 10, 7.0, None, False, energy=400.0, time=2.0, eta_knob=0.25),
+        Run(128, 150.0, False, 3, 0.0, 200.0, True, energy=600.0, time=2.0, eta_knob=0.25),
+        Run(32, 40.0, True, 10, 0.0, 200.0, False, energy=160.0, time=2.0, eta_knob=0.25),
+        Run(16, 20.0, True, 5, 0.0, 200.0, False, energy=80.0, time=2.0, eta_knob=0.25),
     ]
 
     log_dir = jobs.logdir
@@ -114,7 +114,8 @@ def test_runs_of_new_sizes_may_be_given_up_by_their_curve(
     # Neither of the first run, nor of a size that has reached the target.
     assert [call["env"].get("ZEUS_RERUN_COST") for call in jobs.calls] == [None, told, None]
     # That a run would have cost more than this is what is known of it.
-    assert Scripted.observed[1] == Run(32, 40.0, False, 5, 0.0, 140.0, True)
+    known = {"energy": 160.0, "time": 2.0, "eta_knob": 0.5}
+    assert Scripted.observed[1] == Run(32, 40.0, False, 5, 0.0, 140.0, True, **known)
     assert "batch size 32 was given up by its learning curve" in capsys.readouterr().out
 
 

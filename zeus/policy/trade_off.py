@@ -1,0 +1,327 @@
+"""Which `eta_knob` and which batch size a run has, where they follow a signal or a deadline. Pure.
+
+Both are fixed when a run begins. Its batch size cannot change later; its bound, and what a rerun
+costs, are compared with costs under the same eta; and each power limit that is tried is judged with
+it. A signal counts with its mean over the time that the run is expected to take.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, time, timedelta
+from statistics import NormalDist
+from typing import Protocol
+
+from zeus.job import Job
+from zeus.policy.interface import BatchSizeOptimizer, Forecast, LimitProfile
+from zeus.policy.signal import eta_of
+from zeus.utils.metric import zeus_cost
+
+ETAS = tuple(tenths / 10 for tenths in range(11))
+"""Where a deadline decides, one of these chooses the power limit."""
+
+_ENOUGH = 1.2
+"""A trial that may take so many times its expected time is worth it."""
+
+ProfileOf = Callable[[int], LimitProfile | None]
+"""What each power limit does to a batch size; None where that is not measured yet."""
+
+
+class Relative(Protocol):
+    """What `zeus.policy.signal.Signal.relative` has; other sources may ask someone first."""
+
+    def relative(self, begin_s: float, end_s: float) -> float | None:
+        """The signal during a run over its mean; None where it is not known."""
+
+
+@dataclass(frozen=True)
+class TradeOff:
+    """How the runs of a job trade energy against time.
+
+    Attributes:
+        eta_knob: The usual one: 1 counts energy only, 0 time only.
+        signal: Moves it (`zeus.policy.signal`); None for none.
+        done_by: Each recurrence is to be done at this time of day, with the least energy. Local
+            time where it has no offset. None for no deadline.
+        on_time: Probability with which that is to be so.
+
+    Raises:
+        ValueError: It has both a signal and a deadline, or a number is out of range.
+    """
+
+    eta_knob: float
+    signal: Relative | None = None
+    done_by: time | None = None
+    on_time: float = 0.95
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.eta_knob <= 1:
+            raise ValueError(f"eta_knob must be between 0 and 1, not {self.eta_knob:g}")
+        if not 0 < self.on_time < 1:
+            raise ValueError(f"on_time must be between 0 and 1, not {self.on_time:g}")
+        if self.signal is not None and self.done_by is not None:
+            raise ValueError(
+                "give a signal or a deadline, not both: with a deadline, the least energy is "
+                "chosen at any price"
+            )
+
+
+@dataclass(frozen=True)
+class Option:
+    """A batch size with an eta that chooses its power limit.
+
+    Attributes:
+        batch_size: The batch size.
+        eta_knob: The eta.
+        energy: Expected energy of a run, J.
+        log_time: Expected logarithm of its time, s.
+        log_time_sd: Standard deviation of that.
+        log_most_time: Logarithm of the time that all epochs take.
+        reach: Probability that the run reaches the target at all.
+        max_power: As in `zeus.utils.metric.zeus_cost`, W.
+    """
+
+    batch_size: int
+    eta_knob: float
+    energy: float
+    log_time: float
+    log_time_sd: float
+    log_most_time: float
+    reach: float
+    max_power: float
+
+    @property
+    def cost(self) -> float:
+        """Expected cost of a run, J."""
+        return zeus_cost(self.energy, math.exp(self.log_time), self.eta_knob, self.max_power)
+
+    def done_within(self, seconds: float) -> float:
+        """Probability that one run reaches the target within a time, s."""
+        if seconds <= 0:
+            return 0.0
+        latest = min(math.log(seconds), self.log_most_time)
+        off = (latest - self.log_time) / self.log_time_sd
+        return self.reach * 0.5 * math.erfc(-off / math.sqrt(2))
+
+    def time_of(self, probability: float) -> float:
+        """Within which time one run reaches the target so probably, s; infinite for never."""
+        if probability >= self.reach:
+            return math.inf
+        off = NormalDist().inv_cdf(probability / self.reach)
+        latest = self.log_time + off * self.log_time_sd
+        return math.inf if latest > self.log_most_time else math.exp(latest)
+
+
+def options(forecasts: Sequence[Forecast], profile_of: ProfileOf) -> list[Option]:
+    """Batch sizes, each with all `ETAS` where its power limits are measured.
+
+    Args:
+        forecasts: Of the policy, under one eta.
+        profile_of: What power limits do.
+    """
+    found = []
+    for one in forecasts:
+        profile = profile_of(one.batch_size)
+        # Where limits are not measured, its run measures them, and judges them by energy.
+        for eta in (1.0,) if profile is None else ETAS:
+            energy = time = 1.0
+            if profile is not None:
+                energy, time = profile.change(one.eta_knob, eta)
+            found.append(
+                Option(
+                    one.batch_size,
+                    eta,
+                    one.energy * energy,
+                    one.log_time + math.log(time),
+                    one.log_time_sd,
+                    one.log_most_time + math.log(time),
+                    one.reach,
+                    one.max_power,
+                )
+            )
+    return found
+
+
+def least_energy(found: Sequence[Option], within_s: float, on_time: float) -> tuple[Option, bool]:
+    """The option of least energy that is done in time, else the fastest.
+
+    Args:
+        found: At least one.
+        within_s: Time that is left, s.
+        on_time: Probability with which it is to be done by then.
+
+    Returns:
+        The option, and whether it is that probable.
+    """
+    in_time = [one for one in found if one.done_within(within_s) >= on_time]
+    if in_time:
+        return min(in_time, key=lambda one: (one.energy, one.log_time)), True
+    return fastest(found), False
+
+
+def fastest(found: Sequence[Option]) -> Option:
+    """The option of the shortest expected time, where a run that misses takes another."""
+    return min(found, key=lambda one: one.log_time - math.log(max(one.reach, 1e-9)))
+
+
+def next_deadline(done_by: time, began_s: float) -> float:
+    """The first such time of day after a recurrence began; both in s since 1970."""
+    began = datetime.fromtimestamp(began_s, done_by.tzinfo)
+    due = datetime.combine(began.date(), done_by)
+    # A local time of day is the same on the next day, also where that day has another length.
+    while due.timestamp() <= began_s:
+        due += timedelta(days=1)
+    return due.timestamp()
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What a run begins with.
+
+    Attributes:
+        batch_size: Its batch size.
+        eta_knob: Its eta.
+        expected_cost: Expected cost, J, where the run is not to be given up for costing more than
+            the best one would under its eta: time counts first. None: its bound is the usual one.
+        most_cost: It is given up at this cost, J, as there must be time for another run.
+    """
+
+    batch_size: int
+    eta_knob: float
+    expected_cost: float | None = None
+    most_cost: float = math.inf
+
+
+class Trader:
+    """Chooses eta and batch size of the runs of a job, one after the other.
+
+    Args:
+        policy: Knows the job; the job must be registered.
+        job: The job.
+        trade_off: What is to be traded how.
+        profile_of: What power limits do.
+
+    Raises:
+        ValueError: The policy stores costs only, which mean nothing under another eta.
+    """
+
+    def __init__(
+        self, policy: BatchSizeOptimizer, job: Job, trade_off: TradeOff, profile_of: ProfileOf
+    ) -> None:
+        self._policy = policy
+        self._job = job
+        self._trade_off = trade_off
+        self._profile_of = profile_of
+        self._expected_s = 0.0
+        self._warned = False
+        if not policy.price(job, trade_off.eta_knob, profile_of):
+            raise ValueError(
+                f"the policy {policy.name} knows costs only, not energy and time; take make_policy"
+                "('gp') where eta_knob follows a signal or a deadline"
+            )
+
+    def observe(self, time_s: float | None) -> None:
+        """A run has reached the target, in so many seconds if that is known."""
+        self._expected_s = self._expected_s if time_s is None else time_s
+
+    def price(self, eta_knob: float) -> None:
+        """The policy counts with this eta."""
+        self._policy.price(self._job, eta_knob, self._profile_of)
+
+    def begin(self, now_s: float, began_s: float) -> Chosen:
+        """Chooses for a run; the policy counts with its eta then.
+
+        Args:
+            now_s: The time, s since 1970.
+            began_s: When its recurrence began.
+        """
+        if self._trade_off.done_by is not None:
+            due_s = next_deadline(self._trade_off.done_by, began_s)
+            return self._by_deadline(due_s - now_s)
+        eta = self._by_signal(now_s)
+        self.price(eta)
+        return Chosen(self._policy.predict(self._job), eta)
+
+    def _by_signal(self, now_s: float) -> float:
+        signal, eta = self._trade_off.signal, self._trade_off.eta_knob
+        if signal is None:
+            return eta
+        relative = signal.relative(now_s, now_s + self._expected_s)
+        if relative is None:
+            self._warn(f"The signal has no value for now; eta_knob is {eta:g} until it has one.")
+            return eta
+        return eta_of(eta, relative)
+
+    def _by_deadline(self, within_s: float) -> Chosen:
+        policy, job, on_time = self._policy, self._job, self._trade_off.on_time
+        forecasts = policy.forecasts(job)
+        proven = [one for one in forecasts if one.proven]
+        if not proven:
+            self.price(0.0)  # nothing is known yet, so there is no time to lose
+            return Chosen(policy.predict(job), 0.0)
+        known = options(proven, self._profile_of)
+        best, kept = least_energy(known, within_s, on_time)
+        # Trials are for energy, or, where nothing is fast enough, for time.
+        aim = 1.0 if kept else 0.0
+        self.price(aim)
+        asked = policy.predict(job)
+        if not kept:
+            self._warn(
+                f"No batch size that is known is done within {max(0.0, within_s):.0f} s with "
+                f"probability {on_time:g}; the fastest of them is {best.batch_size}."
+            )
+            if not any(one.batch_size == asked for one in proven):
+                return Chosen(asked, aim)
+        elif asked != best.batch_size:
+            found = self._trial(forecasts, asked, best, within_s, fastest(known).time_of(on_time))
+            if found is not None:
+                self.price(found.eta_knob)
+                return found
+        self.price(best.eta_knob)
+        return Chosen(best.batch_size, best.eta_knob, best.cost)
+
+    def _trial(
+        self,
+        forecasts: Sequence[Forecast],
+        asked: int,
+        best: Option,
+        within_s: float,
+        safe_s: float,
+    ) -> Chosen | None:
+        """A run for energy, of a size other than the best, that puts the deadline at no risk.
+
+        Args:
+            forecasts: Of all sizes.
+            asked: The size that the policy asks for.
+            best: Of what is known.
+            within_s: Time that is left, s.
+            safe_s: What a run that is safe takes of it at most, s.
+        """
+        on_time = self._trade_off.on_time
+        trials = options([one for one in forecasts if one.batch_size == asked], self._profile_of)
+        if not trials:
+            return None
+        trial, in_time = least_energy(trials, within_s, on_time)
+        if in_time:
+            return Chosen(asked, trial.eta_knob, trial.cost)
+        trial = min(trials, key=lambda one: one.energy)
+        expected_s = math.exp(trial.log_time)
+        if within_s - safe_s >= _ENOUGH * expected_s:
+            most_cost = trial.cost * (within_s - safe_s) / expected_s
+            return Chosen(asked, trial.eta_knob, most_cost=most_cost)
+        # Rather than none: the cheapest of those that were never tried and are in time.
+        others = options([one for one in forecasts if not one.proven], self._profile_of)
+        cheaper = [one for one in others if one.energy < best.energy]
+        if cheaper:
+            trial, in_time = least_energy(cheaper, within_s, on_time)
+            if in_time:
+                return Chosen(trial.batch_size, trial.eta_knob, trial.cost)
+        return None
+
+    def _warn(self, text: str) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(text, stacklevel=6)
