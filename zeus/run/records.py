@@ -154,7 +154,7 @@ class Records:
 
     def __init__(self, folder: str | Path) -> None:
         # Kept open, as its lock is the lock of the run.
-        self._file = open(Path(folder, RECORDS), "a+", encoding="utf-8")  # noqa: SIM115
+        self._file = open(Path(folder, RECORDS), "a+", encoding="utf-8")  # noqa: SIM115 - `close` closes it
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -274,12 +274,12 @@ def _open(path: Path, mode: str) -> Iterator[IO[str]]:
         raise ValueError(f"there is no CSV file in {path}")
     if path.suffix == ".gz":
         with gzip.open(path, mode, encoding="utf-8", newline="") as file:
-            yield file  # type: ignore[misc,unused-ignore]
+            yield file  # type: ignore[misc,unused-ignore]  # a text mode gives text
     elif path.suffix == ".xz":
         # The hashes that groups are named by hardly get smaller with more effort.
         preset = 1 if mode == "wt" else None
         with lzma.open(path, mode, preset=preset, encoding="utf-8", newline="") as file:
-            yield file  # type: ignore[misc,unused-ignore]
+            yield file  # type: ignore[misc,unused-ignore]  # a text mode gives text
     else:
         with path.open(mode.removesuffix("t"), encoding="utf-8", newline="") as file:
             yield file

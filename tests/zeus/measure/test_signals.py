@@ -79,8 +79,8 @@ class Grid(CarbonIntensityProvider):
         hour = datetime.now(timezone.utc).replace(minute=0, second=0, microsecond=0)
         return {hour - timedelta(hours=ago): 2400.0 - 100 * ago for ago in range(1, 24)}
 
-    update_period = timedelta(hours=1)  # type: ignore[assignment]
-    history_length = 24  # type: ignore[assignment]
+    update_period = timedelta(hours=1)
+    history_length = 24
 
 
 class Tariff(ElectricityPriceProvider):
