@@ -61,6 +61,7 @@ PYTHON = {
         "tests.zeus.pipeline_frequency.server.test_own_scheduler",
     ),
     "docs/train/power_limit.md": ("tests.docs.pages.test_training",),
+    "docs/train/recurring_jobs.md": ("tests.docs.pages.test_simulating",),
     "docs/train/simulating.md": ("tests.docs.pages.test_simulating",),
     "docs/train/training.md": ("tests.docs.pages.test_training", "tests.docs.pages.test_measuring"),
     "docs/train/zeus_run.md": ("tests.zeus.run.test_dataloader",),

@@ -41,8 +41,10 @@ needs_root = pytest.mark.needs("namespaces")
 class Secluded(RunningDaemon):
     """zeusd as pid 1 of a pid namespace, on a folder that is a mount, as in a container."""
 
-    def _spawn(self, program: Sequence[str] = ()) -> subprocess.Popen[bytes]:
-        serve = [sys.executable, *(program or ("-m", "zeusd")), "serve", "--socket", self.socket]
+    def _spawn(
+        self, program: Sequence[str] = ("-m", "zeusd"), imported: Sequence[str] = ()
+    ) -> subprocess.Popen[bytes]:
+        serve = [sys.executable, *program, "serve", "--socket", self.socket]
         serve += ["--state-dir", str(self.state_dir), "--log-format", "json", *self._arguments]
         folder = shlex.quote(str(self.directory))
         with self.log_path.open("ab") as log:

@@ -1,4 +1,4 @@
-"""What docs/train/simulating.md shows is run as it stands there."""
+"""What simulating.md shows, and the job of recurring_jobs.md, are run as they stand there."""
 
 from __future__ import annotations
 
@@ -38,6 +38,12 @@ def test_the_python_runs_and_so_do_commands_on_what_it_wrote(
             assert found.exit_code == 0, (words, found.output)
     assert (tmp_path / "regret.svg").is_file()
     assert (tmp_path / "groups.csv").is_file()
+
+
+def test_a_job_follows_the_price_of_its_page() -> None:
+    (block,) = snippets.of(ROOT / "docs/train/recurring_jobs.md")
+    history = block.run()["history"]
+    assert len({run.pl for run in history if run.bs == 56}) > 1, "one size, with the price's limit"
 
 
 def test_what_the_pages_show_is_so() -> None:
