@@ -129,7 +129,8 @@ def test_an_image_folder_is_read_by_torchvision(daemon: RunningDaemon, tmp_path:
     modules = [Path(__file__).parent / "torchvision_on_cpus", tmp_path / "site"]
     command = python("train_single.py", pictures(tmp_path / "data"), "--arch", "resnet18", *SMALL)
     epochs = [f"{number}/4" for number in range(1, 5)]
-    output = trained([*command, "--epochs", "4"], epochs, daemon, *modules)
+    # Two limits: of four, the search may need more steps than these pictures are.
+    output = trained([*command, "--pl-step", "150", "--epochs", "4"], epochs, daemon, *modules)
     assert limits_set(daemon, 1)[0][-1] == chosen(output)
 
 
