@@ -93,8 +93,15 @@ def timed(
 
 @dataclass(frozen=True)
 class Sums:
-    """Of late recurrences: energy, J, what it stands for by the signal, time, s, and the objective,
-    J; and the objective of all."""
+    """Of the recurrences from `KNOWN_FROM` on, and of all.
+
+    Attributes:
+        energy: Energy of those, J.
+        amount: What that energy stands for by the signal: money, or gCO2eq.
+        time: Their time, s.
+        objective: Their objective, J.
+        everything: The objective of all recurrences, J.
+    """
 
     energy: float
     amount: float

@@ -203,7 +203,7 @@ def end(code: int) -> NoReturn:
     """What Python does at its end, but that it frees nothing: of all these modules that takes as
     long as it took to import them.
     """
-    threading._shutdown()  # type: ignore[attr-defined]  # waits for threads
+    threading._shutdown()  # waits for threads
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         if not stream.closed:

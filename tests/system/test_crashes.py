@@ -26,7 +26,7 @@ from tests.support import (
     wait_for,
 )
 from tests.system.sites import HOLDER, LIMIT, WAKING, Site, ending, tell
-from zeus_ipc import errors
+from zeus_ipc import Client, errors
 from zeusd.records import replay
 from zeusd.restore import boot_id
 
@@ -233,62 +233,57 @@ def small_disk(directory: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(small)], check=True)
 
 
-@pytest.mark.needs("namespaces")
-def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
+@contextlib.contextmanager
+def on_a_small_disk() -> Iterator[tuple[NvmlDouble, RunningDaemon, Path]]:
+    """A driver, a zeusd, and the file system of its journal, which is soon full."""
     with contextlib.ExitStack() as stack:
         directory = stack.enter_context(public_directory())
         small = stack.enter_context(small_disk(directory))
         double = NvmlDouble(directory, [{}], privilege=0)
-        with running_daemon(
-            *("--nvml-library", double.library, "--state-dir", str(small / "state")),
-            gpus=1,
-            env=double.env,
-            directory=directory,
-        ) as daemon:
-            with daemon.client() as client:
-                (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
-                uuid = double.uuid(0)
-                with pytest.raises(errors.JournalFailed, match="free space"):
-                    for watts in range(100, 200):
-                        client.set_power_limit(uuid, watts * 1000)
-                (small / "filler").unlink()
-                client.set_power_limit(uuid, 140_000)
-                assert double.limit_mw(0) == 140_000
-            wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
+        options = ["--nvml-library", double.library, "--state-dir", str(small / "state")]
+        daemon = running_daemon(*options, gpus=1, env=double.env, directory=directory)
+        yield double, stack.enter_context(daemon), small
+
+
+def fill(small: Path, client: Client, uuid: str) -> None:
+    """Nothing more fits in, and sets say so, once the journal has used up what it had."""
+    (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
+    with pytest.raises(errors.JournalFailed, match="free space"):
+        for watts in range(100, 200):
+            client.set_power_limit(uuid, watts * 1000)
+
+
+@pytest.mark.needs("namespaces")
+def test_a_full_disk_changes_nothing_and_says_so(site: Site) -> None:
+    with on_a_small_disk() as (double, daemon, small):
+        with daemon.client() as client:
+            uuid = double.uuid(0)
+            fill(small, client, uuid)
+            (small / "filler").unlink()
+            client.set_power_limit(uuid, 140_000)
+            assert double.limit_mw(0) == 140_000
+        wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
 
 
 @pytest.mark.needs("namespaces")
 def test_a_full_disk_delays_no_restore_whose_record_is_there(site: Site) -> None:
-    with contextlib.ExitStack() as stack:
-        directory = stack.enter_context(public_directory())
-        small = stack.enter_context(small_disk(directory))
-        double = NvmlDouble(directory, [{}], privilege=0)
-        with running_daemon(
-            *("--nvml-library", double.library, "--state-dir", str(small / "state")),
-            gpus=1,
-            env=double.env,
-            directory=directory,
-        ) as daemon:
-            with daemon.client() as client:
-                uuid = double.uuid(0)
-                client.set_gpu_clocks(uuid, 600, 900)
-                client.set_power_limit(uuid, 140_000)
-                (small / "filler").write_bytes(bytes(shutil.disk_usage(small).free))
-                with pytest.raises(errors.JournalFailed, match="free space"):
-                    for watts in range(100, 200):
-                        client.set_power_limit(uuid, watts * 1000)
-                client.set_gpu_clocks(uuid, 700, 700)  # a lease whose record says enough
-            wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
-            reset = "nvmlDeviceResetGpuLockedClocks"
-            wait_for(lambda: reset in [call.symbol for call in double.calls()], "the clocks")
-            journal, boot = small / "state" / "journal", boot_id()
-            (small / "filler").unlink()
-            wait_for(
-                lambda: (
-                    not any(
-                        key.startswith("debt/")
-                        for key in replay(journal.read_bytes(), boot).entries
-                    )
-                ),
-                "the journal to say so",
-            )
+    with on_a_small_disk() as (double, daemon, small):
+        with daemon.client() as client:
+            uuid = double.uuid(0)
+            client.set_gpu_clocks(uuid, 600, 900)
+            client.set_power_limit(uuid, 140_000)
+            fill(small, client, uuid)
+            client.set_gpu_clocks(uuid, 700, 700)  # a lease whose record says enough
+        wait_for(lambda: double.limit_mw(0) == LIMIT, "the limit to be back")
+        reset = "nvmlDeviceResetGpuLockedClocks"
+        wait_for(lambda: reset in [call.symbol for call in double.calls()], "the clocks")
+        journal, boot = small / "state" / "journal", boot_id()
+        (small / "filler").unlink()
+        wait_for(
+            lambda: (
+                not any(
+                    key.startswith("debt/") for key in replay(journal.read_bytes(), boot).entries
+                )
+            ),
+            "the journal to say so",
+        )

@@ -33,7 +33,7 @@ def test_a_stopped_process_loses_its_leases_and_is_told_when_it_wakes(site: Site
         holder.send_signal(signal.SIGCONT)
         assert tell(holder, "160000") == "lease_expired"
         assert tell(holder, "160000") == "lease_expired"
-        time.sleep(1.5)  # nothing is re-applied behind anybody's back, however long one waits
+        time.sleep(1.5)  # time in which zeusd could set it again by itself
         assert len(site.double.calls(SET_LIMIT)) == writes
         assert tell(holder, "acquire") == "done"
         assert tell(holder, "160000") == "done"

@@ -39,8 +39,8 @@ class Scene:
         self.replies: list[tuple[int, dict[str, Any]]] = []
         self.reads = Reads(
             self.world.core,
-            self,  # type: ignore[arg-type]  # the reactor's part
-            self,  # type: ignore[arg-type]  # the sampler's part
+            self,  # the reactor's part
+            self,  # the sampler's part
             self.calls.append,
             lambda conn, body: self.replies.append((conn, decode_reply(encode(body)))),
             lambda: self.now_ns,
@@ -98,7 +98,7 @@ def _read(reading: Reading, power_mw: int) -> Message:
         if one.is_required() and name not in ("t_ns", "power_mw")
     ]
     answers: dict[Reading, Message] = {
-        Reading.STATE: GpuState(t_ns=1, power_mw=power_mw, **dict.fromkeys(unknown)),  # type: ignore[arg-type]  # all None
+        Reading.STATE: GpuState(t_ns=1, power_mw=power_mw, **dict.fromkeys(unknown)),
         Reading.ENERGY: EnergyReading(t_ns=1, energy_mj=1),
         Reading.POWER: PowerReading(
             t_ns=1, instant_mw=power_mw, average_mw=None, memory_average_mw=None
