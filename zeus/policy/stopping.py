@@ -31,7 +31,7 @@ class Verdict:
 
     @property
     def by_cost(self) -> bool:
-        """Whether the run is given up for its cost, also that which its learning curve foretells."""
+        """Whether the run is given up for its cost, or for that which its curve foretells."""
         return self.next_cost is not None
 
 
