@@ -463,6 +463,13 @@ def test_exact_plans_without_highspy(monkeypatch: pytest.MonkeyPatch) -> None:
     assert plan.effective_energy_j == pytest.approx(min(one[1] for one in plans))
 
 
+def test_planning_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    """Nor does a solver's library, whatever it prints by itself."""
+    profile, pipeline = random_profile(random.Random(3), 2, 2), one_f_one_b(2, 2)
+    assert Planner(profile, pipeline, p2p_power_w=60.0).frontier(5).plans
+    assert capfd.readouterr() == ("", "")
+
+
 def test_the_price_of_time_is_the_bounds_slope() -> None:
     problem = Problem(measured("a100", 4), one_f_one_b(4, 8), p2p_power_w=83.64)
     relaxation = Relaxation(problem)

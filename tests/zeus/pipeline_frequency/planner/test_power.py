@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
 
 import numpy as np
 import pytest
@@ -86,6 +87,18 @@ def test_a_plan_within_a_bound_is_hardly_slower_than_the_best_of_all(kind: str) 
     assert sum(dear) / 3 < 0.03
 
 
+@pytest.mark.parametrize("seed", [214, 219, 238])
+def test_the_fastest_plan_within_a_bound_is_a_plan_for_its_own_time(seed: int) -> None:
+    """Plans that use up the time pass the bound here."""
+    rnd = random.Random(seed)
+    planner = random_instance(rnd, "gaps", small=True).planner()
+    (free,) = planner.deadline(planner.fastest_time_s).plans
+    bounds = [PowerBound(free.peak_power_w * rnd.uniform(0.7, 1))]
+    (fastest,) = planner.bounded(bounds).plans
+    (plan,) = planner.bounded(bounds, fastest.time_s).plans
+    assert plan.energy_j <= fastest.energy_j * (1 + 1e-9)
+
+
 def _pipeline(gap: float = 1.2) -> Planner:
     """Three stages, the last one slower, each at 300, 240 or 180 W."""
     options = {}
@@ -154,7 +167,9 @@ def test_what_cannot_be_is_one_sentence() -> None:
     planner = _pipeline()
     with pytest.raises(PipelineFrequencyError, match="at its lowest settings the pipeline draws"):
         planner.bounded([PowerBound(peak_w=350)])
-    with pytest.raises(PipelineFrequencyError, match=r"one that keeps them takes 30"):
+    (fastest,) = planner.bounded([PowerBound(peak_w=600)]).plans
+    takes = re.escape(f"one that keeps them takes {fastest.time_s:.6g} s")
+    with pytest.raises(PipelineFrequencyError, match=takes):
         planner.bounded([PowerBound(peak_w=600)], planner.fastest_time_s)
     with pytest.raises(PipelineFrequencyError, match="names stages 0 to 2, not \\[3\\]"):
         planner.bounded([PowerBound(peak_w=600, stages=(1, 3))])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,10 @@ from tests.zeus.pipeline_frequency.server.running import (
     refused,
     register,
 )
+from tests.zeus.pipeline_frequency.toys import random_profile
+from zeus.optimizer.pipeline_frequency.planner import Planner
 from zeus.optimizer.pipeline_frequency.plans import Frontier
+from zeus.optimizer.pipeline_frequency.schedules import one_f_one_b
 from zeus.optimizer.pipeline_frequency.server import planning
 
 
@@ -176,3 +181,16 @@ def test_the_references_form_of_a_profile_is_taken(serve: Serve) -> None:
     assert "same clocks" in refused(http.post(f"/profile/{job_id}", json=body), 422)
     body["backward_energy"], body["backward_time"] = {"1410": -1.0}, {"1410": 0.2}
     assert "energy" in refused(http.post(f"/profile/{job_id}", json=body), 422)
+
+
+def test_what_a_library_prints_is_no_part_of_a_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a solver's banner, from C."""
+    prints = "import os\nos.write(1, b'Running')\nraise ImportError('SciPy has a solver, too')\n"
+    (tmp_path / "highspy.py").write_text(prints)
+    monkeypatch.syspath_prepend(tmp_path)
+    profile = random_profile(random.Random(3), 2, 2)
+    planner = Planner(profile, one_f_one_b(2, 2), p2p_power_w=60.0)
+    found = asyncio.run(planning.PlannerProcesses().frontier(planner.problem, 5))
+    assert len(found.plans) == 5

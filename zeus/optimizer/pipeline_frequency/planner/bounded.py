@@ -64,7 +64,7 @@ class Bounded:
         Raises:
             PipelineFrequencyError: Even the least power passes a bound.
         """
-        return self._best(math.inf, lambda planner: planner.fastest_time_s, lambda one: one.time_s)
+        return self._best(math.inf, _fastest, lambda one: one.time_s)
 
     def within(self, time_s: float) -> Plan:
         """The plan with the least energy of those that were found and take at most so long.
@@ -80,14 +80,16 @@ class Bounded:
         self, time_s: float, target: Callable[[Planner], float], cost: Callable[[Plan], float]
     ) -> Plan:
         found = [plan for plan in self._candidates(time_s, target) if self._keeps(plan)]
+        if all(plan.time_s > time_s * (1 + 1e-9) for plan in found):
+            # Plans that use a time up come out elsewhere than those that hurry.
+            found += filter(self._keeps, self._candidates(math.inf, _fastest))
         fit = [plan for plan in found if plan.time_s <= time_s * (1 + 1e-9)]
         if fit:
             return min(fit, key=lambda plan: (cost(plan), plan.energy_j))
-        slower = [*found, *filter(self._keeps, self._one_limit())]
-        if slower:
+        if found:
             raise PipelineFrequencyError(
                 f"no plan within {time_s:.6g} s keeps the bounds on power; one that keeps them "
-                f"takes {min(plan.time_s for plan in slower):.6g} s: allow more time or power"
+                f"takes {min(plan.time_s for plan in found):.6g} s: allow more time or power"
             )
         raise PipelineFrequencyError(
             "no plan keeps the bounds on power: at its lowest settings the pipeline "
@@ -231,3 +233,7 @@ class Bounded:
         after_w = problem.costs[kind, now + 1] / problem.times[kind, now + 1]
         delay_s = np.maximum(longer_s - slack_s, 0.0) + 1e-3 * longer_s
         return np.asarray(delay_s / np.maximum(before_w - after_w, 1e-9))
+
+
+def _fastest(planner: Planner) -> float:
+    return planner.fastest_time_s

@@ -8,7 +8,6 @@ Source: J. Kelley, "Critical-Path Planning and Scheduling: Mathematical Basis", 
 
 from __future__ import annotations
 
-import importlib
 import sys
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from zeus.exceptions import PipelineFrequencyError
+from zeus.optimizer.pipeline_frequency.planner.highs import silent
 from zeus.optimizer.pipeline_frequency.planner.problem import Floats, Ints, Problem
 
 _USUAL = 50.0
@@ -238,14 +238,11 @@ class _Highs:
     """Continues from the last optimum."""
 
     def __init__(self, matrix: Matrix) -> None:
-        highspy: Any = importlib.import_module("highspy")
+        highspy, self._highs = silent(presolve="off")
         self._end = matrix.end
         self._cost = matrix.cost
         self._every = np.arange(len(matrix.cost), dtype=np.int32)
         self._changed = False
-        self._highs: Any = highspy.Highs()
-        for name, value in (("output_flag", False), ("presolve", "off"), ("threads", 1)):
-            self._highs.setOptionValue(name, value)
         program: Any = highspy.HighsLp()
         program.num_col_ = len(matrix.cost)
         program.num_row_ = len(matrix.row_low)

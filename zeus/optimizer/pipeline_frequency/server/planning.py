@@ -215,12 +215,15 @@ def _carry_out(what: dict[str, Any]) -> Any:
 def main() -> int:
     """The process."""
     os.nice(10)  # the server and its clients come first
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # what a library prints is not part of the answer
     try:
         found = _carry_out(json.load(sys.stdin))
     except PipelineFrequencyError as error:
         sys.stderr.write(f"{error.message}\n")
         return _REFUSED
-    json.dump(found, sys.stdout)
+    with answer:
+        json.dump(found, answer)
     return 0
 
 
