@@ -102,7 +102,8 @@ class Historian:
         self._sampler = sampler
         self._clock_ns = clock_ns
         self._hurry = hurry
-        self._queue: queue.SimpleQueue[LookUp | str | None] = queue.SimpleQueue()
+        # Not SimpleQueue: up to Python 3.12 its `get` may wait for ever past a timeout.
+        self._queue: queue.Queue[LookUp | str | None] = queue.Queue()
         # By source, those whose tick comes first in front; and when each is answered without it.
         self._waiting: dict[str, list[_Waiting]] = {}
         self._give_up: Deadlines[_Waiting] = Deadlines()
