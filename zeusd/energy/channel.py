@@ -77,11 +77,18 @@ class Channel:
         if self._scope.verdict is not Scope.GPU:
             sensors = sensors._replace(energy_mj=None)
             self._meter.raw_mj = None
-        if not self._meter.plausible(sensors):
+        # A counter goes on from what was integrated before it could be used. That it can be is no
+        # change: it shows its next one by itself.
+        appeared = sensors.energy_mj is not None and self._meter.raw_mj is None
+        integrated = appeared and self._key is not None and bool(sensors.power_instant_mw)
+        seen = sensors._replace(energy_mj=None) if integrated else sensors
+        if not self._meter.plausible(seen):
             self._tracker.failed(sensors.t_ns)
             return None
-        changed = self._key is not None and self._meter.key(sensors) != self._key
-        edge = self._seen(sensors, changed)
+        changed = self._key is not None and self._meter.key(seen) != self._key
+        edge = self._seen(seen, changed)
+        if appeared:
+            self._meter.raw_mj = sensors.energy_mj
         self._key = self._meter.key(sensors)  # what changes may be another reading from now on
         return edge
 

@@ -130,6 +130,26 @@ def test_nothing_is_counted_twice_when_nobody_looked_for_a_while(
         assert following.energy_uj > edge.energy_uj
 
 
+@pytest.mark.parametrize("phase", [0.1, 0.4, 0.7, 0.95])
+def test_a_counter_that_appears_between_two_ticks_is_gone_on_with(phase: float) -> None:
+    """As a superchip's, once it is known to count the GPU: the tick that follows is one tick."""
+    channel = Channel(0, History(memoryview(bytearray(SIZE))), 10, "NVIDIA GB200", 1_000_000)
+    appears_ns = round((30 + phase) * TICK)
+    edges = []
+    t_ns = 0
+    while t_ns < 60 * TICK:
+        t_ns = max(channel.next_read_ns, t_ns + 5 * MS)
+        ticks = t_ns // TICK
+        counter_mj = 1_000 + ticks * 16_600 if t_ns >= appears_ns else None
+        # Readings of power move a little at each tick, or nobody could tell ticks apart.
+        edge = channel.observe(reading(t_ns, counter_mj, 166_000 + ticks % 2))
+        if edge is not None:
+            edges.append(edge)
+    first, last = edges[0], edges[-1]
+    drawn_uj = 166_000 * (last.t_ns - first.t_ns) / MS
+    assert last.counted_uj - first.counted_uj == pytest.approx(drawn_uj, abs=0.2 * 16_600_000)
+
+
 def test_a_counter_that_starts_anew_costs_nothing() -> None:
     gpu = Ticking()
     gpu.tick(100_000)
