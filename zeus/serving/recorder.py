@@ -13,7 +13,7 @@ import msgpack
 
 from zeus.serving.wire import (
     pack_arrival,
-    pack_batch,
+    pack_batches,
     pack_finish,
     pack_owner,
     pack_step,
@@ -24,12 +24,15 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """How often a listener is looked for."""
+HOLD_NS = 20_000_000
+"""Steps of the same requests wait for each other this long: as often, clock control looks. A step
+that takes longer is sent at its end."""
 SEND_BYTES = 4 * 2**20
 """Of steps that wait while the listener is busy: some seconds'."""
 
 
 class Recorder:
-    """What an engine's process holds: one message per step, sent or dropped.
+    """What an engine's process holds: messages about steps, sent or dropped.
 
     Nobody need listen. One that begins to listen later is found within a second. Not safe across
     threads; in a child of `fork` it does nothing.
@@ -48,6 +51,10 @@ class Recorder:
         self._failed = False
         self._unsent = 0
         self._closed = False
+        self._batch: tuple[bytes, Sequence[int], Sequence[int]] = b"", (), ()
+        self._ahead = 0  # steps of this batch that were sent
+        self._held: list[int] = []  # begin and end of those that were not
+        self._sent_ns = 0
 
     @property
     def sent(self) -> int:
@@ -69,6 +76,7 @@ class Recorder:
         context: Sequence[float],
     ) -> None:
         """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
+        self.flush()
         self._number += 1
         try:
             self._send(
@@ -97,6 +105,9 @@ class Recorder:
     ) -> None:
         """Sends a step at less cost than `step`: for many sequences that stay together.
 
+        It may stay here until other steps join it, for `HOLD_NS` of the engine's steps at most;
+        `flush` before a pause.
+
         Args:
             begin_ns: When it began, CLOCK_MONOTONIC.
             end_ns: When it ended.
@@ -104,22 +115,48 @@ class Recorder:
             tokens: Computed in this step, of each.
             computed: Tokens of each that are computed when the step has ended.
         """
+        self.flush()
         self._number += 1
+        self._held = [begin_ns, end_ns]
+        self._batch = roster, tokens, computed
+        self._ahead = 0
+        if end_ns - self._sent_ns >= HOLD_NS:
+            self.flush()
+
+    def again(self, begin_ns: int, end_ns: int) -> None:
+        """Sends the last `batch` once more, each of its sequences one token further.
+
+        Args:
+            begin_ns: When it began, CLOCK_MONOTONIC.
+            end_ns: When it ended.
+        """
+        self._number += 1
+        self._held += begin_ns, end_ns
+        if end_ns - self._sent_ns >= HOLD_NS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends the steps that stay here."""
+        held = self._held
+        if not held:
+            return
+        self._held = []
+        count = len(held) // 2
+        self._sent_ns = held[-1]
         try:
             self._send(
-                pack_batch(
+                pack_batches(
                     self._engine,
-                    self._number,
-                    begin_ns,
-                    end_ns,
-                    roster,
-                    tokens,
-                    computed,
+                    self._number - count + 1,
+                    held,
+                    *self._batch,
+                    self._ahead,
                     self._pack,
                 )
             )
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
+        self._ahead += count
 
     def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
         """Sends the arrival of a request, of which clock control wants to know.
@@ -130,6 +167,7 @@ class Recorder:
             prompt: Tokens of its prompt, cached ones too.
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """
+        self.flush()
         try:
             self._send(pack_arrival(self._engine, request, at_ns, prompt, trace, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
@@ -137,6 +175,7 @@ class Recorder:
 
     def finish(self, request: str, tenant: str = "") -> None:
         """Sends the end of a request."""
+        self.flush()
         try:
             self._send(pack_finish(self._engine, request, tenant, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
@@ -150,7 +189,8 @@ class Recorder:
             self._fail(error)
 
     def close(self) -> None:
-        """Sends nothing from now on."""
+        """Sends what stays here, and nothing from now on."""
+        self.flush()
         self._closed = True
         for one in self._listeners:
             one.disconnect()

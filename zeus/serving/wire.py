@@ -24,7 +24,8 @@ one that sets clocks."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
 MOST_BYTES = 180_000
 """Of one message; longer ones are cut off, and rejected."""
-
+MOST_STEPS = 1000
+"""Of one message."""
 
 Pack = Callable[[object], bytes]
 """Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a
@@ -122,24 +123,28 @@ def pack_request(request: str, prompt: int, pack: Pack = msgpack.packb) -> bytes
     return found
 
 
-def pack_batch(
+def pack_batches(
     engine: str,
     number: int,
-    begin_ns: int,
-    end_ns: int,
+    instants: Sequence[int],
     roster: bytes,
     tokens: Sequence[int],
     computed: Sequence[int],
+    ahead: int = 0,
     pack: Pack = msgpack.packb,
 ) -> bytes:
-    """A step as bytes, with what the receiver can derive left out.
+    """Steps of the same requests as bytes, with what the receiver can derive left out.
 
     Args:
-        engine, number, begin_ns, end_ns, tokens: See `Step`.
-        roster: Its requests, each by `pack_request`, one after the other.
-        computed: Tokens of each request that are computed when the step has ended.
+        engine: See `Step`.
+        number: Of the first step.
+        instants: Begin and end of each step, one after the other, CLOCK_MONOTONIC.
+        roster: Their requests, each by `pack_request`, one after the other.
+        tokens: See `Step`; with more than one step: 1 for each request.
+        computed: Tokens of each request that are computed when a first step has ended.
+        ahead: How many steps after that one these begin.
     """
-    found: bytes = pack(("b", engine, number, begin_ns, end_ns, roster, tokens, computed))
+    found: bytes = pack(("b", engine, number, instants, roster, tokens, computed, ahead))
     return found
 
 
@@ -168,8 +173,8 @@ def pack_owner(request: str, tenant: str) -> bytes:
     return found
 
 
-def unpack(data: bytes) -> Message:
-    """A message.
+def unpack(data: bytes) -> list[Message]:
+    """What a packet says.
 
     Raises:
         RequestRejected: It is none.
@@ -177,15 +182,15 @@ def unpack(data: bytes) -> Message:
     try:
         kind, *rest = msgpack.unpackb(data)
         if kind == "f":
-            return Finish(*(_text(one) for one in rest[:3]))
+            return [Finish(*(_text(one) for one in rest[:3]))]
         if kind == "b":
-            return _batch(rest)
+            return _batches(rest)
         if kind == "s":
-            return _step(rest)
+            return [_step(rest)]
         if kind == "a":
-            return _arrival(rest)
+            return [_arrival(rest)]
         if kind == "o":
-            return Owner(_text(rest[0]), _text(rest[1]))
+            return [Owner(_text(rest[0]), _text(rest[1]))]
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
         pass
     raise RequestRejected("this is no message about a step or a request")
@@ -198,13 +203,25 @@ def _arrival(rest: list[Any]) -> Arrival:
     return Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))
 
 
-def _batch(rest: list[Any]) -> Step:
-    *where, roster, tokens, computed = rest[:7]
+def _batches(rest: list[Any]) -> list[Message]:
+    engine, number, instants, roster, tokens, computed, ahead = rest[:7]
     names, prompts = _roster(roster)
-    if not len(names) == len(tokens) == len(computed):
+    if not len(names) == len(tokens) == len(computed) or not isinstance(ahead, int):
         raise ValueError
-    context = list(map(sub, computed, tokens))
-    return _step([*where, names, list(map(lt, context, prompts)), tokens, context])
+    count = len(instants) // 2
+    if len(instants) != 2 * count or not 0 < count <= MOST_STEPS or ahead < 0:
+        raise ValueError
+    if count + ahead > 1 and any(one != 1 for one in tokens):
+        raise ValueError
+    found: list[Message] = []
+    context = [one + ahead for one in map(sub, computed, tokens)]
+    for position in range(count):
+        begin_ns, end_ns = instants[2 * position : 2 * position + 2]
+        prefill = list(map(lt, context, prompts))
+        where = (engine, number + position, begin_ns, end_ns)
+        found.append(_step([*where, names, prefill, tokens, context]))
+        context = [one + 1 for one in context]
+    return found
 
 
 @lru_cache(maxsize=64)

@@ -38,7 +38,7 @@ from zeus.serving.wire import (
     Owner,
     Step,
     pack_arrival,
-    pack_batch,
+    pack_batches,
     pack_finish,
     pack_owner,
     pack_request,
@@ -53,15 +53,18 @@ MS = 10**6
 
 
 def test_messages_survive_the_wire():
-    step = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
+    (step,) = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
 
     assert step == Step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
     roster = pack_request("a", 5) + pack_request("b", 7)
-    batch = unpack(pack_batch("1", 7, 10, 20, roster, [5, 1], [5, 10]))
-    assert batch == step
-    assert unpack(pack_finish("1", "a", "x")) == Finish("1", "a", "x")
-    assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == Arrival("1", "a", 5, 9, "00-1")
-    assert unpack(pack_owner("a", "x")) == Owner("a", "x")
+    assert unpack(pack_batches("1", 7, [10, 20], roster, [5, 1], [5, 10])) == [step]
+    assert unpack(pack_batches("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1)) == [
+        Step("1", 8, 10, 20, ["a", "b"], [True, False], [1, 1], [4, 9]),
+        Step("1", 9, 20, 30, ["a", "b"], [False, False], [1, 1], [5, 10]),
+    ]
+    assert unpack(pack_finish("1", "a", "x")) == [Finish("1", "a", "x")]
+    assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == [Arrival("1", "a", 5, 9, "00-1")]
+    assert unpack(pack_owner("a", "x")) == [Owner("a", "x")]
 
 
 @pytest.mark.parametrize(
@@ -75,11 +78,17 @@ def test_messages_survive_the_wire():
         pack_step("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2),
         pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
         pack_step(1, 7, 10, 20, [], [], [], []),
-        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1], [0]),
-        pack_batch("1", 7, 10, 20, pack_request("a", 5) * 2, [1] * 2, [1] * 2),
-        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1, 2], [1, 2]),
-        pack_batch("1", 7, 10, 20, b"\x05", [], []),
-        pack_batch("1", 7, 10, 20, "", [], []),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1], [0]),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1, 2], [1, 2]),
+        pack_batches("1", 7, [10, 20], b"\x05", [], []),
+        pack_batches("1", 7, [10, 20], "", [], []),
+        pack_batches("1", 7, [], pack_request("a", 5), [1], [1]),
+        pack_batches("1", 7, [10, 20, 20], pack_request("a", 5), [1], [1]),
+        pack_batches("1", 7, [10, 20, 20, 30], pack_request("a", 5), [2], [2]),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1),
+        pack_batches("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1]),
+        pack_batches("1", 7, 5, pack_request("a", 5), [1], [1]),
         pack_finish("1", 5),
         pack_arrival("1", "a", 5, -1),
         pack_owner("a", None),
@@ -114,8 +123,8 @@ def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monk
         recorder.finish("a")
         engine, _ = listener.accept()
         with engine:
-            assert isinstance(unpack(engine.recv(9999)), Step)
-            assert unpack(engine.recv(9999)) == Finish("0", "a")
+            assert isinstance(unpack(engine.recv(9999))[0], Step)
+            assert unpack(engine.recv(9999)) == [Finish("0", "a")]
             while recorder.dropped == 1:  # never waits: a full buffer drops
                 recorder.step(2, 3, ["a"], [False], [1], [1])
     recorder.step(2, 3, ["a"], [False], [1], [1])  # the listener is gone
