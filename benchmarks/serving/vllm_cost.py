@@ -2,10 +2,10 @@
 
 One engine in this process, whose scheduler's methods are wrapped and unwrapped every few steps;
 beside it a zeusd on a simulated GPU, a ledger, and clock control in dry run, which receive what the
-wrapped scheduler sends. The mean of a turn counts, as some steps send and others do not; steps in
-which the kernel took the processor away do not count. Each arm is compared with the plain engine's
-turn next to it. It goes on until the interval of each median is as narrow as wanted, or the time is
-over. The engine's CPU time is given too.
+wrapped scheduler sends. The mean of a turn counts, as some steps send and others do not. Steps in
+which the kernel took the processor away do not count, but for the engine's CPU time, which is given
+too. Each arm is compared with the plain engine's turn next to it. It goes on until the interval of
+each median is as narrow as wanted, or the time is over.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ SIZES = {"tiny": (512, 8), "engine": (1024, 9)}
 long on this CPU as those of a model of 7 to 8 thousand million weights on an A100: 15 to 25 ms."""
 STEPS = 13
 """Of a turn; the first is not counted."""
+LEAST = 3
+"""Steps of a turn without an interruption, for its time to count; its CPU time always does."""
 ENOUGH = 0.004
 """Half the width of an interval that ends the measurement."""
 LOOKED_AT = 100
@@ -65,14 +67,11 @@ def cost(home: Path, minutes: float, sequences: int, hidden: int, layers: int) -
             turn += 1
             generator.shuffle(order)
             found = {name: arms.send(name) for name in order}
-            if found["off"] is None:
-                continue
-            plain.append(found["off"][0])
+            if found["off"][0] is not None:
+                plain.append(found["off"][0])
             for arm in ARMS:
-                if found[arm] is not None:
-                    for what, own, other in zip(
-                        ("time", "CPU"), found[arm], found["off"], strict=True
-                    ):
+                for what, own, other in zip(("time", "CPU"), found[arm], found["off"], strict=True):
+                    if own is not None and other is not None:
                         pairs[arm, what].append((own, other))
             if turn % LOOKED_AT == 0 and max(map(_half_width, pairs.values())) < ENOUGH:
                 break
@@ -92,9 +91,10 @@ def cost(home: Path, minutes: float, sequences: int, hidden: int, layers: int) -
             cells.append(
                 f"{what} {1e6 * statistics.median(seconds):+.0f} µs per step "
                 f"({1e6 * few:+.0f} to {1e6 * many:+.0f}), "
-                f"{100 * statistics.median(shares):+.2f} % ({100 * low:+.2f} to {100 * high:+.2f})"
+                f"{100 * statistics.median(shares):+.2f} % ({100 * low:+.2f} to {100 * high:+.2f}), "
+                f"{len(values)} pairs"
             )
-        print(f"ZEUS_SERVING={arm}, {len(pairs[arm, 'time'])} pairs: {'; '.join(cells)}")
+        print(f"ZEUS_SERVING={arm}: {'; '.join(cells)}")
     print("medians of pairs, in parentheses 95 % of them")
     print(f"goal {100 * GOAL:g} %: " + ("an interval reaches beyond it" if wide else "kept"))
 
@@ -172,7 +172,7 @@ def _engine(home: Path, sequences: int, hidden: int, layers: int) -> Iterator[An
 
     left = 0
 
-    def run(name: str) -> tuple[float, float] | None:
+    def run(name: str) -> tuple[float | None, float]:
         nonlocal left
         if left < 2 * STEPS:
             fill()
@@ -180,18 +180,19 @@ def _engine(home: Path, sequences: int, hidden: int, layers: int) -> Iterator[An
         for method, function in (wrapped if name == "steps" else plain).items():
             setattr(Scheduler, method, function)
         Logger.on = name == "stats"
-        walls, cpus = [], []
+        walls: list[float] = []
+        cpus: list[float] = []
         for position in range(STEPS):
             taken_away = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
             wall, cpu = time.perf_counter(), time.process_time()
             engine.step()
             took = time.perf_counter() - wall, time.process_time() - cpu
-            if position and resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == taken_away:
-                walls.append(took[0])
+            if position:
                 cpus.append(took[1])
+                if resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == taken_away:
+                    walls.append(took[0])
         left -= STEPS
-        enough = len(walls) > STEPS // 2
-        return (statistics.fmean(walls), statistics.fmean(cpus)) if enough else None
+        return (statistics.fmean(walls) if len(walls) >= LEAST else None), statistics.fmean(cpus)
 
     for name in ("off", "steps", "stats"):
         run(name)

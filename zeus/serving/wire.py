@@ -26,6 +26,8 @@ MOST_BYTES = 180_000
 """Of one message; longer ones are cut off, and rejected."""
 MOST_STEPS = 1000
 """Of one message."""
+MOST_WEIGHTS = 100
+"""Pairs of `Work.weights`."""
 
 Pack = Callable[[object], bytes]
 """Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a
@@ -50,6 +52,7 @@ class Step:
         prefill: For each whether it is in its prefill.
         tokens: Computed for each.
         context: In the KV cache of each before.
+        flops, bytes: Of each, where the engine says so for single requests.
     """
 
     engine: str
@@ -60,6 +63,32 @@ class Step:
     prefill: Sequence[bool]
     tokens: Sequence[float]
     context: Sequence[float]
+    flops: Sequence[float] | None = None
+    bytes: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an engine says that its model computes and moves, per GPU.
+
+    Attributes:
+        engine: Which engine of the instance.
+        token_flops: FLOPs of a token.
+        attention_flops: FLOPs of a token for each token that it attends to.
+        output_flops: FLOPs of a token whose logits are needed.
+        token_bytes, context_bytes, output_bytes: Read and written for a token, for each token in
+            the KV cache, and for a token whose logits are needed.
+        weights: Bytes of weights that a step reads, by its tokens: pairs, tokens rising.
+    """
+
+    engine: str
+    token_flops: float
+    attention_flops: float
+    output_flops: float
+    token_bytes: float
+    context_bytes: float
+    output_bytes: float
+    weights: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -98,7 +127,7 @@ class Owner:
     tenant: str
 
 
-Message = Step | Arrival | Finish | Owner
+Message = Step | Arrival | Finish | Owner | Work
 
 
 def pack_step(
@@ -111,9 +140,17 @@ def pack_step(
     tokens: Sequence[float],
     context: Sequence[float],
     pack: Pack = msgpack.packb,
+    work: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> bytes:
-    """A step as bytes."""
-    found: bytes = pack(("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context))
+    """A step as bytes; `work`: FLOPs and bytes of each request."""
+    fields = ("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context)
+    found: bytes = pack(fields if work is None else (*fields, *work))
+    return found
+
+
+def pack_work(work: Work) -> bytes:
+    """What a model computes and moves, as bytes."""
+    found: bytes = msgpack.packb(("w", *vars(work).values()))
     return found
 
 
@@ -189,6 +226,8 @@ def unpack(data: bytes) -> list[Message]:
             return [_step(rest)]
         if kind == "a":
             return [_arrival(rest)]
+        if kind == "w":
+            return [_work(rest)]
         if kind == "o":
             return [Owner(_text(rest[0]), _text(rest[1]))]
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
@@ -247,7 +286,35 @@ def _step(rest: list[Any]) -> Step:
     if len(set(names)) != len(names):
         raise ValueError
     flags = [bool(one) for one in prefill]
-    return Step(_text(engine), number, begin_ns, end_ns, names, flags, tokens, context)
+    flops = moved = None
+    if len(rest) > 9:
+        flops, moved = rest[8:10]
+        if not len(flops) == len(moved) == len(ids):
+            raise ValueError
+        if not all(0 <= one < math.inf for one in (*flops, *moved)):
+            raise ValueError
+    return Step(
+        _text(engine), number, begin_ns, end_ns, names, flags, tokens, context, flops, moved
+    )
+
+
+def _work(rest: list[Any]) -> Work:
+    engine, *numbers, weights = rest[:8]
+    pairs = [(float(tokens), float(moved)) for tokens, moved in weights[:MOST_WEIGHTS]]
+    figures = [float(one) for one in numbers]
+    if not pairs or not all(0 <= one < math.inf for pair in (figures, *pairs) for one in pair):
+        raise ValueError
+    token, attention, output, token_bytes, context_bytes, output_bytes = figures
+    return Work(
+        _text(engine),
+        token,
+        attention,
+        output,
+        token_bytes,
+        context_bytes,
+        output_bytes,
+        sorted(pairs),
+    )
 
 
 def _text(value: Any) -> str:

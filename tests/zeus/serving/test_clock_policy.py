@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from decimal import Decimal
 
@@ -300,8 +301,10 @@ def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
         policy = ClockPolicy(CLOCKS, 0.5, 0.025)
         engine = Engine(policy, lambda mhz: 1980 / mhz)
         told, joules = engine.now, 0.0
+        clocks = []
         for number in range(9000):
             clock = engine.clock
+            clocks.append(clock)
             begin = engine.now
             engine.steps(1, sequences=1)
             busy_s = engine.now - begin
@@ -310,6 +313,7 @@ def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
             if number % 50 == 49:
                 policy.energy(told, engine.now, joules)
                 told, joules = engine.now, 0.0
-        reached.append(engine.clock)
+        # Not the last one: now and then it looks at the highest clock.
+        reached.append(statistics.median(clocks[4500:]))
     assert reached[0] < 1700
     assert reached[1] == 1980

@@ -17,6 +17,7 @@ import msgpack
 
 from zeus.serving.in_flight import InFlight, Silent
 from zeus.serving.recorder import Recorder
+from zeus.serving.vllm.work import work
 from zeus.serving.wire import pack_request
 
 log = logging.getLogger(__name__)
@@ -102,7 +103,11 @@ class Probe:
         self.silent = Silent("vLLM")
         self.in_flight: InFlight[Any] = InFlight()
         self._requests = getattr(scheduler, "requests", {})
-        self._recorder = recorder or Recorder(_engine(scheduler))
+        engine = _engine(scheduler)
+        self._recorder = recorder or Recorder(engine)
+        costs = work(getattr(scheduler, "vllm_config", None), engine)
+        if costs is not None:
+            self._recorder.introduce(costs)
         self._known: dict[str, str] = {}  # names for others
         self._packed: dict[str, bytes] = {}
         self._pack = msgpack.Packer().pack
