@@ -91,7 +91,8 @@ def cost(home: Path, minutes: float, sequences: int, hidden: int, layers: int) -
             cells.append(
                 f"{what} {1e6 * statistics.median(seconds):+.0f} µs per step "
                 f"({1e6 * few:+.0f} to {1e6 * many:+.0f}), "
-                f"{100 * statistics.median(shares):+.2f} % ({100 * low:+.2f} to {100 * high:+.2f}), "
+                f"{100 * statistics.median(shares):+.2f} % "
+                f"({100 * low:+.2f} to {100 * high:+.2f}), "
                 f"{len(values)} pairs"
             )
         print(f"ZEUS_SERVING={arm}: {'; '.join(cells)}")
