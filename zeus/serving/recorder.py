@@ -27,8 +27,10 @@ log = logging.getLogger(__name__)
 RETRY_S = 1.0
 """How often a listener is looked for."""
 HOLD_NS = 20_000_000
-"""Steps of the same requests wait for each other this long: as often, clock control looks. A step
-that takes longer is sent at its end."""
+"""Messages wait for each other this long: as often, clock control looks. A step that takes longer
+is sent at its end."""
+MOST_HELD = 100
+"""Messages that wait, other than steps."""
 SEND_BYTES = 4 * 2**20
 """Of steps that wait while the listener is busy: some seconds'."""
 
@@ -42,9 +44,11 @@ class Recorder:
     Args:
         engine: Which engine of the instance, with data parallelism.
         path: The listener's socket; None: those of `$ZEUS_SERVING_SOCKET`.
+        hold: Messages may stay here until others join them, for `HOLD_NS` of the engine's steps at
+            most: `flush` before a pause, and before a step that is not like the one before.
     """
 
-    def __init__(self, engine: str = "0", path: str | None = None) -> None:
+    def __init__(self, engine: str = "0", path: str | None = None, *, hold: bool = False) -> None:
         self._engine = engine
         self._listeners = [_Listener(one) for one in ([path] if path else socket_paths())]
         self._number = 0
@@ -53,9 +57,11 @@ class Recorder:
         self._failed = False
         self._unsent = 0
         self._closed = False
+        self._hold = hold
+        self._held: list[bytes] = []
         self._batch: tuple[bytes, Sequence[int], Sequence[int]] = b"", (), ()
-        self._ahead = 0  # steps of this batch that were sent
-        self._held: list[int] = []  # begin and end of those that were not
+        self._ahead = 0  # steps of this batch that were packed
+        self._instants: list[int] = []  # begin and end of those that were not
         self._sent_ns = 0
 
     @property
@@ -80,7 +86,7 @@ class Recorder:
         bytes: Sequence[float] | None = None,
     ) -> None:
         """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
-        self.flush()
+        self._pack_batch()
         self._number += 1
         try:
             self._send(
@@ -116,9 +122,6 @@ class Recorder:
     ) -> None:
         """Sends a step at less cost than `step`: for many sequences that stay together.
 
-        It may stay here until other steps join it, for `HOLD_NS` of the engine's steps at most;
-        `flush` before a pause.
-
         Args:
             begin_ns: When it began, CLOCK_MONOTONIC.
             end_ns: When it ended.
@@ -126,13 +129,10 @@ class Recorder:
             tokens: Computed in this step, of each.
             computed: Tokens of each that are computed when the step has ended.
         """
-        self.flush()
-        self._number += 1
-        self._held = [begin_ns, end_ns]
+        self._pack_batch()
         self._batch = roster, tokens, computed
         self._ahead = 0
-        if end_ns - self._sent_ns >= HOLD_NS:
-            self.flush()
+        self.again(begin_ns, end_ns)
 
     def again(self, begin_ns: int, end_ns: int) -> None:
         """Sends the last `batch` once more, each of its sequences one token further.
@@ -142,28 +142,33 @@ class Recorder:
             end_ns: When it ended.
         """
         self._number += 1
-        self._held += begin_ns, end_ns
-        if end_ns - self._sent_ns >= HOLD_NS:
+        self._instants += begin_ns, end_ns
+        if not self._hold or end_ns - self._sent_ns >= HOLD_NS:
+            self._sent_ns = end_ns
             self.flush()
 
     def flush(self) -> None:
-        """Sends the steps that stay here."""
+        """Sends what stays here."""
+        self._pack_batch()
         held = self._held
-        if not held:
+        if held:
+            self._held = []
+            if self._closed or os.getpid() != self._pid:
+                return
+            data = b"".join(held)
+            for one in self._listeners:
+                one.send(data)
+
+    def _pack_batch(self) -> None:
+        instants = self._instants
+        if not instants:
             return
-        self._held = []
-        count = len(held) // 2
-        self._sent_ns = held[-1]
+        self._instants = []
+        count = len(instants) // 2
+        first = self._number - count + 1
         try:
-            self._send(
-                pack_batches(
-                    self._engine,
-                    self._number - count + 1,
-                    held,
-                    *self._batch,
-                    self._ahead,
-                    self._pack,
-                )
+            self._held.append(
+                pack_batches(self._engine, first, instants, *self._batch, self._ahead, self._pack)
             )
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
@@ -178,7 +183,7 @@ class Recorder:
             prompt: Tokens of its prompt, cached ones too.
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """
-        self.flush()
+        self._pack_batch()
         try:
             self._send(pack_arrival(self._engine, request, at_ns, prompt, trace, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
@@ -186,7 +191,7 @@ class Recorder:
 
     def finish(self, request: str, tenant: str = "") -> None:
         """Sends the end of a request."""
-        self.flush()
+        self._pack_batch()
         try:
             self._send(pack_finish(self._engine, request, tenant, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
@@ -207,10 +212,9 @@ class Recorder:
             one.disconnect()
 
     def _send(self, data: bytes) -> None:
-        if self._closed or os.getpid() != self._pid:
-            return
-        for one in self._listeners:
-            one.send(data)
+        self._held.append(data)
+        if not self._hold or len(self._held) >= MOST_HELD:
+            self.flush()
 
     def _fail(self, error: Exception) -> None:
         self._unsent += 1

@@ -211,35 +211,36 @@ def pack_owner(request: str, tenant: str) -> bytes:
 
 
 def unpack(data: bytes) -> list[Message]:
-    """What a packet says.
+    """The messages of a packet, one after the other.
 
     Raises:
-        RequestRejected: It is none.
+        RequestRejected: Something in it is none.
     """
+    unpacker = msgpack.Unpacker()
+    found: list[Message] = []
     try:
-        kind, *rest = msgpack.unpackb(data)
-        if kind == "f":
-            return [Finish(*(_text(one) for one in rest[:3]))]
-        if kind == "b":
-            return _batches(rest)
-        if kind == "s":
-            return [_step(rest)]
-        if kind == "a":
-            return [_arrival(rest)]
-        if kind == "w":
-            return [_work(rest)]
-        if kind == "o":
-            return [Owner(_text(rest[0]), _text(rest[1]))]
+        unpacker.feed(data)
+        while not found or unpacker.tell() < len(data):
+            kind, *rest = unpacker.unpack()
+            found += _MESSAGES[kind](rest)
+        return found
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
-        pass
-    raise RequestRejected("this is no message about a step or a request")
+        raise RequestRejected("this is no message about a step or a request") from None
 
 
-def _arrival(rest: list[Any]) -> Arrival:
+def _finish(rest: list[Any]) -> list[Message]:
+    return [Finish(*(_text(one) for one in rest[:3]))]
+
+
+def _owner(rest: list[Any]) -> list[Message]:
+    return [Owner(_text(rest[0]), _text(rest[1]))]
+
+
+def _arrival(rest: list[Any]) -> list[Message]:
     engine, request, at_ns, prompt, trace = rest[:5]
     if not isinstance(at_ns, int) or not isinstance(prompt, int) or prompt < 0:
         raise ValueError
-    return Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))
+    return [Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))]
 
 
 def _batches(rest: list[Any]) -> list[Message]:
@@ -258,7 +259,7 @@ def _batches(rest: list[Any]) -> list[Message]:
         begin_ns, end_ns = instants[2 * position : 2 * position + 2]
         prefill = list(map(lt, context, prompts))
         where = (engine, number + position, begin_ns, end_ns)
-        found.append(_step([*where, names, prefill, tokens, context]))
+        found += _step([*where, names, prefill, tokens, context])
         context = [one + 1 for one in context]
     return found
 
@@ -274,7 +275,7 @@ def _roster(data: bytes) -> tuple[list[str], list[int]]:
     return found[::2], found[1::2]
 
 
-def _step(rest: list[Any]) -> Step:
+def _step(rest: list[Any]) -> list[Message]:
     engine, number, begin_ns, end_ns, ids, prefill, tokens, context = rest[:8]
     if not all(isinstance(one, int) for one in (number, begin_ns, end_ns)):
         raise ValueError
@@ -293,31 +294,42 @@ def _step(rest: list[Any]) -> Step:
             raise ValueError
         if not all(0 <= one < math.inf for one in (*flops, *moved)):
             raise ValueError
-    return Step(
-        _text(engine), number, begin_ns, end_ns, names, flags, tokens, context, flops, moved
-    )
+    where = _text(engine), number, begin_ns, end_ns
+    return [Step(*where, names, flags, tokens, context, flops, moved)]
 
 
-def _work(rest: list[Any]) -> Work:
+def _work(rest: list[Any]) -> list[Message]:
     engine, *numbers, weights = rest[:8]
     pairs = [(float(tokens), float(moved)) for tokens, moved in weights[:MOST_WEIGHTS]]
     figures = [float(one) for one in numbers]
     if not pairs or not all(0 <= one < math.inf for pair in (figures, *pairs) for one in pair):
         raise ValueError
     token, attention, output, token_bytes, context_bytes, output_bytes = figures
-    return Work(
-        _text(engine),
-        token,
-        attention,
-        output,
-        token_bytes,
-        context_bytes,
-        output_bytes,
-        sorted(pairs),
-    )
+    return [
+        Work(
+            _text(engine),
+            token,
+            attention,
+            output,
+            token_bytes,
+            context_bytes,
+            output_bytes,
+            sorted(pairs),
+        )
+    ]
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
+
+
+_MESSAGES: dict[str, Callable[[list[Any]], list[Message]]] = {
+    "a": _arrival,
+    "b": _batches,
+    "f": _finish,
+    "o": _owner,
+    "s": _step,
+    "w": _work,
+}

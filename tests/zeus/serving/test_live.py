@@ -77,6 +77,8 @@ def test_messages_survive_the_wire():
     [
         b"",
         b"\xff" * 40,
+        pack_finish("1", "a") + b"\x93",
+        pack_finish("1", "a") + pack_finish("1", 5),
         pack_step("1", 7, 30, 20, [], [], [], []),
         pack_step("1", 7, 10, 20, ["a"], [True], [-1], [0]),
         pack_step("1", 7, 10, 20, ["a"], [True], [math.nan], [0]),
@@ -141,6 +143,36 @@ def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monk
     assert recorder.dropped == 4
     recorder.close()
     recorder.step(2, 3, ["a"], [False], [1], [1])
+
+
+def test_a_recorder_sends_steps_of_the_same_requests_together(tmp_path):
+    path = str(tmp_path / "steps.sock")
+    roster = pack_request("a", 5)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        recorder = Recorder(path=path, hold=True)
+        recorder.batch(90 * MS, 100 * MS, roster, [5], [5])  # the first one is sent at once
+        recorder.batch(100 * MS, 104 * MS, roster, [1], [6])
+        for begin in (104, 108, 112, 116):  # the last of them ends 20 ms later
+            recorder.again(begin * MS, (begin + 4) * MS)
+        recorder.again(120 * MS, 145 * MS)  # a long one does not wait
+        recorder.again(145 * MS, 150 * MS)
+        recorder.finish("a")  # does not overtake a step
+        recorder.batch(150 * MS, 155 * MS, roster, [1], [6])
+        recorder.close()
+        engine, _ = listener.accept()
+        with engine:
+            packets = []
+            while data := engine.recv(9999):
+                packets.append(unpack(data))
+
+    assert [len(messages) for messages in packets] == [1, 5, 1, 3]
+    assert packets[3][1] == Finish("0", "a")
+    steps = [one for messages in packets for one in messages if isinstance(one, Step)]
+    assert [one.number for one in steps] == list(range(1, 10))
+    assert [one.context for one in steps] == [[0], [5], [6], [7], [8], [9], [10], [11], [5]]
+    assert [one.begin_ns // MS for one in steps] == [90, 100, 104, 108, 112, 116, 120, 145, 150]
 
 
 # ------------------------------------------------------------------------------------------ meter

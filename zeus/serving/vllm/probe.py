@@ -104,7 +104,7 @@ class Probe:
         self.in_flight: InFlight[Any] = InFlight()
         self._requests = getattr(scheduler, "requests", {})
         engine = _engine(scheduler)
-        self._recorder = recorder or Recorder(engine)
+        self._recorder = recorder or Recorder(engine, hold=True)
         costs = work(getattr(scheduler, "vllm_config", None), engine)
         if costs is not None:
             self._recorder.introduce(costs)
@@ -151,12 +151,15 @@ class Probe:
             ids = list(planned)
             if ids != self._ids:
                 self._compose(ids)
-            self._same = int(all(tokens == 1 for tokens in planned.values()))
+            self._same = 0
+        counts = list(planned.values())
+        if not self._same:
+            self._same = int(counts.count(1) == len(counts))
         # The scheduler has already moved on by this step's tokens.
         computed = [one.num_computed_tokens for one in self._batch]
         # Tokens of a step under way may be rejected yet, unless it is of the same kind.
         self._base = self._same > len(self.in_flight)
-        self.in_flight.begin(begin_ns, (planned, self._roster, list(planned.values()), computed))
+        self.in_flight.begin(begin_ns, (planned, self._roster, counts, computed))
 
     def _compose(self, ids: list[str]) -> None:
         """Other requests than in the step before: looks them up, and packs who they are."""
