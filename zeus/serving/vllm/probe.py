@@ -11,6 +11,7 @@ import logging
 import os
 import re
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgpack
@@ -29,6 +30,7 @@ TESTED = ("0.32", "0.33")
 RANDOM_ENV = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 """With it, vLLM leaves the ids of callers as they are."""
 
+_computed = attrgetter("num_computed_tokens")
 _MARK = "_zeus_serving_probe"
 _RANDOM = re.compile("-[0-9a-f]{8}$")
 """What vLLM adds to the caller's id. Its scheduler does not know the id without it."""
@@ -156,7 +158,7 @@ class Probe:
         if not self._same:
             self._same = int(counts.count(1) == len(counts))
         # The scheduler has already moved on by this step's tokens.
-        computed = [one.num_computed_tokens for one in self._batch]
+        computed = list(map(_computed, self._batch))
         # Tokens of a step under way may be rejected yet, unless it is of the same kind.
         self._base = self._same > len(self.in_flight)
         self.in_flight.begin(begin_ns, (planned, self._roster, counts, computed))
@@ -165,12 +167,12 @@ class Probe:
         """Other requests than in the step before: looks them up, and packs who they are."""
         packed, requests = self._packed, self._requests
         try:
-            self._roster = b"".join([packed[one] for one in ids])
+            self._roster = b"".join(map(packed.__getitem__, ids))
         except KeyError:  # its arrival was not seen
             for one in set(ids) - packed.keys():
                 self._meet(one, requests[one])
-            self._roster = b"".join([packed[one] for one in ids])
-        self._batch = [requests[one] for one in ids]
+            self._roster = b"".join(map(packed.__getitem__, ids))
+        self._batch = list(map(requests.__getitem__, ids))
         self._ids = ids
 
     def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
