@@ -69,9 +69,10 @@ def main() -> None:
                 sizes = list(vllm_cost.SIZES.values())
             if len(sizes) == 1:
                 vllm_cost.cost(home, options.minutes, options.sequences, *sizes[0])
-            for hidden, layers in sizes if len(sizes) > 1 else ():  # one engine in each process
-                more = ["--hidden", str(hidden), "--layers", str(layers)]
-                subprocess.run([sys.executable, *sys.argv, *more], check=True)
+            else:  # one engine in each process
+                sizes_options = [["--hidden", str(h), "--layers", str(n)] for h, n in sizes]
+                runs = [subprocess.run([sys.executable, *sys.argv, *o]) for o in sizes_options]
+                sys.exit(max(one.returncode for one in runs))
         else:
             import vllm_server
 
