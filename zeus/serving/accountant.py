@@ -13,11 +13,13 @@ from collections import OrderedDict, deque
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from zeus.serving.columns import Floats
 from zeus.serving.front_end import WAIT_NS
 from zeus.serving.ledger import Ledger
 from zeus.serving.prior import Weights
 from zeus.serving.rows import RequestEnergy, Settlement, Totals
-from zeus.serving.wire import Arrival, Finish, Owner, Step
+from zeus.serving.wire import Arrival, Finish, Owner, Step, Work
+from zeus.serving.work import of_rows
 
 LAG_NS = 2 * 10**9
 """Steps and samples are complete this long after their end."""
@@ -31,6 +33,11 @@ MOST_KEPT = 100_000
 GAP_NS = 10**9
 """Samples of one GPU that are further apart have a hole between them."""
 
+
+NO_WORK = (
+    "the engine does not say how many FLOPs and bytes its steps need; "
+    "start the ledger with --method regression or tokens"
+)
 
 NEAR_NS = 5_000_000
 """Steps that are closer are one busy time."""
@@ -198,6 +205,8 @@ class Accountant:
     ) -> None:
         self.gpus = list(gpus)
         self._front_end = front_end
+        self._method = method
+        self._work: Work | None = None
         self._ledger = Ledger(method, prior=prior)
         self._meter = Meter(gpus, seen_ns)
         self._rows: OrderedDict[str, RequestEnergy] = OrderedDict()
@@ -240,11 +249,23 @@ class Accountant:
         self._number = step.number
         self._end_ns = max(self._end_ns, step.end_ns)
         self._idle.step(step.begin_ns, step.end_ns)
+        flops, moved = self._costs(step) if self._method == "roofline" else (None, None)
         self._ledger.step(
-            step.begin_ns, step.end_ns, step.ids, step.prefill, step.tokens, step.context
+            step.begin_ns,
+            step.end_ns,
+            step.ids,
+            step.prefill,
+            step.tokens,
+            step.context,
+            flops,
+            moved,
         )
         for prefill, tokens in zip(step.prefill, step.tokens, strict=True):
             self.tokens["prefill" if prefill else "decode"] += tokens
+
+    def work(self, message: Work) -> None:
+        """Takes what the engine says of its model, for the method `roofline`."""
+        self._work = message
 
     def finish(self, message: Finish) -> None:
         """Takes the end of a request."""
@@ -318,6 +339,15 @@ class Accountant:
     def weights(self) -> Weights:
         """See `Ledger.weights`."""
         return self._ledger.weights
+
+    def _costs(self, step: Step) -> tuple[Sequence[float] | Floats, Sequence[float] | Floats]:
+        """FLOPs and bytes of a step's requests; where they are not known, these are refused."""
+        if step.flops is not None and step.bytes is not None:
+            return step.flops, step.bytes
+        if self._work is not None:
+            return of_rows(self._work, step)
+        self._ledger.foreign(step.begin_ns, step.end_ns, NO_WORK)
+        return [0.0] * len(step.ids), [0.0] * len(step.ids)
 
     def _take_updates(self) -> None:
         for update in self._meter.updates():

@@ -6,6 +6,7 @@ wrong measure. The energy counted here is that of the time: busy at a clock's po
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from zeus.serving.clock_power import PowerFit
@@ -29,6 +30,16 @@ def clock_power(r: float) -> float:
     above = max(0.0, r - FLAT) / (1.0 - FLAT)
     volts = VOLTS + (1.0 - VOLTS) * min(1.0, above)
     return r * volts * volts
+
+
+def longer_busy(busy: float, longer: float) -> float:
+    """Share of time in which steps run, when they are so much longer than with a share `busy`.
+
+    Requests that come by chance find the engine idle with the probability exp(-n), n of them being
+    there on average; n grows with the time of steps. So batches grow, and not only busy time.
+    """
+    idle = 1.0 - min(max(busy, 0.0), 1.0)
+    return 1.0 - math.exp(longer * math.log(idle)) if idle > 0.0 else 1.0
 
 
 class Floor:
@@ -70,8 +81,7 @@ class Floor:
         return 1.0 - self._energy(level, stretch[level], busy) / self._energy(0, 1.0, busy)
 
     def _energy(self, level: int, stretch: float, busy: float) -> float:
-        # Batches of a busy engine grow with the time of steps: it is no busier for it.
-        share = busy if busy > 0.9 else min(1.0, busy * stretch)
+        share = longer_busy(busy, stretch)
         idle, base, memory, clock = self.power.parts
         busy_power = base + memory / stretch + clock * self._powers[level]
         return max(1e-12, idle + share * busy_power)  # an idle engine, and a fit without idle power

@@ -74,11 +74,19 @@ class StepTime:
             + self.context_s * context
         )
 
-    def prefill(self, tokens: float) -> float:
-        """What prompt tokens add to one step at the highest clock, s."""
+    def prefill(
+        self, tokens: float, sequences: float = 0.0, stretch: float = 1.0, r: float = 1.0
+    ) -> float:
+        """What prompt tokens add to one step in which so many sequences decode, s.
+
+        The weights that they touch and the sequences do not are part of it: nearly all of a
+        mixture of experts, at any clock.
+        """
         if tokens <= 0.0:
             return 0.0
-        return max(0.0, self._theta[4] + self.token_s * tokens)
+        touched = saturation(sequences + tokens) - saturation(sequences)
+        computed = self._theta[4] + self.token_s * tokens
+        return max(0.0, stretch * self.saturating_s * touched + computed / r)
 
     def update(
         self,

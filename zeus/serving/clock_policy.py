@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from zeus.serving.clock_floor import STAY, WORTH, Floor, clock_power
+from zeus.serving.clock_floor import STAY, WORTH, Floor, clock_power, longer_busy
 from zeus.serving.clock_load import Load
 from zeus.serving.clock_margin import Lost, Margin
 from zeus.serving.clock_model import Comparison, StepTime, Stretch, saturation
@@ -28,7 +28,7 @@ from zeus.serving.clock_steps import (
 COLD_STEPS = 100
 """Steps at the highest clock before any other."""
 
-DOWN_S = 0.6
+DOWN_S = 0.2
 """Time between two levels down; up is at once."""
 
 KNOWN_LEVELS = 3
@@ -53,7 +53,7 @@ DOWN_SLACK = 0.97
 RETRY_S = 1.0
 """At a clock whose step times were not learned: up again after this time, to compare once more."""
 
-SHORT_OUTPUT = 0.18
+SHORT_OUTPUT = 0.12
 """Queued prompts delay running sequences: counted for one of this share of the mean output."""
 
 SHORTEST_S = 1e-6
@@ -285,7 +285,7 @@ class ClockPolicy:
         stretch, time = self._stretch, self._time
         longer = stretch.at(r)
         base = time.decode(sequences, context)
-        expected = longer * base + time.prefill(prompt) / r
+        expected = longer * base + time.prefill(prompt, sequences, longer, r)
         over = took - expected
         self._steps += 1
         if (
@@ -349,7 +349,7 @@ class ClockPolicy:
         backlog_s = load.backlog * token
         queued = step_s / free + backlog_s / (SHORT_OUTPUT * load.output_tokens)
         chunk = load.chunk
-        first_s = step_s + time.prefill(chunk) / r  # a prompt that comes now
+        first_s = step_s + time.prefill(chunk, load.sequences, s, r)  # a prompt that comes now
         if load.backlog > 0.0:
             steps = 1.0 + load.backlog / chunk if chunk > 0 else 1.0
             first_s = max(first_s, load.oldest_s + backlog_s + steps * step_s)
@@ -413,8 +413,7 @@ class ClockPolicy:
 
     def _busy(self) -> float:
         """Share of time in which steps would run at the highest clock."""
-        busy = self._load.busy
-        return 1.0 if busy > 0.9 else busy / self._stretch.values[self._level]
+        return longer_busy(self._load.busy, 1.0 / self._stretch.values[self._level])
 
     def _go(self, level: int, now: float) -> int:
         before = self._level

@@ -81,7 +81,13 @@ def replay(
 @click.option("--log", "log_path", type=_IN, help="Append settled requests as JSON lines.")
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
 @click.option("--weights", type=_IN, help="Keep the fit's weights here for the next start.")
-@click.option("--method", type=click.Choice(METHODS[:2]), default=METHODS[0], show_default=True)
+@click.option(
+    "--method",
+    type=click.Choice(METHODS),
+    default=METHODS[0],
+    show_default=True,
+    help="How energy is attributed; roofline needs an engine that tells FLOPs and bytes.",
+)
 @click.option(
     "--feed", default="", help="Address of forward-pass metrics: of phases, not requests."
 )

@@ -31,6 +31,9 @@ class InFlight(Generic[T]):
         self._clock_ns = clock_ns
         self._steps: deque[tuple[int, T]] = deque(maxlen=MOST_AHEAD)
 
+    def __len__(self) -> int:
+        return len(self._steps)
+
     def now_ns(self) -> int:
         """The time."""
         return self._clock_ns()

@@ -83,8 +83,10 @@ class Receiver:
             if not data:
                 return False
             try:
-                known = self._take(unpack(data))
+                messages = unpack(data)
             except RequestRejected:
-                known = False
-            self.rejected += not known
+                self.rejected += 1
+                continue
+            for message in messages:
+                self.rejected += not self._take(message)
         return True

@@ -12,11 +12,13 @@ from collections.abc import Sequence
 import msgpack
 
 from zeus.serving.wire import (
+    Work,
     pack_arrival,
-    pack_batch,
+    pack_batches,
     pack_finish,
     pack_owner,
     pack_step,
+    pack_work,
     socket_paths,
 )
 
@@ -24,12 +26,17 @@ log = logging.getLogger(__name__)
 
 RETRY_S = 1.0
 """How often a listener is looked for."""
+HOLD_NS = 20_000_000
+"""Messages wait for each other this long: as often, clock control looks. A step that takes longer
+is sent at its end."""
+MOST_HELD = 100
+"""Messages that wait, other than steps."""
 SEND_BYTES = 4 * 2**20
 """Of steps that wait while the listener is busy: some seconds'."""
 
 
 class Recorder:
-    """What an engine's process holds: one message per step, sent or dropped.
+    """What an engine's process holds: messages about steps, sent or dropped.
 
     Nobody need listen. One that begins to listen later is found within a second. Not safe across
     threads; in a child of `fork` it does nothing.
@@ -37,9 +44,11 @@ class Recorder:
     Args:
         engine: Which engine of the instance, with data parallelism.
         path: The listener's socket; None: those of `$ZEUS_SERVING_SOCKET`.
+        hold: Messages may stay here until others join them, for `HOLD_NS` of the engine's steps at
+            most: `flush` before a pause, and before a step that is not like the one before.
     """
 
-    def __init__(self, engine: str = "0", path: str | None = None) -> None:
+    def __init__(self, engine: str = "0", path: str | None = None, *, hold: bool = False) -> None:
         self._engine = engine
         self._listeners = [_Listener(one) for one in ([path] if path else socket_paths())]
         self._number = 0
@@ -48,6 +57,12 @@ class Recorder:
         self._failed = False
         self._unsent = 0
         self._closed = False
+        self._hold = hold
+        self._held: list[bytes] = []
+        self._batch: tuple[bytes, Sequence[int], Sequence[int]] = b"", (), ()
+        self._ahead = 0  # steps of this batch that were packed
+        self._instants: list[int] = []  # begin and end of those that were not
+        self._sent_ns = 0
 
     @property
     def sent(self) -> int:
@@ -67,8 +82,11 @@ class Recorder:
         prefill: Sequence[bool],
         tokens: Sequence[float],
         context: Sequence[float],
+        flops: Sequence[float] | None = None,
+        bytes: Sequence[float] | None = None,
     ) -> None:
         """Sends a step; arguments as for `Ledger.step`, instants of CLOCK_MONOTONIC."""
+        self._pack_batch()
         self._number += 1
         try:
             self._send(
@@ -82,10 +100,17 @@ class Recorder:
                     tokens,
                     context,
                     self._pack,
+                    None if flops is None or bytes is None else (flops, bytes),
                 )
             )
         except Exception as error:  # noqa: BLE001 - never raise into the engine
             self._fail(error)
+
+    def introduce(self, work: Work) -> None:
+        """Has every listener know what the model computes and moves, now or when it connects."""
+        data = pack_work(work)
+        for one in self._listeners:
+            one.introduce(data)
 
     def batch(
         self,
@@ -104,22 +129,50 @@ class Recorder:
             tokens: Computed in this step, of each.
             computed: Tokens of each that are computed when the step has ended.
         """
+        self._pack_batch()
+        self._batch = roster, tokens, computed
+        self._ahead = 0
+        self.again(begin_ns, end_ns)
+
+    def again(self, begin_ns: int, end_ns: int) -> None:
+        """Sends the last `batch` once more, each of its sequences one token further.
+
+        Args:
+            begin_ns: When it began, CLOCK_MONOTONIC.
+            end_ns: When it ended.
+        """
         self._number += 1
+        self._instants += begin_ns, end_ns
+        if not self._hold or end_ns - self._sent_ns >= HOLD_NS:
+            self._sent_ns = end_ns
+            self.flush()
+
+    def flush(self) -> None:
+        """Sends what stays here."""
+        self._pack_batch()
+        held = self._held
+        if held:
+            self._held = []
+            if self._closed or os.getpid() != self._pid:
+                return
+            data = b"".join(held)
+            for one in self._listeners:
+                one.send(data)
+
+    def _pack_batch(self) -> None:
+        instants = self._instants
+        if not instants:
+            return
+        self._instants = []
+        count = len(instants) // 2
+        first = self._number - count + 1
         try:
-            self._send(
-                pack_batch(
-                    self._engine,
-                    self._number,
-                    begin_ns,
-                    end_ns,
-                    roster,
-                    tokens,
-                    computed,
-                    self._pack,
-                )
+            self._held.append(
+                pack_batches(self._engine, first, instants, *self._batch, self._ahead, self._pack)
             )
         except Exception as error:  # noqa: BLE001 - as above
             self._fail(error)
+        self._ahead += count
 
     def arrived(self, request: str, at_ns: int, prompt: int, trace: str = "") -> None:
         """Sends the arrival of a request, of which clock control wants to know.
@@ -130,6 +183,7 @@ class Recorder:
             prompt: Tokens of its prompt, cached ones too.
             trace: Its `traceparent` of W3C Trace Context; empty: it is not traced.
         """
+        self._pack_batch()
         try:
             self._send(pack_arrival(self._engine, request, at_ns, prompt, trace, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
@@ -137,6 +191,7 @@ class Recorder:
 
     def finish(self, request: str, tenant: str = "") -> None:
         """Sends the end of a request."""
+        self._pack_batch()
         try:
             self._send(pack_finish(self._engine, request, tenant, self._pack))
         except Exception as error:  # noqa: BLE001 - as above
@@ -150,16 +205,16 @@ class Recorder:
             self._fail(error)
 
     def close(self) -> None:
-        """Sends nothing from now on."""
+        """Sends what stays here, and nothing from now on."""
+        self.flush()
         self._closed = True
         for one in self._listeners:
             one.disconnect()
 
     def _send(self, data: bytes) -> None:
-        if self._closed or os.getpid() != self._pid:
-            return
-        for one in self._listeners:
-            one.send(data)
+        self._held.append(data)
+        if not self._hold or len(self._held) >= MOST_HELD:
+            self.flush()
 
     def _fail(self, error: Exception) -> None:
         self._unsent += 1
@@ -176,7 +231,14 @@ class _Listener:
         self._path = path
         self._socket: socket.socket | None = None
         self._tried_s = -RETRY_S
+        self._first = b""
         self.sent = self.dropped = 0
+
+    def introduce(self, data: bytes) -> None:
+        """Sends a message first, on this connection and each later one."""
+        self._first = data
+        if self._socket is not None:
+            self.send(data)
 
     def send(self, data: bytes) -> None:
         if self._socket is None:
@@ -208,6 +270,8 @@ class _Listener:
         try:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BYTES)
             connection.connect(self._path)
+            if self._first:
+                connection.send(self._first)
         except OSError:
             connection.close()
         else:

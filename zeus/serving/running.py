@@ -54,6 +54,12 @@ def run(options: Options) -> None:
     from zeus.serving.accountant import Accountant
     from zeus.serving.service import Sensors, Service, seen_ns
 
+    if options.method == "roofline" and (options.feed or options.front_end):
+        source = "forward-pass metrics do" if options.feed else "vLLM's front end does"
+        raise ValueError(
+            f"--method roofline needs the FLOPs and bytes of each request, which {source} not "
+            "state; use --method regression or tokens"
+        )
     with Client() as client:
         gpus = client.node().gpus
     engines = engines_of(options.engines, gpus)

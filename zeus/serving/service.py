@@ -22,7 +22,7 @@ from zeus.serving.accountant import Accountant
 from zeus.serving.receiver import Receiver
 from zeus.serving.rows import RequestEnergy
 from zeus.serving.tenants import EVERY_S, Tenants
-from zeus.serving.wire import Arrival, Message, Owner, Step
+from zeus.serving.wire import Arrival, Message, Owner, Step, Work
 from zeus_ipc.errors import ZeusIpcError
 
 if TYPE_CHECKING:
@@ -228,6 +228,8 @@ class Service:
             accountant.step(message)
         elif isinstance(message, Arrival):
             accountant.arrived(message)
+        elif isinstance(message, Work):
+            accountant.work(message)
         else:
             accountant.finish(message)
         return True

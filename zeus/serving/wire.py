@@ -24,7 +24,10 @@ one that sets clocks."""
 DEFAULT_SOCKET = "/run/zeus-serving.sock"
 MOST_BYTES = 180_000
 """Of one message; longer ones are cut off, and rejected."""
-
+MOST_STEPS = 1000
+"""Of one message."""
+MOST_WEIGHTS = 100
+"""Pairs of `Work.weights`."""
 
 Pack = Callable[[object], bytes]
 """Packs a message. A sender has a `msgpack.Packer` of its own, whose buffer stays: `packb` has a
@@ -49,6 +52,7 @@ class Step:
         prefill: For each whether it is in its prefill.
         tokens: Computed for each.
         context: In the KV cache of each before.
+        flops, bytes: Of each, where the engine says so for single requests.
     """
 
     engine: str
@@ -59,6 +63,32 @@ class Step:
     prefill: Sequence[bool]
     tokens: Sequence[float]
     context: Sequence[float]
+    flops: Sequence[float] | None = None
+    bytes: Sequence[float] | None = None
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an engine says that its model computes and moves, per GPU.
+
+    Attributes:
+        engine: Which engine of the instance.
+        token_flops: FLOPs of a token.
+        attention_flops: FLOPs of a token for each token that it attends to.
+        output_flops: FLOPs of a token whose logits are needed.
+        token_bytes, context_bytes, output_bytes: Read and written for a token, for each token in
+            the KV cache, and for a token whose logits are needed.
+        weights: Bytes of weights that a step reads, by its tokens: pairs, tokens rising.
+    """
+
+    engine: str
+    token_flops: float
+    attention_flops: float
+    output_flops: float
+    token_bytes: float
+    context_bytes: float
+    output_bytes: float
+    weights: Sequence[tuple[float, float]]
 
 
 @dataclass(frozen=True)
@@ -97,7 +127,7 @@ class Owner:
     tenant: str
 
 
-Message = Step | Arrival | Finish | Owner
+Message = Step | Arrival | Finish | Owner | Work
 
 
 def pack_step(
@@ -110,9 +140,17 @@ def pack_step(
     tokens: Sequence[float],
     context: Sequence[float],
     pack: Pack = msgpack.packb,
+    work: tuple[Sequence[float], Sequence[float]] | None = None,
 ) -> bytes:
-    """A step as bytes."""
-    found: bytes = pack(("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context))
+    """A step as bytes; `work`: FLOPs and bytes of each request."""
+    fields = ("s", engine, number, begin_ns, end_ns, ids, prefill, tokens, context)
+    found: bytes = pack(fields if work is None else (*fields, *work))
+    return found
+
+
+def pack_work(work: Work) -> bytes:
+    """What a model computes and moves, as bytes."""
+    found: bytes = msgpack.packb(("w", *vars(work).values()))
     return found
 
 
@@ -122,24 +160,28 @@ def pack_request(request: str, prompt: int, pack: Pack = msgpack.packb) -> bytes
     return found
 
 
-def pack_batch(
+def pack_batches(
     engine: str,
     number: int,
-    begin_ns: int,
-    end_ns: int,
+    instants: Sequence[int],
     roster: bytes,
     tokens: Sequence[int],
     computed: Sequence[int],
+    ahead: int = 0,
     pack: Pack = msgpack.packb,
 ) -> bytes:
-    """A step as bytes, with what the receiver can derive left out.
+    """Steps of the same requests as bytes, with what the receiver can derive left out.
 
     Args:
-        engine, number, begin_ns, end_ns, tokens: See `Step`.
-        roster: Its requests, each by `pack_request`, one after the other.
-        computed: Tokens of each request that are computed when the step has ended.
+        engine: See `Step`.
+        number: Of the first step.
+        instants: Begin and end of each step, one after the other, CLOCK_MONOTONIC.
+        roster: Their requests, each by `pack_request`, one after the other.
+        tokens: See `Step`; with more than one step: 1 for each request.
+        computed: Tokens of each request that are computed when a first step has ended.
+        ahead: How many steps after that one these begin.
     """
-    found: bytes = pack(("b", engine, number, begin_ns, end_ns, roster, tokens, computed))
+    found: bytes = pack(("b", engine, number, instants, roster, tokens, computed, ahead))
     return found
 
 
@@ -168,43 +210,58 @@ def pack_owner(request: str, tenant: str) -> bytes:
     return found
 
 
-def unpack(data: bytes) -> Message:
-    """A message.
+def unpack(data: bytes) -> list[Message]:
+    """The messages of a packet, one after the other.
 
     Raises:
-        RequestRejected: It is none.
+        RequestRejected: Something in it is none.
     """
+    unpacker = msgpack.Unpacker()
+    found: list[Message] = []
     try:
-        kind, *rest = msgpack.unpackb(data)
-        if kind == "f":
-            return Finish(*(_text(one) for one in rest[:3]))
-        if kind == "b":
-            return _batch(rest)
-        if kind == "s":
-            return _step(rest)
-        if kind == "a":
-            return _arrival(rest)
-        if kind == "o":
-            return Owner(_text(rest[0]), _text(rest[1]))
+        unpacker.feed(data)
+        while not found or unpacker.tell() < len(data):
+            kind, *rest = unpacker.unpack()
+            found += _MESSAGES[kind](rest)
+        return found
     except (ValueError, TypeError, LookupError, msgpack.UnpackException):
-        pass
-    raise RequestRejected("this is no message about a step or a request")
+        raise RequestRejected("this is no message about a step or a request") from None
 
 
-def _arrival(rest: list[Any]) -> Arrival:
+def _finish(rest: list[Any]) -> list[Message]:
+    return [Finish(*(_text(one) for one in rest[:3]))]
+
+
+def _owner(rest: list[Any]) -> list[Message]:
+    return [Owner(_text(rest[0]), _text(rest[1]))]
+
+
+def _arrival(rest: list[Any]) -> list[Message]:
     engine, request, at_ns, prompt, trace = rest[:5]
     if not isinstance(at_ns, int) or not isinstance(prompt, int) or prompt < 0:
         raise ValueError
-    return Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))
+    return [Arrival(_text(engine), _text(request), at_ns, prompt, _text(trace))]
 
 
-def _batch(rest: list[Any]) -> Step:
-    *where, roster, tokens, computed = rest[:7]
+def _batches(rest: list[Any]) -> list[Message]:
+    engine, number, instants, roster, tokens, computed, ahead = rest[:7]
     names, prompts = _roster(roster)
-    if not len(names) == len(tokens) == len(computed):
+    if not len(names) == len(tokens) == len(computed) or not isinstance(ahead, int):
         raise ValueError
-    context = list(map(sub, computed, tokens))
-    return _step([*where, names, list(map(lt, context, prompts)), tokens, context])
+    count = len(instants) // 2
+    if len(instants) != 2 * count or not 0 < count <= MOST_STEPS or ahead < 0:
+        raise ValueError
+    if count + ahead > 1 and any(one != 1 for one in tokens):
+        raise ValueError
+    found: list[Message] = []
+    context = [one + ahead for one in map(sub, computed, tokens)]
+    for position in range(count):
+        begin_ns, end_ns = instants[2 * position : 2 * position + 2]
+        prefill = list(map(lt, context, prompts))
+        where = (engine, number + position, begin_ns, end_ns)
+        found += _step([*where, names, prefill, tokens, context])
+        context = [one + 1 for one in context]
+    return found
 
 
 @lru_cache(maxsize=64)
@@ -218,7 +275,7 @@ def _roster(data: bytes) -> tuple[list[str], list[int]]:
     return found[::2], found[1::2]
 
 
-def _step(rest: list[Any]) -> Step:
+def _step(rest: list[Any]) -> list[Message]:
     engine, number, begin_ns, end_ns, ids, prefill, tokens, context = rest[:8]
     if not all(isinstance(one, int) for one in (number, begin_ns, end_ns)):
         raise ValueError
@@ -230,10 +287,49 @@ def _step(rest: list[Any]) -> Step:
     if len(set(names)) != len(names):
         raise ValueError
     flags = [bool(one) for one in prefill]
-    return Step(_text(engine), number, begin_ns, end_ns, names, flags, tokens, context)
+    flops = moved = None
+    if len(rest) > 9:
+        flops, moved = rest[8:10]
+        if not len(flops) == len(moved) == len(ids):
+            raise ValueError
+        if not all(0 <= one < math.inf for one in (*flops, *moved)):
+            raise ValueError
+    where = _text(engine), number, begin_ns, end_ns
+    return [Step(*where, names, flags, tokens, context, flops, moved)]
+
+
+def _work(rest: list[Any]) -> list[Message]:
+    engine, *numbers, weights = rest[:8]
+    pairs = [(float(tokens), float(moved)) for tokens, moved in weights[:MOST_WEIGHTS]]
+    figures = [float(one) for one in numbers]
+    if not pairs or not all(0 <= one < math.inf for pair in (figures, *pairs) for one in pair):
+        raise ValueError
+    token, attention, output, token_bytes, context_bytes, output_bytes = figures
+    return [
+        Work(
+            _text(engine),
+            token,
+            attention,
+            output,
+            token_bytes,
+            context_bytes,
+            output_bytes,
+            sorted(pairs),
+        )
+    ]
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
         raise TypeError
     return value
+
+
+_MESSAGES: dict[str, Callable[[list[Any]], list[Message]]] = {
+    "a": _arrival,
+    "b": _batches,
+    "f": _finish,
+    "o": _owner,
+    "s": _step,
+    "w": _work,
+}

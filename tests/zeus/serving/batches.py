@@ -1,17 +1,19 @@
-"""What a recorder's double does with a batch: what the receiver would make of it."""
+"""What a recorder's double does with batches: what the receiver would make of them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
-from zeus.serving.wire import Step, pack_batch, unpack
+from zeus.serving.wire import Step, pack_batches, unpack
 
 
 class TakesBatches:
-    """Hands batches to `step`."""
+    """Hands each step of a batch to `step`, at once."""
 
     step: Any
+    _batch: tuple[bytes, Sequence[int], Sequence[int]]
+    _ahead: int
 
     def batch(
         self,
@@ -22,6 +24,15 @@ class TakesBatches:
         computed: Sequence[int],
     ) -> None:
         """As `Recorder.batch`."""
-        found = unpack(pack_batch("0", 1, begin_ns, end_ns, roster, tokens, computed))
+        self._batch, self._ahead = (roster, tokens, computed), -1
+        self.again(begin_ns, end_ns)
+
+    def again(self, begin_ns: int, end_ns: int) -> None:
+        """As `Recorder.again`."""
+        self._ahead += 1
+        (found,) = unpack(pack_batches("0", 1, [begin_ns, end_ns], *self._batch, self._ahead))
         assert isinstance(found, Step)
         self.step(begin_ns, end_ns, found.ids, found.prefill, found.tokens, found.context)
+
+    def flush(self) -> None:
+        """As `Recorder.flush`."""

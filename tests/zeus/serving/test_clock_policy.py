@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable
 from decimal import Decimal
 
@@ -12,6 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from zeus.serving import ClockPolicy, Queue, Step
+from zeus.serving.clock_floor import longer_busy
+from zeus.serving.clock_margin import Margin
 from zeus.serving.clock_policy import COLD_STEPS
 
 CLOCKS = [1980, 1860, 1740, 1620, 1500, 1380, 1260, 1140, 1020, 900]
@@ -282,6 +285,47 @@ def test_a_floor_is_kept_and_what_was_learned_can_be_given() -> None:
     assert again.stretch == policy.stretch
 
 
+def test_prompts_on_a_mixture_of_experts_are_no_surprise() -> None:
+    """A prompt touches all experts, few sequences a part of them: such steps are several times as
+    long, at any clock, and must be predicted so.
+    """
+    policy = ClockPolicy(CLOCKS, 0.5, 0.025)
+    now, clock = 100.0, 1980
+    lowest = clock
+    for number in range(6000):
+        prompt = 600 if number % 40 in (17, 18, 19, 20, 21, 22) and number > 600 else 0
+        prompt += 200 if number % 29 == 0 else 0
+        touched = 1 - math.exp(-(2 + prompt) / 24)
+        took = 0.003 + 0.012 * touched + 5e-6 * prompt * 1980 / clock
+        begin, now = now, now + took * (1 + 0.01 * math.sin(7 * number))
+        clock = policy.step(Step(begin, now, prompt, 2, 1000, clock), EMPTY)
+        lowest = min(lowest, clock)
+    assert lowest == 900
+    assert policy.escapes == 0
+
+
+def test_a_miss_costs_more_margin_than_a_near_miss_and_both_more_than_a_request_gives() -> None:
+    def after(*seen_s: float, ours: float = 1.0) -> float:
+        margin = Margin(1.0)
+        for one in seen_s:
+            margin.finished(one, ours)
+        return margin.value
+
+    start = after()
+    assert after(0.5) > start > after(0.95) > after(1.05)
+    assert after(*[0.5] * 40, 0.95) < start < after(*[0.5] * 60, 0.95)
+    assert after(*[0.5] * 150, 1.05) < start < after(*[0.5] * 250, 1.05)
+    assert after(1.05, ours=0.0) == start, "at the highest clock no margin could have avoided it"
+
+
+def test_busy_time_grows_with_longer_steps_less_the_busier_the_engine() -> None:
+    assert longer_busy(0.0, 1.5) == 0.0
+    assert longer_busy(1.0, 1.5) == longer_busy(1.2, 1.5) == 1.0
+    assert longer_busy(0.01, 1.5) == pytest.approx(0.015, rel=0.01), "as long, with one at a time"
+    assert longer_busy(0.9, 1.5) == pytest.approx(1 - 0.1**1.5)
+    assert longer_busy(longer_busy(0.7, 1.5), 1 / 1.5) == pytest.approx(0.7)
+
+
 def test_energy_that_is_told_once_holds_nothing_up() -> None:
     policy = ClockPolicy(CLOCKS, 0.5, 0.025)
     engine = Engine(policy)
@@ -300,8 +344,10 @@ def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
         policy = ClockPolicy(CLOCKS, 0.5, 0.025)
         engine = Engine(policy, lambda mhz: 1980 / mhz)
         told, joules = engine.now, 0.0
+        clocks = []
         for number in range(9000):
             clock = engine.clock
+            clocks.append(clock)
             begin = engine.now
             engine.steps(1, sequences=1)
             busy_s = engine.now - begin
@@ -310,6 +356,7 @@ def test_the_boards_energy_keeps_a_clock_that_pays() -> None:
             if number % 50 == 49:
                 policy.energy(told, engine.now, joules)
                 told, joules = engine.now, 0.0
-        reached.append(engine.clock)
+        # Not the last one: now and then it looks at the highest clock.
+        reached.append(statistics.median(clocks[4500:]))
     assert reached[0] < 1700
     assert reached[1] == 1980

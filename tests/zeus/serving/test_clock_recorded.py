@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 from pathlib import Path
@@ -39,6 +40,11 @@ def test_arrivals_steps_and_ends_are_what_the_policy_is_told() -> None:
     assert sink.drains == 0
 
 
+def _listens(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        return probe.connect_ex(path) == 0
+
+
 def test_a_recorder_sends_to_the_ledger_and_to_clock_control(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -52,7 +58,7 @@ def test_a_recorder_sends_to_the_ledger_and_to_clock_control(
     for thread in threads:
         thread.start()
     try:
-        wait_for(lambda: all(Path(path).exists() for path in paths), "the sockets")
+        wait_for(lambda: all(map(_listens, paths)), "the sockets")
         monkeypatch.setenv("ZEUS_SERVING_SOCKET", ":".join(paths))
         recorder = Recorder()
         now_ns = time.monotonic_ns()

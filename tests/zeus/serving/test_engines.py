@@ -110,6 +110,53 @@ def test_the_vllm_probe_sees_who_is_in_a_step():
     assert scheduler.updates == 4
 
 
+class Counted(Recorded):
+    """Counts batches that were sent in full."""
+
+    full = 0
+
+    def batch(self, *batch: Any) -> None:
+        self.full += 1
+        super().batch(*batch)
+
+
+@pytest.mark.parametrize("ahead", [0, 1, 2])
+def test_steps_of_the_same_requests_are_derived_from_the_first(ahead):
+    cls = _scheduler_class()
+    vllm_probe.install(cls)
+    scheduler = cls()
+    recorded = Counted()
+    scheduler._zeus_probe = vllm_probe.Probe(scheduler, recorded)
+    scheduler.add("a", 3)
+    scheduler.add("b", 5)
+    a, b = scheduler.requests
+    prompts, both, drafts = {a: 3, b: 5}, {a: 1, b: 1}, {a: 3, b: 1}
+    plans = [prompts, *[both] * 6, *[drafts] * 3, *[both] * 6, {b: 1}, *[both] * 6]
+    scheduler.plan = [(dict(plan), set()) for plan in plans]
+    expected, under_way = [], []
+
+    def update() -> None:
+        plan = under_way.pop(0)
+        if plan is drafts:  # two of a's tokens are rejected
+            scheduler.requests[a].num_computed_tokens -= 2
+        scheduler.update_from_output(None, None)
+
+    for plan in plans:
+        before = {one: scheduler.requests[one].num_computed_tokens for one in plan}
+        scheduler.schedule()
+        under_way.append(plan)
+        expected.append([before[one] for one in plan])
+        if len(under_way) > ahead:
+            update()
+    while under_way:
+        update()
+
+    assert [context for *_, context in recorded.steps] == expected
+    assert [tokens for _, _, tokens, _ in recorded.steps] == [list(p.values()) for p in plans]
+    # Prompts, each kind of batch, drafts; one more where a step of another kind was under way.
+    assert recorded.full == 5 + 3 + 3 * ahead
+
+
 def test_the_vllm_probe_does_not_take_a_request_for_the_one_before_under_its_id():
     cls = _scheduler_class()
     vllm_probe.install(cls)

@@ -12,6 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +30,7 @@ from zeus.serving.accountant import Accountant, Meter
 from zeus.serving.metrics import EnergyCollector
 from zeus.serving.recorder import Recorder
 from zeus.serving.relay import register, register_from_environment
+from zeus.serving.running import Options, run
 from zeus.serving.service import Service
 from zeus.serving.web import Web
 from zeus.serving.weights import WeightStore
@@ -37,14 +39,17 @@ from zeus.serving.wire import (
     Finish,
     Owner,
     Step,
+    Work,
     pack_arrival,
-    pack_batch,
+    pack_batches,
     pack_finish,
     pack_owner,
     pack_request,
     pack_step,
+    pack_work,
     unpack,
 )
+from zeus.serving.work import of_rows
 from zeus_ipc.errors import RequestRejected
 
 MS = 10**6
@@ -53,15 +58,18 @@ MS = 10**6
 
 
 def test_messages_survive_the_wire():
-    step = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
+    (step,) = unpack(pack_step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9]))
 
     assert step == Step("1", 7, 10, 20, ["a", "b"], [True, False], [5, 1], [0, 9])
     roster = pack_request("a", 5) + pack_request("b", 7)
-    batch = unpack(pack_batch("1", 7, 10, 20, roster, [5, 1], [5, 10]))
-    assert batch == step
-    assert unpack(pack_finish("1", "a", "x")) == Finish("1", "a", "x")
-    assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == Arrival("1", "a", 5, 9, "00-1")
-    assert unpack(pack_owner("a", "x")) == Owner("a", "x")
+    assert unpack(pack_batches("1", 7, [10, 20], roster, [5, 1], [5, 10])) == [step]
+    assert unpack(pack_batches("1", 8, [10, 20, 20, 30], roster, [1, 1], [4, 9], 1)) == [
+        Step("1", 8, 10, 20, ["a", "b"], [True, False], [1, 1], [4, 9]),
+        Step("1", 9, 20, 30, ["a", "b"], [False, False], [1, 1], [5, 10]),
+    ]
+    assert unpack(pack_finish("1", "a", "x")) == [Finish("1", "a", "x")]
+    assert unpack(pack_arrival("1", "a", 5, 9, "00-1")) == [Arrival("1", "a", 5, 9, "00-1")]
+    assert unpack(pack_owner("a", "x")) == [Owner("a", "x")]
 
 
 @pytest.mark.parametrize(
@@ -69,17 +77,29 @@ def test_messages_survive_the_wire():
     [
         b"",
         b"\xff" * 40,
+        pack_finish("1", "a") + b"\x93",
+        pack_finish("1", "a") + pack_finish("1", 5),
         pack_step("1", 7, 30, 20, [], [], [], []),
         pack_step("1", 7, 10, 20, ["a"], [True], [-1], [0]),
         pack_step("1", 7, 10, 20, ["a"], [True], [math.nan], [0]),
         pack_step("1", 7, 10, 20, ["a", "a"], [True] * 2, [1] * 2, [0] * 2),
         pack_step("1", 7, 10, 20, ["a"], [True], [1, 2], [0]),
         pack_step(1, 7, 10, 20, [], [], [], []),
-        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1], [0]),
-        pack_batch("1", 7, 10, 20, pack_request("a", 5) * 2, [1] * 2, [1] * 2),
-        pack_batch("1", 7, 10, 20, pack_request("a", 5), [1, 2], [1, 2]),
-        pack_batch("1", 7, 10, 20, b"\x05", [], []),
-        pack_batch("1", 7, 10, 20, "", [], []),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1], [0]),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5) * 2, [1] * 2, [1] * 2),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1, 2], [1, 2]),
+        pack_batches("1", 7, [10, 20], b"\x05", [], []),
+        pack_batches("1", 7, [10, 20], "", [], []),
+        pack_batches("1", 7, [], pack_request("a", 5), [1], [1]),
+        pack_batches("1", 7, [10, 20, 20], pack_request("a", 5), [1], [1]),
+        pack_batches("1", 7, [10, 20, 20, 30], pack_request("a", 5), [2], [2]),
+        pack_batches("1", 7, [10, 20], pack_request("a", 5), [1], [1], -1),
+        pack_batches("1", 7, [10, 20] * 1001, pack_request("a", 5), [1], [1]),
+        pack_batches("1", 7, 5, pack_request("a", 5), [1], [1]),
+        pack_step("1", 7, 10, 20, ["a"], [True], [1], [0], work=([1.0], [1.0, 2.0])),
+        pack_step("1", 7, 10, 20, ["a"], [True], [1], [0], work=([1.0], [math.nan])),
+        pack_work(Work("1", *[1.0] * 6, [])),
+        pack_work(Work("1", *[-1.0] * 6, [(1, 1)])),
         pack_finish("1", 5),
         pack_arrival("1", "a", 5, -1),
         pack_owner("a", None),
@@ -114,8 +134,8 @@ def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monk
         recorder.finish("a")
         engine, _ = listener.accept()
         with engine:
-            assert isinstance(unpack(engine.recv(9999)), Step)
-            assert unpack(engine.recv(9999)) == Finish("0", "a")
+            assert isinstance(unpack(engine.recv(9999))[0], Step)
+            assert unpack(engine.recv(9999)) == [Finish("0", "a")]
             while recorder.dropped == 1:  # never waits: a full buffer drops
                 recorder.step(2, 3, ["a"], [False], [1], [1])
     recorder.step(2, 3, ["a"], [False], [1], [1])  # the listener is gone
@@ -123,6 +143,36 @@ def test_a_recorder_goes_on_without_a_listener_and_finds_it_later(tmp_path, monk
     assert recorder.dropped == 4
     recorder.close()
     recorder.step(2, 3, ["a"], [False], [1], [1])
+
+
+def test_a_recorder_sends_steps_of_the_same_requests_together(tmp_path):
+    path = str(tmp_path / "steps.sock")
+    roster = pack_request("a", 5)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        recorder = Recorder(path=path, hold=True)
+        recorder.batch(90 * MS, 100 * MS, roster, [5], [5])  # the first one is sent at once
+        recorder.batch(100 * MS, 104 * MS, roster, [1], [6])
+        for begin in (104, 108, 112, 116):  # the last of them ends 20 ms later
+            recorder.again(begin * MS, (begin + 4) * MS)
+        recorder.again(120 * MS, 145 * MS)  # a long one does not wait
+        recorder.again(145 * MS, 150 * MS)
+        recorder.finish("a")  # does not overtake a step
+        recorder.batch(150 * MS, 155 * MS, roster, [1], [6])
+        recorder.close()
+        engine, _ = listener.accept()
+        with engine:
+            packets = []
+            while data := engine.recv(9999):
+                packets.append(unpack(data))
+
+    assert [len(messages) for messages in packets] == [1, 5, 1, 3]
+    assert packets[3][1] == Finish("0", "a")
+    steps = [one for messages in packets for one in messages if isinstance(one, Step)]
+    assert [one.number for one in steps] == list(range(1, 10))
+    assert [one.context for one in steps] == [[0], [5], [6], [7], [8], [9], [10], [11], [5]]
+    assert [one.begin_ns // MS for one in steps] == [90, 100, 104, 108, 112, 116, 120, 145, 150]
 
 
 # ------------------------------------------------------------------------------------------ meter
@@ -228,6 +278,70 @@ def test_the_front_end_says_whose_all_sequences_of_a_request_are(request_id):
         request_id: "search",
         "other": "",
     }
+
+
+WORK = Work("0", 100.0, 2.0, 30.0, 5.0, 3.0, 7.0, [(1, 1000), (101, 2000)])
+
+
+def test_work_of_rows_counts_tokens_context_outputs_and_weights():
+    step = Step("0", 1, 0, 1, ["a", "b"], [True, False], [50, 1], [200, 400])
+
+    flops, moved = of_rows(WORK, step)
+
+    assert flops.tolist() == [50 * 100 + 50 * 250 * 2 + 30, 100 + 401 * 2 + 30]
+    # Weights for 51 tokens are between those for 1 and for 101: 1500, half for each request.
+    assert moved.tolist() == [50 * 5 + 250 * 3 + 7 + 750, 5 + 401 * 3 + 7 + 750]
+
+
+@pytest.mark.parametrize("told", ["by the model", "by each step", "not"])
+def test_roofline_needs_an_engine_that_tells_flops_and_bytes(told):
+    served = serve(seeds.fresh(), seconds=20)
+    accountant = Accountant(["x"], method="roofline")
+    if told == "by the model":
+        accountant.work(WORK)
+    if told == "by each step":
+        plain = accountant.step
+
+        def step(one: Step) -> None:
+            plain(replace(one, flops=one.tokens, bytes=[0.0] * len(one.ids)))
+
+        accountant.step = step
+    _tell(accountant, served)
+    rows = accountant.close()
+
+    totals = accountant.totals
+    parts = totals.requests_j + totals.idle_j + totals.unattributed_j
+    assert parts == pytest.approx(totals.measured_j)
+    assert {row.method for row in rows} == {"roofline"}
+    if told == "not":
+        assert all("does not say how many FLOPs and bytes" in row.reason for row in rows)
+        assert totals.requests_j == 0
+    else:
+        assert not any(row.refused for row in rows)
+        assert totals.unattributed_j < 0.02 * totals.measured_j
+
+
+@pytest.mark.parametrize("source", [{"feed": "tcp://127.0.0.1:1"}, {"front_end": True}])
+def test_roofline_is_refused_at_once_where_nobody_tells_flops(source):
+    options = {"feed": "", "front_end": False} | source
+    with pytest.raises(ValueError, match="use --method regression or tokens"):
+        run(Options("m", (), None, None, "", None, "roofline", **options))
+
+
+def test_a_listener_is_told_the_work_first(tmp_path):
+    path = str(tmp_path / "steps.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        recorder = Recorder(path=path)
+        recorder.introduce(WORK)
+        recorder.step(0, 1, ["a"], [True], [1], [0], [5.0], [6.0])
+        recorder.introduce(WORK)  # to one that is connected: now
+        engine, _ = listener.accept()
+        with engine:
+            messages = [unpack(engine.recv(9999))[0] for _ in range(3)]
+    assert messages[0] == messages[2] == WORK
+    assert messages[1] == Step("0", 1, 0, 1, ["a"], [True], [1], [0], [5.0], [6.0])
 
 
 def test_idle_energy_is_counted_before_its_hour_is_settled():

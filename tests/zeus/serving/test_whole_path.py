@@ -124,3 +124,63 @@ def test_a_killed_ledger_is_found_again_by_the_engine(
     assert sum(totals[name] for name in ("requests_j", "idle_j", "unattributed_j")) == (
         pytest.approx(totals["measured_j"])
     )
+
+
+ENGINE = """
+import sys, time
+from zeus.serving.recorder import Recorder
+from zeus.serving.wire import pack_request
+
+recorder = Recorder(path=sys.argv[1], hold=True)
+number, begin_ns = 0, time.monotonic_ns()
+while True:
+    name = f"{sys.argv[2]}{number}"
+    roster = pack_request(name, 1)
+    for step in range(50):
+        time.sleep(0.005)
+        end_ns = time.monotonic_ns()
+        if step:
+            recorder.again(begin_ns, end_ns)
+        else:
+            recorder.batch(begin_ns, end_ns, roster, [1], [1])
+        begin_ns = end_ns
+    recorder.finish(name)
+    recorder.flush()
+    print(recorder.sent, flush=True)
+    number += 1
+"""
+"""Serves one request of 50 steps after the other."""
+
+
+def test_a_killed_engine_and_the_next_one_are_counted_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, log = tmp_path / "steps.sock", tmp_path / "log.jsonl"
+    with running_daemon("--simulate", "a100:setter_ms=0", gpus=1) as daemon:
+        monkeypatch.setenv("ZEUSD_SOCK_PATH", daemon.socket)
+        command = [sys.executable, "-m", "zeus.serving", "serve", "--method", "tokens"]
+        ledger = subprocess.Popen([*command, "--socket", str(path), "--log", str(log)])
+        wait_for(path.exists, "the ledger's socket")
+        for name in ("a", "b"):
+            engine = subprocess.Popen(
+                [sys.executable, "-c", ENGINE, str(path), name], stdout=subprocess.PIPE, text=True
+            )
+            assert engine.stdout is not None
+            with engine.stdout as told:
+                for _ in range(6):
+                    assert int(told.readline()) > 0
+                engine.kill()  # in the middle of the next request
+            engine.wait()
+        ledger.send_signal(signal.SIGTERM)
+        assert ledger.wait() == 0
+    lines = [json.loads(line) for line in log.read_text().splitlines()]
+    totals = lines.pop()["settled"]
+    names = [line["request"] for line in lines]
+    assert len(set(names)) == len(names)
+    assert {f"{engine}{number}" for engine in "ab" for number in range(6)} <= set(names)
+    assert sum(totals[name] for name in ("requests_j", "idle_j", "unattributed_j")) == (
+        pytest.approx(totals["measured_j"])
+    )
+    known = [line["joules"] for line in lines if line["joules"] is not None]
+    assert math.fsum(known) == pytest.approx(totals["requests_j"])
+    assert len(known) > 6

@@ -11,12 +11,14 @@ import logging
 import os
 import re
 from collections.abc import Iterable
+from operator import attrgetter
 from typing import Any
 
 import msgpack
 
 from zeus.serving.in_flight import InFlight, Silent
 from zeus.serving.recorder import Recorder
+from zeus.serving.vllm.work import work
 from zeus.serving.wire import pack_request
 
 log = logging.getLogger(__name__)
@@ -28,6 +30,7 @@ TESTED = ("0.32", "0.33")
 RANDOM_ENV = "VLLM_DISABLE_REQUEST_ID_RANDOMIZATION"
 """With it, vLLM leaves the ids of callers as they are."""
 
+_computed = attrgetter("num_computed_tokens")
 _MARK = "_zeus_serving_probe"
 _RANDOM = re.compile("-[0-9a-f]{8}$")
 """What vLLM adds to the caller's id. Its scheduler does not know the id without it."""
@@ -102,13 +105,20 @@ class Probe:
         self.silent = Silent("vLLM")
         self.in_flight: InFlight[Any] = InFlight()
         self._requests = getattr(scheduler, "requests", {})
-        self._recorder = recorder or Recorder(_engine(scheduler))
+        engine = _engine(scheduler)
+        self._recorder = recorder or Recorder(engine, hold=True)
+        costs = work(getattr(scheduler, "vllm_config", None), engine)
+        if costs is not None:
+            self._recorder.introduce(costs)
         self._known: dict[str, str] = {}  # names for others
         self._packed: dict[str, bytes] = {}
         self._pack = msgpack.Packer().pack
-        self._planned: list[str] = []  # of the step before, with what the next two say of them
+        self._planned: dict[str, int] = {}  # of the step before, with what the next two say of it
+        self._ids: list[str] = []
         self._batch: list[Any] = []
         self._roster = b""
+        self._same = 0  # steps in a row with the same requests and a token for each
+        self._base = False  # whether the recorder can derive the next one of them
         self._names: set[str] = set()
         self._ended: Iterable[str] = ()
         self._count = 0
@@ -117,7 +127,7 @@ class Probe:
 
     def arrived(self, request: Any) -> None:
         """A request has come."""
-        self._planned = []  # it may be another one under an id that was there
+        self._planned, self._ids = {}, []  # it may be another one under an id that was there
         if request.request_id not in self._known:  # else more input of a session
             headers = getattr(request, "trace_headers", None) or {}
             trace = str(headers.get("traceparent", ""))
@@ -129,27 +139,41 @@ class Probe:
             self._forget(one)
         self._finish()
         planned = output.num_scheduled_tokens
-        if not planned:
-            self.in_flight.begin(begin_ns, None)
-            return
-        ids = list(planned)
-        if ids != self._planned:
-            self._compose(ids)
+        if planned == self._planned and planned:
+            if self._base:
+                self.in_flight.begin(begin_ns, (planned, b"", (), ()))
+                return
+            self._same += self._same > 0
+        else:
+            self._recorder.flush()  # the steps before shall not wait for this one
+            self._planned = planned
+            if not planned:
+                self.in_flight.begin(begin_ns, None)
+                return
+            ids = list(planned)
+            if ids != self._ids:
+                self._compose(ids)
+            self._same = 0
+        counts = list(planned.values())
+        if not self._same:
+            self._same = int(counts.count(1) == len(counts))
         # The scheduler has already moved on by this step's tokens.
-        computed = [one.num_computed_tokens for one in self._batch]
-        self.in_flight.begin(begin_ns, (planned, self._roster, list(planned.values()), computed))
+        computed = list(map(_computed, self._batch))
+        # Tokens of a step under way may be rejected yet, unless it is of the same kind.
+        self._base = self._same > len(self.in_flight)
+        self.in_flight.begin(begin_ns, (planned, self._roster, counts, computed))
 
     def _compose(self, ids: list[str]) -> None:
         """Other requests than in the step before: looks them up, and packs who they are."""
         packed, requests = self._packed, self._requests
         try:
-            self._roster = b"".join([packed[one] for one in ids])
+            self._roster = b"".join(map(packed.__getitem__, ids))
         except KeyError:  # its arrival was not seen
             for one in set(ids) - packed.keys():
                 self._meet(one, requests[one])
-            self._roster = b"".join([packed[one] for one in ids])
-        self._batch = [requests[one] for one in ids]
-        self._planned = ids
+            self._roster = b"".join(map(packed.__getitem__, ids))
+        self._batch = list(map(requests.__getitem__, ids))
+        self._ids = ids
 
     def _meet(self, one: str, request: Any) -> tuple[str, int, int]:
         """A request that was not known: its name for others, when it came, and its prompt."""
@@ -169,8 +193,11 @@ class Probe:
         found, self._ended = self.in_flight.end(), ()
         self._count = len(self._requests)
         if found is not None and found[2] is not None:
-            begin_ns, end_ns, (self._ended, *rows) = found
-            self._recorder.batch(begin_ns, end_ns, *rows)
+            begin_ns, end_ns, (self._ended, roster, tokens, computed) = found
+            if roster:
+                self._recorder.batch(begin_ns, end_ns, roster, tokens, computed)
+            else:
+                self._recorder.again(begin_ns, end_ns)
 
     def updated(self) -> None:
         """The scheduler has taken the output in, and forgotten requests that it ended."""
@@ -179,9 +206,15 @@ class Probe:
                 if one not in self._requests:
                     self._forget(one)
         self._finish()
+        if not self._requests:
+            self._recorder.flush()  # no step may come for long
 
     def _forget(self, one: str) -> None:
-        self._planned, self._batch = [], []  # nothing of a request that has ended is kept
+        self._planned, self._ids, self._batch = (
+            {},
+            [],
+            [],
+        )  # nothing of a request that has ended is kept
         self._packed.pop(one, None)
         name = self._known.pop(one, None)
         if name is not None:
