@@ -548,6 +548,7 @@ class Client(Closing):
         uid: int | None = None,
         name: str = "",
         device: str = "gpu",
+        by_method: bool = False,
     ) -> Usage:
         """Who used how much energy in each interval.
 
@@ -557,6 +558,7 @@ class Client(Closing):
             uid: Only of this user.
             name: Only of the job or pod of this name.
             device: `gpu`, or `cpu`: energy of CPU packages.
+            by_method: A sum for each method, whose bounds are of one kind.
         """
         arguments: dict[str, Any] = {
             "edges": list(edges),
@@ -564,6 +566,7 @@ class Client(Closing):
             "uid": uid,
             "name": name,
             "device": device,
+            "by_method": by_method,
         }
         sums: list[UsageSum] = []
         while True:

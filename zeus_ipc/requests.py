@@ -527,6 +527,8 @@ class GetUsage(_Request):
     """Energy of GPUs, or of CPU packages: never of both together."""
     name: Annotated[str, Field(max_length=320)] = ""
     """Only of the job or pod of this name; `by` must ask for its kind."""
+    by_method: bool = False
+    """A sum for each method, whose bounds are of one kind."""
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Leaves out so many sums: a reply has at most `MAX_SUMS`."""
 

@@ -84,7 +84,7 @@ def export(
     while day < until:
         begin_s = int(day.timestamp())
         edges = [*range(begin_s, begin_s + 86_400 + 1, BUCKET_S)]
-        rows = [*_rows(client.usage(edges, "account"), node, edges)]
+        rows = [*_rows(client.usage(edges, "account", by_method=True), node, edges)]
         if any(row.kind == OTHERS for row in rows):
             raise CommandError(
                 "only administrators and the groups in [accounting] readers may export everybody's "
@@ -191,14 +191,19 @@ def _no_export(path: Path, error: Exception) -> CommandError:
 
 
 def usage_of(
-    rows: Sequence[Row], edges: Sequence[int], by: str, uid: int | None = None, name: str = ""
+    rows: Sequence[Row],
+    edges: Sequence[int],
+    by: str,
+    uid: int | None = None,
+    name: str = "",
+    by_method: bool = False,
 ) -> Usage:
     """What `Client.usage` answers, from files."""
     from zeus_ipc.replies import Usage, UsageSum
     from zeus_ipc.requests import BUCKET_S
 
-    amounts: dict[tuple[int, str, str, str, int], list[int]] = {}
-    methods: dict[tuple[int, str, str, str, int], set[str]] = {}
+    amounts: dict[tuple[int, str, str, str, int, str], list[int]] = {}
+    methods: dict[tuple[int, str, str, str, int, str], set[str]] = {}
     metered = [0] * (len(edges) - 1)
     for row in rows:
         interval = bisect_right(edges, row.begin_s) - 1
@@ -210,7 +215,7 @@ def usage_of(
         label = _label(row, by)
         if (uid is not None and row.uid != uid) or (name and label[1] != name):
             continue
-        key = (interval, *label)
+        key = (interval, *label, row.methods if by_method else "")
         known = amounts.setdefault(key, [0] * 5)
         more = (row.active_uj, row.idle_uj, row.lower_uj, row.upper_uj, row.ns)
         amounts[key] = [one + added for one, added in zip(known, more, strict=True)]
@@ -218,7 +223,7 @@ def usage_of(
     names = ("interval", "kind", "name", "run", "uid", *AMOUNTS)
     sums = [
         UsageSum.model_validate(
-            {**dict(zip(names, (*key, *found), strict=True)), "methods": sorted(methods[key])}
+            {**dict(zip(names, (*key[:-1], *found), strict=True)), "methods": sorted(methods[key])}
         )
         for key, found in amounts.items()
     ]

@@ -443,7 +443,10 @@ class UsedEnergy(_Part):
     """allocated, exclusive, weights, utilization, slices, equal."""
     exact: bool
     bounds: str
-    """What lower_j and upper_j follow from: exact, activity or presence."""
+    """What lower_j and upper_j follow from: exact, presence or activity; of several methods, that
+    of the least certain."""
+    reason: str
+    """Why it is an estimate, or unattributed; empty: it is neither."""
     begin: datetime | None
     """When a job or pod began to hold its first GPU."""
     end: datetime | None

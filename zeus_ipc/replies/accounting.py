@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypeAlias
+
 from zeus_ipc.wire import Message
 
 
@@ -31,7 +33,8 @@ class UsageSum(Message):
     ns: int
     """GPU time."""
     methods: list[str]
-    """allocated, exclusive (exact), weights, utilization, equal (estimates)."""
+    """allocated, exclusive (exact), weights, utilization, slices, equal (estimates); the bounds are
+    of the kind that `charging.bounds_of` says."""
     begin_s: int = 0
     """When a job or pod began to hold its first GPU, UTC; 0: not known."""
     end_s: int = 0
@@ -66,6 +69,23 @@ class Forgotten(Message):
     """How many of the user's accounts there were."""
 
 
+class Estimate(Message):
+    """The part of an account's energy that one method estimated, microjoules."""
+
+    method: str
+    energy_uj: int
+    lower_uj: int
+    upper_uj: int
+    """Bounds of the kind that `charging.bounds_of` says."""
+
+
+if TYPE_CHECKING:
+    # A sum of accounts is made of amounts by name, all numbers, and has none of these.
+    Estimates: TypeAlias = Any
+else:
+    Estimates = list[Estimate]
+
+
 class LedgerTotal(Message):
     """Energy of one account since the ledger began, microjoules; see `UsageSum`."""
 
@@ -76,6 +96,8 @@ class LedgerTotal(Message):
     idle_uj: int
     lower_uj: int
     upper_uj: int
+    estimates: Estimates = []
+    """What of it is an estimate, by method; empty for a sum of several accounts."""
 
 
 class GpuTotal(Message):

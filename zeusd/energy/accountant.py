@@ -13,7 +13,8 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
-from zeusd.energy.split import Account, Charge, Claim, Method, Situation, split
+from zeus_ipc.charging import Method
+from zeusd.energy.split import Account, Charge, Claim, Situation, split
 
 SECOND_NS = 1_000_000_000
 BUCKET_S = 900

@@ -8,14 +8,18 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from zeus_ipc.charging import BOUNDS, Bounds, Method
 from zeusd.energy.accountant import BUCKET_S, Position, Row, Settlement
-from zeusd.energy.split import NOBODY, Account, Kind, Method, parent_of
+from zeusd.energy.split import NOBODY, Account, Kind, parent_of
 
 DAY_S = 86_400
 BUCKETS_PER_DAY = DAY_S // BUCKET_S
 
 METHODS = tuple(Method)
 """By the number that rows have."""
+
+Estimates = dict[Method, Row]
+"""What of a sum is an estimate, by method."""
 
 _ADD = (
     "ON CONFLICT DO UPDATE SET active_uj = active_uj + excluded.active_uj, "
@@ -178,23 +182,32 @@ class Store:
             "GROUP BY account.id ORDER BY account.id"
         )
         return {
-            Account(Kind(kind), name, run, uid): Row(
-                active, idle, active + idle - below, active + idle + above, ns
-            )
-            for kind, name, run, uid, active, idle, below, above, ns in rows
+            Account(Kind(kind), name, run, uid): _row(*amounts)
+            for kind, name, run, uid, *amounts in rows
         }
 
-    def used(self, kind: Kind, name: str, uid: int) -> Row:
-        """What all runs of a job or pod were charged, as far as rows are kept."""
+    def estimates(self) -> dict[Account, Estimates]:
+        """Of `totals`, what is an estimate."""
         rows = self._db.execute(
-            "SELECT sum(active_uj), sum(idle_uj), sum(below_uj), sum(above_uj), sum(energy.ns) "
-            "FROM account JOIN energy ON energy.account = account.id "
+            "SELECT kind, name, run, uid, method, active_uj, idle_uj, below_uj, above_uj, ns "
+            "FROM estimate JOIN account ON account.id = estimate.account"
+        )
+        found: dict[Account, Estimates] = {}
+        for kind, name, run, uid, method, *amounts in rows:
+            account = Account(Kind(kind), name, run, uid)
+            found.setdefault(account, {})[METHODS[method]] = _row(*amounts)
+        return found
+
+    def used(self, kind: Kind, name: str, uid: int) -> Estimates:
+        """What all runs of a job or pod were charged by each method, as far as rows are kept."""
+        rows = self._db.execute(
+            "SELECT method, sum(active_uj), sum(idle_uj), sum(below_uj), sum(above_uj), "
+            "sum(energy.ns) FROM account JOIN energy ON energy.account = account.id "
             "WHERE kind = ? AND name = ? AND uid = ? AND begin_s > 0 "
-            f"AND bucket >= begin_s / {BUCKET_S} - 4",
+            f"AND bucket >= begin_s / {BUCKET_S} - 4 GROUP BY method",
             (kind.value, name, uid),
         )
-        active, idle, below, above, ns = (one or 0 for one in rows.fetchone())
-        return Row(active, idle, active + idle - below, active + idle + above, ns)
+        return {METHODS[method]: _row(*amounts) for method, *amounts in rows}
 
     def unused(self) -> list[tuple[str, str, str, int, int]]:
         """By GPU: what nobody was charged for, and what was drawn idle for a holder.
@@ -264,6 +277,10 @@ class Store:
                 f"INSERT INTO total VALUES (?, ?, ?, ?, ?, ?, ?) {_ADD}",
                 (parent, gpu, *values[1:]),
             )
+            if BOUNDS[key.method] is not Bounds.EXACT:
+                self._db.execute(
+                    f"INSERT INTO estimate VALUES (?, ?, ?, ?, ?, ?, ?) {_ADD}", (parent, *values)
+                )
         counted_uj = 0
         for bucket, drawn_uj in settlement.metered.items():
             counted_uj += drawn_uj
@@ -369,6 +386,11 @@ class Store:
             self._accounts.clear()
         self._accounts[account] = int(row[0])
         return int(row[0])
+
+
+def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) -> Row:
+    estimate_uj = active_uj + idle_uj
+    return Row(active_uj, idle_uj, estimate_uj - below_uj, estimate_uj + above_uj, ns)
 
 
 MAX_KNOWN = 4096

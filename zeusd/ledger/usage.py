@@ -13,8 +13,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
+from zeus_ipc.charging import Method
 from zeusd.energy.accountant import BUCKET_S
-from zeusd.energy.split import IDLE, NOBODY, Account, Kind, Method
+from zeusd.energy.split import IDLE, NOBODY, Account, Kind
 from zeusd.ledger.store import BUCKETS_PER_DAY, DAY_S, METHODS
 
 
@@ -111,6 +112,7 @@ class Reader:
         reader: int | None,
         uid: int | None = None,
         name: str = "",
+        by_method: bool = False,
     ) -> Usage:
         """Sums by interval.
 
@@ -120,6 +122,7 @@ class Reader:
             reader: The user who asks, who sees others' energy only as one sum; None: sees all.
             uid: Only of this user; the meters' sum is of all.
             name: Only of the job or pod with this name.
+            by_method: A sum for each method, whose bounds are of one kind.
         """
         accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
         kept_s = self._kept_s()
@@ -140,10 +143,11 @@ class Reader:
                 if (uid is not None or name) and reader not in (None, charged.uid):
                     continue  # a sum of one other user's is that user's figure
                 kind, label, run, owner = _label(charged, by, gpus.get(row.gpu, ""), reader)
+                method = row.method if by_method else None
                 one = sums.setdefault(
-                    (kind, label, run, owner), Sum(interval, kind, label, run, owner)
+                    (kind, label, run, owner, method), Sum(interval, kind, label, run, owner)
                 )
-                _add(one, row)
+                _add(one, row, exact=by is By.GPU)
             found += sorted(sums.values(), key=lambda one: -(one.active_uj + one.idle_uj))
             metered.append(self._metered(begin_s, end_s))
         if by in (By.JOB, By.POD):
@@ -279,12 +283,13 @@ def _label(charged: Account, by: By, uuid: str, reader: int | None) -> tuple[str
     return charged.kind.value, charged.name, charged.run, charged.uid
 
 
-def _add(one: Sum, row: _Row) -> None:
+def _add(one: Sum, row: _Row, exact: bool) -> None:
+    """Adds a row; in doubt is only whose energy it is, not how much of a GPU's."""
     estimate_uj = row.active_uj + row.idle_uj
     one.active_uj += row.active_uj
     one.idle_uj += row.idle_uj
-    one.lower_uj += estimate_uj - row.below_uj
-    one.upper_uj += estimate_uj + row.above_uj
+    one.lower_uj += estimate_uj - (0 if exact else row.below_uj)
+    one.upper_uj += estimate_uj + (0 if exact else row.above_uj)
     one.ns += row.ns
     method = METHODS[row.method]
     if method is not Method.NONE:

@@ -16,7 +16,7 @@ from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
 from zeusd.energy.split import Account, Claim, Kind, parent_of
-from zeusd.ledger.counters import total_of, unused_by_gpu
+from zeusd.ledger.counters import sum_of, total_of, unused_by_gpu
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
@@ -257,14 +257,20 @@ class Books:
     def usage(self, request: GetUsage, reader: int | None) -> replies.Usage | Failure:
         """See `requests.GetUsage`."""
         now_ns = self._clocks.monotonic_ns()
-        asked = (reader, request.edges, request.by, request.uid, request.name)
+        question = (request.edges, request.by, request.uid, request.name, request.by_method)
+        asked = (reader, question)
         if request.offset and self._page is not None and self._page[0] == asked:
             found = self._page[2]
         else:
             if now_ns - self._settled_ns >= FRESH_NS:
                 self.settle()
             found = self._reader.usage(
-                request.edges, By(request.by), reader, request.uid, request.name
+                request.edges,
+                By(request.by),
+                reader,
+                request.uid,
+                request.name,
+                request.by_method,
             )
             if len(found.sums) > MAX_ANSWER:
                 return Failure(
@@ -287,11 +293,11 @@ class Books:
 
     def totals(self) -> list[LedgerTotal]:
         """Counters since the ledger began, as last settled."""
-        totals = self._store.totals()
+        totals, estimates = self._store.totals(), self._store.estimates()
         for account in self._allocations.accounts():
             totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
         return [
-            total_of(account.kind.value, account.name, account.uid, row)
+            total_of(account.kind.value, account.name, account.uid, row, estimates.get(account, {}))
             for account, row in totals.items()
         ]
 
@@ -299,8 +305,8 @@ class Books:
         """Counters of jobs and pods that hold a GPU, or did a moment ago."""
         self._workloads.holding(self._allocations.accounts(), self._clocks.monotonic_ns())
         return [
-            total_of(kind.value, name, uid, row)
-            for (kind, name, uid), row in self._workloads.counters()
+            total_of(kind.value, name, uid, sum_of(parts.values()), parts)
+            for (kind, name, uid), parts in self._workloads.counters()
         ]
 
     def by_gpu(self) -> dict[str, GpuTotal]:

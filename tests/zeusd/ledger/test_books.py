@@ -550,8 +550,9 @@ def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
     books.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
     db.executescript(
-        "ALTER TABLE holding DROP COLUMN parts; CREATE TABLE old (account INTEGER PRIMARY KEY, "
-        "active_uj INTEGER, idle_uj INTEGER, below_uj INTEGER, above_uj INTEGER, ns INTEGER);"
+        "DROP TABLE estimate; ALTER TABLE holding DROP COLUMN parts;"
+        "CREATE TABLE old (account INTEGER PRIMARY KEY, active_uj INTEGER, idle_uj INTEGER, "
+        "below_uj INTEGER, above_uj INTEGER, ns INTEGER);"
         "INSERT INTO old SELECT account, active_uj, idle_uj, below_uj, above_uj, ns FROM total;"
         "DROP TABLE total; ALTER TABLE old RENAME TO total; PRAGMA user_version = 1;"
     )
@@ -560,3 +561,18 @@ def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
     world.tick(100, 10)
     assert usage(books) == {"7": 200}
     assert [one.active_uj for one in books.totals()] == [200_000_000]
+
+
+def test_a_ledger_of_the_second_version_knows_its_estimates(world: World) -> None:
+    books = world.books()
+    for name in ("7", "8"):
+        allocate(books, world, name, weight=1)
+    world.tick(100, 10)
+    books.settle()
+    before = books.totals()
+    assert [[one.method for one in total.estimates] for total in before] == [["weights"]]
+    books.close()
+    db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
+    db.executescript("DROP TABLE estimate; PRAGMA user_version = 2;")
+    db.close()
+    assert world.books().totals() == before
