@@ -554,7 +554,8 @@ class Client(Closing):
 
         Args:
             edges: Ends of the intervals: UTC seconds, ascending, multiples of `BUCKET_S`.
-            by: `user`, `job`, `pod`, `namespace`, `account`, `gpu` or `total`.
+            by: `user`, `job`, `pod`, `namespace`, `account`, `process`, `gpu` or
+                `total`.
             uid: Only of this user.
             name: Only of the job or pod of this name.
             device: `gpu`, or `cpu`: energy of CPU packages.

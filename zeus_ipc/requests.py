@@ -518,9 +518,10 @@ class GetUsage(_Request):
         Field(min_length=2, max_length=MAX_EDGES),
     ]
     """Ends of the intervals to sum over: UTC seconds, ascending, multiples of `BUCKET_S`."""
-    by: Literal["user", "job", "pod", "namespace", "account", "gpu", "total"] = "user"
+    by: Literal["user", "job", "pod", "namespace", "account", "process", "gpu", "total"] = "user"
     """What to sum by. What is of another kind is summed by user or namespace; `account`: each job,
-    pod, service and user has a sum of its own."""
+    pod, service and user has a sum of its own. `process`: what is known by process; the rest is
+    summed by user."""
     uid: Uid | None = None
     """Only of this user."""
     device: Literal["gpu", "cpu"] = "gpu"

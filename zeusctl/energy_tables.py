@@ -22,6 +22,7 @@ _TEXTS = (
     "reason",
     "begin",
     "end",
+    "workload",
 )
 
 

@@ -448,9 +448,11 @@ class UsedEnergy(_Part):
     reason: str
     """Why it is an estimate, or unattributed; empty: it is neither."""
     begin: datetime | None
-    """When a job or pod began to hold its first GPU."""
+    """When a job or pod began to hold its first GPU, or a process started."""
     end: datetime | None
     """When it ceased to hold its last; None: it has not."""
+    workload: str | None
+    """Of a process: the job, pod, service or container that it belongs to."""
 
 
 class EnergyReport(Report):

@@ -135,6 +135,7 @@ def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEn
         reason=one.name if one.kind == "unattributed" else reason,
         begin=at(one.begin_s) if one.begin_s else None,
         end=at(one.end_s) if one.end_s else None,
+        workload=one.workload or None,
     )
 
 
@@ -180,7 +181,9 @@ def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
     if one.kind == "user":
         return one.user or "?"
     text = f"{one.kind} {one.name}"
-    if one.run not in (None, "0"):
+    if one.kind == "process":
+        text += f" of {one.workload}" if one.workload else ""
+    elif one.run not in (None, "0"):
         text += f" run {one.run}"
     return f"{text} ({one.user})" if one.user else text
 

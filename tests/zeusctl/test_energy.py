@@ -305,6 +305,16 @@ def test_processes_decide_where_nobody_holds_a_gpu(tmp_path: Path) -> None:
             assert (mine.uid, mine.methods) == (parent.uid, ["exclusive"])
             assert mine.lower_uj == mine.upper_uj == mine.active_uj + mine.idle_uj
             assert "idle" in found
+            usage = client.usage([0, end + BUCKET_S], "process")
+            (process,) = [one for one in usage.sums if one.kind == "process"]
+            assert (process.name, process.run) == (str(os.getpid()), str(identity.start_ticks))
+            assert sum(one.active_uj + one.idle_uj for one in usage.sums) == sum(usage.metered_uj)
+            started_s = (
+                time.time()
+                - time.clock_gettime(time.CLOCK_BOOTTIME)
+                + identity.start_ticks / os.sysconf("SC_CLK_TCK")
+            )
+            assert process.begin_s == pytest.approx(started_s, abs=2)
             work.close()
             # While a job holds the GPU, nobody lists its processes, and the job pays.
             client.allocate(gpus[0], "7", uid=NOBODY)

@@ -13,7 +13,7 @@ from tests.zeusctl.test_exporter import one
 from zeus_ipc.replies import Estimate, LedgerState, LedgerTotal, NodeInfo, Usage, UsageSum
 from zeusctl.day_files import Row, usage_of
 from zeusctl.exporter.accounting import families
-from zeusctl.usage import lines, reported, summary_line, tightened
+from zeusctl.usage import label, lines, reported, summary_line, tightened
 
 ENDS = [0, 900]
 
@@ -67,6 +67,15 @@ def test_the_table_and_a_jobs_summary_say_what_bounds_follow_from_and_why() -> N
     assert table[-2] == "equal: several had processes and their use was not measured"
     assert "(between 10.0 J and 26.0 J by presence)" in summary_line("job", "7", 1, rows)
     assert "between" not in summary_line("job", "8", 1, rows[1:])
+
+
+def test_a_process_is_named_with_what_it_belongs_to() -> None:
+    one = used("process", 5, 5, 5, "exclusive", name="4711")
+    of_job = one.model_copy(update={"run": "123", "workload": "job 77", "begin_s": 900})
+    shown = [reported(some, ENDS, None) for some in (of_job, one)]
+    assert [label(some, {}) for some in shown] == ["process 4711 of job 77", "process 4711"]
+    assert shown[0].begin is not None
+    assert shown[0].begin.timestamp() == 900
 
 
 def test_files_have_a_sum_for_each_method() -> None:

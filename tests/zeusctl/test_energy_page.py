@@ -38,6 +38,7 @@ def used(day: int, kind: str, name: str, joules: float, idle: float = 0.0) -> Us
         reason="",
         begin=None,
         end=None,
+        workload=None,
     )
 
 

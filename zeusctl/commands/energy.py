@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import Usage
     from zeusctl.reports import EnergyReport
 
-BY = ("user", "job", "pod", "namespace", "gpu", "day")
+BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 
 
 @click.command()
@@ -107,6 +107,9 @@ def energy(
     each may have used everything, or nothing. A sum of both says activity, the less certain;
     --by-method has each.
 
+    --by process shows processes on GPUs that nobody held, for a week; what was not charged by
+    process remains with its user.
+
     HELD IDLE is energy that a GPU drew while the driver reported it as idle. The sums add up to
     the GPUs' counters: the exit code is 1 if they do not.
 
@@ -151,8 +154,9 @@ def energy(
     if target is not None:
         _export(session, target, begin, end, ".parquet" if form == "parquet" else ".csv")
         return
-    if folder is not None and by == "gpu":
-        raise click.UsageError("files do not say which GPU it was; omit --by gpu")
+    if folder is not None and by in ("gpu", "process"):
+        which = "GPU" if by == "gpu" else "process"
+        raise click.UsageError(f"files do not say which {which} it was; omit --by {by}")
     rows = None if folder is None else day_files.read(folder)
 
     def ask(edges: Sequence[int], kind: str) -> Usage:

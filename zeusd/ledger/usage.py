@@ -27,6 +27,7 @@ class By(str, Enum):
     POD = "pod"
     NAMESPACE = "namespace"
     ACCOUNT = "account"
+    PROCESS = "process"
     GPU = "gpu"
     TOTAL = "total"
 
@@ -53,6 +54,7 @@ class Sum:
         methods: How it was found.
         begin_s: When a job began to hold its first GPU, UTC; 0: not known.
         end_s: When it ceased to hold the last; 0: it has not, or not known.
+        workload: Of a process: the job, pod, service or container that it belongs to.
     """
 
     interval: int
@@ -68,6 +70,7 @@ class Sum:
     methods: set[str] = field(default_factory=set)
     begin_s: int = 0
     end_s: int = 0
+    workload: str = ""
 
 
 class Usage(NamedTuple):
@@ -133,7 +136,11 @@ class Reader:
         gpus: dict[int, str] = dict(self._db.execute("SELECT id, uuid FROM gpu").fetchall())
         for interval, (begin_s, end_s) in enumerate(pairwise(edges)):
             sums: dict[tuple[object, ...], Sum] = {}
-            for row in self._rows(begin_s, end_s, by, name, kept_s):
+            rows = self._rows(begin_s, end_s, by, name, kept_s)
+            if by is By.PROCESS:
+                rows = self._undivided(rows, begin_s, end_s)
+                self._add_processes(sums, interval, (begin_s, end_s), reader, uid, by_method)
+            for row in rows:
                 known = self._known(row.account, accounts)
                 account = charged = known.account
                 if by is not By.ACCOUNT and _OWN.get(by) is not account.kind:
@@ -161,6 +168,53 @@ class Reader:
 
     # --------------------------------------------------------------------------------- internals
 
+    def _undivided(self, rows: Iterator[_Row], begin_s: int, end_s: int) -> Iterator[_Row]:
+        """Rows of parents without what is known by process."""
+        left = {(row.account, row.method): row for row in rows}
+        for parent, method, *amounts in self._db.execute(
+            f"SELECT parent, method, {_SUMS} FROM divided JOIN account ON id = account "
+            "WHERE bucket >= ? AND bucket < ? GROUP BY parent, method",
+            (begin_s // BUCKET_S, end_s // BUCKET_S),
+        ):
+            row = left[parent, method]
+            left[parent, method] = _Row(
+                parent,
+                0,
+                method,
+                *(one - less for one, less in zip(row[3:], amounts, strict=True)),
+            )
+        yield from (row for row in left.values() if any(row[3:]))
+
+    def _add_processes(
+        self,
+        sums: dict[tuple[object, ...], Sum],
+        interval: int,
+        span: tuple[int, int],
+        reader: int | None,
+        uid: int | None,
+        by_method: bool,
+    ) -> None:
+        """Sums of processes; of those that a reader may not see, one."""
+        for key, pid, ticks, begin_s, kind, name, owner, method, *amounts in self._db.execute(
+            "SELECT process.id, pid, start_ticks, process.begin_s, kind, name, uid, method, "
+            f"{_SUMS} FROM process_energy JOIN process ON process.id = process "
+            "JOIN account ON account.id = process.account "
+            "WHERE bucket >= ? AND bucket < ? GROUP BY process.id, method",
+            (span[0] // BUCKET_S, span[1] // BUCKET_S),
+        ):
+            if uid is not None and owner != uid:
+                continue
+            one = Sum(interval, By.PROCESS.value, str(pid), str(ticks), owner, begin_s=begin_s)
+            if kind != Kind.USER.value:
+                one.workload = f"{kind} {name}"
+            where: tuple[object, ...] = (By.PROCESS, key)
+            if reader not in (None, owner):
+                if uid is not None:
+                    continue
+                one, where = Sum(interval, OTHERS), (OTHERS, "", "", NOBODY)
+            one = sums.setdefault((*where, method if by_method else None), one)
+            _add(one, _Row(0, 0, method, *amounts), exact=False)
+
     def _kept_s(self) -> int:
         """Since which UTC day there are rows by bucket."""
         (bucket,) = self._db.execute("SELECT min(bucket) FROM energy").fetchone()
@@ -185,7 +239,7 @@ class Reader:
             yield from self._of_account(begin_s // BUCKET_S, end_s // BUCKET_S, name)
             return
         first_day, last_day = -(-begin_s // DAY_S), end_s // DAY_S
-        if by not in (By.USER, By.NAMESPACE, By.TOTAL):
+        if by not in (By.USER, By.NAMESPACE, By.PROCESS, By.TOTAL):
             last_day = min(last_day, kept_s // DAY_S)
         if first_day >= last_day:
             yield from self._by_bucket(begin_s // BUCKET_S, end_s // BUCKET_S, by)

@@ -63,10 +63,12 @@ class Retention:
     Attributes:
         rows: Rows by quarter of an hour, jobs and pods.
         days: Sums by user and day.
+        processes: Rows by process; 0: there are none.
     """
 
     rows: int = 400
     days: int = 760
+    processes: int = 7
 
 
 def _boot_ns() -> int:
@@ -172,7 +174,8 @@ class Books:
         if now_ns - self._expired_ns >= EXPIRE_NS:
             self._expired_ns = now_ns
             utc_s = self._clocks.utc_ns() // SECOND_NS
-            self._store.expire(utc_s, self._retention.rows, self._retention.days)
+            kept = self._retention
+            self._store.expire(utc_s, kept.rows, kept.days, kept.processes)
 
     def settle(self) -> None:
         """Charges all that was drawn until the newest ticks, in one transaction."""
@@ -182,7 +185,8 @@ class Books:
         try:
             settlements = dict(self._settlements(before))
             if settlements:
-                self._store.settle(settlements, offset_ns)
+                slept_ns = self._asleep() if self._retention.processes else None
+                self._store.settle(settlements, offset_ns, slept_ns)
                 self.stored += 1
         except BaseException:
             for uuid, (position, spans) in before.items():

@@ -550,6 +550,7 @@ def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
     books.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
     db.executescript(
+        "DROP TABLE process; DROP TABLE process_energy; DROP TABLE divided;"
         "DROP TABLE estimate; ALTER TABLE holding DROP COLUMN parts;"
         "CREATE TABLE old (account INTEGER PRIMARY KEY, active_uj INTEGER, idle_uj INTEGER, "
         "below_uj INTEGER, above_uj INTEGER, ns INTEGER);"
@@ -573,6 +574,9 @@ def test_a_ledger_of_the_second_version_knows_its_estimates(world: World) -> Non
     assert [[one.method for one in total.estimates] for total in before] == [["weights"]]
     books.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
-    db.executescript("DROP TABLE estimate; PRAGMA user_version = 2;")
+    db.executescript(
+        "DROP TABLE process; DROP TABLE process_energy; DROP TABLE divided; DROP TABLE estimate;"
+        "PRAGMA user_version = 2;"
+    )
     db.close()
     assert world.books().totals() == before

@@ -281,7 +281,7 @@ def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) ->
         books.work()
     gpu.tick(100, 10 * 20)  # longer than a list may be late
     books.settle()
-    for by in ("account", "user", "job", "pod", "gpu", "total"):
+    for by in ("account", "user", "job", "pod", "process", "gpu", "total"):
         answer = books.usage(GetUsage(id=1, edges=ALL, by=by), None)
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj
