@@ -557,7 +557,7 @@ class Client(Closing):
             by: `user`, `job`, `pod`, `namespace`, `account`, `process`, `gpu` or
                 `total`.
             uid: Only of this user.
-            name: Only of the job or pod of this name.
+            name: Only of the job or pod of this name, or of the run with this SLUID.
             device: `gpu`, or `cpu`: energy of CPU packages.
             by_method: A sum for each method, whose bounds are of one kind.
         """

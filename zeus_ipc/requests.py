@@ -527,7 +527,8 @@ class GetUsage(_Request):
     device: Literal["gpu", "cpu"] = "gpu"
     """Energy of GPUs, or of CPU packages: never of both together."""
     name: Annotated[str, Field(max_length=320)] = ""
-    """Only of the job or pod of this name; `by` must ask for its kind."""
+    """Only of the job or pod of this name, or of the run with this SLUID; `by` must ask for its
+    kind."""
     by_method: bool = False
     """A sum for each method, whose bounds are of one kind."""
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0

@@ -213,7 +213,7 @@ def usage_of(
             metered[interval] += row.active_uj
             continue
         label = _label(row, by)
-        if (uid is not None and row.uid != uid) or (name and label[1] != name):
+        if (uid is not None and row.uid != uid) or (name and not _is_named(name, *label[1:3])):
             continue
         key = (interval, *label, row.methods if by_method else "")
         known = amounts.setdefault(key, [0] * 5)
@@ -244,3 +244,8 @@ def _label(row: Row, by: str) -> tuple[str, str, str, int]:
     if row.kind == "pod":
         return "namespace", row.name.partition("/")[0], "", -1
     return own if row.uid == -1 else ("user", "", "", row.uid)
+
+
+def _is_named(wanted: str, name: str, run: str) -> bool:
+    """Whether a job is called so, or its run by this SLUID; other runs have numbers."""
+    return wanted == name or (wanted == run and run.startswith("s"))

@@ -78,6 +78,19 @@ def test_a_process_is_named_with_what_it_belongs_to() -> None:
     assert shown[0].begin.timestamp() == 900
 
 
+def test_a_run_in_files_is_found_by_its_sluid_and_not_by_its_number() -> None:
+    sluid = "sEKNKTV3WPV500"
+    rows = [
+        Row("n1", 0, "job", "7", sluid, 7, 10, 0, 10, 10, 1, "allocated"),
+        Row("n1", 0, "job", "8", "0", 7, 20, 0, 20, 20, 1, "allocated"),
+    ]
+    found = {
+        name: [one.name for one in usage_of(rows, ENDS, "job", name=name).sums]
+        for name in (sluid, "7", "0", "8")
+    }
+    assert found == {sluid: ["7"], "7": ["7"], "0": [], "8": ["8"]}
+
+
 def test_files_have_a_sum_for_each_method() -> None:
     rows = [
         Row("n1", 0, "user", "", "", 7, 10, 0, 5, 15, 1, "weights"),

@@ -36,7 +36,7 @@ BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 @click.option("--daily", is_flag=True, help="Print a sum for each day.")
 @click.option("--by-method", is_flag=True, help="Print a sum for each method, with its bounds.")
 @click.option("--user", metavar="USER", help="Only for this user: a name or number.")
-@click.option("--job", metavar="ID", help="Only for this job, run by run.")
+@click.option("--job", metavar="ID", help="Only for this job, run by run; or a SLUID.")
 @click.option("--pod", metavar="NAMESPACE/POD", help="Only for this pod.")
 @click.option(
     "--html",

@@ -255,7 +255,7 @@ def _pieces(
 
 
 def _processes(active: Iterable[Span]) -> dict[Account, list[Process]]:
-    """Processes of the accounts that are charged for them; none where a job or pod holds the GPU."""
+    """Processes of the accounts that are charged for them; none if a job or pod holds the GPU."""
     found: dict[Account, list[Process]] = {}
     for span in active:
         if span.fact is Fact.HOLDER:

@@ -12,7 +12,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "energy.db"
-VERSION = 4
+VERSION = 5
 DAMAGED = "damaged"
 """Part of the name of a file that was set aside."""
 
@@ -105,7 +105,12 @@ CREATE TABLE divided (
 ) WITHOUT ROWID;
 """
 
-TABLES += PROCESSES
+SLUIDS = """
+-- Runs of Slurm's jobs are found by their SLUIDs, where there are any.
+CREATE INDEX sluid ON account (run) WHERE run GLOB 's*';
+"""
+
+TABLES += PROCESSES + SLUIDS
 
 MIGRATIONS = {
     1: """
@@ -133,6 +138,7 @@ INSERT INTO estimate SELECT account, method, sum(active_uj), sum(idle_uj), sum(b
     sum(above_uj), sum(ns) FROM day WHERE method IN (1, 3, 4, 6) GROUP BY account, method;
 """,
     3: PROCESSES,
+    4: SLUIDS,
 }
 """What makes a ledger of a version one of the next."""
 

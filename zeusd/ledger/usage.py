@@ -6,6 +6,7 @@ everything else, from the rows by bucket.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -124,7 +125,7 @@ class Reader:
             by: What to sum by.
             reader: The user who asks, who sees others' energy only as one sum; None: sees all.
             uid: Only of this user; the meters' sum is of all.
-            name: Only of the job or pod with this name.
+            name: Only of the job or pod with this name, or of the run with this SLUID.
             by_method: A sum for each method, whose bounds are of one kind.
         """
         accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
@@ -145,7 +146,9 @@ class Reader:
                 account = charged = known.account
                 if by is not By.ACCOUNT and _OWN.get(by) is not account.kind:
                     charged = self._known(known.parent, accounts).account
-                if (uid is not None and account.uid != uid) or (name and charged.name != name):
+                if (uid is not None and account.uid != uid) or (
+                    name and name not in (charged.name, charged.run)
+                ):
                     continue
                 if (uid is not None or name) and reader not in (None, charged.uid):
                     continue  # a sum of one other user's is that user's figure
@@ -280,9 +283,11 @@ class Reader:
 
     def _of_account(self, first: int, last: int, name: str) -> Iterator[_Row]:
         """A job's or pod's rows: only the buckets in which it held a GPU are searched."""
+        is_run = _SLUID.fullmatch(name) is not None
+        which = "run = ? AND run GLOB 's*'" if is_run else "name = ?"
         spans = self._db.execute(
             "SELECT id, begin_s, end_s, id IN (SELECT account FROM holding WHERE end_ns IS NULL) "
-            "FROM account WHERE name = ? AND kind IN ('job', 'pod')",
+            f"FROM account WHERE {which} AND kind IN ('job', 'pod')",
             (name,),
         ).fetchall()
         for key, begin_s, end_s, holds in spans:
@@ -313,6 +318,9 @@ class Reader:
                 ).fetchone()
                 if holds:
                     one.end_s = 0
+
+
+_SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
 
 
 class _Known(NamedTuple):

@@ -19,6 +19,7 @@ from zeusd.energy.history import SECOND_NS
 from zeusd.runtime.books import Books
 
 HOUR_S = 3600
+SLUID = "sEKNKTV3WPV500"
 ALL = [START_S - 40 * 86_400 - START_S % 900, START_S - START_S % 900 + 40 * 86_400]
 
 
@@ -126,6 +127,45 @@ def test_a_lost_epilog_ends_with_the_jobs_control_group(world: World) -> None:
     assert 6000 <= found.pop("7") <= 6500
     assert [*found] == ["no holder"]
     assert deallocate(books, world, "7") == []
+
+
+def test_a_job_with_a_sluid_may_still_have_a_group_with_its_id(world: World) -> None:
+    """Slurm 25.11, and 26.05 with `CgroupJobIdPaths=yes`."""
+    books = world.books()
+    allocate(books, world, "7", run=SLUID, control_group=SLUID)
+    group = world.groups / "system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    for _ in range(2):
+        world.tick(100, 21)
+        books.work()
+    group.rmdir()
+    for _ in range(8):
+        world.tick(100, 21)
+        books.work()
+    assert books.held == []
+
+
+def test_a_run_that_begins_ends_an_earlier_one_on_other_gpus(tmp_path: Path) -> None:
+    world = World(tmp_path, gpus=2)
+    books = world.books()
+    allocate(books, world, "7", run="0", gpus=["GPU-0"])
+    world.tick(100, 10)
+    allocate(books, world, "7", run="1", gpus=["GPU-1"])
+    world.tick(100, 10)
+    assert books.held == ["GPU-1"]
+    found = usage(books)
+    assert (found["7/0"], found["7/1"]) == (100, 100)
+
+
+def test_a_run_is_found_by_its_sluid(world: World) -> None:
+    books = world.books()
+    for run in (SLUID, SLUID[:-1] + "1"):
+        allocate(books, world, "7", run=run)
+        world.tick(100, 10)
+        deallocate(books, world, "7")
+    assert usage(books, name=SLUID) == {f"7/{SLUID}": 100}
+    assert sum(usage(books, name="7").values()) == 200
+    assert usage(books, name="0") == {}
 
 
 def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
@@ -550,7 +590,7 @@ def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
     books.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
     db.executescript(
-        "DROP TABLE process; DROP TABLE process_energy; DROP TABLE divided;"
+        "DROP INDEX sluid; DROP TABLE process; DROP TABLE process_energy; DROP TABLE divided;"
         "DROP TABLE estimate; ALTER TABLE holding DROP COLUMN parts;"
         "CREATE TABLE old (account INTEGER PRIMARY KEY, active_uj INTEGER, idle_uj INTEGER, "
         "below_uj INTEGER, above_uj INTEGER, ns INTEGER);"
@@ -575,8 +615,8 @@ def test_a_ledger_of_the_second_version_knows_its_estimates(world: World) -> Non
     books.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
     db.executescript(
-        "DROP TABLE process; DROP TABLE process_energy; DROP TABLE divided; DROP TABLE estimate;"
-        "PRAGMA user_version = 2;"
+        "DROP INDEX sluid; DROP TABLE process; DROP TABLE process_energy;"
+        "DROP TABLE divided; DROP TABLE estimate; PRAGMA user_version = 2;"
     )
     db.close()
     assert world.books().totals() == before
