@@ -168,6 +168,31 @@ def test_a_run_is_found_by_its_sluid(world: World) -> None:
     assert usage(books, name="0") == {}
 
 
+def test_a_suspended_job_keeps_its_gpu_and_is_charged_what_that_draws_idle(world: World) -> None:
+    """Its processes are stopped, and still there."""
+    books = world.books()
+    allocate(books, world, "7")
+    group = world.groups / "system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    events = group / "cgroup.events"
+    events.write_text("populated 1\nfrozen 0\n")
+    world.tick(300, 100)
+    books.work()
+    events.write_text("populated 1\nfrozen 1\n")
+    for _ in range(30):
+        world.tick(50, 20, idle=True)
+        books.work()
+    assert books.held == ["GPU-0"]
+    assert usage(books) == {"7": 300 * 10 + 50 * 60}
+    (one,) = books.totals()
+    assert 0.95 <= one.idle_uj / (50 * 60 * 1_000_000) <= 1  # the driver says so once a second
+    events.write_text("populated 0\nfrozen 0\n")  # cancelled while it was suspended
+    for _ in range(8):
+        world.tick(50, 20, idle=True)
+        books.work()
+    assert books.held == []
+
+
 def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
     books = world.books()
     group = world.groups / "system.slice/slurmstepd.scope/job_7"
@@ -291,9 +316,10 @@ def test_steps_of_the_clock_move_later_rows_and_no_sum(world: World) -> None:
         books.settle()
     assert usage(books) == {"7": 400}
     db = sqlite3.connect(world.directory / "energy.db")
-    rows = [row for (row,) in db.execute("SELECT active_uj FROM energy")]
-    assert min(rows) > 0
-    assert sum(rows) == 400_000_000
+    rows = dict(db.execute("SELECT bucket, active_uj FROM energy").fetchall())
+    now = START_S // 900
+    # A step counts from the settlement on that notices it.
+    assert rows == {now: 200_000_000, now + 4: 100_000_000, now - 4: 100_000_000}
 
 
 def test_days_add_up_in_every_zone(tmp_path: Path) -> None:
@@ -430,6 +456,23 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
     found = usage(books)
     assert sum(found.values()) == 200
     assert found["7"] == 100
+
+
+def test_a_settlement_that_fails_between_rows_and_position_leaves_neither(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    db = books._store._db
+    db.execute(
+        "CREATE TEMP TRIGGER broken BEFORE INSERT ON position "
+        "BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END"
+    )
+    with pytest.raises(sqlite3.DatabaseError, match="disk I/O error"):
+        books.settle()
+    assert db.execute("SELECT count(*) FROM energy").fetchone() == (0,)
+    db.execute("DROP TRIGGER broken")
+    world.tick(100, 10)
+    assert usage(books) == {"7": 200}
 
 
 def test_a_settlement_that_could_not_be_written_is_made_again(
