@@ -157,6 +157,15 @@ MUTATIONS = (
         ),
     ),
     Mutation(
+        "a process begins after the one that had its pid",
+        "zeusd.runtime.presence.Presence.listed",
+        instead("ended", "0"),
+        (
+            "tests/zeusd/runtime/test_presence.py::"
+            "test_a_process_begins_after_the_one_that_had_its_pid",
+        ),
+    ),
+    Mutation(
         "bounds hold the truth",
         "zeusd.energy.split._shared",
         always("account", "parts"),

@@ -155,9 +155,10 @@ class Presence:
         present = {*pids}
         # One that used the GPU may have ended since.
         seen = _spans(known)
-        self._end(known, t_ns, present)
+        ended = self._end(known, t_ns, present)
         for pid in sorted(present - known.processes.keys()):
-            self._begin(uuid, known, pid, before_ns, t_ns)
+            # Starts are known to 10 ms; none is before the end of who had the pid before.
+            self._begin(uuid, known, pid, max(before_ns, ended.get(pid, 0)), t_ns)
         known.t_ns = known.known_ns = t_ns
         if activity is not None:
             seen |= _spans(known)
@@ -230,16 +231,19 @@ class Presence:
         claim = Claim(account, use.weight)
         self._add(uuid, Span(fact, begin_ns, end_ns, claim, process=process))
 
-    def _end(self, known: _Listed, t_ns: int, present: set[int]) -> None:
-        """Ends the spans of processes that are gone, or not listed any more."""
+    def _end(self, known: _Listed, t_ns: int, present: set[int]) -> dict[int, int]:
+        """Ends the spans of processes that are gone, or not listed any more: when, by pid."""
+        ends: dict[int, int] = {}
         for pid, one in [*known.processes.items()]:
             ended_ns = self._exits.ended_ns(one.pidfd)
             if pid in present and ended_ns is None:
                 continue  # one that has ended may still be listed, or its pid be another's
             # It ended, or closed its context at some time since the last list.
             one.span.end_ns = min(t_ns, ended_ns or t_ns)
+            ends[pid] = one.span.end_ns
             self._exits.forget(one.pidfd)
             del known.processes[pid]
+        return ends
 
 
 def _spans(known: _Listed) -> dict[int, Span]:
