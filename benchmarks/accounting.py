@@ -29,10 +29,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.support import configuration, running_daemon
 from tests.zeusd.ledger.world import START_S, World
+from zeus_ipc.charging import Method
 from zeus_ipc.requests import Allocate, Deallocate
 from zeusd.core.effects import Activity, Listed, PidUse
 from zeusd.energy.accountant import Key, Position, Row, Settlement
-from zeusd.energy.split import IDLE, Account, Kind, Method
+from zeusd.energy.split import IDLE, Account, Kind
 from zeusd.ledger.schema import FILE, open_ledger
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader

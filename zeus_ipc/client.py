@@ -548,15 +548,18 @@ class Client(Closing):
         uid: int | None = None,
         name: str = "",
         device: str = "gpu",
+        by_method: bool = False,
     ) -> Usage:
         """Who used how much energy in each interval.
 
         Args:
             edges: Ends of the intervals: UTC seconds, ascending, multiples of `BUCKET_S`.
-            by: `user`, `job`, `pod`, `namespace`, `account`, `gpu` or `total`.
+            by: `user`, `job`, `pod`, `namespace`, `account`, `process`, `gpu` or
+                `total`.
             uid: Only of this user.
-            name: Only of the job or pod of this name.
+            name: Only of the job or pod of this name, or of the run with this SLUID.
             device: `gpu`, or `cpu`: energy of CPU packages.
+            by_method: A sum for each method, whose bounds are of one kind.
         """
         arguments: dict[str, Any] = {
             "edges": list(edges),
@@ -564,6 +567,7 @@ class Client(Closing):
             "uid": uid,
             "name": name,
             "device": device,
+            "by_method": by_method,
         }
         sums: list[UsageSum] = []
         while True:

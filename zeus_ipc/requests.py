@@ -518,15 +518,19 @@ class GetUsage(_Request):
         Field(min_length=2, max_length=MAX_EDGES),
     ]
     """Ends of the intervals to sum over: UTC seconds, ascending, multiples of `BUCKET_S`."""
-    by: Literal["user", "job", "pod", "namespace", "account", "gpu", "total"] = "user"
+    by: Literal["user", "job", "pod", "namespace", "account", "process", "gpu", "total"] = "user"
     """What to sum by. What is of another kind is summed by user or namespace; `account`: each job,
-    pod, service and user has a sum of its own."""
+    pod, service and user has a sum of its own. `process`: what is known by process; the rest is
+    summed by user."""
     uid: Uid | None = None
     """Only of this user."""
     device: Literal["gpu", "cpu"] = "gpu"
     """Energy of GPUs, or of CPU packages: never of both together."""
     name: Annotated[str, Field(max_length=320)] = ""
-    """Only of the job or pod of this name; `by` must ask for its kind."""
+    """Only of the job or pod of this name, or of the run with this SLUID; `by` must ask for its
+    kind."""
+    by_method: bool = False
+    """A sum for each method, whose bounds are of one kind."""
     offset: Annotated[int, Field(ge=0, le=2**31)] = 0
     """Leaves out so many sums: a reply has at most `MAX_SUMS`."""
 

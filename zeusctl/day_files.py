@@ -84,7 +84,7 @@ def export(
     while day < until:
         begin_s = int(day.timestamp())
         edges = [*range(begin_s, begin_s + 86_400 + 1, BUCKET_S)]
-        rows = [*_rows(client.usage(edges, "account"), node, edges)]
+        rows = [*_rows(client.usage(edges, "account", by_method=True), node, edges)]
         if any(row.kind == OTHERS for row in rows):
             raise CommandError(
                 "only administrators and the groups in [accounting] readers may export everybody's "
@@ -191,14 +191,19 @@ def _no_export(path: Path, error: Exception) -> CommandError:
 
 
 def usage_of(
-    rows: Sequence[Row], edges: Sequence[int], by: str, uid: int | None = None, name: str = ""
+    rows: Sequence[Row],
+    edges: Sequence[int],
+    by: str,
+    uid: int | None = None,
+    name: str = "",
+    by_method: bool = False,
 ) -> Usage:
     """What `Client.usage` answers, from files."""
     from zeus_ipc.replies import Usage, UsageSum
     from zeus_ipc.requests import BUCKET_S
 
-    amounts: dict[tuple[int, str, str, str, int], list[int]] = {}
-    methods: dict[tuple[int, str, str, str, int], set[str]] = {}
+    amounts: dict[tuple[int, str, str, str, int, str], list[int]] = {}
+    methods: dict[tuple[int, str, str, str, int, str], set[str]] = {}
     metered = [0] * (len(edges) - 1)
     for row in rows:
         interval = bisect_right(edges, row.begin_s) - 1
@@ -208,9 +213,9 @@ def usage_of(
             metered[interval] += row.active_uj
             continue
         label = _label(row, by)
-        if (uid is not None and row.uid != uid) or (name and label[1] != name):
+        if (uid is not None and row.uid != uid) or (name and not _is_named(name, *label[1:3])):
             continue
-        key = (interval, *label)
+        key = (interval, *label, row.methods if by_method else "")
         known = amounts.setdefault(key, [0] * 5)
         more = (row.active_uj, row.idle_uj, row.lower_uj, row.upper_uj, row.ns)
         amounts[key] = [one + added for one, added in zip(known, more, strict=True)]
@@ -218,7 +223,7 @@ def usage_of(
     names = ("interval", "kind", "name", "run", "uid", *AMOUNTS)
     sums = [
         UsageSum.model_validate(
-            {**dict(zip(names, (*key, *found), strict=True)), "methods": sorted(methods[key])}
+            {**dict(zip(names, (*key[:-1], *found), strict=True)), "methods": sorted(methods[key])}
         )
         for key, found in amounts.items()
     ]
@@ -239,3 +244,8 @@ def _label(row: Row, by: str) -> tuple[str, str, str, int]:
     if row.kind == "pod":
         return "namespace", row.name.partition("/")[0], "", -1
     return own if row.uid == -1 else ("user", "", "", row.uid)
+
+
+def _is_named(wanted: str, name: str, run: str) -> bool:
+    """Whether a job is called so, or its run by this SLUID; other runs have numbers."""
+    return wanted == name or (wanted == run and run.startswith("s"))

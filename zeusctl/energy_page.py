@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from typing import TYPE_CHECKING
 
+from zeus_ipc.charging import Bounds, bounds_of, reason_of
 from zeusctl.usage import KWH_FROM_J, KWH_J, NOBODYS, label
 
 if TYPE_CHECKING:
@@ -53,12 +54,12 @@ def page(
     total_j = sum(one.energy_j for one in days)
     factor, unit = (KWH_J, "kWh") if total_j >= KWH_FROM_J else (1, "J")
     users: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
-    exact: dict[str, bool] = {}
+    methods: dict[str, dict[str, None]] = {}
     for one in days:
         name = _name(one)
         amounts = (one.gpu_hours, one.energy_j, one.idle_j, one.lower_j, one.upper_j)
         users[name] = [old + new for old, new in zip(users[name], amounts, strict=True)]
-        exact[name] = exact.get(name, True) and one.exact
+        methods.setdefault(name, {}).update(dict.fromkeys(one.basis))
     ranked = sorted(users, key=lambda name: -users[name][1])
     shown = [name for name in ranked if name not in (IDLE, UNKNOWN)][:SHOWN]
     colors = dict(zip([*shown, REST, IDLE, UNKNOWN], _colors(len(shown)), strict=True))
@@ -82,22 +83,28 @@ def page(
         ),
         "</p><h2>By user</h2>",
         _table(
-            ("user", "GPU-hours", f"energy, {unit}", "at least", "at most", "idle", "of it idle"),
+            (
+                *("user", "GPU-hours", f"energy, {unit}", "at least", "at most", "bounds"),
+                *("idle", "of it idle", "basis"),
+            ),
             [
                 (
                     name,
                     f"{users[name][0]:,.2f}",
                     f"{users[name][1] / factor:,.2f}",
-                    *(
-                        ("exact", "")
-                        if exact[name]
-                        else (f"{bound / factor:,.2f}" for bound in users[name][3:])
-                    ),
+                    *_bounds(users[name][3:], methods[name], factor),
                     f"{users[name][2] / factor:,.2f}",
                     _percent(users[name][2], users[name][1]),
+                    ", ".join(methods[name]),
                 )
                 for name in ranked
             ],
+        ),
+        *(
+            f'<p class="note">{escape(method)}: an estimate, as {escape(reason_of([method]))}; its '
+            f"bounds follow from {bounds_of([method]).value}.</p>"
+            for method in dict.fromkeys(method for some in methods.values() for method in some)
+            if reason_of([method])
         ),
         "<h2>Held and idle: the jobs with most</h2>",
         '<p class="note">What a GPU drew for a job while its driver reported it as idle.</p>',
@@ -123,6 +130,14 @@ def _name(one: UsedEnergy) -> str:
     if one.kind in NOBODYS:
         return IDLE if one.kind == "idle" else UNKNOWN
     return label(one, {})
+
+
+def _bounds(limits: Sequence[float], methods: Iterable[str], factor: float) -> tuple[str, str, str]:
+    kind = bounds_of(methods, meet=limits[0] == limits[1])
+    if kind is Bounds.EXACT:
+        return "", "", kind.value
+    lower, upper = (f"{limit / factor:,.2f}" for limit in limits)
+    return lower, upper, kind.value
 
 
 def _colors(shown: int) -> tuple[str, ...]:

@@ -10,7 +10,20 @@ from typing import Any
 from zeusctl import parquet
 from zeusctl.reports import EnergyReport, UsedEnergy
 
-_TEXTS = ("since", "until", "kind", "name", "run", "user", "basis", "bounds", "begin", "end")
+_TEXTS = (
+    "since",
+    "until",
+    "kind",
+    "name",
+    "run",
+    "user",
+    "basis",
+    "bounds",
+    "reason",
+    "begin",
+    "end",
+    "workload",
+)
 
 
 def _rows(report: EnergyReport) -> list[dict[str, Any]]:

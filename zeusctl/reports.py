@@ -443,11 +443,16 @@ class UsedEnergy(_Part):
     """allocated, exclusive, weights, utilization, slices, equal."""
     exact: bool
     bounds: str
-    """What lower_j and upper_j follow from: exact, activity or presence."""
+    """What lower_j and upper_j follow from: exact, presence or activity; of several methods, that
+    of the least certain."""
+    reason: str
+    """Why it is an estimate, or unattributed; empty: it is neither."""
     begin: datetime | None
-    """When a job or pod began to hold its first GPU."""
+    """When a job or pod began to hold its first GPU, or a process started."""
     end: datetime | None
     """When it ceased to hold its last; None: it has not."""
+    workload: str | None
+    """Of a process: the job, pod, service or container that it belongs to."""
 
 
 class EnergyReport(Report):

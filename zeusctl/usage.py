@@ -19,9 +19,9 @@ KWH_J = 3_600_000
 KWH_FROM_J = KWH_J / 10
 """Less than this in all is shown in joules."""
 
-PRESENCE = ("weights", "slices", "equal")
-"""Methods whose bounds follow from who was there: each may have used everything or nothing."""
 NOBODYS = ("idle", "unattributed")
+WHOLES = ("gpu", "total")
+"""Sums of which the meters say how much they are, whosever it is."""
 
 
 def zone(name: str | None) -> tzinfo | None:
@@ -106,11 +106,15 @@ def job_sums(client: Client, kind: str, name: str, run: str | None) -> list[Used
 
 def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEnergy:
     """A sum as reports have it."""
+    from zeus_ipc.charging import Bounds, bounds_of, reason_of
     from zeusctl.reports import UsedEnergy
 
     def at(t_s: int) -> datetime:
         return datetime.fromtimestamp(t_s, timezone.utc).astimezone(where)
 
+    meet = one.lower_uj == one.upper_uj
+    kind = Bounds.EXACT if meet and one.kind in WHOLES else bounds_of(one.methods, meet)
+    reason = "" if kind is Bounds.EXACT else reason_of(one.methods)
     return UsedEnergy(
         since=at(ends[one.interval]),
         until=at(ends[one.interval + 1]),
@@ -126,18 +130,36 @@ def reported(one: UsageSum, ends: Sequence[int], where: tzinfo | None) -> UsedEn
         active_j=one.active_uj / 1e6,
         idle_j=one.idle_uj / 1e6,
         basis=one.methods,
-        exact=one.lower_uj == one.upper_uj,
-        bounds=bounds_of(one),
+        exact=kind is Bounds.EXACT,
+        bounds=kind.value,
+        reason=one.name if one.kind == "unattributed" else reason,
         begin=at(one.begin_s) if one.begin_s else None,
         end=at(one.end_s) if one.end_s else None,
+        workload=one.workload or None,
     )
 
 
-def bounds_of(one: UsageSum) -> str:
-    """What the bounds of a sum follow from: of several methods, from the one that says least."""
-    if one.lower_uj == one.upper_uj:
-        return "exact"
-    return "activity" if not {*PRESENCE} & {*one.methods} else "presence"
+def tightened(usage: Usage) -> Usage:
+    """All users together used what the meters counted, less what is nobody's: of that sum, only
+    what may be nobody's is in doubt."""
+    sums = []
+    for one in usage.sums:
+        if one.kind == "total":
+            metered_uj = usage.metered_uj[one.interval]
+            rest = [
+                other
+                for other in usage.sums
+                if other.interval == one.interval and other.kind in NOBODYS
+            ]
+            lower_uj = metered_uj - sum(other.upper_uj for other in rest)
+            upper_uj = metered_uj - sum(other.lower_uj for other in rest)
+            bounds = {
+                "lower_uj": max(one.lower_uj, lower_uj),
+                "upper_uj": min(one.upper_uj, upper_uj),
+            }
+            one = one.model_copy(update=bounds)
+        sums.append(one)
+    return usage.model_copy(update={"sums": sums})
 
 
 def _user(uid: int) -> str | None:
@@ -159,7 +181,9 @@ def label(one: UsedEnergy, gpus: dict[str, int]) -> str:
     if one.kind == "user":
         return one.user or "?"
     text = f"{one.kind} {one.name}"
-    if one.run not in (None, "0"):
+    if one.kind == "process":
+        text += f" of {one.workload}" if one.workload else ""
+    elif one.run not in (None, "0"):
         text += f" run {one.run}"
     return f"{text} ({one.user})" if one.user else text
 
@@ -172,6 +196,8 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
         gpus: Indices by UUID.
         metered_j: What the meters say; None: something was left out on purpose.
     """
+    from zeus_ipc.charging import reason_of
+
     total_j = sum(one.energy_j for one in sums)
     kwh = total_j >= KWH_FROM_J
 
@@ -216,14 +242,18 @@ def lines(sums: Sequence[UsedEnergy], gpus: dict[str, int], metered_j: float | N
         for one in sums
         if one.kind in NOBODYS and not days
     ]
+    estimates = [*dict.fromkeys(method for one in sums for method in one.basis)]
+    notes = [f"{one}: {reason_of([one])}" for one in estimates if reason_of([one])]
     rest.append(f"total {amount(total_j)} {unit}")
     if metered_j is not None:
         rest.append(f"meters {amount(metered_j)} {unit}")
-    return [*found, "   ".join(rest)]
+    return [*found, *notes, "   ".join(rest)]
 
 
 def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -> str:
     """One line for a job's log."""
+    from zeus_ipc.charging import bounds_of
+
     found = [*sums]
     if not found:
         return f"{kind} {name} held no GPU"
@@ -233,7 +263,8 @@ def summary_line(kind: str, name: str, ended: int, sums: Iterable[UsedEnergy]) -
     bounds = ""
     if not all(one.exact for one in found):
         low, high = sum(one.lower_j for one in found), sum(one.upper_j for one in found)
-        bounds = f" (between {energy_text(low)} and {energy_text(high)})"
+        by = bounds_of(method for one in found for method in one.basis).value
+        bounds = f" (between {energy_text(low)} and {energy_text(high)} by {by})"
     share = f", {100 * idle_j / total_j:.0f} % of it idle" if total_j else ""
     return (
         f"{kind} {name}: {energy_text(total_j)}{bounds} in {hours:.2f} GPU-hours{share}; "

@@ -297,6 +297,8 @@ class AccountingSection(_Section):
     """How long the ledger keeps energy by quarter of an hour, job and pod."""
     keep_days: Annotated[int, Field(ge=2, le=36_500)] = 760
     """How long the ledger keeps sums by user and day."""
+    keep_processes_days: Annotated[int, Field(ge=0, le=36_500)] = 7
+    """How long the ledger keeps energy by process of GPUs that nobody held. 0: not at all."""
 
 
 class LogSection(_Section):

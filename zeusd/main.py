@@ -147,7 +147,7 @@ class Daemon:
         directory, kept = self._config.ledger_directory(), self._config.accounting
         if directory is None:
             return None
-        retention = Retention(kept.keep_rows_days, kept.keep_days)
+        retention = Retention(kept.keep_rows_days, kept.keep_days, kept.keep_processes_days)
 
         def make(sampling: Sampling) -> Accounting:
             sampler = sampling.sampler

@@ -31,7 +31,7 @@ def test_a_jobs_nodes_and_runs_are_one_comment_and_others_words_stay(tmp_path: P
     written = tmp_path / "written"
     for name, text in (
         ("zeusctl", f'exec {sys.executable} -m zeusctl "$@"'),
-        ("sacct", 'case "$*" in *"-j 7 "*) echo gpu_power_w=200,zeusd=1,j=5,m=x ;; esac'),
+        ("sacct", 'case "$*" in *"-j 7 "*) echo gpu_power_w=200,zeusd=1,j=5,b=exact,m=x ;; esac'),
         ("sacctmgr", f'echo "$*" >>{written}'),
     ):
         (programs / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -45,8 +45,9 @@ def test_a_jobs_nodes_and_runs_are_one_comment_and_others_words_stay(tmp_path: P
         )
     assert written.read_text().splitlines() == [
         "-i modify job where jobid=7 set "
-        "AdminComment=gpu_power_w=200,zeusd=1,j=100,lo=100,up=100,m=allocated",
-        "-i modify job where jobid=8 set AdminComment=zeusd=1,j=60,lo=20,up=60,m=weights",
+        "AdminComment=gpu_power_w=200,zeusd=1,j=100,lo=100,up=100,b=exact,m=allocated",
+        "-i modify job where jobid=8 set "
+        "AdminComment=zeusd=1,j=60,lo=20,up=60,b=presence,m=weights",
         "-i modify job where jobid=7 set TRES=energy=100",
         "-i modify job where jobid=8 set TRES=energy=60",
     ]

@@ -386,3 +386,36 @@ def test_sacct_shows_the_energy_that_the_ledger_charged(cluster: Cluster) -> Non
     assert run["basis"] == ["allocated"]
     # The plugin looks once a second, from the extern step's begin to its end.
     assert 0.6 * run["energy_j"] <= joules <= run["energy_j"] + 1
+
+
+def test_a_suspended_job_is_charged_for_the_gpu_that_it_keeps(cluster: Cluster) -> None:
+    """Its processes are stopped, and nobody else gets the GPU."""
+    run = cluster.machine.run
+    job = cluster.submit(body="sleep 200")
+
+    def charged() -> dict[str, float]:
+        said = run("zeusctl", "energy", "--job", job, "--json", check=False).stdout
+        sums = json.loads(said)["sums"] if said else []
+        return sums[0] if sums else {"energy_j": 0.0}
+
+    wait_for(lambda: charged()["energy_j"], "the job to be charged")
+    run("scontrol", "suspend", job)
+    cluster.wait_state(job, "SUSPENDED")
+    suspended = charged()
+    both = cluster.submit("--gres=gpu:2", body="true")
+    # Longer than the time after which a job without a control group has ended.
+    later = wait_for(
+        lambda: (now := charged())["gpu_hours"] > suspended["gpu_hours"] + 15 / 3600 and now,
+        "the job to be charged while it is suspended",
+    )
+    assert cluster.state(both) == "PENDING"
+    assert later["end"] is None
+    assert (later["basis"], later["bounds"]) == (["allocated"], "exact")
+    # The stand-in for a V100 draws tens of watts idle.
+    assert later["energy_j"] - suspended["energy_j"] > 15 * 10
+    run("scontrol", "resume", job)
+    cluster.wait_state(job, "RUNNING")
+    run("scancel", job)
+    cluster.wait_state(both, "COMPLETED")
+    wait_for(lambda: charged()["end"], "the job to end")
+    assert charged()["energy_j"] >= later["energy_j"]

@@ -27,6 +27,7 @@ from tests.support import (
 )
 from tests.zeusctl.conftest import NODE, Ctl, with_ledger
 from zeus_ipc import Client
+from zeus_ipc.charging import bounds_of, reason_of
 from zeus_ipc.errors import LedgerFailed
 from zeus_ipc.replies import UsageSum
 from zeus_ipc.requests import BUCKET_S
@@ -304,6 +305,16 @@ def test_processes_decide_where_nobody_holds_a_gpu(tmp_path: Path) -> None:
             assert (mine.uid, mine.methods) == (parent.uid, ["exclusive"])
             assert mine.lower_uj == mine.upper_uj == mine.active_uj + mine.idle_uj
             assert "idle" in found
+            usage = client.usage([0, end + BUCKET_S], "process")
+            (process,) = [one for one in usage.sums if one.kind == "process"]
+            assert (process.name, process.run) == (str(os.getpid()), str(identity.start_ticks))
+            assert sum(one.active_uj + one.idle_uj for one in usage.sums) == sum(usage.metered_uj)
+            started_s = (
+                time.time()
+                - time.clock_gettime(time.CLOCK_BOOTTIME)
+                + identity.start_ticks / os.sysconf("SC_CLK_TCK")
+            )
+            assert process.begin_s == pytest.approx(started_s, abs=2)
             work.close()
             # While a job holds the GPU, nobody lists its processes, and the job pays.
             client.allocate(gpus[0], "7", uid=NOBODY)
@@ -359,8 +370,15 @@ def test_sums_are_the_same_in_every_form(ctl: Ctl, tmp_path: Path) -> None:
     rows["parquet"] = pyarrow.parquet.read_table(tmp_path / "sums.parquet").to_pylist()
     found = {form: [float(one["energy_j"]) for one in some] for form, some in rows.items()}
     assert found["csv"] == found["json"] == found["parquet"]
-    assert {one["bounds"] for one in rows["parquet"]} == {"exact"}
+    for one in rows["parquet"]:
+        methods = one["basis"].split("+") if one["basis"] else []
+        kind = bounds_of(methods, meet=one["lower_j"] == one["upper_j"])
+        assert (one["bounds"], one["exact"]) == (kind.value, kind.value == "exact")
+        assert one["reason"] == ("" if one["exact"] else reason_of(methods))
     assert [*rows["csv"][0]] == [*rows["parquet"][0]] == [*rows["json"][0]]
+    said = ctl("energy", "--since", "1d", "--by", "job", "--by-method", "--json")
+    assert said.code == 0, said.err
+    assert all(len(one["basis"]) <= 1 for one in json.loads(said.out)["sums"])
 
 
 def test_cpus_are_never_added_to_gpus(ctl: Ctl, tmp_path: Path) -> None:

@@ -32,11 +32,13 @@ def used(day: int, kind: str, name: str, joules: float, idle: float = 0.0) -> Us
         upper_j=joules,
         active_j=joules - idle,
         idle_j=idle,
-        basis=["allocated"],
+        basis=["equal" if kind == "container" else "allocated"],
         exact=kind != "container",
         bounds="presence" if kind == "container" else "exact",
+        reason="",
         begin=None,
         end=None,
+        workload=None,
     )
 
 
@@ -64,6 +66,10 @@ def test_the_page_has_every_user_and_the_jobs_that_waste_most() -> None:
     assert text.count(f"{total:,.2f} kWh") == 2
     for name in ("alice", "user11", "(idle)", "(unattributed)", "container 0123456789ab"):
         assert f"<td>{name}</td>" in text
+    (estimate,) = re.findall("<tr><td>container.*?</tr>", text)
+    assert "<td>presence</td>" in estimate
+    assert "<td>equal</td>" in estimate
+    assert "its bounds follow from presence" in text
     assert "<td>job 39</td>" in text
     assert "<td>job 29</td>" not in text
     heights = [float(one) for one in re.findall(r'height="([0-9.]+)" fill', text)]

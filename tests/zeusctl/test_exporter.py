@@ -279,9 +279,8 @@ def test_accounts_begin_at_0_and_add_up_to_what_is_accounted(daemon: RunningDaem
         accounted = sums.pop("accounted")
         assert sum(sums.values()) == pytest.approx(accounted, abs=1e-5)
         assert accounted > 0
-        for bound in ("lower", "upper"):
-            name = f"zeusd_account_energy_{bound}_joules_total"
-            assert one(text, name, **alice) == charged()
+        for bound in ("lower", "upper"):  # what is exact has none
+            assert values(text).get(f"zeusd_account_energy_{bound}_joules_total", []) == []
         assert one(text, "zeusd_ledger_failing") == 0
 
 

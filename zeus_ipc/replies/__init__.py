@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from zeus_ipc.replies.accounting import (
     Deallocated,
+    Estimate,
     Forgotten,
     GpuTotal,
     LedgerState,
@@ -68,6 +69,7 @@ __all__ = [
     "Done",
     "EnergyReading",
     "ErrorBody",
+    "Estimate",
     "Forgotten",
     "GpuInfo",
     "GpuProcesses",

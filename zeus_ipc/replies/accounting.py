@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any, TypeAlias
+
 from zeus_ipc.wire import Message
 
 
@@ -13,11 +15,12 @@ class UsageSum(Message):
     kind: str
     """job, pod, namespace, user, container or service: whose it is. idle: nobody held or used the
     GPU. unattributed: it is not known whose it is; `name` says why. others: all that the reader may
-    not see one by one. gpu: of a GPU, whosever it is. total: of all accounts."""
+    not see one by one. process: of a process on GPUs that nobody held. gpu: of a GPU, whosever it
+    is. total: of all accounts."""
     name: str
-    """A job's id, `namespace/pod`, a unit, a container's id, a GPU's UUID, or a reason."""
+    """A job's id, `namespace/pod`, a unit, a container's id, a pid, a GPU's UUID, or a reason."""
     run: str
-    """Which run of a job."""
+    """Which run of a job; of a process, when it started, in clock ticks since boot."""
     uid: int
     """The user; -1: none; below: a user who was forgotten."""
     active_uj: int
@@ -31,11 +34,14 @@ class UsageSum(Message):
     ns: int
     """GPU time."""
     methods: list[str]
-    """allocated, exclusive (exact), weights, utilization, equal (estimates)."""
+    """allocated, exclusive (exact), weights, utilization, slices, equal (estimates); the bounds are
+    of the kind that `charging.bounds_of` says."""
     begin_s: int = 0
-    """When a job or pod began to hold its first GPU, UTC; 0: not known."""
+    """When a job or pod began to hold its first GPU, or a process started, UTC; 0: not known."""
     end_s: int = 0
     """When it ceased to hold its last; 0: it has not, or that is not known."""
+    workload: str = ""
+    """Of a process: the job, pod, service or container that it belongs to."""
 
 
 class Usage(Message):
@@ -66,6 +72,23 @@ class Forgotten(Message):
     """How many of the user's accounts there were."""
 
 
+class Estimate(Message):
+    """The part of an account's energy that one method estimated, microjoules."""
+
+    method: str
+    energy_uj: int
+    lower_uj: int
+    upper_uj: int
+    """Bounds of the kind that `charging.bounds_of` says."""
+
+
+if TYPE_CHECKING:
+    # A sum of accounts is made of amounts by name, all numbers, and has none of these.
+    Estimates: TypeAlias = Any
+else:
+    Estimates = list[Estimate]
+
+
 class LedgerTotal(Message):
     """Energy of one account since the ledger began, microjoules; see `UsageSum`."""
 
@@ -76,6 +99,8 @@ class LedgerTotal(Message):
     idle_uj: int
     lower_uj: int
     upper_uj: int
+    estimates: Estimates = []
+    """What of it is an estimate, by method; empty for a sum of several accounts."""
 
 
 class GpuTotal(Message):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zeus_ipc.replies import Usage
     from zeusctl.reports import EnergyReport
 
-BY = ("user", "job", "pod", "namespace", "gpu", "day")
+BY = ("user", "job", "pod", "namespace", "process", "gpu", "day")
 
 
 @click.command()
@@ -34,8 +34,9 @@ BY = ("user", "job", "pod", "namespace", "gpu", "day")
 @click.option("--until", default="now", show_default=True, help="Until when.")
 @click.option("--tz", "zone_name", metavar="ZONE", help="Time zone of days.  [default: local]")
 @click.option("--daily", is_flag=True, help="Print a sum for each day.")
+@click.option("--by-method", is_flag=True, help="Print a sum for each method, with its bounds.")
 @click.option("--user", metavar="USER", help="Only for this user: a name or number.")
-@click.option("--job", metavar="ID", help="Only for this job, run by run.")
+@click.option("--job", metavar="ID", help="Only for this job, run by run; or a SLUID.")
 @click.option("--pod", metavar="NAMESPACE/POD", help="Only for this pod.")
 @click.option(
     "--html",
@@ -85,6 +86,7 @@ def energy(
     until: str,
     zone_name: str | None,
     daily: bool,
+    by_method: bool,
     user: str | None,
     job: str | None,
     pod: str | None,
@@ -102,7 +104,11 @@ def energy(
     Estimates have bounds, [LOWER, UPPER]. utilization: several used it, by the use that the driver
     measured; the bounds follow from activity: who used it when. weights (several held parts of it),
     slices (MIG instances) and equal: by size, or in equal parts; the bounds follow from presence:
-    each may have used everything, or nothing.
+    each may have used everything, or nothing. A sum of both says activity, the less certain;
+    --by-method has each.
+
+    --by process shows processes on GPUs that nobody held, for a week; what was not charged by
+    process remains with its user.
 
     HELD IDLE is energy that a GPU drew while the driver reported it as idle. The sums add up to
     the GPUs' counters: the exit code is 1 if they do not.
@@ -148,14 +154,17 @@ def energy(
     if target is not None:
         _export(session, target, begin, end, ".parquet" if form == "parquet" else ".csv")
         return
-    if folder is not None and by == "gpu":
-        raise click.UsageError("files do not say which GPU it was; omit --by gpu")
+    if folder is not None and by in ("gpu", "process"):
+        which = "GPU" if by == "gpu" else "process"
+        raise click.UsageError(f"files do not say which {which} it was; omit --by {by}")
     rows = None if folder is None else day_files.read(folder)
 
     def ask(edges: Sequence[int], kind: str) -> Usage:
         if rows is None:
-            return session.client.usage(edges, kind, uid=uid, name=name, device=device)
-        return day_files.usage_of(rows, edges, kind, uid, name)
+            return session.client.usage(
+                edges, kind, uid=uid, name=name, device=device, by_method=by_method
+            )
+        return day_files.usage_of(rows, edges, kind, uid, name, by_method)
 
     uid, name = _uid(user), job or pod or ""
     if web_page is not None:
@@ -166,6 +175,8 @@ def energy(
         return
     found = ask(ends, "total" if by == "day" else by)
     whole = uid is None and not job and not pod
+    if whole and not by_method:
+        found = shown.tightened(found)
     off_uj = shown.check(found) if whole else 0
     report = EnergyReport(
         at=now(),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from zeus_ipc.replies import LedgerState, LedgerTotal, Metrics, NodeInfo
+from zeus_ipc.charging import bounds_of
+from zeus_ipc.replies import Estimate, LedgerState, LedgerTotal, Metrics, NodeInfo
 from zeusctl.text import user_name
 
 ACCOUNT = ("kind", "account")
@@ -14,7 +15,12 @@ MAX_ACCOUNTS = 200
 """Accounts with series of their own; the others are one, `other`."""
 
 GPU = ("gpu", "uuid")
-_AMOUNTS = ("active_uj", "idle_uj", "lower_uj", "upper_uj")
+JOB = ("job", "user")
+POD = ("namespace", "pod")
+_AMOUNTS = ("active_uj", "idle_uj")
+
+_Estimated = tuple[tuple[str, ...], Estimate]
+"""An estimate, and whose it is: values of labels."""
 
 
 def families(node: NodeInfo, ledger: LedgerState, workloads: bool) -> Iterator[Metric]:
@@ -51,14 +57,13 @@ def _accounts(ledger: LedgerState) -> Iterator[Metric]:
     texts = {
         "energy": "Energy charged to a user, a namespace, a service or a container.",
         "idle_energy": "The part of it that was drawn while the driver reported the GPU as idle.",
-        "energy_lower": "Used at least; below the energy only where it is an estimate.",
-        "energy_upper": "Used at most; above the energy only where it is an estimate.",
     }
     found = {
         name: CounterMetricFamily(f"zeusd_account_{name}_joules", text, labels=ACCOUNT)
         for name, text in texts.items()
     }
     sums: dict[tuple[str, str], list[int]] = {}
+    estimates: list[_Estimated] = []
     for total in ledger.totals:
         if total.kind in ("idle", "unattributed"):
             continue
@@ -68,11 +73,38 @@ def _accounts(ledger: LedgerState) -> Iterator[Metric]:
         known = sums.setdefault(key, [0] * len(_AMOUNTS))
         for place, amount in enumerate(_AMOUNTS):
             known[place] += getattr(total, amount)
-    for key, (active_uj, idle_uj, lower_uj, upper_uj) in sums.items():
-        values = (active_uj + idle_uj, idle_uj, lower_uj, upper_uj)
-        for family, value in zip(found.values(), values, strict=True):
+        estimates += [(key, one) for one in total.estimates]
+    for key, (active_uj, idle_uj) in sums.items():
+        for family, value in zip(found.values(), (active_uj + idle_uj, idle_uj), strict=True):
             family.add_metric(key, value / 1e6)
     yield from found.values()
+    yield from _estimates("zeusd_account", ACCOUNT, estimates)
+
+
+def _estimates(
+    prefix: str, labels: tuple[str, ...], estimates: Iterable[_Estimated]
+) -> Iterator[Metric]:
+    """What is an estimate, with bounds of one kind for each method."""
+    texts = {
+        "estimated_energy": "The part of the energy that is an estimate, by method.",
+        "energy_lower": "Used at least, of the part that is an estimate. bounds: what this follows "
+        "from.",
+        "energy_upper": "Used at most, of the part that is an estimate.",
+    }
+    names = (*labels, "method", "bounds")
+    found = [
+        CounterMetricFamily(f"{prefix}_{name}_joules", text, labels=names)
+        for name, text in texts.items()
+    ]
+    sums: dict[tuple[str, ...], list[int]] = {}
+    for key, one in estimates:
+        known = sums.setdefault((*key, one.method), [0, 0, 0])
+        for place, amount_uj in enumerate((one.energy_uj, one.lower_uj, one.upper_uj)):
+            known[place] += amount_uj
+    for key, amounts in sums.items():
+        for family, amount_uj in zip(found, amounts, strict=True):
+            family.add_metric([*key, bounds_of(key[-1:]).value], amount_uj / 1e6)
+    yield from found
 
 
 def _cpus(ledger: LedgerState) -> Iterator[Metric]:
@@ -83,11 +115,13 @@ def _cpus(ledger: LedgerState) -> Iterator[Metric]:
         labels=ACCOUNT,
     )
     sums: dict[tuple[str, str], int] = {}
+    estimates: list[_Estimated] = []
     for total in ledger.cpu_totals:
         key = (total.kind, _name(total) if total.uid >= 0 or total.name else "")
         if key not in sums and len(sums) >= MAX_ACCOUNTS:
             key = ("other", "")
         sums[key] = sums.get(key, 0) + total.active_uj + total.idle_uj
+        estimates += [(key, one) for one in total.estimates]
     for key, amount_uj in sums.items():
         account.add_metric(key, amount_uj / 1e6)
     counted = CounterMetricFamily(
@@ -98,6 +132,7 @@ def _cpus(ledger: LedgerState) -> Iterator[Metric]:
     for name, amount_uj in ledger.cpu_counted_uj.items():
         counted.add_metric([name.partition(":")[2]], amount_uj / 1e6)
     yield from (account, counted)
+    yield from _estimates("zeusd_cpu_account", ACCOUNT, estimates)
 
 
 def _unused(node: NodeInfo, ledger: LedgerState) -> Iterator[Metric]:
@@ -134,19 +169,24 @@ def _workloads(ledger: LedgerState) -> Iterator[Metric]:
     job = CounterMetricFamily(
         "zeusd_job_energy_joules",
         "Energy charged to a job that runs, or ended in the last 5 minutes.",
-        labels=("job", "user"),
+        labels=JOB,
     )
-    pod = CounterMetricFamily(
-        "zeusd_pod_energy_joules", "The same of a pod.", labels=("namespace", "pod")
-    )
+    pod = CounterMetricFamily("zeusd_pod_energy_joules", "The same of a pod.", labels=POD)
+    of_jobs: list[_Estimated] = []
+    of_pods: list[_Estimated] = []
     for one in ledger.workloads:
         joules = (one.active_uj + one.idle_uj) / 1e6
         if one.kind == "pod":
             namespace, _, name = one.name.partition("/")
             pod.add_metric([namespace, name], joules)
+            of_pods += [((namespace, name), part) for part in one.estimates]
         else:
-            job.add_metric([one.name, user_name(one.uid) if one.uid >= 0 else ""], joules)
+            user = user_name(one.uid) if one.uid >= 0 else ""
+            job.add_metric([one.name, user], joules)
+            of_jobs += [((one.name, user), part) for part in one.estimates]
     yield from (job, pod)
+    yield from _estimates("zeusd_job", JOB, of_jobs)
+    yield from _estimates("zeusd_pod", POD, of_pods)
 
 
 def _name(total: LedgerTotal) -> str:

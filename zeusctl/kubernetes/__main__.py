@@ -77,6 +77,7 @@ def main(
     from zeusctl.kubernetes.agent import Agent
     from zeusctl.kubernetes.events import Events
     from zeusctl.kubernetes.kubelet import Kubelet
+    from zeusctl.kubernetes.slices import Slices
     from zeusctl.kubernetes.watch import PodWatch
 
     logging.basicConfig(
@@ -110,7 +111,8 @@ def main(
         logging.info("node %s, namespaces %s", node, ", ".join(namespaces))
         kubelet = Kubelet(pod_resources)
         if accounting:
-            accounts = Accounts(client, watches, kubelet)
+            slices = Slices(kubernetes.client.CustomObjectsApi(), node)
+            accounts = Accounts(client, watches, kubelet, slices.uuid)
             threading.Thread(target=accounts.run, args=(ended,), name="accounts").start()
         Agent(client, watches, kubelet, events, changed).run(ended)
 

@@ -10,14 +10,14 @@ from __future__ import annotations
 import logging
 import re
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from zeus_ipc import Client
 from zeus_ipc.errors import ZeusIpcError
 from zeus_ipc.replies import GpuInfo
 from zeusctl.kubernetes.agent import HasDevices, Pods
-from zeusctl.kubernetes.kubelet import KubeletUnavailable
+from zeusctl.kubernetes.kubelet import DRIVERS, KubeletUnavailable
 from zeusctl.kubernetes.plan import Devices, gpu_of
 from zeusctl.kubernetes.pods import Pod
 from zeusctl.parts import Part, mig_devices, together
@@ -113,6 +113,7 @@ class Accounts:
         zeusd: The node's zeusd.
         sources: The pods of each namespace, for their uids.
         kubelet: The node's kubelet.
+        uuid: The UUID of a device of a resource claim, called `driver/pool/name`; None: not known.
         period_s: How often kubelet is asked.
     """
 
@@ -121,11 +122,13 @@ class Accounts:
         zeusd: Client,
         sources: Sequence[Pods],
         kubelet: HasDevices,
+        uuid: Callable[[str], str | None] = lambda device: None,
         period_s: float = PERIOD_S,
     ) -> None:
         self._zeusd = zeusd
         self._sources = sources
         self._kubelet = kubelet
+        self._uuid = uuid
         self._period_s = period_s
         self._held: set[Holding] = set()
         self._unknown: set[str] = set()
@@ -159,7 +162,11 @@ class Accounts:
         if not gpus:
             return  # no driver; zeusd keeps the allocations until it is back
         split = mig_devices(self._zeusd, gpus)
-        wanted, unknown = holdings(self._kubelet.devices(), pods, gpus, split)
+        devices = {
+            pod: [*dict.fromkeys(self._named(one) for one in ids)]
+            for pod, ids in self._kubelet.devices(claims=True).items()
+        }
+        wanted, unknown = holdings(devices, pods, gpus, split)
         for one in sorted(unknown - self._unknown):
             log.warning("the device %s is none of this node's GPUs; its energy is nobody's", one)
         self._unknown = unknown
@@ -178,3 +185,7 @@ class Accounts:
             )
             log.info("%s holds %s", new.name, new.part.gpu)
             self._held.add(new)
+
+    def _named(self, device: str) -> str:
+        claimed = device.startswith(tuple(f"{driver}/" for driver in DRIVERS))
+        return (self._uuid(device) if claimed else None) or device

@@ -48,8 +48,11 @@ class Pods(Protocol):
 class HasDevices(Protocol):
     """Who knows which pod has which GPUs."""
 
-    def devices(self) -> Devices:
+    def devices(self, claims: bool = False) -> Devices:
         """The ids of GPUs, by a pod's namespace and name.
+
+        Args:
+            claims: Also devices of resource claims.
 
         Raises:
             KubeletUnavailable: It does not say.

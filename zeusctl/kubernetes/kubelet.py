@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,8 +18,15 @@ MAX_BYTES = 16 << 20
 # The numbers of the fields that are read, in ListPodResourcesResponse and the messages in it.
 _PODS = 1
 _POD_NAME, _POD_NAMESPACE, _POD_CONTAINERS = 1, 2, 3
-_CONTAINER_DEVICES = 2
+_CONTAINER_DEVICES, _CONTAINER_DYNAMIC = 2, 5
 _DEVICES_RESOURCE, _DEVICES_IDS = 1, 2
+_DYNAMIC_RESOURCES = 4
+_RESOURCE_CDI, _RESOURCE_DRIVER, _RESOURCE_POOL, _RESOURCE_DEVICE = 1, 2, 3, 4
+_CDI_NAME = 1
+
+DRIVERS = ("gpu.nvidia.com", "gpu.amd.com")
+"""Drivers of resource claims (DRA) whose devices are GPUs."""
+_UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 class KubeletUnavailable(Exception):
@@ -38,15 +46,18 @@ class Kubelet:
         self._channel = grpc.insecure_channel(f"unix://{path}", options=options)
         self._list = self._channel.unary_unary(METHOD)
 
-    def devices(self) -> dict[tuple[str, str], list[str]]:
+    def devices(self, claims: bool = False) -> dict[tuple[str, str], list[str]]:
         """The ids of GPUs, by a pod's namespace and name.
+
+        Args:
+            claims: Also devices of resource claims, see `devices_of`.
 
         Raises:
             KubeletUnavailable: It did not answer, or not so.
         """
         try:
             answer = self._list(b"", timeout=TIMEOUT_S)
-            return devices_of(answer)
+            return devices_of(answer, claims)
         except grpc.RpcError as error:
             reason = error.details() if isinstance(error, grpc.Call) else str(error)
         except ValueError as error:
@@ -61,8 +72,13 @@ class Kubelet:
         self._channel.close()
 
 
-def devices_of(answer: bytes) -> dict[tuple[str, str], list[str]]:
+def devices_of(answer: bytes, claims: bool = False) -> dict[tuple[str, str], list[str]]:
     """The ids of GPUs in a ListPodResourcesResponse, by a pod's namespace and name.
+
+    Args:
+        answer: The message.
+        claims: Also devices of resource claims: by UUID where their CDI names have one, else as
+            `driver/pool/name`.
 
     Raises:
         ValueError: It is not such a message.
@@ -77,9 +93,35 @@ def devices_of(answer: bytes) -> dict[tuple[str, str], list[str]]:
             if _text(devices, _DEVICES_RESOURCE).startswith(VENDORS)
             for value in _all(devices, _DEVICES_IDS)
         ]
+        if claims:
+            ids += [
+                one
+                for container in _all(pod, _POD_CONTAINERS)
+                for dynamic in _all(container, _CONTAINER_DYNAMIC)
+                for resource in _all(dynamic, _DYNAMIC_RESOURCES)
+                for one in _claimed(resource)
+            ]
         if ids:
             found[namespace, name] = [*dict.fromkeys(ids)]
     return found
+
+
+def _claimed(resource: bytes) -> Iterator[str]:
+    """The device that a claim has from one driver."""
+    driver = _text(resource, _RESOURCE_DRIVER)
+    names = [_text(one, _CDI_NAME) for one in _all(resource, _RESOURCE_CDI)]
+    # Before Kubernetes 1.31, kubelet names no driver: the CDI names begin with one.
+    owners = [driver] if driver else [name.partition("/")[0] for name in names]
+    if not any(owner == one or owner.endswith(f".{one}") for owner in owners for one in DRIVERS):
+        return
+    uuids = [match[0] for name in names for match in [_UUID.search(name)] if match is not None]
+    if uuids:
+        yield from uuids
+    elif driver:
+        pool, device = _text(resource, _RESOURCE_POOL), _text(resource, _RESOURCE_DEVICE)
+        yield f"{driver}/{pool}/{device}"
+    else:
+        yield from names
 
 
 def _text(message: bytes, number: int) -> str:

@@ -13,7 +13,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
-from zeusd.energy.split import Account, Charge, Claim, Method, Situation, split
+from zeus_ipc.charging import Method
+from zeusd.energy.processes import Process, divide
+from zeusd.energy.split import Account, Charge, Claim, Situation, split
 
 SECOND_NS = 1_000_000_000
 BUCKET_S = 900
@@ -21,6 +23,9 @@ BUCKET_S = 900
 BUCKET_NS = BUCKET_S * SECOND_NS
 
 NEVER_NS = 2**62
+
+MAX_PROCESSES = 256
+"""Processes of one GPU that are told apart in one bucket; the others' accounts are charged."""
 
 
 class Fact(str, Enum):
@@ -46,6 +51,7 @@ class Span:
         end_ns: The instant after the last; NEVER_NS: it is so still.
         claim: Whose, of HOLDER, PRESENT, USED and SLICES; see `split.Situation`.
         reason: Of UNKNOWN and EXCLUDED.
+        process: Of PRESENT, USED and SLICES: which process of the account; None: not known.
     """
 
     fact: Fact
@@ -53,6 +59,7 @@ class Span:
     end_ns: int = NEVER_NS
     claim: Claim | None = None
     reason: str = ""
+    process: Process | None = None
 
 
 class Position(NamedTuple):
@@ -67,6 +74,15 @@ class Key(NamedTuple):
 
     bucket: int
     account: Account
+    method: Method
+
+
+class ProcessKey(NamedTuple):
+    """What rows of processes are told apart by."""
+
+    bucket: int
+    account: Account
+    process: Process
     method: Method
 
 
@@ -105,11 +121,15 @@ class Settlement:
         rows: What was charged.
         metered: Energy of the GPU by bucket, as the meter has it.
         position: Where the next settlement begins.
+        processes: Of the rows, what is known by process.
+        divided: The part of the rows that `processes` adds up to.
     """
 
     rows: dict[Key, Row]
     metered: dict[int, int]
     position: Position
+    processes: dict[ProcessKey, Row] = field(default_factory=dict)
+    divided: dict[Key, Row] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -123,6 +143,7 @@ class Accountant:
 
     position: Position
     spans: list[Span] = field(default_factory=list)
+    _known: dict[int, set[Process]] = field(default_factory=dict)
 
     def add(self, span: Span) -> Span:
         """Something has begun, or is known to have been so for a while."""
@@ -162,15 +183,27 @@ class Accountant:
             return highest_uj
 
         rows: dict[Key, Row] = {}
+        processes: dict[ProcessKey, Row] = {}
+        divided: dict[Key, Row] = {}
         metered: dict[int, int] = {}
         borders = [*_borders(begin_ns, until_ns, offset_ns)]
         for first_ns, last_ns, active in _pieces(begin_ns, until_ns, spans, borders):
             before_uj = meter(first_ns)
             drawn_uj = meter(last_ns) - before_uj
             bucket = (first_ns + offset_ns) // BUCKET_NS
+            present = _processes(active)
+            several = any(len(some) > 1 for some in present.values())
+            uses = [_uses(active, fact) if several else {} for fact in (Fact.USED, Fact.SLICES)]
             for charge in split(drawn_uj, last_ns - first_ns, _situation(active, idle_uw)):
                 key = Key(bucket, charge.account, charge.method)
                 rows.setdefault(key, Row()).add(charge)
+                found = present.get(charge.account)
+                if found is None or not self._told_apart(bucket, found):
+                    continue
+                divided.setdefault(key, Row()).add(charge)
+                for process, part in divide(charge, found, *uses):
+                    detail = ProcessKey(bucket, charge.account, process, part.method)
+                    processes.setdefault(detail, Row()).add(part)
         edges = [begin_ns, *borders, until_ns]
         for first_ns, last_ns in pairwise(edges):
             bucket = (first_ns + offset_ns) // BUCKET_NS
@@ -178,7 +211,17 @@ class Accountant:
             metered[bucket] = metered.get(bucket, 0) + drawn_uj
         self.position = Position(until_ns, end_uj)
         self.spans = [span for span in self.spans if span.end_ns > until_ns]
-        return Settlement(rows, metered, self.position)
+        return Settlement(rows, metered, self.position, processes, divided)
+
+    def _told_apart(self, bucket: int, processes: Iterable[Process]) -> bool:
+        """Whether there is room for these processes' rows in a bucket."""
+        if bucket not in self._known:
+            self._known = {bucket: set()}
+        known = self._known[bucket].union(processes)
+        if len(known) > MAX_PROCESSES:
+            return False
+        self._known[bucket] = known
+        return True
 
 
 def _borders(begin_ns: int, end_ns: int, offset_ns: int) -> Iterator[int]:
@@ -209,6 +252,26 @@ def _pieces(
             del active[span]
         active.update(dict.fromkeys(begins.get(t_ns, ())))
         before_ns = t_ns
+
+
+def _processes(active: Iterable[Span]) -> dict[Account, list[Process]]:
+    """Processes of the accounts that are charged for them; none if a job or pod holds the GPU."""
+    found: dict[Account, list[Process]] = {}
+    for span in active:
+        if span.fact is Fact.HOLDER:
+            return {}
+        if span.fact is Fact.PRESENT and span.claim is not None and span.process is not None:
+            found.setdefault(span.claim.account, []).append(span.process)
+    return found
+
+
+def _uses(active: Iterable[Span], fact: Fact) -> dict[Process, int]:
+    """How much each process used, or the sizes of their instances."""
+    found: dict[Process, int] = {}
+    for span in active:
+        if span.fact is fact and span.claim is not None and span.process is not None:
+            found[span.process] = found.get(span.process, 0) + span.claim.weight
+    return found
 
 
 def _situation(active: Iterable[Span], idle_uw: int) -> Situation:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
 
+from zeus_ipc.charging import Method
+
 
 class Kind(str, Enum):
     """What an account is of."""
@@ -63,48 +65,6 @@ IDLE = Account(Kind.IDLE)
 def unattributed(reason: str) -> Account:
     """The account for energy that cannot be charged to anybody."""
     return Account(Kind.UNATTRIBUTED, reason)
-
-
-class Method(str, Enum):
-    """How a share was found."""
-
-    ALLOCATED = "allocated"
-    """One holder: all of it. Exact."""
-    WEIGHTS = "weights"
-    """Several holders: by the parts of the GPU that were allocated to each."""
-    EXCLUSIVE = "exclusive"
-    """No holder, and processes of one account: all of it. Exact."""
-    UTILIZATION = "utilization"
-    """Several accounts: by the use that the driver reports for their processes."""
-    EQUAL = "equal"
-    """No holder, several accounts, and the driver reports no use: in equal parts."""
-    NONE = "none"
-    """Idle, or unattributed."""
-    SLICES = "slices"
-    """Several accounts on MIG instances whose use is not known: by the instances' sizes."""
-
-
-class Bounds(str, Enum):
-    """What the bounds of a charge follow from."""
-
-    EXACT = "exact"
-    """There is one possible value."""
-    ACTIVITY = "activity"
-    """Who used the GPU when, as the driver reports it: true if its samples are complete."""
-    PRESENCE = "presence"
-    """Who held the GPU or had a process on it: each of them may have used all of it, or nothing."""
-
-
-BOUNDS: dict[Method, Bounds] = {
-    Method.ALLOCATED: Bounds.EXACT,
-    Method.WEIGHTS: Bounds.PRESENCE,
-    Method.EXCLUSIVE: Bounds.EXACT,
-    Method.UTILIZATION: Bounds.ACTIVITY,
-    Method.EQUAL: Bounds.PRESENCE,
-    Method.NONE: Bounds.EXACT,
-    Method.SLICES: Bounds.PRESENCE,
-}
-"""The kind of the bounds that each method gives."""
 
 
 class Claim(NamedTuple):

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from zeus_ipc.replies import GpuTotal, LedgerTotal
+from zeus_ipc.charging import BOUNDS, Bounds
+from zeus_ipc.replies import Estimate, GpuTotal, LedgerTotal
 from zeusd.energy.accountant import Row
 from zeusd.energy.split import Kind
+from zeusd.ledger.store import Estimates
 
 
-def total_of(kind: str, name: str, uid: int, row: Row) -> LedgerTotal:
-    """What one account was charged."""
-    return LedgerTotal(
+def total_of(kind: str, name: str, uid: int, row: Row, parts: Estimates) -> LedgerTotal:
+    """What one account was charged.
+
+    Args:
+        kind: Of the account.
+        name: Its name.
+        uid: Its user.
+        row: What it was charged.
+        parts: Of it, by method, at least what is an estimate.
+    """
+    total = LedgerTotal(
         kind=kind,
         name=name,
         uid=uid,
@@ -20,6 +30,25 @@ def total_of(kind: str, name: str, uid: int, row: Row) -> LedgerTotal:
         lower_uj=row.lower_uj,
         upper_uj=row.upper_uj,
     )
+    estimates = [
+        Estimate(
+            method=method.value,
+            energy_uj=one.active_uj + one.idle_uj,
+            lower_uj=one.lower_uj,
+            upper_uj=one.upper_uj,
+        )
+        for method, one in parts.items()
+        if BOUNDS[method] is not Bounds.EXACT
+    ]
+    return total.model_copy(update={"estimates": estimates}) if estimates else total
+
+
+def sum_of(rows: Iterable[Row]) -> Row:
+    """Rows added up."""
+    found = Row()
+    for row in rows:
+        found.add_row(row)
+    return found
 
 
 def unused_by_gpu(rows: Iterable[tuple[str, str, str, int, int]]) -> dict[str, GpuTotal]:

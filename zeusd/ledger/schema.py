@@ -12,7 +12,7 @@ from pathlib import Path
 log = logging.getLogger(__name__)
 
 FILE = "energy.db"
-VERSION = 2
+VERSION = 5
 DAMAGED = "damaged"
 """Part of the name of a file that was set aside."""
 
@@ -57,6 +57,13 @@ CREATE TABLE total (
     below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
     PRIMARY KEY (account, gpu)
 ) WITHOUT ROWID;
+-- Of it, what is an estimate: by method.
+CREATE TABLE estimate (
+    account INTEGER NOT NULL, method INTEGER NOT NULL,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (account, method)
+) WITHOUT ROWID;
 -- What the GPUs drew, as their counters have it: what the rows must add up to.
 CREATE TABLE meter (
     bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, uj INTEGER NOT NULL,
@@ -71,6 +78,39 @@ CREATE TABLE position (
 CREATE TABLE clock (boot TEXT PRIMARY KEY, offset_ns INTEGER NOT NULL) WITHOUT ROWID;
 """
 
+PROCESSES = """
+-- Processes on GPUs that nobody holds.
+CREATE TABLE process (
+    id INTEGER PRIMARY KEY,
+    account INTEGER NOT NULL,
+    boot TEXT NOT NULL, pid INTEGER NOT NULL, start_ticks INTEGER NOT NULL,
+    begin_s INTEGER NOT NULL,             -- when it started, UTC
+    UNIQUE (account, boot, pid, start_ticks)
+);
+-- Detail of energy, never added to it: what it is by process, kept for days.
+CREATE TABLE process_energy (
+    bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, process INTEGER NOT NULL,
+    method INTEGER NOT NULL,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (bucket, gpu, process, method)
+) WITHOUT ROWID;
+-- The part of energy that process_energy adds up to.
+CREATE TABLE divided (
+    bucket INTEGER NOT NULL, gpu INTEGER NOT NULL, account INTEGER NOT NULL,
+    method INTEGER NOT NULL,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (bucket, gpu, account, method)
+) WITHOUT ROWID;
+"""
+
+SLUIDS = """
+-- Runs of Slurm's jobs are found by their SLUIDs, where there are any.
+CREATE INDEX sluid ON account (run) WHERE run GLOB 's*';
+"""
+
+TABLES += PROCESSES + SLUIDS
 
 MIGRATIONS = {
     1: """
@@ -85,7 +125,20 @@ CREATE TABLE total (
 -- Of the time before, only sums over all GPUs are known.
 INSERT INTO total SELECT account, 0, active_uj, idle_uj, below_uj, above_uj, ns FROM total_1;
 DROP TABLE total_1;
-"""
+""",
+    2: """
+CREATE TABLE estimate (
+    account INTEGER NOT NULL, method INTEGER NOT NULL,
+    active_uj INTEGER NOT NULL, idle_uj INTEGER NOT NULL,
+    below_uj INTEGER NOT NULL, above_uj INTEGER NOT NULL, ns INTEGER NOT NULL,
+    PRIMARY KEY (account, method)
+) WITHOUT ROWID;
+-- weights, utilization, equal, slices
+INSERT INTO estimate SELECT account, method, sum(active_uj), sum(idle_uj), sum(below_uj),
+    sum(above_uj), sum(ns) FROM day WHERE method IN (1, 3, 4, 6) GROUP BY account, method;
+""",
+    3: PROCESSES,
+    4: SLUIDS,
 }
 """What makes a ledger of a version one of the next."""
 

@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
 import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from zeus_ipc.charging import BOUNDS, Bounds, Method
 from zeusd.energy.accountant import BUCKET_S, Position, Row, Settlement
-from zeusd.energy.split import NOBODY, Account, Kind, Method, parent_of
+from zeusd.energy.processes import Process
+from zeusd.energy.split import NOBODY, Account, Kind, parent_of
 
 DAY_S = 86_400
 BUCKETS_PER_DAY = DAY_S // BUCKET_S
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 METHODS = tuple(Method)
 """By the number that rows have."""
+
+Estimates = dict[Method, Row]
+"""What of a sum is an estimate, by method."""
 
 _ADD = (
     "ON CONFLICT DO UPDATE SET active_uj = active_uj + excluded.active_uj, "
@@ -66,6 +73,7 @@ class Store:
         self._boot = boot
         self._gpus: dict[str, int] = {}
         self._accounts: dict[Account, int] = {}
+        self._processes: dict[tuple[Account, Process], int] = {}
 
     def close(self) -> None:
         """Ends the use of the file."""
@@ -178,23 +186,32 @@ class Store:
             "GROUP BY account.id ORDER BY account.id"
         )
         return {
-            Account(Kind(kind), name, run, uid): Row(
-                active, idle, active + idle - below, active + idle + above, ns
-            )
-            for kind, name, run, uid, active, idle, below, above, ns in rows
+            Account(Kind(kind), name, run, uid): _row(*amounts)
+            for kind, name, run, uid, *amounts in rows
         }
 
-    def used(self, kind: Kind, name: str, uid: int) -> Row:
-        """What all runs of a job or pod were charged, as far as rows are kept."""
+    def estimates(self) -> dict[Account, Estimates]:
+        """Of `totals`, what is an estimate."""
         rows = self._db.execute(
-            "SELECT sum(active_uj), sum(idle_uj), sum(below_uj), sum(above_uj), sum(energy.ns) "
-            "FROM account JOIN energy ON energy.account = account.id "
+            "SELECT kind, name, run, uid, method, active_uj, idle_uj, below_uj, above_uj, ns "
+            "FROM estimate JOIN account ON account.id = estimate.account"
+        )
+        found: dict[Account, Estimates] = {}
+        for kind, name, run, uid, method, *amounts in rows:
+            account = Account(Kind(kind), name, run, uid)
+            found.setdefault(account, {})[METHODS[method]] = _row(*amounts)
+        return found
+
+    def used(self, kind: Kind, name: str, uid: int) -> Estimates:
+        """What all runs of a job or pod were charged by each method, as far as rows are kept."""
+        rows = self._db.execute(
+            "SELECT method, sum(active_uj), sum(idle_uj), sum(below_uj), sum(above_uj), "
+            "sum(energy.ns) FROM account JOIN energy ON energy.account = account.id "
             "WHERE kind = ? AND name = ? AND uid = ? AND begin_s > 0 "
-            f"AND bucket >= begin_s / {BUCKET_S} - 4",
+            f"AND bucket >= begin_s / {BUCKET_S} - 4 GROUP BY method",
             (kind.value, name, uid),
         )
-        active, idle, below, above, ns = (one or 0 for one in rows.fetchone())
-        return Row(active, idle, active + idle - below, active + idle + above, ns)
+        return {METHODS[method]: _row(*amounts) for method, *amounts in rows}
 
     def unused(self) -> list[tuple[str, str, str, int, int]]:
         """By GPU: what nobody was charged for, and what was drawn idle for a holder.
@@ -232,26 +249,29 @@ class Store:
         found: tuple[int] | None = row.fetchone()
         return None if found is None else found[0]
 
-    def settle(self, settlements: dict[str, Settlement], offset_ns: int) -> None:
-        """Stores settlements by GPU, with the positions that they lead to."""
+    def settle(
+        self, settlements: dict[str, Settlement], offset_ns: int, slept_ns: int | None = None
+    ) -> None:
+        """Stores settlements by GPU, with the positions that they lead to.
+
+        Args:
+            settlements: What to store.
+            offset_ns: UTC less CLOCK_MONOTONIC.
+            slept_ns: CLOCK_BOOTTIME less CLOCK_MONOTONIC; None: nothing is kept by process.
+        """
         with self._transaction():
             for uuid, settlement in settlements.items():
-                self._settle(self._gpu(uuid), settlement)
+                gpu = self._gpu(uuid)
+                self._settle(gpu, settlement)
+                if slept_ns is not None:
+                    self._detail(gpu, settlement, (offset_ns - slept_ns) // 1_000_000_000)
             self._db.execute("DELETE FROM clock WHERE boot != ?", (self._boot,))
             self._db.execute("INSERT OR REPLACE INTO clock VALUES (?, ?)", (self._boot, offset_ns))
 
     def _settle(self, gpu: int, settlement: Settlement) -> None:
         for key, row in settlement.rows.items():
             account, parent = self._account(key.account), self._account(parent_of(key.account))
-            estimate_uj = row.active_uj + row.idle_uj
-            values = (
-                METHODS.index(key.method),
-                row.active_uj,
-                row.idle_uj,
-                estimate_uj - row.lower_uj,
-                row.upper_uj - estimate_uj,
-                row.ns,
-            )
+            values = _values(key.method, row)
             self._db.execute(
                 f"INSERT INTO energy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
                 (key.bucket, gpu, account, *values),
@@ -264,6 +284,10 @@ class Store:
                 f"INSERT INTO total VALUES (?, ?, ?, ?, ?, ?, ?) {_ADD}",
                 (parent, gpu, *values[1:]),
             )
+            if BOUNDS[key.method] is not Bounds.EXACT:
+                self._db.execute(
+                    f"INSERT INTO estimate VALUES (?, ?, ?, ?, ?, ?, ?) {_ADD}", (parent, *values)
+                )
         counted_uj = 0
         for bucket, drawn_uj in settlement.metered.items():
             counted_uj += drawn_uj
@@ -284,18 +308,41 @@ class Store:
             (gpu, self._boot, t_ns, energy_uj, counted_uj),
         )
 
+    def _detail(self, gpu: int, settlement: Settlement, booted_s: int) -> None:
+        for key, row in settlement.divided.items():
+            self._db.execute(
+                f"INSERT INTO divided VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
+                (key.bucket, gpu, self._account(key.account), *_values(key.method, row)),
+            )
+        for detail, row in settlement.processes.items():
+            process = self._process(detail.account, detail.process, booted_s)
+            self._db.execute(
+                f"INSERT INTO process_energy VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) {_ADD}",
+                (detail.bucket, gpu, process, *_values(detail.method, row)),
+            )
+
     # --------------------------------------------------------------------------------- retention
 
-    def expire(self, utc_s: int, bucket_days: int, day_days: int) -> None:
+    def expire(self, utc_s: int, bucket_days: int, day_days: int, process_days: int = 0) -> None:
         """Deletes what is older than it may become.
 
         Args:
             utc_s: The present time.
             bucket_days: Age of rows by bucket.
             day_days: Age of sums by day, and of the meter that they add up to.
+            process_days: Age of rows by process.
         """
         rows_day, sums_day = utc_s // DAY_S - bucket_days, utc_s // DAY_S - day_days
+        details_day = utc_s // DAY_S - min(process_days, bucket_days)
         with self._transaction():
+            for table in ("process_energy", "divided"):
+                self._db.execute(
+                    f"DELETE FROM {table} WHERE bucket < ?", (details_day * BUCKETS_PER_DAY,)
+                )
+            self._db.execute(
+                "DELETE FROM process WHERE id NOT IN (SELECT process FROM process_energy)"
+            )
+            self._processes.clear()
             self._db.execute("DELETE FROM energy WHERE bucket < ?", (rows_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM meter WHERE bucket < ?", (sums_day * BUCKETS_PER_DAY,))
             self._db.execute("DELETE FROM day WHERE day < ?", (sums_day,))
@@ -308,7 +355,8 @@ class Store:
                 self._db.execute(
                     f"DELETE FROM account WHERE {ids} AND id NOT IN (SELECT account FROM energy) "
                     "AND id NOT IN (SELECT account FROM total) "
-                    "AND id NOT IN (SELECT account FROM holding)"
+                    "AND id NOT IN (SELECT account FROM holding) "
+                    "AND id NOT IN (SELECT account FROM process)"
                 )
             self._accounts.clear()
 
@@ -322,6 +370,7 @@ class Store:
                 (alias, uid),
             ).rowcount
             self._accounts.clear()
+            self._processes.clear()
         return changed
 
     # --------------------------------------------------------------------------------- internals
@@ -336,6 +385,7 @@ class Store:
             # What was looked up may have been inserted just now.
             self._accounts.clear()
             self._gpus.clear()
+            self._processes.clear()
             if self._db.in_transaction:
                 self._db.execute("ROLLBACK")
             raise
@@ -346,6 +396,25 @@ class Store:
             self._db.execute("INSERT OR IGNORE INTO gpu (uuid) VALUES (?)", (uuid,))
             (known,) = self._db.execute("SELECT id FROM gpu WHERE uuid = ?", (uuid,)).fetchone()
             self._gpus[uuid] = known
+        return known
+
+    def _process(self, account: Account, process: Process, booted_s: int) -> int:
+        known = self._processes.get((account, process))
+        if known is None:
+            if len(self._processes) >= MAX_KNOWN:
+                self._processes.clear()
+            values = (self._account(account), self._boot, *process)
+            self._db.execute(
+                "INSERT OR IGNORE INTO process (account, boot, pid, start_ticks, begin_s) "
+                "VALUES (?, ?, ?, ?, ?)",
+                (*values, booted_s + process.start_ticks // TICKS_PER_S),
+            )
+            (known,) = self._db.execute(
+                "SELECT id FROM process WHERE account = ? AND boot = ? AND pid = ? "
+                "AND start_ticks = ?",
+                values,
+            ).fetchone()
+            self._processes[account, process] = known
         return known
 
     def _account(self, account: Account) -> int:
@@ -369,6 +438,24 @@ class Store:
             self._accounts.clear()
         self._accounts[account] = int(row[0])
         return int(row[0])
+
+
+def _values(method: Method, row: Row) -> tuple[int, ...]:
+    """The columns of a row from its method on."""
+    estimate_uj = row.active_uj + row.idle_uj
+    return (
+        METHODS.index(method),
+        row.active_uj,
+        row.idle_uj,
+        estimate_uj - row.lower_uj,
+        row.upper_uj - estimate_uj,
+        row.ns,
+    )
+
+
+def _row(active_uj: int, idle_uj: int, below_uj: int, above_uj: int, ns: int) -> Row:
+    estimate_uj = active_uj + idle_uj
+    return Row(active_uj, idle_uj, estimate_uj - below_uj, estimate_uj + above_uj, ns)
 
 
 MAX_KNOWN = 4096

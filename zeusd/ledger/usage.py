@@ -6,6 +6,7 @@ everything else, from the rows by bucket.
 
 from __future__ import annotations
 
+import re
 import sqlite3
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,8 +14,9 @@ from enum import Enum
 from itertools import pairwise
 from typing import NamedTuple
 
+from zeus_ipc.charging import Method
 from zeusd.energy.accountant import BUCKET_S
-from zeusd.energy.split import IDLE, NOBODY, Account, Kind, Method
+from zeusd.energy.split import IDLE, NOBODY, Account, Kind
 from zeusd.ledger.store import BUCKETS_PER_DAY, DAY_S, METHODS
 
 
@@ -26,6 +28,7 @@ class By(str, Enum):
     POD = "pod"
     NAMESPACE = "namespace"
     ACCOUNT = "account"
+    PROCESS = "process"
     GPU = "gpu"
     TOTAL = "total"
 
@@ -52,6 +55,7 @@ class Sum:
         methods: How it was found.
         begin_s: When a job began to hold its first GPU, UTC; 0: not known.
         end_s: When it ceased to hold the last; 0: it has not, or not known.
+        workload: Of a process: the job, pod, service or container that it belongs to.
     """
 
     interval: int
@@ -67,6 +71,7 @@ class Sum:
     methods: set[str] = field(default_factory=set)
     begin_s: int = 0
     end_s: int = 0
+    workload: str = ""
 
 
 class Usage(NamedTuple):
@@ -111,6 +116,7 @@ class Reader:
         reader: int | None,
         uid: int | None = None,
         name: str = "",
+        by_method: bool = False,
     ) -> Usage:
         """Sums by interval.
 
@@ -119,7 +125,8 @@ class Reader:
             by: What to sum by.
             reader: The user who asks, who sees others' energy only as one sum; None: sees all.
             uid: Only of this user; the meters' sum is of all.
-            name: Only of the job or pod with this name.
+            name: Only of the job or pod with this name, or of the run with this SLUID.
+            by_method: A sum for each method, whose bounds are of one kind.
         """
         accounts: dict[int, _Known] = {0: _Known(IDLE, 0)}
         kept_s = self._kept_s()
@@ -130,20 +137,27 @@ class Reader:
         gpus: dict[int, str] = dict(self._db.execute("SELECT id, uuid FROM gpu").fetchall())
         for interval, (begin_s, end_s) in enumerate(pairwise(edges)):
             sums: dict[tuple[object, ...], Sum] = {}
-            for row in self._rows(begin_s, end_s, by, name, kept_s):
+            rows = self._rows(begin_s, end_s, by, name, kept_s)
+            if by is By.PROCESS:
+                rows = self._undivided(rows, begin_s, end_s)
+                self._add_processes(sums, interval, (begin_s, end_s), reader, uid, by_method)
+            for row in rows:
                 known = self._known(row.account, accounts)
                 account = charged = known.account
                 if by is not By.ACCOUNT and _OWN.get(by) is not account.kind:
                     charged = self._known(known.parent, accounts).account
-                if (uid is not None and account.uid != uid) or (name and charged.name != name):
+                if (uid is not None and account.uid != uid) or (
+                    name and name not in (charged.name, charged.run)
+                ):
                     continue
                 if (uid is not None or name) and reader not in (None, charged.uid):
                     continue  # a sum of one other user's is that user's figure
                 kind, label, run, owner = _label(charged, by, gpus.get(row.gpu, ""), reader)
+                method = row.method if by_method else None
                 one = sums.setdefault(
-                    (kind, label, run, owner), Sum(interval, kind, label, run, owner)
+                    (kind, label, run, owner, method), Sum(interval, kind, label, run, owner)
                 )
-                _add(one, row)
+                _add(one, row, exact=by is By.GPU)
             found += sorted(sums.values(), key=lambda one: -(one.active_uj + one.idle_uj))
             metered.append(self._metered(begin_s, end_s))
         if by in (By.JOB, By.POD):
@@ -156,6 +170,53 @@ class Reader:
         return None if day is None else int(day) * DAY_S
 
     # --------------------------------------------------------------------------------- internals
+
+    def _undivided(self, rows: Iterator[_Row], begin_s: int, end_s: int) -> Iterator[_Row]:
+        """Rows of parents without what is known by process."""
+        left = {(row.account, row.method): row for row in rows}
+        for parent, method, *amounts in self._db.execute(
+            f"SELECT parent, method, {_SUMS} FROM divided JOIN account ON id = account "
+            "WHERE bucket >= ? AND bucket < ? GROUP BY parent, method",
+            (begin_s // BUCKET_S, end_s // BUCKET_S),
+        ):
+            row = left[parent, method]
+            left[parent, method] = _Row(
+                parent,
+                0,
+                method,
+                *(one - less for one, less in zip(row[3:], amounts, strict=True)),
+            )
+        yield from (row for row in left.values() if any(row[3:]))
+
+    def _add_processes(
+        self,
+        sums: dict[tuple[object, ...], Sum],
+        interval: int,
+        span: tuple[int, int],
+        reader: int | None,
+        uid: int | None,
+        by_method: bool,
+    ) -> None:
+        """Sums of processes; of those that a reader may not see, one."""
+        for key, pid, ticks, begin_s, kind, name, owner, method, *amounts in self._db.execute(
+            "SELECT process.id, pid, start_ticks, process.begin_s, kind, name, uid, method, "
+            f"{_SUMS} FROM process_energy JOIN process ON process.id = process "
+            "JOIN account ON account.id = process.account "
+            "WHERE bucket >= ? AND bucket < ? GROUP BY process.id, method",
+            (span[0] // BUCKET_S, span[1] // BUCKET_S),
+        ):
+            if uid is not None and owner != uid:
+                continue
+            one = Sum(interval, By.PROCESS.value, str(pid), str(ticks), owner, begin_s=begin_s)
+            if kind != Kind.USER.value:
+                one.workload = f"{kind} {name}"
+            where: tuple[object, ...] = (By.PROCESS, key)
+            if reader not in (None, owner):
+                if uid is not None:
+                    continue
+                one, where = Sum(interval, OTHERS), (OTHERS, "", "", NOBODY)
+            one = sums.setdefault((*where, method if by_method else None), one)
+            _add(one, _Row(0, 0, method, *amounts), exact=False)
 
     def _kept_s(self) -> int:
         """Since which UTC day there are rows by bucket."""
@@ -181,7 +242,7 @@ class Reader:
             yield from self._of_account(begin_s // BUCKET_S, end_s // BUCKET_S, name)
             return
         first_day, last_day = -(-begin_s // DAY_S), end_s // DAY_S
-        if by not in (By.USER, By.NAMESPACE, By.TOTAL):
+        if by not in (By.USER, By.NAMESPACE, By.PROCESS, By.TOTAL):
             last_day = min(last_day, kept_s // DAY_S)
         if first_day >= last_day:
             yield from self._by_bucket(begin_s // BUCKET_S, end_s // BUCKET_S, by)
@@ -222,9 +283,11 @@ class Reader:
 
     def _of_account(self, first: int, last: int, name: str) -> Iterator[_Row]:
         """A job's or pod's rows: only the buckets in which it held a GPU are searched."""
+        is_run = _SLUID.fullmatch(name) is not None
+        which = "run = ? AND run GLOB 's*'" if is_run else "name = ?"
         spans = self._db.execute(
             "SELECT id, begin_s, end_s, id IN (SELECT account FROM holding WHERE end_ns IS NULL) "
-            "FROM account WHERE name = ? AND kind IN ('job', 'pod')",
+            f"FROM account WHERE {which} AND kind IN ('job', 'pod')",
             (name,),
         ).fetchall()
         for key, begin_s, end_s, holds in spans:
@@ -257,6 +320,9 @@ class Reader:
                     one.end_s = 0
 
 
+_SLUID = re.compile(r"s[0-9A-HJKMNP-TV-Z]{13}")
+
+
 class _Known(NamedTuple):
     account: Account
     parent: int
@@ -279,12 +345,13 @@ def _label(charged: Account, by: By, uuid: str, reader: int | None) -> tuple[str
     return charged.kind.value, charged.name, charged.run, charged.uid
 
 
-def _add(one: Sum, row: _Row) -> None:
+def _add(one: Sum, row: _Row, exact: bool) -> None:
+    """Adds a row; in doubt is only whose energy it is, not how much of a GPU's."""
     estimate_uj = row.active_uj + row.idle_uj
     one.active_uj += row.active_uj
     one.idle_uj += row.idle_uj
-    one.lower_uj += estimate_uj - row.below_uj
-    one.upper_uj += estimate_uj + row.above_uj
+    one.lower_uj += estimate_uj - (0 if exact else row.below_uj)
+    one.upper_uj += estimate_uj + (0 if exact else row.above_uj)
     one.ns += row.ns
     method = METHODS[row.method]
     if method is not Method.NONE:

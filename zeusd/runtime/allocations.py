@@ -22,6 +22,12 @@ class _Open:
     seen: bool
     gone_ns: int | None = None
 
+    @property
+    def groups(self) -> set[str]:
+        """Control groups with whose end it ends: Slurm names a job's by its id or its SLUID."""
+        account = self.holding.account
+        return {self.holding.control_group, *([account.name] if account.kind is Kind.JOB else [])}
+
 
 class Allocations:
     """The holdings of this boot. Each change is in the ledger before it counts.
@@ -63,6 +69,8 @@ class Allocations:
         for one in self._open:
             holding = one.holding
             if holding.uuid not in uuids:
+                if _is_earlier_run(holding.account, account):
+                    stale.append(one)
                 continue
             if holding.account == account and bool(holding.weight) == bool(weight):
                 held.add(holding.uuid)
@@ -93,14 +101,14 @@ class Allocations:
     @property
     def control_groups(self) -> set[str]:
         """What is held ends with these."""
-        return {one.holding.control_group for one in self._open}
+        return {name for one in self._open for name in one.groups}
 
     def present(self, groups: Iterable[str], t_ns: int) -> None:
         """Which of `control_groups` exist. Those that did and do no more have ended."""
         there = {*groups}
         new, gone = [], []
         for one in self._open:
-            if one.holding.control_group in there:
+            if not one.groups.isdisjoint(there):
                 one.gone_ns = None
                 if not one.seen:
                     new.append(one)
@@ -162,3 +170,9 @@ class Allocations:
             for one in ending:
                 one.span.end_ns = t_ns
                 self._open.remove(one)
+
+
+def _is_earlier_run(held: Account, account: Account) -> bool:
+    """Whether a job that begins is one that was begun before: its epilog was lost."""
+    same = (held.kind, held.name) == (account.kind, account.name)
+    return same and held.kind is Kind.JOB and held.run != account.run

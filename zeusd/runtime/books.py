@@ -16,7 +16,7 @@ from zeusd.core.model import Failure
 from zeusd.energy.accountant import Accountant, Fact, Position, Row, Settlement, Span
 from zeusd.energy.history import History
 from zeusd.energy.split import Account, Claim, Kind, parent_of
-from zeusd.ledger.counters import total_of, unused_by_gpu
+from zeusd.ledger.counters import sum_of, total_of, unused_by_gpu
 from zeusd.ledger.store import Store
 from zeusd.ledger.usage import By, Reader, Usage
 from zeusd.runtime.allocations import Allocations
@@ -63,10 +63,12 @@ class Retention:
     Attributes:
         rows: Rows by quarter of an hour, jobs and pods.
         days: Sums by user and day.
+        processes: Rows by process; 0: there are none.
     """
 
     rows: int = 400
     days: int = 760
+    processes: int = 7
 
 
 def _boot_ns() -> int:
@@ -172,7 +174,8 @@ class Books:
         if now_ns - self._expired_ns >= EXPIRE_NS:
             self._expired_ns = now_ns
             utc_s = self._clocks.utc_ns() // SECOND_NS
-            self._store.expire(utc_s, self._retention.rows, self._retention.days)
+            kept = self._retention
+            self._store.expire(utc_s, kept.rows, kept.days, kept.processes)
 
     def settle(self) -> None:
         """Charges all that was drawn until the newest ticks, in one transaction."""
@@ -182,7 +185,8 @@ class Books:
         try:
             settlements = dict(self._settlements(before))
             if settlements:
-                self._store.settle(settlements, offset_ns)
+                slept_ns = self._asleep() if self._retention.processes else None
+                self._store.settle(settlements, offset_ns, slept_ns)
                 self.stored += 1
         except BaseException:
             for uuid, (position, spans) in before.items():
@@ -257,14 +261,20 @@ class Books:
     def usage(self, request: GetUsage, reader: int | None) -> replies.Usage | Failure:
         """See `requests.GetUsage`."""
         now_ns = self._clocks.monotonic_ns()
-        asked = (reader, request.edges, request.by, request.uid, request.name)
+        question = (request.edges, request.by, request.uid, request.name, request.by_method)
+        asked = (reader, question)
         if request.offset and self._page is not None and self._page[0] == asked:
             found = self._page[2]
         else:
             if now_ns - self._settled_ns >= FRESH_NS:
                 self.settle()
             found = self._reader.usage(
-                request.edges, By(request.by), reader, request.uid, request.name
+                request.edges,
+                By(request.by),
+                reader,
+                request.uid,
+                request.name,
+                request.by_method,
             )
             if len(found.sums) > MAX_ANSWER:
                 return Failure(
@@ -287,11 +297,11 @@ class Books:
 
     def totals(self) -> list[LedgerTotal]:
         """Counters since the ledger began, as last settled."""
-        totals = self._store.totals()
+        totals, estimates = self._store.totals(), self._store.estimates()
         for account in self._allocations.accounts():
             totals.setdefault(parent_of(account), Row())  # a counter is seen to begin at 0
         return [
-            total_of(account.kind.value, account.name, account.uid, row)
+            total_of(account.kind.value, account.name, account.uid, row, estimates.get(account, {}))
             for account, row in totals.items()
         ]
 
@@ -299,8 +309,8 @@ class Books:
         """Counters of jobs and pods that hold a GPU, or did a moment ago."""
         self._workloads.holding(self._allocations.accounts(), self._clocks.monotonic_ns())
         return [
-            total_of(kind.value, name, uid, row)
-            for (kind, name, uid), row in self._workloads.counters()
+            total_of(kind.value, name, uid, sum_of(parts.values()), parts)
+            for (kind, name, uid), parts in self._workloads.counters()
         ]
 
     def by_gpu(self) -> dict[str, GpuTotal]:

@@ -6,6 +6,7 @@ is an estimate wherever more than one used it, with bounds from nothing to all o
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -23,8 +24,14 @@ SYSTEM = Account(Kind.SERVICE, "system")
 _SHORT_ID = 12
 
 
+_USAGE_V1 = "cpuacct.usage"
+
+
 class CpuUse:
-    """Reads what was used since the last time. Belongs to one thread. Control groups version 2.
+    """Reads what was used since the last time. Belongs to one thread.
+
+    With version 1 of control groups, the hierarchy of the controller cpuacct counts; a job of Slurm
+    has a group there with `JobAcctGatherType=jobacct_gather/cgroup` only.
 
     Args:
         root: Where control groups are mounted.
@@ -49,7 +56,7 @@ class CpuUse:
         now: dict[str, int] = {}
         used: dict[Account, int] = {}
         first = not self._before
-        for path, folder in self._groups(self._root, "", 0):
+        for path, folder in self._groups(hierarchy(self._root), "", 0):
             total_us = _usage_us(folder)
             if total_us is None:
                 continue
@@ -119,7 +126,16 @@ def _kind(path: str) -> WorkloadKind | None:
     return None if workload is None else workload.kind
 
 
+def hierarchy(root: str) -> str:
+    """The tree of groups that have CPU time, of which there is one: a group of each kind may be in
+    several, and must not be counted twice."""
+    trees = sorted(entry.path for entry in folders(root))
+    return next((one for one in trees if os.path.exists(os.path.join(one, _USAGE_V1))), root)
+
+
 def _usage_us(folder: str) -> int | None:
+    with contextlib.suppress(OSError, ValueError):
+        return int(Path(folder, _USAGE_V1).read_text()) // 1000
     try:
         for line in Path(folder, "cpu.stat").read_text().splitlines():
             name, _, value = line.partition(" ")

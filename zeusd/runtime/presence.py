@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from zeusd.core.effects import Activity, PidUse
 from zeusd.energy.accountant import NEVER_NS, Fact, Span
+from zeusd.energy.processes import Process
 from zeusd.energy.split import Account, Claim, unattributed
 from zeusd.runtime.identities import Identities, is_ignored
 
@@ -153,15 +154,16 @@ class Presence:
         self._add(uuid, Span(Fact.LISTED, before_ns, t_ns))
         present = {*pids}
         # One that used the GPU may have ended since.
-        accounts = _accounts(known)
-        self._end(known, t_ns, present)
+        seen = _spans(known)
+        ended = self._end(known, t_ns, present)
         for pid in sorted(present - known.processes.keys()):
-            self._begin(uuid, known, pid, before_ns, t_ns)
+            # Starts are known to 10 ms; none is before the end of who had the pid before.
+            self._begin(uuid, known, pid, max(before_ns, ended.get(pid, 0)), t_ns)
         known.t_ns = known.known_ns = t_ns
         if activity is not None:
-            accounts |= _accounts(known)
+            seen |= _spans(known)
             for one in activity.uses:
-                self._use(uuid, activity, one, charged(accounts.get(one.pid, UNKNOWN_PROCESS)))
+                self._use(uuid, activity, one, seen.get(one.pid), charged)
             newest_ns = max((one.end_ns for one in activity.uses), default=t_ns)
             known.known_ns = min(t_ns, max(newest_ns, t_ns - LATE_NS))
 
@@ -206,29 +208,43 @@ class Presence:
         weight = 0 if is_ignored(identity.account, self._ignored_units) else 1
         begin_ns = min(t_ns, max(before_ns, start_ns))
         span = Span(Fact.PRESENT, begin_ns, NEVER_NS, Claim(identity.account, weight))
+        span.process = Process(pid, identity.start_ticks)
         self._add(uuid, span)
         self._exits.watch(identity.pidfd)
         known.processes[pid] = _Present(span, identity.pidfd)
 
-    def _use(self, uuid: str, activity: Activity, use: PidUse, account: Account) -> None:
+    def _use(
+        self,
+        uuid: str,
+        activity: Activity,
+        use: PidUse,
+        present: Span | None,
+        charged: Callable[[Account], Account],
+    ) -> None:
         begin_ns, end_ns = activity.begin_ns, use.end_ns
+        known = None if present is None else present.claim
+        account = charged(UNKNOWN_PROCESS if known is None else known.account)
+        process = None if present is None else present.process
         if account == UNKNOWN_PROCESS:
             self._add(uuid, Span(Fact.PRESENT, begin_ns, end_ns, Claim(account)))
         fact = Fact.USED if activity.measured else Fact.SLICES
-        self._add(uuid, Span(fact, begin_ns, end_ns, Claim(account, use.weight)))
+        claim = Claim(account, use.weight)
+        self._add(uuid, Span(fact, begin_ns, end_ns, claim, process=process))
 
-    def _end(self, known: _Listed, t_ns: int, present: set[int]) -> None:
-        """Ends the spans of processes that are gone, or not listed any more."""
+    def _end(self, known: _Listed, t_ns: int, present: set[int]) -> dict[int, int]:
+        """Ends the spans of processes that are gone, or not listed any more: when, by pid."""
+        ends: dict[int, int] = {}
         for pid, one in [*known.processes.items()]:
             ended_ns = self._exits.ended_ns(one.pidfd)
             if pid in present and ended_ns is None:
                 continue  # one that has ended may still be listed, or its pid be another's
             # It ended, or closed its context at some time since the last list.
             one.span.end_ns = min(t_ns, ended_ns or t_ns)
+            ends[pid] = one.span.end_ns
             self._exits.forget(one.pidfd)
             del known.processes[pid]
+        return ends
 
 
-def _accounts(known: _Listed) -> dict[int, Account]:
-    claims = {pid: one.span.claim for pid, one in known.processes.items()}
-    return {pid: claim.account for pid, claim in claims.items() if claim is not None}
+def _spans(known: _Listed) -> dict[int, Span]:
+    return {pid: one.span for pid, one in known.processes.items()}

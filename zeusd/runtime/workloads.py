@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from zeusd.energy.accountant import Row, Settlement
 from zeusd.energy.split import Account, Kind
+from zeusd.ledger.store import Estimates
 
 KEPT_NS = 300_000_000_000
 """How long a job's counter stays after its end."""
@@ -22,7 +23,7 @@ Name = tuple[Kind, str, int]
 
 @dataclass(slots=True)
 class _Counter:
-    row: Row
+    parts: Estimates
     seen_ns: int
 
 
@@ -30,10 +31,10 @@ class Workloads:
     """The counters. They begin with what the ledger has, so that a restart of zeusd resets none.
 
     Args:
-        stored: What the ledger has of an account by kind, name and user.
+        stored: What the ledger has of an account by kind, name and user, by method.
     """
 
-    def __init__(self, stored: Callable[[Kind, str, int], Row]) -> None:
+    def __init__(self, stored: Callable[[Kind, str, int], Estimates]) -> None:
         self._stored = stored
         self._counters: dict[Name, _Counter] = {}
 
@@ -51,7 +52,7 @@ class Workloads:
                     self._begin(name, t_ns)
                 else:
                     known.seen_ns = t_ns
-                    known.row.add_row(row)
+                    known.parts.setdefault(key.method, Row()).add_row(row)
 
     def holding(self, accounts: Iterable[Account], t_ns: int) -> None:
         """These hold a GPU now: a counter is seen to begin at 0."""
@@ -65,9 +66,9 @@ class Workloads:
             if t_ns - one.seen_ns > KEPT_NS:
                 del self._counters[name]
 
-    def counters(self) -> list[tuple[Name, Row]]:
-        """All of them."""
-        return [(name, one.row) for name, one in self._counters.items()]
+    def counters(self) -> list[tuple[Name, Estimates]]:
+        """All of them, by method."""
+        return [(name, one.parts) for name, one in self._counters.items()]
 
     def _begin(self, name: Name, t_ns: int) -> None:
         if len(self._counters) < MAX_WORKLOADS:

@@ -31,25 +31,46 @@ const char plugin_name[] = "GPU energy that zeusd has charged to the job";
 const char plugin_type[] = "acct_gather_energy/zeusd";
 const uint32_t plugin_version = SLURM_VERSION_NUMBER;
 
+#ifndef SOCKET
 #define SOCKET "/run/zeusd/zeusd.sock"
+#endif
+#ifndef CGROUP
+#define CGROUP "/proc/self/cgroup"
+#endif
 #define BUCKET_S 900
 #define MAX_REPLY 262144
 
 /* ----------------------------------------------------------------- the job this process belongs to */
 
-/* Slurm's own groups name it: slurmstepd runs in .../job_123/step_extern/slurm. From 26.05 on they
- * have a SLUID instead, unless CgroupJobIdPaths=yes: then there is no figure. */
+/* A SLUID is `s` and 13 characters of Crockford's base 32, which has no I, L, O and U. */
+#define SLUID 14
+
+static bool is_sluid(const char *text)
+{
+    return *text == 's' && strspn(text + 1, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") == SLUID - 1 &&
+           (text[SLUID] == '/' || text[SLUID] == '\n' || !text[SLUID]);
+}
+
+/* Slurm's own groups name it: slurmstepd runs in .../job_123/step_extern/slurm, and from 26.05 on,
+ * unless CgroupJobIdPaths=yes, in .../slurmstepd.scope/sEKNKTV3WPV500/step_extern/slurm. */
 static bool own_job(char *name, size_t size)
 {
+    static const char scope[] = "slurmstepd.scope/";
     char line[4096];
     bool found = false;
-    FILE *file = fopen("/proc/self/cgroup", "re");
+    FILE *file = fopen(CGROUP, "re");
     while (file && !found && fgets(line, sizeof line, file)) {
         const char *at = strstr(line, "/job_");
         size_t digits = at ? strspn(at + 5, "0123456789") : 0;
         if (digits && digits < size && strstr(line, "slurm")) {
             memcpy(name, at + 5, digits);
             name[digits] = 0;
+            found = true;
+        }
+        at = found ? NULL : strstr(line, scope);
+        if (at && is_sluid(at + sizeof scope - 1) && size > SLUID) {
+            memcpy(name, at + sizeof scope - 1, SLUID);
+            name[SLUID] = 0;
             found = true;
         }
     }

@@ -23,12 +23,15 @@ class ApiServer:
     Attributes:
         events: What was written about pods.
         requests: Paths and queries of all requests.
+        slices: ResourceSlices, of the version `slices_version`.
         forbidden: Namespaces whose pods the client may not read; "" for all of them at once.
     """
 
     def __init__(self) -> None:
         self.events: list[Object] = []
         self.requests: list[str] = []
+        self.slices: list[Object] = []
+        self.slices_version = "v1"
         self.forbidden: set[str] = set()
         self._pods: dict[str, Object] = {}
         self._version = 100
@@ -110,7 +113,20 @@ class ApiServer:
         query = {name: values[-1] for name, values in parse_qs(parts.query).items()}
         path = parts.path.strip("/").split("/")
         namespace = path[3] if path[:3] == ["api", "v1", "namespaces"] else ""
-        if path[-1] != "pods":
+        if path[:2] == ["apis", "resource.k8s.io"] and path[2:] == [
+            self.slices_version,
+            "resourceslices",
+        ]:
+            items = [
+                one
+                for one in self.slices
+                if query["fieldSelector"] == f"spec.nodeName={one['spec']['nodeName']}"
+            ]
+            if "" in self.forbidden:
+                _send(handler, 403, _status(403, "Forbidden"))
+            else:
+                _send(handler, 200, {"kind": "ResourceSliceList", "items": items, "metadata": {}})
+        elif path[-1] != "pods":
             _send(handler, 404, _status(404, "NotFound"))
         elif namespace in self.forbidden:
             _send(handler, 403, _status(403, "Forbidden"))

@@ -65,6 +65,23 @@ def pod_resources(
     return field(1, name) + field(2, namespace) + field(3, container)
 
 
+def claim(name: str, *resources: tuple[str, str, str, list[str]], namespace: str = "ml") -> bytes:
+    """A PodResources message of a pod that has devices by resource claims only.
+
+    Args:
+        name: The pod.
+        resources: Driver, pool, device and CDI names of each device.
+        namespace: Of the pod.
+    """
+    parts = b""
+    for driver, pool, device, names in resources:
+        cdi = b"".join(field(1, field(1, one)) for one in names)
+        where = field(2, driver) + field(3, pool) + field(4, device) if driver else b""
+        parts += field(4, cdi + where)
+    dynamic = field(2, "claim-1") + field(3, namespace) + parts
+    return field(1, name) + field(2, namespace) + field(3, field(1, "c") + field(5, dynamic))
+
+
 class Kubelet:
     """kubelet's PodResources, on a socket; `pods` is what it answers."""
 

@@ -112,7 +112,11 @@ def test_prometheus_finds_the_exporter_by_annotation_or_by_pod_monitor() -> None
 def test_the_agent_may_do_what_it_does_and_no_more() -> None:
     found = {one["kind"]: one for one in manifests("power-limits.yaml")}
     rules = {tuple(one["resources"]): one["verbs"] for one in found["ClusterRole"]["rules"]}
-    assert rules == {("pods",): ["get", "list", "watch"], ("events",): ["create"]}
+    assert rules == {
+        ("pods",): ["get", "list", "watch"],
+        ("events",): ["create"],
+        ("resourceslices",): ["list"],
+    }
     pod = found["DaemonSet"]["spec"]["template"]["spec"]
     (agent,) = pod["containers"]
     assert pod["hostPID"] is True, "root is an administrator of zeusd only among its processes"

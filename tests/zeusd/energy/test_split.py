@@ -5,15 +5,14 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from zeus_ipc.charging import BOUNDS, REASONS, Bounds, Method, bounds_of, reason_of
 from zeusd.energy.split import (
-    BOUNDS,
     IDLE,
     NO_HOLDER,
     Account,
     Charge,
     Claim,
     Kind,
-    Method,
     Situation,
     shares,
     split,
@@ -137,6 +136,18 @@ def test_instances_whose_use_is_not_known_share_by_size() -> None:
 
 def test_every_method_says_what_its_bounds_are() -> None:
     assert {*BOUNDS} == {*Method}
+    assert {one for one in Method if BOUNDS[one] is not Bounds.EXACT} == {*REASONS}
+    assert bounds_of([]) is bounds_of(["allocated", "exclusive", "none"]) is Bounds.EXACT
+    assert bounds_of(["allocated", "equal"]) is Bounds.PRESENCE
+    # True only if the driver's samples are complete, whatever else is in the sum.
+    assert bounds_of(["weights", "utilization"]) is Bounds.ACTIVITY
+    assert bounds_of(["allocated", "of a later version"]) is Bounds.ACTIVITY
+    # By rule, and nobody's doing.
+    assert bounds_of(["weights"], meet=True) is Bounds.EXACT
+    assert bounds_of(["weights", "utilization"], meet=True) is Bounds.ACTIVITY
+    assert reason_of(["allocated", "none"]) == ""
+    assert reason_of(["weights", "utilization"]).count(";") == 1
+    assert "," not in reason_of([one.value for one in Method])
 
 
 def test_a_service_pays_only_where_it_is_alone() -> None:

@@ -19,6 +19,7 @@ from zeusd.energy.history import SECOND_NS
 from zeusd.runtime.books import Books
 
 HOUR_S = 3600
+SLUID = "sEKNKTV3WPV500"
 ALL = [START_S - 40 * 86_400 - START_S % 900, START_S - START_S % 900 + 40 * 86_400]
 
 
@@ -126,6 +127,70 @@ def test_a_lost_epilog_ends_with_the_jobs_control_group(world: World) -> None:
     assert 6000 <= found.pop("7") <= 6500
     assert [*found] == ["no holder"]
     assert deallocate(books, world, "7") == []
+
+
+def test_a_job_with_a_sluid_may_still_have_a_group_with_its_id(world: World) -> None:
+    """Slurm 25.11, and 26.05 with `CgroupJobIdPaths=yes`."""
+    books = world.books()
+    allocate(books, world, "7", run=SLUID, control_group=SLUID)
+    group = world.groups / "system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    for _ in range(2):
+        world.tick(100, 21)
+        books.work()
+    group.rmdir()
+    for _ in range(8):
+        world.tick(100, 21)
+        books.work()
+    assert books.held == []
+
+
+def test_a_run_that_begins_ends_an_earlier_one_on_other_gpus(tmp_path: Path) -> None:
+    world = World(tmp_path, gpus=2)
+    books = world.books()
+    allocate(books, world, "7", run="0", gpus=["GPU-0"])
+    world.tick(100, 10)
+    allocate(books, world, "7", run="1", gpus=["GPU-1"])
+    world.tick(100, 10)
+    assert books.held == ["GPU-1"]
+    found = usage(books)
+    assert (found["7/0"], found["7/1"]) == (100, 100)
+
+
+def test_a_run_is_found_by_its_sluid(world: World) -> None:
+    books = world.books()
+    for run in (SLUID, SLUID[:-1] + "1"):
+        allocate(books, world, "7", run=run)
+        world.tick(100, 10)
+        deallocate(books, world, "7")
+    assert usage(books, name=SLUID) == {f"7/{SLUID}": 100}
+    assert sum(usage(books, name="7").values()) == 200
+    assert usage(books, name="0") == {}
+
+
+def test_a_suspended_job_keeps_its_gpu_and_is_charged_what_that_draws_idle(world: World) -> None:
+    """Its processes are stopped, and still there."""
+    books = world.books()
+    allocate(books, world, "7")
+    group = world.groups / "system.slice/slurmstepd.scope/job_7"
+    group.mkdir(parents=True)
+    events = group / "cgroup.events"
+    events.write_text("populated 1\nfrozen 0\n")
+    world.tick(300, 100)
+    books.work()
+    events.write_text("populated 1\nfrozen 1\n")
+    for _ in range(30):
+        world.tick(50, 20, idle=True)
+        books.work()
+    assert books.held == ["GPU-0"]
+    assert usage(books) == {"7": 300 * 10 + 50 * 60}
+    (one,) = books.totals()
+    assert 0.95 <= one.idle_uj / (50 * 60 * 1_000_000) <= 1  # the driver says so once a second
+    events.write_text("populated 0\nfrozen 0\n")  # cancelled while it was suspended
+    for _ in range(8):
+        world.tick(50, 20, idle=True)
+        books.work()
+    assert books.held == []
 
 
 def test_a_group_that_is_made_again_soon_is_the_same_job(world: World) -> None:
@@ -251,9 +316,10 @@ def test_steps_of_the_clock_move_later_rows_and_no_sum(world: World) -> None:
         books.settle()
     assert usage(books) == {"7": 400}
     db = sqlite3.connect(world.directory / "energy.db")
-    rows = [row for (row,) in db.execute("SELECT active_uj FROM energy")]
-    assert min(rows) > 0
-    assert sum(rows) == 400_000_000
+    rows = dict(db.execute("SELECT bucket, active_uj FROM energy").fetchall())
+    now = START_S // 900
+    # A step counts from the settlement on that notices it.
+    assert rows == {now: 200_000_000, now + 4: 100_000_000, now - 4: 100_000_000}
 
 
 def test_days_add_up_in_every_zone(tmp_path: Path) -> None:
@@ -390,6 +456,23 @@ def test_a_disk_that_is_full_for_a_while_loses_nothing(world: World) -> None:
     found = usage(books)
     assert sum(found.values()) == 200
     assert found["7"] == 100
+
+
+def test_a_settlement_that_fails_between_rows_and_position_leaves_neither(world: World) -> None:
+    books = world.books()
+    allocate(books, world, "7")
+    world.tick(100, 10)
+    db = books._store._db
+    db.execute(
+        "CREATE TEMP TRIGGER broken BEFORE INSERT ON position "
+        "BEGIN SELECT RAISE(ABORT, 'disk I/O error'); END"
+    )
+    with pytest.raises(sqlite3.DatabaseError, match="disk I/O error"):
+        books.settle()
+    assert db.execute("SELECT count(*) FROM energy").fetchone() == (0,)
+    db.execute("DROP TRIGGER broken")
+    world.tick(100, 10)
+    assert usage(books) == {"7": 200}
 
 
 def test_a_settlement_that_could_not_be_written_is_made_again(
@@ -550,8 +633,10 @@ def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
     books.close()
     db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
     db.executescript(
-        "ALTER TABLE holding DROP COLUMN parts; CREATE TABLE old (account INTEGER PRIMARY KEY, "
-        "active_uj INTEGER, idle_uj INTEGER, below_uj INTEGER, above_uj INTEGER, ns INTEGER);"
+        "DROP INDEX sluid; DROP TABLE process; DROP TABLE process_energy; DROP TABLE divided;"
+        "DROP TABLE estimate; ALTER TABLE holding DROP COLUMN parts;"
+        "CREATE TABLE old (account INTEGER PRIMARY KEY, active_uj INTEGER, idle_uj INTEGER, "
+        "below_uj INTEGER, above_uj INTEGER, ns INTEGER);"
         "INSERT INTO old SELECT account, active_uj, idle_uj, below_uj, above_uj, ns FROM total;"
         "DROP TABLE total; ALTER TABLE old RENAME TO total; PRAGMA user_version = 1;"
     )
@@ -560,3 +645,21 @@ def test_a_ledger_of_the_first_version_goes_on(world: World) -> None:
     world.tick(100, 10)
     assert usage(books) == {"7": 200}
     assert [one.active_uj for one in books.totals()] == [200_000_000]
+
+
+def test_a_ledger_of_the_second_version_knows_its_estimates(world: World) -> None:
+    books = world.books()
+    for name in ("7", "8"):
+        allocate(books, world, name, weight=1)
+    world.tick(100, 10)
+    books.settle()
+    before = books.totals()
+    assert [[one.method for one in total.estimates] for total in before] == [["weights"]]
+    books.close()
+    db = sqlite3.connect(world.directory / "energy.db", isolation_level=None)
+    db.executescript(
+        "DROP INDEX sluid; DROP TABLE process; DROP TABLE process_energy;"
+        "DROP TABLE divided; DROP TABLE estimate; PRAGMA user_version = 2;"
+    )
+    db.close()
+    assert world.books().totals() == before

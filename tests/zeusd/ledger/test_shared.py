@@ -21,6 +21,7 @@ ALL = [0, 1_900_000_800]
 GPU, IDLE_W = "GPU-0", 75
 ALICE, BOB = Account(Kind.USER, uid=1000), Account(Kind.USER, uid=1001)
 WATTS = {1: 400, 2: 150}
+METHODS = ("equal", "utilization")
 
 
 class Shared:
@@ -169,6 +170,38 @@ def test_use_of_nobody_that_is_known_is_unattributed(shared: Shared) -> None:
     assert unknown[0].active_uj == pytest.approx(25e6 + 112.5e6, rel=0.01)
 
 
+def test_each_method_has_bounds_of_its_own_kind(shared: Shared) -> None:
+    """Measured for a while, then not measured: two sums, and a counter of each."""
+    books, gpu = shared.books, shared.gpu
+    for _ in range(10):
+        shared.second([{1, 2}] * 10)
+    for _ in range(10):
+        gpu.tick(IDLE_W + 300, 10)
+        books.listed(Listed(GPU, gpu.now_ns, (1, 2)))
+    whole = shared.charged()
+    answer = books.usage(GetUsage(id=1, edges=ALL, by="user", by_method=True), None)
+    assert isinstance(answer, Usage)
+    found = {(one.uid, *one.methods): one for one in answer.sums if one.kind == "user"}
+    assert {*found} == {(uid, method) for uid in (1000, 1001) for method in METHODS}
+    for uid in (1000, 1001):
+        parts = [found[uid, method] for method in METHODS]
+        for amount in ("active_uj", "idle_uj", "lower_uj", "upper_uj", "ns"):
+            total = sum(getattr(part, amount) for part in parts)
+            assert total == getattr(whole[uid], amount)
+    counters = {one.uid: one.estimates for one in books.totals() if one.kind == "user"}
+    for (uid, method), one in found.items():
+        (part,) = [part for part in counters[uid] if part.method == method]
+        assert (part.energy_uj, part.lower_uj, part.upper_uj) == (
+            one.active_uj + one.idle_uj,
+            one.lower_uj,
+            one.upper_uj,
+        )
+    answer = books.usage(GetUsage(id=1, edges=ALL, by="gpu"), None)
+    assert isinstance(answer, Usage)
+    (gpus,) = answer.sums  # how much it drew is not in doubt, only for whom
+    assert gpus.lower_uj == gpus.upper_uj == gpu.energy_uj
+
+
 def test_settling_often_changes_no_bound(tmp_path: Path) -> None:
     found = []
     for often in (False, True):
@@ -248,7 +281,7 @@ def test_any_schedule_of_parts_processes_and_failures_adds_up(tmp_path: Path) ->
         books.work()
     gpu.tick(100, 10 * 20)  # longer than a list may be late
     books.settle()
-    for by in ("account", "user", "job", "pod", "gpu", "total"):
+    for by in ("account", "user", "job", "pod", "process", "gpu", "total"):
         answer = books.usage(GetUsage(id=1, edges=ALL, by=by), None)
         assert isinstance(answer, Usage)
         assert sum(one.active_uj + one.idle_uj for one in answer.sums) == gpu.energy_uj

@@ -83,7 +83,12 @@ class World:
     def utc_ns(self) -> int:
         return START_S * SECOND_NS + self.now_ns - START_NS + self.step_ns
 
-    def books(self, boot: str = BOOT, ignored_units: Iterable[str] | None = None) -> Books:
+    def books(
+        self,
+        boot: str = BOOT,
+        ignored_units: Iterable[str] | None = None,
+        retention: Retention | None = None,
+    ) -> Books:
         """Opens the ledger, as a zeusd does that starts now."""
         connection = open_ledger(self.directory)
         clocks = Clocks(lambda: self.now_ns, self.utc_ns, lambda: self.now_ns + self.slept_ns)
@@ -95,7 +100,7 @@ class World:
             cast("Callable[[str], Source | None]", self.gpus.get),
             clocks,
             JobGroups(str(self.groups), os.getuid()),
-            Retention(),
+            retention or Retention(),
             ignored_units,
         )
         books.recover()

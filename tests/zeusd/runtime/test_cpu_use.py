@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -17,8 +19,8 @@ from zeusd.ledger.store import Store
 from zeusd.ledger.usage import Reader
 from zeusd.runtime.books import Books, Clocks, Retention
 from zeusd.runtime.cpu_books import LOOK_NS, CpuBooks
-from zeusd.runtime.cpu_use import SYSTEM, CpuUse
-from zeusd.runtime.job_groups import JobGroups
+from zeusd.runtime.cpu_use import SYSTEM, CpuUse, hierarchy
+from zeusd.runtime.job_groups import ROOT, JobGroups
 from zeusd.runtime.presence import UNKNOWN_PROCESS
 
 JOB = "system.slice/slurmstepd.scope/job_7"
@@ -67,6 +69,62 @@ def test_time_is_counted_by_workload_from_look_to_look(groups: Groups) -> None:
         Account(Kind.POD, "unknown/11112222-3333-4444-5555-666677778888"): 9,
     }
     assert use.read() == {}
+
+
+def test_version_1_counts_in_one_hierarchy(tmp_path: Path) -> None:
+    """systemd makes the same groups in several, and in version 2 beside them."""
+    groups = Groups(tmp_path / "tree")
+    job, user = "slurm/uid_1000/job_7", "user.slice/user-1001.slice"
+
+    def used(job_us: int, user_us: int) -> None:
+        for tree in ("cpu,cpuacct", "unified"):
+            groups.use(f"{tree}/{user}", user_us)
+            groups.use(f"{tree}/{job}", job_us)
+        groups.use("freezer/slurm/uid_1000/job_8", job_us)
+        groups.use(f"cpu,cpuacct/{job}/step_0/task_0", 0, "42\n")
+        for path, us in (("", 0), (user, user_us), (job, job_us)):
+            folder = groups.root / "cpu,cpuacct" / path
+            (folder / "cpu.stat").write_text("nr_periods 0\nnr_throttled 0\n")
+            (folder / "cpuacct.usage").write_text(f"{us * 1000 + 999}\n")
+        (groups.root / "cpuacct").unlink(missing_ok=True)
+        (groups.root / "cpuacct").symlink_to("cpu,cpuacct")
+
+    use = reader(groups)
+    used(100, 100)
+    assert use.read() == {}
+    used(400, 150)
+    assert use.read() == {Account(Kind.JOB, "7", uid=1000): 300, Account(Kind.USER, uid=1001): 50}
+
+
+@pytest.mark.needs("root", "control groups")
+def test_the_kernel_counts_a_jobs_time() -> None:
+    """In version 1 or 2, whichever this machine has."""
+    name = f"{os.getpid()}"
+    top = Path(hierarchy(ROOT)) / f"zeusd-test-{name}"
+    folders = [top, top / "slurmstepd.scope", top / f"slurmstepd.scope/job_{name}"]
+    for folder in folders:
+        folder.mkdir()
+    try:
+        use = CpuUse()
+        use.read()
+        code = "import sys, time\nsys.stdin.readline()\nwhile time.process_time() < 0.2: pass\n"
+        with subprocess.Popen(
+            [sys.executable, "-c", code + "print()\nsys.stdout.flush()\nsys.stdin.readline()"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        ) as job:
+            assert job.stdin is not None
+            assert job.stdout is not None
+            (folders[-1] / "cgroup.procs").write_text(str(job.pid))
+            job.stdin.write(b"\n")
+            job.stdin.flush()
+            job.stdout.readline()
+            used_us = use.read()[Account(Kind.JOB, name, uid=os.getuid())]
+            job.stdin.close()
+        assert 100_000 < used_us < 1_000_000
+    finally:
+        for folder in reversed(folders):
+            folder.rmdir()
 
 
 def test_a_job_in_slurmds_service_is_not_the_services(groups: Groups) -> None:

@@ -126,6 +126,19 @@ def test_a_pid_that_another_process_got_is_another_process(node: Node) -> None:
     assert node.present() == [(ALICE, 1.0, 1.25), (BOB, 1.5, None)]
 
 
+def test_a_process_begins_after_the_one_that_had_its_pid(node: Node) -> None:
+    """Starts are known to a clock tick, ends exactly."""
+    node.processes.start(5, 0, ALICE)
+    node.listed(5)
+    pidfd = next(iter(node.presence._gpus["GPU-0"].processes.values())).pidfd
+    node.now_ns += LIST_NS // 4 + TICK_NS // 2
+    node.processes.end(5)
+    wait_for(lambda: node.exits.ended_ns(pidfd) is not None, "the exit to be noted")
+    node.processes.start(5, node.now_ns, BOB)  # in the same tick
+    node.listed(5)
+    assert node.present() == [(ALICE, 1.0, 1.255), (BOB, 1.255, None)]
+
+
 def test_who_cannot_be_identified_is_unattributed_and_not_the_neighbour(node: Node) -> None:
     node.processes.start(5, 0, ALICE)
     node.listed(5)

@@ -1,0 +1,121 @@
+"""Energy by process, of a GPU that nobody holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.zeusd.ledger.test_shared import ALL, BOB, GPU, Shared
+from tests.zeusd.ledger.world import World
+from zeus_ipc.replies import Usage
+from zeus_ipc.requests import Allocate, GetUsage
+from zeusd.core.effects import Listed
+from zeusd.energy.split import Account, Kind
+from zeusd.ledger.usage import Sum
+from zeusd.runtime.books import Retention
+
+JOB = Account(Kind.JOB, "77", uid=1000)
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Shared:
+    """Processes 1 and 3 are of job 77, process 2 is bob's."""
+    found = Shared(tmp_path)
+    now_ns = found.gpu.now_ns
+    found.books.listed(Listed(GPU, now_ns, ()))
+    for pid, account in ((1, JOB), (2, BOB), (3, JOB)):
+        found.processes.start(pid, now_ns, account)
+    return found
+
+
+def second(shared: Shared, watts: int, *pids: int) -> None:
+    shared.gpu.tick(watts, 10)
+    shared.books.listed(Listed(GPU, shared.gpu.now_ns, pids))
+
+
+def asked(shared: Shared, reader: int | None = None, **fields: int) -> list[Sum]:
+    shared.books.settle()
+    answer = shared.books.usage(GetUsage(id=1, edges=ALL, by="process", **fields), reader)
+    assert isinstance(answer, Usage)
+    if not fields:
+        energy_uj = sum(one.active_uj + one.idle_uj for one in answer.sums)
+        assert energy_uj == sum(answer.metered_uj) == shared.gpu.energy_uj
+    for one in answer.sums:
+        assert 0 <= one.lower_uj <= one.active_uj + one.idle_uj <= one.upper_uj
+    return answer.sums
+
+
+def by_name(sums: list[Sum]) -> dict[str, int]:
+    return {one.name or one.kind: (one.active_uj + one.idle_uj) // 10**6 for one in sums}
+
+
+def test_each_process_has_its_part_and_an_allocation_is_its_holders(shared: Shared) -> None:
+    second(shared, 300, 1)
+    second(shared, 400, 1, 3)
+    second(shared, 300, 1, 2, 3)
+    shared.books.allocate(Allocate(id=1, gpus=[GPU], name="8", uid=1000), shared.gpu.now_ns)
+    shared.gpu.tick(500, 10)
+    sums = asked(shared)
+    processes = {one.name: one for one in sums if one.kind == "process"}
+    joules = {name: (one.active_uj + one.idle_uj) // 10**6 for name, one in processes.items()}
+    assert joules == {"1": 300 + 200 + 100, "3": 200 + 100, "2": 100}
+    assert {name: one.workload for name, one in processes.items()} == {
+        "1": "job 77",
+        "3": "job 77",
+        "2": "",
+    }
+    assert {*processes["1"].methods} == {"exclusive", "equal"}
+    assert processes["1"].lower_uj == 300_000_000
+    (rest,) = [one for one in sums if one.kind == "user"]
+    assert (rest.uid, rest.methods, rest.active_uj) == (1000, ["allocated"], 500_000_000)
+    assert rest.lower_uj == rest.upper_uj == rest.active_uj
+
+
+def test_a_pid_that_another_process_has_got_is_another_process(shared: Shared) -> None:
+    second(shared, 300, 1)
+    shared.processes.living.pop(1)
+    second(shared, 100)  # it went at some time in this second
+    shared.processes.start(1, shared.gpu.now_ns, JOB)
+    second(shared, 200, 1)
+    found = [one for one in asked(shared) if one.kind == "process"]
+    assert sorted(one.active_uj for one in found) == [200_000_000, 400_000_000]
+    assert len({one.run for one in found}) == 2
+    assert {one.name for one in found} == {"1"}
+    first, later = sorted(found, key=lambda one: one.begin_s)
+    assert 1 <= later.begin_s - first.begin_s <= 3
+
+
+def test_users_see_their_own_processes_and_the_others_as_one(shared: Shared) -> None:
+    second(shared, 300, 1, 2, 3)
+    found = by_name(asked(shared, reader=1001))
+    assert found == {"2": 100, "others": 200}
+    assert by_name(asked(shared, uid=1001)) == {"2": 100}
+    assert asked(shared, reader=1001, uid=1000) == []
+
+
+def test_after_a_week_it_is_the_users(shared: Shared) -> None:
+    second(shared, 300, 1, 2)
+    assert by_name(asked(shared)) == {"1": 150, "2": 150}
+    users = {one.uid: one for one in shared.charged().values()}
+    shared.books._store.expire(shared.world.utc_ns() // 10**9 + 9 * 86_400, 400, 760, 7)
+    later = {one.uid: one for one in asked(shared)}
+    assert {uid: one.kind for uid, one in later.items()} == {1000: "user", 1001: "user"}
+    for uid, one in users.items():
+        assert later[uid].active_uj == one.active_uj
+    assert shared.books._store._db.execute("SELECT count(*) FROM process").fetchone() == (0,)
+
+
+def test_nothing_is_kept_by_process_where_none_is_wanted(shared: Shared, tmp_path: Path) -> None:
+    shared.books._retention = Retention(processes=0)
+    second(shared, 300, 1, 2)
+    assert {one.kind for one in asked(shared)} == {"user"}
+
+
+def test_a_restart_keeps_what_is_known_by_process(shared: Shared) -> None:
+    second(shared, 300, 1)
+    before = asked(shared)
+    world: World = shared.world
+    shared.books.close()
+    shared.books = world.books(ignored_units=[])
+    assert asked(shared) == before

@@ -1,0 +1,63 @@
+"""What an account is charged, divided among its processes: detail that adds up to the charge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from zeus_ipc.charging import Method
+from zeusd.energy.split import Charge, shares
+
+
+class Process(NamedTuple):
+    """A process, not to be mistaken for a later one with the same pid.
+
+    Attributes:
+        pid: In zeusd's pid namespace.
+        start_ticks: When it started, in clock ticks of CLOCK_BOOTTIME.
+    """
+
+    pid: int
+    start_ticks: int
+
+
+def divide(
+    charge: Charge,
+    present: Sequence[Process],
+    used: Mapping[Process, int],
+    slices: Mapping[Process, int],
+) -> list[tuple[Process, Charge]]:
+    """A charge for each process, whose sum is what the account is charged.
+
+    Args:
+        charge: What the account is charged.
+        present: The account's processes, at least one.
+        used: How much each of them used, as the driver measured it; empty: not known.
+        slices: Sizes of the MIG instances that they are on, where their use is not known.
+    """
+    if len(present) == 1:
+        return [(present[0], charge)]
+    method, weights, users = Method.EQUAL, [1] * len(present), len(present)
+    for basis, found in ((Method.UTILIZATION, used), (Method.SLICES, slices)):
+        known = [found.get(one, 0) for one in present]
+        if any(known):
+            method, weights, users = basis, known, len([one for one in known if one])
+            break
+    measured = method is Method.UTILIZATION
+    divided = []
+    for process, weight, active_uj, idle_uj, ns in zip(
+        present,
+        weights,
+        shares(charge.active_uj, weights),
+        shares(charge.idle_uj, weights),
+        shares(charge.ns, [1] * len(present)),
+        strict=True,
+    ):
+        part = replace(charge, method=method, active_uj=active_uj, idle_uj=idle_uj, ns=ns)
+        if measured and not weight:
+            part = replace(part, lower_uj=0, upper_uj=0)
+        elif not measured or users > 1:
+            part = replace(part, lower_uj=0)
+        divided.append((process, part))
+    return divided
