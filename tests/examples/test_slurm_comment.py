@@ -30,7 +30,7 @@ def test_a_jobs_nodes_and_runs_are_one_comment_and_others_words_stay(tmp_path: P
         _write(files / f"energy-{node}-2026-09-21.csv", rows)
     written = tmp_path / "written"
     for name, text in (
-        ("zeusctl", f'exec {sys.executable} -m zeusctl "$@"'),
+        ("zeusctl", f'exec "{sys.executable}" -m zeusctl "$@"'),
         ("sacct", 'case "$*" in *"-j 7 "*) echo gpu_power_w=200,zeusd=1,j=5,b=exact,m=x ;; esac'),
         ("sacctmgr", f'echo "$*" >>{written}'),
     ):

@@ -102,7 +102,7 @@ class Historian:
         self._sampler = sampler
         self._clock_ns = clock_ns
         self._hurry = hurry
-        # Not SimpleQueue: up to Python 3.12 its `get` may wait for ever past a timeout.
+        # Not SimpleQueue: up to Python 3.12 its `get` may wait past a timeout without end.
         self._queue: queue.Queue[LookUp | str | None] = queue.Queue()
         # By source, those whose tick comes first in front; and when each is answered without it.
         self._waiting: dict[str, list[_Waiting]] = {}

@@ -269,12 +269,12 @@ def requested(node: VirtualNode) -> list[tuple[int, ...]]:
 
 
 def test_a_search_on_gb200s_sets_the_best_pair_and_restores_both(node: VirtualNode) -> None:
-    """Within 8 % more time, memory-bound at 1,000 W saves a tenth against any limit alone."""
+    """Within 15 % more time, memory-bound saves a sixth against either limit alone."""
     plo = GlobalPowerLimitOptimizer(
         node.monitor(),
-        MaxSlowdownConstraint(1.08),
+        MaxSlowdownConstraint(1.15),
         search_profiles=True,
-        **SMALL,
+        **{**SMALL, "pl_step": 600},
     )
     train(plo, node.nvml.open_work([0, 1], WORKLOAD), 3000, until_done=True)
     assert isinstance(plo.state, Done)
@@ -284,10 +284,10 @@ def test_a_search_on_gb200s_sets_the_best_pair_and_restores_both(node: VirtualNo
     number = next(one for one, info in profiles.items() if info.name == name)
     _, fastest_s = truth(MODEL.power_limits_w[2], None)
     tried = [truth(limit / 1000, p) for limit in plo.power_limits for p in (None, *profiles)]
-    least_j = min(energy_j for energy_j, time_s in tried if time_s <= 1.06 * fastest_s)
+    least_j = min(energy_j for energy_j, time_s in tried if time_s <= 1.15 * fastest_s)
     energy_j, time_s = truth(plo.state.optimal_power_limit / 1000, number)
     assert energy_j <= 1.02 * least_j
-    assert time_s <= 1.1 * fastest_s
+    assert time_s <= 1.15 * fastest_s
     assert plo.current_power_profile == name
     assert requested(node) == [(number,)] * 2
     report = str(plo.report())
