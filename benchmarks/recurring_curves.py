@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import gzip
 import math
 from collections import defaultdict
 from collections.abc import Callable
@@ -36,7 +35,7 @@ from zeus.policy.interface import Run
 from zeus.policy.recurrence import Recurrences
 from zeus.policy.stopping import LearningCurve, judge
 from zeus.simulate.expected import all_expected
-from zeus.simulate.tables import Measurements
+from zeus.simulate.tables import Measurements, open_table
 from zeus.simulate.workloads import GPUS, WORKLOADS, power_trace, train_trace
 from zeus.utils.metric import zeus_cost
 
@@ -160,10 +159,8 @@ def _train(
 @lru_cache
 def crossings() -> dict[tuple[str, str, str, int], list[list[tuple[float, float]]]]:
     """Of each workload and size the metrics that each run has reached, and in which epoch."""
-    path = str(train_trace())
-    opened = gzip.open if path.endswith(".gz") else open
     runs: dict[tuple[str, ...], list[tuple[float, float]]] = defaultdict(list)
-    with opened(path, "rt", newline="", encoding="utf-8") as file:
+    with open_table(train_trace()) as file:
         for row in csv.DictReader(file):
             key = row["dataset"], row["network"], row["optimizer"], row["batch_size"], row["run"]
             epoch = float(row["target_epoch"] or math.nan)

@@ -1,6 +1,7 @@
 """Measured runs as tables: epochs to the target, and time and power of an epoch by power limit.
 
-Both tables are CSV files, which may be gzipped, or pandas.DataFrames, of these columns:
+Both tables are CSV files, which may be compressed (.gz, .xz), or pandas.DataFrames, of these
+columns:
 
 - training runs: dataset, network, batch_size, optimizer, run, target_metric, target_epoch (empty
   where the run never reached the target);
@@ -16,7 +17,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
@@ -126,10 +127,26 @@ class Measurements:
         return dict(sorted(self._workloads[key].items()))
 
 
+def open_table(path: str | Path) -> TextIO:
+    """Opens a CSV file, which may be compressed: .gz, .xz.
+
+    Raises:
+        OSError: It cannot be read.
+    """
+    opened: Any = open
+    if str(path).endswith(".gz"):
+        opened = gzip.open
+    elif str(path).endswith(".xz"):
+        import lzma  # some builds of Python lack it
+
+        opened = lzma.open
+    file: TextIO = opened(path, "rt", newline="", encoding="utf-8")
+    return file
+
+
 def _rows(table: Table, columns: tuple[str, ...]) -> list[dict[str, Any]]:
     if isinstance(table, (str, Path)):
-        opened = gzip.open if str(table).endswith(".gz") else open
-        with opened(table, "rt", newline="", encoding="utf-8") as file:
+        with open_table(table) as file:
             rows: list[dict[str, Any]] = list(csv.DictReader(file))
         where = str(table)
     else:

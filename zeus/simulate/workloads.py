@@ -78,12 +78,12 @@ def workload(dataset: str) -> Workload:
 
 
 def train_trace() -> Path:
-    """File of measured training runs: epochs to targets, by batch size and run; gzip."""
-    return _data("summary_train.csv.gz")
+    """File of measured training runs: epochs to targets, by batch size and run; xz."""
+    return _data("summary_train.csv.xz")
 
 
 def power_trace(gpu: str) -> Path:
-    """File of measured epochs: time and average power, by batch size and power limit; gzip.
+    """File of measured epochs: time and average power, by batch size and power limit; xz.
 
     Args:
         gpu: One of `GPUS`.
@@ -93,7 +93,7 @@ def power_trace(gpu: str) -> Path:
     """
     if gpu.lower() not in GPUS:
         raise ValueError(f"there are no traces of a {gpu}; there are {', '.join(GPUS)}")
-    return _data(f"summary_power_{gpu.lower()}.csv.gz")
+    return _data(f"summary_power_{gpu.lower()}.csv.xz")
 
 
 def _data(name: str) -> Path:

@@ -66,11 +66,3 @@ class Series:
             for number in range(1, len(values))
             if values[number] != values[number - 1]
         ]
-
-    @property
-    def longest_gap_ns(self) -> int:
-        """The longest time between two readings."""
-        return max(
-            (later - earlier for earlier, later in zip(self.t_ns, self.t_ns[1:], strict=False)),
-            default=0,
-        )

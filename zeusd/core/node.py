@@ -8,7 +8,7 @@ from zeus_ipc.replies import CpuInfo, GpuInfo
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
 from zeusd.core.model import Failure, GpuFacts, Process
-from zeusd.core.policy import Settings, Target
+from zeusd.core.policy import Settings
 
 
 class Gpu:
@@ -103,11 +103,6 @@ class Node:
             for control, machine in self.gpus[uuid].machines.items()
             if not machine.spec.readable
         }
-
-    def site_target(self, machine: ControlMachine) -> Target | None:
-        """What the site wants a restore to write, whatever an administrator persisted."""
-        known = machine.first if machine.first is not None else machine.observed
-        return self.settings.site.target(machine.control, self.gpus[machine.gpu].facts, known)
 
     def unknown(self, uuid: str) -> Failure:
         """The failure of a request for a GPU that is not here, or not known while quiesced."""

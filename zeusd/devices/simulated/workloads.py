@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import bisect
 import csv
-import gzip
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from importlib.resources import files
+from operator import itemgetter
 from typing import Protocol
 
 from zeus_ipc.overriding import override
@@ -177,16 +178,15 @@ _TRACE_DEVICES = {"a40": "a40", "p100": "p100", "rtx6000": "rtx6000", "v100": "v
 def catalog() -> dict[str, MeasuredTable]:
     """All measured workloads by name.
 
-    `nsdi23/GPU/DATASET/NETWORK/OPTIMIZER/BATCH` from the traces, `profiles/FILE` from the recorded
-    profiles. The unit is one training step.
+    `nsdi23/GPU/DATASET/NETWORK/OPTIMIZER/BATCH` from the traces, `profiles/PROFILE` from
+    recorded profiles. The unit is one training step.
     """
     tables: dict[str, MeasuredTable] = {}
     for gpu, device in _TRACE_DEVICES.items():
         tables.update(_read_trace(gpu, device))
-    for file in sorted((_DATA / "profiles").iterdir(), key=lambda file: file.name):
-        if file.name.endswith(".csv"):
-            name = f"profiles/{file.name[:-4]}"
-            tables[name] = _read_profile(name, file.read_text())
+    for profile, rows in itertools.groupby(_table("windows"), key=itemgetter("profile")):
+        name = f"profiles/{profile}"
+        tables[name] = _read_profile(name, list(rows))
     return tables
 
 
@@ -214,8 +214,7 @@ def find_workload(name: str, device: DeviceModel) -> Workload:
 
 def _read_trace(gpu: str, device: str) -> dict[str, MeasuredTable]:
     rows: dict[str, list[tuple[float, float, float]]] = {}
-    text = gzip.decompress((_DATA / f"summary_power_{gpu}.csv.gz").read_bytes()).decode()
-    for row in csv.DictReader(text.splitlines()):
+    for row in _table(f"summary_power_{gpu}"):
         batch = int(row["batch_size"])
         name = f"nsdi23/{gpu}/{row['dataset']}/{row['network']}/{row['optimizer']}/{batch}"
         steps = math.ceil(DATASET_SAMPLES[row["dataset"]] / batch)
@@ -233,14 +232,12 @@ def _read_trace(gpu: str, device: str) -> dict[str, MeasuredTable]:
     return tables
 
 
-def _read_profile(name: str, text: str) -> MeasuredTable:
-    rows = list(csv.DictReader(text.splitlines()))
-    columns = [column for column in rows[0] if column.endswith("_energy")]
+def _read_profile(name: str, rows: list[dict[str, str]]) -> MeasuredTable:
     measured = sorted(
         (
-            float(row["window_name"].rpartition("_")[2]),
+            float(row["power_limit"]),
             float(row["elapsed_time"]),
-            [float(row[column]) for column in columns],
+            [float(energy_j) for energy_j in row["energy"].split()],
         )
         for row in rows
     )
@@ -251,6 +248,13 @@ def _read_profile(name: str, text: str) -> MeasuredTable:
         unit_s=tuple(seconds / STEPS_PER_PROFILE_WINDOW for _, seconds, _ in measured),
         power_w=tuple(
             tuple(energies[gpu] / seconds for _, seconds, energies in measured)
-            for gpu in range(len(columns))
+            for gpu in range(len(measured[0][2]))
         ),
     )
+
+
+def _table(name: str) -> Iterator[dict[str, str]]:
+    import lzma  # some builds of Python lack it
+
+    text = lzma.decompress((_DATA / f"{name}.csv.xz").read_bytes()).decode()
+    return iter(csv.DictReader(text.splitlines()))

@@ -41,12 +41,6 @@ class Policies:
                 kept.append((time_s, float(problem.energy(least_j, time_s))))
         return kept
 
-    def energy_within(self, problem: Problem, limit_s: float) -> float | None:
-        """Least energy of an iteration within a time, J; None if no way is that fast."""
-        fit = self.time_s <= limit_s * (1 + 1e-9)
-        energy = problem.energy(self.cost_j, self.time_s)[fit]
-        return float(energy.min()) if len(energy) else None
-
 
 def one_clock(problem: Problem) -> Policies:
     """Every instruction at the same clock.
