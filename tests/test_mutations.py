@@ -601,7 +601,7 @@ MUTATIONS = (
     ),
     Mutation(
         "who revoked is on record",
-        "zeusd.core.leases.LeaseRequests._let_go",
+        "zeusd.core.leases.LeaseRequests._end",
         drop("_note_revoked"),
         ("tests/zeusd/core/test_audit.py",),
     ),

@@ -30,7 +30,7 @@ def sibling(client: Client, stall_timeout_s: float | None = None) -> Client:
     return Client(transport=transport, heartbeat=False)
 
 
-def let_go(client: Client) -> None:
+def close_sibling(client: Client) -> None:
     """Ends what `sibling` made; an engine that it shares goes on. Never raises."""
     if isinstance(client._transport, DirectTransport):
         client.close()

@@ -35,7 +35,7 @@ from zeus_ipc.wire import Message
 from zeusd.core.accounting import for_reader, sees_all
 from zeusd.core.ceilings import PERSISTED
 from zeusd.core.control import ControlMachine
-from zeusd.core.effects import Forget, LetGo, Measured, Note, Put, Read, Reading, TakeUp
+from zeusd.core.effects import CloseDriver, Forget, Measured, Note, OpenDriver, Put, Read, Reading
 from zeusd.core.lifecycle import Phase
 from zeusd.core.limiting import CeilingRequests
 from zeusd.core.model import QUIESCED_KEY, Failure, Peer, pin_key
@@ -49,7 +49,7 @@ Track = Callable[..., PerGpu]
 PATIENCE_NS = 5_000_000_000
 """How long everything has to go back before the driver is closed anyway."""
 
-LET_GO = "an administrator made zeusd close the driver"
+DRIVER_CLOSED = "an administrator made zeusd close the driver"
 """Told to holders who lose their leases by it."""
 
 
@@ -207,7 +207,7 @@ class Administration:
         if not self._begin(connection, request):
             return
         if self._node.quiesced_ns is not None:
-            self._let_go()  # again: a call that did not return then may have done so by now
+            self._close_driver()  # again: a call that did not return then may have done so by now
             return
         self._node.quiesced_ns = self._out.now_ns
         why = self._node.quiesced
@@ -220,14 +220,14 @@ class Administration:
         for machine in self._node.machines():
             machine.close(why)
         for machine in [*self._restoring]:
-            machine.revoke("quiesced", LET_GO, then=partial(self._back, machine))
-        self._let_go_if_settled()
+            machine.revoke("quiesced", DRIVER_CLOSED, then=partial(self._back, machine))
+        self._close_if_settled()
 
     def _back(self, machine: ControlMachine) -> None:
         """It is back, or the first attempt has failed: nothing more is tried."""
         if machine in self._restoring:
             self._suspend(machine)
-            self._let_go_if_settled()
+            self._close_if_settled()
 
     def _suspend(self, machine: ControlMachine) -> None:
         self._restoring.discard(machine)
@@ -240,14 +240,14 @@ class Administration:
         if due_ns is not None and now_ns >= due_ns:
             for machine in [*self._restoring]:
                 self._suspend(machine)
-            self._let_go_if_settled()
+            self._close_if_settled()
 
-    def _let_go_if_settled(self) -> None:
+    def _close_if_settled(self) -> None:
         if not self._restoring and self._out.due_ns.pop(self) is not None:
-            self._let_go()
+            self._close_driver()
 
-    def _let_go(self) -> None:
-        self._out.add(LetGo(self._out.ticket(self._gone)))
+    def _close_driver(self) -> None:
+        self._out.add(CloseDriver(self._out.ticket(self._gone)))
 
     def _gone(self, still_open: object) -> None:
         assert isinstance(still_open, tuple)
@@ -265,7 +265,7 @@ class Administration:
         if self._node.quiesced_ns is None:
             connection.reply(self._out, request.id, self._describe_node())
         elif self._begin(connection, request):
-            self._out.add(TakeUp(self._out.ticket(partial(self._resumed, connection.peer))))
+            self._out.add(OpenDriver(self._out.ticket(partial(self._resumed, connection.peer))))
 
     def _resumed(self, peer: Peer, result: object) -> None:
         """The GPUs have been looked for, and `Core.gpus_found` told of those that are there."""

@@ -15,7 +15,7 @@ from typing import Any
 from zeus_ipc.controls import RESTORE_ORDER, SPECS, Control, ControlValue
 from zeus_ipc.replies import CpuInfo
 from zeus_ipc.requests import Request
-from zeusd.core.administration import LET_GO
+from zeusd.core.administration import DRIVER_CLOSED
 from zeusd.core.ceilings import PERSISTED, Ceiling
 from zeusd.core.control import ControlMachine
 from zeusd.core.effects import Effect, Forget, Note, Put, Read, Reading
@@ -501,7 +501,7 @@ class Core:
             ending = None if debt.holder in self._alive else "holder_gone"
             machine.recover(debt, "daemon_stops" if self._was_stopping else ending)
             if self.node.quiesced_ns is not None:
-                machine.revoke("quiesced", LET_GO)
+                machine.revoke("quiesced", DRIVER_CLOSED)
         if machine.bounded or (machine.spec.ceilings and machine.rests_elsewhere):
             machine.ceilings_moved()
         machine.enforce()

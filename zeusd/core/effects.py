@@ -136,14 +136,14 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class LetGo:
+class CloseDriver:
     """Close the driver. Comes back with the device files that stay open all the same."""
 
     ticket: int
 
 
 @dataclass(frozen=True, slots=True)
-class TakeUp:
+class OpenDriver:
     """Open the driver again. Comes back when the GPUs have been looked for."""
 
     ticket: int
@@ -210,5 +210,16 @@ class Note:
 
 
 Effect: TypeAlias = (
-    Reply | Read | Write | LetGo | TakeUp | Put | Forget | Watch | Unwatch | Look | Account | Note
+    Reply
+    | Read
+    | Write
+    | CloseDriver
+    | OpenDriver
+    | Put
+    | Forget
+    | Watch
+    | Unwatch
+    | Look
+    | Account
+    | Note
 )

@@ -101,7 +101,7 @@ class LeaseRequests:
         if request.job and self._node.settings.access.is_admin(peer):
             self._ceilings.release_job(request.job, request.gpus, peer)
         held = [machine for machine in named if _is_meant(machine, peer, request)]
-        self._let_go(connection, request.id, held, "released")
+        self._end(connection, request.id, held, "released")
 
     def _goodbye(self, connection: Connection, request: Goodbye) -> None:
         process = connection.peer.process
@@ -113,9 +113,9 @@ class LeaseRequests:
             for machine in self._node.held_by(process)
             if machine.lease is not None and machine.lease.client == request.client
         ]
-        self._let_go(connection, request.id, machines, "goodbye")
+        self._end(connection, request.id, machines, "goodbye")
 
-    def _let_go(
+    def _end(
         self, connection: Connection, request_id: int, machines: list[ControlMachine], reason: str
     ) -> None:
         missing = len(machines)

@@ -86,7 +86,7 @@ class Driver:
         else:
             worker.submit(call)
 
-    def let_go(self, ticket: int) -> None:
+    def close_driver(self, ticket: int) -> None:
         """Ends every call and closes the library; `done` gets what device files stay open."""
         workers, self._workers = self._workers, {}
         finder, self.finder = self.finder, self._new_finder()
@@ -115,7 +115,7 @@ class Driver:
 
         threading.Thread(target=run, name="let-go", daemon=True).start()
 
-    def take_up(self, ticket: int) -> None:
+    def open_driver(self, ticket: int) -> None:
         """Opens the library again; `done` follows when the GPUs have been looked for."""
         finder = self.finder
         finder.start()

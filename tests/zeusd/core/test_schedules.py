@@ -65,7 +65,7 @@ class Node(RuleBasedStateMachine):
         self.model.request(self.program(who), "reset", gpus=[gpu], control=name)
 
     @rule(who=numbers, op=st.sampled_from(("release", "goodbye", "heartbeat")))
-    def let_go(self, who: int, op: str) -> None:
+    def release(self, who: int, op: str) -> None:
         self.model.request(self.program(who), op)
 
     @rule(who=numbers)

@@ -31,17 +31,17 @@ from zeusd.core.control import ControlMachine
 from zeusd.core.core import Core
 from zeusd.core.effects import (
     Account,
+    CloseDriver,
     Effect,
     Forget,
-    LetGo,
     Look,
     Measured,
     Note,
+    OpenDriver,
     Put,
     Read,
     Reading,
     Reply,
-    TakeUp,
     Unwatch,
     Watch,
     Write,
@@ -402,12 +402,12 @@ class World:
                 self._submit(effect)
             elif isinstance(effect, Read):
                 self._submit(effect)
-            elif isinstance(effect, LetGo):
+            elif isinstance(effect, CloseDriver):
                 # A call that does not return keeps the library, and with it the device files.
                 self.driver_open = bool(self.held)
                 still_open = ("/dev/nvidia0",) if self.held else ()
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, still_open))
-            elif isinstance(effect, TakeUp):
+            elif isinstance(effect, OpenDriver):
                 self.find_gpus()
                 self.apply(self.core.device_done(self.now_ns, effect.ticket, None))
             elif isinstance(effect, Put):

@@ -27,7 +27,7 @@ from zeus_ipc.errors import (
     LeaseExpired,
     ZeusIpcError,
 )
-from zeus_ipc.prepared import PreparedClocks, holds, let_go, sibling
+from zeus_ipc.prepared import PreparedClocks, close_sibling, holds, sibling
 from zeus_ipc.requests import Domain
 
 log = logging.getLogger(__name__)
@@ -224,7 +224,7 @@ class FrequencyController:
         with self._guard:
             client, self._client, self._sender = self._client, None, None
             if client is not None:
-                self._let_go(client)
+                self._release(client)
 
     # ---------------------------------------------------------------------------------- internals
 
@@ -353,9 +353,9 @@ class FrequencyController:
             client.reset(self._uuid, CONTROL)
         self._begin()
 
-    def _let_go(self, client: Client) -> None:
+    def _release(self, client: Client) -> None:
         try:
             client.release(self._uuid, [CONTROL])
         except ZeusIpcError as error:
             log.info("clocks are restored by zeusd when this process ends: %s", error.message)
-        let_go(client)
+        close_sibling(client)
