@@ -6,16 +6,14 @@ its job's network says.
 
 from __future__ import annotations
 
-import csv
-import gzip
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.resources import files
 
 from zeus_fleet.levels import level
 from zeus_fleet.policies import Job, JobPolicy
 from zeus_fleet.profiles import Profile, interpolated, monotone
+from zeusd.devices.simulated.workloads import measured_rows
 
 CLUSTERS: dict[str, str] = {
     "a40": "A40, all networks",
@@ -90,9 +88,8 @@ def tables(cluster: str) -> list[Measured]:
     if cluster not in CLUSTERS:
         raise ValueError(f"there is no cluster {cluster!r}; choose one of {', '.join(CLUSTERS)}")
     gpu, _, sensitive = cluster.partition("-")
-    file = files("zeusd") / "devices" / "simulated" / "data" / f"summary_power_{gpu}.csv.gz"
     runs: dict[str, dict[int, tuple[float, float]]] = {}
-    for row in csv.DictReader(gzip.decompress(file.read_bytes()).decode().splitlines()):
+    for row in measured_rows(f"summary_power_{gpu}"):
         key = "/".join(row[name] for name in ("network", "dataset", "batch_size", "optimizer"))
         measured = float(row["time_per_epoch"]), float(row["average_power"])
         runs.setdefault(key, {})[int(row["power_limit"]) * 1000] = measured

@@ -184,7 +184,7 @@ def catalog() -> dict[str, MeasuredTable]:
     tables: dict[str, MeasuredTable] = {}
     for gpu, device in _TRACE_DEVICES.items():
         tables.update(_read_trace(gpu, device))
-    for profile, rows in itertools.groupby(_table("windows"), key=itemgetter("profile")):
+    for profile, rows in itertools.groupby(measured_rows("windows"), key=itemgetter("profile")):
         name = f"profiles/{profile}"
         tables[name] = _read_profile(name, list(rows))
     return tables
@@ -214,7 +214,7 @@ def find_workload(name: str, device: DeviceModel) -> Workload:
 
 def _read_trace(gpu: str, device: str) -> dict[str, MeasuredTable]:
     rows: dict[str, list[tuple[float, float, float]]] = {}
-    for row in _table(f"summary_power_{gpu}"):
+    for row in measured_rows(f"summary_power_{gpu}"):
         batch = int(row["batch_size"])
         name = f"nsdi23/{gpu}/{row['dataset']}/{row['network']}/{row['optimizer']}/{batch}"
         steps = math.ceil(DATASET_SAMPLES[row["dataset"]] / batch)
@@ -253,7 +253,8 @@ def _read_profile(name: str, rows: list[dict[str, str]]) -> MeasuredTable:
     )
 
 
-def _table(name: str) -> Iterator[dict[str, str]]:
+def measured_rows(name: str) -> Iterator[dict[str, str]]:
+    """The rows of a measured table that comes along, such as `summary_power_a40`."""
     import lzma  # some builds of Python lack it
 
     text = lzma.decompress((_DATA / f"{name}.csv.xz").read_bytes()).decode()
