@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from html import escape
@@ -22,7 +23,7 @@ COLORS = (
 )
 REST, IDLE, UNKNOWN = "others", "(idle)", "(unattributed)"
 
-WIDTH, HEIGHT, LEFT, BOTTOM = 900, 280, 60, 40
+WIDTH, HEIGHT, LEFT, BOTTOM = 900, 280, 70, 40
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem;
@@ -159,12 +160,11 @@ def _chart(days: Sequence[UsedEnergy], colors: dict[str, str], factor: float) ->
     step = (WIDTH - LEFT) / max(1, len(stacks))
     scale = (HEIGHT - BOTTOM - 10) / highest
     parts = [f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="Energy by day and user">']
-    for line in range(5):
-        amount = highest * line / 4
+    for amount, text in _grid(highest):
         y = HEIGHT - BOTTOM - amount * scale
         parts.append(
             f'<line x1="{LEFT}" x2="{WIDTH}" y1="{y:.1f}" y2="{y:.1f}" stroke="#8884"/>'
-            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{amount:,.3g}</text>'
+            f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{text}</text>'
         )
     every = -(-len(stacks) // 12)
     for place, (day, stack) in enumerate(stacks.items()):
@@ -184,6 +184,16 @@ def _chart(days: Sequence[UsedEnergy], colors: dict[str, str], factor: float) ->
                 f"{day[5:]}</text>"
             )
     return "".join([*parts, "</svg>"])
+
+
+def _grid(highest: float) -> list[tuple[float, str]]:
+    """Round amounts from 0 up to the highest, a handful, and their texts."""
+    rough = highest / 6
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * one for one in (1, 2, 5, 10) if power * one >= rough * (1 - 1e-9))
+    decimals = max(0, -math.floor(math.log10(step)))
+    count = math.floor(highest / step * (1 + 1e-9))
+    return [(number * step, f"{number * step:,.{decimals}f}") for number in range(count + 1)]
 
 
 def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -91,3 +91,10 @@ def test_a_browser_shows_it_without_a_horizontal_scroll(tmp_path: Path) -> None:
         assert tab.run("document.title") == "Energy of GPUs"
         box = "document.querySelector('svg').getBoundingClientRect()"
         assert tab.run(f"{box}.height") > 50
+        texts = "[...document.querySelectorAll('svg text')]"
+        in_sight = f"{texts}.every(one => one.getBoundingClientRect().left >= {box}.left)"
+        assert tab.run(in_sight)
+        file.write_text(page([used(0, "user", "alice", 3.4e5)], [], "Joules", 3.4e5))
+        tab.open(file.as_uri())
+        assert tab.run(f"{texts}.some(one => one.textContent == '300,000')")
+        assert tab.run(in_sight)
