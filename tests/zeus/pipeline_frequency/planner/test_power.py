@@ -34,11 +34,14 @@ def _watts_at(runs: list[Run], at_s: float, blocked_w: float, stages: set[int]) 
 
 def _peak_w(instance: Instance, stages: Stages, of: set[int] | None = None) -> float:
     runs = timeline(instance.profile, instance.pipeline, stages)
-    end_s = max(run.end_s for run in runs)
     of = of or set(range(instance.pipeline.num_stages))
-    # A hair later, as sums of the same times differ in their last digit.
+    # Between any two changes: what draws less than blocking does makes room for a peak by ending.
+    changes = sorted({at_s for run in runs for at_s in (run.start_s, run.end_s)})
+    end_s = changes[-1]
     return max(
-        _watts_at(runs, run.start_s + 1e-9 * end_s, instance.p2p_power_w, of) for run in runs
+        _watts_at(runs, (begin_s + until_s) / 2, instance.p2p_power_w, of)
+        for begin_s, until_s in itertools.pairwise(changes)
+        if until_s - begin_s > 1e-12 * end_s  # sums of the same times differ in their last digit
     )
 
 
