@@ -6,6 +6,7 @@ to the folder: what this process saw. Started by `test_distributed`, with torchr
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -22,6 +23,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from tests.support import wait_for
 from zeus.monitor import ZeusMonitor
 from zeus.optimizer.power_limit import Done, Energy, GlobalPowerLimitOptimizer, leader, link
 from zeus_ipc import Client
@@ -99,10 +101,13 @@ class Job:
         """Ends the case's training, and writes down what was seen."""
         optimizer = self.optimizer
         assert isinstance(optimizer.state, Done)
+        chosen_mw = optimizer.state.optimal_power_limit
+        with contextlib.suppress(AssertionError):  # what is there instead is written down
+            wait_for(lambda: self.limit_mw() == chosen_mw, "the chosen limit", 10)
         seen = {
             "disabled": optimizer.disabled,
-            "chosen_w": optimizer.state.optimal_power_limit / 1000,
-            "limit_w": self.monitor.gpus[self.gpu].get_power_management_limit() / 1000,
+            "chosen_w": chosen_mw / 1000,
+            "limit_w": self.limit_mw() / 1000,
             "steps": self.steps,
             "pieces": [one for one in self.pieces if "zeus/step_energy_j" in one],
             "measurements": [one.model_dump() for one in optimizer.measurements],
@@ -112,6 +117,10 @@ class Job:
         }
         optimizer.on_train_end()
         (self.folder / f"{self.case}-{self.rank}.json").write_text(json.dumps(seen))
+
+    def limit_mw(self) -> int:
+        """The limit of this process's GPU."""
+        return self.monitor.gpus[self.gpu].get_power_management_limit()
 
     def _telling(self) -> Any:
         job = self

@@ -22,8 +22,8 @@ from zeus_ipc import Client
 from zeus_ipc.simulation import SimulatedWork
 
 SAMPLES = TensorDataset(torch.rand(8 * 30, 8))
-UNITS = 0.2
-"""A step's work: some 20 ms at the highest limit."""
+UNITS = 0.8
+"""A step's work: some 80 ms at the highest limit, most of a step on a busy machine too."""
 
 
 class Job:
