@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ import pytest
 
 from tests.examples.programs import EXAMPLES, environment, run, torchrun, with_torch
 from tests.support import RunningDaemon, running_daemon, wait_for
+from zeus.optimizer.batch_size.exceptions import ZeusBSORuntimeError
 from zeus.optimizer.batch_size.store import Store
 from zeus.optimizer.batch_size.trials import Trial
 
@@ -41,6 +43,13 @@ def trials(path: Path) -> tuple[Any, list[Trial]]:
     record, found = store.job("toy")
     store.close()
     return record.spec, found
+
+
+def reported(path: Path) -> int:
+    """How many epochs of the job's trials were reported; 0 too where there is no job yet."""
+    with contextlib.suppress(ZeusBSORuntimeError):
+        return sum(trial.epochs for trial in trials(path)[1]) if path.exists() else 0
+    return 0
 
 
 def line(number: int, trial: Trial) -> str:
@@ -85,7 +94,11 @@ def test_a_run_that_is_stopped_goes_on(env: dict[str, str], tmp_path: Path) -> N
     database, checkpoint = tmp_path / "bso.db", tmp_path / "toy.pt"
     command = with_torch("train.py", "--store", database, "--checkpoint", checkpoint)
     with subprocess.Popen(command, cwd=FOLDER, env=env, stdout=subprocess.DEVNULL) as first:
-        wait_for(lambda: checkpoint.exists() or first.poll() is not None, "the first epoch")
+        # Its energy may be known later than its checkpoint is there.
+        wait_for(
+            lambda: first.poll() is not None or (checkpoint.exists() and reported(database)),
+            "the first epoch",
+        )
         first.send_signal(signal.SIGTERM)
         assert first.wait(60) == -signal.SIGTERM
     _, (trial,) = trials(database)

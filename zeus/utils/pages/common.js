@@ -15,6 +15,15 @@ function svg(name, attributes, text) {
   if (text !== undefined) node.textContent = text;
   return node;
 }
+// A click begins and ends on one element: links that are the same as before stay.
+function showLinks(node, links) {
+  links.forEach((link, n) => {
+    const old = node.childNodes[n];
+    if (!old) node.append(link);
+    else if (!old.isEqualNode(link)) old.replaceWith(link);
+  });
+  while (node.childNodes.length > links.length) node.lastChild.remove();
+}
 const known = (value) => value !== null && value !== undefined;
 const digits = (value, n) => Number(value.toPrecision(n)).toLocaleString("en", {maximumFractionDigits: 6});
 function percent(value, sign) {
