@@ -74,7 +74,7 @@ def one_round(http: Any, job_id: str, joules: float, world: int = 2) -> list[int
 
 
 def test_a_scheduler_of_ones_own_goes_round_by_round(serve: Serve, plug_in: str) -> None:
-    http = serve({"start": 1600}, SCHEDULER=f"{plug_in}:Descending", REGISTER_TIMEOUT=1.5)
+    http = serve({"start": 1600}, SCHEDULER=f"{plug_in}:Descending", REGISTER_TIMEOUT=5)
     job_id = register(http)
     assert "+Descending+" in job_id
     assert one_round(http, job_id, 9) == [1600, 1600]
