@@ -190,7 +190,7 @@ MUTATIONS = (
         ("tests/zeusd/ledger/test_books.py::test_steps_of_the_clock_move_later_rows_and_no_sum",),
     ),
     Mutation(
-        "a history that begins anew is charged from its own beginning",
+        "a history that starts again is charged from its own beginning",
         "zeusd.runtime.books.Books._begin",
         always("begins_ns", "t_ns"),
         (

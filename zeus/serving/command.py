@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -18,6 +19,13 @@ METHODS = ("regression", "tokens", "roofline")
 IDLE = ("exclude", "proportional", "owner")
 
 
+def _method(text: str) -> Callable[[Any], Any]:
+    """The option --method with this help."""
+    return click.option(
+        "--method", type=click.Choice(METHODS), default=METHODS[0], show_default=True, help=text
+    )
+
+
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 def main() -> None:
     """Energy of the requests of an inference server."""
@@ -28,13 +36,7 @@ def main() -> None:
 @click.option("--energy", type=_IN, required=True, help="The sensor's updates, CSV or Parquet.")
 @click.option("--out", type=_IN, required=True, help="One row per request, CSV or Parquet.")
 @click.option("--totals", type=_IN, required=True, help="Sums, JSON.")
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default=METHODS[0],
-    show_default=True,
-    help="How energy is attributed.",
-)
+@_method("How energy is attributed.")
 @click.option(
     "--idle",
     type=click.Choice(IDLE),
@@ -81,13 +83,7 @@ def replay(
 @click.option("--log", "log_path", type=_IN, help="Append settled requests as JSON lines.")
 @click.option("--listen", default="", help="HOST:PORT for /energy/{request id} and /metrics.")
 @click.option("--weights", type=_IN, help="Keep the fit's weights here for the next start.")
-@click.option(
-    "--method",
-    type=click.Choice(METHODS),
-    default=METHODS[0],
-    show_default=True,
-    help="How energy is attributed; roofline needs an engine that tells FLOPs and bytes.",
-)
+@_method("How energy is attributed; roofline needs an engine that tells FLOPs and bytes.")
 @click.option(
     "--feed", default="", help="Address of forward-pass metrics: of phases, not requests."
 )

@@ -287,7 +287,7 @@ def test_a_search_on_gb200s_sets_the_best_pair_and_restores_both(node: VirtualNo
     least_j = min(energy_j for energy_j, time_s in tried if time_s <= 1.15 * fastest_s)
     energy_j, time_s = truth(plo.state.optimal_power_limit / 1000, number)
     assert energy_j <= 1.02 * least_j
-    assert time_s <= 1.15 * fastest_s
+    assert time_s <= 1.1 * fastest_s
     assert plo.current_power_profile == name
     assert requested(node) == [(number,)] * 2
     report = str(plo.report())

@@ -210,11 +210,8 @@ class Probe:
             self._recorder.flush()  # no step may come for long
 
     def _forget(self, one: str) -> None:
-        self._planned, self._ids, self._batch = (
-            {},
-            [],
-            [],
-        )  # nothing of a request that has ended is kept
+        # Nothing of a request that has ended is kept.
+        self._planned, self._ids, self._batch = {}, [], []
         self._packed.pop(one, None)
         name = self._known.pop(one, None)
         if name is not None:

@@ -286,7 +286,7 @@ class Planner:
             self._survey(None, lambda done, total: None)
         search.near(target_s)
         options = search.pool.options(np.array([search.pool.best(limit_s, price_w)]))[:, 0]
-        self._finish(options, limit_s, price_w)
+        self._finish(options, limit_s, price_w, twice=True)
         fit = [plan for plan in self._known if plan.time_s <= limit_s * (1 + 1e-9)]
         if not fit:
             raise PipelineFrequencyError(
