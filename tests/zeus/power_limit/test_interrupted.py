@@ -208,8 +208,11 @@ def test_training_goes_on_without_zeusd(
     loop.evaluates = lambda: happens(evaluation=True)
     loop.run(monkeypatch)
     assert loop.steps > gone[0] + 100
-    warned = [str(one.message) for one in loop.caught[gone[1] :]]
-    assert sum("is nan until it can be known" in one for one in warned) == 1
+    said = [str(one.message) for one in loop.caught]
+    warned = said[gone[1] :]
+    unknown = ["is nan until it can be known" in one for one in said]
+    assert any(unknown)  # before it was gone, if zeusd was slow to answer at that very moment
+    assert sum(unknown[gone[1] :]) <= 1
     assert len(warned) <= 2, warned  # the other is that zeusd has been silent for long
     assert not loop.plo.disabled
     assert not math.isnan(loop.plo.report().saving)
